@@ -1,0 +1,16 @@
+//! What a creator and a keeper say to each other, and nothing else.
+//!
+//! One stream socket per box carries length-prefixed frames: first the [`Plan`],
+//! then [`Request`]s one way and [`Report`]s the other. The host treats every
+//! report as untrusted input: a frame has a size limit and decoding cannot panic.
+
+mod frame;
+mod message;
+mod plan;
+
+pub use frame::{FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode};
+pub use message::{LaunchStep, Report, Request, SetupStep};
+pub use plan::{
+    BpfInstruction, Capabilities, Filesystem, HostEntry, HostFile, Identity, Inherited, KEEPER_FDS,
+    LandlockPlan, Plan, ResourceLimit, RootPlan, TerminalPlan, VolumePlan, Workload,
+};

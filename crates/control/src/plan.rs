@@ -1,0 +1,138 @@
+//! The plan: everything a keeper needs to know to make its box.
+//!
+//! It is made by the engine from a validated spec, holds no decision that the
+//! keeper would have to take, and names host objects only by descriptors that
+//! the keeper inherited.
+
+use serde::{Deserialize, Serialize};
+
+/// The keeper's descriptors at birth: 0, 1 and 2 are the command's, 3 is the
+/// control socket, 4 is the claim on the uid range, then those that
+/// [`Inherited`] counts, in its order.
+pub const KEEPER_FDS: u32 = 5;
+
+/// How many descriptors of each kind follow [`KEEPER_FDS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inherited {
+    /// 1 when the root is a directory: its detached mount.
+    pub root_trees: u32,
+    /// One detached mount for each volume, in the order of the plan.
+    pub volume_trees: u32,
+}
+
+/// One instruction of a classic BPF program, as `struct sock_filter`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BpfInstruction {
+    pub code: u16,
+    pub jump_true: u8,
+    pub jump_false: u8,
+    pub k: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// A resource limit by its `RLIMIT_*` number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourceLimit {
+    pub resource: u32,
+    pub soft: u64,
+    pub hard: u64,
+}
+
+/// What the workload keeps of the capabilities over its own box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Capabilities {
+    /// None, and no way to regain one.
+    None,
+    /// Those that `--root` names.
+    BoxRoot,
+    /// As they are: containment only.
+    Untouched,
+}
+
+/// One process of the workload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    pub argv: Vec<Vec<u8>>,
+    /// `KEY=VALUE` each.
+    pub env: Vec<Vec<u8>>,
+    pub workdir: Vec<u8>,
+    /// `None`: as the keeper's own, containment only.
+    pub identity: Option<Identity>,
+    pub capabilities: Capabilities,
+    pub limits: Vec<ResourceLimit>,
+    /// Empty: unconfined.
+    pub seccomp: Vec<BpfInstruction>,
+    pub no_new_privs: bool,
+}
+
+/// A name of the host that the box sees read-only under the same name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HostEntry {
+    Directory(String),
+    File(String),
+    Symlink { path: String, target: String },
+}
+
+/// A small file that is written into the box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFile {
+    pub path: String,
+    pub content: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RootPlan {
+    HostView(Vec<HostEntry>),
+    /// The inherited root tree, below an overlay on the scratch space.
+    Overlay,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumePlan {
+    pub target: Vec<u8>,
+    pub is_directory: bool,
+    pub writable: bool,
+}
+
+/// The mounts of an isolated box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filesystem {
+    pub root: RootPlan,
+    pub scratch_bytes: u64,
+    pub scratch_inodes: u64,
+    pub files: Vec<HostFile>,
+    pub volumes: Vec<VolumePlan>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LandlockPlan {
+    /// Whether the whole root may be written (an overlay), or only the scratch
+    /// space, the devices and the writable volumes.
+    pub root_writable: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalPlan {
+    pub rows: u16,
+    pub columns: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    pub inherited: Inherited,
+    /// `None`: the host's files as they are, containment only.
+    pub filesystem: Option<Filesystem>,
+    pub hostname: Option<String>,
+    /// Whether the box has a network namespace of its own.
+    pub own_network: bool,
+    pub landlock: Option<LandlockPlan>,
+    pub terminal: Option<TerminalPlan>,
+    /// Boot-clock nanoseconds at which the box ends.
+    pub deadline_ns: Option<u64>,
+    pub workload: Workload,
+}

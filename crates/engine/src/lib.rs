@@ -1,0 +1,2 @@
+//! Boxes: what they are, how they are made, how they end.
+pub mod spec;

@@ -1,0 +1,1 @@
+//! The host, before and after.
