@@ -1,0 +1,80 @@
+//! One error: what was being done to what, why it failed, what to do about it.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// Who can do something about an error; decides exit codes and statuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is wrong: a value, a path that does not exist.
+    BadRequest,
+    /// The host cannot do what was asked for.
+    Unsupported,
+    /// The command is not in the box.
+    CommandNotFound,
+    /// The command is there but cannot be executed.
+    CommandNotExecutable,
+    /// Something that should have worked did not.
+    Failed,
+}
+
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    hint: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+            source: None,
+        }
+    }
+
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+/// The message alone; the chain of sources says why.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// `result.doing(|| format!("cannot make cgroup {path}"))`.
+pub trait Doing<T> {
+    fn doing(self, message: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T, E: Into<Box<dyn StdError + Send + Sync>>> Doing<T> for Result<T, E> {
+    fn doing(self, message: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::new(ErrorKind::Failed, message()).because(source))
+    }
+}
