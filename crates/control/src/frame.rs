@@ -73,7 +73,10 @@ mod tests {
     fn a_frame_survives_the_round_trip_and_waits_for_its_last_byte() {
         let frame = encode(&Request::Signal(15), REQUEST_BYTES_MAX).unwrap();
         for cut in 0..frame.len() {
-            assert_eq!(decode::<Request>(&frame[..cut], REQUEST_BYTES_MAX), Ok(None));
+            assert_eq!(
+                decode::<Request>(&frame[..cut], REQUEST_BYTES_MAX),
+                Ok(None)
+            );
         }
         assert_eq!(
             decode::<Request>(&frame, REQUEST_BYTES_MAX),

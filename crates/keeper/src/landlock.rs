@@ -1,0 +1,46 @@
+//! One Landlock domain for the whole box, put on the keeper so that everything
+//! it ever starts shares it and can signal each other.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use tare_control::{LandlockPlan, VolumePlan};
+use tare_kernel::landlock::{Ruleset, abi, access};
+
+/// Restricts this process for good; a kernel without Landlock changes nothing.
+pub fn restrict<'a>(
+    plan: &LandlockPlan,
+    volumes: impl Iterator<Item = &'a VolumePlan>,
+) -> io::Result<()> {
+    let abi = abi();
+    if abi == 0 {
+        return Ok(());
+    }
+    let rules = Ruleset::new(abi)?;
+    let content = access::writes(abi) & !access::IOCTL_DEV;
+    let file = access::FILE & !access::IOCTL_DEV;
+    allow(&rules, b"/proc", file)?;
+    allow(&rules, b"/dev", file)?;
+    allow(&rules, b"/dev/pts", file | access::IOCTL_DEV)?;
+    allow(&rules, b"/dev/tty", access::FILE)?;
+    let writable: &[&[u8]] = match plan.root_writable {
+        true => &[b"/"],
+        false => &[b"/tmp", b"/work", b"/dev/shm"],
+    };
+    for path in writable {
+        allow(&rules, path, content)?;
+    }
+    for volume in volumes.filter(|volume| volume.writable) {
+        let rights = if volume.is_directory { content } else { file };
+        allow(&rules, &volume.target, rights)?;
+    }
+    rules.restrict_self()
+}
+
+fn allow(rules: &Ruleset, path: &[u8], rights: u64) -> io::Result<()> {
+    let path = CString::new(path)?;
+    let place = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    rules.allow(place.as_fd(), rights)
+}

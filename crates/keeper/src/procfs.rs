@@ -1,0 +1,155 @@
+//! `/proc` of the box: its own processes, without the keeper, and without what
+//! tells or changes something of the host.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use tare_control::SetupStep;
+use tare_kernel::mount::{self, Attributes, Reach};
+
+use crate::setup::{Failing, Failure};
+
+/// Files that read as empty and refuse writing.
+const MASKED_FILES: [&CStr; 46] = [
+    c"proc/kcore",
+    c"proc/keys",
+    c"proc/key-users",
+    c"proc/timer_list",
+    c"proc/timer_stats",
+    c"proc/sched_debug",
+    c"proc/schedstat",
+    c"proc/latency_stats",
+    c"proc/interrupts",
+    c"proc/softirqs",
+    c"proc/cmdline",
+    c"proc/kmsg",
+    c"proc/kallsyms",
+    c"proc/modules",
+    c"proc/iomem",
+    c"proc/ioports",
+    c"proc/vmallocinfo",
+    c"proc/slabinfo",
+    c"proc/pagetypeinfo",
+    c"proc/zoneinfo",
+    c"proc/buddyinfo",
+    c"proc/kpagecount",
+    c"proc/kpageflags",
+    c"proc/kpagecgroup",
+    c"proc/mtrr",
+    c"proc/sysrq-trigger",
+    c"proc/config.gz",
+    c"proc/diskstats",
+    c"proc/partitions",
+    c"proc/swaps",
+    c"proc/locks",
+    c"proc/crypto",
+    c"proc/consoles",
+    c"proc/misc",
+    c"proc/fb",
+    c"proc/dma",
+    c"proc/execdomains",
+    c"proc/bootconfig",
+    c"proc/devices",
+    c"proc/allocinfo",
+    c"proc/kpagecgroup",
+    c"proc/mdstat",
+    c"proc/vmcore",
+    c"proc/cgroups",
+    c"proc/vmstat",
+    c"proc/dynamic_debug",
+];
+
+/// Directories that are empty.
+const MASKED_DIRECTORIES: [&CStr; 7] = [
+    c"proc/acpi",
+    c"proc/asound",
+    c"proc/bus",
+    c"proc/driver",
+    c"proc/fs",
+    c"proc/scsi",
+    c"proc/tty",
+];
+
+const READ_ONLY: [&CStr; 3] = [c"proc/sys", c"proc/irq", c"proc/pressure"];
+
+/// Settings of the box's own network: any port without a privilege, and no
+/// router's word taken. They are refused where the file does not exist.
+const NETWORK_SETTINGS: [(&CStr, &[u8]); 3] = [
+    (c"proc/sys/net/ipv4/ip_unprivileged_port_start", b"0"),
+    (c"proc/sys/net/ipv6/conf/all/accept_ra", b"0"),
+    (c"proc/sys/net/ipv6/conf/default/accept_ra", b"0"),
+];
+
+const NOTHING: Attributes = Attributes::MOUNT_ATTR_NOSUID
+    .union(Attributes::MOUNT_ATTR_NODEV)
+    .union(Attributes::MOUNT_ATTR_NOEXEC);
+
+/// All processes of this PID namespace, nothing hidden.
+pub fn mount_plain() -> io::Result<OwnedFd> {
+    mount::filesystem(c"proc", &[], NOTHING)
+}
+
+/// Mounts `/proc` in a root that is the current directory.
+pub fn mount_masked(root: BorrowedFd<'_>, own_network: bool) -> Result<(), Failure> {
+    let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
+        .failing(SetupStep::Proc, "/proc")?;
+    mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
+    if own_network {
+        set_network(root);
+    }
+    mask().failing(SetupStep::Proc, "masks")?;
+    for path in READ_ONLY {
+        make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
+    }
+    Ok(())
+}
+
+/// Best effort: each is the kernel's default already, or only a convenience.
+fn set_network(root: BorrowedFd<'_>) {
+    for (path, value) in NETWORK_SETTINGS {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        if let Ok(file) = openat(root, path, flags, Mode::empty()) {
+            rustix::io::write(file, value).ok();
+        }
+    }
+}
+
+/// Covers each name with a file or directory that was made for this box and
+/// that nobody can write. They lie on the host's `/proc` in this namespace,
+/// which goes with the old root.
+fn mask() -> io::Result<()> {
+    let options = [("size", "4k"), ("nr_inodes", "4"), ("mode", "0555")];
+    let masks = mount::filesystem(c"tmpfs", &options, NOTHING)?;
+    let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    openat(&masks, c"file", create, Mode::from_raw_mode(0o444))?;
+    mkdirat(&masks, c"directory", Mode::from_raw_mode(0o555))?;
+    mount::add_attributes(masks.as_fd(), Attributes::MOUNT_ATTR_RDONLY, Reach::One)?;
+    mount::attach(masks.as_fd(), CWD, c"/proc")?;
+    for name in MASKED_FILES {
+        cover(c"/proc/file", name)?;
+    }
+    for name in MASKED_DIRECTORIES {
+        cover(c"/proc/directory", name)?;
+    }
+    Ok(())
+}
+
+/// What this kernel does not have needs no mask.
+fn cover(mask: &CStr, name: &CStr) -> io::Result<()> {
+    match mount::bind(mask, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn make_read_only(root: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
+    let tree = match mount::detached_copy(root, path, Reach::One) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let attributes = NOTHING | Attributes::MOUNT_ATTR_RDONLY;
+    mount::add_attributes(tree.as_fd(), attributes, Reach::One)?;
+    mount::attach(tree.as_fd(), root, path)
+}

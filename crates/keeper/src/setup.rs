@@ -1,0 +1,131 @@
+//! From a plan to a box that is ready for its command.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use tare_control::{Filesystem, KEEPER_FDS, LaunchStep, Plan, Report, SetupStep};
+use tare_kernel::{fds, launch, mount, network};
+
+use crate::filesystem::{self, Trees};
+use crate::landlock;
+use crate::link::Link;
+use crate::procfs;
+use crate::terminal;
+
+/// Why there is no box, or no command in it.
+#[derive(Debug)]
+pub enum Failure {
+    Setup {
+        step: SetupStep,
+        subject: String,
+        errno: i32,
+    },
+    Launch {
+        step: LaunchStep,
+        errno: i32,
+    },
+}
+
+impl Failure {
+    pub fn of(step: SetupStep, subject: &str, errno: Errno) -> Self {
+        Self::Setup {
+            step,
+            subject: subject.to_owned(),
+            errno: errno.raw_os_error(),
+        }
+    }
+
+    pub fn into_report(self) -> Report {
+        match self {
+            Self::Setup {
+                step,
+                subject,
+                errno,
+            } => Report::SetupFailed {
+                step,
+                subject,
+                errno,
+            },
+            Self::Launch { step, errno } => Report::LaunchFailed { step, errno },
+        }
+    }
+}
+
+/// Says at which step, and with what, something failed.
+pub trait Failing<T> {
+    fn failing(self, step: SetupStep, subject: &str) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
+    fn failing(self, step: SetupStep, subject: &str) -> Result<T, Failure> {
+        self.map_err(|error| Failure::Setup {
+            step,
+            subject: subject.to_owned(),
+            errno: error.into().raw_os_error().unwrap_or(0),
+        })
+    }
+}
+
+/// What the command needs of the finished box.
+#[derive(Debug)]
+pub struct Setup {
+    /// The slave side of its terminal.
+    pub terminal: Option<OwnedFd>,
+}
+
+/// Makes the box; afterwards this process lives in it.
+pub fn make_box(plan: &Plan, link: &Link) -> Result<Setup, Failure> {
+    // Nobody in the box may read or trace PID 1, and nothing it will ever fork
+    // is readable before it has executed.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .failing(SetupStep::ReadPlan, "dumpable")?;
+    launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
+    match &plan.filesystem {
+        Some(filesystem) => isolate_files(plan, filesystem)?,
+        None => contain_files()?,
+    }
+    if plan.own_network {
+        network::bring_loopback_up().failing(SetupStep::Network, "lo")?;
+    }
+    if let Some(hostname) = &plan.hostname {
+        rustix::system::sethostname(hostname.as_bytes()).failing(SetupStep::Hostname, hostname)?;
+    }
+    let terminal = match plan.terminal {
+        Some(wanted) => Some(terminal::open(wanted, plan.workload.identity, link)?),
+        None => None,
+    };
+    if let Some(landlock) = &plan.landlock {
+        let volumes = plan.filesystem.iter().flat_map(|files| &files.volumes);
+        landlock::restrict(landlock, volumes).failing(SetupStep::Landlock, "")?;
+    }
+    Ok(Setup { terminal })
+}
+
+fn isolate_files(plan: &Plan, filesystem: &Filesystem) -> Result<(), Failure> {
+    let first = KEEPER_FDS;
+    let trees = Trees {
+        root: inherit(first, plan.inherited.root_trees)?.pop(),
+        volumes: inherit(
+            first + plan.inherited.root_trees,
+            plan.inherited.volume_trees,
+        )?,
+    };
+    let owner = plan.workload.identity;
+    let root = filesystem::build(filesystem, trees, owner, plan.own_network)?;
+    filesystem::enter(&root)
+}
+
+fn inherit(first: u32, count: u32) -> Result<Vec<OwnedFd>, Failure> {
+    (first..first + count)
+        .map(|number| fds::inherited(number as i32).failing(SetupStep::ReadPlan, "descriptor"))
+        .collect()
+}
+
+/// The host's files as they are, but for `/proc`: one that shows another PID
+/// namespace would mislead every program that looks for itself in it.
+fn contain_files() -> Result<(), Failure> {
+    mount::make_everything_follow().failing(SetupStep::PrivateMounts, "/")?;
+    let proc = procfs::mount_plain().failing(SetupStep::Proc, "/proc")?;
+    mount::attach(proc.as_fd(), rustix::fs::CWD, c"/proc").failing(SetupStep::Proc, "/proc")
+}

@@ -1,0 +1,256 @@
+//! Cgroups: which hierarchies there are, and one directory in each.
+//!
+//! Every directory is a name that outlives us, so this file only ever touches
+//! names that its caller derived from an id. A hierarchy counts when its file
+//! system says that it is one: on hybrid hosts `/sys/fs/cgroup` is a writable
+//! tmpfs in which `mkdir` succeeds and means nothing.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstatfs, mkdirat, openat, unlinkat};
+use rustix::io::Errno;
+
+use crate::process::Process;
+use crate::tree::subdirectories;
+
+/// `statfs` magic of cgroup v2.
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+/// `statfs` magic of cgroup v1.
+const CGROUP1_MAGIC: u64 = 0x0027_e0eb;
+
+/// Where a mounted hierarchy is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    pub mount: PathBuf,
+    /// v1: the controllers bound to it; v2: empty, ask the directory.
+    pub controllers: Vec<String>,
+    pub version: Version,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    V1,
+    V2,
+}
+
+/// All cgroup hierarchies in the text of a `mountinfo`.
+pub fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
+    mountinfo.lines().filter_map(hierarchy).collect()
+}
+
+fn hierarchy(line: &str) -> Option<Hierarchy> {
+    let (mount_part, fs_part) = line.split_once(" - ")?;
+    let mount = PathBuf::from(unescape(mount_part.split(' ').nth(4)?));
+    let mut fields = fs_part.split(' ');
+    let kind = fields.next()?;
+    let options = fields.nth(1).unwrap_or_default();
+    match kind {
+        "cgroup2" => Some(Hierarchy {
+            mount,
+            controllers: Vec::new(),
+            version: Version::V2,
+        }),
+        "cgroup" => Some(Hierarchy {
+            mount,
+            controllers: options.split(',').map(str::to_owned).collect(),
+            version: Version::V1,
+        }),
+        _ => None,
+    }
+}
+
+/// `mountinfo` writes blanks and backslashes in octal.
+fn unescape(field: &str) -> String {
+    field
+        .replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\134", "\\")
+}
+
+/// An open cgroup directory.
+#[derive(Debug)]
+pub struct Cgroup {
+    directory: OwnedFd,
+}
+
+impl Cgroup {
+    /// Makes the directory; it must not exist.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        mkdirat(CWD, path, Mode::from_raw_mode(0o755))?;
+        Self::open(path)
+    }
+
+    /// Opens it, if it is what it should be.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(CWD, path, flags, Mode::empty())?;
+        match fstatfs(&directory)?.f_type as u64 {
+            CGROUP2_MAGIC | CGROUP1_MAGIC => Ok(Self { directory }),
+            _ => Err(io::Error::other("not a cgroup file system")),
+        }
+    }
+
+    /// The kernel's own id of a v2 cgroup.
+    pub fn inode(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.directory)?.st_ino)
+    }
+
+    pub fn write(&self, file: &str, value: &str) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let fd = openat(&self.directory, file, flags, Mode::empty())?;
+        rustix::io::write(&fd, value.as_bytes())?;
+        Ok(())
+    }
+
+    /// The text of a small file.
+    pub fn read(&self, file: &str) -> io::Result<String> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = openat(&self.directory, file, flags, Mode::empty())?;
+        io::read_to_string(std::fs::File::from(fd))
+    }
+
+    /// The number behind a key of a flat keyed file such as `cgroup.events`.
+    pub fn read_key(&self, file: &str, key: &str) -> io::Result<Option<u64>> {
+        Ok(keyed_number(&self.read(file)?, key))
+    }
+
+    /// The v1 `tasks` file, for a single thread to write itself in.
+    pub fn tasks(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        Ok(openat(&self.directory, "tasks", flags, Mode::empty())?)
+    }
+
+    /// Whether any process, zombies apart, is in it or below it.
+    pub fn is_populated(&self) -> io::Result<bool> {
+        Ok(self.read_key("cgroup.events", "populated")? == Some(1))
+    }
+
+    /// SIGKILL to everyone in it and below. It does not reach a process whose
+    /// main thread has exited, so nobody may rely on it alone.
+    pub fn kill(&self) -> io::Result<()> {
+        self.write("cgroup.kill", "1")
+    }
+}
+
+impl AsFd for Cgroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+fn keyed_number(text: &str, key: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
+        .and_then(|value| value.trim().parse().ok())
+}
+
+/// Between looks at a cgroup that is not empty yet: the kernel's own
+/// notification comes 13 ms late for short-lived boxes.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// How long `cgroup.kill` gets before survivors are killed one by one.
+const ESCALATE_AFTER: Duration = Duration::from_millis(20);
+
+/// Kills everyone in a v2 cgroup and returns once it was seen empty; `false`
+/// when the bound passed first. Needs one descriptor at a time and no fork.
+pub fn kill_until_empty(cgroup: &Cgroup, bound: Duration) -> io::Result<bool> {
+    if !cgroup.is_populated()? {
+        return Ok(true);
+    }
+    cgroup.kill()?;
+    let start = Instant::now();
+    while cgroup.is_populated()? {
+        if start.elapsed() > bound {
+            return Ok(false);
+        }
+        if start.elapsed() > ESCALATE_AFTER {
+            kill_members(cgroup.as_fd())?;
+        }
+        // A bounded look-again, not a hope: the loop ends at `bound`.
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    Ok(true)
+}
+
+/// Process-directed SIGKILL to every member here and below, which reaches those
+/// that `cgroup.kill` does not.
+fn kill_members(directory: BorrowedFd<'_>) -> io::Result<()> {
+    let cgroup = Cgroup {
+        directory: directory.try_clone_to_owned()?,
+    };
+    let members = cgroup.read("cgroup.procs").unwrap_or_default();
+    for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()) {
+        let Ok(process) = Process::open(pid) else {
+            continue;
+        };
+        // The pidfd pins the number: if it is still listed, it is a member.
+        if cgroup
+            .read("cgroup.procs")?
+            .lines()
+            .any(|line| line.parse() == Ok(pid))
+        {
+            process.kill()?;
+        }
+    }
+    for name in subdirectories(directory)? {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if let Ok(below) = openat(directory, &name, flags, Mode::empty()) {
+            kill_members(below.as_fd())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an empty cgroup directory with those that a box made below it.
+/// Absent is as wanted.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    remove_at(CWD, &name)
+}
+
+fn remove_at(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
+    match unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::BUSY) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(parent, name, flags, Mode::empty())?;
+    for below in subdirectories(directory.as_fd())? {
+        remove_at(directory.as_fd(), &below)?;
+    }
+    Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hybrid_host_has_its_v1_controllers_and_a_v2_hierarchy() {
+        let found = hierarchies(
+            "30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+             31 20 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n\
+             32 20 0:28 / /with\\040blank rw shared:3 - tmpfs tmpfs rw\n",
+        );
+        assert_eq!(found.len(), 2);
+        assert!(found[0].controllers.contains(&"cpu".to_owned()));
+        assert_eq!(found[1].version, Version::V2);
+    }
+
+    #[test]
+    fn a_key_is_matched_whole() {
+        assert_eq!(keyed_number("oom_kill 3\noom 1\n", "oom"), Some(1));
+        assert_eq!(keyed_number("populated 1\nfrozen 0\n", "popul"), None);
+    }
+
+    /// A tmpfs accepts `mkdir` and is no cgroup.
+    #[test]
+    fn a_directory_of_another_file_system_is_refused() {
+        assert!(Cgroup::open(Path::new("/tmp")).is_err());
+    }
+}

@@ -1,0 +1,130 @@
+//! Descriptors: sealed programs, claims, and handing them over.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Takes over a descriptor that this process was born with. Each number may be
+/// taken once; a number that is not open is an error.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_SETFD touches no memory; a number that is not open is refused.
+    let result = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number is open, and by this function's contract nobody else
+    // in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Makes `fd` the descriptor `number` as well, open across `execve`.
+pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
+    // SAFETY: dup2 touches no memory; what was at `number` is closed, which is
+    // what the caller, who is about to execute or to let go of it, wants.
+    match unsafe { libc::dup2(fd.as_raw_fd(), number) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Whatever is open from `first` on does not survive `execve`.
+pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
+    // SAFETY: only sets a flag on descriptors of this process.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A program in memory that nobody can change any more, not even through
+/// `/proc/PID/exe`.
+pub fn sealed_program(name: &CStr, image: &[u8]) -> io::Result<OwnedFd> {
+    let sealable = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // From 6.3 the kernel warns about a memfd that does not say whether it is
+    // executable; before that it refuses the flag.
+    let fd = memfd_create(name, sealable | MemfdFlags::EXEC)
+        .or_else(|_| memfd_create(name, sealable))?;
+    let mut rest = image;
+    while !rest.is_empty() {
+        let written = rustix::io::write(&fd, rest)?;
+        rest = &rest[written..];
+    }
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&fd, seals)?;
+    Ok(fd)
+}
+
+/// Claims one byte of a file for as long as any copy of this descriptor is
+/// open, in whatever process; `false` when someone else has it.
+pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    let lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: F_OFD_SETLK reads the live `lock` and writes nothing.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Writes bytes with one descriptor beside them.
+pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let fds = [fd];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let bytes = [IoSlice::new(bytes)];
+    Ok(sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?)
+}
+
+/// What one read of a stream socket gave.
+#[derive(Debug)]
+pub struct Received {
+    /// 0: the other side is gone.
+    pub bytes: usize,
+    pub fd: Option<OwnedFd>,
+}
+
+/// Reads what is there, with at most one descriptor; surplus ones are closed.
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut buffers = [IoSliceMut::new(buffer)];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut buffers, &mut control, flags)?;
+    let mut fd = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            fd = fds.into_iter().next();
+        }
+    }
+    Ok(Received {
+        bytes: received.bytes,
+        fd,
+    })
+}

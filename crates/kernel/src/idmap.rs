@@ -1,0 +1,135 @@
+//! User namespaces: their id maps, and namespaces that exist only to carry one.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use crate::process::Process;
+
+/// `count` ids from `inside` on are `outside` on in the parent namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    pub inside: u32,
+    pub outside: u32,
+    pub count: u32,
+}
+
+impl Extent {
+    fn line(self) -> String {
+        format!("{} {} {}\n", self.inside, self.outside, self.count)
+    }
+}
+
+/// Whether the namespace may use `setgroups`; an unprivileged writer of a map
+/// has to give it up first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetGroups {
+    Allowed,
+    Denied,
+}
+
+/// Writes the maps of an unreaped child's new user namespace. Its pid cannot be
+/// someone else's: the child is ours and nobody has reaped it.
+pub fn write_maps(
+    child: &Process,
+    uids: Extent,
+    gids: Extent,
+    groups: SetGroups,
+) -> io::Result<()> {
+    let pid = child.pid();
+    let write = |name: &str, text: &str| -> io::Result<()> {
+        let path = format!("/proc/{pid}/{name}");
+        File::options()
+            .write(true)
+            .open(path)?
+            .write_all(text.as_bytes())
+    };
+    if groups == SetGroups::Denied {
+        write("setgroups", "deny")?;
+    }
+    write("uid_map", &uids.line())?;
+    write("gid_map", &gids.line())
+}
+
+/// A user namespace that nobody lives in, to hang an id-mapped mount on. It
+/// lives as long as the descriptor or the mount.
+pub fn carrier(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
+    let child = paused_child()?;
+    let made = write_maps(&child, uids, gids, SetGroups::Allowed).and_then(|()| {
+        let path = format!("/proc/{}/ns/user", child.pid());
+        Ok(openat(
+            CWD,
+            path,
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?)
+    });
+    child.kill()?;
+    while child.reap()?.is_none() {
+        child.wait_dead(std::time::Duration::from_secs(1))?;
+    }
+    made
+}
+
+/// A child in a new user namespace that does nothing until it is killed. It is
+/// in no box: it dies here, a few lines above.
+fn paused_child() -> io::Result<Process> {
+    let mut pidfd: i32 = -1;
+    let arguments = libc::clone_args {
+        flags: (libc::CLONE_NEWUSER | libc::CLONE_PIDFD) as u64,
+        pidfd: &raw mut pidfd as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        ..zeroed_clone_args()
+    };
+    // SAFETY: without CLONE_VM and without a stack this is a fork: the child
+    // goes on here with a copy of everything.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw const arguments,
+            size_of::<libc::clone_args>(),
+        )
+    };
+    match pid {
+        0 => pause_until_killed(),
+        pid if pid > 0 => {
+            // SAFETY: clone3 stored a new descriptor here that nobody else owns.
+            let pidfd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(pidfd) };
+            Ok(Process::from_child(pidfd, pid as i32))
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn zeroed_clone_args() -> libc::clone_args {
+    libc::clone_args {
+        flags: 0,
+        pidfd: 0,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: 0,
+        stack: 0,
+        stack_size: 0,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    }
+}
+
+fn pause_until_killed() -> ! {
+    // If the parent is killed first, so are we; if it was already, getppid says
+    // so (this child is in its parent's PID namespace).
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
+    let orphaned = rustix::process::getppid().is_none_or(|parent| parent.is_init());
+    loop {
+        if orphaned {
+            // SAFETY: ends this process at once, running no destructor.
+            unsafe { libc::_exit(0) };
+        }
+        rustix::event::pause();
+    }
+}

@@ -1,0 +1,154 @@
+//! Landlock: a second wall around what may be written, and the only one around
+//! abstract sockets and signals of a shared network namespace.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Access rights of `landlock.h`; reading and executing are never handled here.
+pub mod access {
+    pub const WRITE_FILE: u64 = 1 << 1;
+    pub const REMOVE_DIR: u64 = 1 << 4;
+    pub const REMOVE_FILE: u64 = 1 << 5;
+    pub const MAKE_CHAR: u64 = 1 << 6;
+    pub const MAKE_DIR: u64 = 1 << 7;
+    pub const MAKE_REG: u64 = 1 << 8;
+    pub const MAKE_SOCK: u64 = 1 << 9;
+    pub const MAKE_FIFO: u64 = 1 << 10;
+    pub const MAKE_BLOCK: u64 = 1 << 11;
+    pub const MAKE_SYM: u64 = 1 << 12;
+    /// From ABI 2.
+    pub const REFER: u64 = 1 << 13;
+    /// From ABI 3.
+    pub const TRUNCATE: u64 = 1 << 14;
+    /// From ABI 5.
+    pub const IOCTL_DEV: u64 = 1 << 15;
+
+    /// What makes sense on a file that is not a directory.
+    pub const FILE: u64 = WRITE_FILE | TRUNCATE | IOCTL_DEV;
+
+    /// Every way to change a file system that this ABI can forbid.
+    pub const fn writes(abi: u32) -> u64 {
+        let first = WRITE_FILE
+            | REMOVE_DIR
+            | REMOVE_FILE
+            | MAKE_CHAR
+            | MAKE_DIR
+            | MAKE_REG
+            | MAKE_SOCK
+            | MAKE_FIFO
+            | MAKE_BLOCK
+            | MAKE_SYM;
+        first
+            | if abi >= 2 { REFER } else { 0 }
+            | if abi >= 3 { TRUNCATE } else { 0 }
+            | if abi >= 5 { IOCTL_DEV } else { 0 }
+    }
+}
+
+const CREATE_RULESET_VERSION: u32 = 1;
+const RULE_PATH_BENEATH: u32 = 1;
+/// Abstract unix sockets and signals, from ABI 6.
+const SCOPES: u64 = 0b11;
+
+#[repr(C)]
+struct RulesetAttr {
+    handled_access_fs: u64,
+    handled_access_net: u64,
+    scoped: u64,
+}
+
+#[repr(C, packed)]
+struct PathBeneathAttr {
+    allowed_access: u64,
+    parent_fd: i32,
+}
+
+/// The Landlock version of this kernel, 0 when it has none.
+pub fn abi() -> u32 {
+    // SAFETY: a null attribute of size 0 with this flag only asks for a number.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<RulesetAttr>(),
+            0usize,
+            CREATE_RULESET_VERSION,
+        )
+    };
+    u32::try_from(version).unwrap_or(0)
+}
+
+/// A set of exceptions to "nothing may be written".
+#[derive(Debug)]
+pub struct Ruleset {
+    fd: OwnedFd,
+    handled: u64,
+}
+
+impl Ruleset {
+    pub fn new(abi: u32) -> io::Result<Self> {
+        let handled = access::writes(abi);
+        let attr = RulesetAttr {
+            handled_access_fs: handled,
+            handled_access_net: 0,
+            scoped: SCOPES,
+        };
+        // Older kernels refuse a structure that is longer than theirs.
+        let size: usize = match abi {
+            0..=3 => 8,
+            4..=5 => 16,
+            _ => size_of::<RulesetAttr>(),
+        };
+        // SAFETY: the kernel reads `size` bytes of the live `attr`.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_landlock_create_ruleset,
+                &raw const attr,
+                size,
+                0u32,
+            )
+        };
+        let fd = i32::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above made this descriptor and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, handled })
+    }
+
+    /// Allows these rights at and beneath an open path.
+    pub fn allow(&self, path: BorrowedFd<'_>, rights: u64) -> io::Result<()> {
+        let attr = PathBeneathAttr {
+            allowed_access: rights & self.handled,
+            parent_fd: path.as_raw_fd(),
+        };
+        // SAFETY: the kernel reads the live `attr`, packed as it defines it.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_landlock_add_rule,
+                self.fd.as_raw_fd(),
+                RULE_PATH_BENEATH,
+                &raw const attr,
+                0u32,
+            )
+        };
+        check(result)
+    }
+
+    /// Holds this thread and its descendants to the rules from now on.
+    pub fn restrict_self(self) -> io::Result<()> {
+        // SAFETY: takes a descriptor and a zero flag word, no memory.
+        let result =
+            unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.fd.as_raw_fd(), 0u32) };
+        check(result)
+    }
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,129 @@
+//! `fork` and `execve` for a keeper: one process, no threads, so the child may
+//! run ordinary code until it executes.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::io;
+
+use rustix::process::Pid;
+
+/// Runs `child` in a new process, which ends with the code that it returns.
+pub fn fork(child: impl FnOnce() -> i32) -> io::Result<Pid> {
+    // SAFETY: the keeper has one thread, so no lock is held by one that the
+    // child will not have.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = child();
+            // SAFETY: ends the child at once, running no destructor of the
+            // keeper's.
+            unsafe { libc::_exit(code) }
+        }
+        pid if pid > 0 => Pid::from_raw(pid).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Strings as `execve` takes them: pointers into what is borrowed, then null.
+#[derive(Debug)]
+pub struct Vector<'a> {
+    pointers: Vec<*const c_char>,
+    _strings: std::marker::PhantomData<&'a CStr>,
+}
+
+impl<'a> Vector<'a> {
+    pub fn new<S: AsRef<CStr>>(strings: &'a [S]) -> Self {
+        let strings = strings.iter().map(|string| string.as_ref().as_ptr());
+        Self {
+            pointers: strings.chain([std::ptr::null()]).collect(),
+            _strings: std::marker::PhantomData,
+        }
+    }
+}
+
+/// Becomes another program; returns only the reason why it could not.
+pub fn execute(path: &CStr, argv: &Vector<'_>, env: &Vector<'_>) -> io::Error {
+    // SAFETY: both vectors end with a null pointer and point to strings that
+    // their lifetime keeps alive.
+    unsafe { libc::execve(path.as_ptr(), argv.pointers.as_ptr(), env.pointers.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Every signal at its default and none blocked, whatever was inherited.
+pub fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: sets a default disposition; refused for KILL, STOP and the
+        // two that the C library keeps, which is as good.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set it is given.
+    unsafe { libc::sigemptyset(none.as_mut_ptr()) };
+    // SAFETY: the set was initialised above; the old one is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) };
+}
+
+/// Blocks SIGCHLD and returns a descriptor that is readable when one is pending.
+pub fn child_signal() -> io::Result<std::os::fd::OwnedFd> {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set it is given.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: the set was initialised above.
+    unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD) };
+    // SAFETY: as above; the old mask is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) };
+    // SAFETY: as above; -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above made this descriptor and nobody else has it.
+    Ok(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) })
+}
+
+/// Makes the terminal at `fd` the controlling one of this session.
+pub fn control_terminal(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::process::ioctl_tiocsctty(fd)?)
+}
+
+/// SIGKILL or any other signal to a child that the keeper has not reaped.
+pub fn signal_child(pid: Pid, signal: i32) -> io::Result<()> {
+    // SAFETY: the pid is that of an unreaped child, so it is still that child.
+    let result = unsafe { libc::kill(pid.as_raw_nonzero().get(), signal) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Sets one resource limit by number, capped at the hard limit already there
+/// (raising that one needs a privilege over the host).
+pub fn limit_resource(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
+    let mut now = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: prlimit writes the current limits into the live `now`.
+    let result = unsafe { libc::prlimit(0, resource as _, std::ptr::null(), &raw mut now) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let new = libc::rlimit {
+        rlim_cur: soft.min(now.rlim_max),
+        rlim_max: hard.min(now.rlim_max),
+    };
+    // SAFETY: prlimit reads the live `new`.
+    let result = unsafe { libc::prlimit(0, resource as _, &raw const new, std::ptr::null_mut()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Moves into a cgroup namespace whose root is where this process is now.
+pub fn own_cgroup_namespace() -> io::Result<()> {
+    // SAFETY: unsharing a cgroup namespace changes no memory, descriptor or
+    // identity of this process.
+    Ok(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWCGROUP) }?)
+}

@@ -1,0 +1,85 @@
+//! Processes by identity: a pidfd, its inode, never a bare number.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+use crate::clock::timespec;
+
+/// A process that we hold a pidfd of.
+#[derive(Debug)]
+pub struct Process {
+    pidfd: OwnedFd,
+    pid: i32,
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    Exited(i32),
+    Signaled(i32),
+}
+
+impl Process {
+    pub(crate) fn from_child(pidfd: OwnedFd, pid: i32) -> Self {
+        Self { pidfd, pid }
+    }
+
+    /// The process that has this number now; whether it is the one that was
+    /// meant, the caller checks afterwards while the pidfd is held.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        let number = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty())?;
+        Ok(Self { pidfd, pid })
+    }
+
+    /// For messages and `/proc` paths of unreaped children only.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The pidfd's inode: unique since boot from Linux 6.9 on.
+    pub fn inode(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.pidfd)?.st_ino)
+    }
+
+    /// SIGKILL; a process that is already dead is as wanted.
+    pub fn kill(&self) -> io::Result<()> {
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Whether it was seen dead within the time.
+    pub fn wait_dead(&self, bound: Duration) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&timespec(bound))) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Reaps a child that is dead; `None` while it lives or when it is not ours.
+    pub fn reap(&self) -> io::Result<Option<Status>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+            Ok(Some(status)) => Ok(Some(match status.exit_status() {
+                Some(code) => Status::Exited(code),
+                None => Status::Signaled(status.terminating_signal().unwrap_or(0)),
+            })),
+            Ok(None) | Err(rustix::io::Errno::CHILD) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}

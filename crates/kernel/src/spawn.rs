@@ -1,0 +1,379 @@
+//! Births: a process that starts its life inside its cgroup and namespaces.
+//!
+//! `clone3` gives the pidfd and the cgroup membership in the same instant, so
+//! there is no window in which the child exists and is not where it belongs. The
+//! child shares the parent's memory until it executes (no page tables to copy),
+//! touches nothing but its [`Order`], and waits for one byte before it goes on:
+//! if the parent dies first, the pipe closes and the child exits.
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::ffi::{CStr, c_char};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::process::Process;
+use crate::raw::syscall;
+
+/// Namespaces that a child is born into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Namespaces(u64);
+
+impl Namespaces {
+    pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
+    pub const MOUNT: Self = Self(libc::CLONE_NEWNS as u64);
+    pub const PID: Self = Self(libc::CLONE_NEWPID as u64);
+    pub const NETWORK: Self = Self(libc::CLONE_NEWNET as u64);
+    pub const IPC: Self = Self(libc::CLONE_NEWIPC as u64);
+    pub const UTS: Self = Self(libc::CLONE_NEWUTS as u64);
+
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// What a child is to be.
+#[derive(Debug)]
+pub struct Birth<'a> {
+    pub namespaces: Namespaces,
+    /// The cgroup v2 directory that it is born in.
+    pub cgroup: Option<BorrowedFd<'a>>,
+    /// Open `tasks` files of v1 hierarchies that it joins by itself: a single
+    /// thread writing `0` there takes 50 us where `cgroup.procs` takes 7 ms.
+    pub join: &'a [BorrowedFd<'a>],
+    pub executable: BorrowedFd<'a>,
+    pub name: &'a CStr,
+    /// Become descriptors 0, 1, 2, ... of the child; it has no others.
+    pub descriptors: &'a [BorrowedFd<'a>],
+    /// Whether it becomes uid and gid 0 of its new user namespace.
+    pub become_root: bool,
+}
+
+/// The step at which a child gave up before it could execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BirthStep {
+    JoinCgroup = 1,
+    Abandoned = 2,
+    Identity = 3,
+    Descriptors = 4,
+    Execute = 5,
+}
+
+impl BirthStep {
+    fn from_code(code: u32) -> Option<Self> {
+        [
+            Self::JoinCgroup,
+            Self::Abandoned,
+            Self::Identity,
+            Self::Descriptors,
+            Self::Execute,
+        ]
+        .into_iter()
+        .find(|step| *step as u32 == code)
+    }
+}
+
+/// Everything the child reads; it lives until the child has executed or died.
+struct Order {
+    go_read: RawFd,
+    go_write: RawFd,
+    join: Vec<RawFd>,
+    executable: RawFd,
+    argv: [*const c_char; 2],
+    environ: [*const c_char; 1],
+    descriptors: Vec<RawFd>,
+    become_root: bool,
+    /// `step << 16 | errno`, written by the child before it exits.
+    failure: AtomicU32,
+    _name: Box<CStr>,
+}
+
+/// `linux/sched.h`; the libc crate's constant is too narrow for its value.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// The child's stack: it calls nothing deep.
+const STACK_BYTES: usize = 32 << 10;
+
+#[repr(align(16))]
+struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
+
+/// A child that waits for its go. Dropping it makes the child exit.
+pub struct Newborn {
+    process: Process,
+    go: OwnedFd,
+    order: Box<Order>,
+    stack: Box<Stack>,
+}
+
+impl std::fmt::Debug for Newborn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Newborn")
+            .field("process", &self.process)
+            .finish()
+    }
+}
+
+/// A child that was told to go, with the memory it needs until it executes.
+pub struct Spawned {
+    pub process: Process,
+    order: Box<Order>,
+    _stack: Box<Stack>,
+}
+
+impl std::fmt::Debug for Spawned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Spawned")
+            .field("process", &self.process)
+            .finish()
+    }
+}
+
+impl Newborn {
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Lets the child go on to execute.
+    pub fn go(self) -> io::Result<Spawned> {
+        rustix::io::write(&self.go, b"g")?;
+        Ok(Spawned {
+            process: self.process,
+            order: self.order,
+            _stack: self.stack,
+        })
+    }
+}
+
+impl Spawned {
+    /// Why the child gave up before it executed, if it did.
+    pub fn failure(&self) -> Option<(BirthStep, io::Error)> {
+        let code = self.order.failure.load(Ordering::Acquire);
+        let step = BirthStep::from_code(code >> 16)?;
+        Some((step, io::Error::from_raw_os_error((code & 0xffff) as i32)))
+    }
+}
+
+/// Makes the child. The caller must not have SIGCHLD ignored: an unreaped child
+/// is what keeps its pid from being someone else's.
+pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
+    let (go_read, go_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let name: Box<CStr> = birth.name.into();
+    let order = Box::new(Order {
+        go_read: go_read.as_raw_fd(),
+        go_write: go_write.as_raw_fd(),
+        join: birth.join.iter().map(AsRawFd::as_raw_fd).collect(),
+        executable: birth.executable.as_raw_fd(),
+        argv: [name.as_ptr(), ptr::null()],
+        environ: [ptr::null()],
+        descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
+        become_root: birth.become_root,
+        failure: AtomicU32::new(0),
+        _name: name,
+    });
+    let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
+    let process = with_signals_blocked(|| clone_child(birth, &order, &mut stack))?;
+    Ok(Newborn {
+        process,
+        go: go_write,
+        order,
+        stack,
+    })
+}
+
+/// No handler of ours may run in the child: it would run in shared memory.
+fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
+    let everything = u64::MAX;
+    let mut before = 0u64;
+    let set = |how: i32, new: &u64, old: *mut u64| {
+        // SAFETY: rt_sigprocmask reads 8 bytes at `new` and writes 8 at `old`,
+        // both of which are live `u64`s (or null).
+        unsafe {
+            syscall(
+                libc::SYS_rt_sigprocmask,
+                [
+                    how as usize,
+                    ptr::from_ref(new) as usize,
+                    old as usize,
+                    8,
+                    0,
+                ],
+            )
+        }
+    };
+    set(libc::SIG_SETMASK, &everything, &raw mut before);
+    let result = act();
+    set(libc::SIG_SETMASK, &before, ptr::null_mut());
+    result
+}
+
+fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Result<Process> {
+    let mut pidfd: RawFd = -1;
+    let cgroup_flag = birth.cgroup.map_or(0, |_| CLONE_INTO_CGROUP);
+    let arguments = libc::clone_args {
+        flags: birth.namespaces.0 | cgroup_flag | (libc::CLONE_PIDFD | libc::CLONE_VM) as u64,
+        pidfd: &raw mut pidfd as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: ptr::from_mut(stack) as u64,
+        stack_size: STACK_BYTES as u64,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: birth.cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
+    };
+    // SAFETY: the stack and the order outlive the child's use of them (both are
+    // kept in `Newborn` and `Spawned`), and `child_main` never returns.
+    let result = unsafe { clone3(&arguments, order) };
+    if result < 0 {
+        return Err(io::Error::from_raw_os_error(-result as i32));
+    }
+    // SAFETY: clone3 succeeded with CLONE_PIDFD, so the kernel stored a new
+    // descriptor here that nobody else owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok(Process::from_child(pidfd, result as i32))
+}
+
+/// # Safety
+/// `arguments` must describe a stack that nobody else uses and that, like
+/// `order`, lives until the child has executed or exited.
+unsafe fn clone3(arguments: &libc::clone_args, order: &Order) -> isize {
+    let result: isize;
+    // SAFETY: the parent falls through with the result in rax; the child starts
+    // on its own empty stack, so it only may call, with a zero frame pointer to
+    // end a backtrace, and `child_main` never returns.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, {order}",
+            "call {main}",
+            "ud2",
+            "2:",
+            order = in(reg) order,
+            main = sym child_main,
+            inlateout("rax") libc::SYS_clone3 as isize => result,
+            in("rdi") arguments,
+            in("rsi") size_of::<libc::clone_args>(),
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// The child, from its first instruction to `execve`: system calls only.
+extern "C" fn child_main(order: &Order) -> ! {
+    let (step, errno) = match prepare_and_execute(order) {
+        Ok(never) => match never {},
+        Err(failure) => failure,
+    };
+    let code = (step as u32) << 16 | errno;
+    order.failure.store(code, Ordering::Release);
+    loop {
+        call(libc::SYS_exit_group, [127, 0, 0, 0, 0]).ok();
+    }
+}
+
+type Failure = (BirthStep, u32);
+
+fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failure> {
+    call(libc::SYS_close, [order.go_write as usize, 0, 0, 0, 0]).ok();
+    for &tasks in &order.join {
+        let zero = b"0";
+        call(
+            libc::SYS_write,
+            [tasks as usize, zero.as_ptr() as usize, 1, 0, 0],
+        )
+        .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
+    }
+    wait_for_go(order)?;
+    if order.become_root {
+        become_root().map_err(|errno| (BirthStep::Identity, errno))?;
+    }
+    // After the ids: changing them clears the parent-death signal.
+    let kill = libc::SIGKILL as usize;
+    call(
+        libc::SYS_prctl,
+        [libc::PR_SET_PDEATHSIG as usize, kill, 0, 0, 0],
+    )
+    .ok();
+    let executable = arrange_descriptors(order).map_err(|errno| (BirthStep::Descriptors, errno))?;
+    let empty = c"";
+    call(
+        libc::SYS_execveat,
+        [
+            executable,
+            empty.as_ptr() as usize,
+            order.argv.as_ptr() as usize,
+            order.environ.as_ptr() as usize,
+            libc::AT_EMPTY_PATH as usize,
+        ],
+    )
+    .map_err(|errno| (BirthStep::Execute, errno))?;
+    Err((BirthStep::Execute, 0))
+}
+
+fn wait_for_go(order: &Order) -> Result<(), Failure> {
+    let mut byte = 0u8;
+    let buffer = &raw mut byte as usize;
+    match call(libc::SYS_read, [order.go_read as usize, buffer, 1, 0, 0]) {
+        Ok(1) => Ok(()),
+        Ok(_) => Err((BirthStep::Abandoned, 0)),
+        Err(errno) => Err((BirthStep::Abandoned, errno)),
+    }
+}
+
+fn become_root() -> Result<(), u32> {
+    call(libc::SYS_setresgid, [0; 5])?;
+    // Refused where the namespace denies setgroups (a single-id map); the
+    // groups are unmapped there and mean nothing inside.
+    call(libc::SYS_setgroups, [0; 5]).ok();
+    call(libc::SYS_setresuid, [0; 5])?;
+    Ok(())
+}
+
+/// Moves the descriptors to 0, 1, 2, ... and the executable right behind them,
+/// closes all others, and returns where the executable is.
+fn arrange_descriptors(order: &Order) -> Result<usize, u32> {
+    let count = order.descriptors.len();
+    // First above every final place, so that no move overwrites a source.
+    let base = order
+        .descriptors
+        .iter()
+        .copied()
+        .fold(order.executable, i32::max) as usize;
+    let base = base.max(count) + 1;
+    for (index, &fd) in order.descriptors.iter().enumerate() {
+        call(libc::SYS_dup3, [fd as usize, base + index, 0, 0, 0])?;
+    }
+    call(
+        libc::SYS_dup3,
+        [order.executable as usize, base + count, 0, 0, 0],
+    )?;
+    for index in 0..count {
+        call(libc::SYS_dup3, [base + index, index, 0, 0, 0])?;
+    }
+    let cloexec = libc::O_CLOEXEC as usize;
+    call(libc::SYS_dup3, [base + count, count, cloexec, 0, 0])?;
+    call(
+        libc::SYS_close_range,
+        [count + 1, u32::MAX as usize, 0, 0, 0],
+    )?;
+    Ok(count)
+}
+
+fn call(number: libc::c_long, args: [usize; 5]) -> Result<usize, u32> {
+    // SAFETY: only called in the child, on its own descriptor table and
+    // identity, with pointers into the order or the child's own stack.
+    let result = unsafe { syscall(number, args) };
+    usize::try_from(result).map_err(|_| -result as u32)
+}
