@@ -8,6 +8,7 @@ mod attached;
 mod engine;
 mod error;
 mod id;
+pub mod seccomp;
 pub mod spec;
 
 pub use attached::{Attached, Ending, Event, Exit, Streams};
