@@ -11,6 +11,6 @@ mod plan;
 pub use frame::{FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode};
 pub use message::{LaunchStep, Report, Request, SetupStep};
 pub use plan::{
-    BpfInstruction, Capabilities, Filesystem, HostEntry, HostFile, Identity, Inherited, KEEPER_FDS,
-    LandlockPlan, Plan, ResourceLimit, RootPlan, TerminalPlan, VolumePlan, Workload,
+    BpfInstruction, Capabilities, Filesystem, HostEntry, HostFile, Identity, KEEPER_FDS,
+    LandlockPlan, Plan, ResourceLimit, RootPlan, TerminalPlan, TreeSource, VolumePlan, Workload,
 };

@@ -7,17 +7,18 @@
 use serde::{Deserialize, Serialize};
 
 /// The keeper's descriptors at birth: 0, 1 and 2 are the command's, 3 is the
-/// control socket, 4 is the claim on the uid range, then those that
-/// [`Inherited`] counts, in its order.
+/// control socket, 4 is the claim on the uid range, then one for each
+/// [`TreeSource::Inherited`] of the plan: the root's first, then the volumes'.
 pub const KEEPER_FDS: u32 = 5;
 
-/// How many descriptors of each kind follow [`KEEPER_FDS`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Inherited {
-    /// 1 when the root is a directory: its detached mount.
-    pub root_trees: u32,
-    /// One detached mount for each volume, in the order of the plan.
-    pub volume_trees: u32,
+/// Where a tree of files to be mounted comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TreeSource {
+    /// A detached mount that the creator made and the keeper inherited.
+    Inherited,
+    /// A path of the host: an unprivileged creator cannot make mounts, its
+    /// keeper can, in its own namespaces.
+    HostPath(Vec<u8>),
 }
 
 /// One instruction of a classic BPF program, as `struct sock_filter`.
@@ -88,12 +89,13 @@ pub struct HostFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RootPlan {
     HostView(Vec<HostEntry>),
-    /// The inherited root tree, below an overlay on the scratch space.
-    Overlay,
+    /// This tree, below an overlay on the scratch space.
+    Overlay(TreeSource),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumePlan {
+    pub source: TreeSource,
     pub target: Vec<u8>,
     pub is_directory: bool,
     pub writable: bool,
@@ -124,7 +126,8 @@ pub struct TerminalPlan {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    pub inherited: Inherited,
+    /// How many descriptors follow [`KEEPER_FDS`].
+    pub inherited_trees: u32,
     /// `None`: the host's files as they are, containment only.
     pub filesystem: Option<Filesystem>,
     pub hostname: Option<String>,

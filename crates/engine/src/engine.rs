@@ -1,31 +1,266 @@
-//! The engine: boxes on one state root.
-use crate::attached::Attached;
-use crate::error::Error;
-use crate::spec::Spec;
+//! The engine: boxes on one state root. Making one is made of named steps, and
+//! whatever fails after the record exists goes through the one way out.
+//!
+//! ```text
+//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ trees ─▶ keeper (waits)
+//!                                                      │ identity written
+//!                                                      ▼
+//!                                             go ─▶ plan ─▶ Attached
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::attached::{Attached, Streams};
+use crate::error::{Doing, Error};
+use crate::holdings::cgroup::{self, CgroupHolding};
+use crate::holdings::{name, uids};
+use crate::host::Host;
+use crate::id::BoxId;
+use crate::keeper::{self, IdMap, Inheritance, Waiting};
+use crate::layout::Layout;
+use crate::plan::{self, Trees};
+use crate::record::{self, KeeperIdentity, Record};
+use crate::spec::{Isolation, Spec, Terminal};
+use crate::teardown;
+use crate::trees::{self, Mapping};
 
 /// What the command's descriptor 0 is, when it has no terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stdin {
     /// At end of file from the start.
     Empty,
-    /// A pipe whose other end is in [`crate::Streams`].
+    /// A pipe whose other end is in [`Streams`].
     Pipe,
 }
 
 #[derive(Debug)]
-pub struct Engine {}
+pub struct Engine {
+    layout: Layout,
+    host: Host,
+}
 
 impl Engine {
-    /// `state_root`: `None` for the default (`/run/tare`, or a private directory of the user).
+    /// Opens a state root, making it if need be; `None` for the default one.
+    /// Boxes whose creator is gone are ended on the way.
     pub fn open(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let _ = state_root;
-        unimplemented!()
+        let host = Host::probe();
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
+        let layout = Layout::new(root);
+        record::prepare_state_root(&layout)?;
+        for (id, record) in record::abandoned(&layout) {
+            // What cannot be ended now stays on record and is tried again.
+            teardown::abandoned(&layout, &host, &id, record).ok();
+        }
+        Ok(Self { layout, host })
     }
 
     /// Makes a box whose life hangs on the returned value and on this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Attached, Error> {
-        let _ = (spec, stdin);
-        unimplemented!()
+        let id = BoxId::random();
+        let record = Record::create(&self.layout, &id, &self.host, spec)?;
+        match self.make(spec, stdin, &id, &record) {
+            Ok(made) => Ok(Attached::new(
+                self.layout.clone(),
+                self.host.clone(),
+                id,
+                record,
+                made,
+            )),
+            Err(error) => {
+                teardown::abandoned(&self.layout, &self.host, &id, record)?;
+                Err(error)
+            }
+        }
     }
+
+    fn make(&self, spec: &Spec, stdin: Stdin, id: &BoxId, record: &Record) -> Result<Made, Error> {
+        if let Some(wanted) = &spec.name {
+            name::acquire(&self.layout, wanted, id)?;
+        }
+        let range = uids::acquire(&self.layout)?;
+        let map = self.id_map(spec, range.first);
+        let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits)?;
+        let trees = self.trees(spec, map)?;
+        let stdio =
+            Stdio::make(spec, stdin).doing(|| "cannot make pipes for the command".into())?;
+        let mounts = trees.root.iter().chain(&trees.volumes);
+        let inheritance = Inheritance {
+            stdio: stdio.theirs(),
+            claim: range.claim.as_fd(),
+            trees: mounts
+                .filter_map(|tree| tree.mount.as_ref().map(AsFd::as_fd))
+                .collect(),
+            unified: cgroups.unified.as_ref(),
+            join: &cgroups.join,
+        };
+        let waiting = keeper::bear(spec, &self.host, map, &inheritance)?;
+        self.commit(record, &waiting, &cgroups)?;
+        let Waiting { newborn, control } = waiting;
+        let spawned = newborn
+            .go()
+            .doing(|| "cannot let the keeper go on".into())?;
+        cgroups.join.clear();
+        let plan = plan::plan(spec, id, &self.host, &cgroups, &trees);
+        let made = Made {
+            keeper: spawned,
+            control,
+            notes: self.notes(spec, &cgroups),
+            cgroups,
+            _claim: range.claim,
+            streams: stdio.ours,
+        };
+        // A keeper that is gone already has said why, or its death will.
+        match keeper::send_plan(&made.control, &plan) {
+            Err(error) if error.kind() == crate::ErrorKind::BadRequest => Err(error),
+            Ok(()) | Err(_) => Ok(made),
+        }
+    }
+
+    fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
+        match (spec.isolation, self.host.is_privileged()) {
+            (Isolation::Full, true) => IdMap::Range { first },
+            (Isolation::Contain, true) => IdMap::Host,
+            (Isolation::Full, false) => IdMap::Single {
+                uid: spec.user.uid,
+                gid: spec.user.gid,
+            },
+            (Isolation::Contain, false) => IdMap::Single {
+                uid: self.host.uid,
+                gid: self.host.gid,
+            },
+        }
+    }
+
+    fn trees(&self, spec: &Spec, map: IdMap) -> Result<Trees, Error> {
+        let mapping = match map {
+            IdMap::Range { first } => Mapping::Range {
+                first,
+                user: spec.user,
+            },
+            IdMap::Host | IdMap::Single { .. } => Mapping::Own,
+        };
+        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, mapping));
+        let volumes = spec
+            .volumes
+            .iter()
+            .map(|volume| trees::volume(volume, mapping));
+        Ok(Trees {
+            root: root.transpose()?,
+            volumes: volumes.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The identity is on record before the keeper may do anything.
+    fn commit(
+        &self,
+        record: &Record,
+        waiting: &Waiting,
+        cgroups: &CgroupHolding,
+    ) -> Result<(), Error> {
+        let doing = || "cannot record the keeper's identity".to_owned();
+        let process = waiting.newborn.process();
+        let cgroup_inode = cgroups.unified.as_ref().map(|cgroup| cgroup.inode());
+        let identity = KeeperIdentity {
+            boot_id: self.host.boot_id.clone(),
+            pid: process.pid(),
+            pidfd_inode: process.inode().doing(doing)?,
+            cgroup_inode: cgroup_inode.transpose().doing(doing)?,
+        };
+        record.write_identity(&identity).doing(doing)
+    }
+
+    fn notes(&self, spec: &Spec, cgroups: &CgroupHolding) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !cgroups.memory_enforced {
+            notes.push(
+                "no writable cgroup here: the default limits on memory and processes hold for \
+                 each process and user, not for the box as a whole"
+                    .to_owned(),
+            );
+        }
+        if spec.isolation == Isolation::Full && !self.host.is_privileged() {
+            notes.push(
+                "running without privileges: the box's one user is you on the host, not a range \
+                 of its own"
+                    .to_owned(),
+            );
+        }
+        notes
+    }
+}
+
+/// Everything of a box that runs.
+#[derive(Debug)]
+pub struct Made {
+    pub keeper: tare_kernel::spawn::Spawned,
+    pub control: std::os::unix::net::UnixStream,
+    pub cgroups: CgroupHolding,
+    /// Held until the box was seen gone: its uids are not reused before.
+    pub _claim: OwnedFd,
+    pub streams: Streams,
+    pub notes: Vec<String>,
+}
+
+/// Both ends of the command's standard streams.
+#[derive(Debug)]
+struct Stdio {
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+    ours: Streams,
+}
+
+impl Stdio {
+    fn make(spec: &Spec, stdin: Stdin) -> std::io::Result<Self> {
+        if let Terminal::Pty { .. } = spec.terminal {
+            return Self::nothing();
+        }
+        let (input, our_input) = match stdin {
+            Stdin::Empty => (null()?, None),
+            Stdin::Pipe => {
+                let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+                (read, Some(write))
+            }
+        };
+        let (our_output, output) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (our_errors, errors) = pipe_with(PipeFlags::CLOEXEC)?;
+        Ok(Self {
+            stdin: input,
+            stdout: output,
+            stderr: errors,
+            ours: Streams {
+                stdin: our_input,
+                stdout: Some(our_output),
+                stderr: Some(our_errors),
+            },
+        })
+    }
+
+    /// With a terminal the keeper opens the streams itself.
+    fn nothing() -> std::io::Result<Self> {
+        Ok(Self {
+            stdin: null()?,
+            stdout: null()?,
+            stderr: null()?,
+            ours: Streams::default(),
+        })
+    }
+
+    fn theirs(&self) -> [BorrowedFd<'_>; 3] {
+        [self.stdin.as_fd(), self.stdout.as_fd(), self.stderr.as_fd()]
+    }
+}
+
+fn null() -> std::io::Result<OwnedFd> {
+    Ok(openat(
+        CWD,
+        c"/dev/null",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }

@@ -1,17 +1,52 @@
-//! Box ids.
+//! Box ids: the one thing every name of a box derives from.
 
-/// Twelve characters of `[a-z2-7]`.
+use std::fmt;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Twelve characters of `[a-z2-7]`: 60 random bits, never used twice.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BoxId(String);
 
+const LENGTH: usize = 12;
+const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+
 impl BoxId {
+    pub fn random() -> Self {
+        let mut bytes = [0u8; LENGTH];
+        getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
+        let character = |byte: &u8| char::from(ALPHABET[usize::from(byte % 32)]);
+        Self(bytes.iter().map(character).collect())
+    }
+
+    /// `None` for anything that is not the name of a box.
+    pub fn parse(text: &str) -> Option<Self> {
+        let valid = text.len() == LENGTH && text.bytes().all(|byte| ALPHABET.contains(&byte));
+        valid.then(|| Self(text.to_owned()))
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl std::fmt::Display for BoxId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for BoxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_random_id_is_an_id_and_no_other_text_is() {
+        let id = BoxId::random();
+        assert_eq!(BoxId::parse(id.as_str()), Some(id.clone()));
+        assert_ne!(BoxId::random(), id);
+        for text in ["", "..", "abcdefghijk/", "ABCDEFGHIJKL", "abcdefghijklm"] {
+            assert_eq!(BoxId::parse(text), None, "{text}");
+        }
     }
 }

@@ -1,15 +1,25 @@
 //! Boxes: what they are, how they are made, how they end.
 //!
-//! The engine is a library with two faces to come (the command line, HTTP). It
+//! The engine is a library with two faces (the command line, later HTTP). It
 //! never prints, keeps no state of its own beside the state root, and ends every
 //! box through one function, whatever happened before.
 
 mod attached;
 mod engine;
 mod error;
+mod failure;
+mod holdings;
+mod host;
 mod id;
+mod keeper;
+mod layout;
+mod plan;
+mod record;
 pub mod seccomp;
 pub mod spec;
+mod teardown;
+mod trees;
+mod view;
 
 pub use attached::{Attached, Ending, Event, Exit, Streams};
 pub use engine::{Engine, Stdin};

@@ -13,18 +13,43 @@ use rustix::fs::{
     symlinkat,
 };
 use rustix::io::Errno;
-use tare_control::{Filesystem, HostEntry, HostFile, Identity, RootPlan, SetupStep, VolumePlan};
+use tare_control::{
+    Filesystem, HostEntry, HostFile, Identity, RootPlan, SetupStep, TreeSource, VolumePlan,
+};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
 use crate::devices;
 use crate::procfs;
 use crate::setup::{Failing, Failure};
 
-/// Detached mounts that the creator made.
+/// Detached mounts that the creator made, in the order of the plan.
 #[derive(Debug)]
-pub struct Trees {
-    pub root: Option<OwnedFd>,
-    pub volumes: Vec<OwnedFd>,
+pub struct Trees(std::vec::IntoIter<OwnedFd>);
+
+impl Trees {
+    pub fn new(inherited: Vec<OwnedFd>) -> Self {
+        Self(inherited.into_iter())
+    }
+
+    /// The creator's mount, or one that the keeper makes itself where the
+    /// creator had no right to. The path is then a name of the host, resolved
+    /// by the keeper's own rights, which are the creator's.
+    fn take(&mut self, source: &TreeSource, writable: bool) -> std::io::Result<OwnedFd> {
+        let path = match source {
+            TreeSource::Inherited => return self.0.next().ok_or(Errno::BADF.into()),
+            TreeSource::HostPath(path) => path,
+        };
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let found = openat2(CWD, path.as_slice(), flags, Mode::empty(), resolve)?;
+        let tree = mount::detached_copy(found.as_fd(), c"", Reach::Recursive)?;
+        let read_only = match writable {
+            true => Attributes::empty(),
+            false => Attributes::MOUNT_ATTR_RDONLY,
+        };
+        mount::add_attributes(tree.as_fd(), NOSUID_NODEV | read_only, Reach::Recursive)?;
+        Ok(tree)
+    }
 }
 
 /// The writable directories: made on the scratch space, seen in the root.
@@ -37,7 +62,7 @@ const CPU_TOPOLOGY: &CStr = c"/sys/devices/system/cpu";
 /// Builds everything and returns the new root, not entered yet.
 pub fn build(
     plan: &Filesystem,
-    trees: Trees,
+    trees: &mut Trees,
     owner: Option<Identity>,
     own_network: bool,
 ) -> Result<OwnedFd, Failure> {
@@ -50,7 +75,7 @@ pub fn build(
         .failing(SetupStep::Scratch, "tmp")?;
     let root = match &plan.root {
         RootPlan::HostView(entries) => host_view(scratch, entries, plan)?,
-        RootPlan::Overlay => overlay(&scratch, trees.root, plan)?,
+        RootPlan::Overlay(source) => overlay(&scratch, trees.take(source, false), plan)?,
     };
     rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
     for ((name, _), tree) in WRITABLE.iter().zip(&writable) {
@@ -59,8 +84,9 @@ pub fn build(
     }
     devices::mount_dev(root.as_fd())?;
     procfs::mount_masked(root.as_fd(), own_network)?;
-    for (volume, tree) in plan.volumes.iter().zip(&trees.volumes) {
-        attach_volume(root.as_fd(), volume, tree.as_fd())?;
+    for volume in &plan.volumes {
+        let tree = trees.take(&volume.source, volume.writable);
+        attach_volume(root.as_fd(), volume, tree)?;
     }
     Ok(root)
 }
@@ -185,10 +211,10 @@ fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {
 /// The creator's tree below an overlay whose changes go to the scratch space.
 fn overlay(
     scratch: &OwnedFd,
-    tree: Option<OwnedFd>,
+    tree: std::io::Result<OwnedFd>,
     plan: &Filesystem,
 ) -> Result<OwnedFd, Failure> {
-    let tree = tree.ok_or_else(|| Failure::of(SetupStep::Root, "tree", Errno::BADF))?;
+    let tree = tree.failing(SetupStep::Root, "--rootfs")?;
     for name in [c"lower", c"upper", c"index", c"root"] {
         make_directory(scratch.as_fd(), name, 0o755).failing(SetupStep::Root, "overlay")?;
     }
@@ -245,12 +271,13 @@ fn show_cpu_topology(root: BorrowedFd<'_>) -> Result<(), Failure> {
 fn attach_volume(
     root: BorrowedFd<'_>,
     volume: &VolumePlan,
-    tree: BorrowedFd<'_>,
+    tree: std::io::Result<OwnedFd>,
 ) -> Result<(), Failure> {
     let (path, subject) = volume_path(volume)?;
+    let tree = tree.failing(SetupStep::Volume, &subject)?;
     let place =
         open_beneath(root, &path, ResolveFlags::empty()).failing(SetupStep::Volume, &subject)?;
-    mount::attach(tree, place.as_fd(), c"").failing(SetupStep::Volume, &subject)
+    mount::attach(tree.as_fd(), place.as_fd(), c"").failing(SetupStep::Volume, &subject)
 }
 
 fn volume_path(volume: &VolumePlan) -> Result<(CString, String), Failure> {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use tare_control::{Filesystem, KEEPER_FDS, LaunchStep, Plan, Report, SetupStep};
+use tare_control::{Filesystem, KEEPER_FDS, Plan, Report, SetupStep};
 use tare_kernel::{fds, launch, mount, network};
 
 use crate::filesystem::{self, Trees};
@@ -13,23 +13,17 @@ use crate::link::Link;
 use crate::procfs;
 use crate::terminal;
 
-/// Why there is no box, or no command in it.
+/// Why there is no box.
 #[derive(Debug)]
-pub enum Failure {
-    Setup {
-        step: SetupStep,
-        subject: String,
-        errno: i32,
-    },
-    Launch {
-        step: LaunchStep,
-        errno: i32,
-    },
+pub struct Failure {
+    step: SetupStep,
+    subject: String,
+    errno: i32,
 }
 
 impl Failure {
     pub fn of(step: SetupStep, subject: &str, errno: Errno) -> Self {
-        Self::Setup {
+        Self {
             step,
             subject: subject.to_owned(),
             errno: errno.raw_os_error(),
@@ -37,17 +31,10 @@ impl Failure {
     }
 
     pub fn into_report(self) -> Report {
-        match self {
-            Self::Setup {
-                step,
-                subject,
-                errno,
-            } => Report::SetupFailed {
-                step,
-                subject,
-                errno,
-            },
-            Self::Launch { step, errno } => Report::LaunchFailed { step, errno },
+        Report::SetupFailed {
+            step: self.step,
+            subject: self.subject,
+            errno: self.errno,
         }
     }
 }
@@ -59,7 +46,7 @@ pub trait Failing<T> {
 
 impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
     fn failing(self, step: SetupStep, subject: &str) -> Result<T, Failure> {
-        self.map_err(|error| Failure::Setup {
+        self.map_err(|error| Failure {
             step,
             subject: subject.to_owned(),
             errno: error.into().raw_os_error().unwrap_or(0),
@@ -103,23 +90,13 @@ pub fn make_box(plan: &Plan, link: &Link) -> Result<Setup, Failure> {
 }
 
 fn isolate_files(plan: &Plan, filesystem: &Filesystem) -> Result<(), Failure> {
-    let first = KEEPER_FDS;
-    let trees = Trees {
-        root: inherit(first, plan.inherited.root_trees)?.pop(),
-        volumes: inherit(
-            first + plan.inherited.root_trees,
-            plan.inherited.volume_trees,
-        )?,
-    };
-    let owner = plan.workload.identity;
-    let root = filesystem::build(filesystem, trees, owner, plan.own_network)?;
-    filesystem::enter(&root)
-}
-
-fn inherit(first: u32, count: u32) -> Result<Vec<OwnedFd>, Failure> {
-    (first..first + count)
+    let inherited = (KEEPER_FDS..KEEPER_FDS + plan.inherited_trees)
         .map(|number| fds::inherited(number as i32).failing(SetupStep::ReadPlan, "descriptor"))
-        .collect()
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut trees = Trees::new(inherited);
+    let owner = plan.workload.identity;
+    let root = filesystem::build(filesystem, &mut trees, owner, plan.own_network)?;
+    filesystem::enter(&root)
 }
 
 /// The host's files as they are, but for `/proc`: one that shows another PID

@@ -70,9 +70,8 @@ fn wait_for(
             return None;
         }
         let timeout = left.map(timespec);
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(1..) => break,
-            Ok(0) | Err(_) => {}
+        if let Ok(1..) = poll(&mut fds, timeout.as_ref()) {
+            break;
         }
     }
     let is_ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());

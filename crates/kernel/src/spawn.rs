@@ -51,8 +51,19 @@ pub struct Birth<'a> {
     pub name: &'a CStr,
     /// Become descriptors 0, 1, 2, ... of the child; it has no others.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Whether it becomes uid and gid 0 of its new user namespace.
-    pub become_root: bool,
+    pub privilege: Privilege,
+}
+
+/// How the child keeps its capabilities over its new user namespace across
+/// `execve`, which takes them from everyone but uid 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Privilege {
+    /// It has no new user namespace: nothing changes.
+    Unchanged,
+    /// It becomes uid and gid 0 of the namespace.
+    BecomeRoot,
+    /// It stays who it is and makes its capabilities ambient.
+    Ambient,
 }
 
 /// The step at which a child gave up before it could execute.
@@ -88,7 +99,7 @@ struct Order {
     argv: [*const c_char; 2],
     environ: [*const c_char; 1],
     descriptors: Vec<RawFd>,
-    become_root: bool,
+    privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,
     _name: Box<CStr>,
@@ -172,7 +183,7 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
         argv: [name.as_ptr(), ptr::null()],
         environ: [ptr::null()],
         descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
-        become_root: birth.become_root,
+        privilege: birth.privilege,
         failure: AtomicU32::new(0),
         _name: name,
     });
@@ -263,8 +274,10 @@ unsafe fn clone3(arguments: &libc::clone_args, order: &Order) -> isize {
             inlateout("rax") libc::SYS_clone3 as isize => result,
             in("rdi") arguments,
             in("rsi") size_of::<libc::clone_args>(),
-            lateout("rcx") _,
-            lateout("r11") _,
+            // Not `lateout`: the child still reads `order` after the kernel
+            // has used these two.
+            out("rcx") _,
+            out("r11") _,
         );
     }
     result
@@ -296,9 +309,12 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
         .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
     }
     wait_for_go(order)?;
-    if order.become_root {
-        become_root().map_err(|errno| (BirthStep::Identity, errno))?;
+    match order.privilege {
+        Privilege::Unchanged => Ok(()),
+        Privilege::BecomeRoot => become_root(),
+        Privilege::Ambient => make_capabilities_ambient(),
     }
+    .map_err(|errno| (BirthStep::Identity, errno))?;
     // After the ids: changing them clears the parent-death signal.
     let kill = libc::SIGKILL as usize;
     call(
@@ -338,6 +354,27 @@ fn become_root() -> Result<(), u32> {
     // groups are unmapped there and mean nothing inside.
     call(libc::SYS_setgroups, [0; 5]).ok();
     call(libc::SYS_setresuid, [0; 5])?;
+    Ok(())
+}
+
+fn make_capabilities_ambient() -> Result<(), u32> {
+    /// `_LINUX_CAPABILITY_VERSION_3`, then this process.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    let mut sets = [[0u32; 3]; 2];
+    let (header, data) = (HEADER.as_ptr() as usize, sets.as_mut_ptr() as usize);
+    call(libc::SYS_capget, [header, data, 0, 0, 0])?;
+    for [_, permitted, inheritable] in &mut sets {
+        *inheritable = *permitted;
+    }
+    call(libc::SYS_capset, [header, data, 0, 0, 0])?;
+    let (ambient, raise) = (
+        libc::PR_CAP_AMBIENT as usize,
+        libc::PR_CAP_AMBIENT_RAISE as usize,
+    );
+    for number in 0..u64::BITS as usize {
+        // Refused for a number that this kernel does not know.
+        call(libc::SYS_prctl, [ambient, raise, number, 0, 0]).ok();
+    }
     Ok(())
 }
 

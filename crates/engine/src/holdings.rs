@@ -1,0 +1,6 @@
+//! What a box may hold on the host, one file each: acquire, and release by the
+//! id alone where it can outlive us.
+
+pub mod cgroup;
+pub mod name;
+pub mod uids;

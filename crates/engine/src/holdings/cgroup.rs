@@ -1,0 +1,362 @@
+//! A box's cgroup directories: one in the unified hierarchy for its identity
+//! and its end, and where that one has no controllers, one in each v1 hierarchy
+//! that enforces a limit.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tare_kernel::cgroup::{self, Cgroup};
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::host::{CgroupRoots, Host};
+use crate::id::BoxId;
+use crate::layout;
+use crate::spec::{Cpus, Limits};
+
+/// How the kernel is told about a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Controller {
+    Memory,
+    Pids,
+    Cpu,
+}
+
+/// What a box holds, and what could not be had.
+#[derive(Debug, Default)]
+pub struct CgroupHolding {
+    pub unified: Option<Cgroup>,
+    /// Where kills for memory are counted, with the file that counts them.
+    memory: Option<(Cgroup, &'static str)>,
+    /// v1 `tasks` files that the keeper joins by itself.
+    pub join: Vec<OwnedFd>,
+    /// Whether these are enforced by cgroup.
+    pub memory_enforced: bool,
+    pub pids_enforced: bool,
+}
+
+const ALL: [Controller; 3] = [Controller::Memory, Controller::Pids, Controller::Cpu];
+
+impl Controller {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    fn v1_root(self, roots: &CgroupRoots) -> Option<&Path> {
+        let root = match self {
+            Self::Memory => &roots.memory,
+            Self::Pids => &roots.pids,
+            Self::Cpu => &roots.cpu,
+        };
+        root.as_deref()
+    }
+
+    fn wanted(self, limits: &Limits) -> bool {
+        match self {
+            Self::Memory | Self::Pids => true,
+            Self::Cpu => limits.cpus.is_some(),
+        }
+    }
+
+    fn asked(self, limits: &Limits) -> bool {
+        match self {
+            Self::Memory => limits.memory_bytes.is_asked(),
+            // Without a cgroup a resource limit counts the processes of the
+            // box's own user namespace: enforced all the same.
+            Self::Pids => false,
+            Self::Cpu => limits.cpus.is_some(),
+        }
+    }
+}
+
+/// Makes the directories and sets the limits. On an error the caller tears the
+/// box down; what was made so far has derived names.
+pub fn acquire(host: &Host, id: &BoxId, limits: &Limits) -> Result<CgroupHolding, Error> {
+    let mut holding = CgroupHolding::default();
+    let roots = &host.cgroups;
+    if let Some(root) = &roots.unified {
+        holding.unified = make(root, id)?;
+    }
+    let on_unified = match &holding.unified {
+        Some(_) => unified_controllers(roots.unified.as_deref()),
+        None => Vec::new(),
+    };
+    for controller in ALL.into_iter().filter(|one| one.wanted(limits)) {
+        let enforced = match on_unified.contains(&controller) {
+            true => enforce_unified(&mut holding, controller, limits, roots, id)?,
+            false => enforce_v1(&mut holding, controller, limits, roots, id)?,
+        };
+        if !enforced && controller.asked(limits) {
+            return Err(cannot_enforce(controller));
+        }
+    }
+    Ok(holding)
+}
+
+/// `None` where the hierarchy is not ours to write.
+fn make(root: &Path, id: &BoxId) -> Result<Option<Cgroup>, Error> {
+    let path = layout::cgroup(root, id);
+    match Cgroup::create(&path) {
+        Ok(cgroup) => Ok(Some(cgroup)),
+        Err(error) if is_refusal(&error) => Ok(None),
+        Err(error) => Err(error).doing(|| format!("cannot make cgroup {}", path.display())),
+    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ReadOnlyFilesystem
+            | io::ErrorKind::NotFound
+    )
+}
+
+/// The controllers that children of this root can have, switched on if need be.
+fn unified_controllers(root: Option<&Path>) -> Vec<Controller> {
+    let Some(cgroup) = root.and_then(|root| Cgroup::open(root).ok()) else {
+        return Vec::new();
+    };
+    let listed = |file: &str, name: &str| {
+        let text = cgroup.read(file).unwrap_or_default();
+        text.split_whitespace().any(|one| one == name)
+    };
+    let usable = |controller: &Controller| {
+        let name = controller.name();
+        listed("cgroup.subtree_control", name)
+            || (listed("cgroup.controllers", name)
+                && cgroup
+                    .write("cgroup.subtree_control", &format!("+{name}"))
+                    .is_ok())
+    };
+    ALL.into_iter().filter(usable).collect()
+}
+
+fn enforce_unified(
+    holding: &mut CgroupHolding,
+    controller: Controller,
+    limits: &Limits,
+    roots: &CgroupRoots,
+    id: &BoxId,
+) -> Result<bool, Error> {
+    let Some(cgroup) = &holding.unified else {
+        return Ok(false);
+    };
+    let settings = unified_settings(controller, limits);
+    write_settings(cgroup, controller, &settings)?;
+    holding.note_enforced(controller);
+    if controller == Controller::Memory {
+        let path = roots
+            .unified
+            .as_deref()
+            .map(|root| layout::cgroup(root, id));
+        let again = path.and_then(|path| Cgroup::open(&path).ok());
+        holding.memory = again.map(|cgroup| (cgroup, "memory.events"));
+    }
+    Ok(true)
+}
+
+fn enforce_v1(
+    holding: &mut CgroupHolding,
+    controller: Controller,
+    limits: &Limits,
+    roots: &CgroupRoots,
+    id: &BoxId,
+) -> Result<bool, Error> {
+    // Without the unified directory nothing would be killed with it.
+    let (Some(root), Some(_)) = (controller.v1_root(roots), &holding.unified) else {
+        return Ok(false);
+    };
+    let Some(cgroup) = make(root, id)? else {
+        return Ok(false);
+    };
+    write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
+    let tasks = cgroup
+        .tasks()
+        .doing(|| format!("cannot open the {} tasks", controller.name()))?;
+    holding.join.push(tasks);
+    holding.note_enforced(controller);
+    if controller == Controller::Memory {
+        holding.memory = Some((cgroup, "memory.oom_control"));
+    }
+    Ok(true)
+}
+
+/// A file, its value, and whether the kernel may not have it.
+type Setting = (&'static str, String, Presence);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Required,
+    /// Only where swap is accounted, or on newer kernels.
+    Optional,
+}
+
+fn unified_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
+    match controller {
+        Controller::Memory => vec![
+            (
+                "memory.max",
+                limits.memory_bytes.value().to_string(),
+                Presence::Required,
+            ),
+            ("memory.swap.max", "0".to_owned(), Presence::Optional),
+            ("memory.oom.group", "1".to_owned(), Presence::Optional),
+        ],
+        Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
+        Controller::Cpu => vec![(
+            "cpu.max",
+            format!("{} {PERIOD_US}", quota_us(limits.cpus)),
+            Presence::Required,
+        )],
+    }
+}
+
+fn v1_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
+    let memory = limits.memory_bytes.value().to_string();
+    match controller {
+        Controller::Memory => vec![
+            ("memory.limit_in_bytes", memory.clone(), Presence::Required),
+            ("memory.memsw.limit_in_bytes", memory, Presence::Optional),
+        ],
+        Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
+        Controller::Cpu => vec![
+            (
+                "cpu.cfs_period_us",
+                PERIOD_US.to_string(),
+                Presence::Required,
+            ),
+            (
+                "cpu.cfs_quota_us",
+                quota_us(limits.cpus).to_string(),
+                Presence::Required,
+            ),
+        ],
+    }
+}
+
+const PERIOD_US: u64 = 100_000;
+
+fn quota_us(cpus: Option<Cpus>) -> u64 {
+    cpus.map_or(PERIOD_US, |cpus| u64::from(cpus.milli) * PERIOD_US / 1000)
+}
+
+/// The keeper is one of them and not the user's.
+fn pids(limits: &Limits) -> String {
+    (u64::from(limits.pids.value()) + 1).to_string()
+}
+
+fn write_settings(
+    cgroup: &Cgroup,
+    controller: Controller,
+    settings: &[Setting],
+) -> Result<(), Error> {
+    for (file, value, presence) in settings {
+        match cgroup.write(file, value) {
+            Err(_) if *presence == Presence::Optional => {}
+            other => other
+                .doing(|| format!("cannot set {file} to {value}"))
+                .map_err(|error| {
+                    error.with_hint(format!(
+                        "is the {} limit in the host's range?",
+                        controller.name()
+                    ))
+                })?,
+        }
+    }
+    Ok(())
+}
+
+fn cannot_enforce(controller: Controller) -> Error {
+    let name = controller.name();
+    let option = match controller {
+        Controller::Memory => "--memory",
+        Controller::Pids => "--pids",
+        Controller::Cpu => "--cpus",
+    };
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("cannot enforce {option} on this host"),
+    )
+    .because(format!("no writable cgroup with the {name} controller"))
+    .with_hint(format!(
+        "run as root or with a delegated cgroup, or leave {option} out; see 'tare doctor'"
+    ))
+}
+
+impl CgroupHolding {
+    fn note_enforced(&mut self, controller: Controller) {
+        match controller {
+            Controller::Memory => self.memory_enforced = true,
+            Controller::Pids => self.pids_enforced = true,
+            Controller::Cpu => {}
+        }
+    }
+
+    /// Processes of the box that the kernel has killed for memory.
+    pub fn oom_kills(&self) -> u64 {
+        let Some((cgroup, file)) = &self.memory else {
+            return 0;
+        };
+        cgroup
+            .read_key(file, "oom_kill")
+            .ok()
+            .flatten()
+            .unwrap_or(0)
+    }
+}
+
+/// How long a box may take to die before it counts as stuck.
+const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+/// A directory can stay busy for a moment after its last process is gone.
+const REMOVE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Kills whoever is left and removes the directories; returns once all of it
+/// was seen gone. Absent and half-made are as good as whole.
+pub fn release(roots: &[PathBuf], id: &BoxId) -> Result<(), Error> {
+    for root in roots {
+        let path = layout::cgroup(root, id);
+        empty(&path).doing(|| format!("cannot empty cgroup {}", path.display()))?;
+    }
+    for root in roots {
+        let path = layout::cgroup(root, id);
+        remove(&path).doing(|| format!("cannot remove cgroup {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn empty(path: &Path) -> io::Result<()> {
+    let cgroup = match Cgroup::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    match cgroup::kill_until_empty(&cgroup, EMPTY_WITHIN) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(io::Error::other("processes are still alive in it")),
+        // A v1 directory has no `cgroup.events`; its members are those of the
+        // unified one, which was seen empty.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match cgroup::remove(path) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy
+                    && start.elapsed() < REMOVE_WITHIN =>
+            {
+                // A bounded look-again: gives up at `REMOVE_WITHIN`.
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            other => return other,
+        }
+    }
+}

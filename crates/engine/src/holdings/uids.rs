@@ -1,0 +1,83 @@
+//! The uid range of a box: 65,536 host ids that no other box has.
+//!
+//! A claim is a lock on one byte of a file, held by the keeper: it ends with
+//! the box, whoever else dies. Nothing is left to release.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use tare_kernel::fds::claim_byte;
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::layout::Layout;
+
+/// Width of a range: what a distribution expects to exist.
+pub const COUNT: u32 = 65_536;
+/// Below lie people's and services' ids and the ranges of /etc/subuid.
+const FIRST: u32 = 0x5800_0000;
+/// From here on systemd's foreign ids, then numbers that are negative to some.
+const END: u32 = 0x7ffe_0000;
+const SLOTS: u32 = (END - FIRST) / COUNT;
+
+#[derive(Debug)]
+pub struct UidRange {
+    /// Host id of box id 0; never 0.
+    pub first: u32,
+    /// To be held by the keeper.
+    pub claim: OwnedFd,
+}
+
+/// Claims a free range.
+pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
+    let path = layout.uid_claims();
+    let doing = || format!("cannot claim a uid range in {}", path.display());
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .doing(doing)?;
+    let start = random_slot();
+    for step in 0..SLOTS {
+        let slot = (start + step) % SLOTS;
+        if claim_byte(file.as_fd(), u64::from(slot)).doing(doing)? {
+            return Ok(UidRange {
+                first: FIRST + slot * COUNT,
+                claim: file.into(),
+            });
+        }
+    }
+    Err(Error::new(ErrorKind::Unsupported, doing())
+        .because(format!("all {SLOTS} are taken"))
+        .with_hint("end some boxes first"))
+}
+
+/// Anywhere: ranges of other state roots are unknown here, and a random place
+/// is most likely not theirs.
+fn random_slot() -> u32 {
+    let mut bytes = [0; 4];
+    getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
+    u32::from_ne_bytes(bytes) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn ranges_held_at_once_never_overlap_and_never_hold_host_root() {
+        let root = std::env::temp_dir().join(format!("tare-uids-{}", std::process::id()));
+        std::fs::create_dir(&root).unwrap();
+        let layout = Layout::new(root.clone());
+        let held: Vec<UidRange> = (0..200).map(|_| acquire(&layout).unwrap()).collect();
+        let distinct: HashSet<u32> = held.iter().map(|range| range.first).collect();
+        assert_eq!(distinct.len(), held.len());
+        assert!(
+            held.iter()
+                .all(|range| range.first >= FIRST && range.first + COUNT <= END)
+        );
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,150 @@
+//! The keeper's birth: everything between a plan and a process that has it.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use tare_control::{PLAN_BYTES_MAX, Plan, encode};
+use tare_kernel::cgroup::Cgroup;
+use tare_kernel::fds::sealed_program;
+use tare_kernel::idmap::{Extent, SetGroups, write_maps};
+use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, spawn};
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::uids;
+use crate::host::Host;
+use crate::spec::{Isolation, Network, Spec};
+
+/// The keeper's program, built by this crate's build script.
+static IMAGE: &[u8] = include_bytes!(env!("TARE_KEEPER"));
+
+/// What the keeper gets at birth besides its control socket.
+#[derive(Debug)]
+pub struct Inheritance<'a> {
+    pub stdio: [BorrowedFd<'a>; 3],
+    pub claim: BorrowedFd<'a>,
+    pub trees: Vec<BorrowedFd<'a>>,
+    pub unified: Option<&'a Cgroup>,
+    pub join: &'a [OwnedFd],
+}
+
+/// A keeper that waits for its go, with our end of its control socket.
+#[derive(Debug)]
+pub struct Waiting {
+    pub newborn: Newborn,
+    pub control: UnixStream,
+}
+
+/// Who the box's ids are on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdMap {
+    /// No user namespace of its own.
+    Host,
+    /// A whole range of its own.
+    Range { first: u32 },
+    /// The caller's own id, under the number that the workload wants.
+    Single { uid: u32, gid: u32 },
+}
+
+/// Makes the keeper, in its cgroup and namespaces, with its ids mapped.
+pub fn bear(
+    spec: &Spec,
+    host: &Host,
+    map: IdMap,
+    inheritance: &Inheritance<'_>,
+) -> Result<Waiting, Error> {
+    let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
+    let program =
+        sealed_program(c"tare-keeper", IMAGE).doing(|| "cannot load the keeper".into())?;
+    let [stdin, stdout, stderr] = inheritance.stdio;
+    let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd(), inheritance.claim];
+    descriptors.extend(&inheritance.trees);
+    let join: Vec<BorrowedFd<'_>> = inheritance.join.iter().map(AsFd::as_fd).collect();
+    let newborn = spawn(&Birth {
+        namespaces: namespaces(spec, map),
+        cgroup: inheritance.unified.map(AsFd::as_fd),
+        join: &join,
+        executable: program.as_fd(),
+        name: c"tare-keeper",
+        descriptors: &descriptors,
+        privilege: match map {
+            IdMap::Host => Privilege::Unchanged,
+            IdMap::Range { .. } => Privilege::BecomeRoot,
+            IdMap::Single { .. } => Privilege::Ambient,
+        },
+    })
+    .map_err(cannot_bear)?;
+    write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into())?;
+    Ok(Waiting { newborn, control })
+}
+
+fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
+    let base = Namespaces::PID.and(Namespaces::MOUNT).and(Namespaces::IPC);
+    let user = match map {
+        IdMap::Host => base,
+        IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
+    };
+    match (spec.isolation, spec.network) {
+        (Isolation::Contain, _) => user,
+        (Isolation::Full, Network::Host) => user.and(Namespaces::UTS),
+        (Isolation::Full, Network::None) => user.and(Namespaces::UTS).and(Namespaces::NETWORK),
+    }
+}
+
+fn write_id_maps(host: &Host, map: IdMap, newborn: &Newborn) -> io::Result<()> {
+    let one = |inside: u32, outside: u32| Extent {
+        inside,
+        outside,
+        count: 1,
+    };
+    match map {
+        IdMap::Host => Ok(()),
+        IdMap::Range { first } => {
+            let range = Extent {
+                inside: 0,
+                outside: first,
+                count: uids::COUNT,
+            };
+            write_maps(newborn.process(), range, range, SetGroups::Allowed)
+        }
+        IdMap::Single { uid, gid } => {
+            let (uids, gids) = (one(uid, host.uid), one(gid, host.gid));
+            write_maps(newborn.process(), uids, gids, SetGroups::Denied)
+        }
+    }
+}
+
+fn cannot_bear(error: io::Error) -> Error {
+    let hint = match error.raw_os_error() {
+        Some(libc_errno::EPERM | libc_errno::ENOSPC) => {
+            "user namespaces may be switched off or used up here; see 'tare doctor'"
+        }
+        Some(libc_errno::EAGAIN) => "the host or this user is out of processes",
+        _ => "see 'tare doctor' for what this host can do",
+    };
+    Error::new(ErrorKind::Failed, "cannot start a box")
+        .because(error)
+        .with_hint(hint)
+}
+
+/// Numbers of x86_64 Linux.
+mod libc_errno {
+    pub const EPERM: i32 = 1;
+    pub const EAGAIN: i32 = 11;
+    pub const ENOSPC: i32 = 28;
+}
+
+/// Hands the plan over; the keeper reads while we write.
+pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
+    let frame = encode(plan, PLAN_BYTES_MAX).map_err(|error| {
+        Error::new(
+            ErrorKind::BadRequest,
+            "the command and its environment are too large",
+        )
+        .because(error)
+        .with_hint("pass large data through stdin or a volume")
+    })?;
+    control
+        .write_all(&frame)
+        .doing(|| "cannot hand the plan to the keeper".into())
+}

@@ -1,0 +1,71 @@
+//! Every name that a box may have on the host, as a pure function of the roots
+//! and its id. Nothing here touches the host.
+
+use std::path::{Path, PathBuf};
+
+use crate::id::BoxId;
+
+/// The names under one state root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// `/run/tare` for root, a private directory for everyone else.
+    pub fn default_root(uid: u32, runtime_dir: Option<PathBuf>) -> PathBuf {
+        match (uid, runtime_dir) {
+            (0, _) => PathBuf::from("/run/tare"),
+            (_, Some(directory)) => directory.join("tare"),
+            (uid, None) => PathBuf::from(format!("/tmp/tare-{uid}")),
+        }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// One directory per box: the records.
+    pub fn boxes(&self) -> PathBuf {
+        self.root.join("boxes")
+    }
+
+    /// One symbolic link per name, to an id.
+    pub fn names(&self) -> PathBuf {
+        self.root.join("names")
+    }
+
+    /// The file whose bytes are claims on uid ranges.
+    pub fn uid_claims(&self) -> PathBuf {
+        self.root.join("uids")
+    }
+}
+
+/// A box's directory in a cgroup hierarchy. It lies directly under its root, so
+/// that no parent has to be made, shared and removed.
+pub fn cgroup(root: &Path, id: &BoxId) -> PathBuf {
+    root.join(format!("tare-{id}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unprivileged_user_gets_a_state_root_of_its_own() {
+        let run = PathBuf::from("/run/user/7");
+        assert_eq!(
+            Layout::default_root(0, Some(run.clone())),
+            Path::new("/run/tare")
+        );
+        assert_eq!(
+            Layout::default_root(7, Some(run)),
+            Path::new("/run/user/7/tare")
+        );
+        assert_eq!(Layout::default_root(7, None), Path::new("/tmp/tare-7"));
+    }
+}

@@ -1,0 +1,108 @@
+//! The one way out. Exit, timeout, a failed start, a creator that died: every
+//! box ends here, by its id alone.
+//!
+//! Each step accepts what is absent, half-made or already released, returns
+//! only after it saw the thing gone, and comes before the one that removes the
+//! record: if a step fails, the box stays on record and can be tried again.
+//!
+//! ```text
+//! keeper killed ─▶ cgroups seen empty ─▶ keeper reaped ─▶ cgroups removed
+//!     ─▶ name released ─▶ record removed
+//! ```
+
+use std::ffi::CString;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use tare_kernel::process::Process;
+use tare_kernel::tree;
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::{cgroup, name};
+use crate::host::Host;
+use crate::id::BoxId;
+use crate::layout::Layout;
+use crate::record::Record;
+
+/// How long the last process of a PID namespace may take to die.
+const DEAD_WITHIN: Duration = Duration::from_secs(10);
+
+/// Ends a box whose keeper is our child.
+pub fn attached(
+    layout: &Layout,
+    host: &Host,
+    id: &BoxId,
+    record: Record,
+    keeper: &Process,
+) -> Result<(), Error> {
+    teardown(layout, host, id, record, Some(keeper))
+}
+
+/// Ends a box whose creator is gone or never got far.
+pub fn abandoned(layout: &Layout, host: &Host, id: &BoxId, record: Record) -> Result<(), Error> {
+    let keeper = recorded_keeper(host, &record);
+    teardown(layout, host, id, record, keeper.as_ref())
+}
+
+fn teardown(
+    layout: &Layout,
+    host: &Host,
+    id: &BoxId,
+    record: Record,
+    keeper: Option<&Process>,
+) -> Result<(), Error> {
+    let intent = record.intent();
+    let recorded = intent.as_ref().map(|intent| intent.cgroup_roots.clone());
+    let roots = recorded.unwrap_or_else(|| current_roots(host));
+    if let Some(keeper) = keeper {
+        keeper
+            .kill()
+            .doing(|| format!("cannot kill the keeper of box {id}"))?;
+        wait_gone(keeper, id)?;
+    }
+    cgroup::release(&roots, id)?;
+    if let Some(taken) = intent.and_then(|intent| intent.spec.name) {
+        name::release(layout, &taken, id)?;
+    }
+    remove_record(&layout.boxes(), id)
+}
+
+fn current_roots(host: &Host) -> Vec<PathBuf> {
+    host.cgroups.all().into_iter().map(Path::to_owned).collect()
+}
+
+/// The recorded process, if it is provably that one and alive.
+fn recorded_keeper(host: &Host, record: &Record) -> Option<Process> {
+    let identity = record.identity()?;
+    if identity.boot_id != host.boot_id {
+        return None;
+    }
+    let process = Process::open(identity.pid).ok()?;
+    (process.inode().ok()? == identity.pidfd_inode).then_some(process)
+}
+
+/// The first process of a PID namespace is only gone when all others are.
+fn wait_gone(keeper: &Process, id: &BoxId) -> Result<(), Error> {
+    let doing = || format!("cannot wait for the keeper of box {id}");
+    let start = Instant::now();
+    while !keeper.wait_dead(DEAD_WITHIN).doing(doing)? {
+        if start.elapsed() > DEAD_WITHIN {
+            return Err(Error::new(ErrorKind::Failed, format!("box {id} is stuck"))
+                .because("its keeper does not die")
+                .with_hint(
+                    "a process in it may hang in the kernel; it is tried again by the next command",
+                ));
+        }
+    }
+    keeper.reap().doing(doing).map(drop)
+}
+
+fn remove_record(boxes: &Path, id: &BoxId) -> Result<(), Error> {
+    let doing = || format!("cannot remove the record of box {id}");
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let boxes = openat(CWD, boxes, flags, Mode::empty()).doing(doing)?;
+    let name = CString::new(id.as_str()).doing(doing)?;
+    tree::remove(boxes.as_fd(), &name).doing(doing)
+}

@@ -1,0 +1,173 @@
+//! Host directories and files that a box gets to see: opened once, without
+//! following a symlink, and turned into detached mounts that name no path.
+//!
+//! A detached mount hangs on its descriptor: nothing to write down.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
+use rustix::io::Errno;
+use tare_control::TreeSource;
+use tare_kernel::idmap::{Extent, carrier};
+use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::uids;
+use crate::spec::{Access, User, Volume};
+
+/// One tree, ready to be handed to a keeper.
+#[derive(Debug)]
+pub struct Tree {
+    pub source: TreeSource,
+    /// The descriptor that goes with [`TreeSource::Inherited`].
+    pub mount: Option<OwnedFd>,
+    pub is_directory: bool,
+}
+
+/// Who makes the mounts, and for whom.
+#[derive(Debug, Clone, Copy)]
+pub enum Mapping {
+    /// Root: detached mounts, mapped to the box's uid range that begins here.
+    Range { first: u32, user: User },
+    /// Everyone else: the keeper mounts the path by its own rights.
+    Own,
+}
+
+/// The tree below the box's overlay; what host root owns, box root owns.
+pub fn root(path: &Path, mapping: Mapping) -> Result<Tree, Error> {
+    let doing = || format!("cannot use {} as the root", path.display());
+    let opened = open(path).map_err(|error| refused("--rootfs", path, error))?;
+    let stat = fstat(&opened).doing(doing)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Err(Error::new(ErrorKind::BadRequest, doing()).because("it is not a directory"));
+    }
+    let Mapping::Range { first, .. } = mapping else {
+        return Ok(by_path(path, true));
+    };
+    let whole = Extent {
+        inside: 0,
+        outside: first,
+        count: uids::COUNT,
+    };
+    let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole))).doing(doing)?;
+    Ok(inherited(mounted, true))
+}
+
+/// A volume: the box's user acts on it as its owner.
+pub fn volume(volume: &Volume, mapping: Mapping) -> Result<Tree, Error> {
+    let path = &volume.host;
+    let doing = || format!("cannot bind {} into the box", path.display());
+    let opened = open(path).map_err(|error| refused("-v", path, error))?;
+    let stat = fstat(&opened).doing(doing)?;
+    let is_directory = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => true,
+        FileType::RegularFile => false,
+        kind @ (FileType::Symlink
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown) => {
+            return Err(Error::new(ErrorKind::BadRequest, doing())
+                .because(format!("it is a {}", kind_name(kind)))
+                .with_hint("only directories and regular files can be bound"));
+        }
+    };
+    let Mapping::Range { first, user } = mapping else {
+        return Ok(by_path(path, is_directory));
+    };
+    let mounted = match detach(&opened, volume.access, Some(owner_map(&stat, first, user))) {
+        // Not every file system can map ids; reading works without.
+        Err(_) if volume.access == Access::ReadOnly => detach(&opened, volume.access, None),
+        other => other,
+    };
+    let mounted = mounted.doing(doing).map_err(|error| {
+        error.with_hint("its file system may not support id-mapped mounts; ':ro' needs none")
+    })?;
+    Ok(inherited(mounted, is_directory))
+}
+
+fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    openat2(CWD, path, flags, Mode::empty(), resolve)
+}
+
+fn refused(option: &str, path: &Path, errno: Errno) -> Error {
+    let shown = path.display();
+    let error = |why: &str, hint: &str| {
+        Error::new(
+            ErrorKind::BadRequest,
+            format!("cannot use {shown} for {option}"),
+        )
+        .because(why)
+        .with_hint(hint)
+    };
+    match errno {
+        Errno::NOENT => error("it does not exist", "make it first: tare never creates it"),
+        Errno::LOOP => error(
+            "its path contains a symlink",
+            "give the resolved path: realpath says which",
+        ),
+        other => error(
+            &io::Error::from(other).to_string(),
+            "check the path and its permissions",
+        ),
+    }
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Socket => "socket",
+        FileType::Fifo => "fifo",
+        FileType::CharacterDevice | FileType::BlockDevice => "device",
+        FileType::Symlink => "symlink",
+        FileType::RegularFile | FileType::Directory | FileType::Unknown => "special file",
+    }
+}
+
+/// The owner on disk is the box's user, and nobody else is anybody.
+fn owner_map(stat: &Stat, first: u32, user: User) -> (Extent, Extent) {
+    let one = |inside: u32, outside: u32| Extent {
+        inside,
+        outside,
+        count: 1,
+    };
+    (
+        one(stat.st_uid, first + user.uid),
+        one(stat.st_gid, first + user.gid),
+    )
+}
+
+fn detach(opened: &OwnedFd, access: Access, map: Option<(Extent, Extent)>) -> io::Result<OwnedFd> {
+    let tree = mount::detached_copy(opened.as_fd(), c"", Reach::One)?;
+    let read_only = match access {
+        Access::ReadOnly => Attributes::MOUNT_ATTR_RDONLY,
+        Access::ReadWrite => Attributes::empty(),
+    };
+    mount::add_attributes(tree.as_fd(), NOSUID_NODEV | read_only, Reach::One)?;
+    if let Some((uids, gids)) = map {
+        let namespace = carrier(uids, gids)?;
+        mount::map_ids(tree.as_fd(), namespace.as_fd())?;
+    }
+    Ok(tree)
+}
+
+fn inherited(mount: OwnedFd, is_directory: bool) -> Tree {
+    Tree {
+        source: TreeSource::Inherited,
+        mount: Some(mount),
+        is_directory,
+    }
+}
+
+fn by_path(path: &Path, is_directory: bool) -> Tree {
+    Tree {
+        source: TreeSource::HostPath(path.as_os_str().as_bytes().to_owned()),
+        mount: None,
+        is_directory,
+    }
+}

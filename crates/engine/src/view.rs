@@ -1,0 +1,142 @@
+//! The read-only view of the host that a box gets when it brings no root of its
+//! own: an allow-list, so that what is not named here is not there.
+
+use std::fs;
+use std::path::Path;
+
+use tare_control::{HostEntry, HostFile};
+
+use crate::spec::{Network, Privilege, Spec};
+
+/// Programs and libraries. On a merged-/usr host all but the first are links.
+const PROGRAMS: [&str; 7] = [
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+];
+
+/// What programs look up in /etc and what holds no secret.
+const ETC: [&str; 27] = [
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/ca-certificates",
+    "/etc/pki/tls/certs",
+    "/etc/pki/ca-trust",
+    "/etc/localtime",
+    "/etc/timezone",
+    "/etc/os-release",
+    "/etc/debian_version",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/mime.types",
+    "/etc/gai.conf",
+    "/etc/locale.alias",
+    "/etc/inputrc",
+    "/etc/bash.bashrc",
+    "/etc/profile",
+    "/etc/terminfo",
+    "/etc/fonts",
+    "/etc/magic",
+    "/etc/perl",
+    "/etc/python3",
+    "/etc/python3.11",
+    "/etc/R",
+    "/etc/php",
+];
+
+/// Directories of /etc known by their beginning: one per installed version.
+const ETC_PREFIXES: [&str; 1] = ["java-"];
+
+/// All entries that exist on this host.
+pub fn entries() -> Vec<HostEntry> {
+    let mut entries: Vec<HostEntry> = PROGRAMS.into_iter().chain(ETC).filter_map(entry).collect();
+    let names = fs::read_dir("/etc").into_iter().flatten().flatten();
+    for name in names.filter_map(|found| found.file_name().into_string().ok()) {
+        if ETC_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
+            entries.extend(entry(&format!("/etc/{name}")));
+        }
+    }
+    entries.push(HostEntry::Symlink {
+        path: "/etc/mtab".to_owned(),
+        target: "/proc/self/mounts".to_owned(),
+    });
+    entries
+}
+
+fn entry(path: &str) -> Option<HostEntry> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    let path = path.to_owned();
+    if metadata.is_symlink() {
+        let target = fs::read_link(&path)
+            .ok()?
+            .into_os_string()
+            .into_string()
+            .ok()?;
+        Some(HostEntry::Symlink { path, target })
+    } else if metadata.is_dir() {
+        Some(HostEntry::Directory(path))
+    } else if metadata.is_file() {
+        Some(HostEntry::File(path))
+    } else {
+        None
+    }
+}
+
+/// The files of /etc that are written for each box.
+pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
+    let file = |name: &str, content: String| HostFile {
+        path: format!("/etc/{name}"),
+        content: content.into_bytes(),
+    };
+    vec![
+        file("passwd", passwd(spec)),
+        file("group", group(spec)),
+        file("hostname", format!("{hostname}\n")),
+        file(
+            "hosts",
+            format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"),
+        ),
+        file(
+            "nsswitch.conf",
+            "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),
+        ),
+        file("resolv.conf", resolv_conf(spec.network)),
+    ]
+}
+
+/// Home of everyone: the box's own writable directory.
+const HOME: &str = "/work";
+
+fn passwd(spec: &Spec) -> String {
+    let root = match spec.privilege {
+        Privilege::BoxRoot => "root:x:0:0:root:/work:/bin/sh\n",
+        Privilege::Unprivileged => "root:x:0:0:root:/root:/bin/sh\n",
+    };
+    let user = match spec.user.uid {
+        0 | 65_534 => String::new(),
+        uid => format!("box:x:{uid}:{}:box:{HOME}:/bin/sh\n", spec.user.gid),
+    };
+    format!("{root}{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n")
+}
+
+fn group(spec: &Spec) -> String {
+    let own = match spec.user.gid {
+        0 | 65_534 => String::new(),
+        gid => format!("box:x:{gid}:\n"),
+    };
+    format!("root:x:0:\n{own}nogroup:x:65534:\n")
+}
+
+/// Name servers are of use only on the host's network.
+fn resolv_conf(network: Network) -> String {
+    match network {
+        Network::None => String::new(),
+        Network::Host => read_small(Path::new("/etc/resolv.conf")),
+    }
+}
+
+fn read_small(path: &Path) -> String {
+    let mut text = fs::read_to_string(path).unwrap_or_default();
+    text.truncate(text.floor_char_boundary(16 << 10));
+    text
+}
