@@ -1,10 +1,12 @@
 //! What this host offers to this process, found out once per engine.
 
-use std::fs;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{getegid, geteuid};
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies};
+use tare_kernel::fds::read_text;
 
 /// The facts that decide how boxes are made here.
 #[derive(Debug, Clone)]
@@ -18,8 +20,8 @@ pub struct Host {
 
 impl Host {
     pub fn probe() -> Self {
-        let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let mountinfo = read("/proc/self/mountinfo");
+        let boot_id = read("/proc/sys/kernel/random/boot_id");
         Self {
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),
@@ -32,6 +34,12 @@ impl Host {
     pub fn is_privileged(&self) -> bool {
         self.uid == 0
     }
+}
+
+/// What the kernel does not tell reads as nothing.
+fn read(path: &str) -> String {
+    let text = File::open(path).and_then(|file| read_text(file.as_fd()));
+    text.unwrap_or_default()
 }
 
 /// A directory under which a box's cgroup directory is made.
@@ -77,7 +85,7 @@ fn writable_root(mount: &Path) -> PathBuf {
     if rustix::fs::access(mount, rustix::fs::Access::WRITE_OK).is_ok() {
         return mount.to_owned();
     }
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = read("/proc/self/cgroup");
     match own.lines().find_map(|line| line.strip_prefix("0::/")) {
         Some(path) => mount.join(path),
         None => mount.to_owned(),

@@ -4,19 +4,17 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use tare_control::{PLAN_BYTES_MAX, Plan, encode};
 use tare_kernel::cgroup::Cgroup;
-use tare_kernel::fds::sealed_program;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
+use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, spawn};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
 use crate::spec::{Isolation, Network, Spec};
-
-/// The keeper's program, built by this crate's build script.
-static IMAGE: &[u8] = include_bytes!(env!("TARE_KEEPER"));
 
 /// What the keeper gets at birth besides its control socket.
 #[derive(Debug)]
@@ -54,8 +52,7 @@ pub fn bear(
     inheritance: &Inheritance<'_>,
 ) -> Result<Waiting, Error> {
     let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
-    let program =
-        sealed_program(c"tare-keeper", IMAGE).doing(|| "cannot load the keeper".into())?;
+    let program = program(host).doing(|| "cannot open the keeper's program".into())?;
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd(), inheritance.claim];
     descriptors.extend(&inheritance.trees);
@@ -76,6 +73,26 @@ pub fn bear(
     .map_err(cannot_bear)?;
     write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into())?;
     Ok(Waiting { newborn, control })
+}
+
+/// The keeper's program is this one, under another name. A box could only reach
+/// it through `/proc/1/exe`, which is closed to it (another uid, not dumpable,
+/// invisible); where we may, it is on a mount of its own that is read-only for
+/// everyone.
+fn program(host: &Host) -> io::Result<OwnedFd> {
+    let opened = openat(
+        CWD,
+        c"/proc/self/exe",
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    if !host.is_privileged() {
+        return Ok(opened);
+    }
+    let alone = mount::detached_copy(opened.as_fd(), c"", Reach::One)?;
+    let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
+    mount::add_attributes(alone.as_fd(), attributes, Reach::One)?;
+    Ok(alone)
 }
 
 fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use tare_control::{
     Capabilities, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan, TerminalPlan,
-    TreeSource, VolumePlan, Workload,
+    VolumePlan, Workload,
 };
 use tare_kernel::clock::boot_ns;
 

@@ -71,7 +71,7 @@ impl Record {
     }
 
     fn make_locked(boxes: &Path, id: &BoxId) -> io::Result<Self> {
-        let boxes = openat(CWD, boxes, DIRECTORY, Mode::empty())?;
+        let boxes = open_boxes(boxes)?;
         flock(&boxes, FlockOperation::LockShared)?;
         mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))?;
         let directory = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty())?;
@@ -103,6 +103,17 @@ impl Record {
 
     pub fn identity(&self) -> Option<KeeperIdentity> {
         self.read("identity.json")
+    }
+}
+
+/// An empty state root that somebody made is as good as one of ours.
+fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
+    match openat(CWD, boxes, DIRECTORY, Mode::empty()) {
+        Err(Errno::NOENT) => {
+            mkdirat(CWD, boxes, Mode::from_raw_mode(0o700))?;
+            openat(CWD, boxes, DIRECTORY, Mode::empty())
+        }
+        other => other,
     }
 }
 
@@ -143,26 +154,16 @@ fn take_over(boxes: rustix::fd::BorrowedFd<'_>, id: &BoxId) -> Option<Record> {
     Some(Record { directory })
 }
 
-/// Makes the state root what it must be: ours alone.
+/// Makes the state root what it must be: ours alone. What lies beneath is then
+/// nobody else's either.
 pub fn prepare_state_root(layout: &Layout) -> Result<(), Error> {
-    for directory in [layout.root().to_owned(), layout.boxes(), layout.names()] {
-        make_private(&directory)?;
-    }
-    Ok(())
-}
-
-fn make_private(directory: &Path) -> Result<(), Error> {
-    let doing = || format!("cannot use {} as a state root", directory.display());
-    match mkdirat(CWD, directory, Mode::from_raw_mode(0o700)) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => {
-            return Err(errno).doing(doing).map_err(|error| {
-                error.with_hint("choose a writable one with --state-root or TARE_STATE_ROOT")
-            });
-        }
-    }
-    let opened = openat(CWD, directory, DIRECTORY, Mode::empty()).doing(doing)?;
-    let stat = rustix::fs::fstat(&opened).doing(doing)?;
+    let shown = layout.root().display();
+    let doing = || format!("cannot use {shown} as a state root");
+    let hint = "choose another with --state-root or TARE_STATE_ROOT";
+    let root = open_or_make(layout)
+        .doing(doing)
+        .map_err(|error| error.with_hint(hint))?;
+    let stat = rustix::fs::fstat(&root).doing(doing)?;
     let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
     if ours {
         return Ok(());
@@ -170,4 +171,20 @@ fn make_private(directory: &Path) -> Result<(), Error> {
     Err(Error::new(ErrorKind::BadRequest, doing())
         .because("it exists and is not ours alone")
         .with_hint("it must belong to the caller and be writable by nobody else"))
+}
+
+fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
+    match openat(CWD, layout.root(), DIRECTORY, Mode::empty()) {
+        Ok(root) => return Ok(root),
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    // Whoever else makes it at the same time makes the same.
+    for directory in [layout.root().to_owned(), layout.boxes(), layout.names()] {
+        match mkdirat(CWD, &directory, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(openat(CWD, layout.root(), DIRECTORY, Mode::empty())?)
 }

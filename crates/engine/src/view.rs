@@ -9,37 +9,21 @@ use tare_control::{HostEntry, HostFile};
 use crate::spec::{Network, Privilege, Spec};
 
 /// Programs and libraries. On a merged-/usr host all but the first are links.
-const PROGRAMS: [&str; 7] = [
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
-];
+const PROGRAMS: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"];
 
-/// What programs look up in /etc and what holds no secret.
-const ETC: [&str; 27] = [
+/// What programs need of /etc to run, none of it secret. Each costs a mount.
+const ETC: [&str; 13] = [
     "/etc/ld.so.cache",
     "/etc/alternatives",
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
-    "/etc/ca-certificates",
-    "/etc/pki/tls/certs",
     "/etc/pki/ca-trust",
     "/etc/localtime",
-    "/etc/timezone",
     "/etc/os-release",
-    "/etc/debian_version",
     "/etc/protocols",
     "/etc/services",
     "/etc/mime.types",
-    "/etc/gai.conf",
-    "/etc/locale.alias",
-    "/etc/inputrc",
-    "/etc/bash.bashrc",
-    "/etc/profile",
-    "/etc/terminfo",
     "/etc/fonts",
-    "/etc/magic",
-    "/etc/perl",
-    "/etc/python3",
-    "/etc/python3.11",
     "/etc/R",
     "/etc/php",
 ];
@@ -88,7 +72,7 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
         path: format!("/etc/{name}"),
         content: content.into_bytes(),
     };
-    vec![
+    let mut files = vec![
         file("passwd", passwd(spec)),
         file("group", group(spec)),
         file("hostname", format!("{hostname}\n")),
@@ -100,8 +84,14 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
             "nsswitch.conf",
             "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),
         ),
-        file("resolv.conf", resolv_conf(spec.network)),
-    ]
+    ];
+    if spec.network == Network::Host {
+        files.push(file(
+            "resolv.conf",
+            read_small(Path::new("/etc/resolv.conf")),
+        ));
+    }
+    files
 }
 
 /// Home of everyone: the box's own writable directory.
@@ -127,14 +117,7 @@ fn group(spec: &Spec) -> String {
     format!("root:x:0:\n{own}nogroup:x:65534:\n")
 }
 
-/// Name servers are of use only on the host's network.
-fn resolv_conf(network: Network) -> String {
-    match network {
-        Network::None => String::new(),
-        Network::Host => read_small(Path::new("/etc/resolv.conf")),
-    }
-}
-
+/// Bounded: the host's own file, but nobody promised its size.
 fn read_small(path: &Path) -> String {
     let mut text = fs::read_to_string(path).unwrap_or_default();
     text.truncate(text.floor_char_boundary(16 << 10));

@@ -2,7 +2,7 @@
 //! memory, and the usual links. Nothing else.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
 use tare_control::SetupStep;
@@ -21,45 +21,42 @@ const NODES: [(&CStr, &CStr); 6] = [
 ];
 
 const LINKS: [(&CStr, &CStr); 5] = [
-    (c"/proc/self/fd", c"fd"),
-    (c"/proc/self/fd/0", c"stdin"),
-    (c"/proc/self/fd/1", c"stdout"),
-    (c"/proc/self/fd/2", c"stderr"),
-    (c"pts/ptmx", c"ptmx"),
+    (c"/proc/self/fd", c"dev/fd"),
+    (c"/proc/self/fd/0", c"dev/stdin"),
+    (c"/proc/self/fd/1", c"dev/stdout"),
+    (c"/proc/self/fd/2", c"dev/stderr"),
+    (c"pts/ptmx", c"dev/ptmx"),
 ];
 
 const NOSUID_NOEXEC: Attributes =
     Attributes::MOUNT_ATTR_NOSUID.union(Attributes::MOUNT_ATTR_NOEXEC);
 
-/// Mounts `/dev` in a root that is the current directory.
-pub fn mount_dev(root: BorrowedFd<'_>) -> Result<(), Failure> {
-    let dev = make_dev().failing(SetupStep::Dev, "/dev")?;
-    mount::attach(dev.as_fd(), root, c"dev").failing(SetupStep::Dev, "/dev")?;
+/// Mounts `/dev`, made by [`make_dev`], in a root that is the current directory.
+/// It is read-only: its nodes are not its own but the host's, bound one by one.
+pub fn mount_dev(root: BorrowedFd<'_>, dev: BorrowedFd<'_>) -> Result<(), Failure> {
+    mount::attach(dev, root, c"dev").failing(SetupStep::Dev, "/dev")?;
     for (host, node) in NODES {
         mount::bind(host, node).failing(SetupStep::Dev, &host.to_string_lossy())?;
     }
-    mount::add_attributes(dev.as_fd(), NOSUID_NOEXEC, Reach::Recursive)
-        .failing(SetupStep::Dev, "/dev")?;
-    mount_pts(root).failing(SetupStep::Dev, "/dev/pts")?;
-    mount_shm(root).failing(SetupStep::Dev, "/dev/shm")
+    let attributes = NOSUID_NOEXEC | Attributes::MOUNT_ATTR_RDONLY;
+    mount::add_attributes(dev, attributes, Reach::Recursive).failing(SetupStep::Dev, "/dev")?;
+    mount_pts(root).failing(SetupStep::Dev, "/dev/pts")
 }
 
-/// The directory with its links and empty places for the nodes.
-fn make_dev() -> std::io::Result<OwnedFd> {
-    let options = [("size", "64k"), ("nr_inodes", "64"), ("mode", "0755")];
-    let dev = mount::filesystem(c"tmpfs", &options, NOSUID_NOEXEC)?;
-    let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-    for (host, _) in NODES {
-        let name = &host.to_bytes()[b"/dev/".len()..];
-        openat(&dev, name, create, Mode::from_raw_mode(0o666))?;
+/// The directory on the scratch space, with its links and empty places for the
+/// nodes and for what is mounted in it.
+pub fn make_dev(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    for name in [c"dev", c"dev/pts"] {
+        mkdirat(scratch, name, Mode::from_raw_mode(0o755))?;
     }
-    for name in [c"pts", c"shm"] {
-        mkdirat(&dev, name, Mode::from_raw_mode(0o755))?;
+    let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    for (_, node) in NODES {
+        openat(scratch, node, create, Mode::from_raw_mode(0o666))?;
     }
     for (target, name) in LINKS {
-        symlinkat(target, &dev, name)?;
+        symlinkat(target, scratch, name)?;
     }
-    Ok(dev)
+    Ok(())
 }
 
 /// Terminals of this box only; each `devpts` mount is an instance of its own.
@@ -67,11 +64,4 @@ fn mount_pts(root: BorrowedFd<'_>) -> std::io::Result<()> {
     let options = [("ptmxmode", "0666"), ("mode", "0620")];
     let pts = mount::filesystem(c"devpts", &options, NOSUID_NOEXEC)?;
     mount::attach(pts.as_fd(), root, c"dev/pts")
-}
-
-fn mount_shm(root: BorrowedFd<'_>) -> std::io::Result<()> {
-    let options = [("size", "64m"), ("nr_inodes", "65536"), ("mode", "1777")];
-    let attributes = NOSUID_NOEXEC | Attributes::MOUNT_ATTR_NODEV;
-    let shm = mount::filesystem(c"tmpfs", &options, attributes)?;
-    mount::attach(shm.as_fd(), root, c"dev/shm")
 }

@@ -52,8 +52,9 @@ impl Trees {
     }
 }
 
-/// The writable directories: made on the scratch space, seen in the root.
-const WRITABLE: [(&CStr, u32); 2] = [(c"tmp", 0o1777), (c"work", 0o755)];
+/// The writable directories: made on the scratch space, seen in the root under
+/// the same names.
+const WRITABLE: [(&CStr, u32); 3] = [(c"tmp", 0o1777), (c"work", 0o755), (c"dev/shm", 0o1777)];
 
 /// Host paths that the box sees besides its root, read-only: programs count
 /// processors there.
@@ -68,22 +69,21 @@ pub fn build(
 ) -> Result<OwnedFd, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
     let scratch = make_scratch(plan, owner).failing(SetupStep::Scratch, "tmpfs")?;
-    let writable = WRITABLE
-        .iter()
-        .map(|(name, _)| mount::detached_copy(scratch.as_fd(), name, Reach::One))
-        .collect::<Result<Vec<_>, _>>()
-        .failing(SetupStep::Scratch, "tmp")?;
+    let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
+    let writable = WRITABLE.map(|(name, _)| copy(name));
+    let dev = copy(c"dev").failing(SetupStep::Dev, "/dev")?;
+    let masks = copy(c"proc").failing(SetupStep::Proc, "masks")?;
     let root = match &plan.root {
         RootPlan::HostView(entries) => host_view(scratch, entries, plan)?,
         RootPlan::Overlay(source) => overlay(&scratch, trees.take(source, false), plan)?,
     };
     rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
-    for ((name, _), tree) in WRITABLE.iter().zip(&writable) {
-        mount::attach(tree.as_fd(), root.as_fd(), name)
+    devices::mount_dev(root.as_fd(), dev.as_fd())?;
+    for ((name, _), tree) in WRITABLE.iter().zip(writable) {
+        tree.and_then(|tree| mount::attach(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
-    devices::mount_dev(root.as_fd())?;
-    procfs::mount_masked(root.as_fd(), own_network)?;
+    procfs::mount_masked(root.as_fd(), masks.as_fd(), own_network)?;
     for volume in &plan.volumes {
         let tree = trees.take(&volume.source, volume.writable);
         attach_volume(root.as_fd(), volume, tree)?;
@@ -104,6 +104,8 @@ fn make_scratch(plan: &Filesystem, owner: Option<Identity>) -> std::io::Result<O
     ];
     let scratch = mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?;
     mount::attach_over_root(scratch.as_fd())?;
+    devices::make_dev(scratch.as_fd())?;
+    procfs::make_masks(scratch.as_fd())?;
     for (name, mode) in WRITABLE {
         make_directory(scratch.as_fd(), name, mode)?;
     }
@@ -140,7 +142,7 @@ fn host_view(
     for file in &plan.files {
         write_file(scratch.as_fd(), file).failing(SetupStep::Root, &file.path)?;
     }
-    make_mount_points(scratch.as_fd(), plan)?;
+    make_volume_points(scratch.as_fd(), plan)?;
     show_cpu_topology(scratch.as_fd())?;
     let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
     mount::add_attributes(scratch.as_fd(), attributes, Reach::Recursive)
@@ -242,6 +244,10 @@ fn make_mount_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Fail
         open_or_make(root, path, Kind::Directory, ResolveFlags::NO_SYMLINKS)
             .failing(SetupStep::Root, &path.to_string_lossy())?;
     }
+    make_volume_points(root, plan)
+}
+
+fn make_volume_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Failure> {
     for volume in &plan.volumes {
         let (path, subject) = volume_path(volume)?;
         open_or_make(root, &path, volume_kind(volume), ResolveFlags::empty())

@@ -12,7 +12,7 @@ use tare_kernel::mount::{self, Attributes, Reach};
 use crate::setup::{Failing, Failure};
 
 /// Files that read as empty and refuse writing.
-const MASKED_FILES: [&CStr; 46] = [
+const MASKED_FILES: [&CStr; 37] = [
     c"proc/kcore",
     c"proc/keys",
     c"proc/key-users",
@@ -50,15 +50,6 @@ const MASKED_FILES: [&CStr; 46] = [
     c"proc/fb",
     c"proc/dma",
     c"proc/execdomains",
-    c"proc/bootconfig",
-    c"proc/devices",
-    c"proc/allocinfo",
-    c"proc/kpagecgroup",
-    c"proc/mdstat",
-    c"proc/vmcore",
-    c"proc/cgroups",
-    c"proc/vmstat",
-    c"proc/dynamic_debug",
 ];
 
 /// Directories that are empty.
@@ -76,9 +67,8 @@ const READ_ONLY: [&CStr; 3] = [c"proc/sys", c"proc/irq", c"proc/pressure"];
 
 /// Settings of the box's own network: any port without a privilege, and no
 /// router's word taken. They are refused where the file does not exist.
-const NETWORK_SETTINGS: [(&CStr, &[u8]); 3] = [
+const NETWORK_SETTINGS: [(&CStr, &[u8]); 2] = [
     (c"proc/sys/net/ipv4/ip_unprivileged_port_start", b"0"),
-    (c"proc/sys/net/ipv6/conf/all/accept_ra", b"0"),
     (c"proc/sys/net/ipv6/conf/default/accept_ra", b"0"),
 ];
 
@@ -92,14 +82,18 @@ pub fn mount_plain() -> io::Result<OwnedFd> {
 }
 
 /// Mounts `/proc` in a root that is the current directory.
-pub fn mount_masked(root: BorrowedFd<'_>, own_network: bool) -> Result<(), Failure> {
+pub fn mount_masked(
+    root: BorrowedFd<'_>,
+    masks: BorrowedFd<'_>,
+    own_network: bool,
+) -> Result<(), Failure> {
     let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
     if own_network {
         set_network(root);
     }
-    mask().failing(SetupStep::Proc, "masks")?;
+    mask(masks).failing(SetupStep::Proc, "masks")?;
     for path in READ_ONLY {
         make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
     }
@@ -116,17 +110,21 @@ fn set_network(root: BorrowedFd<'_>) {
     }
 }
 
-/// Covers each name with a file or directory that was made for this box and
-/// that nobody can write. They lie on the host's `/proc` in this namespace,
-/// which goes with the old root.
-fn mask() -> io::Result<()> {
-    let options = [("size", "4k"), ("nr_inodes", "4"), ("mode", "0555")];
-    let masks = mount::filesystem(c"tmpfs", &options, NOTHING)?;
+/// The file and the directory that cover others: on the scratch space, where
+/// `/proc` will be mounted over them.
+pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555))?;
     let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-    openat(&masks, c"file", create, Mode::from_raw_mode(0o444))?;
-    mkdirat(&masks, c"directory", Mode::from_raw_mode(0o555))?;
-    mount::add_attributes(masks.as_fd(), Attributes::MOUNT_ATTR_RDONLY, Reach::One)?;
-    mount::attach(masks.as_fd(), CWD, c"/proc")?;
+    openat(scratch, c"proc/file", create, Mode::from_raw_mode(0o444))?;
+    mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
+}
+
+/// Covers each name with a file or directory that was made for this box and
+/// that nobody can write. For the time being they lie on the host's `/proc` in
+/// this namespace, which goes with the old root.
+fn mask(masks: BorrowedFd<'_>) -> io::Result<()> {
+    mount::add_attributes(masks, NOTHING | Attributes::MOUNT_ATTR_RDONLY, Reach::One)?;
+    mount::attach(masks, CWD, c"/proc")?;
     for name in MASKED_FILES {
         cover(c"/proc/file", name)?;
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstatfs, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
+use crate::fds::read_text;
 use crate::process::Process;
 use crate::tree::subdirectories;
 
@@ -111,7 +112,7 @@ impl Cgroup {
     pub fn read(&self, file: &str) -> io::Result<String> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = openat(&self.directory, file, flags, Mode::empty())?;
-        io::read_to_string(std::fs::File::from(fd))
+        read_text(fd.as_fd())
     }
 
     /// The number behind a key of a flat keyed file such as `cgroup.events`.

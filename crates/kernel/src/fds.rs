@@ -1,12 +1,10 @@
 //! Descriptors: sealed programs, claims, and handing them over.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -52,22 +50,19 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     }
 }
 
-/// A program in memory that nobody can change any more, not even through
-/// `/proc/PID/exe`.
-pub fn sealed_program(name: &CStr, image: &[u8]) -> io::Result<OwnedFd> {
-    let sealable = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // From 6.3 the kernel warns about a memfd that does not say whether it is
-    // executable; before that it refuses the flag.
-    let fd = memfd_create(name, sealable | MemfdFlags::EXEC)
-        .or_else(|_| memfd_create(name, sealable))?;
-    let mut rest = image;
-    while !rest.is_empty() {
-        let written = rustix::io::write(&fd, rest)?;
-        rest = &rest[written..];
+/// The text of a small file of the kernel's, read in one piece. Beyond 64 KiB
+/// there is nothing that anyone here asks for.
+pub fn read_text(file: BorrowedFd<'_>) -> io::Result<String> {
+    let mut buffer = vec![0; 64 << 10];
+    let mut length = 0;
+    while length < buffer.len() {
+        match rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer[length..]))? {
+            0 => break,
+            more => length += more,
+        }
     }
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    fcntl_add_seals(&fd, seals)?;
-    Ok(fd)
+    buffer.truncate(length);
+    String::from_utf8(buffer).map_err(io::Error::other)
 }
 
 /// Claims one byte of a file for as long as any copy of this descriptor is

@@ -122,19 +122,22 @@ fn unified_controllers(root: Option<&Path>) -> Vec<Controller> {
     let Some(cgroup) = root.and_then(|root| Cgroup::open(root).ok()) else {
         return Vec::new();
     };
-    let listed = |file: &str, name: &str| {
+    let listed = |file: &str| {
         let text = cgroup.read(file).unwrap_or_default();
-        text.split_whitespace().any(|one| one == name)
+        ALL.into_iter()
+            .filter(|one| text.split_whitespace().any(|name| name == one.name()))
+            .collect::<Vec<_>>()
     };
-    let usable = |controller: &Controller| {
-        let name = controller.name();
-        listed("cgroup.subtree_control", name)
-            || (listed("cgroup.controllers", name)
-                && cgroup
-                    .write("cgroup.subtree_control", &format!("+{name}"))
-                    .is_ok())
-    };
-    ALL.into_iter().filter(usable).collect()
+    let mut usable = listed("cgroup.controllers");
+    if usable.is_empty() {
+        return usable;
+    }
+    let switched_on = listed("cgroup.subtree_control");
+    usable.retain(|one| {
+        let switch_on = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
+        switched_on.contains(one) || switch_on().is_ok()
+    });
+    usable
 }
 
 fn enforce_unified(

@@ -1,7 +1,7 @@
 //! A box's name: a symbolic link to its id, so that taking a name and saying
 //! whose it is are one step.
 
-use rustix::fs::{CWD, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{CWD, Mode, mkdirat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -11,7 +11,14 @@ use crate::spec::Name;
 
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let link = layout.names().join(name.as_str());
-    match symlinkat(id.as_str(), CWD, &link) {
+    let take = || symlinkat(id.as_str(), CWD, &link);
+    let taken = match take() {
+        Err(Errno::NOENT) => {
+            mkdirat(CWD, layout.names(), Mode::from_raw_mode(0o700)).and_then(|()| take())
+        }
+        other => other,
+    };
+    match taken {
         Err(Errno::EXIST) => Err(Error::new(
             ErrorKind::BadRequest,
             format!("the name {} is taken by another box", name.as_str()),

@@ -28,7 +28,11 @@ use std::process::ExitCode;
 use link::Link;
 use setup::Setup;
 
-fn main() -> ExitCode {
+/// The name under which the binary is a keeper.
+pub const NAME: &std::ffi::CStr = c"tare-keeper";
+
+/// A keeper's whole life; its process does nothing else.
+pub fn main() -> ExitCode {
     let Ok(mut link) = Link::inherit() else {
         return ExitCode::FAILURE;
     };

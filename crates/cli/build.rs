@@ -1,0 +1,38 @@
+//! Leaves the binary where people look for it: cargo puts what it builds for a
+//! named target into a directory of that name, so `target/release/tare` is a
+//! link to it.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    if let Err(error) = link_beside_host_builds(&out) {
+        println!("cargo::warning=cannot link target/release/tare: {error}");
+    }
+}
+
+/// `OUT_DIR` is `target/TRIPLE/PROFILE/build/PACKAGE/out`.
+fn link_beside_host_builds(out: &Path) -> std::io::Result<()> {
+    let mut above = out.ancestors().skip(3);
+    let (Some(profile), Some(triple), Some(target)) = (above.next(), above.next(), above.next())
+    else {
+        return Ok(());
+    };
+    let (Some(profile), Some(triple)) = (profile.file_name(), triple.file_name()) else {
+        return Ok(());
+    };
+    let link = target.join(profile).join("tare");
+    let binary = Path::new("..").join(triple).join(profile).join("tare");
+    if fs::read_link(&link).is_ok_and(|existing| existing == binary) {
+        return Ok(());
+    }
+    fs::create_dir_all(target.join(profile))?;
+    match fs::remove_file(&link) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => symlink(binary, link),
+    }
+}
