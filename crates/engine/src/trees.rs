@@ -3,10 +3,11 @@
 //!
 //! A detached mount hangs on its descriptor: nothing to write down.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 use rustix::io::Errno;
@@ -76,6 +77,16 @@ pub fn volume(volume: &Volume, mapping: Mapping) -> Result<Tree, Error> {
                 .with_hint("only directories and regular files can be bound"));
         }
     };
+    if let Some(socket) = live_socket_beneath(path) {
+        return Err(Error::new(ErrorKind::BadRequest, doing())
+            .because(format!(
+                "{} is a socket that somebody listens on",
+                socket.display()
+            ))
+            .with_hint(
+                "the box could talk to a service of the host; bind a directory without one",
+            ));
+    }
     let Mapping::Range { first, user } = mapping else {
         return Ok(by_path(path, is_directory));
     };
@@ -88,6 +99,27 @@ pub fn volume(volume: &Volume, mapping: Mapping) -> Result<Tree, Error> {
         error.with_hint("its file system may not support id-mapped mounts; ':ro' needs none")
     })?;
     Ok(inherited(mounted, is_directory))
+}
+
+/// Connecting to a unix socket ignores read-only mounts and every namespace but
+/// its file's, so a directory that holds one is a way out. The kernel's list
+/// names those that are in use, however large the directory is.
+fn live_socket_beneath(directory: &Path) -> Option<PathBuf> {
+    let list = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    socket_paths(&list).find(|path| path.starts_with(directory))
+}
+
+/// The last field of a line, when the socket has a name in the file system.
+fn socket_paths(list: &str) -> impl Iterator<Item = PathBuf> {
+    let name = |line: &str| {
+        line.splitn(8, ' ')
+            .nth(7)
+            .map(|path| PathBuf::from(path.trim()))
+    };
+    list.lines()
+        .skip(1)
+        .filter_map(name)
+        .filter(|path| path.is_absolute())
 }
 
 fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
@@ -169,5 +201,23 @@ fn by_path(path: &Path, is_directory: bool) -> Tree {
         source: TreeSource::HostPath(path.as_os_str().as_bytes().to_owned()),
         mount: None,
         is_directory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// E079: a live socket beneath a volume is found by the kernel's own list.
+    #[test]
+    fn a_live_socket_beneath_a_directory_is_found_and_none_elsewhere() {
+        let directory = std::env::temp_dir().join(format!("tare-sockets-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(live_socket_beneath(&directory), None);
+        let path = directory.join("with blank.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(live_socket_beneath(&directory), Some(path));
+        drop(listener);
+        fs::remove_dir_all(directory).unwrap();
     }
 }
