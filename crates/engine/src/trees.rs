@@ -109,17 +109,11 @@ fn live_socket_beneath(directory: &Path) -> Option<PathBuf> {
     socket_paths(&list).find(|path| path.starts_with(directory))
 }
 
-/// The last field of a line, when the socket has a name in the file system.
+/// What follows the first blank and slash of a line: no field before the name
+/// has a slash, and an abstract name begins with `@`.
 fn socket_paths(list: &str) -> impl Iterator<Item = PathBuf> {
-    let name = |line: &str| {
-        line.splitn(8, ' ')
-            .nth(7)
-            .map(|path| PathBuf::from(path.trim()))
-    };
-    list.lines()
-        .skip(1)
-        .filter_map(name)
-        .filter(|path| path.is_absolute())
+    let name = |line: &str| line.find(" /").map(|at| PathBuf::from(&line[at + 1..]));
+    list.lines().filter_map(name)
 }
 
 fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
