@@ -1,1 +1,3 @@
 //! Linux made safe.
+
+pub mod signals;
