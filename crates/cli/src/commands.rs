@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use clap::error::ErrorKind as Clap;
-use tare_engine::{Doing, Error, ErrorKind};
+use tare_engine::{Doing, Error};
 
 use crate::args::{Cli, Command};
 use crate::error::{RUN_FAILED, print_error, print_result, run_code};
@@ -24,8 +24,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
     match Cli::try_parse_from(&args) {
         Ok(cli) => dispatch(cli),
         Err(error) if matches!(error.kind(), Clap::DisplayHelp | Clap::DisplayVersion) => {
-            print_result(&error.render().to_string());
-            0
+            exit_code(print_result(&error.render().to_string()).map(|()| 0))
         }
         Err(error) => {
             print_error(&usage::explain(&error, command));
@@ -46,20 +45,16 @@ fn dispatch(cli: Cli) -> u8 {
                 run_code(&error)
             })
         }
-        Command::Doctor(args) => doctor::run(&args).unwrap_or_else(|error| failed(&error)),
-        Command::Completion(args) => completion::run(&args),
+        Command::Doctor(args) => exit_code(doctor::run(&args)),
+        Command::Completion(args) => exit_code(completion::run(&args)),
     }
 }
 
-fn failed(error: &Error) -> u8 {
-    print_error(error);
-    match error.kind() {
-        ErrorKind::BadRequest => WRONG_USAGE,
-        ErrorKind::Unsupported
-        | ErrorKind::CommandNotFound
-        | ErrorKind::CommandNotExecutable
-        | ErrorKind::Failed => FAILED,
-    }
+fn exit_code(result: Result<u8, Error>) -> u8 {
+    result.unwrap_or_else(|error| {
+        print_error(&error);
+        FAILED
+    })
 }
 
 /// As asked for, else from the environment, else the engine's own choice.

@@ -55,9 +55,17 @@ pub fn print_note(sentence: &str) {
     let _ = writeln!(io::stderr(), "tare: {}", one_line(sentence));
 }
 
-/// To stdout; what reads it may be gone, which is its own affair.
-pub fn print_result(text: &str) {
-    let _ = io::stdout().write_all(text.as_bytes());
+/// A result on stdout. What reads it may be gone, which is its own affair;
+/// that it cannot be written otherwise is an error.
+pub fn print_result(text: &str) -> Result<(), Error> {
+    let mut stdout = io::stdout();
+    let written = stdout.write_all(text.as_bytes());
+    match written.and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::new(ErrorKind::Failed, "cannot write the result to stdout").because(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 fn one_line(text: &str) -> String {

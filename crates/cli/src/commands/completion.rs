@@ -2,6 +2,7 @@
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell as ClapShell;
+use tare_engine::Error;
 
 use crate::args::Cli;
 use crate::error::print_result;
@@ -23,9 +24,8 @@ enum Shell {
     Fish,
 }
 
-pub fn run(args: &CompletionArgs) -> u8 {
-    print_result(&script(args.shell));
-    0
+pub fn run(args: &CompletionArgs) -> Result<u8, Error> {
+    print_result(&script(args.shell)).map(|()| 0)
 }
 
 fn script(shell: Shell) -> String {

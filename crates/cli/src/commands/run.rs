@@ -41,7 +41,7 @@ pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     }
     let id = attached.id().to_string();
     let attended = attend(attached, &request, &signals, started)?;
-    Ok(conclude(id, attended, &request))
+    conclude(id, attended, &request)
 }
 
 /// A run whose box is gone.
@@ -91,7 +91,7 @@ fn attend(
 }
 
 /// Says what is to be said, and returns the exit code.
-fn conclude(id: String, attended: Attended<'_>, request: &Request) -> u8 {
+fn conclude(id: String, attended: Attended<'_>, request: &Request) -> Result<u8, Error> {
     let Attended {
         outcome,
         ending,
@@ -126,9 +126,9 @@ fn conclude(id: String, attended: Attended<'_>, request: &Request) -> u8 {
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
-        });
+        })?;
     }
-    verdict.code
+    Ok(verdict.code)
 }
 
 /// What went wrong though the command had ended.
@@ -149,9 +149,9 @@ fn say(verdict: &Verdict, request: &Request) {
     }
 }
 
-fn print_report(report: &Report) {
+fn print_report(report: &Report) -> Result<(), Error> {
     let json = serde_json::to_string(report).expect("a struct of texts and numbers is JSON");
-    print_result(&format!("{json}\n"));
+    print_result(&format!("{json}\n"))
 }
 
 fn surroundings() -> Result<Surroundings, Error> {
