@@ -1,1 +1,28 @@
-fn main() {}
+//! `tare`: the command line. The only place that prints, and that reads the
+//! arguments and the environment of its own process.
+//!
+//! The same binary is the keeper of every box, under that name.
+
+mod args;
+mod commands;
+mod error;
+mod relay;
+mod usage;
+
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+/// musl's own allocator asks the kernel for pages at every turn.
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if arguments
+        .first()
+        .is_some_and(|name| name.as_bytes() == tare_keeper::NAME.to_bytes())
+    {
+        return tare_keeper::main();
+    }
+    ExitCode::from(commands::run(arguments))
+}

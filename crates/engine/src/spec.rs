@@ -11,11 +11,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub mod arguments;
 pub mod bytes;
+pub mod count;
 pub mod cpus;
+mod decimal;
 pub mod duration;
 pub mod env;
 pub mod name;
+pub mod received;
 pub mod user;
 pub mod volume;
 

@@ -15,6 +15,7 @@ pub mod mount;
 pub mod network;
 pub mod process;
 pub mod seccomp;
+pub mod signals;
 pub mod spawn;
 pub mod tree;
 

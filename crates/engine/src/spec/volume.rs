@@ -1,6 +1,31 @@
-//! `-v HOST:BOX[:ro]`.
+//! `-v HOST:BOX[:ro|:rw]`: a directory or file of the host inside the box.
+//!
+//! Only the text is judged here. That the host's path exists and holds no
+//! symlink is found out when it is opened, in the same step (E012, V6).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+
+use super::received::{bad, quoted};
+use crate::error::Error;
+
+/// The kernel's `PATH_MAX` without its NUL, and `NAME_MAX` (B006).
+const PATH_BYTES_MAX: usize = 4095;
+const COMPONENT_BYTES_MAX: usize = 255;
+/// Each is a detached mount and a descriptor that the keeper inherits.
+const VOLUMES_MAX: usize = 128;
+
+/// Never bound, with all below them: the kernel's own interfaces (E085).
+const HOST_TREES_REFUSED: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// Never bound as a whole: everything, and the sockets of every service (E079).
+const HOST_PATHS_REFUSED: [&str; 3] = ["/", "/run", "/var/run"];
+/// What a box makes for itself.
+const BOX_TREES_REFUSED: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+const FORM: &str = "write HOST:BOX or HOST:BOX:ro, such as ./data:/data:ro";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
@@ -15,4 +40,205 @@ pub struct Volume {
     /// Absolute; resolved beneath the box's root.
     pub target: PathBuf,
     pub access: Access,
+}
+
+/// A relative host path is taken from `current_dir`, which is absolute.
+pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
+    let refused = |why: &str| bad(format!("{} {why}", quoted(text)), FORM);
+    let parts: Vec<&[u8]> = text.as_bytes().split(|byte| *byte == b':').collect();
+    let (host, target, access) = match parts.as_slice() {
+        [host, target] | [host, target, b"rw"] => (host, target, Access::ReadWrite),
+        [host, target, b"ro"] => (host, target, Access::ReadOnly),
+        [_, _, _] => return Err(refused("has an access that is neither ro nor rw")),
+        _ => return Err(refused("is not a volume")),
+    };
+    if text.as_bytes().contains(&0) {
+        return Err(refused("has a NUL byte in it"));
+    }
+    if host.is_empty() {
+        return Err(refused("has no host path"));
+    }
+    let host = current_dir.join(OsStr::from_bytes(host));
+    let target = Path::new(OsStr::from_bytes(target));
+    Ok(Volume {
+        host: host_path(&host).map_err(|why| refused(&why))?,
+        target: box_path(target).map_err(|why| refused(&why))?,
+        access,
+    })
+}
+
+/// All volumes of a box: a place in it is taken once.
+pub fn check(volumes: &[Volume]) -> Result<(), Error> {
+    if volumes.len() > VOLUMES_MAX {
+        let message = format!("there are more than {VOLUMES_MAX} volumes");
+        return Err(bad(message, "bind a common parent directory"));
+    }
+    for (index, volume) in volumes.iter().enumerate() {
+        if volumes[..index]
+            .iter()
+            .any(|other| other.target == volume.target)
+        {
+            return Err(bad(
+                format!(
+                    "two volumes have the place {} in the box",
+                    quoted(&volume.target)
+                ),
+                "give each volume a place of its own",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// `..` is resolved by the letter. That is exact: the path is opened without
+/// following symlinks, so a name never leads elsewhere than it says.
+fn host_path(path: &Path) -> Result<PathBuf, String> {
+    let mut host = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => host.push(name),
+            Component::ParentDir => {
+                host.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    check_lengths(&host)?;
+    let exact = HOST_PATHS_REFUSED
+        .iter()
+        .find(|refused| host == Path::new(refused));
+    let tree = HOST_TREES_REFUSED
+        .iter()
+        .find(|refused| host.starts_with(refused));
+    match exact.or(tree) {
+        Some(refused) => Err(format!(
+            "would bind the host's {refused}, which is never put into a box"
+        )),
+        None => Ok(host),
+    }
+}
+
+fn box_path(path: &Path) -> Result<PathBuf, String> {
+    if !path.is_absolute() {
+        return Err("has a box path that is not absolute".to_owned());
+    }
+    if path
+        .components()
+        .any(|component| component == Component::ParentDir)
+    {
+        return Err("has '..' in its box path".to_owned());
+    }
+    // Repeated slashes and `.` go, so that equal places compare as equal.
+    let target: PathBuf = path.components().collect();
+    check_lengths(&target)?;
+    if target == Path::new("/") {
+        return Err("would replace the box's whole root (--rootfs does that)".to_owned());
+    }
+    match BOX_TREES_REFUSED
+        .iter()
+        .find(|refused| target.starts_with(refused))
+    {
+        Some(refused) => Err(format!("would cover the box's own {refused}")),
+        None => Ok(target),
+    }
+}
+
+fn check_lengths(path: &Path) -> Result<(), String> {
+    let long = path
+        .iter()
+        .any(|name| name.as_bytes().len() > COMPONENT_BYTES_MAX);
+    if long || path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
+        return Err(format!(
+            "has a path over {PATH_BYTES_MAX} bytes or a name in it over {COMPONENT_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(text: &str) -> Result<Volume, Error> {
+        parse(OsStr::new(text), Path::new("/home/me"))
+    }
+
+    #[test]
+    fn volumes_in_every_spelling() {
+        for (text, host, target, access) in [
+            ("/a:/b", "/a", "/b", Access::ReadWrite),
+            ("/a:/b:rw", "/a", "/b", Access::ReadWrite),
+            ("/a:/b:ro", "/a", "/b", Access::ReadOnly),
+            ("data:/d", "/home/me/data", "/d", Access::ReadWrite),
+            ("./data/:/d/", "/home/me/data", "/d", Access::ReadWrite),
+            ("../x:/d//./e", "/home/x", "/d/e", Access::ReadWrite),
+            ("/data/../etc/x:/d", "/etc/x", "/d", Access::ReadWrite),
+            (".:/work", "/home/me", "/work", Access::ReadWrite),
+            ("/run/mine:/s", "/run/mine", "/s", Access::ReadWrite),
+        ] {
+            let expected = Volume {
+                host: host.into(),
+                target: target.into(),
+                access,
+            };
+            assert_eq!(volume(text).unwrap(), expected, "{text}");
+        }
+    }
+
+    /// B005, B006, B007
+    #[test]
+    fn wrong_volumes_are_refused() {
+        for (text, why) in [
+            ("", "is not a volume"),
+            ("/a", "is not a volume"),
+            ("/a:/b:ro:x", "is not a volume"),
+            ("/a:/b:rx", "neither ro nor rw"),
+            (":/b", "no host path"),
+            ("/a:", "not absolute"),
+            ("/a:b", "not absolute"),
+            ("/a:/b/../../etc", "'..'"),
+            ("/a:/", "whole root"),
+            ("/a:/.", "whole root"),
+            ("/a:/proc", "box's own /proc"),
+            ("/a:/dev/shm", "box's own /dev"),
+            ("/a:/sys/x", "box's own /sys"),
+            ("/a\0:/b", "NUL"),
+            (&format!("/a:/{}", "x".repeat(256)), "over 4095 bytes"),
+            (&format!("/{}:/b", "x/".repeat(2100)), "over 4095 bytes"),
+        ] {
+            let error = volume(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    /// E085
+    #[test]
+    fn the_kernels_own_trees_and_the_whole_host_are_never_bound() {
+        for text in [
+            "/:/x",
+            "//:/x",
+            "/a/..:/x",
+            "/proc:/x",
+            "/proc/sys:/x",
+            "/sys:/x",
+            "/dev:/x",
+            "/dev/kvm:/x",
+            "/tmp/../dev/mem:/x",
+            "../../proc:/x",
+            "/run:/x",
+            "/var/run/:/x",
+        ] {
+            let error = volume(text).unwrap_err().to_string();
+            assert!(error.contains("never put into a box"), "{text}: {error}");
+        }
+        assert!(volume("/process:/x").is_ok());
+    }
+
+    #[test]
+    fn a_place_in_the_box_is_taken_once() {
+        let two = [volume("/a:/x").unwrap(), volume("/b:/x//").unwrap()];
+        assert!(check(&two).unwrap_err().to_string().contains("'/x'"));
+        let nested = [volume("/a:/x").unwrap(), volume("/a:/x/y").unwrap()];
+        assert!(check(&nested).is_ok());
+    }
 }

@@ -1,0 +1,180 @@
+//! `tare doctor`: what this host can do, and what tare does about the rest.
+//!
+//! It only reads, makes nothing, and says in one line each: what, whether it is
+//! there, and what tare does about it.
+
+use clap::Args;
+use serde::Serialize;
+use tare_engine::Error;
+
+use crate::error::print_result;
+use host::Host;
+
+mod cgroups;
+mod hardening;
+mod host;
+mod needs;
+
+const NO_BOXES: u8 = 1;
+
+/// Say what this host can do, and what tare does about each thing missing
+///
+/// Exits with 0 when a box can be made here, with 1 when not. Nothing is
+/// changed on the host.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    Ok,
+    Missing,
+    Warn,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Check {
+    what: String,
+    status: Status,
+    found: String,
+    /// What tare does about it.
+    tare: String,
+    prevents_boxes: bool,
+}
+
+impl Check {
+    fn new(what: &str, status: Status, found: impl Into<String>, tare: &str) -> Self {
+        Self {
+            what: what.to_owned(),
+            status,
+            found: found.into(),
+            tare: tare.to_owned(),
+            prevents_boxes: false,
+        }
+    }
+
+    /// Without it there are no boxes.
+    fn needed(self) -> Self {
+        Self {
+            prevents_boxes: true,
+            ..self
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    can_make_boxes: bool,
+    checks: Vec<Check>,
+}
+
+pub fn run(args: &DoctorArgs) -> Result<u8, Error> {
+    let diagnosis = diagnose(&Host::new("/"));
+    print_result(&match args.json {
+        true => json(&diagnosis),
+        false => table(&diagnosis),
+    })?;
+    Ok(match diagnosis.can_make_boxes {
+        true => 0,
+        false => NO_BOXES,
+    })
+}
+
+fn diagnose(host: &Host) -> Diagnosis {
+    let mut checks = needs::checks(host);
+    checks.extend(hardening::checks(host));
+    Diagnosis {
+        can_make_boxes: !checks.iter().any(|check| check.prevents_boxes),
+        checks,
+    }
+}
+
+fn json(diagnosis: &Diagnosis) -> String {
+    let text = serde_json::to_string(diagnosis).expect("a struct of texts is JSON");
+    format!("{text}\n")
+}
+
+fn table(diagnosis: &Diagnosis) -> String {
+    let checks = &diagnosis.checks;
+    let width = checks
+        .iter()
+        .map(|check| check.what.len())
+        .max()
+        .unwrap_or(0);
+    let mut text = String::new();
+    for check in checks {
+        let status = match check.status {
+            Status::Ok => "ok",
+            Status::Missing => "missing",
+            Status::Warn => "warn",
+        };
+        let Check {
+            what, found, tare, ..
+        } = check;
+        text += &format!("{what:width$}  {status:7}  {found}; {tare}\n");
+    }
+    text + match diagnosis.can_make_boxes {
+        true => "\nBoxes can be made here.\n",
+        false => "\nNo box can be made here: see what is missing above.\n",
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::PathBuf;
+
+    /// A directory with the files of a host; gone when it is dropped.
+    pub struct FakeHost {
+        pub host: Host,
+        root: PathBuf,
+    }
+
+    impl FakeHost {
+        pub fn new(name: &str, files: &[(&str, &str)]) -> Self {
+            let directory = format!("tare-host-{}-{name}", std::process::id());
+            let root = std::env::temp_dir().join(directory);
+            fs::create_dir(&root).unwrap();
+            for (path, content) in files {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, content).unwrap();
+            }
+            let host = Host::new(&root);
+            Self { host, root }
+        }
+    }
+
+    impl Drop for FakeHost {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+
+    #[test]
+    fn one_needed_thing_missing_is_enough() {
+        let diagnosis = diagnose(&FakeHost::new("empty", &[]).host);
+        assert!(!diagnosis.can_make_boxes);
+        let table = table(&diagnosis);
+        assert!(table.contains("kernel") && table.contains("missing"));
+        assert!(table.ends_with("No box can be made here: see what is missing above.\n"));
+        assert_eq!(table.lines().count(), diagnosis.checks.len() + 2);
+    }
+
+    #[test]
+    fn the_json_says_the_same() {
+        let diagnosis = diagnose(&Host::new("/"));
+        let value: serde_json::Value = serde_json::from_str(&json(&diagnosis)).unwrap();
+        assert_eq!(value["can_make_boxes"], diagnosis.can_make_boxes);
+        assert_eq!(
+            value["checks"].as_array().unwrap().len(),
+            diagnosis.checks.len()
+        );
+        assert_eq!(value["checks"][0]["what"], "kernel");
+    }
+}

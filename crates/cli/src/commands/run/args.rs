@@ -1,0 +1,218 @@
+//! The options of `tare run`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare run -- python3 -c 'print(1 + 1)'
+  tare run --timeout 30s --memory 256m --pids 64 -- ./judge submission
+  tare run -v ./project:/work:ro -w /work -- make test
+  tare run -it -- bash
+  tare run --json --timeout 5s -- node script.js
+  tare run --contain --timeout 1h -- bwrap --ro-bind / / sh";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  the command's own; 128+N when signal N ended it; 124 after the timeout;
+  125 when tare failed or was used wrongly; 126 when the command cannot be
+  executed; 127 when there is no such command.
+
+Sizes are bytes or 64k, 512m, 1.5g (binary). Durations are 500ms, 30s, 1h30m,
+or bare seconds. The first SIGINT or SIGTERM goes to the command, a second one
+ends the box.";
+
+/// Run a command in a fresh box, attached, and leave nothing behind
+///
+/// The box has its own processes, files, network and users. It sees the host's
+/// programs read-only, no other file of the host, no network, and none of the
+/// host's environment. Whatever it started ends with it.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub struct RunArgs {
+    /// End the box after this time, with exit code 124 [default: none]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub timeout: Option<String>,
+
+    /// Memory of the whole box, at least 6m [default: 512m]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub memory: Option<String>,
+
+    /// Processors' worth of time, such as 0.5 [default: all]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub cpus: Option<String>,
+
+    /// Processes and threads, tare's own one included, at least 3 [default: 256]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub pids: Option<String>,
+
+    /// Open descriptors of each process [default: 1024]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub nofile: Option<String>,
+
+    /// Writable space: /tmp, the working directory, changes to the root; gone
+    /// with the box [default: 256m]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub scratch: Option<String>,
+
+    /// How much output is passed on, stdout and stderr together; the rest is
+    /// dropped, and that is said [default: 64m]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        allow_hyphen_values = true,
+        help_heading = "Limits"
+    )]
+    pub output_limit: Option<String>,
+
+    /// End the box when its output passes the limit, with exit code 137
+    #[arg(long, help_heading = "Limits")]
+    pub output_kill: bool,
+
+    /// Set a variable of the command's environment; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE", help_heading = "Command")]
+    pub env: Vec<OsString>,
+
+    /// Read variables from a file, a KEY=VALUE on each line; may be repeated,
+    /// and --env wins over it
+    #[arg(long, value_name = "FILE", help_heading = "Command")]
+    pub env_file: Vec<PathBuf>,
+
+    /// Working directory inside the box [default: /work]
+    #[arg(short, long, value_name = "DIR", help_heading = "Command")]
+    pub workdir: Option<PathBuf>,
+
+    /// User and group inside the box, in digits; even 0 has no power there
+    /// without --root [default: 1000:1000]
+    #[arg(
+        short,
+        long,
+        value_name = "UID[:GID]",
+        allow_hyphen_values = true,
+        help_heading = "Command"
+    )]
+    pub user: Option<String>,
+
+    /// Pass standard input to the command even when it is a terminal
+    #[arg(short, long, help_heading = "Command")]
+    pub interactive: bool,
+
+    /// Give the command a terminal of its own
+    #[arg(short, long, help_heading = "Command")]
+    pub tty: bool,
+
+    /// Put a directory or file of the host into the box; it acts there as the
+    /// owner of what it is given; may be repeated
+    #[arg(
+        short,
+        long,
+        value_name = "HOST:BOX[:ro]",
+        help_heading = "Files and network"
+    )]
+    pub volume: Vec<OsString>,
+
+    /// Use this directory as the box's root; it is never changed [default: the
+    /// host's programs and libraries, read-only]
+    #[arg(long, value_name = "DIR", help_heading = "Files and network")]
+    pub rootfs: Option<PathBuf>,
+
+    /// The network: none has only a loopback of its own [default: none]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "none|host",
+        hide_possible_values = true,
+        help_heading = "Files and network"
+    )]
+    pub net: Option<Net>,
+
+    /// Run as uid 0 of the box, with the capabilities to change owners and
+    /// users inside it; on the host it is nobody
+    #[arg(long, conflicts_with = "user", help_heading = "Isolation")]
+    pub root: bool,
+
+    /// Which system calls there are: debug adds ptrace, strict takes away SysV
+    /// IPC, unconfined filters nothing [default: default]
+    #[arg(long, value_enum, value_name = "PROFILE", help_heading = "Isolation")]
+    pub seccomp: Option<Seccomp>,
+
+    /// Only contain processes: limits and the one way out around a launcher
+    /// such as bwrap or qemu; the host's files, network and user stay as they are
+    #[arg(
+        long,
+        conflicts_with_all = ["rootfs", "volume", "net", "root", "user", "seccomp", "scratch"],
+        help_heading = "Isolation"
+    )]
+    pub contain: bool,
+
+    /// A name for the box
+    #[arg(
+        long,
+        value_name = "NAME",
+        allow_hyphen_values = true,
+        help_heading = "Box"
+    )]
+    pub name: Option<String>,
+
+    /// A label for the box; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", help_heading = "Box")]
+    pub label: Vec<String>,
+
+    /// Say nothing of tare's own on stderr but errors
+    #[arg(long, help_heading = "Box")]
+    pub quiet: bool,
+
+    /// Pass no output on; print one JSON object with it at the end
+    #[arg(long, conflicts_with = "tty", help_heading = "Box")]
+    pub json: bool,
+
+    /// The command and its arguments; everything after it is its own
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Net {
+    None,
+    Host,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Seccomp {
+    Default,
+    Debug,
+    Strict,
+    Unconfined,
+}

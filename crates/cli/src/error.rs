@@ -1,0 +1,111 @@
+//! Errors at the edge: one line on stderr, one exit code.
+
+use std::error::Error as StdError;
+use std::io::{self, Write};
+
+use tare_engine::spec::received::escaped;
+use tare_engine::{Error, ErrorKind};
+
+/// Longer lines are cut: an error has to be read, not scrolled through.
+const LINE_CHARS_MAX: usize = 1000;
+
+/// `run` keeps its own failures apart from the command's codes.
+pub const RUN_FAILED: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// The exit code of `run` for an error.
+pub fn run_code(error: &Error) -> u8 {
+    match error.kind() {
+        ErrorKind::CommandNotFound => NOT_FOUND,
+        ErrorKind::CommandNotExecutable => NOT_EXECUTABLE,
+        ErrorKind::BadRequest | ErrorKind::Unsupported | ErrorKind::Failed => RUN_FAILED,
+    }
+}
+
+/// What was tried: why it failed (what to do), on one line.
+pub fn sentence(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut hint = error.hint();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        let cause_hint = cause.downcast_ref::<Error>().and_then(Error::hint);
+        hint = hint.or(cause_hint);
+        source = cause.source();
+    }
+    if let Some(hint) = hint {
+        text += &format!(" ({hint})");
+    }
+    one_line(&text)
+}
+
+/// `error` with the option that it came by.
+pub fn of_option(option: &str, error: Error) -> Error {
+    Error::new(error.kind(), format!("bad value for {option}")).because(error)
+}
+
+pub fn print_error(error: &Error) {
+    print_note(&sentence(error));
+}
+
+/// A line of tare's own on stderr.
+pub fn print_note(sentence: &str) {
+    // Nothing is left to do about a stderr that cannot be written.
+    let _ = writeln!(io::stderr(), "tare: {}", one_line(sentence));
+}
+
+/// A result on stdout. What reads it may be gone, which is its own affair;
+/// that it cannot be written otherwise is an error.
+pub fn print_result(text: &str) -> Result<(), Error> {
+    let mut stdout = io::stdout();
+    let written = stdout.write_all(text.as_bytes());
+    match written.and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::new(ErrorKind::Failed, "cannot write the result to stdout").because(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    let line = escaped(text);
+    match line.char_indices().nth(LINE_CHARS_MAX) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_its_message_its_causes_and_a_hint() {
+        let cause = Error::new(ErrorKind::BadRequest, "'x\ny' is bad").with_hint("try z");
+        let error = of_option("--thing", cause);
+        assert_eq!(
+            sentence(&error),
+            "bad value for --thing: 'x\\ny' is bad (try z)"
+        );
+        let io_error = io::Error::from_raw_os_error(2);
+        let error = Error::new(ErrorKind::Failed, "cannot open it").because(io_error);
+        assert_eq!(
+            sentence(&error),
+            "cannot open it: No such file or directory (os error 2)"
+        );
+    }
+
+    #[test]
+    fn codes_keep_the_commands_failures_apart_from_tares() {
+        for (kind, code) in [
+            (ErrorKind::CommandNotFound, 127),
+            (ErrorKind::CommandNotExecutable, 126),
+            (ErrorKind::BadRequest, 125),
+            (ErrorKind::Unsupported, 125),
+            (ErrorKind::Failed, 125),
+        ] {
+            assert_eq!(run_code(&Error::new(kind, "x")), code);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The two ends of a stream: where bytes come from, where they go.
+//!
+//! The ends that tare made are its own, and non-blocking. The caller's are
+//! borrowed, and their flags are never changed: other programs share the open
+//! file behind them (E034). So writing to one that could block happens only
+//! after `poll` said that it will not.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::net::{RecvFlags, SendFlags};
+
+/// At most this much goes to a descriptor that may block, after `POLLOUT`: a
+/// pipe that is writable has room for `PIPE_BUF` bytes (pipe(7)).
+const BLOCKING_WRITE_BYTES_MAX: usize = 4096;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Pipe,
+    File,
+    Socket,
+    /// Terminals and other devices.
+    Device,
+}
+
+#[derive(Debug)]
+enum Descriptor<'fd> {
+    Ours(OwnedFd),
+    Callers(BorrowedFd<'fd>),
+}
+
+#[derive(Debug)]
+pub struct End<'fd> {
+    descriptor: Descriptor<'fd>,
+    kind: Kind,
+}
+
+impl<'fd> End<'fd> {
+    /// An end that tare made itself.
+    pub fn ours(fd: OwnedFd) -> Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        Ok(Self {
+            kind: kind(fd.as_fd())?,
+            descriptor: Descriptor::Ours(fd),
+        })
+    }
+
+    /// A descriptor that tare was started with.
+    pub fn callers(fd: BorrowedFd<'fd>) -> Result<Self> {
+        Ok(Self {
+            kind: kind(fd)?,
+            descriptor: Descriptor::Callers(fd),
+        })
+    }
+
+    /// Whether a read or write returns rather than waits for another process.
+    pub fn never_waits(&self) -> bool {
+        match (&self.descriptor, self.kind) {
+            (Descriptor::Ours(_), _) | (_, Kind::File | Kind::Socket) => true,
+            (Descriptor::Callers(_), Kind::Pipe | Kind::Device) => false,
+        }
+    }
+
+    /// splice(2) needs a pipe on one side. Devices and sockets are kept out:
+    /// they may block in it whatever the flags say.
+    pub fn can_splice_to(&self, sink: &End<'_>) -> bool {
+        matches!(
+            (self.kind, sink.kind),
+            (Kind::Pipe, Kind::Pipe | Kind::File) | (Kind::File, Kind::Pipe)
+        )
+    }
+
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize> {
+        match self.kind {
+            Kind::Socket => rustix::net::recv(self, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n),
+            Kind::Pipe | Kind::File | Kind::Device => rustix::io::read(self, buffer),
+        }
+    }
+
+    /// As much as goes without waiting, provided that the end was found ready
+    /// where [`Self::never_waits`] is false.
+    pub fn write(&self, bytes: &[u8]) -> Result<usize> {
+        let safe = match self.never_waits() {
+            true => bytes,
+            false => &bytes[..bytes.len().min(BLOCKING_WRITE_BYTES_MAX)],
+        };
+        match self.kind {
+            Kind::Socket => {
+                rustix::net::send(self, safe, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            }
+            Kind::Pipe | Kind::File | Kind::Device => rustix::io::write(self, safe),
+        }
+    }
+}
+
+impl AsFd for End<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.descriptor {
+            Descriptor::Ours(fd) => fd.as_fd(),
+            Descriptor::Callers(fd) => *fd,
+        }
+    }
+}
+
+/// Whether the other side went away, as opposed to something being wrong.
+pub fn is_closed(errno: Errno) -> bool {
+    matches!(errno, Errno::PIPE | Errno::CONNRESET)
+}
+
+fn kind(fd: BorrowedFd<'_>) -> Result<Kind> {
+    let mode = rustix::fs::fstat(fd)?.st_mode;
+    Ok(match FileType::from_raw_mode(mode) {
+        FileType::Fifo => Kind::Pipe,
+        FileType::RegularFile => Kind::File,
+        FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Directory
+        | FileType::Symlink
+        | FileType::Unknown => Kind::Device,
+    })
+}

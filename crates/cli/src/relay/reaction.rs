@@ -1,0 +1,74 @@
+//! What a signal to tare means for its box.
+
+use std::io;
+
+use rustix::process::Signal;
+use tare_kernel::signals::SignalFd;
+
+/// What tare takes over from its own process while a box is attached.
+pub const SIGNALS: [Signal; 7] = [
+    Signal::INT,
+    Signal::TERM,
+    Signal::HUP,
+    Signal::QUIT,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::WINCH,
+];
+
+/// What the loop does about a signal to tare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reaction {
+    Pass,
+    EndBox,
+    Resize,
+}
+
+/// The first signal that asks to stop goes to the command, the next one ends
+/// the box; what only informs always goes to the command.
+pub fn react(signal: i32, asked: Option<i32>) -> Reaction {
+    match Signal::from_named_raw(signal) {
+        Some(Signal::WINCH) => Reaction::Resize,
+        Some(Signal::USR1 | Signal::USR2) => Reaction::Pass,
+        Some(_) | None if asked.is_some() => Reaction::EndBox,
+        Some(_) | None => Reaction::Pass,
+    }
+}
+
+/// Whether it asks to stop, as opposed to telling something.
+pub fn asks(signal: i32) -> bool {
+    !matches!(
+        Signal::from_named_raw(signal),
+        Some(Signal::WINCH | Signal::USR1 | Signal::USR2)
+    )
+}
+
+/// Whether one of the signals that have come asks to stop.
+pub fn asks_to_stop(signals: &SignalFd) -> io::Result<bool> {
+    while let Some(signal) = signals.next()? {
+        if asks(signal) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_signal_goes_to_the_command_and_the_second_ends_the_box() {
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
+            let number = signal.as_raw();
+            assert_eq!(react(number, None), Reaction::Pass);
+            assert_eq!(react(number, Some(2)), Reaction::EndBox);
+            assert!(asks(number));
+        }
+        for signal in [Signal::USR1, Signal::USR2] {
+            assert_eq!(react(signal.as_raw(), Some(2)), Reaction::Pass);
+            assert!(!asks(signal.as_raw()));
+        }
+        assert_eq!(react(Signal::WINCH.as_raw(), Some(2)), Reaction::Resize);
+    }
+}

@@ -1,0 +1,204 @@
+//! The loop, with a box that is only its pipes and its events.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::*;
+
+/// A box's events, told by hand.
+struct Told {
+    events: VecDeque<Event>,
+    bell: File,
+    passed: Vec<i32>,
+    killed: Cell<bool>,
+}
+
+impl Session for Told {
+    fn events_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn signal(&mut self, signal: i32) -> Result<(), Error> {
+        self.passed.push(signal);
+        Ok(())
+    }
+
+    fn kill(&self) {
+        self.killed.set(true);
+    }
+}
+
+fn pipe() -> (File, File) {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    (File::from(reader), File::from(writer))
+}
+
+/// Hung up, so always readable.
+fn told(events: impl IntoIterator<Item = Event>) -> Told {
+    Told {
+        events: events.into_iter().collect(),
+        bell: pipe().0,
+        passed: Vec::new(),
+        killed: Cell::new(false),
+    }
+}
+
+fn caller(file: &File) -> Caller<'_> {
+    Caller {
+        stdin: file.as_fd(),
+        stdout: file.as_fd(),
+        stderr: file.as_fd(),
+    }
+}
+
+fn streams(stdout: File, stderr: File) -> Streams {
+    Streams {
+        stdin: None,
+        stdout: Some(stdout.into()),
+        stderr: Some(stderr.into()),
+    }
+}
+
+/// None of these is sent here: signals to a test would end the others too.
+fn signals() -> SignalFd {
+    SignalFd::open(&[]).unwrap()
+}
+
+#[test]
+fn what_was_written_before_the_end_arrives_after_it() {
+    let null = File::open("/dev/null").unwrap();
+    let ((stdout, mut out), (stderr, mut err)) = (pipe(), pipe());
+    out.write_all(b"hello ").unwrap();
+    err.write_all(b"oops").unwrap();
+    let budget = Budget::new(100);
+    let mut relay = Relay::new(
+        caller(&null),
+        streams(stdout, stderr),
+        Output::Keep,
+        budget,
+        PastLimit::Kill,
+    )
+    .unwrap();
+    let mut session = told([Event::Started, Event::Exited(Exit::Code(3))]);
+    let outcome = relay.until_end(&mut session, &signals());
+    assert!(matches!(outcome, Outcome::Exited(Exit::Code(3))));
+    out.write_all(b"world").unwrap();
+    drop((out, err));
+    relay.drain(&outcome, &signals()).unwrap();
+    assert_eq!(
+        relay.into_kept(),
+        [b"hello world".to_vec(), b"oops".to_vec()]
+    );
+    assert!(!session.killed.get());
+}
+
+#[test]
+fn output_past_the_limit_ends_the_box_when_asked_to() {
+    let null = File::open("/dev/null").unwrap();
+    let ((stdout, mut out), (stderr, _err)) = (pipe(), pipe());
+    out.write_all(b"too much").unwrap();
+    let (bell, _ringer) = pipe();
+    let mut session = told([]);
+    session.bell = bell;
+    let mut relay = Relay::new(
+        caller(&null),
+        streams(stdout, stderr),
+        Output::Keep,
+        Budget::new(3),
+        PastLimit::Kill,
+    )
+    .unwrap();
+    let outcome = relay.until_end(&mut session, &signals());
+    assert!(matches!(outcome, Outcome::OutputKilled));
+    assert!(session.killed.get());
+    assert_eq!(relay.into_kept()[0], b"too");
+}
+
+/// E044
+#[test]
+fn a_pipe_that_somebody_still_holds_does_not_hold_up_the_end() {
+    let null = File::open("/dev/null").unwrap();
+    let ((stdout, mut out), (stderr, _held)) = (pipe(), pipe());
+    out.write_all(b"hi").unwrap();
+    let mut relay = Relay::new(
+        caller(&null),
+        streams(stdout, stderr),
+        Output::Keep,
+        Budget::new(100),
+        PastLimit::Truncate,
+    )
+    .unwrap();
+    let before = Instant::now();
+    relay.drain(&Outcome::Interrupted(2), &signals()).unwrap();
+    assert!(before.elapsed() < DRAIN_SILENCE);
+    assert_eq!(relay.into_kept()[0], b"hi");
+}
+
+#[test]
+fn a_slow_reader_gets_everything_after_the_end() {
+    let (mut reader, caller_side) = pipe();
+    let ((stdout, mut out), (stderr, err)) = (pipe(), pipe());
+    drop(err);
+    let feeder = std::thread::spawn(move || out.write_all(&[7; 300_000]).unwrap());
+    let drinker = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).unwrap();
+        got.len()
+    });
+    let mut relay = Relay::new(
+        caller(&caller_side),
+        streams(stdout, stderr),
+        Output::Pass,
+        Budget::new(1 << 20),
+        PastLimit::Truncate,
+    )
+    .unwrap();
+    relay.drain(&Outcome::TimedOut, &signals()).unwrap();
+    drop(relay);
+    drop(caller_side);
+    feeder.join().unwrap();
+    assert_eq!(drinker.join().unwrap(), 300_000);
+}
+
+#[test]
+fn stdin_reaches_the_command_while_it_runs() {
+    let (question, mut asker) = pipe();
+    asker.write_all(b"question").unwrap();
+    drop(asker);
+    let (mut command, stdin) = pipe();
+    let streams = Streams {
+        stdin: Some(stdin.into()),
+        stdout: None,
+        stderr: None,
+    };
+    let mut session = told([]);
+    let (bell, ringer) = pipe();
+    session.bell = bell;
+    let mut relay = Relay::new(
+        caller(&question),
+        streams,
+        Output::Pass,
+        Budget::new(1),
+        PastLimit::Truncate,
+    )
+    .unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut got = String::new();
+        command.read_to_string(&mut got).unwrap();
+        drop(ringer);
+        got
+    });
+    session.events.push_back(Event::Gone);
+    let outcome = relay.until_end(&mut session, &signals());
+    assert!(matches!(outcome, Outcome::Gone));
+    assert_eq!(reader.join().unwrap(), "question");
+}
