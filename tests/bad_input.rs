@@ -144,10 +144,11 @@ fn too_few_processes_or_descriptors_are_refused_or_work() {
         ("--nofile", "1"),
         ("--nofile", "3"),
     ] {
-        let output = tare.run([option, value, "--", "true"]);
+        let output = tare.run([option, value, "--", "echo", "up"]);
         // Never a box that cannot start without a word why.
         assert!(
-            output.code == 0 || !output.stderr.is_empty() && output.code >= 125,
+            output.code == 0 && output.stdout_text() == "up\n"
+                || !output.stderr.is_empty() && output.code >= 125,
             "{output}"
         );
     }

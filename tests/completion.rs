@@ -26,7 +26,9 @@ fn bash_can_read_its_script() {
         skip!("bash is not installed");
     }
     let directory = TemporaryDirectory::new();
-    let script = directory.write("completion", tare.call(["completion", "bash"]).ok().stdout);
+    let completion = tare.call(["completion", "bash"]).ok().stdout;
+    assert!(!completion.is_empty());
+    let script = directory.write("completion", completion);
     let status = Command::new("bash").arg("-n").arg(script).status().unwrap();
     assert!(status.success());
 }

@@ -547,7 +547,11 @@ print(zombies())";
 fn a_hundred_boxes_one_after_the_other() {
     let tare = tare!();
     for round in 0..100 {
-        tare.run(["--", "true"]).ok().said_nothing();
+        let number = round.to_string();
+        tare.run(["--", "echo", &number])
+            .ok()
+            .printed(&format!("{number}\n"))
+            .said_nothing();
         if round % 10 == 0 {
             let left = tare.difference_now();
             assert!(left.is_empty(), "after {round}: {}", left.join("\n"));

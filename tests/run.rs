@@ -170,14 +170,14 @@ fn the_user_is_the_one_asked_for() {
 #[test]
 fn the_hostname_is_the_boxs_own() {
     let tare = tare!();
-    let host = rustix_hostname();
+    let host = hostname();
     let output = tare.run(["--", "uname", "-n"]).ok();
     let name = output.stdout_text();
     assert!(!name.trim().is_empty());
     assert_ne!(name.trim(), host, "{output}");
 }
 
-fn rustix_hostname() -> String {
+fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("/proc is mounted");
     name.trim().to_owned()
 }
@@ -185,18 +185,33 @@ fn rustix_hostname() -> String {
 #[test]
 fn names_and_labels_are_accepted() {
     let tare = tare!();
-    tare.run([
+    let options = [
         "--name",
         "web-1.a_b",
         "--label",
         "team=red",
         "--label",
         "empty=",
-        "--",
-        "true",
-    ])
-    .ok()
-    .said_nothing();
+    ];
+    tare.run(options.into_iter().chain(["--", "echo", "up"]))
+        .ok()
+        .printed("up\n")
+        .said_nothing();
+}
+
+/// B087
+#[test]
+fn a_name_belongs_to_one_box_at_a_time() {
+    let tare = tare!();
+    let mut first = tare.spawn(["--name", "mine", "--", "sh", "-c", "echo up; read line"]);
+    first.see("up");
+    tare.run(["--name", "mine", "--", "true"])
+        .exited(125)
+        .printed("")
+        .said(&["mine"]);
+    first.write(b"\n");
+    first.wait().ok();
+    tare.run(["--name", "mine", "--", "true"]).ok();
 }
 
 /// B034

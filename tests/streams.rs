@@ -92,13 +92,18 @@ fn the_end_of_input_reaches_the_command() {
 #[test]
 fn an_empty_input_ends_at_once() {
     let tare = tare!();
-    tare.run(["--", "cat"]).ok().printed("");
+    tare.run(["--", "sh", "-c", "cat; echo over"])
+        .ok()
+        .printed("over\n");
 }
 
 #[test]
 fn input_that_nobody_reads_stops_nothing() {
     let tare = tare!();
-    let output = tare.with_stdin(vec![b'x'; 4 << 20], ["--", "true"]).ok();
+    let output = tare
+        .with_stdin(vec![b'x'; 4 << 20], ["--", "echo", "over"])
+        .ok()
+        .printed("over\n");
     assert!(output.lasted < SOON, "{output}");
 }
 
@@ -211,7 +216,8 @@ fn a_box_cannot_make_the_callers_streams_non_blocking() {
     let tare = tare!();
     let script = "import fcntl, os
 for fd in (0, 1, 2):
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)";
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
+print(all(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK for fd in (0, 1, 2)))";
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut command = tare.command(["run", "--", "python3", "-c", script]);
     command
@@ -222,7 +228,7 @@ for fd in (0, 1, 2):
     let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
     drop(writer);
-    let mut rest = Vec::new();
-    reader.read_to_end(&mut rest).unwrap();
-    assert!(rest.is_empty());
+    let mut printed = String::new();
+    reader.read_to_string(&mut printed).unwrap();
+    assert_eq!(printed, "True\n");
 }
