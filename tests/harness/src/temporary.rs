@@ -7,6 +7,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// What the paths of all temporary directories of this process begin with.
+pub fn own_prefix() -> String {
+    let name = format!("tare-test-{}-", std::process::id());
+    let prefix = std::env::temp_dir().join(name);
+    prefix.to_string_lossy().into_owned()
+}
+
 /// Fresh and empty, mode 0755. Its name begins with `tare`, so that the oracle
 /// sees it when a test forgets it.
 #[derive(Debug)]
@@ -18,8 +25,7 @@ impl TemporaryDirectory {
     #[expect(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("tare-test-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = PathBuf::from(format!("{}{number}", own_prefix()));
         fs::create_dir(&path)
             .unwrap_or_else(|error| panic!("cannot make {}: {error}", path.display()));
         set_mode(&path, 0o755);
