@@ -1,1 +1,54 @@
-//! The host, before and after.
+//! The leak oracle: runs `tare` from outside and proves that the host came back
+//! to what it was.
+//!
+//! A test starts with [`tare!`], which waits for its turn on this host, remembers
+//! what the host looks like and makes a private state root. When the value is
+//! dropped, the host must look the same again; every difference is printed and
+//! fails the test. The oracle has tests of its own (`tests/oracle.rs`) that leak
+//! one thing of each class on purpose, because an oracle that sees nothing finds
+//! nothing.
+//!
+//! Nothing here knows the engine: what is observed comes from the kernel alone.
+
+mod capture;
+pub mod fixture;
+mod running;
+pub mod skip;
+mod snapshot;
+mod tare;
+mod temporary;
+mod terminal;
+mod turn;
+mod wait;
+
+pub use running::{Output, Running};
+pub use snapshot::Snapshot;
+pub use snapshot::cgroup::hierarchies;
+pub use snapshot::process::{Process, box_processes, processes};
+pub use tare::Tare;
+pub use temporary::TemporaryDirectory;
+pub use terminal::{TerminalSize, UnderTerminal};
+pub use turn::Turn;
+pub use wait::{eventually, eventually_within};
+
+/// A [`Tare`] on the binary under test; `tare!(unprivileged)` runs it as a user
+/// without any privilege.
+#[macro_export]
+macro_rules! tare {
+    () => {
+        $crate::Tare::start(env!("CARGO_BIN_EXE_tare"))
+    };
+    (unprivileged) => {
+        $crate::Tare::start_unprivileged(env!("CARGO_BIN_EXE_tare"))
+    };
+}
+
+/// Ends the test aloud, for a reason that lies in the host and not in tare.
+#[macro_export]
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        fn here() {}
+        $crate::skip::announce(::std::any::type_name_of_val(&here), &format!($($why)*));
+        return;
+    }};
+}

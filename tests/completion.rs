@@ -1,0 +1,42 @@
+//! `tare completion`: scripts that the shells accept.
+
+use std::process::Command;
+
+use tare_harness::skip::has_program;
+use tare_harness::{TemporaryDirectory, skip, tare};
+
+#[test]
+fn every_shell_gets_a_script_that_knows_the_options() {
+    let tare = tare!();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = tare.call(["completion", shell]).ok().said_nothing();
+        for word in ["tare", "run", "doctor", "memory", "timeout"] {
+            assert!(
+                output.stdout_text().contains(word),
+                "{shell}: {word} is missing"
+            );
+        }
+    }
+}
+
+#[test]
+fn bash_can_read_its_script() {
+    let tare = tare!();
+    if !has_program("bash") {
+        skip!("bash is not installed");
+    }
+    let directory = TemporaryDirectory::new();
+    let completion = tare.call(["completion", "bash"]).ok().stdout;
+    assert!(!completion.is_empty());
+    let script = directory.write("completion", completion);
+    let status = Command::new("bash").arg("-n").arg(script).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn a_shell_that_is_unknown_is_refused() {
+    let tare = tare!();
+    let output = tare.call(["completion", "tcsh"]).exited(2).printed("");
+    assert!(output.stderr_text().contains("tcsh"), "{output}");
+    tare.call(["completion"]).exited(2).printed("");
+}

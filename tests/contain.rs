@@ -1,0 +1,158 @@
+//! `--contain`: only the processes are contained; the files, the network and the
+//! user are the host's.
+
+use std::fs;
+
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{TemporaryDirectory, skip, tare};
+
+#[test]
+fn a_contained_command_has_the_hosts_files_and_network() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("in", "of the host\n");
+    let made = directory.join("out");
+    let script = format!(
+        "cat {} && readlink /proc/self/ns/net && echo made > {}",
+        file.display(),
+        made.display()
+    );
+    let network = fs::read_link("/proc/self/ns/net").unwrap();
+    tare.run(["--contain", "--", "sh", "-c", &script])
+        .ok()
+        .printed(&format!("of the host\n{}\n", network.display()));
+    assert_eq!(fs::read_to_string(made).unwrap(), "made\n");
+}
+
+#[test]
+fn a_contained_command_is_the_same_user_in_the_same_place() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let mut command = tare.command(["run", "--contain", "--", "sh", "-c", "id -u; pwd"]);
+    let output = command.current_dir(directory.path()).output().unwrap();
+    let uid = rustix::process::geteuid().as_raw();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("{uid}\n{}\n", directory.text())
+    );
+}
+
+#[test]
+fn a_contained_command_is_in_other_pid_and_ipc_namespaces() {
+    let tare = tare!();
+    let output = tare
+        .run([
+            "--contain",
+            "--",
+            "sh",
+            "-c",
+            "readlink /proc/self/ns/pid /proc/self/ns/ipc",
+        ])
+        .ok();
+    for kind in ["pid", "ipc"] {
+        let ours = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap();
+        assert!(
+            output.stdout_text().contains(&format!("{kind}:[")),
+            "{output}"
+        );
+        assert!(
+            !output.stdout_text().contains(ours.to_str().unwrap()),
+            "{output}"
+        );
+    }
+}
+
+#[test]
+fn a_contained_command_has_its_exit_code_limits_and_timeout() {
+    let tare = tare!();
+    tare.run(["--contain", "--", "sh", "-c", "exit 7"])
+        .exited(7);
+    tare.run(["--contain", "--nofile", "77", "--", "sh", "-c", "ulimit -n"])
+        .ok()
+        .printed("77\n");
+    tare.run(["--contain", "--timeout", "1s", "--", "sleep", "1000"])
+        .exited(124);
+    tare.run(["--contain", "--", "no-such-program"]).exited(127);
+}
+
+/// leak A2
+#[test]
+fn bubblewrap_inside_of_a_contained_box_leaves_nothing() {
+    let tare = tare!();
+    if !has_program("bwrap") {
+        skip!("bwrap is not installed");
+    }
+    let bwrap = [
+        "bwrap",
+        "--ro-bind",
+        "/",
+        "/",
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--unshare-all",
+    ];
+    let inside = |script: &'static str| {
+        let mut call = vec!["--contain", "--timeout", "2s", "--"];
+        call.extend(bwrap);
+        call.extend(["sh", "-c", script]);
+        call
+    };
+    tare.run(inside("echo in; exit 5"))
+        .exited(5)
+        .printed("in\n");
+    // Daemons that outlive the command of bwrap, in its own PID namespace.
+    tare.run(inside(
+        "setsid sleep 1000 & setsid sleep 1000 & echo up; wait",
+    ))
+    .exited(124)
+    .printed("up\n");
+}
+
+#[test]
+fn nested_namespaces_inside_of_a_contained_box_leave_nothing() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root may unshare these namespaces alone");
+    }
+    let nested = "unshare --pid --fork unshare --pid --net --mount --fork sh -c 'trap \"\" TERM INT HUP; setsid sleep 1000 & echo nested; sleep 1000'";
+    tare.run(["--contain", "--timeout", "2s", "--", "sh", "-c", nested])
+        .exited(124)
+        .printed("nested\n");
+    // The command ends while the nested tree lives.
+    let leave = format!("{nested} | {{ read line; kill -9 $$; }}");
+    tare.run(["--contain", "--", "sh", "-c", &leave])
+        .exited(137);
+}
+
+/// leak D1
+#[test]
+fn nested_cgroups_made_by_a_contained_box_are_removed() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root may make cgroups");
+    }
+    let Some(unified) = unified_hierarchy() else {
+        skip!("there is no cgroup version 2 on this host");
+    };
+    let script = format!(
+        "own={unified}$(sed -n 's/^0:://p' /proc/self/cgroup)
+         mkdir -p $own/a/b/c $own/d && echo made
+         sh -c 'trap \"\" TERM; echo 0 > $0/a/b/c/cgroup.procs && echo moved; sleep 1000' $own &
+         wait"
+    );
+    let output = tare.run(["--contain", "--timeout", "2s", "--", "sh", "-c", &script]);
+    let output = output.exited(124);
+    assert!(output.stdout_text().starts_with("made\n"), "{output}");
+}
+
+fn unified_hierarchy() -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
+    let mut fields = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>());
+    fields
+        .find(|fields| fields.get(2) == Some(&"cgroup2"))
+        .map(|fields| fields[1].to_owned())
+}

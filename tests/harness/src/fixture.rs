@@ -1,0 +1,55 @@
+//! Things that boxes are made of in more than one test.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::skip::has_program;
+use crate::temporary::TemporaryDirectory;
+
+/// Compiles a C program into `directory`; `None` when this host has no compiler.
+pub fn compiled(directory: &TemporaryDirectory, name: &str, source: &str) -> Option<PathBuf> {
+    if !has_program("gcc") {
+        return None;
+    }
+    let program = directory.join(name);
+    let file = directory.write(&format!("{name}.c"), source);
+    let status = Command::new("gcc")
+        .args(["-O1", "-pthread", "-o"])
+        .arg(&program)
+        .arg(&file)
+        .status()
+        .expect("gcc can be started");
+    assert!(status.success(), "{name}.c does not compile");
+    fs::remove_file(file).expect("the source is ours");
+    Some(program)
+}
+
+/// A root directory with a static busybox and nothing that tare could rely on: no
+/// `/proc`, no `/dev`, no `/tmp`. `None` when this host has no static busybox.
+pub fn busybox_root() -> Option<TemporaryDirectory> {
+    let busybox = ["/usr/bin/busybox", "/bin/busybox"]
+        .iter()
+        .map(Path::new)
+        .find(|path| path.exists() && is_static(path))?;
+    let root = TemporaryDirectory::new();
+    fs::create_dir(root.join("bin")).expect("the root is fresh");
+    fs::copy(busybox, root.join("bin/busybox")).expect("busybox can be copied");
+    for applet in ["sh", "cat", "ls", "rm", "id", "echo", "mkdir", "touch"] {
+        symlink("busybox", root.join("bin").join(applet)).expect("the root is fresh");
+    }
+    root.write("marker", "from the source\n");
+    Some(root)
+}
+
+/// Whether the program names no interpreter (`PT_INTERP`) in its ELF header.
+fn is_static(program: &Path) -> bool {
+    const INTERPRETERS: [&[u8]; 2] = [b"/lib64/ld-linux", b"/lib/ld-musl"];
+    const HEAD_BYTES: usize = 4096;
+    let bytes = fs::read(program).unwrap_or_default();
+    let head = &bytes[..bytes.len().min(HEAD_BYTES)];
+    !INTERPRETERS
+        .iter()
+        .any(|needle| head.windows(needle.len()).any(|window| window == *needle))
+}

@@ -1,0 +1,121 @@
+//! The host as it looks now, in everything that a box could leave behind.
+//!
+//! Each class is a set of sentences, so that a difference between two snapshots
+//! is itself readable. A class is read from the kernel (`/proc`, the cgroup file
+//! systems, directories), never from what tare says about itself.
+//!
+//! All classes but one must be equal at the moment at which a command returns.
+//! Namespaces are freed by the kernel in its own time (KERNEL.md, section 2:
+//! usually in 0.1 s, once 5.7 s), so that class is read again for a bounded time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use crate::wait::{PATIENCE, poll};
+
+pub mod cgroup;
+mod file;
+mod ipc;
+mod mount;
+mod namespace;
+pub mod process;
+mod socket;
+
+/// Sentences about things of one class.
+type Things = BTreeSet<String>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    Processes,
+    Descriptors,
+    Cgroups,
+    Mounts,
+    Namespaces,
+    Sockets,
+    Ipc,
+    Files,
+}
+
+impl Class {
+    const ALL: [Self; 8] = [
+        Self::Processes,
+        Self::Descriptors,
+        Self::Cgroups,
+        Self::Mounts,
+        Self::Namespaces,
+        Self::Sockets,
+        Self::Ipc,
+        Self::Files,
+    ];
+
+    fn observe(self, roots: &[PathBuf]) -> Things {
+        match self {
+            Self::Processes => process::observe(),
+            Self::Descriptors => process::observe_descriptors(),
+            Self::Cgroups => cgroup::observe(),
+            Self::Mounts => mount::observe(),
+            Self::Namespaces => namespace::observe(),
+            Self::Sockets => socket::observe(),
+            Self::Ipc => ipc::observe(),
+            Self::Files => file::observe(roots),
+        }
+    }
+
+    /// Whether the kernel frees things of this class after the call that ended
+    /// them has returned.
+    fn is_asynchronous(self) -> bool {
+        matches!(self, Self::Namespaces)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    roots: Vec<PathBuf>,
+    classes: BTreeMap<Class, Things>,
+}
+
+impl Snapshot {
+    /// The host now, with every path under these state roots (and under those
+    /// that tare uses by itself).
+    pub fn take(roots: &[PathBuf]) -> Self {
+        let observe = |class: Class| (class, class.observe(roots));
+        Self {
+            roots: roots.to_vec(),
+            classes: Class::ALL.into_iter().map(observe).collect(),
+        }
+    }
+
+    /// What is different in `later`, a sentence each; empty when nothing is.
+    pub fn difference(&self, later: &Self) -> Vec<String> {
+        let of_class = |class: Class| difference(&self.classes[&class], &later.classes[&class]);
+        Class::ALL.into_iter().flat_map(of_class).collect()
+    }
+
+    /// What is different now. Classes that the kernel frees late get ten seconds.
+    pub fn difference_now(&self) -> Vec<String> {
+        let mut now = Self::take(&self.roots);
+        for class in Class::ALL
+            .into_iter()
+            .filter(|class| class.is_asynchronous())
+        {
+            poll(PATIENCE, || {
+                let settled = now.classes[&class] == self.classes[&class];
+                if !settled {
+                    now.classes.insert(class, class.observe(&self.roots));
+                }
+                settled
+            });
+        }
+        self.difference(&now)
+    }
+}
+
+fn difference(before: &Things, after: &Things) -> Vec<String> {
+    let new = after
+        .difference(before)
+        .map(|thing| format!("new: {thing}"));
+    let gone = before
+        .difference(after)
+        .map(|thing| format!("gone: {thing}"));
+    new.chain(gone).collect()
+}

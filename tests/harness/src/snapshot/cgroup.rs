@@ -1,0 +1,44 @@
+//! Cgroup directories of tare's, in every hierarchy that is mounted.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{Things, mount};
+
+pub fn observe() -> Things {
+    hierarchies()
+        .iter()
+        .flat_map(|root| directories(root))
+        .collect()
+}
+
+/// Where the cgroup hierarchies are mounted, version 1 and 2.
+pub fn hierarchies() -> Vec<PathBuf> {
+    let is_cgroup = |mount: &mount::Mount| matches!(mount.kind.as_str(), "cgroup" | "cgroup2");
+    let mounts = mount::mounts().into_iter().filter(is_cgroup);
+    mounts.map(|mount| mount.point).collect()
+}
+
+/// Whether a directory of this path was made by tare, or lies in one that was.
+pub fn is_of_tare(path: &Path) -> bool {
+    path.components()
+        .any(|part| part.as_os_str().as_encoded_bytes().starts_with(b"tare"))
+}
+
+fn directories(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(directory) = pending.pop() {
+        let below = directory.strip_prefix(root).unwrap_or(&directory);
+        if is_of_tare(below) {
+            found.push(format!("cgroup {}", directory.display()));
+        }
+        // A cgroup may go while we look; then it is not there.
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                pending.push(entry.path());
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,45 @@
+//! Paths under the state roots, and wherever else tare could write.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::Things;
+
+const DEFAULT_ROOT: &str = "/run/tare";
+
+pub fn observe(roots: &[PathBuf]) -> Things {
+    let default = PathBuf::from(DEFAULT_ROOT);
+    let places = roots.iter().cloned().chain([default]).chain(temporary());
+    places.flat_map(|root| paths(&root)).collect()
+}
+
+/// What is called `tare*` where temporary files are.
+fn temporary() -> Vec<PathBuf> {
+    let directories = [PathBuf::from("/tmp"), std::env::temp_dir()];
+    let entries = directories
+        .iter()
+        .flat_map(fs::read_dir)
+        .flatten()
+        .flatten();
+    let of_tare = entries.filter(|e| e.file_name().as_encoded_bytes().starts_with(b"tare"));
+    of_tare.map(|entry| entry.path()).collect()
+}
+
+/// The path itself and all below it, symbolic links not followed.
+fn paths(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(path) = pending.pop() {
+        let Ok(metadata) = path.symlink_metadata() else {
+            continue;
+        };
+        if metadata.is_dir() {
+            let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+            pending.extend(entries.map(|entry| entry.path()));
+            found.push(format!("directory {}", path.display()));
+        } else {
+            found.push(format!("file {}", path.display()));
+        }
+    }
+    found
+}

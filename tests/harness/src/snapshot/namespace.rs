@@ -1,0 +1,21 @@
+//! Network and mount namespaces that some process is in.
+
+use std::fs;
+
+use super::Things;
+use super::process::processes;
+
+pub fn observe() -> Things {
+    processes()
+        .iter()
+        .flat_map(|process| namespaces_of(process.pid))
+        .collect()
+}
+
+fn namespaces_of(pid: u32) -> Vec<String> {
+    ["net", "mnt"]
+        .iter()
+        .filter_map(|kind| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok())
+        .map(|namespace| format!("namespace {}", namespace.display()))
+        .collect()
+}

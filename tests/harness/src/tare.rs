@@ -1,0 +1,242 @@
+//! The program under test, on a state root of its own, with the host's state
+//! before it remembered.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::running::{Output, Running, with_pipes};
+use crate::skip::is_root;
+use crate::snapshot::Snapshot;
+use crate::snapshot::process::box_processes;
+use crate::temporary::{TemporaryDirectory, own_prefix, set_mode};
+use crate::terminal::{TerminalSize, UnderTerminal};
+use crate::turn::Turn;
+use crate::wait::{PATIENCE, poll};
+
+/// A user and group that no file and no process belongs to, and that has no
+/// sub-ids: not `nobody`, whose number the kernel uses for what it cannot map.
+const UNPRIVILEGED_ID: u32 = 65533;
+
+/// What tare keeps in a state root when no box is there; each is a fixed name.
+const FIXED_NAMES: [&str; 3] = ["boxes", "names", "uids"];
+
+/// Who runs the program under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Ourselves,
+    Unprivileged,
+}
+
+#[derive(Debug)]
+pub struct Tare {
+    program: PathBuf,
+    caller: Caller,
+    before: Snapshot,
+    home: Option<TemporaryDirectory>,
+    // Last, so that it is released after everything else was checked and removed.
+    _turn: Turn,
+}
+
+impl Tare {
+    /// Takes the turn and the snapshot, makes the state root.
+    pub fn start(program: impl AsRef<Path>) -> Self {
+        Self::start_as(Caller::Ourselves, program.as_ref())
+    }
+
+    /// The same as a user without any privilege (which takes some to become; who
+    /// has none is that user already).
+    pub fn start_unprivileged(program: impl AsRef<Path>) -> Self {
+        let caller = match is_root() {
+            true => Caller::Unprivileged,
+            false => Caller::Ourselves,
+        };
+        Self::start_as(caller, program.as_ref())
+    }
+
+    fn start_as(caller: Caller, program: &Path) -> Self {
+        let turn = Turn::take();
+        wait_for_orphans();
+        // The state root is made after the snapshot: all that is in it counts.
+        let before = Snapshot::take(&[]);
+        let home = TemporaryDirectory::new();
+        let state_root = home.join("state");
+        fs::create_dir(&state_root).expect("a fresh directory takes a name");
+        set_mode(&state_root, 0o700);
+        let program = match caller {
+            Caller::Ourselves => program.to_owned(),
+            Caller::Unprivileged => reachable_copy(program, &home, &state_root),
+        };
+        Self {
+            program,
+            caller,
+            before,
+            home: Some(home),
+            _turn: turn,
+        }
+    }
+
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    pub fn state_root(&self) -> PathBuf {
+        self.home().join("state")
+    }
+
+    /// `tare ARGS`, not started, for a test that has its own wishes.
+    pub fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args);
+        self.dress(command)
+    }
+
+    /// `sh -c SCRIPT` with the program under test as `$TARE`, for a test that
+    /// needs what only a shell can do to descriptors.
+    pub fn shell(&self, script: &str) -> Output {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("TARE", &self.program);
+        Running::start(with_pipes(self.dress(command), Stdio::null())).wait()
+    }
+
+    /// `tare ARGS`, any command.
+    #[track_caller]
+    pub fn call<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
+        Running::start(with_pipes(self.command(args), Stdio::null())).wait()
+    }
+
+    /// `tare run ARGS`, with an empty standard input.
+    #[track_caller]
+    pub fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
+        Running::start(with_pipes(self.run_command(args), Stdio::null())).wait()
+    }
+
+    /// `tare run ARGS`, with these bytes as standard input.
+    #[track_caller]
+    pub fn with_stdin<A: AsRef<OsStr>>(
+        &self,
+        bytes: impl Into<Vec<u8>>,
+        args: impl IntoIterator<Item = A>,
+    ) -> Output {
+        let mut running = self.spawn(args);
+        running.feed(bytes.into());
+        running.wait()
+    }
+
+    /// `tare run ARGS`, all streams pipes, not waited for.
+    #[track_caller]
+    pub fn spawn<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Running {
+        Running::start(with_pipes(self.run_command(args), Stdio::piped()))
+    }
+
+    /// A command made by [`Self::command`], started with the streams it has.
+    #[track_caller]
+    pub fn start_command(&self, command: Command) -> Running {
+        Running::start(command)
+    }
+
+    /// `tare run ARGS` under a terminal.
+    #[track_caller]
+    pub fn under_terminal<A: AsRef<OsStr>>(
+        &self,
+        size: TerminalSize,
+        args: impl IntoIterator<Item = A>,
+    ) -> UnderTerminal {
+        UnderTerminal::start(&self.run_command(args), size)
+    }
+
+    /// What is different from before, now. Temporary directories of the test do
+    /// not count before its end, nor do the fixed names in the state root.
+    pub fn difference_now(&self) -> Vec<String> {
+        let mut difference = self.before.difference_now();
+        difference.retain(|line| !self.is_expected(line));
+        difference
+    }
+
+    /// The end of the test, where it does not go without saying.
+    pub fn finish(self) {}
+
+    fn run_command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = self.command(["run"]);
+        command.args(args);
+        command
+    }
+
+    fn dress(&self, mut command: Command) -> Command {
+        command.env("TARE_STATE_ROOT", self.state_root());
+        if self.caller == Caller::Unprivileged {
+            // std drops the supplementary groups when it changes the user.
+            command.uid(UNPRIVILEGED_ID).gid(UNPRIVILEGED_ID);
+            command.current_dir("/");
+        }
+        command
+    }
+
+    fn home(&self) -> &TemporaryDirectory {
+        self.home.as_ref().expect("it is there until the end")
+    }
+
+    fn is_expected(&self, line: &str) -> bool {
+        let path = line
+            .trim_start_matches("new: directory ")
+            .trim_start_matches("new: file ");
+        match Path::new(path).strip_prefix(self.state_root()) {
+            Ok(inside) => inside == "" || FIXED_NAMES.iter().any(|name| inside == *name),
+            Err(_) => path.starts_with(&own_prefix()),
+        }
+    }
+
+    /// After a failed test: whatever its boxes still have with a name goes the
+    /// way that every tare command goes first. Best effort, nothing is proven.
+    fn sweep(&self) {
+        let mut command = self.run_command(["--quiet", "--", "true"]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let _ = command.status();
+    }
+}
+
+impl Drop for Tare {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return self.sweep();
+        }
+        let left = self.difference_now();
+        assert!(
+            left.is_empty(),
+            "the host is not as before:\n{}",
+            left.join("\n")
+        );
+        self.home = None;
+        let left = self.before.difference_now();
+        assert!(
+            left.is_empty(),
+            "the test itself left:\n{}",
+            left.join("\n")
+        );
+    }
+}
+
+/// A test that failed may have left a zombie to the host's first process, which
+/// reaps it in its own time (KERNEL.md, fact 8).
+fn wait_for_orphans() {
+    poll(PATIENCE, || {
+        !box_processes().iter().any(|process| process.is_zombie)
+    });
+}
+
+/// The build directory may lie where the unprivileged user cannot reach it.
+fn reachable_copy(program: &Path, home: &TemporaryDirectory, state_root: &Path) -> PathBuf {
+    let copy = home.join("tare");
+    fs::copy(program, &copy)
+        .unwrap_or_else(|error| panic!("cannot copy {}: {error}", program.display()));
+    set_mode(&copy, 0o755);
+    chown(state_root, Some(UNPRIVILEGED_ID), Some(UNPRIVILEGED_ID))
+        .expect("root can give a directory away");
+    copy
+}

@@ -1,0 +1,35 @@
+//! Waiting for a condition that no descriptor announces, never for a time.
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take that is promised to happen "soon": generous,
+/// because a loaded machine is not a bug, and bounded, because a hang is one.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+const STEP: Duration = Duration::from_millis(2);
+
+/// Returns as soon as `condition` holds; fails the test when it does not within
+/// ten seconds.
+#[track_caller]
+pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    eventually_within(PATIENCE, what, condition);
+}
+
+#[track_caller]
+pub fn eventually_within(bound: Duration, what: &str, condition: impl FnMut() -> bool) {
+    assert!(poll(bound, condition), "not within {bound:?}: {what}");
+}
+
+/// Whether `condition` came to hold within `bound`; asked at least once.
+pub fn poll(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + bound;
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(STEP);
+    }
+}

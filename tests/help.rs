@@ -1,0 +1,65 @@
+//! `--help` and `--version`: worth reading, on standard output, nothing else.
+
+use tare_harness::tare;
+
+#[test]
+fn help_names_every_command() {
+    let tare = tare!();
+    let output = tare.call(["--help"]).ok().said_nothing();
+    for command in ["run", "doctor", "completion"] {
+        assert!(output.stdout_text().contains(command), "{output}");
+    }
+}
+
+#[test]
+fn help_of_run_names_every_option_and_every_exit_code() {
+    let tare = tare!();
+    let output = tare.call(["run", "--help"]).ok().said_nothing();
+    let text = output.stdout_text();
+    let words = [
+        "--timeout",
+        "--memory",
+        "--cpus",
+        "--pids",
+        "--nofile",
+        "--scratch",
+        "--output-limit",
+        "--output-kill",
+        "--env",
+        "--env-file",
+        "--workdir",
+        "--user",
+        "--volume",
+        "--rootfs",
+        "--net",
+        "--contain",
+        "--label",
+        "--name",
+        "--quiet",
+        "--json",
+        "--root",
+        "--seccomp",
+        "124",
+        "125",
+        "126",
+        "127",
+    ];
+    for word in words {
+        assert!(text.contains(word), "{word} is missing:\n{text}");
+    }
+}
+
+#[test]
+fn the_version_is_one_line() {
+    let tare = tare!();
+    let output = tare.call(["--version"]).ok().said_nothing();
+    let expected = format!("tare {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(output.stdout_text(), expected);
+}
+
+#[test]
+fn help_goes_into_a_closed_pipe_without_a_panic() {
+    let tare = tare!();
+    let output = tare.shell("\"$TARE\" run --help | true");
+    assert!(!output.stderr_text().contains("panicked"), "{output}");
+}

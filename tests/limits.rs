@@ -1,0 +1,344 @@
+//! Limits: enforced by the kernel, named when they are hit.
+
+use std::time::Duration;
+
+use tare_harness::{Output, Tare, tare};
+
+/// A box that its timeout ends is gone well within this, on any machine.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Touches as many MiB as its argument says.
+const ANONYMOUS: &str = "import sys
+held = [b'x' * 1048576 for _ in range(int(sys.argv[1]))]
+print('held', len(held))";
+
+const MEMFD: &str = "import os, sys
+fd = os.memfd_create('held')
+for _ in range(int(sys.argv[1])):
+    os.write(fd, b'x' * 1048576)
+print('held', os.fstat(fd).st_size >> 20)";
+
+#[test]
+fn memory_past_the_limit_is_killed_and_the_limit_is_named() {
+    let tare = tare!();
+    for script in [ANONYMOUS, MEMFD] {
+        tare.run(["--memory", "64m", "--", "python3", "-c", script, "1024"])
+            .exited(137)
+            .printed("")
+            .said(&["memory", "64"]);
+    }
+}
+
+#[test]
+fn memory_within_the_limit_is_given() {
+    let tare = tare!();
+    for script in [ANONYMOUS, MEMFD] {
+        tare.run(["--memory", "64m", "--", "python3", "-c", script, "32"])
+            .ok()
+            .printed("held 32\n")
+            .said_nothing();
+        tare.run(["--memory", "256m", "--", "python3", "-c", script, "128"])
+            .ok()
+            .printed("held 128\n");
+    }
+}
+
+/// The command lives on, a child of it was killed: the exit code is the command's
+/// and the line still names what happened.
+#[test]
+fn memory_of_a_child_is_counted_too() {
+    let tare = tare!();
+    let script = "python3 -c \"held = [b'x' * 1048576 for _ in range(1024)]\" & wait $!";
+    let output = tare.run(["--memory", "64m", "--", "sh", "-c", script]);
+    assert_eq!(output.code, 137, "{output}");
+    assert!(output.stderr_text().contains("memory"), "{output}");
+}
+
+/// Forks until it may not, and says how often it could.
+const FORK: &str = "import os, signal
+made = 0
+try:
+    while made < 2000:
+        if os.fork() == 0:
+            signal.pause()
+        made += 1
+except BlockingIOError:
+    print(made)";
+
+fn forks_within(tare: &Tare, limit: u32) -> u32 {
+    let limit = limit.to_string();
+    let output = tare
+        .run(["--pids", &limit, "--", "python3", "-c", FORK])
+        .ok();
+    output
+        .stdout_text()
+        .trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("{output}"))
+}
+
+#[test]
+fn processes_past_the_limit_cannot_be_made() {
+    let tare = tare!();
+    let few = forks_within(&tare, 32);
+    let more = forks_within(&tare, 128);
+    // The keeper and the command count.
+    assert!((24..32).contains(&few), "{few}");
+    assert!((112..128).contains(&more), "{more}");
+}
+
+#[test]
+fn threads_count_as_processes() {
+    let tare = tare!();
+    let script = "import threading, time
+made = 0
+try:
+    while made < 2000:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        made += 1
+except RuntimeError:
+    print(made)";
+    let output = tare
+        .run(["--pids", "32", "--", "python3", "-c", script])
+        .ok();
+    let made: u32 = output.stdout_text().trim().parse().unwrap();
+    assert!((24..32).contains(&made), "{output}");
+}
+
+#[test]
+fn a_fork_bomb_ends_at_its_limit_and_the_host_is_fine() {
+    let tare = tare!();
+    let bomb = "bomb() { bomb | bomb & }; bomb; sleep 1000";
+    let output = tare
+        .run([
+            "--pids",
+            "64",
+            "--timeout",
+            "2s",
+            "--output-limit",
+            "1m",
+            "--",
+            "sh",
+            "-c",
+            bomb,
+        ])
+        .exited(124);
+    assert!(output.lasted < SOON, "{}", output.code);
+    tare.run(["--", "true"]).ok();
+}
+
+#[test]
+fn descriptors_past_the_limit_cannot_be_opened() {
+    let tare = tare!();
+    let script = "import os
+opened = 0
+try:
+    while opened < 5000:
+        os.open('/dev/null', os.O_RDONLY)
+        opened += 1
+except OSError as error:
+    print(opened, error.strerror)";
+    tare.run(["--nofile", "64", "--", "python3", "-c", script])
+        .ok()
+        .printed("61 Too many open files\n");
+}
+
+#[test]
+fn the_limit_of_descriptors_cannot_be_raised_from_inside() {
+    let tare = tare!();
+    tare.run(["--nofile", "64", "--", "sh", "-c", "ulimit -n; ulimit -Hn"])
+        .ok()
+        .printed("64\n64\n");
+    tare.run(["--", "sh", "-c", "ulimit -n"])
+        .ok()
+        .printed("1024\n");
+}
+
+/// Fills the directories of its arguments and says how many KiB went in.
+const FILL: &str = "import errno, os, sys
+total = 0
+for directory in sys.argv[1:]:
+    fd = os.open(directory + '/fill', os.O_CREAT | os.O_WRONLY)
+    try:
+        while total < 1 << 30:
+            total += os.write(fd, b'x' * 65536)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+print(total >> 10)";
+
+fn filled_kib(output: &Output) -> u32 {
+    output
+        .stdout_text()
+        .trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("{output}"))
+}
+
+#[test]
+fn scratch_space_ends_at_its_size() {
+    let tare = tare!();
+    for directories in [&["/tmp"][..], &["."], &["/tmp", "."]] {
+        let mut call = vec!["--scratch", "16m", "--", "python3", "-c", FILL];
+        call.extend(directories);
+        let output = tare.run(call).ok();
+        let filled = filled_kib(&output);
+        assert!(
+            (8 * 1024..=16 * 1024).contains(&filled),
+            "{directories:?}: {output}"
+        );
+    }
+    let output = tare
+        .run(["--scratch", "64m", "--", "python3", "-c", FILL, "/tmp"])
+        .ok();
+    assert!(filled_kib(&output) > 32 * 1024, "{output}");
+}
+
+#[test]
+fn scratch_space_has_a_limit_of_names() {
+    let tare = tare!();
+    let script = "import errno, os
+made = 0
+try:
+    while made < 300000:
+        os.close(os.open('/tmp/%d' % made, os.O_CREAT | os.O_WRONLY))
+        made += 1
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+print(made)";
+    let output = tare
+        .run(["--scratch", "4m", "--", "python3", "-c", script])
+        .ok();
+    let made: u32 = output.stdout_text().trim().parse().unwrap();
+    assert!((100..300_000).contains(&made), "{output}");
+}
+
+/// Four processes that want all processors; says the share of one that they got.
+const BURN: &str = "import os, time
+start = time.monotonic()
+for _ in range(4):
+    if os.fork() == 0:
+        while time.monotonic() - start < 1.5:
+            pass
+        os._exit(0)
+for _ in range(4):
+    os.wait()
+times = os.times()
+print((times.children_user + times.children_system) / (time.monotonic() - start))";
+
+fn share(output: &Output) -> f64 {
+    output
+        .stdout_text()
+        .trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("{output}"))
+}
+
+#[test]
+fn processor_time_ends_at_its_share() {
+    let tare = tare!();
+    let limited = share(
+        &tare
+            .run(["--cpus", "0.25", "--", "python3", "-c", BURN])
+            .ok(),
+    );
+    let free = share(&tare.run(["--", "python3", "-c", BURN]).ok());
+    assert!(
+        limited < 0.45,
+        "{limited} of one processor against a limit of 0.25"
+    );
+    assert!(free > limited, "{free} without, {limited} with the limit");
+}
+
+#[test]
+fn a_timeout_ends_the_box_with_124_and_says_so() {
+    let tare = tare!();
+    let output = tare.run(["--timeout", "500ms", "--", "sleep", "1000"]);
+    assert!(output.lasted < SOON, "{output}");
+    output.exited(124).printed("").said(&["500"]);
+}
+
+#[test]
+fn a_timeout_that_is_not_reached_changes_nothing() {
+    let tare = tare!();
+    tare.run(["--timeout", "30s", "--", "sh", "-c", "echo done; exit 4"])
+        .exited(4)
+        .printed("done\n")
+        .said_nothing();
+}
+
+#[test]
+fn what_was_printed_before_the_timeout_is_kept() {
+    let tare = tare!();
+    tare.run([
+        "--timeout",
+        "1s",
+        "--",
+        "sh",
+        "-c",
+        "echo before; sleep 1000",
+    ])
+    .exited(124)
+    .printed("before\n");
+}
+
+/// leak A5
+#[test]
+fn a_timeout_ends_who_ignores_every_signal() {
+    let tare = tare!();
+    let output = tare
+        .run([
+            "--timeout",
+            "1s",
+            "--",
+            "sh",
+            "-c",
+            "trap '' TERM INT HUP QUIT; setsid sleep 1000 & while :; do sleep 1000; done",
+        ])
+        .exited(124);
+    assert!(output.lasted < SOON, "{output}");
+}
+
+#[test]
+fn output_past_the_limit_is_cut_and_the_command_goes_on() {
+    let tare = tare!();
+    let output = tare
+        .run([
+            "--output-limit",
+            "1m",
+            "--",
+            "sh",
+            "-c",
+            "head -c 3000000 /dev/zero; exit 5",
+        ])
+        .exited(5);
+    assert_eq!(output.stdout.len(), 1 << 20);
+    output.said(&["output"]);
+}
+
+#[test]
+fn output_within_the_limit_is_whole() {
+    let tare = tare!();
+    let output = tare
+        .run([
+            "--output-limit",
+            "1m",
+            "--",
+            "head",
+            "-c",
+            "1048576",
+            "/dev/zero",
+        ])
+        .ok()
+        .said_nothing();
+    assert_eq!(output.stdout.len(), 1 << 20);
+}
+
+#[test]
+fn output_past_the_limit_ends_the_box_when_asked() {
+    let tare = tare!();
+    let output = tare.run(["--output-limit", "1m", "--output-kill", "--", "yes"]);
+    assert_ne!(output.code, 0, "exit code");
+    assert!(output.lasted < SOON, "{:?}", output.lasted);
+    assert_eq!(output.stdout.len(), 1 << 20);
+    output.said(&["output"]);
+}

@@ -1,0 +1,68 @@
+//! What of the network a box can reach.
+
+use std::net::TcpListener;
+
+use tare_harness::tare;
+
+const CONNECT: &str = "import socket, sys
+socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()";
+
+#[test]
+fn a_box_has_a_loopback_of_its_own_that_is_up_and_nothing_else() {
+    let tare = tare!();
+    let script = "import socket
+print([name for _, name in socket.if_nameindex()])
+server = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(server.getsockname(), timeout=5)
+client.sendall(b'up')
+print(server.accept()[0].recv(2).decode())";
+    tare.run(["--", "python3", "-c", script])
+        .ok()
+        .printed("['lo']\nup\n");
+}
+
+/// E086
+#[test]
+fn a_listener_of_the_host_is_out_of_reach_unless_the_network_is_the_hosts() {
+    let tare = tare!();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let refused = tare.run(["--", "python3", "-c", CONNECT, &port]);
+    assert_eq!(refused.code, 1, "{refused}");
+    assert!(
+        refused.stderr_text().contains("ConnectionRefusedError"),
+        "{refused}"
+    );
+    let refused = tare.run(["--net", "none", "--", "python3", "-c", CONNECT, &port]);
+    assert_eq!(refused.code, 1, "{refused}");
+    tare.run(["--net", "host", "--", "python3", "-c", CONNECT, &port])
+        .ok();
+    drop(listener);
+}
+
+#[test]
+fn there_is_no_way_out_of_a_box_without_network() {
+    let tare = tare!();
+    let script = "import socket
+try:
+    socket.create_connection(('192.0.2.1', 80), timeout=5)
+except OSError as error:
+    print(error.strerror)";
+    tare.run(["--", "python3", "-c", script])
+        .ok()
+        .printed("Network is unreachable\n");
+}
+
+#[test]
+fn two_boxes_can_use_the_same_port() {
+    let tare = tare!();
+    let script = "import socket; s = socket.create_server(('127.0.0.1', 8080)); print('bound', flush=True); input()";
+    let mut first = tare.spawn(["--", "python3", "-c", script]);
+    let mut second = tare.spawn(["--", "python3", "-c", script]);
+    first.see("bound");
+    second.see("bound");
+    first.write(b"\n");
+    second.write(b"\n");
+    first.wait().ok();
+    second.wait().ok();
+}

@@ -1,0 +1,222 @@
+//! The same as a user without any privilege: the PID namespace is the kill
+//! switch, and what cannot be enforced is said.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::{box_processes, eventually, eventually_within, skip, tare};
+
+const SOON: Duration = Duration::from_secs(15);
+
+/// Whether this host lets users make user namespaces at all.
+fn user_namespaces_are_allowed() -> bool {
+    let allowed = |file: &str| fs::read_to_string(file).map_or(true, |text| text.trim() != "0");
+    allowed("/proc/sys/user/max_user_namespaces")
+        && allowed("/proc/sys/kernel/unprivileged_userns_clone")
+}
+
+macro_rules! unprivileged {
+    () => {{
+        if !user_namespaces_are_allowed() {
+            skip!("this host forbids user namespaces to users");
+        }
+        tare!(unprivileged)
+    }};
+}
+
+#[test]
+fn hello_from_a_box() {
+    let tare = unprivileged!();
+    tare.run([
+        "--quiet",
+        "--",
+        "python3",
+        "-c",
+        "print('hello from a box')",
+    ])
+    .ok()
+    .printed("hello from a box\n")
+    .said_nothing();
+}
+
+#[test]
+fn exit_codes_are_the_same() {
+    let tare = unprivileged!();
+    for code in [0, 1, 42, 255] {
+        tare.run(["--", "sh", "-c", &format!("exit {code}")])
+            .exited(code);
+    }
+    tare.run(["--", "sh", "-c", "kill -9 $$"]).exited(137);
+    tare.run(["--", "/etc/passwd"]).exited(126);
+    tare.run(["--", "no-such-program"]).exited(127);
+    tare.run(["--cpus", "NaN", "--", "true"]).exited(125);
+}
+
+#[test]
+fn bytes_pass_both_ways() {
+    let tare = unprivileged!();
+    let input: Vec<u8> = (0..131_072_u64).flat_map(u64::to_be_bytes).collect();
+    let output = tare.with_stdin(input.clone(), ["--", "cat"]).ok();
+    assert!(
+        output.stdout == input,
+        "{} bytes came back",
+        output.stdout.len()
+    );
+}
+
+#[test]
+fn the_box_is_isolated_as_ever() {
+    let tare = unprivileged!();
+    let script = "import os, socket
+print([name for _, name in socket.if_nameindex()])
+print(sorted(name for name in os.listdir('/proc') if name.isdigit()) == [str(os.getpid())])
+print(os.path.exists('/root') or os.path.exists('/etc/shadow'))
+print(os.readlink('/proc/self/ns/pid'))
+status = dict(line.split(':\\t', 1) for line in open('/proc/self/status').read().splitlines())
+print(status['NoNewPrivs'], status['Seccomp'], status['CapEff'], status['CapBnd'])";
+    let output = tare.run(["--", "python3", "-c", script]).ok();
+    let text = output.stdout_text();
+    assert!(text.starts_with("['lo']\nTrue\nFalse\npid:["), "{output}");
+    assert!(
+        text.ends_with("\n1 2 0000000000000000 0000000000000000\n"),
+        "{output}"
+    );
+    let ours = fs::read_link("/proc/self/ns/pid").unwrap();
+    assert!(!text.contains(ours.to_str().unwrap()), "{output}");
+}
+
+#[test]
+fn a_timeout_kills_all() {
+    let tare = unprivileged!();
+    let script = "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; trap '' TERM; echo ready; wait";
+    let output = tare
+        .run(["--timeout", "1s", "--", "sh", "-c", script])
+        .exited(124)
+        .printed("ready\n");
+    assert!(output.lasted < SOON, "{output}");
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "{}", left.join("\n"));
+}
+
+#[test]
+fn daemons_go_with_the_command() {
+    let tare = unprivileged!();
+    let script = "for i in 1 2 3; do (setsid sleep 1000 &) ; done; echo over";
+    tare.run(["--", "sh", "-c", script]).ok().printed("over\n");
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "{}", left.join("\n"));
+}
+
+/// leak B1, KERNEL.md section 5, last line.
+#[test]
+fn a_tare_that_is_killed_takes_its_box_along() {
+    let tare = unprivileged!();
+    let script =
+        "for i in $(seq 5); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
+    let running = tare.spawn(["--", "sh", "-c", script]);
+    let pid = running.see("ready").pid();
+    let alive = || {
+        let processes = box_processes().into_iter();
+        processes.filter(|p| !p.is_zombie && p.pid != pid).count()
+    };
+    assert!(alive() > 5);
+    running.signal(Signal::KILL);
+    eventually_within(Duration::from_secs(2), "the box dies with tare", || {
+        alive() == 0
+    });
+    running.wait().exited(-9);
+    tare.run(["--", "true"]).ok();
+    eventually("the next call removes what is left", || {
+        tare.difference_now().is_empty()
+    });
+}
+
+#[test]
+fn a_limit_that_was_asked_for_and_cannot_be_enforced_is_an_error() {
+    let tare = unprivileged!();
+    for (option, value) in [("--memory", "64m"), ("--cpus", "0.5")] {
+        let output = tare.run([option, value, "--", "true"]);
+        output.exited(125).printed("").said(&["cgroup"]);
+    }
+}
+
+#[test]
+fn a_default_that_cannot_be_enforced_is_a_note_that_quiet_silences() {
+    let tare = unprivileged!();
+    let output = tare.run(["--", "true"]).ok().printed("");
+    let note = output.stderr_text();
+    assert!(
+        note.contains("memory") && note.contains("cgroup"),
+        "{output}"
+    );
+    assert!(
+        note.lines().all(|line| line.starts_with("tare: ")),
+        "{output}"
+    );
+    tare.run(["--quiet", "--", "true"])
+        .ok()
+        .printed("")
+        .said_nothing();
+}
+
+/// leak D8: the kernel counts the processes of a user namespace by themselves.
+#[test]
+fn a_limit_of_processes_holds_without_a_cgroup() {
+    let tare = unprivileged!();
+    let script = "import os, signal
+made = 0
+try:
+    while made < 500:
+        if os.fork() == 0:
+            signal.pause()
+        made += 1
+except BlockingIOError:
+    print(made)";
+    let output = tare
+        .run(["--quiet", "--pids", "32", "--", "python3", "-c", script])
+        .ok();
+    let made: u32 = output.stdout_text().trim().parse().unwrap();
+    assert!((24..32).contains(&made), "{output}");
+}
+
+#[test]
+fn limits_that_need_no_cgroup_hold() {
+    let tare = unprivileged!();
+    tare.run(["--quiet", "--nofile", "64", "--", "sh", "-c", "ulimit -n"])
+        .ok()
+        .printed("64\n");
+    let script = "head -c 32m /dev/zero > /tmp/fill";
+    let output = tare.run(["--quiet", "--scratch", "16m", "--", "sh", "-c", script]);
+    assert_ne!(output.code, 0, "{output}");
+    assert!(output.stderr_text().contains("No space left"), "{output}");
+}
+
+#[test]
+fn a_contained_command_works_too() {
+    let tare = unprivileged!();
+    tare.run([
+        "--quiet",
+        "--contain",
+        "--",
+        "sh",
+        "-c",
+        "setsid sleep 1000 & echo in",
+    ])
+    .ok()
+    .printed("in\n");
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "{}", left.join("\n"));
+}
+
+#[test]
+fn twenty_boxes_one_after_the_other() {
+    let tare = unprivileged!();
+    for round in 0..20 {
+        let number = round.to_string();
+        tare.run(["--quiet", "--", "echo", &number])
+            .ok()
+            .printed(&format!("{number}\n"))
+            .said_nothing();
+    }
+}

@@ -1,0 +1,264 @@
+//! `tare run`: a command in a fresh box, its exit code, its environment, who and
+//! where it is.
+
+use std::collections::BTreeSet;
+
+use tare_harness::{TemporaryDirectory, tare};
+
+#[test]
+fn hello_from_a_box() {
+    let tare = tare!();
+    tare.run(["--", "python3", "-c", "print('hello from a box')"])
+        .ok()
+        .printed("hello from a box\n")
+        .said_nothing();
+}
+
+#[test]
+fn options_end_where_the_command_begins() {
+    let tare = tare!();
+    tare.run(["echo", "--memory", "-v", "--"])
+        .ok()
+        .printed("--memory -v --\n");
+}
+
+#[test]
+fn the_exit_code_is_the_commands_own() {
+    let tare = tare!();
+    for code in [0, 1, 2, 42, 124, 125, 126, 127, 255] {
+        tare.run(["--", "sh", "-c", &format!("exit {code}")])
+            .exited(code)
+            .said_nothing();
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_killed_ends_with_128_and_the_signal() {
+    let tare = tare!();
+    for (signal, number) in [
+        ("KILL", 9),
+        ("TERM", 15),
+        ("SEGV", 11),
+        ("HUP", 1),
+        ("INT", 2),
+    ] {
+        tare.run(["--", "sh", "-c", &format!("kill -{signal} $$")])
+            .exited(128 + number);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_program_ends_with_126() {
+    let tare = tare!();
+    for path in ["/etc/passwd", "/usr"] {
+        tare.run(["--", path]).exited(126).printed("").said(&[path]);
+    }
+}
+
+#[test]
+fn a_program_that_does_not_exist_ends_with_127() {
+    let tare = tare!();
+    for program in [
+        "no-such-program",
+        "/usr/bin/no-such-program",
+        "./no-such-program",
+    ] {
+        tare.run(["--", program])
+            .exited(127)
+            .printed("")
+            .said(&["no-such-program"]);
+    }
+}
+
+#[test]
+fn the_hosts_environment_does_not_pass() {
+    let tare = tare!();
+    let mut command = tare.command(["run", "--", "env"]);
+    command.env("SECRET", "of the host");
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let keys: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| Some(line.split_once('=')?.0))
+        .collect();
+    assert_eq!(keys, BTreeSet::from(["HOME", "LANG", "PATH"]), "{text}");
+}
+
+#[test]
+fn variables_that_were_asked_for_pass() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("env", "# a comment\nFROM_FILE=one=1\n\nBOTH=file\n");
+    let output = tare
+        .run([
+            "--env-file",
+            file.to_str().unwrap(),
+            "-e",
+            "BOTH=flag",
+            "-e",
+            "LINES=a\nb",
+            "-e",
+            "PATH=/usr/bin",
+            "-e",
+            "EMPTY=",
+            "--",
+            "python3",
+            "-c",
+            "import os; print([os.environ.get(k) for k in ('FROM_FILE','BOTH','LINES','PATH','EMPTY','HOME')])",
+        ])
+        .ok();
+    let text = output.stdout_text();
+    assert!(
+        text.starts_with("['one=1', 'flag', 'a\\nb', '/usr/bin', '', '/"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_working_directory_is_the_one_asked_for() {
+    let tare = tare!();
+    for directory in ["/tmp", "/usr/bin", "/"] {
+        tare.run(["-w", directory, "--", "pwd"])
+            .ok()
+            .printed(&format!("{directory}\n"));
+    }
+}
+
+#[test]
+fn the_working_directory_and_tmp_and_home_can_be_written_by_default() {
+    let tare = tare!();
+    let script = "echo a > here && echo b > /tmp/there && echo c > \"$HOME/home\" && cat here /tmp/there \"$HOME/home\"";
+    tare.run(["--", "sh", "-c", script])
+        .ok()
+        .printed("a\nb\nc\n");
+}
+
+#[test]
+fn the_rest_of_the_root_cannot_be_written() {
+    let tare = tare!();
+    for directory in ["/", "/usr", "/usr/bin", "/etc", "/bin", "/lib"] {
+        let script = format!("touch {directory}/written-by-a-box");
+        assert_ne!(tare.run(["--", "sh", "-c", &script]).code, 0, "{directory}");
+    }
+}
+
+#[test]
+fn the_user_is_an_ordinary_one_unless_asked() {
+    let tare = tare!();
+    tare.run(["--", "sh", "-c", "id -u; id -g; id -G"])
+        .ok()
+        .printed("1000\n1000\n1000\n");
+}
+
+/// E021
+#[test]
+fn the_user_is_the_one_asked_for() {
+    let tare = tare!();
+    for (asked, uid, gid) in [
+        ("1234:2345", 1234, 2345),
+        ("1:1", 1, 1),
+        ("65533:65532", 65533, 65532),
+    ] {
+        tare.run(["-u", asked, "--", "sh", "-c", "id -u; id -g; id -G"])
+            .ok()
+            .printed(&format!("{uid}\n{gid}\n{gid}\n"));
+    }
+    let output = tare.run(["-u", "1", "--", "id", "-u"]).ok();
+    assert_eq!(output.stdout_text(), "1\n");
+}
+
+#[test]
+fn the_hostname_is_the_boxs_own() {
+    let tare = tare!();
+    let host = hostname();
+    let output = tare.run(["--", "uname", "-n"]).ok();
+    let name = output.stdout_text();
+    assert!(!name.trim().is_empty());
+    assert_ne!(name.trim(), host, "{output}");
+}
+
+fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("/proc is mounted");
+    name.trim().to_owned()
+}
+
+#[test]
+fn names_and_labels_are_accepted() {
+    let tare = tare!();
+    let options = [
+        "--name",
+        "web-1.a_b",
+        "--label",
+        "team=red",
+        "--label",
+        "empty=",
+    ];
+    tare.run(options.into_iter().chain(["--", "echo", "up"]))
+        .ok()
+        .printed("up\n")
+        .said_nothing();
+}
+
+/// B087
+#[test]
+fn a_name_belongs_to_one_box_at_a_time() {
+    let tare = tare!();
+    let mut first = tare.spawn(["--name", "mine", "--", "sh", "-c", "echo up; read line"]);
+    first.see("up");
+    tare.run(["--name", "mine", "--", "true"])
+        .exited(125)
+        .printed("")
+        .said(&["mine"]);
+    first.write(b"\n");
+    first.wait().ok();
+    tare.run(["--name", "mine", "--", "true"]).ok();
+}
+
+/// B034
+#[test]
+fn arguments_pass_verbatim() {
+    let tare = tare!();
+    let arguments = [
+        "a b",
+        "\"quoted\"",
+        "$(id)",
+        "*",
+        "",
+        "-x",
+        "--",
+        "é",
+        "new\nline",
+        "\\",
+    ];
+    let mut call = vec![
+        "--",
+        "python3",
+        "-c",
+        "import sys; print(ascii(sys.argv[1:]))",
+    ];
+    call.extend(arguments);
+    let expected =
+        "['a b', '\"quoted\"', '$(id)', '*', '', '-x', '--', '\\xe9', 'new\\nline', '\\\\']\n";
+    tare.run(call).ok().printed(expected);
+}
+
+/// Only 0, 1 and 2 are open in a box (3 is the directory that `ls` reads).
+#[test]
+fn only_the_three_streams_are_open() {
+    let tare = tare!();
+    tare.shell("exec 7</dev/null 9</etc/hostname; exec \"$TARE\" run -- ls /proc/self/fd")
+        .ok()
+        .printed("0\n1\n2\n3\n");
+}
+
+#[test]
+fn json_says_how_it_ended() {
+    let tare = tare!();
+    let output = tare
+        .run(["--json", "--", "sh", "-c", "echo out; exit 3"])
+        .exited(3);
+    let line = output.stderr_text();
+    let line = line.lines().last().unwrap_or_default();
+    assert!(line.starts_with('{') && line.ends_with('}'), "{output}");
+    assert!(output.stdout_text().contains("out\n"), "{output}");
+}

@@ -1,0 +1,156 @@
+//! Signals that reach the command, and `-t`: a real terminal.
+
+use rustix::process::Signal;
+use tare_harness::{TerminalSize, tare};
+
+const SIZE: TerminalSize = TerminalSize {
+    rows: 33,
+    columns: 101,
+};
+
+/// Says `ready`, then each signal it gets, and ends at the one called `last`.
+const LISTENER: &str = "trap 'echo caught INT; exit 3' INT; trap 'echo caught TERM; exit 4' TERM; trap 'echo caught HUP; exit 5' HUP
+echo ready; while :; do sleep 0.02; done";
+
+const STUBBORN: &str = "import signal, sys
+def handler(number, frame):
+    print('ignored', number, flush=True)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, handler)
+print('ready', flush=True)
+while True:
+    signal.pause()";
+
+#[test]
+fn a_signal_to_tare_reaches_the_command() {
+    let tare = tare!();
+    for (signal, name, code) in [
+        (Signal::INT, "INT", 3),
+        (Signal::TERM, "TERM", 4),
+        (Signal::HUP, "HUP", 5),
+    ] {
+        let running = tare.spawn(["--", "sh", "-c", LISTENER]);
+        running.see("ready").signal(signal);
+        running
+            .wait()
+            .exited(code)
+            .printed(&format!("ready\ncaught {name}\n"));
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_kills_is_reported_as_such() {
+    let tare = tare!();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let running = tare.spawn(["--", "sh", "-c", "echo ready; exec sleep 1000"]);
+        running.see("ready").signal(signal);
+        running.wait().exited(code);
+    }
+}
+
+#[test]
+fn a_second_signal_ends_the_box() {
+    let tare = tare!();
+    for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
+        let running = tare.spawn(["--", "python3", "-c", STUBBORN]);
+        running.see("ready").signal(signal);
+        running.see(&format!("ignored {number}")).signal(signal);
+        let output = running.wait();
+        assert!([128 + number, 137].contains(&output.code), "{output}");
+    }
+}
+
+#[test]
+fn a_command_gets_a_real_terminal_of_the_right_size() {
+    let tare = tare!();
+    let script = "tty; stty size; test -t 0 && test -t 1 && test -t 2 && echo all three";
+    let session = tare.under_terminal(SIZE, ["-t", "--", "sh", "-c", script]);
+    let (output, cooked) = session.wait();
+    let output = output.ok();
+    let screen = output.stdout_text();
+    assert!(screen.contains("/dev/pts/"), "{screen:?}");
+    assert!(screen.contains("33 101\r\n"), "{screen:?}");
+    assert!(screen.contains("all three\r\n"), "{screen:?}");
+    assert!(cooked, "the caller's terminal was not put back");
+}
+
+#[test]
+fn without_t_there_is_no_terminal_inside() {
+    let tare = tare!();
+    let script = "test -t 0 || test -t 1 || test -t 2 || echo no terminal";
+    let (output, _) = tare.under_terminal(SIZE, ["--", "sh", "-c", script]).wait();
+    assert!(output.ok().stdout_text().contains("no terminal"));
+}
+
+#[test]
+fn what_is_typed_reaches_the_command() {
+    let tare = tare!();
+    let mut session = tare.under_terminal(
+        SIZE,
+        [
+            "-i",
+            "-t",
+            "--",
+            "sh",
+            "-c",
+            "echo ready; read line; echo \"got <$line>\"",
+        ],
+    );
+    session.see("ready");
+    session.type_bytes(b"some words\r");
+    session.see("got <some words>");
+    let (output, cooked) = session.wait();
+    output.ok();
+    assert!(cooked);
+}
+
+#[test]
+fn a_new_window_size_reaches_the_command() {
+    let tare = tare!();
+    let script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done";
+    let mut session = tare.under_terminal(SIZE, ["-i", "-t", "--", "sh", "-c", script]);
+    session.see("ready");
+    session.resize(TerminalSize {
+        rows: 44,
+        columns: 123,
+    });
+    session.see("44 123");
+    session.type_bytes(b"\x03");
+    let (output, cooked) = session.wait();
+    output.exited(130);
+    assert!(cooked);
+}
+
+#[test]
+fn the_interrupt_key_ends_the_command() {
+    let tare = tare!();
+    let mut session = tare.under_terminal(
+        SIZE,
+        ["-i", "-t", "--", "sh", "-c", "echo ready; exec sleep 1000"],
+    );
+    session.see("ready");
+    session.type_bytes(b"\x03");
+    let (output, cooked) = session.wait();
+    output.exited(130);
+    assert!(cooked);
+}
+
+#[test]
+fn the_interrupt_key_without_t_reaches_the_command() {
+    let tare = tare!();
+    let mut session = tare.under_terminal(SIZE, ["--", "sh", "-c", LISTENER]);
+    session.see("ready");
+    session.type_bytes(b"\x03");
+    session.see("caught INT");
+    let (output, _) = session.wait();
+    output.exited(3);
+}
+
+#[test]
+fn a_terminal_is_put_back_when_the_box_is_killed() {
+    let tare = tare!();
+    let session = tare.under_terminal(SIZE, ["-i", "-t", "--timeout", "1s", "--", "sleep", "1000"]);
+    let (output, cooked) = session.wait();
+    output.exited(124);
+    assert!(cooked);
+}
