@@ -9,6 +9,7 @@
 
 mod failure;
 mod licences;
+mod tidy;
 mod workspace;
 
 use clap::{Parser, Subcommand};
@@ -27,6 +28,8 @@ struct Arguments {
 enum Job {
     /// Check that each dependency is under a licence that is allowed
     Licences,
+    /// Check the rules of style that a program can check
+    Tidy,
 }
 
 fn main() -> ExitCode {
@@ -42,5 +45,6 @@ fn main() -> ExitCode {
 fn perform(job: Job) -> Result<(), Failure> {
     match job {
         Job::Licences => licences::check(),
+        Job::Tidy => tidy::check(),
     }
 }
