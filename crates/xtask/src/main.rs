@@ -7,6 +7,7 @@
 // A tool that reports to a terminal: printing is what it is for.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod bench;
 mod failure;
 mod licences;
 mod tidy;
@@ -26,6 +27,9 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Job {
+    /// Measure tare beside its peers, interleaved in one run
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Check that each dependency is under a licence that is allowed
     Licences,
     /// Check the rules of style that a program can check
@@ -44,6 +48,7 @@ fn main() -> ExitCode {
 
 fn perform(job: Job) -> Result<(), Failure> {
     match job {
+        Job::Bench(bench) => bench::perform(bench),
         Job::Licences => licences::check(),
         Job::Tidy => tidy::check(),
     }
