@@ -1,1 +1,55 @@
-fn main() {}
+//! `cargo xtask`: what the project does to itself (measure, check), kept out of
+//! the product.
+//!
+//! This file reads the arguments and prints the one failure; each job is a
+//! module. Nothing here judges by the clock: a bench informs, a check decides.
+
+// A tool that reports to a terminal: printing is what it is for.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod bench;
+mod failure;
+mod licences;
+mod tidy;
+mod workspace;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+/// Measures and checks tare itself.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    job: Job,
+}
+
+#[derive(Debug, Subcommand)]
+enum Job {
+    /// Measure tare beside its peers, interleaved in one run
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// Check that each dependency is under a licence that is allowed
+    Licences,
+    /// Check the rules of style that a program can check
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    match perform(Arguments::parse().job) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(job: Job) -> Result<(), Failure> {
+    match job {
+        Job::Bench(bench) => bench::perform(bench),
+        Job::Licences => licences::check(),
+        Job::Tidy => tidy::check(),
+    }
+}

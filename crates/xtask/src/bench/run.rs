@@ -1,0 +1,354 @@
+//! `bench run`: the whole life of one command, in tare and in its peers.
+//!
+//! Every subject starts as a fresh process with the same environment and no
+//! streams, and isolates as much as tare does by default: all seven namespaces,
+//! a read-only view of /usr, a fresh /proc, /dev and /tmp. Only tare also has a
+//! cgroup with limits, seccomp, Landlock and a teardown that looks.
+//!
+//! Before anything is timed each subject has to return the exit code of a
+//! command that it ran: a peer that fails quickly must not look fast.
+
+use super::breakdown;
+use super::crun::{PURE_CGROUP2, write_bundle};
+use super::footprint::Footprint;
+use super::launch::{Ending, Launch, Purpose, Starter};
+use super::report::{Comparison, Hope, Report};
+use super::{Outcome, RunOnce, interleave};
+use crate::failure::{Doing, Failure};
+use crate::workspace::{Workspace, cargo};
+use clap::{Args, ValueEnum};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The symbolic links in a root that shows the host's /usr.
+pub const ROOT_LINKS: [(&str, &str); 4] = [
+    ("bin", "usr/bin"),
+    ("lib", "usr/lib"),
+    ("lib64", "usr/lib64"),
+    ("sbin", "usr/sbin"),
+];
+
+/// The files of /etc that a box shows of the host, or makes for itself.
+pub const BOX_ETC: [&str; 8] = [
+    "/etc/alternatives",
+    "/etc/group",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/ssl",
+];
+
+const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
+
+/// Proves that a subject runs what it is given.
+const CONTROL: &[&str] = &["/bin/sh", "-c", "exit 37"];
+const CONTROL_ENDING: Ending = Ending::Exited(37);
+
+/// Hoped for with the first command; the second is mostly Python's own start.
+const HOPES: [Hope; 2] = [("tare", 0.8, "bwrap"), ("tare", 0.5, "crun")];
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// How many times each subject is measured
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    runs: usize,
+    /// Where the figures are saved [default: target/bench/run.json]
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Measure only these
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,...")]
+    only: Vec<Variant>,
+    /// Measure nothing; show with strace where the time of `tare run` goes
+    #[arg(long)]
+    breakdown: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Variant {
+    Plain,
+    Tare,
+    Bwrap,
+    Unshare,
+    Crun,
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Tare => "tare",
+            Self::Bwrap => "bwrap",
+            Self::Unshare => "unshare",
+            Self::Crun => "crun",
+        }
+    }
+
+    /// The peer's program, where there is one to be installed.
+    fn needs(self) -> Option<&'static str> {
+        match self {
+            Self::Plain | Self::Tare => None,
+            Self::Bwrap | Self::Unshare | Self::Crun => Some(self.name()),
+        }
+    }
+}
+
+pub fn perform(options: &Options) -> Result<(), Failure> {
+    let workspace = Workspace::alone()?;
+    build()?;
+    let footprint = Footprint::acquire()?;
+    let ground = Ground {
+        tare: workspace.target_directory.join("release/tare"),
+        directory: footprint.directory(),
+        name: footprint.name().to_owned(),
+    };
+    let done = match options.breakdown {
+        true => breakdown::perform(&ground.tare_run(COMMANDS[0]), &ground.directory),
+        false => measure(options, &workspace, &ground),
+    };
+    footprint.release()?;
+    done
+}
+
+fn build() -> Result<(), Failure> {
+    let status = cargo()
+        .args(["build", "--release", "--package", "tare"])
+        .status()
+        .doing(|| "cannot start cargo build".into())?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("cargo build --release: {status}"))),
+    }
+}
+
+fn measure(options: &Options, workspace: &Workspace, ground: &Ground) -> Result<(), Failure> {
+    let chosen = match options.only.as_slice() {
+        [] => Variant::value_variants(),
+        only => only,
+    };
+    let comparisons = COMMANDS.iter().enumerate().map(|(index, command)| {
+        let hopes = if index == 0 { &HOPES[..] } else { &[] };
+        compare(ground, chosen, command, options.runs, hopes)
+    });
+    let report = Report::new("run", options.runs, comparisons.collect::<Result<_, _>>()?);
+    let path = match &options.json {
+        Some(path) => path.clone(),
+        None => workspace.target_directory.join("bench/run.json"),
+    };
+    println!("{}", report.text());
+    report.save(&path)?;
+    println!("saved in {}", path.display());
+    Ok(())
+}
+
+/// All the chosen subjects with one command.
+fn compare(
+    ground: &Ground,
+    chosen: &[Variant],
+    command: &[&str],
+    rounds: usize,
+    hopes: &[Hope],
+) -> Result<Comparison, Failure> {
+    let mut ready: Vec<_> = chosen
+        .iter()
+        .map(|it| ready(ground, *it, command))
+        .collect();
+    let mut subjects: Vec<RunOnce<'_>> = Vec::new();
+    for (starter, launch) in ready.iter_mut().flatten() {
+        subjects.push(Box::new(|| run_once(starter, launch)));
+    }
+    let mut measured = interleave(&mut subjects, rounds).into_iter();
+    drop(subjects);
+    let mut outcomes = Vec::new();
+    for (variant, ready) in chosen.iter().zip(ready) {
+        let outcome = match ready {
+            Ok((starter, _)) => starter.end().map(|()| measured.next())?,
+            Err(reason) => Some(Outcome::Absent {
+                reason: reason.to_string(),
+            }),
+        };
+        let outcome = outcome.expect("interleave gives one outcome for each subject");
+        outcomes.push((variant.name(), outcome));
+    }
+    Ok(Comparison::new(
+        command.join(" "),
+        outcomes,
+        &["plain", "bwrap"],
+        hopes,
+    ))
+}
+
+fn run_once(starter: &mut Starter, launch: &Launch) -> Result<Duration, String> {
+    let life = starter.start(launch, Purpose::Time)?;
+    if life.ending == Ending::Exited(0) {
+        return Ok(life.duration);
+    }
+    Err(life.ending.to_string())
+}
+
+/// A starter and a launch that were seen to work, or why there are none.
+fn ready(
+    ground: &Ground,
+    variant: Variant,
+    command: &[&str],
+) -> Result<(Starter, Launch), Failure> {
+    if let Some(program) = variant.needs().filter(|it| !is_installed(it)) {
+        return Err(Failure::new(format!(
+            "not installed ({program} is not in PATH)"
+        )));
+    }
+    let mut starter = match variant {
+        Variant::Plain | Variant::Tare | Variant::Bwrap | Variant::Unshare => Starter::Here,
+        Variant::Crun => Starter::elsewhere(&PURE_CGROUP2)?,
+    };
+    let control = ground.launch(variant, CONTROL)?;
+    let launch = ground.launch(variant, command)?;
+    let works = expect(&mut starter, &control, &CONTROL_ENDING)
+        .and_then(|()| expect(&mut starter, &launch, &Ending::Exited(0)));
+    match works {
+        Ok(()) => Ok((starter, launch)),
+        Err(failure) => starter.end().and(Err(failure)),
+    }
+}
+
+fn expect(starter: &mut Starter, launch: &Launch, ending: &Ending) -> Result<(), Failure> {
+    let life = starter
+        .start(launch, Purpose::Listen)
+        .map_err(Failure::new)?;
+    match (life.ending == *ending, life.complaint.lines().next()) {
+        (true, _) => Ok(()),
+        (false, None) => Err(Failure::new(format!("{}, not {ending}", life.ending))),
+        (false, Some(why)) => Err(Failure::new(format!("{}: {why}", life.ending))),
+    }
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// What the subjects stand on: the binary, and a place that is gone afterwards.
+struct Ground {
+    tare: PathBuf,
+    directory: PathBuf,
+    name: String,
+}
+
+impl Ground {
+    fn launch(&self, variant: Variant, command: &[&str]) -> Result<Launch, Failure> {
+        match variant {
+            Variant::Plain => Ok(Launch::new(command.iter().copied())),
+            Variant::Tare => Ok(self.tare_run(command)),
+            Variant::Bwrap => Ok(bwrap(command)),
+            Variant::Unshare => Ok(unshare(command)),
+            Variant::Crun => self.crun(command),
+        }
+    }
+
+    /// The default profile, whole; only the state is kept apart from the host's.
+    fn tare_run(&self, command: &[&str]) -> Launch {
+        let words = [&self.tare.to_string_lossy(), "run", "--quiet", "--"];
+        Launch::new(words.into_iter().chain(command.iter().copied()))
+            .with_environment("TARE_STATE_ROOT", text(&self.directory.join("state")))
+    }
+
+    fn crun(&self, command: &[&str]) -> Result<Launch, Failure> {
+        let directory = self
+            .directory
+            .join(format!("crun{}", command.join(" ").replace('/', "_")));
+        if !directory.exists() {
+            write_bundle(&directory, command, &self.name)?;
+        }
+        let root = text(&self.directory.join("crun-state"));
+        let bundle = text(&directory);
+        let words = [
+            "crun",
+            "--root",
+            &root,
+            "--cgroup-manager=cgroupfs",
+            "run",
+            "--bundle",
+            &bundle,
+        ];
+        Ok(Launch::new(words.into_iter().chain([self.name.as_str()])))
+    }
+}
+
+fn bwrap(command: &[&str]) -> Launch {
+    let mut words = vec!["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr"];
+    let links: Vec<String> = ROOT_LINKS
+        .iter()
+        .map(|(link, _)| format!("/{link}"))
+        .collect();
+    for (link, (_, target)) in links.iter().zip(ROOT_LINKS) {
+        words.extend(["--symlink", target, link]);
+    }
+    words.extend(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]);
+    for path in BOX_ETC {
+        words.extend(["--ro-bind-try", path, path]);
+    }
+    words.extend(["--new-session", "--die-with-parent", "--"]);
+    Launch::new(words.into_iter().chain(command.iter().copied()))
+}
+
+/// The same namespaces with nothing in them but a fresh /proc: the least work.
+fn unshare(command: &[&str]) -> Launch {
+    let flags = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "-mpinuC",
+        "--fork",
+        "--mount-proc",
+        "--",
+    ];
+    Launch::new(flags.into_iter().chain(command.iter().copied()))
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subject_that_does_not_run_its_command_is_found_out() {
+        let quick = Launch::new(["/bin/true"]);
+        let failure = expect(&mut Starter::Here, &quick, &CONTROL_ENDING).unwrap_err();
+        assert_eq!(failure.to_string(), "exit code 0, not exit code 37");
+        let plain = Launch::new(CONTROL.iter().copied());
+        expect(&mut Starter::Here, &plain, &CONTROL_ENDING).unwrap();
+    }
+
+    #[test]
+    fn a_subject_that_complains_is_quoted() {
+        let launch = Launch::new(["/bin/sh", "-c", "echo cgroups in hybrid mode >&2; exit 1"]);
+        let failure = expect(&mut Starter::Here, &launch, &Ending::Exited(0)).unwrap_err();
+        assert_eq!(failure.to_string(), "exit code 1: cgroups in hybrid mode");
+    }
+
+    #[test]
+    fn a_program_is_installed_only_when_it_is_in_path() {
+        assert!(is_installed("sh"));
+        assert!(!is_installed("no-such-sandbox"));
+    }
+
+    #[test]
+    fn tare_runs_its_default_profile_on_a_state_root_of_its_own() {
+        let ground = Ground {
+            tare: "/t/tare".into(),
+            directory: "/tmp/b".into(),
+            name: "b".into(),
+        };
+        let launch = ground.tare_run(&["/bin/true"]);
+        assert_eq!(launch.program, "/t/tare");
+        assert_eq!(launch.arguments, ["run", "--quiet", "--", "/bin/true"]);
+        assert_eq!(
+            launch.environment,
+            [("TARE_STATE_ROOT".into(), "/tmp/b/state".into())]
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! The rules of style that a program can check.
+//!
+//! A rule that nothing checks is an opinion. Each rule is one function from a
+//! file to what it finds there; [`source`] tells them code from comments. The
+//! limits are walls for the tail, not targets.
+
+mod rules;
+mod source;
+mod specification;
+
+use crate::failure::{Doing, Failure};
+use crate::workspace::Workspace;
+use source::Source;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where our own Rust is.
+const ROOMS: [&str; 2] = ["crates", "tests"];
+
+/// How deep directories may nest before this looks like a loop.
+const DEPTH_MAX: usize = 16;
+
+/// One breach of one rule.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub path: PathBuf,
+    pub line: usize,
+    pub what: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path.display(), self.line, self.what)
+    }
+}
+
+/// Fails with everything that any rule finds in this workspace.
+pub fn check() -> Result<(), Failure> {
+    let root = Workspace::alone()?.workspace_root;
+    let sources = read_sources(&root)?;
+    let mut findings: Vec<Finding> = sources.iter().flat_map(rules::all).collect();
+    let specification = "SPECIFICATION.md";
+    match fs::read_to_string(root.join(specification)) {
+        Ok(text) => findings.extend(specification::check(specification, &text, &sources)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).doing(|| format!("cannot read {specification}")),
+    }
+    if !findings.is_empty() {
+        let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+        return Err(Failure::new(format!("not tidy:\n  {}", lines.join("\n  "))));
+    }
+    println!("{} files are tidy", sources.len());
+    Ok(())
+}
+
+fn read_sources(root: &Path) -> Result<Vec<Source>, Failure> {
+    let mut paths = Vec::new();
+    for room in ROOMS {
+        if root.join(room).is_dir() {
+            collect(&root.join(room), DEPTH_MAX, &mut paths)
+                .doing(|| format!("cannot list {room}"))?;
+        }
+    }
+    paths.sort();
+    let sources = paths.iter().map(|path| {
+        let text = fs::read_to_string(path).doing(|| format!("cannot read {}", path.display()))?;
+        Ok(Source::new(path.strip_prefix(root).unwrap_or(path), text))
+    });
+    sources.collect()
+}
+
+/// Files of Rust, except what a build made.
+fn collect(directory: &Path, depth_left: usize, paths: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let (path, kind) = entry.and_then(|it| Ok((it.path(), it.file_type()?)))?;
+        if kind.is_dir() && path.file_name().is_some_and(|it| it != "target") && depth_left > 0 {
+            collect(&path, depth_left - 1, paths)?;
+        }
+        if kind.is_file() && path.extension().is_some_and(|it| it == "rs") {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
