@@ -6,8 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, fstat, major, minor};
-use rustix::net::{SendFlags, send};
-use tare_control::{REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Report, Request, decode, encode};
+use tare_control::{REPORT_BYTES_MAX, Report, Request, decode};
 use tare_kernel::fds::receive;
 
 use crate::engine::Made;
@@ -15,6 +14,7 @@ use crate::error::{Doing, Error};
 use crate::failure;
 use crate::host::Host;
 use crate::id::BoxId;
+use crate::keeper;
 use crate::layout::Layout;
 use crate::record::Record;
 use crate::teardown;
@@ -152,8 +152,8 @@ impl Attached {
                 self.last(Event::Failed(error))
             }
             Report::LaunchFailed { step, errno } => {
-                let spec = self.record.intent().map(|intent| intent.spec);
-                let error = failure::launch(step, errno, spec.as_ref());
+                let spec = self.record.intent().map(|intent| &intent.spec);
+                let error = failure::launch(step, errno, spec);
                 self.last(Event::Failed(error))
             }
         }
@@ -172,10 +172,8 @@ impl Attached {
 
     /// Passes a signal to the command.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
-        let doing = || format!("cannot pass signal {signal} to box {}", self.id);
-        let frame = encode(&Request::Signal(signal), REQUEST_BYTES_MAX).doing(doing)?;
-        send(&self.made.control, &frame, SendFlags::NOSIGNAL).doing(doing)?;
-        Ok(())
+        keeper::send_request(&self.made.control, &Request::Signal(signal))
+            .doing(|| format!("cannot pass signal {signal} to box {}", self.id))
     }
 
     /// SIGKILL to the whole box, now; [`Self::end`] is still to be called.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::{PLAN_BYTES_MAX, Plan, encode};
+use tare_control::{PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
@@ -164,4 +164,10 @@ pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
     control
         .write_all(&frame)
         .doing(|| "cannot hand the plan to the keeper".into())
+}
+
+/// A request is small: the socket takes it whole or the keeper is gone.
+pub fn send_request(mut control: &UnixStream, request: &Request) -> io::Result<()> {
+    let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
+    control.write_all(&frame)
 }

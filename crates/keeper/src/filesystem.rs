@@ -9,8 +9,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, openat, openat2,
-    symlinkat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, mknodat,
+    openat, openat2, symlinkat,
 };
 use rustix::io::Errno;
 use tare_control::{
@@ -192,9 +192,15 @@ fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
     }
 }
 
-fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    openat(directory, path, flags, Mode::from_raw_mode(0o644)).map(drop)
+/// A place to mount a file on.
+pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
+    mknodat(
+        directory,
+        path,
+        FileType::RegularFile,
+        Mode::from_raw_mode(0o444),
+        0,
+    )
 }
 
 fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {

@@ -6,11 +6,11 @@
 //! It has no threads, no secrets, and nothing in memory but its own needs.
 //!
 //! ```text
-//! plan ─▶ setup ─▶ fork ─▶ supervise ─▶ exit (and the box with it)
-//!           │        │         ├─ the command ended      Exited
-//!           │        │         ├─ the deadline passed    TimedOut
-//!      SetupFailed   │         └─ the creator is gone    (nobody to tell)
-//!                LaunchFailed
+//! plan ─▶ setup ─▶ go ─▶ fork ─▶ supervise ─▶ exit (and the box with it)
+//!           │             │         ├─ the command ended      Exited
+//!           │             │         ├─ the deadline passed    TimedOut
+//!      SetupFailed        │         └─ the creator is gone    (nobody to tell)
+//!                     LaunchFailed
 //! ```
 
 mod devices;
@@ -48,6 +48,9 @@ pub fn main() -> ExitCode {
 fn keep(link: &mut Link) -> Result<(), setup::Failure> {
     let plan = link.read_plan()?;
     let Setup { terminal } = setup::make_box(&plan, link)?;
+    if !link.wait_for_go() {
+        return Ok(());
+    }
     let child = workload::start(&plan.workload, terminal)?;
     supervise::supervise(link, &child, plan.deadline_ns);
     Ok(())

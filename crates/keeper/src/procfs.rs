@@ -9,6 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 
+use crate::filesystem::make_empty_file;
 use crate::setup::{Failing, Failure};
 
 /// Files that read as empty and refuse writing.
@@ -114,8 +115,7 @@ fn set_network(root: BorrowedFd<'_>) {
 /// `/proc` will be mounted over them.
 pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555))?;
-    let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-    openat(scratch, c"proc/file", create, Mode::from_raw_mode(0o444))?;
+    make_empty_file(scratch, c"proc/file")?;
     mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
 }
 

@@ -105,7 +105,7 @@ fn obey(link: &mut Link, child: &Child) -> bool {
             Heard::Request(Request::Signal(signal)) => {
                 launch::signal_child(child.pid, signal).ok();
             }
-            Heard::Nothing => {}
+            Heard::Request(Request::Go) | Heard::Nothing => {}
             Heard::Closed => return false,
         }
         if !link.has_pending() {
