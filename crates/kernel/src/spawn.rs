@@ -10,9 +10,11 @@
 use std::arch::asm;
 use std::ffi::{CStr, c_char};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::process::Process;
 use crate::raw::syscall;
@@ -22,6 +24,7 @@ use crate::raw::syscall;
 pub struct Namespaces(u64);
 
 impl Namespaces {
+    pub const NONE: Self = Self(0);
     pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
     pub const MOUNT: Self = Self(libc::CLONE_NEWNS as u64);
     pub const PID: Self = Self(libc::CLONE_NEWPID as u64);
@@ -115,49 +118,40 @@ const STACK_BYTES: usize = 32 << 10;
 struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
 
 /// A child that waits for its go. Dropping it makes the child exit.
+#[derive(Debug)]
 pub struct Newborn {
-    process: Process,
     go: OwnedFd,
-    order: Box<Order>,
-    stack: Box<Stack>,
+    spawned: Spawned,
 }
 
-impl std::fmt::Debug for Newborn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Newborn")
-            .field("process", &self.process)
-            .finish()
-    }
-}
-
-/// A child that was told to go, with the memory it needs until it executes.
+/// A child that may have executed by now, with the memory that it uses until
+/// then.
 pub struct Spawned {
     pub process: Process,
-    order: Box<Order>,
-    _stack: Box<Stack>,
+    order: ManuallyDrop<Box<Order>>,
+    stack: ManuallyDrop<Box<Stack>>,
 }
 
 impl std::fmt::Debug for Spawned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spawned")
-            .field("process", &self.process)
-            .finish()
+        f.debug_tuple("Spawned").field(&self.process).finish()
     }
 }
 
 impl Newborn {
     pub fn process(&self) -> &Process {
-        &self.process
+        &self.spawned.process
+    }
+
+    /// Makes the child exit; it is still to be reaped.
+    pub fn give_up(self) -> Spawned {
+        self.spawned
     }
 
     /// Lets the child go on to execute.
     pub fn go(self) -> io::Result<Spawned> {
         rustix::io::write(&self.go, b"g")?;
-        Ok(Spawned {
-            process: self.process,
-            order: self.order,
-            _stack: self.stack,
-        })
+        Ok(self.spawned)
     }
 }
 
@@ -167,6 +161,19 @@ impl Spawned {
         let code = self.order.failure.load(Ordering::Acquire);
         let step = BirthStep::from_code(code >> 16)?;
         Some((step, io::Error::from_raw_os_error((code & 0xffff) as i32)))
+    }
+}
+
+impl Drop for Spawned {
+    /// The child runs in this memory until it has executed. Only when it is
+    /// seen dead is it certain that it has; else the memory is left to it.
+    fn drop(&mut self) {
+        if matches!(self.process.wait_dead(Duration::ZERO), Ok(true)) {
+            // SAFETY: taken once, here, and the child that used it is dead.
+            drop(unsafe { ManuallyDrop::take(&mut self.order) });
+            // SAFETY: as above.
+            drop(unsafe { ManuallyDrop::take(&mut self.stack) });
+        }
     }
 }
 
@@ -190,10 +197,12 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
     let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
     let process = with_signals_blocked(|| clone_child(birth, &order, &mut stack))?;
     Ok(Newborn {
-        process,
         go: go_write,
-        order,
-        stack,
+        spawned: Spawned {
+            process,
+            order: ManuallyDrop::new(order),
+            stack: ManuallyDrop::new(stack),
+        },
     })
 }
 
@@ -240,7 +249,7 @@ fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Resul
         cgroup: birth.cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
     // SAFETY: the stack and the order outlive the child's use of them (both are
-    // kept in `Newborn` and `Spawned`), and `child_main` never returns.
+    // kept in `Spawned`), and `child_main` never returns.
     let result = unsafe { clone3(&arguments, order) };
     if result < 0 {
         return Err(io::Error::from_raw_os_error(-result as i32));
