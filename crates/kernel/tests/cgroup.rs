@@ -1,4 +1,5 @@
 //! Claims about killing a cgroup, on the real kernel.
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
