@@ -7,7 +7,6 @@
 //! if the parent dies first, the pipe closes and the child exits.
 #![allow(unsafe_code)]
 
-use std::arch::asm;
 use std::ffi::{CStr, c_char};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::process::Process;
-use crate::raw::syscall;
+use crate::raw::{clone3, syscall, with_signals_blocked};
 
 /// Namespaces that a child is born into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,32 +205,6 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
     })
 }
 
-/// No handler of ours may run in the child: it would run in shared memory.
-fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
-    let everything = u64::MAX;
-    let mut before = 0u64;
-    let set = |how: i32, new: &u64, old: *mut u64| {
-        // SAFETY: rt_sigprocmask reads 8 bytes at `new` and writes 8 at `old`,
-        // both of which are live `u64`s (or null).
-        unsafe {
-            syscall(
-                libc::SYS_rt_sigprocmask,
-                [
-                    how as usize,
-                    ptr::from_ref(new) as usize,
-                    old as usize,
-                    8,
-                    0,
-                ],
-            )
-        }
-    };
-    set(libc::SIG_SETMASK, &everything, &raw mut before);
-    let result = act();
-    set(libc::SIG_SETMASK, &before, ptr::null_mut());
-    result
-}
-
 fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Result<Process> {
     let mut pidfd: RawFd = -1;
     let cgroup_flag = birth.cgroup.map_or(0, |_| CLONE_INTO_CGROUP);
@@ -248,9 +221,10 @@ fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Resul
         set_tid_size: 0,
         cgroup: birth.cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
-    // SAFETY: the stack and the order outlive the child's use of them (both are
-    // kept in `Spawned`), and `child_main` never returns.
-    let result = unsafe { clone3(&arguments, order) };
+    let argument = ptr::from_ref(order).cast_mut().cast();
+    // SAFETY: the stack and the order outlive the child's use of them: both are
+    // kept in `Spawned`.
+    let result = unsafe { clone3(&arguments, child_main, argument) };
     if result < 0 {
         return Err(io::Error::from_raw_os_error(-result as i32));
     }
@@ -260,40 +234,11 @@ fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Resul
     Ok(Process::from_child(pidfd, result as i32))
 }
 
-/// # Safety
-/// `arguments` must describe a stack that nobody else uses and that, like
-/// `order`, lives until the child has executed or exited.
-unsafe fn clone3(arguments: &libc::clone_args, order: &Order) -> isize {
-    let result: isize;
-    // SAFETY: the parent falls through with the result in rax; the child starts
-    // on its own empty stack, so it only may call, with a zero frame pointer to
-    // end a backtrace, and `child_main` never returns.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, {order}",
-            "call {main}",
-            "ud2",
-            "2:",
-            order = in(reg) order,
-            main = sym child_main,
-            inlateout("rax") libc::SYS_clone3 as isize => result,
-            in("rdi") arguments,
-            in("rsi") size_of::<libc::clone_args>(),
-            // Not `lateout`: the child still reads `order` after the kernel
-            // has used these two.
-            out("rcx") _,
-            out("r11") _,
-        );
-    }
-    result
-}
-
 /// The child, from its first instruction to `execve`: system calls only.
-extern "C" fn child_main(order: &Order) -> ! {
+extern "C" fn child_main(order: *mut libc::c_void) -> ! {
+    // SAFETY: `clone_child` passed a live `Order`, which nobody changes but for
+    // its atomic.
+    let order = unsafe { &*order.cast::<Order>() };
     let (step, errno) = match prepare_and_execute(order) {
         Ok(never) => match never {},
         Err(failure) => failure,
