@@ -14,7 +14,7 @@ use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, spawn};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::spec::{Isolation, Network, Spec};
+use crate::spec::{Isolation, Spec};
 
 /// What the keeper gets at birth besides its control socket.
 #[derive(Debug)]
@@ -101,10 +101,11 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
         IdMap::Host => base,
         IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
     };
-    match (spec.isolation, spec.network) {
-        (Isolation::Contain, _) => user,
-        (Isolation::Full, Network::Host) => user.and(Namespaces::UTS),
-        (Isolation::Full, Network::None) => user.and(Namespaces::UTS).and(Namespaces::NETWORK),
+    // The network namespace takes longest to make: the keeper has it made
+    // while it builds the rest.
+    match spec.isolation {
+        Isolation::Contain => user,
+        Isolation::Full => user.and(Namespaces::UTS),
     }
 }
 

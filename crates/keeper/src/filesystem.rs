@@ -65,7 +65,6 @@ pub fn build(
     plan: &Filesystem,
     trees: &mut Trees,
     owner: Option<Identity>,
-    own_network: bool,
 ) -> Result<OwnedFd, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
     let scratch = make_scratch(plan, owner).failing(SetupStep::Scratch, "tmpfs")?;
@@ -83,7 +82,7 @@ pub fn build(
         tree.and_then(|tree| mount::attach(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
-    procfs::mount_masked(root.as_fd(), masks.as_fd(), own_network)?;
+    procfs::mount_masked(root.as_fd(), masks.as_fd())?;
     for volume in &plan.volumes {
         let tree = trees.take(&volume.source, volume.writable);
         attach_volume(root.as_fd(), volume, tree)?;

@@ -27,7 +27,6 @@ impl Namespaces {
     pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
     pub const MOUNT: Self = Self(libc::CLONE_NEWNS as u64);
     pub const PID: Self = Self(libc::CLONE_NEWPID as u64);
-    pub const NETWORK: Self = Self(libc::CLONE_NEWNET as u64);
     pub const IPC: Self = Self(libc::CLONE_NEWIPC as u64);
     pub const UTS: Self = Self(libc::CLONE_NEWUTS as u64);
 
