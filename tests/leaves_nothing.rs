@@ -413,7 +413,7 @@ for _ in range(5000):
     os.mkdir('d' * 50)
     os.chdir('d' * 50)
 os.close(os.open('bottom', os.O_CREAT))";
-    ends_both_ways(&tare, &[], workload);
+    ends_both_ways_after(&tare, "10s", &[], workload);
 }
 
 #[test]

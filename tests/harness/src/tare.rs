@@ -150,9 +150,8 @@ impl Tare {
     /// What is different from before, now. Temporary directories of the test do
     /// not count before its end, nor do the fixed names in the state root.
     pub fn difference_now(&self) -> Vec<String> {
-        let mut difference = self.before.difference_now();
-        difference.retain(|line| !self.is_expected(line));
-        difference
+        self.before
+            .unexpected_difference_now(|line| self.is_expected(line))
     }
 
     /// Reaps keepers whose tare was killed: they are nobody's else, and on some
