@@ -27,6 +27,12 @@ fn mounts(tare: &Tare, options: &[&str]) -> Vec<String> {
     output.stdout_text().lines().map(str::to_owned).collect()
 }
 
+/// The place of a mount and its own options.
+fn place_and_options(line: &str) -> (&str, Vec<&str>) {
+    let fields: Vec<&str> = line.split(' ').collect();
+    (fields[4], fields[5].split(',').collect())
+}
+
 /// E068: whoever can write a release agent runs a program on the host.
 #[test]
 fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
@@ -168,6 +174,47 @@ fn a_directory_moved_out_of_a_volume_leads_nowhere() {
         !text.contains("of the other box") && !text.contains("secret"),
         "{output}"
     );
+}
+
+/// E076: nothing of the tree that the box was built from is left.
+#[test]
+fn no_mount_and_no_directory_of_the_old_root_is_left() {
+    let tare = tare!();
+    let Some(root) = fixture::busybox_root() else {
+        skip!("there is no static busybox on this host");
+    };
+    for options in [&[][..], &["--rootfs", root.text()]] {
+        let lines = mounts(&tare, options);
+        let ids: Vec<&str> = lines
+            .iter()
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        for line in &lines {
+            let fields: Vec<&str> = line.split(' ').collect();
+            assert!(!line.contains("deleted"), "{line}");
+            let is_root = fields[4] == "/";
+            assert!(
+                is_root || ids.contains(&fields[1]),
+                "its parent is not in the box: {line}"
+            );
+        }
+        assert_eq!(
+            lines
+                .iter()
+                .filter(|line| place_and_options(line).0 == "/")
+                .count(),
+            1
+        );
+        let script = "ls -A /; echo; ls -A /..; echo; ls -A /proc/self/root/../..";
+        let listed = shell(&tare, options, script).ok().stdout_text();
+        let parts: Vec<&str> = listed.trim_end().split("\n\n").collect();
+        assert_eq!(parts, [parts[0]; 3], "above the root is something else");
+        let hidden = ["oldroot", "put_old", "lower", "upper", "index", "root"];
+        assert!(
+            !parts[0].lines().any(|name| hidden.contains(&name)),
+            "{listed}"
+        );
+    }
 }
 
 /// E077: mounts pass neither in nor out.
