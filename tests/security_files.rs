@@ -377,6 +377,37 @@ fn a_volume_with_a_live_socket_is_refused() {
     tare.run(dead).ok().printed("ConnectionRefusedError\n");
 }
 
+/// E081, and the table of mounts in SECURITY.md.
+#[test]
+fn every_mount_is_without_set_user_id_and_without_devices() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let volume = format!("{}:/data", directory.text());
+    let root = fixture::busybox_root();
+    let mut boxes = vec![vec!["-v", &volume]];
+    if let Some(root) = &root {
+        boxes.push(vec!["-v", &volume, "--rootfs", root.text()]);
+    }
+    for options in boxes {
+        for line in mounts(&tare, &options) {
+            let (place, has) = place_and_options(&line);
+            assert!(has.contains(&"nosuid"), "{line}");
+            assert!(
+                has.contains(&"nodev") || place.starts_with("/dev/"),
+                "{line}"
+            );
+            if place.starts_with("/dev") || place.starts_with("/proc") || place.starts_with("/sys")
+            {
+                assert!(has.contains(&"noexec"), "{line}");
+            }
+            let writable = ["/tmp", "/work", "/dev/shm", "/dev/pts", "/proc", "/data"]
+                .contains(&place)
+                || place == "/" && options.contains(&"--rootfs");
+            assert_eq!(has.contains(&"rw"), writable, "{line}");
+        }
+    }
+}
+
 /// A program without libraries that prints its effective user; busybox would give
 /// a set-user-id bit up by itself.
 fn effective_user(directory: &TemporaryDirectory) -> Option<PathBuf> {
