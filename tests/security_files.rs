@@ -2,9 +2,9 @@
 //! what it leaves on a volume: the cases of SECURITY.md, section 1d.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tare_harness::skip::{has_program, is_root};
@@ -583,4 +583,45 @@ for kind in ('user', 'trusted'):
         .ok();
     assert!(output.stdout_text().starts_with("own\n"), "{output}");
     assert!(!output.stdout_text().contains("redirected"), "{output}");
+}
+
+/// E085
+#[test]
+fn the_kernels_trees_and_tares_own_state_are_never_bound() {
+    let tare = tare!();
+    let state = tare.state_root();
+    tare.run(["--", "true"]).ok();
+    let state = state.to_str().unwrap();
+    let parent = Path::new(state).parent().unwrap().to_str().unwrap();
+    let boxes = format!("{state}/boxes");
+    let dangerous = [
+        "/",
+        "/proc",
+        "/proc/sys",
+        "/sys",
+        "/sys/fs/cgroup",
+        "/dev",
+        "/dev/shm",
+        "/run",
+        "/var/run",
+        state,
+        parent,
+        &boxes,
+    ];
+    for path in dangerous {
+        for access in ["", ":ro"] {
+            let volume = format!("{path}:/data{access}");
+            let output = shell(&tare, &["-v", &volume], "true").exited(125);
+            output.said(&[path]);
+        }
+    }
+    let fine = TemporaryDirectory::new();
+    shell(&tare, &["-v", &format!("{}:/data", fine.text())], "true").ok();
+    symlink(state, fine.join("link")).unwrap();
+    shell(
+        &tare,
+        &["-v", &format!("{}/link:/data", fine.text())],
+        "true",
+    )
+    .exited(125);
 }

@@ -145,10 +145,10 @@ impl Engine {
             IdMap::Host | IdMap::Single { .. } => Mapping::Own,
         };
         let root = plan::wants_root_tree(spec).map(|path| trees::root(path, mapping));
-        let volumes = spec
-            .volumes
-            .iter()
-            .map(|volume| trees::volume(volume, mapping));
+        let volumes = spec.volumes.iter().map(|volume| {
+            trees::keep_apart(volume, self.layout.root())?;
+            trees::volume(volume, mapping)
+        });
         Ok(Trees {
             root: root.transpose()?,
             volumes: volumes.collect::<Result<_, _>>()?,
