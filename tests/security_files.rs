@@ -2,8 +2,9 @@
 //! what it leaves on a volume: the cases of SECURITY.md, section 1d.
 
 use std::fs;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -375,6 +376,39 @@ fn a_volume_with_a_live_socket_is_refused() {
         ]
     };
     tare.run(dead).ok().printed("ConnectionRefusedError\n");
+}
+
+/// E080: abstract sockets belong to the network and have no mode.
+#[test]
+fn a_box_on_the_hosts_network_cannot_reach_abstract_sockets() {
+    let tare = tare!();
+    let name = format!("tare-test-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let _listener = UnixListener::bind_addr(&address).unwrap();
+    let connect = |options: &[&str]| {
+        let mut call = options.to_vec();
+        let target = format!("@{name}");
+        call.extend(["--", "python3", "-c", CONNECT, &target]);
+        tare.run(call).ok()
+    };
+    connect(&["--contain"]).printed("connected\n");
+    connect(&[]).printed("ConnectionRefusedError\n");
+    if landlock_version() < 6 {
+        skip!("this kernel's Landlock does not know abstract sockets");
+    }
+    let warned = connect(&["--net", "host"]).printed("PermissionError\n");
+    assert!(warned.stderr_text().contains("network"), "{warned}");
+    connect(&["--net", "host", "--quiet"]).said_nothing();
+}
+
+fn landlock_version() -> i64 {
+    let script = "import ctypes; print(ctypes.CDLL(None).syscall(444, 0, 0, 1))";
+    let output = Command::new("python3")
+        .args(["-c", script])
+        .output()
+        .expect("python3 runs");
+    let text = String::from_utf8(output.stdout).expect("a number is ASCII");
+    text.trim().parse().expect("a number")
 }
 
 /// E081, and the table of mounts in SECURITY.md.
