@@ -25,7 +25,7 @@ use crate::keeper::{self, IdMap, Inheritance, Waiting};
 use crate::layout::Layout;
 use crate::plan::{self, Trees};
 use crate::record::{self, KeeperIdentity, Record};
-use crate::spec::{Isolation, Spec, Terminal};
+use crate::spec::{Isolation, Network, Spec, Terminal};
 use crate::teardown;
 use crate::trees::{self, Mapping};
 
@@ -147,10 +147,10 @@ impl Engine {
             IdMap::Host | IdMap::Single { .. } => Mapping::Own,
         };
         let root = plan::wants_root_tree(spec).map(|path| trees::root(path, mapping));
-        let volumes = spec
-            .volumes
-            .iter()
-            .map(|volume| trees::volume(volume, mapping));
+        let volumes = spec.volumes.iter().map(|volume| {
+            trees::keep_apart(volume, self.layout.root())?;
+            trees::volume(volume, mapping)
+        });
         Ok(Trees {
             root: root.transpose()?,
             volumes: volumes.collect::<Result<_, _>>()?,
@@ -187,6 +187,13 @@ impl Engine {
             notes.push(
                 "running without privileges: the box's one user is you on the host, not a range \
                  of its own"
+                    .to_owned(),
+            );
+        }
+        if spec.isolation == Isolation::Full && spec.network == Network::Host {
+            notes.push(
+                "the box is on the host's network: it reaches what listens on this host, and \
+                 what listens in it is reached from there"
                     .to_owned(),
             );
         }

@@ -101,6 +101,24 @@ pub fn volume(volume: &Volume, mapping: Mapping) -> Result<Tree, Error> {
     Ok(inherited(mounted, is_directory))
 }
 
+/// The state root is tare's own: a box that could write there would end other
+/// boxes, and one that could read there would know what they were told (E085).
+pub fn keep_apart(volume: &Volume, state_root: &Path) -> Result<(), Error> {
+    // By its real name, because a volume's path has no symlinks in it either.
+    let state_root = fs::canonicalize(state_root)
+        .doing(|| format!("cannot resolve the state root {}", state_root.display()))?;
+    if !volume.host.starts_with(&state_root) && !state_root.starts_with(&volume.host) {
+        return Ok(());
+    }
+    let message = format!("cannot bind {} into the box", volume.host.display());
+    Err(Error::new(ErrorKind::BadRequest, message)
+        .because(format!(
+            "tare keeps its own state in {}",
+            state_root.display()
+        ))
+        .with_hint("bind a directory beside it, or choose another state root"))
+}
+
 /// Connecting to a unix socket ignores read-only mounts and every namespace but
 /// its file's, so a directory that holds one is a way out. The kernel's list
 /// names those that are in use, however large the directory is.

@@ -54,7 +54,8 @@ impl Trees {
 
 /// The writable directories: made on the scratch space, seen in the root under
 /// the same names.
-const WRITABLE: [(&CStr, u32); 3] = [(c"tmp", 0o1777), (c"work", 0o755), (c"dev/shm", 0o1777)];
+const WRITABLE: [(&CStr, u32); 3] = [(c"tmp", 0o1777), (c"work", 0o755), (SHARED_MEMORY, 0o1777)];
+const SHARED_MEMORY: &CStr = c"dev/shm";
 
 /// Host paths that the box sees besides its root, read-only: programs count
 /// processors there.
@@ -79,7 +80,7 @@ pub fn build(
     rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
     devices::mount_dev(root.as_fd(), dev.as_fd())?;
     for ((name, _), tree) in WRITABLE.iter().zip(writable) {
-        tree.and_then(|tree| mount::attach(tree.as_fd(), root.as_fd(), name))
+        tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
     procfs::mount_masked(root.as_fd(), masks.as_fd())?;
@@ -88,6 +89,14 @@ pub fn build(
         attach_volume(root.as_fd(), volume, tree)?;
     }
     Ok(root)
+}
+
+/// Compilers run what they make in `/tmp` and `/work`; nobody runs shared memory.
+fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> std::io::Result<()> {
+    if name == SHARED_MEMORY {
+        mount::add_attributes(tree, Attributes::MOUNT_ATTR_NOEXEC, Reach::One)?;
+    }
+    mount::attach(tree, root, name)
 }
 
 /// Goes there and lets the host's tree go.

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::CWD;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
     OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount,
@@ -155,12 +155,27 @@ pub fn make_everything_follow() -> io::Result<()> {
     Ok(mount_change(c"/", flags)?)
 }
 
+/// What may be mounted over the old root; each takes one unmount.
+const STACKED_MAX: usize = 64;
+
 /// Makes `root` the root directory and lets the old one go, for good.
 pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(root)?;
     rustix::process::pivot_root(c".", c".")?;
-    // The old root now lies on top of the new one: the current directory's
-    // topmost mount is what this detaches.
-    unmount(c".", UnmountFlags::DETACH)?;
-    Ok(rustix::process::chdir(c"/")?)
+    // The old root now lies on top of the new one, and on top of it whatever was
+    // mounted over it. Each unmount takes away the topmost, with all below it in
+    // the tree; what stayed could be reached as `/..`.
+    for _ in 0..STACKED_MAX {
+        unmount(c".", UnmountFlags::DETACH)?;
+        if mount_id(c".")? == mount_id(c"..")? {
+            return Ok(rustix::process::chdir(c"/")?);
+        }
+    }
+    Err(rustix::io::Errno::BUSY.into())
+}
+
+/// `..` of a root directory is the topmost mount on it, `.` is the root itself.
+fn mount_id(path: &CStr) -> io::Result<u64> {
+    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?;
+    Ok(found.stx_mnt_id)
 }
