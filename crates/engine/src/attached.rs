@@ -4,9 +4,11 @@
 //! descriptor that is not a terminal, counts as a keeper that is gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{FileType, fstat, major, minor};
 use tare_control::{REPORT_BYTES_MAX, Report, Request, decode};
+use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::receive;
 
 use crate::engine::Made;
@@ -58,6 +60,9 @@ pub struct Ending {
     /// Processes of the box that the kernel killed for the memory limit.
     pub oom_kills: u64,
 }
+
+/// What a keeper may need to end its box after the deadline.
+const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Attached {
@@ -168,6 +173,13 @@ impl Attached {
     fn unborn(&self) -> Option<Error> {
         let (step, error) = self.made.keeper.failure()?;
         Some(failure::birth(step, error))
+    }
+
+    /// How long until the keeper is late with the deadline that it keeps; for
+    /// example because it hangs in a file system that does not answer.
+    pub fn overdue_in(&self) -> Option<Duration> {
+        let deadline = Duration::from_nanos(self.made.deadline_ns?);
+        Some((deadline + GRACE).saturating_sub(Duration::from_nanos(boot_ns())))
     }
 
     /// Passes a signal to the command.

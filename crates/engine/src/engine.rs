@@ -113,6 +113,7 @@ impl Engine {
             cgroups,
             _claim: range.claim,
             streams: stdio.ours,
+            deadline_ns: plan.deadline_ns,
         };
         match keeper::send_plan(&made.control, &plan) {
             Err(error) if error.kind() == ErrorKind::BadRequest => return Err(error),
@@ -210,6 +211,8 @@ pub struct Made {
     /// Held until the box was seen gone: its uids are not reused before.
     pub _claim: OwnedFd,
     pub streams: Streams,
+    /// On the boot clock, as the keeper knows it.
+    pub deadline_ns: Option<u64>,
     pub notes: Vec<String>,
 }
 
