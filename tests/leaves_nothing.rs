@@ -495,7 +495,7 @@ fn a_tare_that_is_killed_while_it_starts() {
     let tare = tare!();
     for step in 0..40 {
         let running = tare.spawn(["--", "sleep", "1000"]);
-        // Not a wait for something: the moment itself is the input.
+        // Not a wait for something, and bounded: the moment itself is the input.
         std::thread::sleep(Duration::from_micros(250 * step));
         running.signal(Signal::KILL);
         running.wait().exited(-9);
