@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tare_harness::skip::is_root;
 use tare_harness::{
-    Output, Tare, TemporaryDirectory, box_processes, eventually, eventually_within, fixture, skip,
-    tare,
+    Output, Running, Tare, TemporaryDirectory, box_processes, eventually, eventually_within,
+    fixture, skip, tare,
 };
 
 /// An ending that was asked for comes well within this, on any machine.
@@ -577,6 +577,32 @@ fn ten_boxes_at_once() {
     }
     for (number, running) in (0..).zip(all) {
         running.wait().exited(number);
+    }
+}
+
+/// The first calls on a fresh state root come at the same time.
+#[test]
+fn many_can_begin_on_a_fresh_state_root_at_once() {
+    let tare = tare!();
+    for round in 0..10 {
+        let directory = TemporaryDirectory::new();
+        let root = match round % 2 {
+            0 => directory.path().to_owned(),
+            _ => directory.join("not-there-yet"),
+        };
+        let start = |number: u32| {
+            let name = format!("box-{number}");
+            let mut command = tare.command(["run", "--name", &name, "--", "true"]);
+            command.env("TARE_STATE_ROOT", &root);
+            command.stdin(Stdio::null()).stderr(Stdio::piped());
+            tare.start_command(command)
+        };
+        let all: Vec<_> = (0..6).map(start).collect();
+        // All have ended before the first is judged: nothing is left to sweep.
+        let ended: Vec<_> = all.into_iter().map(Running::wait).collect();
+        for output in ended {
+            output.ok().said_nothing();
+        }
     }
 }
 
