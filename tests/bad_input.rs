@@ -379,7 +379,7 @@ fn a_volume_that_is_none_is_refused() {
         "/tmp",
         "/tmp:",
         ":/x",
-        "tmp:/x",
+        "no-such-directory:/x",
         "/tmp:x",
         "/tmp:/x:",
         "/tmp:/x:wx",
@@ -387,7 +387,7 @@ fn a_volume_that_is_none_is_refused() {
         "/tmp:/",
         "/tmp:/..",
     ] {
-        refused(&tare, &["-v", volume, "--", "true"], &["volume"]);
+        refused(&tare, &["-v", volume, "--", "true"], &["-v"]);
     }
 }
 

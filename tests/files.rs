@@ -123,6 +123,20 @@ fn a_single_file_can_be_a_volume() {
 }
 
 #[test]
+fn a_relative_volume_is_one_of_the_callers_directory() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    fs::create_dir(directory.join("data")).unwrap();
+    fs::write(directory.join("data/file"), "content\n").unwrap();
+    for host in ["data", "./data", "data/"] {
+        let volume = format!("{host}:/x:ro");
+        let mut command = tare.command(["run", "-v", &volume, "--", "cat", "/x/file"]);
+        let output = command.current_dir(directory.path()).output().unwrap();
+        assert_eq!(output.stdout, b"content\n", "{host}");
+    }
+}
+
+#[test]
 fn several_volumes_can_lie_in_each_other() {
     let tare = tare!();
     let outer = TemporaryDirectory::new();

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tare_harness::{box_processes, eventually, eventually_within, skip, tare};
+use tare_harness::{box_processes, eventually_within, skip, tare};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -127,9 +127,9 @@ fn a_tare_that_is_killed_takes_its_box_along() {
     });
     running.wait().exited(-9);
     tare.run(["--", "true"]).ok();
-    eventually("the next call removes what is left", || {
-        tare.difference_now().is_empty()
-    });
+    tare.reap_orphans();
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use tare_harness::{TemporaryDirectory, tare};
+use tare_harness::{Output, TemporaryDirectory, tare};
 
 #[test]
 fn hello_from_a_box() {
@@ -251,14 +251,91 @@ fn only_the_three_streams_are_open() {
         .printed("0\n1\n2\n3\n");
 }
 
+/// What `--json` prints instead of the two streams.
+#[track_caller]
+fn report(output: &Output) -> serde_json::Value {
+    assert!(output.stdout_text().ends_with("}\n"), "{output}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"))
+}
+
 #[test]
 fn json_says_how_it_ended() {
     let tare = tare!();
+    let script = "echo out; echo err >&2; exit 3";
     let output = tare
-        .run(["--json", "--", "sh", "-c", "echo out; exit 3"])
-        .exited(3);
-    let line = output.stderr_text();
-    let line = line.lines().last().unwrap_or_default();
-    assert!(line.starts_with('{') && line.ends_with('}'), "{output}");
-    assert!(output.stdout_text().contains("out\n"), "{output}");
+        .run(["--json", "--name", "web", "--", "sh", "-c", script])
+        .exited(3)
+        .said_nothing();
+    let report = report(&output);
+    assert_eq!(report["exit_code"], 3);
+    assert_eq!(report["signal"], serde_json::Value::Null);
+    assert_eq!(report["name"], "web");
+    assert_eq!(report["stdout"], "out\n");
+    assert_eq!(report["stderr"], "err\n");
+    for unset in ["timed_out", "oom", "truncated", "output_killed"] {
+        assert_eq!(report[unset], false, "{unset}");
+    }
+    assert_eq!(report["id"].as_str().map(str::len), Some(12));
+    assert!(report["duration_ms"].is_u64());
+}
+
+#[test]
+fn json_tells_the_ways_to_end_apart() {
+    let tare = tare!();
+    let killed = report(
+        &tare
+            .run(["--json", "--", "sh", "-c", "kill -9 $$"])
+            .exited(137),
+    );
+    assert_eq!(
+        (&killed["exit_code"], &killed["signal"]),
+        (&137.into(), &9.into())
+    );
+    assert_eq!(killed["oom"], false);
+    let late = tare.run(["--json", "--timeout", "300ms", "--", "sleep", "1000"]);
+    assert_eq!(report(&late.exited(124))["timed_out"], true);
+    let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
+    let hungry = tare.run(["--json", "--memory", "64m", "--", "python3", "-c", hungry]);
+    assert_eq!(report(&hungry.exited(137))["oom"], true);
+    let loud = [
+        "--json",
+        "--output-limit",
+        "1m",
+        "--",
+        "head",
+        "-c",
+        "2000000",
+        "/dev/zero",
+    ];
+    let loud = report(&tare.run(loud).ok());
+    assert_eq!(loud["truncated"], true);
+    assert_eq!(loud["stdout"].as_str().map(str::len), Some(1 << 20));
+}
+
+/// B067
+#[test]
+fn json_stays_json_whatever_is_printed() {
+    let tare = tare!();
+    let script = "import os; os.write(1, bytes(range(256))); os.write(2, b'\\\"\\n\\xff')";
+    let output = tare.run(["--json", "--", "python3", "-c", script]).ok();
+    let report = report(&output);
+    let text = report["stdout"].as_str().unwrap();
+    assert!(
+        text.starts_with("\0\u{1}") && text.contains('\u{fffd}'),
+        "{text:?}"
+    );
+    assert_eq!(report["stderr"], "\"\n\u{fffd}");
+}
+
+#[test]
+fn json_does_not_change_how_errors_are_told() {
+    let tare = tare!();
+    tare.run(["--json", "--cpus", "NaN", "--", "true"])
+        .exited(125)
+        .printed("")
+        .said(&["--cpus"]);
+    tare.run(["--json", "--", "no-such-program"])
+        .exited(127)
+        .printed("")
+        .said(&["no-such-program"]);
 }

@@ -32,7 +32,7 @@ fn link_beside_host_builds(out: &Path) -> std::io::Result<()> {
     }
     fs::create_dir_all(target.join(profile))?;
     match fs::remove_file(&link) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => symlink(binary, link),
     }
 }

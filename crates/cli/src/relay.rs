@@ -39,6 +39,8 @@ pub trait Session {
     fn next_event(&mut self) -> Option<Event>;
     fn signal(&mut self, signal: i32) -> Result<(), Error>;
     fn kill(&self);
+    /// How long until the box should have ended by itself for its timeout.
+    fn overdue_in(&self) -> Option<Duration>;
 }
 
 impl Session for Attached {
@@ -56,6 +58,10 @@ impl Session for Attached {
 
     fn kill(&self) {
         Attached::kill(self);
+    }
+
+    fn overdue_in(&self) -> Option<Duration> {
+        Attached::overdue_in(self)
     }
 }
 
@@ -200,7 +206,12 @@ impl<'fd> Relay<'fd> {
         session: &mut impl Session,
         signals: &SignalFd,
     ) -> io::Result<Option<Outcome>> {
-        let ready = self.poll(&[signals.as_fd(), session.events_fd()], None)?;
+        let overdue_in = session.overdue_in();
+        if overdue_in == Some(Duration::ZERO) {
+            session.kill();
+            return Ok(Some(Outcome::TimedOut));
+        }
+        let ready = self.poll(&[signals.as_fd(), session.events_fd()], overdue_in)?;
         self.advance(&ready);
         if self.budget.is_passed() && self.past_limit == PastLimit::Kill {
             session.kill();

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 /// From the creator to the keeper, after the plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
+    /// The keeper's identity is on record: the command may start.
+    Go,
     /// Send this signal to the command.
     Signal(i32),
 }

@@ -4,10 +4,11 @@
 //! descriptor that is not a terminal, counts as a keeper that is gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{FileType, fstat, major, minor};
-use rustix::net::{SendFlags, send};
-use tare_control::{REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Report, Request, decode, encode};
+use tare_control::{REPORT_BYTES_MAX, Report, Request, decode};
+use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::receive;
 
 use crate::engine::Made;
@@ -15,6 +16,7 @@ use crate::error::{Doing, Error};
 use crate::failure;
 use crate::host::Host;
 use crate::id::BoxId;
+use crate::keeper;
 use crate::layout::Layout;
 use crate::record::Record;
 use crate::teardown;
@@ -58,6 +60,9 @@ pub struct Ending {
     /// Processes of the box that the kernel killed for the memory limit.
     pub oom_kills: u64,
 }
+
+/// What a keeper may need to end its box after the deadline.
+const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Attached {
@@ -152,8 +157,8 @@ impl Attached {
                 self.last(Event::Failed(error))
             }
             Report::LaunchFailed { step, errno } => {
-                let spec = self.record.intent().map(|intent| intent.spec);
-                let error = failure::launch(step, errno, spec.as_ref());
+                let spec = self.record.intent().map(|intent| &intent.spec);
+                let error = failure::launch(step, errno, spec);
                 self.last(Event::Failed(error))
             }
         }
@@ -170,12 +175,17 @@ impl Attached {
         Some(failure::birth(step, error))
     }
 
+    /// How long until the keeper is late with the deadline that it keeps; for
+    /// example because it hangs in a file system that does not answer.
+    pub fn overdue_in(&self) -> Option<Duration> {
+        let deadline = Duration::from_nanos(self.made.deadline_ns?);
+        Some((deadline + GRACE).saturating_sub(Duration::from_nanos(boot_ns())))
+    }
+
     /// Passes a signal to the command.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
-        let doing = || format!("cannot pass signal {signal} to box {}", self.id);
-        let frame = encode(&Request::Signal(signal), REQUEST_BYTES_MAX).doing(doing)?;
-        send(&self.made.control, &frame, SendFlags::NOSIGNAL).doing(doing)?;
-        Ok(())
+        keeper::send_request(&self.made.control, &Request::Signal(signal))
+            .doing(|| format!("cannot pass signal {signal} to box {}", self.id))
     }
 
     /// SIGKILL to the whole box, now; [`Self::end`] is still to be called.

@@ -2,10 +2,9 @@
 //! whatever fails after the record exists goes through the one way out.
 //!
 //! ```text
-//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ trees ─▶ keeper (waits)
-//!                                                      │ identity written
-//!                                                      ▼
-//!                                             go ─▶ plan ─▶ Attached
+//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ trees ─▶ keeper ─▶ plan
+//!                                                      │ (makes the box)
+//!                          identity on record ─▶ go ───┴─▶ command
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,9 +12,11 @@ use std::path::PathBuf;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::pipe::{PipeFlags, pipe_with};
+use tare_control::Request;
+use tare_kernel::cgroup::Cgroup;
 
 use crate::attached::{Attached, Streams};
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::cgroup::{self, CgroupHolding};
 use crate::holdings::{name, uids};
 use crate::host::Host;
@@ -99,7 +100,6 @@ impl Engine {
             join: &cgroups.join,
         };
         let waiting = keeper::bear(spec, &self.host, map, &inheritance)?;
-        self.commit(record, &waiting, &cgroups)?;
         let Waiting { newborn, control } = waiting;
         let spawned = newborn
             .go()
@@ -113,12 +113,15 @@ impl Engine {
             cgroups,
             _claim: range.claim,
             streams: stdio.ours,
+            deadline_ns: plan.deadline_ns,
         };
-        // A keeper that is gone already has said why, or its death will.
         match keeper::send_plan(&made.control, &plan) {
-            Err(error) if error.kind() == crate::ErrorKind::BadRequest => Err(error),
-            Ok(()) | Err(_) => Ok(made),
+            Err(error) if error.kind() == ErrorKind::BadRequest => return Err(error),
+            // A keeper that is gone has said why, or its death will.
+            Ok(()) | Err(_) => {}
         }
+        self.commit(record, &made)?;
+        Ok(made)
     }
 
     fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
@@ -155,23 +158,21 @@ impl Engine {
         })
     }
 
-    /// The identity is on record before the keeper may do anything.
-    fn commit(
-        &self,
-        record: &Record,
-        waiting: &Waiting,
-        cgroups: &CgroupHolding,
-    ) -> Result<(), Error> {
+    /// The keeper makes its box meanwhile, which dies with it; the command
+    /// starts only after its identity is on record.
+    fn commit(&self, record: &Record, made: &Made) -> Result<(), Error> {
         let doing = || "cannot record the keeper's identity".to_owned();
-        let process = waiting.newborn.process();
-        let cgroup_inode = cgroups.unified.as_ref().map(|cgroup| cgroup.inode());
+        let process = &made.keeper.process;
+        let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
         let identity = KeeperIdentity {
             boot_id: self.host.boot_id.clone(),
             pid: process.pid(),
             pidfd_inode: process.inode().doing(doing)?,
             cgroup_inode: cgroup_inode.transpose().doing(doing)?,
         };
-        record.write_identity(&identity).doing(doing)
+        record.write_identity(&identity).doing(doing)?;
+        keeper::send_request(&made.control, &Request::Go).ok();
+        Ok(())
     }
 
     fn notes(&self, spec: &Spec, cgroups: &CgroupHolding) -> Vec<String> {
@@ -210,6 +211,8 @@ pub struct Made {
     /// Held until the box was seen gone: its uids are not reused before.
     pub _claim: OwnedFd,
     pub streams: Streams,
+    /// On the boot clock, as the keeper knows it.
+    pub deadline_ns: Option<u64>,
     pub notes: Vec<String>,
 }
 

@@ -24,86 +24,59 @@ pub fn birth(step: BirthStep, error: io::Error) -> Error {
 
 /// The box could not be made.
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
-    let shown = subject.escape_debug();
-    let (kind, doing, hint) = match step {
-        SetupStep::ReadPlan => (
-            ErrorKind::Failed,
-            "cannot read the keeper's plan".to_owned(),
-            "",
-        ),
-        SetupStep::JoinCgroupNamespace => (
-            ErrorKind::Failed,
-            "cannot make a cgroup namespace".to_owned(),
-            "",
-        ),
-        SetupStep::PrivateMounts => (
-            ErrorKind::Failed,
-            "cannot make the box's mounts private".to_owned(),
-            "",
-        ),
-        SetupStep::Scratch => (
-            ErrorKind::Failed,
-            format!("cannot make the scratch space ({shown})"),
-            "",
-        ),
-        SetupStep::Root => (
-            ErrorKind::Failed,
-            format!(
-                "cannot set up /{} in the box",
-                shown.to_string().trim_start_matches('/')
-            ),
-            "with --rootfs, what tare mounts on must be real directories, not symlinks",
-        ),
-        SetupStep::Proc => (
-            ErrorKind::Failed,
-            format!("cannot mount proc ({shown})"),
-            "inside another container /proc may be masked; see 'tare doctor'",
-        ),
-        SetupStep::Dev => (
-            ErrorKind::Failed,
-            format!("cannot set up {shown} in the box"),
-            "",
-        ),
-        SetupStep::Volume => (
-            ErrorKind::BadRequest,
-            format!("cannot mount a volume at {shown} in the box"),
-            "its parent must be writable there, or the mount point exist",
-        ),
-        SetupStep::EnterRoot => (
-            ErrorKind::Failed,
-            "cannot enter the box's root".to_owned(),
-            "",
-        ),
-        SetupStep::Network => (
-            ErrorKind::Failed,
-            "cannot bring the box's loopback up".to_owned(),
-            "",
-        ),
-        SetupStep::Hostname => (
-            ErrorKind::Failed,
-            format!("cannot set the box's host name to {shown}"),
-            "",
-        ),
-        SetupStep::Terminal => (
-            ErrorKind::Failed,
-            format!("cannot open the box's terminal ({shown})"),
-            "",
-        ),
-        SetupStep::Landlock => (
-            ErrorKind::Failed,
-            "cannot restrict the box with Landlock".to_owned(),
-            "",
-        ),
-        SetupStep::Fork => (
-            ErrorKind::Failed,
-            format!("cannot start a process in the box ({shown})"),
-            "is --pids or --memory too small?",
-        ),
+    let kind = if step == SetupStep::Volume {
+        ErrorKind::BadRequest
+    } else {
+        ErrorKind::Failed
     };
+    let doing = setup_message(step, &subject.escape_debug().to_string());
     let error = Error::new(kind, doing).because(io::Error::from_raw_os_error(errno));
-    match hint {
-        "" => error,
-        hint => error.with_hint(hint),
+    match setup_hint(step) {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
+fn setup_message(step: SetupStep, subject: &str) -> String {
+    match step {
+        SetupStep::ReadPlan => "cannot read the keeper's plan".to_owned(),
+        SetupStep::JoinCgroupNamespace => "cannot make a cgroup namespace".to_owned(),
+        SetupStep::PrivateMounts => "cannot make the box's mounts private".to_owned(),
+        SetupStep::Scratch => format!("cannot make the scratch space ({subject})"),
+        SetupStep::Root => {
+            let path = subject.trim_start_matches('/');
+            format!("cannot set up /{path} in the box")
+        }
+        SetupStep::Proc => format!("cannot mount proc ({subject})"),
+        SetupStep::Dev => format!("cannot set up {subject} in the box"),
+        SetupStep::Volume => format!("cannot mount a volume at {subject} in the box"),
+        SetupStep::EnterRoot => "cannot enter the box's root".to_owned(),
+        SetupStep::Network => format!("cannot make the box's network ({subject})"),
+        SetupStep::Hostname => format!("cannot set the box's host name to {subject}"),
+        SetupStep::Terminal => format!("cannot open the box's terminal ({subject})"),
+        SetupStep::Landlock => "cannot restrict the box with Landlock".to_owned(),
+        SetupStep::Fork => format!("cannot start a process in the box ({subject})"),
+    }
+}
+
+fn setup_hint(step: SetupStep) -> Option<&'static str> {
+    match step {
+        SetupStep::Root => {
+            Some("with --rootfs, what tare mounts on must be real directories, not symlinks")
+        }
+        SetupStep::Proc => Some("inside another container /proc may be masked; see 'tare doctor'"),
+        SetupStep::Volume => Some("its parent must be writable there, or the mount point exist"),
+        SetupStep::Fork => Some("is --pids or --memory too small?"),
+        SetupStep::ReadPlan
+        | SetupStep::JoinCgroupNamespace
+        | SetupStep::PrivateMounts
+        | SetupStep::Scratch
+        | SetupStep::Dev
+        | SetupStep::EnterRoot
+        | SetupStep::Network
+        | SetupStep::Hostname
+        | SetupStep::Terminal
+        | SetupStep::Landlock => None,
     }
 }
 
@@ -132,21 +105,15 @@ pub fn launch(step: LaunchStep, errno: i32, spec: Option<&Spec>) -> Error {
                     "-w takes a directory that exists in the box and that its user may enter",
                 )
         }
-        LaunchStep::Session
-        | LaunchStep::Limits
-        | LaunchStep::Credentials
-        | LaunchStep::Seccomp => {
-            let part = match step {
-                LaunchStep::Session => "a session",
-                LaunchStep::Limits => "its limits",
-                LaunchStep::Credentials => "its user",
-                LaunchStep::Seccomp | LaunchStep::WorkingDirectory | LaunchStep::Exec => {
-                    "its filter"
-                }
-            };
-            Error::new(ErrorKind::Failed, format!("cannot give the command {part}")).because(why)
-        }
+        LaunchStep::Session => failed("cannot give the command a session", why),
+        LaunchStep::Limits => failed("cannot set the command's limits", why),
+        LaunchStep::Credentials => failed("cannot give the command its user", why),
+        LaunchStep::Seccomp => failed("cannot filter the command's system calls", why),
     }
+}
+
+fn failed(doing: &str, why: io::Error) -> Error {
+    Error::new(ErrorKind::Failed, doing).because(why)
 }
 
 fn not_started(command: &str, errno: i32, why: io::Error) -> Error {

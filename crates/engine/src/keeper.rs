@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::{PLAN_BYTES_MAX, Plan, encode};
+use tare_control::{PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
@@ -14,7 +14,7 @@ use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, spawn};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::spec::{Isolation, Network, Spec};
+use crate::spec::{Isolation, Spec};
 
 /// What the keeper gets at birth besides its control socket.
 #[derive(Debug)]
@@ -101,10 +101,11 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
         IdMap::Host => base,
         IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
     };
-    match (spec.isolation, spec.network) {
-        (Isolation::Contain, _) => user,
-        (Isolation::Full, Network::Host) => user.and(Namespaces::UTS),
-        (Isolation::Full, Network::None) => user.and(Namespaces::UTS).and(Namespaces::NETWORK),
+    // The network namespace takes longest to make: the keeper has it made
+    // while it builds the rest.
+    match spec.isolation {
+        Isolation::Contain => user,
+        Isolation::Full => user.and(Namespaces::UTS),
     }
 }
 
@@ -164,4 +165,10 @@ pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
     control
         .write_all(&frame)
         .doing(|| "cannot hand the plan to the keeper".into())
+}
+
+/// A request is small: the socket takes it whole or the keeper is gone.
+pub fn send_request(mut control: &UnixStream, request: &Request) -> io::Result<()> {
+    let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
+    control.write_all(&frame)
 }

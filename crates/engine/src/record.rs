@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! boxes/<id>/            locked by whoever looks after the box
-//!   record.json          what was asked for, and under which roots
-//!   identity.json        who the keeper is, written before it may go on
+//!   record.json          line 1: what was asked for, and under which roots
+//!                        line 2: who the keeper is, before it may go on
 //! ```
 //! Nobody reads another's half-made record: the directory is locked from the
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
@@ -44,6 +44,7 @@ pub struct KeeperIdentity {
 #[derive(Debug)]
 pub struct Record {
     directory: OwnedFd,
+    intent: Option<Intent>,
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -54,19 +55,16 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 impl Record {
     /// Makes the record of a new box; nothing of the box exists yet.
     pub fn create(layout: &Layout, id: &BoxId, host: &Host, spec: &Spec) -> Result<Self, Error> {
-        let doing = || {
-            format!(
-                "cannot make the record of box {id} in {}",
-                layout.boxes().display()
-            )
-        };
-        let record = Self::make_locked(&layout.boxes(), id).doing(doing)?;
+        let boxes = layout.boxes();
+        let doing = || format!("cannot make the record of box {id} in {}", boxes.display());
+        let mut record = Self::make_locked(&boxes, id).doing(doing)?;
         let intent = Intent {
             boot_id: host.boot_id.clone(),
             cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
             spec: spec.clone(),
         };
-        record.write("record.json", &intent).doing(doing)?;
+        record.append(&intent).doing(doing)?;
+        record.intent = Some(intent);
         Ok(record)
     }
 
@@ -76,35 +74,42 @@ impl Record {
         mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))?;
         let directory = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty())?;
         flock(&directory, FlockOperation::LockExclusive)?;
-        Ok(Self { directory })
+        Ok(Self {
+            directory,
+            intent: None,
+        })
     }
 
     pub fn write_identity(&self, identity: &KeeperIdentity) -> io::Result<()> {
-        self.write("identity.json", identity)
+        self.append(identity)
     }
 
-    fn write<T: Serialize>(&self, name: &str, value: &T) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))?;
-        let text = serde_json::to_vec(value)?;
-        io::Write::write_all(&mut fs::File::from(file), &text)
+    fn append<T: Serialize>(&self, value: &T) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(&self.directory, FILE, flags, Mode::from_raw_mode(0o600))?;
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        io::Write::write_all(&mut fs::File::from(file), &line)
     }
 
-    fn read<T: for<'a> Deserialize<'a>>(&self, name: &str) -> Option<T> {
+    fn line(&self, number: usize) -> Option<String> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory, name, flags, Mode::empty()).ok()?;
-        serde_json::from_reader(io::BufReader::new(fs::File::from(file))).ok()
+        let file = openat(&self.directory, FILE, flags, Mode::empty()).ok()?;
+        let text = io::read_to_string(fs::File::from(file)).ok()?;
+        text.lines().nth(number).map(str::to_owned)
     }
 
     /// `None` when it is missing or damaged: teardown works from the id alone.
-    pub fn intent(&self) -> Option<Intent> {
-        self.read("record.json")
+    pub fn intent(&self) -> Option<&Intent> {
+        self.intent.as_ref()
     }
 
     pub fn identity(&self) -> Option<KeeperIdentity> {
-        self.read("identity.json")
+        serde_json::from_str(&self.line(1)?).ok()
     }
 }
+
+const FILE: &str = "record.json";
 
 /// An empty state root that somebody made is as good as one of ours.
 fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
@@ -151,7 +156,14 @@ fn holds_still(boxes: rustix::fd::BorrowedFd<'_>) -> bool {
 fn take_over(boxes: rustix::fd::BorrowedFd<'_>, id: &BoxId) -> Option<Record> {
     let directory = openat(boxes, id.as_str(), DIRECTORY, Mode::empty()).ok()?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
-    Some(Record { directory })
+    let mut record = Record {
+        directory,
+        intent: None,
+    };
+    record.intent = record
+        .line(0)
+        .and_then(|line| serde_json::from_str(&line).ok());
+    Some(record)
 }
 
 /// Makes the state root what it must be: ours alone. What lies beneath is then

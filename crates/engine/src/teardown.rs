@@ -54,7 +54,7 @@ fn teardown(
     keeper: Option<&Process>,
 ) -> Result<(), Error> {
     let intent = record.intent();
-    let recorded = intent.as_ref().map(|intent| intent.cgroup_roots.clone());
+    let recorded = intent.map(|intent| intent.cgroup_roots.clone());
     let roots = recorded.unwrap_or_else(|| current_roots(host));
     if let Some(keeper) = keeper {
         keeper
@@ -63,8 +63,8 @@ fn teardown(
         wait_gone(keeper, id)?;
     }
     cgroup::release(&roots, id)?;
-    if let Some(taken) = intent.and_then(|intent| intent.spec.name) {
-        name::release(layout, &taken, id)?;
+    if let Some(taken) = intent.and_then(|intent| intent.spec.name.as_ref()) {
+        name::release(layout, taken, id)?;
     }
     remove_record(&layout.boxes(), id)
 }

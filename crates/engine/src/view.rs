@@ -28,23 +28,31 @@ const ETC: [&str; 13] = [
     "/etc/php",
 ];
 
-/// Directories of /etc known by their beginning: one per installed version.
-const ETC_PREFIXES: [&str; 1] = ["java-"];
-
 /// All entries that exist on this host.
 pub fn entries() -> Vec<HostEntry> {
     let mut entries: Vec<HostEntry> = PROGRAMS.into_iter().chain(ETC).filter_map(entry).collect();
-    let names = fs::read_dir("/etc").into_iter().flatten().flatten();
-    for name in names.filter_map(|found| found.file_name().into_string().ok()) {
-        if ETC_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
-            entries.extend(entry(&format!("/etc/{name}")));
-        }
-    }
+    entries.extend(java_settings().iter().filter_map(|path| entry(path)));
     entries.push(HostEntry::Symlink {
         path: "/etc/mtab".to_owned(),
         target: "/proc/self/mounts".to_owned(),
     });
     entries
+}
+
+/// A Debian Java in `/usr/lib/jvm/java-17-openjdk-amd64` does not start without
+/// its settings in `/etc/java-17-openjdk`.
+fn java_settings() -> Vec<String> {
+    let installed = fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
+    let names = installed.filter_map(|found| found.file_name().into_string().ok());
+    let settings = names.filter_map(|name| {
+        let end = name.find("-openjdk")? + "-openjdk".len();
+        name.starts_with("java-")
+            .then(|| format!("/etc/{}", &name[..end]))
+    });
+    let mut settings: Vec<String> = settings.collect();
+    settings.sort();
+    settings.dedup();
+    settings
 }
 
 fn entry(path: &str) -> Option<HostEntry> {

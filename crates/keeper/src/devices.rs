@@ -4,10 +4,11 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
+use rustix::fs::{Mode, mkdirat, symlinkat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 
+use crate::filesystem::make_empty_file;
 use crate::setup::{Failing, Failure};
 
 /// The host's nodes and where they appear, relative to the root.
@@ -49,9 +50,8 @@ pub fn make_dev(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     for name in [c"dev", c"dev/pts"] {
         mkdirat(scratch, name, Mode::from_raw_mode(0o755))?;
     }
-    let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
     for (_, node) in NODES {
-        openat(scratch, node, create, Mode::from_raw_mode(0o666))?;
+        make_empty_file(scratch, node)?;
     }
     for (target, name) in LINKS {
         symlinkat(target, scratch, name)?;

@@ -9,8 +9,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, openat, openat2,
-    symlinkat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, mknodat,
+    openat, openat2, symlinkat,
 };
 use rustix::io::Errno;
 use tare_control::{
@@ -66,7 +66,6 @@ pub fn build(
     plan: &Filesystem,
     trees: &mut Trees,
     owner: Option<Identity>,
-    own_network: bool,
 ) -> Result<OwnedFd, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
     let scratch = make_scratch(plan, owner).failing(SetupStep::Scratch, "tmpfs")?;
@@ -84,7 +83,7 @@ pub fn build(
         tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
-    procfs::mount_masked(root.as_fd(), masks.as_fd(), own_network)?;
+    procfs::mount_masked(root.as_fd(), masks.as_fd())?;
     for volume in &plan.volumes {
         let tree = trees.take(&volume.source, volume.writable);
         attach_volume(root.as_fd(), volume, tree)?;
@@ -201,9 +200,15 @@ fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
     }
 }
 
-fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    openat(directory, path, flags, Mode::from_raw_mode(0o644)).map(drop)
+/// A place to mount a file on.
+pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
+    mknodat(
+        directory,
+        path,
+        FileType::RegularFile,
+        Mode::from_raw_mode(0o444),
+        0,
+    )
 }
 
 fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {

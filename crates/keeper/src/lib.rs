@@ -6,11 +6,11 @@
 //! It has no threads, no secrets, and nothing in memory but its own needs.
 //!
 //! ```text
-//! plan ─▶ setup ─▶ fork ─▶ supervise ─▶ exit (and the box with it)
-//!           │        │         ├─ the command ended      Exited
-//!           │        │         ├─ the deadline passed    TimedOut
-//!      SetupFailed   │         └─ the creator is gone    (nobody to tell)
-//!                LaunchFailed
+//! plan ─▶ setup ─▶ go ─▶ fork ─▶ supervise ─▶ exit (and the box with it)
+//!           │             │         ├─ the command ended      Exited
+//!           │             │         ├─ the deadline passed    TimedOut
+//!      SetupFailed        │         └─ the creator is gone    (nobody to tell)
+//!                     LaunchFailed
 //! ```
 
 mod devices;
@@ -26,7 +26,9 @@ mod workload;
 use std::process::ExitCode;
 
 use link::Link;
-use setup::Setup;
+use setup::{Failing, Failure, Setup};
+use tare_control::{Report, SetupStep};
+use tare_kernel::launch;
 
 /// The name under which the binary is a keeper.
 pub const NAME: &std::ffi::CStr = c"tare-keeper";
@@ -38,17 +40,25 @@ pub fn main() -> ExitCode {
     };
     match keep(&mut link) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            link.report(&failure.into_report());
+        Err(report) => {
+            link.report(&report);
             ExitCode::FAILURE
         }
     }
 }
 
-fn keep(link: &mut Link) -> Result<(), setup::Failure> {
-    let plan = link.read_plan()?;
-    let Setup { terminal } = setup::make_box(&plan, link)?;
-    let child = workload::start(&plan.workload, terminal)?;
-    supervise::supervise(link, &child, plan.deadline_ns);
+fn keep(link: &mut Link) -> Result<(), Report> {
+    let plan = link.read_plan().map_err(Failure::into_report)?;
+    let Setup { terminal } = setup::make_box(&plan, link).map_err(Failure::into_report)?;
+    if !link.wait_for_go() {
+        return Ok(());
+    }
+    // Before there is a child, so that no end of one is missed.
+    let child_signal = launch::child_signal()
+        .failing(SetupStep::Fork, "signals")
+        .map_err(Failure::into_report)?;
+    let command = workload::start(&plan.workload, terminal)?;
+    link.report(&Report::Started);
+    supervise::supervise(link, &child_signal, command, plan.deadline_ns);
     Ok(())
 }

@@ -62,6 +62,18 @@ impl Link {
         }
     }
 
+    /// Waits until the command may start; `false` when the creator is gone, or
+    /// wants the command ended before it began.
+    pub fn wait_for_go(&mut self) -> bool {
+        loop {
+            match self.hear() {
+                Heard::Request(Request::Go) => return true,
+                Heard::Nothing => {}
+                Heard::Request(Request::Signal(_)) | Heard::Closed => return false,
+            }
+        }
+    }
+
     /// One read's worth of what the creator said.
     pub fn hear(&mut self) -> Heard {
         if self.pending.is_empty() && !matches!(self.read(), Ok(1..)) {

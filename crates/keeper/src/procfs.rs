@@ -9,6 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 
+use crate::filesystem::make_empty_file;
 use crate::setup::{Failing, Failure};
 
 /// Files that read as empty and refuse writing.
@@ -82,26 +83,24 @@ pub fn mount_plain() -> io::Result<OwnedFd> {
 }
 
 /// Mounts `/proc` in a root that is the current directory.
-pub fn mount_masked(
-    root: BorrowedFd<'_>,
-    masks: BorrowedFd<'_>,
-    own_network: bool,
-) -> Result<(), Failure> {
+pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<(), Failure> {
     let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
-    if own_network {
-        set_network(root);
-    }
-    mask(masks).failing(SetupStep::Proc, "masks")?;
+    mask(masks).failing(SetupStep::Proc, "masks")
+}
+
+/// What a box may read there and nobody in it may write, whoever owns it.
+pub fn make_read_only(root: BorrowedFd<'_>) -> Result<(), Failure> {
     for path in READ_ONLY {
-        make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
+        cover_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
     }
     Ok(())
 }
 
-/// Best effort: each is the kernel's default already, or only a convenience.
-fn set_network(root: BorrowedFd<'_>) {
+/// In the box's network namespace, before `/proc/sys` is read-only. Best effort:
+/// each is the kernel's default already, or only a convenience.
+pub fn set_network(root: BorrowedFd<'_>) {
     for (path, value) in NETWORK_SETTINGS {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         if let Ok(file) = openat(root, path, flags, Mode::empty()) {
@@ -114,8 +113,7 @@ fn set_network(root: BorrowedFd<'_>) {
 /// `/proc` will be mounted over them.
 pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555))?;
-    let create = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-    openat(scratch, c"proc/file", create, Mode::from_raw_mode(0o444))?;
+    make_empty_file(scratch, c"proc/file")?;
     mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
 }
 
@@ -142,7 +140,7 @@ fn cover(mask: &CStr, name: &CStr) -> io::Result<()> {
     }
 }
 
-fn make_read_only(root: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
+fn cover_read_only(root: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
     let tree = match mount::detached_copy(root, path, Reach::One) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,

@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use tare_control::{Filesystem, KEEPER_FDS, Plan, Report, SetupStep};
-use tare_kernel::{fds, launch, mount, network};
+use tare_kernel::network::{self, Preparing};
+use tare_kernel::{fds, launch, mount};
 
 use crate::filesystem::{self, Trees};
 use crate::landlock;
@@ -67,13 +68,14 @@ pub fn make_box(plan: &Plan, link: &Link) -> Result<Setup, Failure> {
     // is readable before it has executed.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .failing(SetupStep::ReadPlan, "dumpable")?;
+    let network = match plan.own_network {
+        true => Some(network::prepare().failing(SetupStep::Network, "namespace")?),
+        false => None,
+    };
     launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     match &plan.filesystem {
-        Some(filesystem) => isolate_files(plan, filesystem)?,
+        Some(filesystem) => isolate_files(plan, filesystem, network)?,
         None => contain_files()?,
-    }
-    if plan.own_network {
-        network::bring_loopback_up().failing(SetupStep::Network, "lo")?;
     }
     if let Some(hostname) = &plan.hostname {
         rustix::system::sethostname(hostname.as_bytes()).failing(SetupStep::Hostname, hostname)?;
@@ -89,13 +91,22 @@ pub fn make_box(plan: &Plan, link: &Link) -> Result<Setup, Failure> {
     Ok(Setup { terminal })
 }
 
-fn isolate_files(plan: &Plan, filesystem: &Filesystem) -> Result<(), Failure> {
+fn isolate_files(
+    plan: &Plan,
+    filesystem: &Filesystem,
+    network: Option<Preparing>,
+) -> Result<(), Failure> {
     let inherited = (KEEPER_FDS..KEEPER_FDS + plan.inherited_trees)
         .map(|number| fds::inherited(number as i32).failing(SetupStep::ReadPlan, "descriptor"))
         .collect::<Result<Vec<_>, _>>()?;
     let mut trees = Trees::new(inherited);
     let owner = plan.workload.identity;
-    let root = filesystem::build(filesystem, &mut trees, owner, plan.own_network)?;
+    let root = filesystem::build(filesystem, &mut trees, owner)?;
+    if let Some(network) = network {
+        network.enter().failing(SetupStep::Network, "lo")?;
+        procfs::set_network(root.as_fd());
+    }
+    procfs::make_read_only(root.as_fd())?;
     filesystem::enter(&root)
 }
 

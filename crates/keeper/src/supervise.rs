@@ -4,66 +4,43 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{WaitOptions, WaitStatus, wait};
+use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 use tare_control::{Report, Request};
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::launch;
 
 use crate::link::{Heard, Link};
-use crate::workload::{Child, launch_failure};
 
 /// Returns when the box is to end; what there was to say has been said.
-pub fn supervise(link: &mut Link, child: &Child, deadline_ns: Option<u64>) {
-    let Ok(child_signal) = launch::child_signal() else {
-        return;
-    };
-    let mut launching = true;
+pub fn supervise(link: &mut Link, child_signal: &OwnedFd, command: Pid, deadline_ns: Option<u64>) {
     loop {
-        let ready = match wait_for(link, child, &child_signal, launching, deadline_ns) {
-            Some(ready) => ready,
-            None => return link.report(&Report::TimedOut),
+        let Some(ready) = wait_for(link, child_signal, deadline_ns) else {
+            return link.report(&Report::TimedOut);
         };
-        if launching && (ready.launch || ready.child) {
-            launching = false;
-            if let Some((step, errno)) = launch_failure(&child.launch) {
-                return link.report(&Report::LaunchFailed { step, errno });
-            }
-            link.report(&Report::Started);
-        }
         if ready.child {
-            drain(&child_signal);
-            if let Some(status) = reap_all(child) {
+            drain(child_signal);
+            if let Some(status) = reap_all(command) {
                 let wait_status = status.as_raw();
                 return link.report(&Report::Exited { wait_status });
             }
         }
-        if ready.link && !obey(link, child) {
+        if ready.link && !obey(link, command) {
             return;
         }
     }
 }
 
 struct Ready {
-    launch: bool,
     child: bool,
     link: bool,
 }
 
 /// Waits for whatever comes first; `None` when that is the deadline.
-fn wait_for(
-    link: &Link,
-    child: &Child,
-    child_signal: &OwnedFd,
-    launching: bool,
-    deadline_ns: Option<u64>,
-) -> Option<Ready> {
-    let mut fds = vec![
+fn wait_for(link: &Link, child_signal: &OwnedFd, deadline_ns: Option<u64>) -> Option<Ready> {
+    let mut fds = [
         PollFd::new(link, PollFlags::IN),
         PollFd::new(child_signal, PollFlags::IN),
     ];
-    if launching {
-        fds.push(PollFd::new(&child.launch, PollFlags::IN));
-    }
     loop {
         let left = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(boot_ns())));
         if left == Some(Duration::ZERO) {
@@ -74,12 +51,8 @@ fn wait_for(
             break;
         }
     }
-    let is_ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
-    Some(Ready {
-        link: is_ready(0),
-        child: is_ready(1),
-        launch: is_ready(2),
-    })
+    let [link, child] = fds.map(|fd| !fd.revents().is_empty());
+    Some(Ready { child, link })
 }
 
 fn drain(child_signal: &OwnedFd) {
@@ -89,9 +62,9 @@ fn drain(child_signal: &OwnedFd) {
 
 /// Reaps every process that has ended, orphans of the workload included; the
 /// command's own status when it is among them.
-fn reap_all(child: &Child) -> Option<WaitStatus> {
+fn reap_all(command: Pid) -> Option<WaitStatus> {
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-        if pid == child.pid {
+        if pid == command {
             return Some(status);
         }
     }
@@ -99,13 +72,13 @@ fn reap_all(child: &Child) -> Option<WaitStatus> {
 }
 
 /// `false` when the creator is gone.
-fn obey(link: &mut Link, child: &Child) -> bool {
+fn obey(link: &mut Link, command: Pid) -> bool {
     loop {
         match link.hear() {
             Heard::Request(Request::Signal(signal)) => {
-                launch::signal_child(child.pid, signal).ok();
+                launch::signal_child(command, signal).ok();
             }
-            Heard::Nothing => {}
+            Heard::Request(Request::Go) | Heard::Nothing => {}
             Heard::Closed => return false,
         }
         if !link.has_pending() {

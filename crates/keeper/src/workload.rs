@@ -7,10 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Uid, openat, openat2};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, umask};
 use rustix::thread::{CapabilitySet, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use tare_control::{Capabilities, Identity, LaunchStep, SetupStep, Workload};
+use tare_control::{Capabilities, Identity, LaunchStep, Report, SetupStep, Workload};
 use tare_kernel::launch::{self, Vector};
 use tare_kernel::seccomp::Instruction;
 use tare_kernel::{caps, fds, seccomp};
@@ -21,86 +20,117 @@ use crate::setup::{Failing, Failure};
 /// keeper, which would take the box.
 const OOM_SCORE: &[u8] = b"500";
 
-/// A command that was forked and has executed, or will say why not.
-#[derive(Debug)]
-pub struct Child {
-    pub pid: Pid,
-    /// Closed by the child's `execve`; a failure comes through it first.
-    pub launch: OwnedFd,
+/// Why the command did not start.
+pub type LaunchFailure = (LaunchStep, io::Error);
+
+/// What the child needs, made ready before it exists: it shares the keeper's
+/// memory and would leave there whatever it allocates.
+struct Command<'a> {
+    workload: &'a Workload,
+    terminal: Option<BorrowedFd<'a>>,
+    argv: Vec<CString>,
+    env: Vec<CString>,
+    /// The paths to try, in order.
+    candidates: Vec<CString>,
+    program: Vec<Instruction>,
 }
 
-type LaunchFailure = (LaunchStep, io::Error);
-
 /// Starts the command on the keeper's own standard streams (or the terminal),
-/// which the keeper then lets go of.
-pub fn start(workload: &Workload, terminal: Option<OwnedFd>) -> Result<Child, Failure> {
-    let (launch, mut failed) =
-        pipe_with(PipeFlags::CLOEXEC).failing(SetupStep::Fork, "launch pipe")?;
-    let terminal_fd = terminal.as_ref().map(AsFd::as_fd);
-    let pid = launch::fork(|| {
-        let (step, error) = become_command(workload, terminal_fd);
-        report(&mut failed, step, &error);
-        127
-    })
-    .failing(SetupStep::Fork, "command")?;
-    drop(failed);
-    let_go_of_streams().failing(SetupStep::Fork, "/dev/null")?;
-    Ok(Child { pid, launch })
+/// which the keeper then lets go of. Returns once it has executed.
+pub fn start(workload: &Workload, terminal: Option<OwnedFd>) -> Result<Pid, Report> {
+    let terminal = terminal.as_ref().map(AsFd::as_fd);
+    let command = Command::prepare(workload, terminal)
+        .ok_or_else(|| launch_failed((LaunchStep::Exec, Errno::INVAL.into())))?;
+    let mut failure = None;
+    let pid = launch::until_exec(|| failure = Some(command.execute()))
+        .failing(SetupStep::Fork, "command")
+        .map_err(Failure::into_report)?;
+    if let Some(failure) = failure {
+        return Err(launch_failed(failure));
+    }
+    let_go_of_streams()
+        .failing(SetupStep::Fork, "/dev/null")
+        .map_err(Failure::into_report)?;
+    Ok(pid)
+}
+
+fn launch_failed((step, error): LaunchFailure) -> Report {
+    let errno = error.raw_os_error().unwrap_or(0);
+    Report::LaunchFailed { step, errno }
 }
 
 /// End of file must reach whoever reads the command's output when the command
 /// closes it, not when the keeper ends.
 fn let_go_of_streams() -> io::Result<()> {
-    let null = openat(
-        CWD,
-        c"/dev/null",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let null = openat(CWD, c"/dev/null", flags, Mode::empty())?;
     (0..=2).try_for_each(|number| fds::place(null.as_fd(), number))
 }
 
-fn report(pipe: &mut OwnedFd, step: LaunchStep, error: &io::Error) {
-    let mut message = [0; 5];
-    message[0] = step as u8;
-    message[1..].copy_from_slice(&error.raw_os_error().unwrap_or(0).to_le_bytes());
-    rustix::io::write(pipe, &message).ok();
-}
-
-/// Reads what [`report`] wrote; `None` when the pipe closed by `execve`.
-pub fn launch_failure(pipe: &OwnedFd) -> Option<(LaunchStep, i32)> {
-    let mut message = [0; 5];
-    let length = rustix::io::retry_on_intr(|| rustix::io::read(pipe, &mut message)).ok()?;
-    if length < message.len() {
-        return None;
+impl<'a> Command<'a> {
+    /// `None` for a string with a NUL, which the creator has refused before.
+    fn prepare(workload: &'a Workload, terminal: Option<BorrowedFd<'a>>) -> Option<Self> {
+        let argv = strings(&workload.argv)?;
+        let env = strings(&workload.env)?;
+        let candidates = candidates(argv.first()?, &env);
+        let program = workload.seccomp.iter().map(|instruction| Instruction {
+            code: instruction.code,
+            jt: instruction.jump_true,
+            jf: instruction.jump_false,
+            k: instruction.k,
+        });
+        Some(Self {
+            workload,
+            terminal,
+            candidates,
+            program: program.collect(),
+            argv,
+            env,
+        })
     }
-    let steps = [
-        LaunchStep::Session,
-        LaunchStep::Limits,
-        LaunchStep::Credentials,
-        LaunchStep::WorkingDirectory,
-        LaunchStep::Seccomp,
-        LaunchStep::Exec,
-    ];
-    let step = steps.into_iter().find(|step| *step as u8 == message[0])?;
-    let errno = i32::from_le_bytes([message[1], message[2], message[3], message[4]]);
-    Some((step, errno))
-}
 
-/// Returns only when something failed.
-fn become_command(workload: &Workload, terminal: Option<BorrowedFd<'_>>) -> LaunchFailure {
-    match prepare(workload, terminal) {
-        Ok(()) => (LaunchStep::Exec, execute(workload)),
-        Err(failure) => failure,
+    /// In the child; returns only when something failed.
+    fn execute(&self) -> LaunchFailure {
+        match self.confine() {
+            Ok(()) => (LaunchStep::Exec, self.become_program()),
+            Err(failure) => failure,
+        }
     }
-}
 
-fn prepare(workload: &Workload, terminal: Option<BorrowedFd<'_>>) -> Result<(), LaunchFailure> {
-    new_session(terminal).map_err(|error| (LaunchStep::Session, error))?;
-    set_limits(workload).map_err(|error| (LaunchStep::Limits, error))?;
-    give_up_privileges(workload).map_err(|error| (LaunchStep::Credentials, error))?;
-    enter_directory(workload).map_err(|error| (LaunchStep::WorkingDirectory, error))?;
-    confine(workload).map_err(|error| (LaunchStep::Seccomp, error))
+    fn confine(&self) -> Result<(), LaunchFailure> {
+        let at = |step: LaunchStep| move |error: io::Error| (step, error);
+        new_session(self.terminal).map_err(at(LaunchStep::Session))?;
+        set_limits(self.workload).map_err(at(LaunchStep::Limits))?;
+        give_up_privileges(self.workload).map_err(at(LaunchStep::Credentials))?;
+        enter_directory(self.workload).map_err(at(LaunchStep::WorkingDirectory))?;
+        self.filter().map_err(at(LaunchStep::Seccomp))
+    }
+
+    fn filter(&self) -> io::Result<()> {
+        if self.workload.no_new_privs {
+            rustix::thread::set_no_new_privs(true)?;
+        }
+        match self.program.as_slice() {
+            [] => Ok(()),
+            program => seccomp::install(program),
+        }
+    }
+
+    /// The error is the most telling one: found but not executable before not
+    /// found.
+    fn become_program(&self) -> io::Error {
+        let (argv, env) = (Vector::new(&self.argv), Vector::new(&self.env));
+        let mut told = io::Error::from(Errno::NOENT);
+        for candidate in &self.candidates {
+            let error = launch::execute(candidate, &argv, &env);
+            match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::NOENT | Errno::NOTDIR) => {}
+                Some(Errno::ACCESS) => told = error,
+                _ => return error,
+            }
+        }
+        told
+    }
 }
 
 fn new_session(terminal: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -166,45 +196,7 @@ fn enter_directory(workload: &Workload) -> io::Result<()> {
     Ok(rustix::process::fchdir(directory)?)
 }
 
-fn confine(workload: &Workload) -> io::Result<()> {
-    if workload.no_new_privs {
-        rustix::thread::set_no_new_privs(true)?;
-    }
-    if workload.seccomp.is_empty() {
-        return Ok(());
-    }
-    let program: Vec<Instruction> = workload
-        .seccomp
-        .iter()
-        .map(|instruction| Instruction {
-            code: instruction.code,
-            jt: instruction.jump_true,
-            jf: instruction.jump_false,
-            k: instruction.k,
-        })
-        .collect();
-    seccomp::install(&program)
-}
-
-/// Looks the command up in the box's own PATH; the error is the most telling
-/// one: found but not executable before not found.
-fn execute(workload: &Workload) -> io::Error {
-    let (Some(argv), Some(env)) = (strings(&workload.argv), strings(&workload.env)) else {
-        return Errno::INVAL.into();
-    };
-    let (argv_vector, env_vector) = (Vector::new(&argv), Vector::new(&env));
-    let mut told = io::Error::from(Errno::NOENT);
-    for candidate in candidates(&argv[0], &env) {
-        let error = launch::execute(&candidate, &argv_vector, &env_vector);
-        match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOENT | Errno::NOTDIR) => {}
-            Some(Errno::ACCESS) => told = error,
-            _ => return error,
-        }
-    }
-    told
-}
-
+/// As C strings.
 fn strings(bytes: &[Vec<u8>]) -> Option<Vec<CString>> {
     bytes
         .iter()
@@ -212,7 +204,7 @@ fn strings(bytes: &[Vec<u8>]) -> Option<Vec<CString>> {
         .collect()
 }
 
-/// The paths to try, in order.
+/// Where the box's own PATH says that the command may be.
 fn candidates(name: &CStr, env: &[CString]) -> Vec<CString> {
     let name = name.to_bytes();
     if name.contains(&b'/') {

@@ -1,5 +1,4 @@
-//! `fork` and `execve` for a keeper: one process, no threads, so the child may
-//! run ordinary code until it executes.
+//! Starting a program from a keeper: one process, no threads.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -7,20 +6,50 @@ use std::io;
 
 use rustix::process::Pid;
 
-/// Runs `child` in a new process, which ends with the code that it returns.
-pub fn fork(child: impl FnOnce() -> i32) -> io::Result<Pid> {
-    // SAFETY: the keeper has one thread, so no lock is held by one that the
-    // child will not have.
-    match unsafe { libc::fork() } {
-        0 => {
-            let code = child();
-            // SAFETY: ends the child at once, running no destructor of the
-            // keeper's.
-            unsafe { libc::_exit(code) }
-        }
-        pid if pid > 0 => Pid::from_raw(pid).ok_or_else(|| io::ErrorKind::InvalidData.into()),
-        _ => Err(io::Error::last_os_error()),
+use crate::raw::{clone3, with_signals_blocked};
+
+/// What the child may use of stack: it formats nothing and recurses nowhere.
+const STACK_BYTES: usize = 64 << 10;
+
+/// Runs `child` in a new process that shares this one's memory, and returns
+/// when that has executed or ended. No page table is copied, and what the child
+/// writes to what it borrows is there afterwards.
+pub fn until_exec<F: FnOnce()>(child: F) -> io::Result<Pid> {
+    let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / size_of::<u128>());
+    let mut child = Some(child);
+    let arguments = libc::clone_args {
+        flags: (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
+        pidfd: 0,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.as_mut_ptr() as u64,
+        stack_size: STACK_BYTES as u64,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    };
+    let argument = (&raw mut child).cast();
+    // SAFETY: CLONE_VFORK keeps us here until the child is done with the stack
+    // and the closure, and there is no other thread that could use either.
+    let pid = with_signals_blocked(|| unsafe { clone3(&arguments, enter::<F>, argument) });
+    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        Some(pid) => Ok(pid),
+        None => Err(io::Error::from_raw_os_error(-pid as i32)),
     }
+}
+
+/// The child's first function. A panic in it aborts: it may not unwind into
+/// what called it.
+extern "C" fn enter<F: FnOnce()>(child: *mut libc::c_void) -> ! {
+    // SAFETY: `until_exec` passed its own `Option<F>` and waits.
+    let child = unsafe { &mut *child.cast::<Option<F>>() };
+    if let Some(child) = child.take() {
+        child();
+    }
+    // SAFETY: ends the child at once, running no destructor of its parent's.
+    unsafe { libc::_exit(127) }
 }
 
 /// Strings as `execve` takes them: pointers into what is borrowed, then null.

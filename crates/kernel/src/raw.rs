@@ -30,3 +30,62 @@ pub unsafe fn syscall(number: libc::c_long, args: [usize; 5]) -> isize {
     }
     result
 }
+
+/// `clone3` for a child with a stack of its own, which runs `entry(argument)`.
+///
+/// # Safety
+/// `arguments` must describe a stack that nobody else uses and that, like what
+/// `argument` points to, lives until the child has executed or exited.
+pub unsafe fn clone3(
+    arguments: &libc::clone_args,
+    entry: extern "C" fn(*mut libc::c_void) -> !,
+    argument: *mut libc::c_void,
+) -> isize {
+    let result: isize;
+    // SAFETY: the parent falls through with the result in rax; the child starts
+    // on its own empty stack, so it only may call, with a zero frame pointer to
+    // end a backtrace, and `entry` never returns. rcx and r11 are not `lateout`:
+    // the child still reads its two inputs after the kernel has used them.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, {argument}",
+            "call {entry}",
+            "ud2",
+            "2:",
+            argument = in(reg) argument,
+            entry = in(reg) entry,
+            inlateout("rax") libc::SYS_clone3 as isize => result,
+            in("rdi") arguments,
+            in("rsi") size_of::<libc::clone_args>(),
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    result
+}
+
+/// No handler of ours may run in a child that shares our memory: every signal
+/// is blocked while it is made. The child inherits that and sets its own mask.
+pub fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
+    let everything = u64::MAX;
+    let mut before = 0u64;
+    let set = |new: &u64, old: *mut u64| {
+        let how = libc::SIG_SETMASK as usize;
+        // SAFETY: rt_sigprocmask reads 8 bytes at `new` and writes 8 at `old`,
+        // both of which are live `u64`s (or null).
+        unsafe {
+            syscall(
+                libc::SYS_rt_sigprocmask,
+                [how, std::ptr::from_ref(new) as usize, old as usize, 8, 0],
+            )
+        }
+    };
+    set(&everything, &raw mut before);
+    let result = act();
+    set(&before, std::ptr::null_mut());
+    result
+}

@@ -60,6 +60,14 @@ impl SignalFd {
     }
 }
 
+/// Children stay until they are reaped, whatever the caller of this program
+/// chose: with SIGCHLD ignored the kernel would reap them by itself, and a pid
+/// could be somebody else's before we are done with it.
+pub fn keep_ended_children() {
+    // SAFETY: sets a disposition that runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 impl AsFd for SignalFd {
     /// Readable when [`Self::next`] has a signal.
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -7,25 +7,26 @@
 //! if the parent dies first, the pipe closes and the child exits.
 #![allow(unsafe_code)]
 
-use std::arch::asm;
 use std::ffi::{CStr, c_char};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::process::Process;
-use crate::raw::syscall;
+use crate::raw::{clone3, syscall, with_signals_blocked};
 
 /// Namespaces that a child is born into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Namespaces(u64);
 
 impl Namespaces {
+    pub const NONE: Self = Self(0);
     pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
     pub const MOUNT: Self = Self(libc::CLONE_NEWNS as u64);
     pub const PID: Self = Self(libc::CLONE_NEWPID as u64);
-    pub const NETWORK: Self = Self(libc::CLONE_NEWNET as u64);
     pub const IPC: Self = Self(libc::CLONE_NEWIPC as u64);
     pub const UTS: Self = Self(libc::CLONE_NEWUTS as u64);
 
@@ -115,49 +116,40 @@ const STACK_BYTES: usize = 32 << 10;
 struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
 
 /// A child that waits for its go. Dropping it makes the child exit.
+#[derive(Debug)]
 pub struct Newborn {
-    process: Process,
     go: OwnedFd,
-    order: Box<Order>,
-    stack: Box<Stack>,
+    spawned: Spawned,
 }
 
-impl std::fmt::Debug for Newborn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Newborn")
-            .field("process", &self.process)
-            .finish()
-    }
-}
-
-/// A child that was told to go, with the memory it needs until it executes.
+/// A child that may have executed by now, with the memory that it uses until
+/// then.
 pub struct Spawned {
     pub process: Process,
-    order: Box<Order>,
-    _stack: Box<Stack>,
+    order: ManuallyDrop<Box<Order>>,
+    stack: ManuallyDrop<Box<Stack>>,
 }
 
 impl std::fmt::Debug for Spawned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spawned")
-            .field("process", &self.process)
-            .finish()
+        f.debug_tuple("Spawned").field(&self.process).finish()
     }
 }
 
 impl Newborn {
     pub fn process(&self) -> &Process {
-        &self.process
+        &self.spawned.process
+    }
+
+    /// Makes the child exit; it is still to be reaped.
+    pub fn give_up(self) -> Spawned {
+        self.spawned
     }
 
     /// Lets the child go on to execute.
     pub fn go(self) -> io::Result<Spawned> {
         rustix::io::write(&self.go, b"g")?;
-        Ok(Spawned {
-            process: self.process,
-            order: self.order,
-            _stack: self.stack,
-        })
+        Ok(self.spawned)
     }
 }
 
@@ -167,6 +159,19 @@ impl Spawned {
         let code = self.order.failure.load(Ordering::Acquire);
         let step = BirthStep::from_code(code >> 16)?;
         Some((step, io::Error::from_raw_os_error((code & 0xffff) as i32)))
+    }
+}
+
+impl Drop for Spawned {
+    /// The child runs in this memory until it has executed. Only when it is
+    /// seen dead is it certain that it has; else the memory is left to it.
+    fn drop(&mut self) {
+        if matches!(self.process.wait_dead(Duration::ZERO), Ok(true)) {
+            // SAFETY: taken once, here, and the child that used it is dead.
+            drop(unsafe { ManuallyDrop::take(&mut self.order) });
+            // SAFETY: as above.
+            drop(unsafe { ManuallyDrop::take(&mut self.stack) });
+        }
     }
 }
 
@@ -190,37 +195,13 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
     let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
     let process = with_signals_blocked(|| clone_child(birth, &order, &mut stack))?;
     Ok(Newborn {
-        process,
         go: go_write,
-        order,
-        stack,
+        spawned: Spawned {
+            process,
+            order: ManuallyDrop::new(order),
+            stack: ManuallyDrop::new(stack),
+        },
     })
-}
-
-/// No handler of ours may run in the child: it would run in shared memory.
-fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
-    let everything = u64::MAX;
-    let mut before = 0u64;
-    let set = |how: i32, new: &u64, old: *mut u64| {
-        // SAFETY: rt_sigprocmask reads 8 bytes at `new` and writes 8 at `old`,
-        // both of which are live `u64`s (or null).
-        unsafe {
-            syscall(
-                libc::SYS_rt_sigprocmask,
-                [
-                    how as usize,
-                    ptr::from_ref(new) as usize,
-                    old as usize,
-                    8,
-                    0,
-                ],
-            )
-        }
-    };
-    set(libc::SIG_SETMASK, &everything, &raw mut before);
-    let result = act();
-    set(libc::SIG_SETMASK, &before, ptr::null_mut());
-    result
 }
 
 fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Result<Process> {
@@ -239,9 +220,10 @@ fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Resul
         set_tid_size: 0,
         cgroup: birth.cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
-    // SAFETY: the stack and the order outlive the child's use of them (both are
-    // kept in `Newborn` and `Spawned`), and `child_main` never returns.
-    let result = unsafe { clone3(&arguments, order) };
+    let argument = ptr::from_ref(order).cast_mut().cast();
+    // SAFETY: the stack and the order outlive the child's use of them: both are
+    // kept in `Spawned`.
+    let result = unsafe { clone3(&arguments, child_main, argument) };
     if result < 0 {
         return Err(io::Error::from_raw_os_error(-result as i32));
     }
@@ -251,40 +233,11 @@ fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Resul
     Ok(Process::from_child(pidfd, result as i32))
 }
 
-/// # Safety
-/// `arguments` must describe a stack that nobody else uses and that, like
-/// `order`, lives until the child has executed or exited.
-unsafe fn clone3(arguments: &libc::clone_args, order: &Order) -> isize {
-    let result: isize;
-    // SAFETY: the parent falls through with the result in rax; the child starts
-    // on its own empty stack, so it only may call, with a zero frame pointer to
-    // end a backtrace, and `child_main` never returns.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, {order}",
-            "call {main}",
-            "ud2",
-            "2:",
-            order = in(reg) order,
-            main = sym child_main,
-            inlateout("rax") libc::SYS_clone3 as isize => result,
-            in("rdi") arguments,
-            in("rsi") size_of::<libc::clone_args>(),
-            // Not `lateout`: the child still reads `order` after the kernel
-            // has used these two.
-            out("rcx") _,
-            out("r11") _,
-        );
-    }
-    result
-}
-
 /// The child, from its first instruction to `execve`: system calls only.
-extern "C" fn child_main(order: &Order) -> ! {
+extern "C" fn child_main(order: *mut libc::c_void) -> ! {
+    // SAFETY: `clone_child` passed a live `Order`, which nobody changes but for
+    // its atomic.
+    let order = unsafe { &*order.cast::<Order>() };
     let (step, errno) = match prepare_and_execute(order) {
         Ok(never) => match never {},
         Err(failure) => failure,

@@ -13,6 +13,7 @@ mod breakdown;
 mod crun;
 mod footprint;
 mod launch;
+mod peers;
 mod report;
 mod run;
 

@@ -12,6 +12,7 @@
 
 mod capture;
 pub mod fixture;
+mod orphans;
 mod running;
 pub mod skip;
 mod snapshot;

@@ -8,14 +8,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::orphans;
 use crate::running::{Output, Running, with_pipes};
 use crate::skip::is_root;
 use crate::snapshot::Snapshot;
-use crate::snapshot::process::box_processes;
 use crate::temporary::{TemporaryDirectory, own_prefix, set_mode};
 use crate::terminal::{TerminalSize, UnderTerminal};
 use crate::turn::Turn;
-use crate::wait::{PATIENCE, poll};
 
 /// A user and group that no file and no process belongs to, and that has no
 /// sub-ids: not `nobody`, whose number the kernel uses for what it cannot map.
@@ -59,7 +58,7 @@ impl Tare {
 
     fn start_as(caller: Caller, program: &Path) -> Self {
         let turn = Turn::take();
-        wait_for_orphans();
+        orphans::adopt();
         // The state root is made after the snapshot: all that is in it counts.
         let before = Snapshot::take(&[]);
         let home = TemporaryDirectory::new();
@@ -151,9 +150,14 @@ impl Tare {
     /// What is different from before, now. Temporary directories of the test do
     /// not count before its end, nor do the fixed names in the state root.
     pub fn difference_now(&self) -> Vec<String> {
-        let mut difference = self.before.difference_now();
-        difference.retain(|line| !self.is_expected(line));
-        difference
+        self.before
+            .unexpected_difference_now(|line| self.is_expected(line))
+    }
+
+    /// Reaps keepers whose tare was killed: they are nobody's else, and on some
+    /// hosts the first process never does.
+    pub fn reap_orphans(&self) {
+        orphans::reap();
     }
 
     /// The end of the test, where it does not go without saying.
@@ -204,7 +208,8 @@ impl Tare {
 impl Drop for Tare {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            return self.sweep();
+            self.sweep();
+            return orphans::reap();
         }
         let left = self.difference_now();
         assert!(
@@ -220,14 +225,6 @@ impl Drop for Tare {
             left.join("\n")
         );
     }
-}
-
-/// A test that failed may have left a zombie to the host's first process, which
-/// reaps it in its own time (KERNEL.md, fact 8).
-fn wait_for_orphans() {
-    poll(PATIENCE, || {
-        !box_processes().iter().any(|process| process.is_zombie)
-    });
 }
 
 /// The build directory may lie where the unprivileged user cannot reach it.

@@ -16,7 +16,7 @@ use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::isatty;
 use tare_engine::spec::User;
 use tare_engine::{Attached, Doing, Ending, Engine, Error};
-use tare_kernel::signals::SignalFd;
+use tare_kernel::signals::{self, SignalFd};
 
 mod args;
 mod report;
@@ -31,8 +31,9 @@ use crate::relay::{self, Budget, Caller, Outcome, Output, Relay};
 
 pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let request = request::make(args, &surroundings()?)?;
-    let signals = SignalFd::open(&relay::SIGNALS.map(|signal| signal.as_raw()))
+    let taken = SignalFd::open(&relay::SIGNALS.map(|signal| signal.as_raw()))
         .doing(|| "cannot take over signals".to_owned())?;
+    signals::keep_ended_children();
     let engine = Engine::open(state_root)?;
     let started = Instant::now();
     let attached = engine.run(&request.spec, request.stdin)?;
@@ -40,7 +41,7 @@ pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         attached.notes().iter().for_each(|note| print_note(note));
     }
     let id = attached.id().to_string();
-    let attended = attend(attached, &request, &signals, started)?;
+    let attended = attend(attached, &request, &taken, started)?;
     conclude(id, attended, &request)
 }
 

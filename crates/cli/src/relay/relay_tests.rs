@@ -16,6 +16,7 @@ struct Told {
     bell: File,
     passed: Vec<i32>,
     killed: Cell<bool>,
+    overdue_in: Option<Duration>,
 }
 
 impl Session for Told {
@@ -35,6 +36,10 @@ impl Session for Told {
     fn kill(&self) {
         self.killed.set(true);
     }
+
+    fn overdue_in(&self) -> Option<Duration> {
+        self.overdue_in
+    }
 }
 
 fn pipe() -> (File, File) {
@@ -49,6 +54,7 @@ fn told(events: impl IntoIterator<Item = Event>) -> Told {
         bell: pipe().0,
         passed: Vec::new(),
         killed: Cell::new(false),
+        overdue_in: None,
     }
 }
 
@@ -99,6 +105,21 @@ fn what_was_written_before_the_end_arrives_after_it() {
         [b"hello world".to_vec(), b"oops".to_vec()]
     );
     assert!(!session.killed.get());
+}
+
+#[test]
+fn a_box_whose_keeper_is_late_with_its_deadline_is_killed() {
+    let null = File::open("/dev/null").unwrap();
+    let ((stdout, _out), (stderr, _err)) = (pipe(), pipe());
+    let budget = Budget::new(100);
+    let streams = streams(stdout, stderr);
+    let caller = caller(&null);
+    let mut relay = Relay::new(caller, streams, Output::Keep, budget, PastLimit::Truncate).unwrap();
+    let mut session = told([Event::Started]);
+    session.overdue_in = Some(Duration::ZERO);
+    let outcome = relay.until_end(&mut session, &signals());
+    assert!(matches!(outcome, Outcome::TimedOut));
+    assert!(session.killed.get());
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::breakdown;
 use super::crun::{PURE_CGROUP2, write_bundle};
 use super::footprint::Footprint;
 use super::launch::{Ending, Launch, Purpose, Starter};
+use super::peers::{ASK_FOR_MOUNTS, bwrap, host_binds, unshare};
 use super::report::{Comparison, Hope, Report};
 use super::{Outcome, RunOnce, interleave};
 use crate::failure::{Doing, Failure};
@@ -19,26 +20,6 @@ use crate::workspace::{Workspace, cargo};
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// The symbolic links in a root that shows the host's /usr.
-pub const ROOT_LINKS: [(&str, &str); 4] = [
-    ("bin", "usr/bin"),
-    ("lib", "usr/lib"),
-    ("lib64", "usr/lib64"),
-    ("sbin", "usr/sbin"),
-];
-
-/// The files of /etc that a box shows of the host, or makes for itself.
-pub const BOX_ETC: [&str; 8] = [
-    "/etc/alternatives",
-    "/etc/group",
-    "/etc/hosts",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/ssl",
-];
 
 const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
 
@@ -98,11 +79,13 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     let workspace = Workspace::alone()?;
     build()?;
     let footprint = Footprint::acquire()?;
-    let ground = Ground {
+    let mut ground = Ground {
         tare: workspace.target_directory.join("release/tare"),
         directory: footprint.directory(),
         name: footprint.name().to_owned(),
+        binds: Vec::new(),
     };
+    ground.binds = host_binds(&ground.tare_run(&ASK_FOR_MOUNTS));
     let done = match options.breakdown {
         true => breakdown::perform(&ground.tare_run(COMMANDS[0]), &ground.directory),
         false => measure(options, &workspace, &ground),
@@ -233,6 +216,8 @@ struct Ground {
     tare: PathBuf,
     directory: PathBuf,
     name: String,
+    /// What of the host every subject shows that shows a part of it.
+    binds: Vec<String>,
 }
 
 impl Ground {
@@ -240,7 +225,7 @@ impl Ground {
         match variant {
             Variant::Plain => Ok(Launch::new(command.iter().copied())),
             Variant::Tare => Ok(self.tare_run(command)),
-            Variant::Bwrap => Ok(bwrap(command)),
+            Variant::Bwrap => Ok(bwrap(&self.binds, command)),
             Variant::Unshare => Ok(unshare(command)),
             Variant::Crun => self.crun(command),
         }
@@ -258,7 +243,7 @@ impl Ground {
             .directory
             .join(format!("crun{}", command.join(" ").replace('/', "_")));
         if !directory.exists() {
-            write_bundle(&directory, command, &self.name)?;
+            write_bundle(&directory, command, &self.name, &self.binds)?;
         }
         let root = text(&self.directory.join("crun-state"));
         let bundle = text(&directory);
@@ -273,37 +258,6 @@ impl Ground {
         ];
         Ok(Launch::new(words.into_iter().chain([self.name.as_str()])))
     }
-}
-
-fn bwrap(command: &[&str]) -> Launch {
-    let mut words = vec!["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr"];
-    let links: Vec<String> = ROOT_LINKS
-        .iter()
-        .map(|(link, _)| format!("/{link}"))
-        .collect();
-    for (link, (_, target)) in links.iter().zip(ROOT_LINKS) {
-        words.extend(["--symlink", target, link]);
-    }
-    words.extend(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]);
-    for path in BOX_ETC {
-        words.extend(["--ro-bind-try", path, path]);
-    }
-    words.extend(["--new-session", "--die-with-parent", "--"]);
-    Launch::new(words.into_iter().chain(command.iter().copied()))
-}
-
-/// The same namespaces with nothing in them but a fresh /proc: the least work.
-fn unshare(command: &[&str]) -> Launch {
-    let flags = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "-mpinuC",
-        "--fork",
-        "--mount-proc",
-        "--",
-    ];
-    Launch::new(flags.into_iter().chain(command.iter().copied()))
 }
 
 fn text(path: &Path) -> String {
@@ -342,6 +296,7 @@ mod tests {
             tare: "/t/tare".into(),
             directory: "/tmp/b".into(),
             name: "b".into(),
+            binds: Vec::new(),
         };
         let launch = ground.tare_run(&["/bin/true"]);
         assert_eq!(launch.program, "/t/tare");

@@ -21,7 +21,7 @@ pub fn checks(host: &Host) -> Vec<Check> {
         user_namespaces(host, getuid().is_root()),
         seccomp(host),
         cgroups::check(host),
-        landlock(host),
+        landlock(tare_kernel::landlock::abi()),
         pidfd(),
         overlayfs(host),
         idmapped_mounts(host),
@@ -94,21 +94,19 @@ fn seccomp(host: &Host) -> Check {
     }
 }
 
-fn landlock(host: &Host) -> Check {
-    let (status, found, how) = match host.read("/sys/kernel/security/lsm") {
-        Some(lsm) if lsm.split(',').any(|name| name == "landlock") => {
-            (Status::Ok, "active", "used on top of the mount namespace")
-        }
-        Some(_) => (
-            Status::Missing,
-            "not active",
-            "relies on the mount namespace alone",
+/// ABI 6 came with the scopes for signals and abstract sockets (kernel 6.12).
+fn landlock(abi: u32) -> Check {
+    let (status, how) = match abi {
+        0 => (Status::Missing, "relies on the mount namespace alone"),
+        1..=5 => (
+            Status::Ok,
+            "used for files; it cannot scope signals and sockets yet",
         ),
-        None => (
-            Status::Warn,
-            "unknown, securityfs is not mounted",
-            "uses it if a box finds it",
-        ),
+        6.. => (Status::Ok, "used for files, signals and abstract sockets"),
+    };
+    let found = match abi {
+        0 => "not active".to_owned(),
+        _ => format!("ABI {abi}"),
     };
     Check::new("landlock", status, found, how)
 }
