@@ -10,7 +10,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
@@ -87,8 +87,8 @@ impl Engine {
         let map = self.id_map(spec, range.first);
         let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits)?;
         let trees = self.trees(spec, map)?;
-        let stdio =
-            Stdio::make(spec, stdin).doing(|| "cannot make pipes for the command".into())?;
+        let stdio = Stdio::make(spec, stdin, owner(spec, map))
+            .doing(|| "cannot make pipes for the command".into())?;
         let mounts = trees.root.iter().chain(&trees.volumes);
         let inheritance = Inheritance {
             stdio: stdio.theirs(),
@@ -226,19 +226,19 @@ struct Stdio {
 }
 
 impl Stdio {
-    fn make(spec: &Spec, stdin: Stdin) -> std::io::Result<Self> {
+    fn make(spec: &Spec, stdin: Stdin, owner: Owner) -> std::io::Result<Self> {
         if let Terminal::Pty { .. } = spec.terminal {
             return Self::nothing();
         }
         let (input, our_input) = match stdin {
             Stdin::Empty => (null()?, None),
             Stdin::Pipe => {
-                let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+                let (read, write) = pipe_of(owner)?;
                 (read, Some(write))
             }
         };
-        let (our_output, output) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (our_errors, errors) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (our_output, output) = pipe_of(owner)?;
+        let (our_errors, errors) = pipe_of(owner)?;
         Ok(Self {
             stdin: input,
             stdout: output,
@@ -274,3 +274,27 @@ fn null() -> std::io::Result<OwnedFd> {
         Mode::empty(),
     )?)
 }
+/// Who a pipe is given to; `None` leaves it to whoever made it.
+type Owner = Option<(Uid, Gid)>;
+
+/// The command's user on the host, where that is somebody else than we are.
+fn owner(spec: &Spec, map: IdMap) -> Owner {
+    match map {
+        IdMap::Range { first } => Some((
+            Uid::from_raw(first + spec.user.uid),
+            Gid::from_raw(first + spec.user.gid),
+        )),
+        IdMap::Host | IdMap::Single { .. } => None,
+    }
+}
+
+/// A pipe whose owner can open it again by name: programs do so with
+/// `/dev/stdout`, and a pipe of root's would refuse them.
+fn pipe_of(owner: Owner) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    if let Some((uid, gid)) = owner {
+        fchown(&read, Some(uid), Some(gid))?;
+    }
+    Ok((read, write))
+}
+
