@@ -14,6 +14,7 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
+use tare_kernel::spawn::Spawned;
 
 use crate::attached::{Attached, Streams};
 use crate::error::{Doing, Error, ErrorKind};
@@ -21,7 +22,7 @@ use crate::holdings::cgroup::{self, CgroupHolding};
 use crate::holdings::{name, uids};
 use crate::host::Host;
 use crate::id::BoxId;
-use crate::keeper::{self, IdMap, Inheritance, Waiting};
+use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
 use crate::layout::Layout;
 use crate::plan::{self, Trees};
 use crate::record::{self, KeeperIdentity, Record};
@@ -72,14 +73,23 @@ impl Engine {
                 record,
                 made,
             )),
-            Err(error) => {
-                teardown::abandoned(&self.layout, &self.host, &id, record)?;
+            Err(Unmade { error, keeper }) => {
+                self.unmake(&id, record, keeper.as_ref())?;
                 Err(error)
             }
         }
     }
 
-    fn make(&self, spec: &Spec, stdin: Stdin, id: &BoxId, record: &Record) -> Result<Made, Error> {
+    fn unmake(&self, id: &BoxId, record: Record, keeper: Option<&Spawned>) -> Result<(), Error> {
+        match keeper {
+            Some(keeper) => {
+                teardown::attached(&self.layout, &self.host, id, record, &keeper.process)
+            }
+            None => teardown::abandoned(&self.layout, &self.host, id, record),
+        }
+    }
+
+    fn make(&self, spec: &Spec, stdin: Stdin, id: &BoxId, record: &Record) -> Result<Made, Unmade> {
         if let Some(wanted) = &spec.name {
             name::acquire(&self.layout, wanted, id)?;
         }
@@ -116,12 +126,16 @@ impl Engine {
             deadline_ns: plan.deadline_ns,
         };
         match keeper::send_plan(&made.control, &plan) {
-            Err(error) if error.kind() == ErrorKind::BadRequest => return Err(error),
+            Err(error) if error.kind() == ErrorKind::BadRequest => {
+                return Err(Unmade::with(error, made.keeper));
+            }
             // A keeper that is gone has said why, or its death will.
             Ok(()) | Err(_) => {}
         }
-        self.commit(record, &made)?;
-        Ok(made)
+        match self.commit(record, &made) {
+            Ok(()) => Ok(made),
+            Err(error) => Err(Unmade::with(error, made.keeper)),
+        }
     }
 
     fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
@@ -205,7 +219,7 @@ impl Engine {
 /// Everything of a box that runs.
 #[derive(Debug)]
 pub struct Made {
-    pub keeper: tare_kernel::spawn::Spawned,
+    pub keeper: Spawned,
     pub control: std::os::unix::net::UnixStream,
     pub cgroups: CgroupHolding,
     /// Held until the box was seen gone: its uids are not reused before.
@@ -266,14 +280,6 @@ impl Stdio {
     }
 }
 
-fn null() -> std::io::Result<OwnedFd> {
-    Ok(openat(
-        CWD,
-        c"/dev/null",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?)
-}
 /// Who a pipe is given to; `None` leaves it to whoever made it.
 type Owner = Option<(Uid, Gid)>;
 
@@ -298,3 +304,11 @@ fn pipe_of(owner: Owner) -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok((read, write))
 }
 
+fn null() -> std::io::Result<OwnedFd> {
+    Ok(openat(
+        CWD,
+        c"/dev/null",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
