@@ -232,3 +232,18 @@ print(all(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK for fd in (0, 1, 2)))";
     reader.read_to_string(&mut printed).unwrap();
     assert_eq!(printed, "True\n");
 }
+
+#[test]
+fn streams_can_be_opened_again_by_name() {
+    let tare = tare!();
+    let script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin; echo more | tee /dev/stderr";
+    for options in [&[][..], &["--root"], &["-u", "77:78"], &["--contain"]] {
+        let mut call = options.to_vec();
+        call.extend(["--", "sh", "-c", script]);
+        let output = tare
+            .with_stdin("in\n", call)
+            .ok()
+            .printed("out\nin\nmore\n");
+        assert_eq!(output.stderr_text(), "err\nmore\n", "{output}");
+    }
+}

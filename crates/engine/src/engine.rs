@@ -10,10 +10,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
+use tare_kernel::spawn::Spawned;
 
 use crate::attached::{Attached, Streams};
 use crate::error::{Doing, Error, ErrorKind};
@@ -21,7 +22,7 @@ use crate::holdings::cgroup::{self, CgroupHolding};
 use crate::holdings::{name, uids};
 use crate::host::Host;
 use crate::id::BoxId;
-use crate::keeper::{self, IdMap, Inheritance, Waiting};
+use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
 use crate::layout::Layout;
 use crate::plan::{self, Trees};
 use crate::record::{self, KeeperIdentity, Record};
@@ -72,14 +73,23 @@ impl Engine {
                 record,
                 made,
             )),
-            Err(error) => {
-                teardown::abandoned(&self.layout, &self.host, &id, record)?;
+            Err(Unmade { error, keeper }) => {
+                self.unmake(&id, record, keeper.as_ref())?;
                 Err(error)
             }
         }
     }
 
-    fn make(&self, spec: &Spec, stdin: Stdin, id: &BoxId, record: &Record) -> Result<Made, Error> {
+    fn unmake(&self, id: &BoxId, record: Record, keeper: Option<&Spawned>) -> Result<(), Error> {
+        match keeper {
+            Some(keeper) => {
+                teardown::attached(&self.layout, &self.host, id, record, &keeper.process)
+            }
+            None => teardown::abandoned(&self.layout, &self.host, id, record),
+        }
+    }
+
+    fn make(&self, spec: &Spec, stdin: Stdin, id: &BoxId, record: &Record) -> Result<Made, Unmade> {
         if let Some(wanted) = &spec.name {
             name::acquire(&self.layout, wanted, id)?;
         }
@@ -87,8 +97,8 @@ impl Engine {
         let map = self.id_map(spec, range.first);
         let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits)?;
         let trees = self.trees(spec, map)?;
-        let stdio =
-            Stdio::make(spec, stdin).doing(|| "cannot make pipes for the command".into())?;
+        let stdio = Stdio::make(spec, stdin, owner(spec, map))
+            .doing(|| "cannot make pipes for the command".into())?;
         let mounts = trees.root.iter().chain(&trees.volumes);
         let inheritance = Inheritance {
             stdio: stdio.theirs(),
@@ -116,12 +126,16 @@ impl Engine {
             deadline_ns: plan.deadline_ns,
         };
         match keeper::send_plan(&made.control, &plan) {
-            Err(error) if error.kind() == ErrorKind::BadRequest => return Err(error),
+            Err(error) if error.kind() == ErrorKind::BadRequest => {
+                return Err(Unmade::with(error, made.keeper));
+            }
             // A keeper that is gone has said why, or its death will.
             Ok(()) | Err(_) => {}
         }
-        self.commit(record, &made)?;
-        Ok(made)
+        match self.commit(record, &made) {
+            Ok(()) => Ok(made),
+            Err(error) => Err(Unmade::with(error, made.keeper)),
+        }
     }
 
     fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
@@ -205,7 +219,7 @@ impl Engine {
 /// Everything of a box that runs.
 #[derive(Debug)]
 pub struct Made {
-    pub keeper: tare_kernel::spawn::Spawned,
+    pub keeper: Spawned,
     pub control: std::os::unix::net::UnixStream,
     pub cgroups: CgroupHolding,
     /// Held until the box was seen gone: its uids are not reused before.
@@ -226,19 +240,19 @@ struct Stdio {
 }
 
 impl Stdio {
-    fn make(spec: &Spec, stdin: Stdin) -> std::io::Result<Self> {
+    fn make(spec: &Spec, stdin: Stdin, owner: Owner) -> std::io::Result<Self> {
         if let Terminal::Pty { .. } = spec.terminal {
             return Self::nothing();
         }
         let (input, our_input) = match stdin {
             Stdin::Empty => (null()?, None),
             Stdin::Pipe => {
-                let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+                let (read, write) = pipe_of(owner)?;
                 (read, Some(write))
             }
         };
-        let (our_output, output) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (our_errors, errors) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (our_output, output) = pipe_of(owner)?;
+        let (our_errors, errors) = pipe_of(owner)?;
         Ok(Self {
             stdin: input,
             stdout: output,
@@ -264,6 +278,30 @@ impl Stdio {
     fn theirs(&self) -> [BorrowedFd<'_>; 3] {
         [self.stdin.as_fd(), self.stdout.as_fd(), self.stderr.as_fd()]
     }
+}
+
+/// Who a pipe is given to; `None` leaves it to whoever made it.
+type Owner = Option<(Uid, Gid)>;
+
+/// The command's user on the host, where that is somebody else than we are.
+fn owner(spec: &Spec, map: IdMap) -> Owner {
+    match map {
+        IdMap::Range { first } => Some((
+            Uid::from_raw(first + spec.user.uid),
+            Gid::from_raw(first + spec.user.gid),
+        )),
+        IdMap::Host | IdMap::Single { .. } => None,
+    }
+}
+
+/// A pipe whose owner can open it again by name: programs do so with
+/// `/dev/stdout`, and a pipe of root's would refuse them.
+fn pipe_of(owner: Owner) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    if let Some((uid, gid)) = owner {
+        fchown(&read, Some(uid), Some(gid))?;
+    }
+    Ok((read, write))
 }
 
 fn null() -> std::io::Result<OwnedFd> {

@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use tare_control::{PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
-use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, spawn};
+use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
@@ -32,6 +32,32 @@ pub struct Waiting {
     pub control: UnixStream,
 }
 
+/// Why there is no box, and the keeper that goes with it, if there is one: our
+/// child, to be reaped by nobody but us.
+#[derive(Debug)]
+pub struct Unmade {
+    pub error: Error,
+    pub keeper: Option<Spawned>,
+}
+
+impl Unmade {
+    pub fn with(error: Error, keeper: Spawned) -> Self {
+        Self {
+            error,
+            keeper: Some(keeper),
+        }
+    }
+}
+
+impl From<Error> for Unmade {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            keeper: None,
+        }
+    }
+}
+
 /// Who the box's ids are on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdMap {
@@ -49,7 +75,7 @@ pub fn bear(
     host: &Host,
     map: IdMap,
     inheritance: &Inheritance<'_>,
-) -> Result<Waiting, Error> {
+) -> Result<Waiting, Unmade> {
     let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
     let program = program().doing(|| "cannot open the keeper's program".into())?;
     let [stdin, stdout, stderr] = inheritance.stdio;
@@ -70,8 +96,10 @@ pub fn bear(
         },
     })
     .map_err(cannot_bear)?;
-    write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into())?;
-    Ok(Waiting { newborn, control })
+    match write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into()) {
+        Ok(()) => Ok(Waiting { newborn, control }),
+        Err(error) => Err(Unmade::with(error, newborn.give_up())),
+    }
 }
 
 /// The keeper's program is this one, under another name. A box can only reach it

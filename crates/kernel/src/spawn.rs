@@ -146,10 +146,13 @@ impl Newborn {
         self.spawned
     }
 
-    /// Lets the child go on to execute.
+    /// Lets the child go on to execute. One that was killed meanwhile is no
+    /// failure of ours: whoever waits for it will see.
     pub fn go(self) -> io::Result<Spawned> {
-        rustix::io::write(&self.go, b"g")?;
-        Ok(self.spawned)
+        match rustix::io::write(&self.go, b"g") {
+            Ok(_) | Err(rustix::io::Errno::PIPE) => Ok(self.spawned),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 

@@ -1,0 +1,537 @@
+//! The first process of a box, the binary it runs, and the descriptors that pass
+//! between a box and its caller: the cases of SECURITY.md, section 1b.
+//!
+//! Held elsewhere: E034 for output and E044 in `streams.rs`, E041 beside the code
+//! that reads a keeper's frames, `only_the_three_streams_are_open` in `run.rs`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{
+    Tare, TemporaryDirectory, TerminalSize, box_processes, eventually, fixture, skip, tare,
+};
+
+const FIRST_PROCESS: &str = include_str!("probes/first_process.py");
+const PROGRAMS: &str = include_str!("probes/programs.py");
+
+/// What came of each attack on process 1 in a box with these options.
+#[track_caller]
+fn attacks(tare: &Tare, options: &[&str]) -> BTreeMap<String, String> {
+    let mut call = options.to_vec();
+    call.extend(["--", "python3", "-c", FIRST_PROCESS]);
+    let text = tare.run(call).ok().stdout_text();
+    let lines = text.lines().filter_map(|line| line.split_once(": "));
+    let answers: BTreeMap<_, _> = lines
+        .map(|(name, answer)| (name.into(), answer.into()))
+        .collect();
+    assert_eq!(answers.len(), 20, "{text}");
+    answers
+}
+
+fn done(attacks: &BTreeMap<String, String>) -> Vec<&str> {
+    let done = attacks.iter().filter(|(_, answer)| *answer == "done");
+    done.map(|(name, _)| name.as_str()).collect()
+}
+
+/// The keeper is another user, cannot be traced by anybody and is not in `/proc`:
+/// no profile of system calls changes that.
+#[test]
+fn the_workload_cannot_see_signal_trace_or_read_the_first_process() {
+    let tare = tare!();
+    for profile in ["default", "strict", "debug", "unconfined"] {
+        let answers = attacks(&tare, &["--seccomp", profile]);
+        assert_eq!(done(&answers), [""; 0], "{profile}");
+        assert_eq!(answers["list"], "ENOENT", "{profile}");
+        assert_eq!(answers["signal"], "EPERM", "{profile}");
+    }
+    if !is_root() {
+        skip!("only root could do all of it where it is not prevented");
+    }
+    let control = attacks(&tare, &["--contain"]);
+    assert!(done(&control).len() > 15, "{control:?}");
+}
+
+/// What the box's root shares with the keeper is the user, so it may ask whether it
+/// is there and set its limits; it sees and reads as little as anybody.
+#[test]
+fn the_root_of_a_box_cannot_see_trace_or_read_the_first_process() {
+    let tare = tare!();
+    let answers = attacks(&tare, &["--root", "--seccomp", "unconfined"]);
+    assert_eq!(done(&answers), ["limit", "signal", "signal by pidfd"]);
+}
+
+#[test]
+fn without_privileges_the_first_process_is_as_far_away() {
+    let tare = tare!(unprivileged);
+    let answers = attacks(&tare, &["--quiet", "--seccomp", "unconfined"]);
+    assert_eq!(done(&answers), ["limit", "signal", "signal by pidfd"]);
+}
+
+/// The kernel drops what a process sends to the first one of its own namespace.
+#[test]
+fn no_signal_from_inside_ends_the_first_process() {
+    let tare = tare!();
+    let script = "import os
+for number in range(1, 65):
+    try:
+        os.kill(1, number)
+    except PermissionError:
+        pass
+if os.fork() == 0:
+    os.kill(-1, 9)
+    os._exit(0)
+os._exit(5)";
+    for options in [&[][..], &["--root"]] {
+        let mut call = options.to_vec();
+        call.extend(["--", "python3", "-c", script]);
+        let output = tare.run(call);
+        // Whichever comes first: its own end or its child's signal to all.
+        assert!([5, 137].contains(&output.code), "{output}");
+    }
+}
+
+/// E024: no program that runs in a box, tare's own least of all, can be written.
+#[test]
+fn no_program_of_a_running_process_can_be_opened_for_writing() {
+    let tare = tare!();
+    let before = fs::read(tare.program()).unwrap();
+    for options in [&[][..], &["--root"], &["--seccomp", "unconfined"]] {
+        let mut call = options.to_vec();
+        call.extend(["--", "python3", "-c", PROGRAMS]);
+        tare.run(call).ok().printed("tried True\n");
+    }
+    assert!(
+        before == fs::read(tare.program()).unwrap(),
+        "tare was changed"
+    );
+    if is_root() {
+        let control = tare
+            .run(["--contain", "--", "python3", "-c", PROGRAMS])
+            .ok();
+        assert!(control.stdout_text().starts_with("opened "), "{control}");
+    }
+}
+
+/// E024, without privileges: there the box's user is the caller, who may well own
+/// the binary, and only its being out of sight protects it.
+#[test]
+fn without_privileges_tares_own_program_cannot_be_opened_either() {
+    let tare = tare!(unprivileged);
+    let before = fs::read(tare.program()).unwrap();
+    tare.run(["--quiet", "--", "python3", "-c", PROGRAMS])
+        .ok()
+        .printed("tried True\n");
+    assert!(
+        before == fs::read(tare.program()).unwrap(),
+        "tare was changed"
+    );
+}
+
+/// E024: a program that names its starter as its interpreter.
+#[test]
+fn a_script_whose_interpreter_is_the_starter_changes_nothing() {
+    let tare = tare!();
+    let Some(root) = fixture::busybox_root() else {
+        skip!("there is no static busybox on this host");
+    };
+    let before = fs::read(tare.program()).unwrap();
+    for line in [
+        "#!/proc/self/exe\n",
+        "#!/proc/self/exe run\n",
+        "#!/proc/1/exe\n",
+    ] {
+        let script = root.write("bin/evil", line);
+        fs::set_permissions(script, PermissionsExt::from_mode(0o755)).unwrap();
+        let output = tare.run([
+            "--rootfs",
+            root.text(),
+            "--timeout",
+            "10s",
+            "--",
+            "/bin/evil",
+        ]);
+        assert!(![0, 124].contains(&output.code), "{line}: {output}");
+    }
+    assert!(
+        before == fs::read(tare.program()).unwrap(),
+        "tare was changed"
+    );
+}
+
+/// E025: a working directory behind a descriptor or another process.
+#[test]
+fn a_working_directory_behind_a_magic_link_is_refused() {
+    let tare = tare!();
+    let mut directories: Vec<String> = (0..64).map(|n| format!("/proc/self/fd/{n}")).collect();
+    directories.extend(
+        [
+            "/proc/self/cwd",
+            "/proc/self/root",
+            "/proc/1/cwd",
+            "/dev/fd/3",
+        ]
+        .map(str::to_owned),
+    );
+    for directory in &directories {
+        let output = tare.run(["-w", directory, "--", "pwd"]);
+        assert_eq!(output.code, 125, "{output}");
+    }
+    tare.run(["-w", "/proc/self", "--", "pwd"]).ok();
+    tare.run(["--", "sh", "-c", "cd /proc/self/fd && pwd"]).ok();
+}
+
+/// A library that says, before the program it is loaded into has started, whether
+/// the filter is on and which descriptors are open.
+const CONSTRUCTOR: &str = r#"#include <stdio.h>
+#include <string.h>
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void early(void) {
+    char line[256];
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status))
+        if (!strncmp(line, "Seccomp:", 8) || !strncmp(line, "NoNewPrivs:", 11)) fputs(line, stdout);
+    fclose(status);
+    for (int fd = 3; fd < 1024; fd++)
+        if (fcntl(fd, F_GETFD) != -1) printf("descriptor %d\n", fd);
+    fflush(stdout);
+}"#;
+
+/// E029: code that runs before `main` runs in the box as much as `main` does.
+#[test]
+fn the_filter_is_on_before_the_first_code_of_a_workload() {
+    let tare = tare!();
+    if !has_program("gcc") {
+        skip!("this host has no compiler");
+    }
+    let directory = TemporaryDirectory::new();
+    let source = directory.write("early.c", CONSTRUCTOR);
+    let compiled = Command::new("gcc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(directory.join("early.so"))
+        .arg(source)
+        .status();
+    assert!(compiled.expect("gcc runs").success());
+    let volume = format!("{}:/early:ro", directory.text());
+    let preload = ["-v", &volume, "-e", "LD_PRELOAD=/early/early.so"];
+    let mut call = preload.to_vec();
+    call.extend(["--", "true"]);
+    tare.run(call).ok().printed("NoNewPrivs:\t1\nSeccomp:\t2\n");
+    let mut control = preload.to_vec();
+    control.extend(["--seccomp", "unconfined", "--", "true"]);
+    tare.run(control)
+        .ok()
+        .printed("NoNewPrivs:\t1\nSeccomp:\t0\n");
+}
+
+/// E029: the same for what interpreters read before the program.
+#[test]
+fn the_filter_is_on_before_what_interpreters_load_first() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let python = "print([line for line in open('/proc/self/status') if line.startswith('Seccomp:')][0].strip())";
+    directory.write("sitecustomize.py", python);
+    directory.write("early.sh", "grep ^Seccomp: /proc/self/status\n");
+    directory.write("early.js", "console.log(require('fs').readFileSync('/proc/self/status', 'utf8').match(/^Seccomp:.*/m)[0])");
+    let volume = format!("{}:/early:ro", directory.text());
+    let mut cases = vec![
+        ("PYTHONPATH=/early", ["python3", "-c", ""]),
+        ("BASH_ENV=/early/early.sh", ["bash", "-c", "true"]),
+    ];
+    if has_program("node") {
+        cases.push(("NODE_OPTIONS=--require=/early/early.js", ["node", "-e", ""]));
+    }
+    for (variable, command) in cases {
+        let mut call = vec!["-v", &volume, "-e", variable, "--"];
+        call.extend(command);
+        tare.run(call).ok().printed("Seccomp:\t2\n");
+    }
+}
+
+/// E032: whoever starts tare may be in powerful groups; its box is in none.
+#[test]
+fn the_callers_groups_do_not_pass() {
+    let tare = tare!();
+    if !is_root() || !has_program("setpriv") {
+        skip!("only root can put itself into groups");
+    }
+    let in_groups = "exec setpriv --groups 4,6,27,999";
+    tare.shell(&format!("{in_groups} id -G"))
+        .ok()
+        .printed("0 4 6 27 999\n");
+    tare.shell(&format!("{in_groups} \"$TARE\" run -- id -G"))
+        .ok()
+        .printed("1000\n");
+    tare.shell(&format!("{in_groups} \"$TARE\" run --root -- id -G"))
+        .ok()
+        .printed("0\n");
+    tare.shell(&format!("{in_groups} \"$TARE\" run -u 5:7 -- id -G"))
+        .ok()
+        .printed("7\n");
+}
+
+/// E033: a stream that is opened again by its name, with other rights.
+#[test]
+fn a_box_cannot_truncate_or_write_the_files_behind_its_streams() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let files: Vec<String> = ["input", "output", "errors"]
+        .iter()
+        .map(|name| {
+            let file = directory.write(name, "before\n");
+            fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+            file.to_str().unwrap().to_owned()
+        })
+        .collect();
+    let [input, output, errors] = files.as_slice() else {
+        unreachable!("three names make three files");
+    };
+    let attack = ": > /proc/self/fd/1; : > /proc/self/fd/2; echo x > /proc/self/fd/0; : > /dev/stdout; chmod 777 /proc/self/fd/1; true";
+    let streams = format!("< {input} >> {output} 2>> {errors}");
+    tare.shell(&format!("exec \"$TARE\" run -- sh -c '{attack}' {streams}"))
+        .ok();
+    for file in &files {
+        assert!(
+            fs::read_to_string(file).unwrap().starts_with("before\n"),
+            "{file}"
+        );
+        assert_eq!(fs::metadata(file).unwrap().mode() & 0o777, 0o666, "{file}");
+    }
+    // The control: the same without a box.
+    tare.shell(&format!("exec sh -c '{attack}' {streams}")).ok();
+    assert_eq!(fs::read_to_string(output).unwrap(), "");
+    assert_eq!(fs::read_to_string(input).unwrap(), "x\n");
+}
+
+/// E034, for input.
+#[test]
+fn a_box_cannot_make_the_callers_input_non_blocking() {
+    let tare = tare!();
+    let script = "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)";
+    let (reader, writer) = std::io::pipe().unwrap();
+    let run = |mut command: Command| {
+        command
+            .stdin(reader.try_clone().unwrap())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    };
+    let is_non_blocking = || {
+        let flags = rustix::fs::fcntl_getfl(&reader).unwrap();
+        flags.contains(rustix::fs::OFlags::NONBLOCK)
+    };
+    let inside = tare.command(["run", "--", "python3", "-c", script]);
+    tare.start_command(run(inside)).wait().ok();
+    assert!(!is_non_blocking());
+    let mut control = Command::new("python3");
+    control.args(["-c", script]);
+    assert!(run(control).status().unwrap().success());
+    assert!(is_non_blocking());
+    drop(writer);
+}
+
+/// E037, and typing into a terminal (V9).
+#[test]
+fn a_boxs_terminal_is_its_own() {
+    let tare = tare!();
+    let script = "import fcntl, os, struct, termios
+print('name', os.ttyname(0), sorted(os.listdir('/dev/pts')))
+for round in range(100000):
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack('HHHH', 10 + round % 5, 20, 0, 0))
+for request in (termios.TIOCSTI, termios.TIOCSETD):
+    try:
+        fcntl.ioctl(0, request, b'x')
+        print('typed')
+    except PermissionError:
+        print('refused')
+print('over')";
+    let size = TerminalSize {
+        rows: 30,
+        columns: 90,
+    };
+    let session = tare.under_terminal(size, ["-t", "--", "python3", "-c", script]);
+    let (output, cooked) = session.wait();
+    let output = output.ok();
+    let screen = output.stdout_text();
+    assert!(screen.contains("name /dev/pts/0 ['0', 'ptmx']"), "{screen}");
+    assert!(
+        screen.ends_with("refused\r\nrefused\r\nover\r\n"),
+        "{screen}"
+    );
+    assert!(cooked);
+}
+
+/// E038: what a command is told in its environment is told to nobody else.
+#[test]
+fn a_secret_in_the_environment_is_seen_in_the_box_alone() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let secret = format!("s3cret-{}", std::process::id());
+    let file = directory.write("variables", format!("TOKEN={secret}\n"));
+    let file = file.to_str().unwrap();
+    let mut first = tare.spawn([
+        "--env-file",
+        file,
+        "--",
+        "sh",
+        "-c",
+        "echo $TOKEN; read line",
+    ]);
+    first.see(&secret);
+    let keeper = box_processes()
+        .into_iter()
+        .find(|one| one.parent == first.pid());
+    let namespace = keeper.as_ref().expect("the box runs").pid_namespace.clone();
+    let holders = holders_of(&secret);
+    assert!(!holders.is_empty(), "the command itself has it");
+    for holder in &holders {
+        let of_the_box = box_processes().into_iter().find(|one| one.pid == *holder);
+        let of_the_box = of_the_box.unwrap_or_else(|| panic!("{holder} is in no box"));
+        assert_eq!(of_the_box.pid_namespace, namespace, "{of_the_box:?}");
+        assert_ne!(
+            Some(of_the_box.pid),
+            keeper.as_ref().map(|keeper| keeper.pid)
+        );
+    }
+    assert_private(&tare.state_root());
+    // Another box finds it neither in its own environment nor in anybody's.
+    let look = "import glob, os
+for path in glob.glob('/proc/[0-9]*/environ'):
+    print(path, b'TOKEN' in open(path, 'rb').read())
+print('TOKEN' in os.environ)";
+    let other = tare.run(["--", "python3", "-c", look]).ok();
+    assert!(!other.stdout_text().contains("True"), "{other}");
+    assert_eq!(other.stdout_text().lines().count(), 2, "{other}");
+    first.write(b"\n");
+    first.wait().ok();
+}
+
+/// Every process of the host that has this text among its arguments or variables.
+fn holders_of(text: &str) -> Vec<u32> {
+    let has = |pid: u32, name: &str| {
+        let content = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        content
+            .windows(text.len())
+            .any(|window| window == text.as_bytes())
+    };
+    let all = tare_harness::processes().into_iter().map(|one| one.pid);
+    all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline"))
+        .collect()
+}
+
+/// Nothing below can be read by anybody but its owner.
+fn assert_private(directory: &Path) {
+    assert_eq!(
+        fs::metadata(directory).unwrap().mode() & 0o077,
+        0,
+        "{directory:?}"
+    );
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            assert_private(&path);
+        } else if metadata.is_file() && metadata.len() > 0 {
+            assert_eq!(metadata.mode() & 0o077, 0, "{path:?}");
+        }
+    }
+}
+
+/// E042: a keeper that dies between its birth and its id map: the map is written to
+/// nobody else, and what was there is gone.
+#[test]
+fn a_keeper_that_is_killed_at_its_birth_leaves_nothing() {
+    let tare = tare!();
+    let mut hit = 0;
+    for _ in 0..40 {
+        let running = tare.spawn(["--", "sleep", "0.01"]);
+        eventually("tare has a child or has ended", || {
+            running.has_ended() || kill_child(running.pid())
+        });
+        let output = running.wait();
+        assert!([0, 125, 137].contains(&output.code), "{output}");
+        hit += u32::from(output.code != 0);
+    }
+    assert!(hit > 0, "no keeper was killed in time");
+}
+
+/// Kills a child of this process, by its identity; `false` when there is none.
+fn kill_child(parent: u32) -> bool {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let children = children.unwrap_or_default();
+    let Some(child) = children.split_whitespace().next() else {
+        return false;
+    };
+    let pid = child
+        .parse()
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a number");
+    let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return false;
+    };
+    // Still its child while we hold the pidfd: then it is the one we mean.
+    let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+    let is_child = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .nth(1);
+    is_child == Some(&parent.to_string()) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
+}
+
+/// E045: the code that is reported is the one the kernel told the keeper.
+#[test]
+fn a_box_cannot_forge_its_exit_code() {
+    let tare = tare!();
+    let script = "import os, signal, struct
+frame = struct.pack('<I', 16) + b'\\0' * 64
+for fd in range(3, 1024):
+    try:
+        os.write(fd, frame)
+        print('written', fd)
+    except OSError:
+        pass
+for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
+    try:
+        os.kill(1, number)
+    except PermissionError:
+        pass
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os._exit(0)
+    os._exit(0)
+os._exit(7)";
+    for options in [&[][..], &["--root"]] {
+        let mut call = options.to_vec();
+        call.extend(["--", "python3", "-c", script]);
+        tare.run(call).exited(7).printed("");
+    }
+}
+
+/// E008, for the keeper: its streams are the box's own `/dev/null` by the time a
+/// workload runs, so that the caller's pipes end when the workload's do.
+#[test]
+fn the_keeper_holds_no_stream_of_the_workload() {
+    let tare = tare!();
+    let mut running = tare.spawn(["--", "sh", "-c", "echo up; read line"]);
+    running.see("up");
+    let keeper = box_processes()
+        .into_iter()
+        .find(|one| one.parent == running.pid());
+    let keeper = keeper.expect("the box runs").pid;
+    for number in 0..3 {
+        let held = File::open(format!("/proc/{keeper}/fd/{number}")).unwrap();
+        let metadata = held.metadata().unwrap();
+        assert_eq!(metadata.rdev(), rustix::fs::makedev(1, 3), "{number}");
+    }
+    running.write(b"\n");
+    running.wait().ok();
+}
