@@ -1,8 +1,8 @@
 //! What a bench puts on the host, and how it is gone afterwards.
 //!
 //! A bench owns one name, `tare-bench-<pid>`: a directory of that name in memory
-//! (as `/run` is, where tare and its peers keep their state), and cgroups of that name where a peer makes some. All
-//! of it belongs to a janitor, a child that makes the directory, waits for its
+//! (as `/run` is, where tare and its peers keep their state), and cgroups of that
+//! name where a peer makes some. All of it belongs to a janitor, a child that makes the directory, waits for its
 //! stdin to close and then removes everything. The pipe closes when the bench
 //! is done and also when it was interrupted or killed: there is one way out.
 
