@@ -1,11 +1,14 @@
 //! The keeper's birth: everything between a plan and a process that has it.
 
+use std::ffi::CStr;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::{PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
+use tare_control::{
+    KEEPER_NAME, OWN_NETWORK, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode,
+};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
@@ -13,7 +16,7 @@ use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::spec::{Isolation, Spec};
+use crate::spec::{Isolation, Network, Spec};
 
 /// What the keeper gets at birth besides its control socket.
 #[derive(Debug)]
@@ -87,7 +90,7 @@ pub fn bear(
         cgroup: inheritance.unified.map(AsFd::as_fd),
         join: &join,
         executable: program.as_fd(),
-        name: c"tare-keeper",
+        arguments: arguments(spec),
         descriptors: &descriptors,
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
@@ -109,6 +112,13 @@ pub fn bear(
 fn program() -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     Ok(openat(CWD, c"/proc/self/exe", flags, Mode::empty())?)
+}
+
+fn arguments(spec: &Spec) -> &'static [&'static CStr] {
+    match (spec.isolation, spec.network) {
+        (Isolation::Full, Network::None) => &[KEEPER_NAME, OWN_NETWORK],
+        (Isolation::Full, Network::Host) | (Isolation::Contain, _) => &[KEEPER_NAME],
+    }
 }
 
 fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
