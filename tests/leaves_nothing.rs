@@ -395,7 +395,7 @@ for directory in range(100):
         os.close(os.open('/tmp/%d/%d' % (directory, file), os.O_CREAT | os.O_WRONLY))";
     ends_both_ways_after(
         &tare,
-        "10s",
+        "6s",
         &["--scratch", "1g", "--memory", "1g"],
         workload,
     );
@@ -411,7 +411,7 @@ for _ in range(5000):
     os.mkdir('d' * 50)
     os.chdir('d' * 50)
 os.close(os.open('bottom', os.O_CREAT))";
-    ends_both_ways_after(&tare, "10s", &[], workload);
+    ends_both_ways_after(&tare, "6s", &[], workload);
 }
 
 #[test]
