@@ -395,7 +395,7 @@ for directory in range(100):
         os.close(os.open('/tmp/%d/%d' % (directory, file), os.O_CREAT | os.O_WRONLY))";
     ends_both_ways_after(
         &tare,
-        "10s",
+        "6s",
         &["--scratch", "1g", "--memory", "1g"],
         workload,
     );
@@ -411,7 +411,7 @@ for _ in range(5000):
     os.mkdir('d' * 50)
     os.chdir('d' * 50)
 os.close(os.open('bottom', os.O_CREAT))";
-    ends_both_ways_after(&tare, "10s", &[], workload);
+    ends_both_ways_after(&tare, "6s", &[], workload);
 }
 
 #[test]
@@ -533,24 +533,30 @@ fn ten_boxes_at_once() {
     }
 }
 
-/// The first calls on a fresh state root come at the same time.
+/// The first calls on a fresh state root come at the same time: each waits for
+/// the end of one pipe.
 #[test]
 fn many_can_begin_on_a_fresh_state_root_at_once() {
     let tare = tare!();
-    for round in 0..10 {
+    for round in 0..20 {
         let directory = TemporaryDirectory::new();
         let root = match round % 2 {
             0 => directory.path().to_owned(),
             _ => directory.join("not-there-yet"),
         };
+        let (gate, opener) = std::io::pipe().unwrap();
         let start = |number: u32| {
-            let name = format!("box-{number}");
-            let mut command = tare.command(["run", "--name", &name, "--", "true"]);
+            let mut command = tare.shell_command(&format!(
+                "read line; exec \"$TARE\" run --name box-{number} -- true"
+            ));
             command.env("TARE_STATE_ROOT", &root);
-            command.stdin(Stdio::null()).stderr(Stdio::piped());
+            command
+                .stdin(gate.try_clone().unwrap())
+                .stderr(Stdio::piped());
             tare.start_command(command)
         };
-        let all: Vec<_> = (0..6).map(start).collect();
+        let all: Vec<_> = (0..8).map(start).collect();
+        drop(opener);
         // All have ended before the first is judged: nothing is left to sweep.
         let ended: Vec<_> = all.into_iter().map(Running::wait).collect();
         for output in ended {
