@@ -197,6 +197,7 @@ impl Attached {
 
     /// The one way out: returns after emptiness was observed.
     pub fn end(self) -> Result<Ending, Error> {
+        drop(self.made.reserve);
         let oom_kills = self.made.cgroups.oom_kills();
         let keeper = &self.made.keeper.process;
         teardown::attached(&self.layout, &self.host, &self.id, self.record, keeper)?;

@@ -93,6 +93,7 @@ impl Engine {
         if let Some(wanted) = &spec.name {
             name::acquire(&self.layout, wanted, id)?;
         }
+        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
         let range = uids::acquire(&self.layout)?;
         let map = self.id_map(spec, range.first);
         let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits)?;
@@ -109,11 +110,8 @@ impl Engine {
             unified: cgroups.unified.as_ref(),
             join: &cgroups.join,
         };
-        let waiting = keeper::bear(spec, &self.host, map, &inheritance)?;
-        let Waiting { newborn, control } = waiting;
-        let spawned = newborn
-            .go()
-            .doing(|| "cannot let the keeper go on".into())?;
+        let Waiting { newborn, control } = keeper::bear(spec, &self.host, map, &inheritance)?;
+        let spawned = newborn.go();
         cgroups.join.clear();
         let plan = plan::plan(spec, id, &self.host, &cgroups, &trees);
         let made = Made {
@@ -121,6 +119,7 @@ impl Engine {
             control,
             notes: self.notes(spec, &cgroups),
             cgroups,
+            reserve,
             _claim: range.claim,
             streams: stdio.ours,
             deadline_ns: plan.deadline_ns,
@@ -222,12 +221,29 @@ pub struct Made {
     pub keeper: Spawned,
     pub control: std::os::unix::net::UnixStream,
     pub cgroups: CgroupHolding,
+    /// Descriptors for the way out, which must be open to a process that has
+    /// used up all of its own.
+    pub reserve: Reserve,
     /// Held until the box was seen gone: its uids are not reused before.
     pub _claim: OwnedFd,
     pub streams: Streams,
     /// On the boot clock, as the keeper knows it.
     pub deadline_ns: Option<u64>,
     pub notes: Vec<String>,
+}
+
+/// As many as teardown has open at once.
+#[derive(Debug)]
+pub struct Reserve {
+    _spare: [OwnedFd; 4],
+}
+
+impl Reserve {
+    fn take() -> std::io::Result<Self> {
+        Ok(Self {
+            _spare: [null()?, null()?, null()?, null()?],
+        })
+    }
 }
 
 /// Both ends of the command's standard streams.

@@ -17,9 +17,15 @@ pub fn birth(step: BirthStep, error: io::Error) -> Error {
         BirthStep::Descriptors => "cannot arrange the box's descriptors",
         BirthStep::Execute => "cannot start the keeper",
     };
+    let hint = match step {
+        BirthStep::Descriptors => "is the caller's limit on open descriptors (ulimit -n) too low?",
+        BirthStep::JoinCgroup | BirthStep::Abandoned | BirthStep::Identity | BirthStep::Execute => {
+            "see 'tare doctor' for what this host can do"
+        }
+    };
     Error::new(ErrorKind::Failed, doing)
         .because(error)
-        .with_hint("see 'tare doctor' for what this host can do")
+        .with_hint(hint)
 }
 
 /// The box could not be made.

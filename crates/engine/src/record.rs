@@ -8,6 +8,7 @@
 //! Nobody reads another's half-made record: the directory is locked from the
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, mkdirat, openat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tare_kernel::tree;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::Host;
@@ -64,7 +66,11 @@ impl Record {
             cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
             spec: spec.clone(),
         };
-        record.append(&intent).doing(doing)?;
+        if let Err(error) = record.append(&intent) {
+            // Nothing of the box exists yet but this directory.
+            remove(&boxes, id)?;
+            return Err(error).doing(doing);
+        }
         record.intent = Some(intent);
         Ok(record)
     }
@@ -116,11 +122,27 @@ const FILE: &str = "record.json";
 fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
     match openat(CWD, boxes, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT) => {
-            mkdirat(CWD, boxes, Mode::from_raw_mode(0o700))?;
+            make_private(boxes)?;
             openat(CWD, boxes, DIRECTORY, Mode::empty())
         }
         other => other,
     }
+}
+
+/// Whoever else makes it at the same time makes the same.
+pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
+    match mkdirat(CWD, directory, Mode::from_raw_mode(0o700)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes a record with everything in it; absent is as wanted.
+pub fn remove(boxes: &Path, id: &BoxId) -> Result<(), Error> {
+    let doing = || format!("cannot remove the record of box {id}");
+    let boxes = openat(CWD, boxes, DIRECTORY, Mode::empty()).doing(doing)?;
+    let name = CString::new(id.as_str()).doing(doing)?;
+    tree::remove(boxes.as_fd(), &name).doing(doing)
 }
 
 /// How many records one command looks at, so that a host with thousands of
@@ -192,12 +214,8 @@ fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // Whoever else makes it at the same time makes the same.
     for directory in [layout.root().to_owned(), layout.boxes(), layout.names()] {
-        match mkdirat(CWD, &directory, Mode::from_raw_mode(0o700)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        make_private(&directory)?;
     }
     Ok(openat(CWD, layout.root(), DIRECTORY, Mode::empty())?)
 }

@@ -10,21 +10,17 @@
 //!     ─▶ name released ─▶ record removed
 //! ```
 
-use std::ffi::CString;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
 use tare_kernel::process::Process;
-use tare_kernel::tree;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::{cgroup, name};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
-use crate::record::Record;
+use crate::record::{self, Record};
 
 /// How long the last process of a PID namespace may take to die.
 const DEAD_WITHIN: Duration = Duration::from_secs(10);
@@ -66,7 +62,7 @@ fn teardown(
     if let Some(taken) = intent.and_then(|intent| intent.spec.name.as_ref()) {
         name::release(layout, taken, id)?;
     }
-    remove_record(&layout.boxes(), id)
+    record::remove(&layout.boxes(), id)
 }
 
 fn current_roots(host: &Host) -> Vec<PathBuf> {
@@ -101,12 +97,4 @@ fn wait_gone(keeper: &Process, id: &BoxId) -> Result<(), Error> {
         }
     }
     keeper.reap().doing(doing).map(drop)
-}
-
-fn remove_record(boxes: &Path, id: &BoxId) -> Result<(), Error> {
-    let doing = || format!("cannot remove the record of box {id}");
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let boxes = openat(CWD, boxes, flags, Mode::empty()).doing(doing)?;
-    let name = CString::new(id.as_str()).doing(doing)?;
-    tree::remove(boxes.as_fd(), &name).doing(doing)
 }

@@ -80,7 +80,6 @@ pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<
     // is readable before it has executed.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .failing(SetupStep::ReadPlan, "dumpable")?;
-    launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     match &plan.filesystem {
         Some(filesystem) => isolate_files(plan, filesystem, network)?,
         None => contain_files()?,
@@ -107,6 +106,7 @@ fn isolate_files(
     let inherited = (KEEPER_FDS..KEEPER_FDS + plan.inherited_trees)
         .map(|number| fds::inherited(number as i32).failing(SetupStep::ReadPlan, "descriptor"))
         .collect::<Result<Vec<_>, _>>()?;
+    launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     let mut trees = Trees::new(inherited);
     let owner = plan.workload.identity;
     let root = filesystem::build(filesystem, &mut trees, owner)?;
@@ -119,7 +119,8 @@ fn isolate_files(
 }
 
 /// The host's files as they are, but for `/proc`: one that shows another PID
-/// namespace would mislead every program that looks for itself in it.
+/// namespace would mislead every program that looks for itself in it. Cgroups
+/// keep their true names: a launcher that makes some makes them in its box.
 fn contain_files() -> Result<(), Failure> {
     mount::make_everything_follow().failing(SetupStep::PrivateMounts, "/")?;
     let proc = procfs::mount_plain().failing(SetupStep::Proc, "/proc")?;

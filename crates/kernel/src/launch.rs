@@ -6,7 +6,7 @@ use std::io;
 
 use rustix::process::Pid;
 
-use crate::raw::{clone3, with_signals_blocked};
+use crate::raw::{clone3, syscall, with_signals_blocked};
 
 /// What the child may use of stack: it formats nothing and recurses nowhere.
 const STACK_BYTES: usize = 64 << 10;
@@ -79,10 +79,14 @@ pub fn execute(path: &CStr, argv: &Vector<'_>, env: &Vector<'_>) -> io::Error {
 
 /// Every signal at its default and none blocked, whatever was inherited.
 pub fn reset_signals() {
+    // By the system call itself: the C library keeps some numbers to itself.
+    // A `struct sigaction` of the kernel's that is all zero is the default.
+    let default = [0u64; 4];
     for signal in 1..=64 {
-        // SAFETY: sets a default disposition; refused for KILL, STOP and the
-        // two that the C library keeps, which is as good.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        let action = default.as_ptr() as usize;
+        // SAFETY: reads the four live words of `default` and writes nothing;
+        // refused for KILL and STOP, which cannot be ignored.
+        unsafe { syscall(libc::SYS_rt_sigaction, [signal, action, 0, 8, 0]) };
     }
     let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given.

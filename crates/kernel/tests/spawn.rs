@@ -64,7 +64,7 @@ fn a_child_has_the_descriptors_it_was_given_and_no_others() {
     // The shell's own descriptor for the listing is closed when it is looked at.
     let list =
         script("cd /proc/$$/fd; for fd in *; do [ -h $fd ] && echo $fd $(readlink $fd); done; :");
-    let spawned = bear("/bin/sh", &list, &input, &[&given]).go().unwrap();
+    let spawned = bear("/bin/sh", &list, &input, &[&given]).go();
     drop(input);
     let said = everything(output);
     assert!(spawned.process.wait_dead(BOUND).unwrap());
@@ -80,7 +80,7 @@ fn a_child_has_the_descriptors_it_was_given_and_no_others() {
 #[test]
 fn a_child_that_cannot_execute_says_at_which_step() {
     let (_output, input) = pipe().unwrap();
-    let spawned = bear("/etc/passwd", &script(""), &input, &[]).go().unwrap();
+    let spawned = bear("/etc/passwd", &script(""), &input, &[]).go();
     assert!(spawned.process.wait_dead(BOUND).unwrap());
     let (step, error) = spawned.failure().unwrap();
     assert_eq!(step, BirthStep::Execute);

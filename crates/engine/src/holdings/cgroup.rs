@@ -259,17 +259,17 @@ fn write_settings(
     controller: Controller,
     settings: &[Setting],
 ) -> Result<(), Error> {
+    let name = controller.name();
     for (file, value, presence) in settings {
+        let doing = || format!("cannot set {file} to {value}");
         match cgroup.write(file, value) {
             Err(_) if *presence == Presence::Optional => {}
-            other => other
-                .doing(|| format!("cannot set {file} to {value}"))
-                .map_err(|error| {
-                    error.with_hint(format!(
-                        "is the {} limit in the host's range?",
-                        controller.name()
-                    ))
-                })?,
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(error).doing(doing).map_err(|error| {
+                    error.with_hint(format!("is the {name} limit in the host's range?"))
+                });
+            }
+            other => other.doing(doing)?,
         }
     }
     Ok(())

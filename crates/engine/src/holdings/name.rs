@@ -1,21 +1,20 @@
 //! A box's name: a symbolic link to its id, so that taking a name and saying
 //! whose it is are one step.
 
-use rustix::fs::{CWD, Mode, mkdirat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{CWD, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::id::BoxId;
 use crate::layout::Layout;
+use crate::record::make_private;
 use crate::spec::Name;
 
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let link = layout.names().join(name.as_str());
     let take = || symlinkat(id.as_str(), CWD, &link);
     let taken = match take() {
-        Err(Errno::NOENT) => {
-            mkdirat(CWD, layout.names(), Mode::from_raw_mode(0o700)).and_then(|()| take())
-        }
+        Err(Errno::NOENT) => make_private(&layout.names()).and_then(|()| take()),
         other => other,
     };
     match taken {

@@ -40,7 +40,8 @@ const ENV_FILE_BYTES_MAX: u64 = arguments::ARGUMENTS_BYTES_MAX as u64;
 /// What tare knows of the process that started it.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
-    pub current_dir: PathBuf,
+    /// `None` when it has been removed.
+    pub current_dir: Option<PathBuf>,
     pub user: User,
     /// Rows and columns, when standard input is a terminal.
     pub window: Option<(u16, u16)>,
@@ -57,6 +58,25 @@ pub struct Request {
     pub output_bytes_max: u64,
     pub past_limit: PastLimit,
     pub quiet: bool,
+}
+
+impl Surroundings {
+    fn current_dir(&self) -> Result<&Path, Error> {
+        let message = "cannot find the current directory";
+        self.current_dir.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::BadRequest, message)
+                .because("it has been removed")
+                .with_hint("change to one that exists, or give absolute paths")
+        })
+    }
+
+    /// As seen from where tare was started.
+    fn resolve(&self, path: &Path) -> Result<PathBuf, Error> {
+        match path.is_absolute() {
+            true => Ok(path.to_owned()),
+            false => Ok(self.current_dir()?.join(path)),
+        }
+    }
 }
 
 pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
@@ -99,7 +119,7 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
         limits: limits(args)?,
         timeout: option("--timeout", &args.timeout, duration::parse)?,
         root: match &args.rootfs {
-            Some(path) => Root::Directory(around.current_dir.join(path)),
+            Some(path) => Root::Directory(around.resolve(path)?),
             None => Root::HostView,
         },
         volumes: volumes(args, around)?,
@@ -182,8 +202,8 @@ fn terminal(args: &RunArgs, around: &Surroundings) -> Result<Terminal, Error> {
 
 fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Error> {
     match (&args.workdir, args.contain) {
-        (Some(path), true) => Ok(Some(around.current_dir.join(path))),
-        (None, true) => Ok(Some(around.current_dir.clone())),
+        (Some(path), true) => Ok(Some(around.resolve(path)?)),
+        (None, true) => Ok(Some(around.current_dir()?.to_owned())),
         (Some(path), false) if !path.is_absolute() => Err(of_option(
             "--workdir",
             bad(
@@ -196,7 +216,13 @@ fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Err
 }
 
 fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> {
-    let parse = |text: &OsString| volume::parse(text, &around.current_dir);
+    let parse = |text: &OsString| {
+        let base = match Path::new(text).is_absolute() {
+            true => Path::new("/"),
+            false => around.current_dir()?,
+        };
+        volume::parse(text, base)
+    };
     let volumes: Result<Vec<_>, _> = args.volume.iter().map(parse).collect();
     volumes
         .and_then(|volumes| volume::check(&volumes).map(|()| volumes))

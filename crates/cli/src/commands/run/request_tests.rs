@@ -12,7 +12,7 @@ use tare_engine::spec::{Access, Cpus};
 
 fn around() -> Surroundings {
     Surroundings {
-        current_dir: "/home/me".into(),
+        current_dir: Some("/home/me".into()),
         user: User { uid: 501, gid: 502 },
         window: None,
         env: [("PATH", "/my/bin"), ("HOME", "/home/me"), ("TERM", "vt220")]
