@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, mkdirat, openat};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tare_kernel::tree;
@@ -79,12 +79,19 @@ impl Record {
         let boxes = open_boxes(boxes)?;
         flock(&boxes, FlockOperation::LockShared)?;
         mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))?;
-        let directory = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty())?;
-        flock(&directory, FlockOperation::LockExclusive)?;
-        Ok(Self {
-            directory,
-            intent: None,
-        })
+        let locked = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty()).and_then(|directory| {
+            flock(&directory, FlockOperation::LockExclusive).map(|()| directory)
+        });
+        match locked {
+            Ok(directory) => Ok(Self {
+                directory,
+                intent: None,
+            }),
+            Err(errno) => {
+                unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR)?;
+                Err(errno.into())
+            }
+        }
     }
 
     pub fn write_identity(&self, identity: &KeeperIdentity) -> io::Result<()> {
