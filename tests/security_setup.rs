@@ -5,7 +5,7 @@
 //!
 //! | case | waits for |
 //! |---|---|
-//! | E014 (restart), E028, E030, E040 | boxes that outlive a call: start, stop, the server |
+//! | E014 (restart), E028, E030, E040 (the server's socket) | boxes that outlive a call: start, stop, the server |
 //! | E025, E026, E038 (exec) | `tare exec` |
 //! | E016, E018 (VOLUME), E020 (passwd), E084 (unpack), E098 to E105 | images and archives |
 //! | E085 (allow-list), E086 to E097 but for `--net` | the API and egress |
@@ -34,7 +34,7 @@ impl Victim {
     fn new() -> Self {
         let directory = TemporaryDirectory::new();
         directory.write("file", "precious\n");
-        fs::create_dir(directory.join("inside")).unwrap();
+        fs::create_dir(directory.join("inside")).expect("the directory is fresh");
         directory.write("inside/file", "precious too\n");
         let before = contents(directory.path());
         Self { directory, before }

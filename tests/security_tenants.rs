@@ -35,7 +35,7 @@ fn user_ids(tenant: &Running) -> (u32, u32, u32) {
     let map = fs::read_to_string(format!("/proc/{keeper}/uid_map")).expect("the box runs");
     let numbers: Vec<u32> = map
         .split_whitespace()
-        .map(|text| text.parse().unwrap())
+        .map(|text| text.parse().expect("a number"))
         .collect();
     assert_eq!(numbers.len(), 3, "{map}");
     (numbers[0], numbers[1], numbers[2])
