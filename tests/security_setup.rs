@@ -446,6 +446,35 @@ fn a_root_directory_behind_a_link_is_refused() {
     }
 }
 
+/// E085: the host's own root, and what holds tare's state or lies in it.
+#[test]
+fn the_hosts_root_and_tares_state_are_no_root_directories() {
+    let tare = tare!();
+    tare.run(["--", "true"]).ok();
+    let state = tare.state_root();
+    let parent = state.parent().unwrap();
+    for path in [
+        Path::new("/"),
+        Path::new("/../usr/.."),
+        &state,
+        parent,
+        &state.join("boxes"),
+    ] {
+        let output = tare.run([
+            "--root",
+            "--rootfs",
+            path.to_str().unwrap(),
+            "--",
+            "cat",
+            "/etc/shadow",
+        ]);
+        output.exited(125).printed("").said(&["state"]);
+    }
+    for kernels in ["/proc", "/sys", "/dev"] {
+        tare.run(["--rootfs", kernels, "--", "true"]).exited(125);
+    }
+}
+
 /// E017, E020: names that a runtime might read or write on its way. A fifo or a file
 /// without end must not keep anybody.
 #[test]

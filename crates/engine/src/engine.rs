@@ -161,11 +161,12 @@ impl Engine {
             },
             IdMap::Host | IdMap::Single { .. } => Mapping::Own,
         };
-        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, mapping));
-        let volumes = spec.volumes.iter().map(|volume| {
-            trees::keep_apart(volume, self.layout.root())?;
-            trees::volume(volume, mapping)
-        });
+        let state_root = self.layout.root();
+        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
+        let volumes = spec
+            .volumes
+            .iter()
+            .map(|volume| trees::volume(volume, state_root, mapping));
         Ok(Trees {
             root: root.transpose()?,
             volumes: volumes.collect::<Result<_, _>>()?,
