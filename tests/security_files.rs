@@ -580,7 +580,12 @@ attempt(lambda: os.mknod('/data/made', 0o104755))
 attempt(lambda: os.mkdir('/data/directory', 0o6777))
 attempt(lambda: os.chmod('/data/directory', 0o2777))";
     let refused = "PermissionError\n";
-    for options in [&["-v", &volume][..], &["--root", "-v", &volume]] {
+    let unconfined = ["--root", "--seccomp", "unconfined", "-v", &volume];
+    for options in [
+        &["-v", &volume][..],
+        &["--root", "-v", &volume],
+        &unconfined,
+    ] {
         let mut call = options.to_vec();
         call.extend(["--", "python3", "-c", script]);
         tare.run(call)
