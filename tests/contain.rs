@@ -2,6 +2,7 @@
 //! user are the host's.
 
 use std::fs;
+use std::path::Path;
 
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{TemporaryDirectory, skip, tare};
@@ -133,26 +134,55 @@ fn nested_cgroups_made_by_a_contained_box_are_removed() {
     if !is_root() {
         skip!("only root may make cgroups");
     }
-    let Some(unified) = unified_hierarchy() else {
+    let Some((point, _)) = unified_hierarchy() else {
         skip!("there is no cgroup version 2 on this host");
     };
+    // The cgroup in which the kernel says we are, whatever it is called.
     let script = format!(
-        "own={unified}$(sed -n 's/^0:://p' /proc/self/cgroup)
+        "own=$(dirname \"$(grep -rlx $$ --include=cgroup.procs {point})\")
          mkdir -p $own/a/b/c $own/d && echo made
-         sh -c 'trap \"\" TERM; echo 0 > $0/a/b/c/cgroup.procs && echo moved; sleep 1000' $own &
+         sh -c 'trap \"\" TERM; echo 0 > $0/a/b/c/cgroup.procs && echo moved && sleep 1000' $own &
          wait"
     );
-    let output = tare.run(["--contain", "--timeout", "2s", "--", "sh", "-c", &script]);
-    let output = output.exited(124);
-    assert!(output.stdout_text().starts_with("made\n"), "{output}");
+    tare.run(["--contain", "--timeout", "2s", "--", "sh", "-c", &script])
+        .exited(124)
+        .printed("made\nmoved\n");
 }
 
-fn unified_hierarchy() -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
-    let mut fields = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>());
-    fields
-        .find(|fields| fields.get(2) == Some(&"cgroup2"))
-        .map(|fields| fields[1].to_owned())
+/// leak D5, A3: launchers make cgroups where `/proc/self/cgroup` says they are.
+/// From there nothing may come to lie outside of the box.
+#[test]
+fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root may make cgroups");
+    }
+    let Some((point, root)) = unified_hierarchy() else {
+        skip!("there is no cgroup version 2 on this host");
+    };
+    let name = format!("tare-test-launched-{}", std::process::id());
+    let script = format!(
+        "own=$(sed -n 's/^0:://p' /proc/self/cgroup)
+         mkdir {point}${{own#{root}}}/{name} && echo made"
+    );
+    let output = tare.run(["--contain", "--", "sh", "-c", &script]);
+    // Not left to the next test, whatever this one finds.
+    let outside = Path::new(&point).join(&name);
+    let escaped = fs::remove_dir(&outside).is_ok();
+    assert!(
+        !escaped,
+        "{} was made by a box: {output}",
+        outside.display()
+    );
+    output.ok().printed("made\n");
+}
+
+/// Where cgroup version 2 is mounted, and which of its cgroups is seen there: the
+/// topmost mount counts, and in a container it need not be the root.
+fn unified_hierarchy() -> Option<(String, String)> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+    let unified = mounts.lines().rfind(|line| line.contains(" - cgroup2 "))?;
+    let mut fields = unified.split(' ').skip(3).map(str::to_owned);
+    let (root, point) = (fields.next()?, fields.next()?);
+    Some((point, root.trim_end_matches('/').to_owned()))
 }

@@ -7,11 +7,9 @@ use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tare_harness::skip::is_root;
 use tare_harness::{
-    Output, Tare, TemporaryDirectory, box_processes, eventually, eventually_within, fixture, skip,
-    tare,
+    Output, Running, Tare, TemporaryDirectory, box_processes, eventually, fixture, skip, tare,
 };
 
 /// An ending that was asked for comes well within this, on any machine.
@@ -397,7 +395,7 @@ for directory in range(100):
         os.close(os.open('/tmp/%d/%d' % (directory, file), os.O_CREAT | os.O_WRONLY))";
     ends_both_ways_after(
         &tare,
-        "10s",
+        "6s",
         &["--scratch", "1g", "--memory", "1g"],
         workload,
     );
@@ -413,7 +411,7 @@ for _ in range(5000):
     os.mkdir('d' * 50)
     os.chdir('d' * 50)
 os.close(os.open('bottom', os.O_CREAT))";
-    ends_both_ways_after(&tare, "10s", &[], workload);
+    ends_both_ways_after(&tare, "6s", &[], workload);
 }
 
 #[test]
@@ -462,51 +460,6 @@ fn in_boxes(tare: u32) -> usize {
         .into_iter()
         .filter(|process| !process.is_zombie);
     alive.filter(|process| process.pid != tare).count()
-}
-
-/// leak B1, B9, A10: the processes go with tare, and what has a name goes with
-/// the next call.
-#[test]
-fn a_tare_that_is_killed_itself() {
-    let tare = tare!();
-    let script =
-        "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
-    for options in [&[][..], &["--contain"]] {
-        let mut call = options.to_vec();
-        call.extend(["--name", "killed", "--", "sh", "-c", script]);
-        let running = tare.spawn(call);
-        let pid = running.see("ready").pid();
-        assert!(in_boxes(pid) > 20);
-        running.signal(Signal::KILL);
-        eventually_within(Duration::from_secs(2), "the box dies with tare", || {
-            in_boxes(pid) == 0
-        });
-        running.wait().exited(-9);
-        tare.run(["--", "true"]).ok();
-        tare.reap_orphans();
-        let left = tare.difference_now();
-        assert!(left.is_empty(), "{}", left.join("\n"));
-    }
-}
-
-/// leak B1: at any moment, also before the box is there.
-#[test]
-fn a_tare_that_is_killed_while_it_starts() {
-    let tare = tare!();
-    for step in 0..40 {
-        let running = tare.spawn(["--", "sleep", "1000"]);
-        // Not a wait for something: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(250 * step));
-        running.signal(Signal::KILL);
-        running.wait().exited(-9);
-    }
-    eventually_within(Duration::from_secs(2), "the boxes die with tare", || {
-        in_boxes(0) == 0
-    });
-    tare.run(["--", "true"]).ok();
-    tare.reap_orphans();
-    let left = tare.difference_now();
-    assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
 /// leak F1
@@ -577,6 +530,38 @@ fn ten_boxes_at_once() {
     }
     for (number, running) in (0..).zip(all) {
         running.wait().exited(number);
+    }
+}
+
+/// The first calls on a fresh state root come at the same time: each waits for
+/// the end of one pipe.
+#[test]
+fn many_can_begin_on_a_fresh_state_root_at_once() {
+    let tare = tare!();
+    for round in 0..20 {
+        let directory = TemporaryDirectory::new();
+        let root = match round % 2 {
+            0 => directory.path().to_owned(),
+            _ => directory.join("not-there-yet"),
+        };
+        let (gate, opener) = std::io::pipe().unwrap();
+        let start = |number: u32| {
+            let mut command = tare.shell_command(&format!(
+                "read line; exec \"$TARE\" run --name box-{number} -- true"
+            ));
+            command.env("TARE_STATE_ROOT", &root);
+            command
+                .stdin(gate.try_clone().unwrap())
+                .stderr(Stdio::piped());
+            tare.start_command(command)
+        };
+        let all: Vec<_> = (0..8).map(start).collect();
+        drop(opener);
+        // All have ended before the first is judged: nothing is left to sweep.
+        let ended: Vec<_> = all.into_iter().map(Running::wait).collect();
+        for output in ended {
+            output.ok().said_nothing();
+        }
     }
 }
 

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     if arguments
         .first()
-        .is_some_and(|name| name.as_bytes() == tare_keeper::NAME.to_bytes())
+        .is_some_and(|name| name.as_bytes() == tare_control::KEEPER_NAME.to_bytes())
     {
         return tare_keeper::main();
     }

@@ -12,5 +12,6 @@ pub use frame::{FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX,
 pub use message::{LaunchStep, Report, Request, SetupStep};
 pub use plan::{
     BpfInstruction, Capabilities, Filesystem, HostEntry, HostFile, Identity, KEEPER_FDS,
-    LandlockPlan, Plan, ResourceLimit, RootPlan, TerminalPlan, TreeSource, VolumePlan, Workload,
+    KEEPER_NAME, LandlockPlan, OWN_NETWORK, Plan, ResourceLimit, RootPlan, TerminalPlan,
+    TreeSource, VolumePlan, Workload,
 };

@@ -4,12 +4,21 @@
 //! keeper would have to take, and names host objects only by descriptors that
 //! the keeper inherited.
 
+use std::ffi::CStr;
+
 use serde::{Deserialize, Serialize};
 
 /// The keeper's descriptors at birth: 0, 1 and 2 are the command's, 3 is the
 /// control socket, 4 is the claim on the uid range, then one for each
 /// [`TreeSource::Inherited`] of the plan: the root's first, then the volumes'.
 pub const KEEPER_FDS: u32 = 5;
+
+/// The name under which the binary is a keeper.
+pub const KEEPER_NAME: &CStr = c"tare-keeper";
+
+/// The keeper's argument when its box has a network namespace of its own: said
+/// at birth, before the plan, because making one takes longest.
+pub const OWN_NETWORK: &CStr = c"own-network";
 
 /// Where a tree of files to be mounted comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,8 +140,6 @@ pub struct Plan {
     /// `None`: the host's files as they are, containment only.
     pub filesystem: Option<Filesystem>,
     pub hostname: Option<String>,
-    /// Whether the box has a network namespace of its own.
-    pub own_network: bool,
     pub landlock: Option<LandlockPlan>,
     pub terminal: Option<TerminalPlan>,
     /// Boot-clock nanoseconds at which the box ends.

@@ -13,6 +13,8 @@ use tare_kernel::fds::read_text;
 pub struct Host {
     pub uid: u32,
     pub gid: u32,
+    /// Root, and not only of a user namespace that has a few ids.
+    owns_all_ids: bool,
     pub boot_id: String,
     /// Where cgroup directories can be tried, best first; see [`CgroupRoots`].
     pub cgroups: CgroupRoots,
@@ -22,8 +24,10 @@ impl Host {
     pub fn probe() -> Self {
         let mountinfo = read("/proc/self/mountinfo");
         let boot_id = read("/proc/sys/kernel/random/boot_id");
+        let uid = geteuid().as_raw();
         Self {
-            uid: geteuid().as_raw(),
+            owns_all_ids: uid == 0 && maps_every_id(&read("/proc/self/uid_map")),
+            uid,
             gid: getegid().as_raw(),
             boot_id: boot_id.trim().to_owned(),
             cgroups: CgroupRoots::find(&hierarchies(&mountinfo)),
@@ -32,8 +36,17 @@ impl Host {
 
     /// Whether id maps, mounts and cgroups of the host are ours to make.
     pub fn is_privileged(&self) -> bool {
-        self.uid == 0
+        self.owns_all_ids
     }
+}
+
+/// Whether a `uid_map` is that of the first user namespace: every id is itself.
+fn maps_every_id(uid_map: &str) -> bool {
+    let numbers: Vec<u32> = uid_map
+        .split_whitespace()
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    numbers == [0, 0, u32::MAX]
 }
 
 /// What the kernel does not tell reads as nothing.
@@ -89,5 +102,17 @@ fn writable_root(mount: &Path) -> PathBuf {
     match own.lines().find_map(|line| line.strip_prefix("0::/")) {
         Some(path) => mount.join(path),
         None => mount.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_of_a_user_namespace_does_not_own_all_ids() {
+        assert!(maps_every_id("         0          0 4294967295\n"));
+        assert!(!maps_every_id("0 100000 65536\n"));
+        assert!(!maps_every_id("0 1000 1\n1 100000 65536\n"));
     }
 }

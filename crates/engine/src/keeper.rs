@@ -1,20 +1,22 @@
 //! The keeper's birth: everything between a plan and a process that has it.
 
+use std::ffi::CStr;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::{PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
+use tare_control::{
+    KEEPER_NAME, OWN_NETWORK, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode,
+};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
-use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::spec::{Isolation, Spec};
+use crate::spec::{Isolation, Network, Spec};
 
 /// What the keeper gets at birth besides its control socket.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ pub fn bear(
     inheritance: &Inheritance<'_>,
 ) -> Result<Waiting, Unmade> {
     let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
-    let program = program(host).doing(|| "cannot open the keeper's program".into())?;
+    let program = program().doing(|| "cannot open the keeper's program".into())?;
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd(), inheritance.claim];
     descriptors.extend(&inheritance.trees);
@@ -88,7 +90,7 @@ pub fn bear(
         cgroup: inheritance.unified.map(AsFd::as_fd),
         join: &join,
         executable: program.as_fd(),
-        name: c"tare-keeper",
+        arguments: arguments(spec),
         descriptors: &descriptors,
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
@@ -103,24 +105,20 @@ pub fn bear(
     }
 }
 
-/// The keeper's program is this one, under another name. A box could only reach
-/// it through `/proc/1/exe`, which is closed to it (another uid, not dumpable,
-/// invisible); where we may, it is on a mount of its own that is read-only for
-/// everyone.
-fn program(host: &Host) -> io::Result<OwnedFd> {
-    let opened = openat(
-        CWD,
-        c"/proc/self/exe",
-        OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    if !host.is_privileged() {
-        return Ok(opened);
+/// The keeper's program is this one, under another name. A box can only reach it
+/// through `/proc/1/exe`, which is closed to it: PID 1 is another user, not
+/// dumpable, and invisible. (A read-only mount of its own would cost a third of
+/// the whole start: the kernel waits for every processor when it is let go.)
+fn program() -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(openat(CWD, c"/proc/self/exe", flags, Mode::empty())?)
+}
+
+fn arguments(spec: &Spec) -> &'static [&'static CStr] {
+    match (spec.isolation, spec.network) {
+        (Isolation::Full, Network::None) => &[KEEPER_NAME, OWN_NETWORK],
+        (Isolation::Full, Network::Host) | (Isolation::Contain, _) => &[KEEPER_NAME],
     }
-    let alone = mount::detached_copy(opened.as_fd(), c"", Reach::One)?;
-    let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
-    mount::add_attributes(alone.as_fd(), attributes, Reach::One)?;
-    Ok(alone)
 }
 
 fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {

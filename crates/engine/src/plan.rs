@@ -13,7 +13,7 @@ use crate::holdings::cgroup::CgroupHolding;
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::seccomp::{self, SetIdBits};
-use crate::spec::{Access, Isolation, Network, Privilege, Root, Spec, Terminal};
+use crate::spec::{Access, Isolation, Privilege, Root, Spec, Terminal};
 use crate::trees::Tree;
 use crate::view;
 
@@ -32,7 +32,6 @@ pub fn plan(spec: &Spec, id: &BoxId, host: &Host, cgroups: &CgroupHolding, trees
         inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         hostname: isolated.then(|| hostname.to_owned()),
-        own_network: isolated && spec.network == Network::None,
         landlock: isolated.then_some(LandlockPlan {
             root_writable: trees.root.is_some(),
         }),

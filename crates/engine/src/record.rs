@@ -36,7 +36,8 @@ pub struct Intent {
 pub struct KeeperIdentity {
     pub boot_id: String,
     pub pid: i32,
-    pub pidfd_inode: u64,
+    /// `None` on kernels where it would prove nothing.
+    pub pidfd_inode: Option<u64>,
     pub cgroup_inode: Option<u64>,
 }
 

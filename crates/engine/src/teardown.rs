@@ -73,14 +73,18 @@ fn current_roots(host: &Host) -> Vec<PathBuf> {
     host.cgroups.all().into_iter().map(Path::to_owned).collect()
 }
 
-/// The recorded process, if it is provably that one and alive.
+/// The recorded process, if it is provably that one and alive. A number alone
+/// proves nothing: where the kernel has no better identity, the cgroup is killed
+/// and nobody else, and without a cgroup the keeper has ended with its creator,
+/// whose socket it watches.
 fn recorded_keeper(host: &Host, record: &Record) -> Option<Process> {
     let identity = record.identity()?;
     if identity.boot_id != host.boot_id {
         return None;
     }
     let process = Process::open(identity.pid).ok()?;
-    (process.inode().ok()? == identity.pidfd_inode).then_some(process)
+    let inode = process.inode().ok()??;
+    (identity.pidfd_inode == Some(inode)).then_some(process)
 }
 
 /// The first process of a PID namespace is only gone when all others are.

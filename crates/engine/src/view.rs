@@ -88,6 +88,8 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
             "hosts",
             format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"),
         ),
+        // Without it `localhost` has one family only (host.conf(5)).
+        file("host.conf", "multi on\n".to_owned()),
         file(
             "nsswitch.conf",
             "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),

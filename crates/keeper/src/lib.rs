@@ -30,9 +30,6 @@ use setup::{Failing, Failure, Setup};
 use tare_control::{Report, SetupStep};
 use tare_kernel::launch;
 
-/// The name under which the binary is a keeper.
-pub const NAME: &std::ffi::CStr = c"tare-keeper";
-
 /// A keeper's whole life; its process does nothing else.
 pub fn main() -> ExitCode {
     let Ok(mut link) = Link::inherit() else {
@@ -48,8 +45,9 @@ pub fn main() -> ExitCode {
 }
 
 fn keep(link: &mut Link) -> Result<(), Report> {
+    let network = setup::start_network().map_err(Failure::into_report)?;
     let plan = link.read_plan().map_err(Failure::into_report)?;
-    let Setup { terminal } = setup::make_box(&plan, link).map_err(Failure::into_report)?;
+    let Setup { terminal } = setup::make_box(&plan, network, link).map_err(Failure::into_report)?;
     if !link.wait_for_go() {
         return Ok(());
     }

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
-use tare_control::{Filesystem, KEEPER_FDS, Plan, Report, SetupStep};
+use tare_control::{Filesystem, KEEPER_FDS, OWN_NETWORK, Plan, Report, SetupStep};
 use tare_kernel::network::{self, Preparing};
 use tare_kernel::{fds, launch, mount};
 
@@ -62,16 +63,23 @@ pub struct Setup {
     pub terminal: Option<OwnedFd>,
 }
 
+/// Has the network made, if the box is to have one of its own.
+pub fn start_network() -> Result<Option<Preparing>, Failure> {
+    let wanted = std::env::args_os().nth(1);
+    match wanted.is_some_and(|argument| argument.as_bytes() == OWN_NETWORK.to_bytes()) {
+        true => Ok(Some(
+            network::prepare().failing(SetupStep::Network, "namespace")?,
+        )),
+        false => Ok(None),
+    }
+}
+
 /// Makes the box; afterwards this process lives in it.
-pub fn make_box(plan: &Plan, link: &Link) -> Result<Setup, Failure> {
+pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<Setup, Failure> {
     // Nobody in the box may read or trace PID 1, and nothing it will ever fork
     // is readable before it has executed.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .failing(SetupStep::ReadPlan, "dumpable")?;
-    let network = match plan.own_network {
-        true => Some(network::prepare().failing(SetupStep::Network, "namespace")?),
-        false => None,
-    };
     launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     match &plan.filesystem {
         Some(filesystem) => isolate_files(plan, filesystem, network)?,

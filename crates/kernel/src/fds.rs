@@ -50,20 +50,21 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     }
 }
 
-/// The text of a small file of the kernel's, read in one piece. Beyond 64 KiB
-/// there is nothing that anyone here asks for.
+/// The text of a small file of the kernel's.
 pub fn read_text(file: BorrowedFd<'_>) -> io::Result<String> {
-    let mut buffer = vec![0; 64 << 10];
-    let mut length = 0;
-    while length < buffer.len() {
-        match rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer[length..]))? {
+    let mut text = Vec::new();
+    let mut buffer = [0; 4096];
+    while text.len() < TEXT_BYTES_MAX {
+        match rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer))? {
             0 => break,
-            more => length += more,
+            length => text.extend_from_slice(&buffer[..length]),
         }
     }
-    buffer.truncate(length);
-    String::from_utf8(buffer).map_err(io::Error::other)
+    String::from_utf8(text).map_err(io::Error::other)
 }
+
+/// Nothing that anyone here asks for is longer.
+const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// Claims one byte of a file for as long as any copy of this descriptor is
 /// open, in whatever process; `false` when someone else has it.

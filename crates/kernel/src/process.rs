@@ -9,6 +9,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, wai
 
 use crate::clock::timespec;
 
+/// `statfs` magic of pidfs.
+const PIDFS_MAGIC: u64 = 0x5049_4446;
+
 /// A process that we hold a pidfd of.
 #[derive(Debug)]
 pub struct Process {
@@ -41,9 +44,13 @@ impl Process {
         self.pid
     }
 
-    /// The pidfd's inode: unique since boot from Linux 6.9 on.
-    pub fn inode(&self) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(&self.pidfd)?.st_ino)
+    /// The pidfd's inode, never used twice since boot. Before Linux 6.9 all
+    /// pidfds share one inode that says nothing: `None`.
+    pub fn inode(&self) -> io::Result<Option<u64>> {
+        match rustix::fs::fstatfs(&self.pidfd)?.f_type as u64 {
+            PIDFS_MAGIC => Ok(Some(rustix::fs::fstat(&self.pidfd)?.st_ino)),
+            _ => Ok(None),
+        }
     }
 
     /// SIGKILL; a process that is already dead is as wanted.

@@ -7,7 +7,7 @@
 //! if the parent dies first, the pipe closes and the child exits.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -50,7 +50,8 @@ pub struct Birth<'a> {
     /// thread writing `0` there takes 50 us where `cgroup.procs` takes 7 ms.
     pub join: &'a [BorrowedFd<'a>],
     pub executable: BorrowedFd<'a>,
-    pub name: &'a CStr,
+    /// Its name first.
+    pub arguments: &'a [&'a CStr],
     /// Become descriptors 0, 1, 2, ... of the child; it has no others.
     pub descriptors: &'a [BorrowedFd<'a>],
     pub privilege: Privilege,
@@ -100,13 +101,13 @@ struct Order {
     go_write: RawFd,
     join: Vec<RawFd>,
     executable: RawFd,
-    argv: [*const c_char; 2],
+    argv: Vec<*const c_char>,
     environ: [*const c_char; 1],
     descriptors: Vec<RawFd>,
     privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,
-    _name: Box<CStr>,
+    _arguments: Vec<CString>,
 }
 
 /// `linux/sched.h`; the libc crate's constant is too narrow for its value.
@@ -185,18 +186,23 @@ impl Drop for Spawned {
 /// is what keeps its pid from being someone else's.
 pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
     let (go_read, go_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let name: Box<CStr> = birth.name.into();
+    let arguments: Vec<CString> = birth
+        .arguments
+        .iter()
+        .map(|one| CString::from(*one))
+        .collect();
+    let pointers = arguments.iter().map(|one| one.as_ptr());
     let order = Box::new(Order {
         go_read: go_read.as_raw_fd(),
         go_write: go_write.as_raw_fd(),
         join: birth.join.iter().map(AsRawFd::as_raw_fd).collect(),
         executable: birth.executable.as_raw_fd(),
-        argv: [name.as_ptr(), ptr::null()],
+        argv: pointers.chain([ptr::null()]).collect(),
         environ: [ptr::null()],
         descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
         privilege: birth.privilege,
         failure: AtomicU32::new(0),
-        _name: name,
+        _arguments: arguments,
     });
     let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
     let process = with_signals_blocked(|| match birth.privilege {

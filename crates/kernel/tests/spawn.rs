@@ -22,7 +22,7 @@ fn bear(executable: &str, input: &File, output: &PipeWriter, extra: &[&File]) ->
         cgroup: None,
         join: &[],
         executable: executable.as_fd(),
-        name: c"sh",
+        arguments: &[c"sh"],
         descriptors: &descriptors,
         privilege: Privilege::Unchanged,
     })

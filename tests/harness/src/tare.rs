@@ -95,10 +95,16 @@ impl Tare {
 
     /// `sh -c SCRIPT` with the program under test as `$TARE`, for a test that
     /// needs what only a shell can do to descriptors.
+    #[track_caller]
     pub fn shell(&self, script: &str) -> Output {
+        Running::start(with_pipes(self.shell_command(script), Stdio::null())).wait()
+    }
+
+    /// The same, not started.
+    pub fn shell_command(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]).env("TARE", &self.program);
-        Running::start(with_pipes(self.dress(command), Stdio::null())).wait()
+        self.dress(command)
     }
 
     /// `tare ARGS`, any command.

@@ -30,6 +30,7 @@ pub fn poll(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
         if Instant::now() >= deadline {
             return false;
         }
+        // A bounded look-again: the loop ends at its deadline.
         std::thread::sleep(STEP);
     }
 }

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::{Errno, Result};
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -15,11 +15,16 @@ use rustix::net::{RecvFlags, SendFlags};
 /// pipe that is writable has room for `PIPE_BUF` bytes (pipe(7)).
 const BLOCKING_WRITE_BYTES_MAX: usize = 4096;
 
+/// The number of `/dev/null` (null(4)), whatever its name.
+const NULL_DEVICE: (u32, u32) = (1, 3);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Pipe,
     File,
     Socket,
+    /// `/dev/null`: takes everything at once, spliced without being looked at.
+    Null,
     /// Terminals and other devices.
     Device,
 }
@@ -58,24 +63,32 @@ impl<'fd> End<'fd> {
     /// Whether a read or write returns rather than waits for another process.
     pub fn never_waits(&self) -> bool {
         match (&self.descriptor, self.kind) {
-            (Descriptor::Ours(_), _) | (_, Kind::File | Kind::Socket) => true,
+            (Descriptor::Ours(_), _) | (_, Kind::File | Kind::Socket | Kind::Null) => true,
             (Descriptor::Callers(_), Kind::Pipe | Kind::Device) => false,
         }
     }
 
-    /// splice(2) needs a pipe on one side. Devices and sockets are kept out:
-    /// they may block in it whatever the flags say.
+    /// splice(2) needs a pipe on one side. Other devices and sockets are kept
+    /// out: they may block in it whatever the flags say.
     pub fn can_splice_to(&self, sink: &End<'_>) -> bool {
         matches!(
             (self.kind, sink.kind),
-            (Kind::Pipe, Kind::Pipe | Kind::File) | (Kind::File, Kind::Pipe)
+            (Kind::Pipe, Kind::Pipe | Kind::File | Kind::Null) | (Kind::File, Kind::Pipe)
         )
+    }
+
+    /// Makes room for `bytes` at once in a pipe of tare's own. A user has only so
+    /// much of that (`pipe-user-pages-soft`, pipe(7)); the pipe then stays as it is.
+    pub fn widen(&self, bytes: usize) {
+        if let (Descriptor::Ours(fd), Kind::Pipe) = (&self.descriptor, self.kind) {
+            let _ = rustix::pipe::fcntl_setpipe_size(fd, bytes);
+        }
     }
 
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize> {
         match self.kind {
             Kind::Socket => rustix::net::recv(self, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n),
-            Kind::Pipe | Kind::File | Kind::Device => rustix::io::read(self, buffer),
+            Kind::Pipe | Kind::File | Kind::Null | Kind::Device => rustix::io::read(self, buffer),
         }
     }
 
@@ -90,7 +103,7 @@ impl<'fd> End<'fd> {
             Kind::Socket => {
                 rustix::net::send(self, safe, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
             }
-            Kind::Pipe | Kind::File | Kind::Device => rustix::io::write(self, safe),
+            Kind::Pipe | Kind::File | Kind::Null | Kind::Device => rustix::io::write(self, safe),
         }
     }
 }
@@ -110,11 +123,13 @@ pub fn is_closed(errno: Errno) -> bool {
 }
 
 fn kind(fd: BorrowedFd<'_>) -> Result<Kind> {
-    let mode = rustix::fs::fstat(fd)?.st_mode;
-    Ok(match FileType::from_raw_mode(mode) {
+    let found = rustix::fs::fstat(fd)?;
+    let device = (major(found.st_rdev), minor(found.st_rdev));
+    Ok(match FileType::from_raw_mode(found.st_mode) {
         FileType::Fifo => Kind::Pipe,
         FileType::RegularFile => Kind::File,
         FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice if device == NULL_DEVICE => Kind::Null,
         FileType::CharacterDevice
         | FileType::BlockDevice
         | FileType::Directory

@@ -23,8 +23,13 @@ use rustix::pipe::SpliceFlags;
 use super::budget::Budget;
 use super::end::{End, is_closed};
 
-/// A pipe's usual capacity: more never moves at once.
+/// A pipe's usual capacity: more never moves at once, until the pipe is widened.
 const CHUNK_BYTES: usize = 64 << 10;
+/// A stream that has moved so much gets a wide pipe: fewer, longer turns of the
+/// command, tare and the reader cost a quarter less. Not from the start, where it
+/// would cost every box that says hello.
+const WIDEN_AFTER_BYTES: usize = 1 << 20;
+const WIDE_BYTES: usize = 1 << 20;
 /// After so many chunks the other streams, events and signals get their turn.
 const ROUNDS_MAX: usize = 16;
 
@@ -66,6 +71,8 @@ struct Ends<'fd> {
 pub struct Stream<'fd> {
     ends: Result<Ends<'fd>, Ended>,
     splices: bool,
+    /// Until the pipe is widened.
+    narrow_bytes: usize,
     waiting: Waiting,
     /// Read, not yet written; for a sink in memory, all there is.
     pending: Vec<u8>,
@@ -73,7 +80,8 @@ pub struct Stream<'fd> {
 }
 
 enum Step {
-    Moved,
+    /// So many bytes.
+    Moved(usize),
     /// One of the ends was not ready; `splice` does not say which.
     Blocked,
     Wait(Waiting),
@@ -89,6 +97,7 @@ impl<'fd> Stream<'fd> {
         Self {
             ends: Ok(Ends { source, sink }),
             splices,
+            narrow_bytes: WIDEN_AFTER_BYTES,
             waiting: Waiting::Source,
             pending: Vec::new(),
             written: 0,
@@ -130,7 +139,10 @@ impl<'fd> Stream<'fd> {
         let mut moved = false;
         for _ in 0..ROUNDS_MAX {
             match self.step(budget) {
-                Step::Moved => moved = true,
+                Step::Moved(bytes) => {
+                    moved = true;
+                    self.widen_after(bytes);
+                }
                 Step::Blocked => {
                     self.waiting = match (moved, self.waiting) {
                         (true, _) | (false, Waiting::Sink) => Waiting::Source,
@@ -152,6 +164,17 @@ impl<'fd> Stream<'fd> {
             true => Waiting::Sink,
             false => Waiting::Source,
         };
+    }
+
+    fn widen_after(&mut self, bytes: usize) {
+        let was_narrow = self.narrow_bytes > 0;
+        self.narrow_bytes = self.narrow_bytes.saturating_sub(bytes);
+        if let (true, 0, Ok(ends)) = (was_narrow, self.narrow_bytes, &self.ends) {
+            ends.source.widen(WIDE_BYTES);
+            if let Sink::End(sink) = &ends.sink {
+                sink.widen(WIDE_BYTES);
+            }
+        }
     }
 
     fn owes(&self) -> bool {
@@ -183,7 +206,7 @@ impl<'fd> Stream<'fd> {
                 Ok(step) => step,
                 Err(_cannot_splice) => {
                     self.splices = false;
-                    Step::Moved
+                    Step::Moved(0)
                 }
             },
             Sink::End(sink) => {
@@ -205,15 +228,15 @@ fn splice_chunk(
     budget: &mut Budget,
 ) -> Result<Step, CannotSplice> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-    let most = budget.allow(CHUNK_BYTES);
+    let most = budget.allow(WIDE_BYTES);
     match rustix::pipe::splice(source, None, sink, None, most, flags) {
         Ok(0) => Ok(Step::End(Ended::EndOfFile)),
         Ok(bytes) => {
             budget.spend(bytes);
-            Ok(Step::Moved)
+            Ok(Step::Moved(bytes))
         }
         Err(Errno::AGAIN) => Ok(Step::Blocked),
-        Err(Errno::INTR) => Ok(Step::Moved),
+        Err(Errno::INTR) => Ok(Step::Moved(0)),
         // A file opened with O_APPEND, or a file system without it.
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Err(CannotSplice),
         Err(errno) => Ok(Step::End(sink_error(errno))),
@@ -236,7 +259,7 @@ fn read_chunk(
         Ok(bytes) => {
             budget.spend(bytes);
             match sink.is_none_or(End::never_waits) {
-                true => Step::Moved,
+                true => Step::Moved(bytes),
                 false => Step::Wait(Waiting::Sink),
             }
         }
@@ -251,7 +274,7 @@ fn drop_chunk(source: &End<'_>, budget: &mut Budget) -> Step {
         Ok(0) => Step::End(Ended::EndOfFile),
         Ok(bytes) => {
             budget.drop_bytes(bytes);
-            Step::Moved
+            Step::Moved(bytes)
         }
         Err(errno) => source_error(errno),
     }
@@ -263,7 +286,7 @@ fn write_pending(source: &End<'_>, sink: &End<'_>, pending: &[u8], written: &mut
             *written += bytes;
             match (*written < pending.len(), source.never_waits()) {
                 (true, _) => Step::Wait(Waiting::Sink),
-                (false, true) => Step::Moved,
+                (false, true) => Step::Moved(bytes),
                 (false, false) => Step::Wait(Waiting::Source),
             }
         }

@@ -343,3 +343,34 @@ fn the_end_of_a_terminal_is_the_end_of_the_stream() {
     assert_eq!(ended, Ended::EndOfFile);
     assert_eq!(stream.into_kept(), b"bye\r\n");
 }
+
+/// Only a stream with much to move asks for more of the user's pipe memory.
+#[test]
+fn a_pipe_is_widened_when_much_has_passed_and_not_before() {
+    for (length, capacity) in [(1000, CHUNK_BYTES), (2 * WIDEN_AFTER_BYTES, WIDE_BYTES)] {
+        let (source, writer) = pipe();
+        let watched = source.try_clone().unwrap();
+        let sink = OpenOptions::new().write(true).open("/dev/null").unwrap();
+        let feeder = feed(writer, pattern(length));
+        let mut stream = Stream::new(ours(source), to(&sink));
+        run_to_end(&mut stream, &mut Budget::unlimited());
+        feeder.join().unwrap();
+        assert_eq!(
+            rustix::pipe::fcntl_getpipe_size(&watched).unwrap(),
+            capacity
+        );
+    }
+}
+
+#[test]
+fn output_for_nobody_is_counted_and_never_waits() {
+    let (source, writer) = pipe();
+    let sink = OpenOptions::new().write(true).open("/dev/null").unwrap();
+    let feeder = feed(writer, pattern(500_000));
+    let mut stream = Stream::new(ours(source), to(&sink));
+    assert!(stream.splices);
+    let mut budget = Budget::new(400_000);
+    assert_eq!(run_to_end(&mut stream, &mut budget), Ended::EndOfFile);
+    feeder.join().unwrap();
+    assert_eq!(budget.dropped_bytes(), 100_000);
+}

@@ -1,8 +1,8 @@
 //! What a bench puts on the host, and how it is gone afterwards.
 //!
-//! A bench owns one name, `tare-bench-<pid>`: a directory of that name in the
-//! temporary directory, and cgroups of that name where a peer makes some. All
-//! of it belongs to a janitor, a child that makes the directory, waits for its
+//! A bench owns one name, `tare-bench-<pid>`: a directory of that name in memory
+//! (as `/run` is, where tare and its peers keep their state), and cgroups of that
+//! name where a peer makes some. All of it belongs to a janitor, a child that makes the directory, waits for its
 //! stdin to close and then removes everything. The pipe closes when the bench
 //! is done and also when it was interrupted or killed: there is one way out.
 
@@ -40,6 +40,15 @@ impl Place {
     }
 }
 
+/// Where state is kept in memory, else the temporary directory.
+fn in_memory() -> PathBuf {
+    let shared_memory = PathBuf::from("/dev/shm");
+    match shared_memory.is_dir() {
+        true => shared_memory,
+        false => std::env::temp_dir(),
+    }
+}
+
 /// A bench's directory and name, until [`Footprint::release`] or our death.
 #[derive(Debug)]
 pub struct Footprint {
@@ -53,7 +62,7 @@ impl Footprint {
         let name = format!("tare-bench-{}", std::process::id());
         Self::acquire_by(
             Place {
-                parent: std::env::temp_dir(),
+                parent: in_memory(),
                 name,
             },
             Command::new(own),

@@ -1,0 +1,120 @@
+//! Who calls tare, and from where: what a caller left behind in its process must
+//! not reach the box, nor keep tare from its work.
+
+use std::fs;
+use std::process::Stdio;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tare_harness::skip::is_root;
+use tare_harness::{TemporaryDirectory, skip, tare};
+
+#[test]
+fn a_caller_that_ignores_the_end_of_children_still_gets_the_exit_code() {
+    let tare = tare!();
+    tare.shell("trap '' CHLD; exec \"$TARE\" run -- sh -c 'exit 3'")
+        .exited(3);
+}
+
+/// Ignores every signal by the system call itself: a C library keeps 32 to 34 for
+/// its own use, and what they are set to passes through `execve` like the others.
+const IGNORE_ALL: &str = "import ctypes, os
+action = (ctypes.c_ulong * 4)(1, 0, 0, 0)  # SIG_IGN, no flags, no restorer, no mask
+for number in range(1, 65):
+    ctypes.CDLL(None).syscall(13, number, action, None, 8)  # rt_sigaction
+status = ['grep', '-E', '^Sig(Blk|Ign)', '/proc/self/status']
+os.execv(os.environ['TARE'], ['tare', 'run', '--'] + status)";
+
+#[test]
+fn signals_that_the_caller_ignores_are_as_ever_in_the_box() {
+    let tare = tare!();
+    tare.shell(&format!("exec python3 -c \"{IGNORE_ALL}\""))
+        .ok()
+        .printed("SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
+#[test]
+fn the_umask_of_the_caller_does_not_pass() {
+    let tare = tare!();
+    tare.shell("umask 0777; exec \"$TARE\" run -- sh -c 'umask; echo x > f && cat f'")
+        .ok()
+        .printed("0022\nx\n");
+}
+
+#[test]
+fn the_directory_of_the_caller_may_be_gone() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let gone = directory.join("gone");
+    fs::create_dir(&gone).unwrap();
+    let script = format!(
+        "cd {0} && rmdir {0} && exec \"$TARE\" run -- echo up",
+        gone.display()
+    );
+    tare.shell(&script).ok().printed("up\n");
+}
+
+/// leak E2
+#[test]
+fn a_caller_with_few_descriptors_is_told_so_and_nothing_is_left() {
+    let tare = tare!();
+    for limit in [4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32] {
+        let output = tare.shell(&format!("ulimit -n {limit}; exec \"$TARE\" run -- echo up"));
+        match output.code {
+            0 => assert_eq!(output.stdout_text(), "up\n", "{output}"),
+            code => {
+                assert_eq!(code, 125, "{limit}: {output}");
+                assert!(
+                    output.stderr_text().starts_with("tare: "),
+                    "{limit}: {output}"
+                );
+            }
+        }
+        let left = tare.difference_now();
+        assert!(left.is_empty(), "{limit}: {output}\n{}", left.join("\n"));
+    }
+}
+
+/// leak C6
+#[test]
+fn a_state_root_without_space_is_an_error_and_nothing_is_left() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root may mount");
+    }
+    let directory = TemporaryDirectory::new();
+    // Inodes for the root, `boxes`, ... up to a whole record and a few more.
+    for inodes in 1..9 {
+        let size = std::ffi::CString::new(format!("nr_inodes={inodes}")).unwrap();
+        let (path, none) = (directory.path(), MountFlags::empty());
+        mount("none", path, "tmpfs", none, Some(size.as_c_str())).unwrap();
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let mut command = tare.command(["run", "--name", "full", "--", "echo", "up"]);
+        command.env("TARE_STATE_ROOT", path);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = tare.start_command(command).wait();
+        let records = fs::read_dir(path.join("boxes")).map_or(0, Iterator::count);
+        unmount(path, UnmountFlags::empty()).unwrap();
+        assert_eq!(records, 0, "{inodes}: {output}");
+        match output.code {
+            0 => drop(output.printed("up\n")),
+            code => {
+                assert_eq!(code, 125, "{inodes}: {output}");
+                output.printed("").said(&["No space left on device"]);
+            }
+        }
+        let left = tare.difference_now();
+        assert!(left.is_empty(), "{inodes}: {}", left.join("\n"));
+    }
+}
+
+/// The name under which tare is its own keeper is nothing for people.
+#[test]
+fn tare_under_the_name_of_its_keeper_ends_without_harm() {
+    let tare = tare!();
+    let output = tare.shell("exec python3 -c 'import os; os.execv(os.environ[\"TARE\"], [\"tare-keeper\", \"run\", \"true\"])'");
+    assert_ne!(output.code, 0, "{output}");
+    assert_eq!(output.stdout_text(), "", "{output}");
+}

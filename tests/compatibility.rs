@@ -1,0 +1,43 @@
+//! What people run must still run in a box with the default profile, and what is
+//! refused on purpose is refused in a way that programs understand.
+//!
+//! Each program proves by its output that it did its work. A tool that this host
+//! does not have skips aloud. Limits are raised only where the program honestly
+//! needs more than the default, and there it is said why.
+
+use tare_harness::{Output, Tare};
+
+#[path = "compatibility/building.rs"]
+mod building;
+#[path = "compatibility/javascript.rs"]
+mod javascript;
+#[path = "compatibility/kernel.rs"]
+mod kernel;
+#[path = "compatibility/python.rs"]
+mod python;
+#[path = "compatibility/refused.rs"]
+mod refused;
+#[path = "compatibility/tools.rs"]
+mod tools;
+
+/// `tare run OPTIONS -- sh -c SCRIPT`, which stops at its first failure.
+#[track_caller]
+fn shell(tare: &Tare, options: &[&str], script: &str) -> Output {
+    let script = format!("set -e\n{script}");
+    let command = ["--", "sh", "-c", &script];
+    tare.run(options.iter().chain(&command))
+}
+
+/// A program as a file of the box: what forks by executing itself again
+/// (`multiprocessing`, `child_process.fork`) needs one.
+#[track_caller]
+fn file(tare: &Tare, options: &[&str], interpreter: &str, name: &str, source: &str) -> Output {
+    let script = format!("cat > {name} && exec {interpreter} {name}");
+    let command = ["--", "sh", "-c", &script];
+    tare.with_stdin(source, options.iter().chain(&command))
+}
+
+#[track_caller]
+fn python(tare: &Tare, source: &str) -> Output {
+    file(tare, &[], "python3", "program.py", source)
+}

@@ -1,0 +1,161 @@
+//! Somebody kills, stops or freezes tare, its keeper or its box: the box ends all
+//! the same, and nothing is left.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tare_harness::skip::is_root;
+use tare_harness::{
+    Process, Running, Tare, box_processes, eventually, eventually_within, hierarchies, skip, tare,
+};
+
+const SLEEPERS: &str =
+    "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
+
+#[track_caller]
+fn nothing_left(tare: &Tare) {
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
+}
+
+/// Processes of boxes that are alive, not counting `tare` itself.
+fn in_boxes(tare: u32) -> usize {
+    let alive = box_processes()
+        .into_iter()
+        .filter(|process| !process.is_zombie);
+    alive.filter(|process| process.pid != tare).count()
+}
+
+/// The keeper of the one box that `tare` has.
+#[track_caller]
+fn keeper(tare: &Running) -> Process {
+    let child = |process: &Process| process.parent == tare.pid();
+    let mut children = box_processes().into_iter().filter(child);
+    let keeper = children.next().expect("a running tare has a keeper");
+    assert!(
+        children.next().is_none(),
+        "tare has more children than its keeper"
+    );
+    keeper
+}
+
+#[track_caller]
+fn signal(process: &Process, signal: Signal) {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+    let pidfd = pidfd_open(pid.expect("it has a pid"), PidfdFlags::empty());
+    pidfd_send_signal(pidfd.expect("it is there"), signal).expect("it can be signalled");
+}
+
+/// leak B1, B9, A10: the processes go with tare, and what has a name goes with
+/// the next call.
+#[test]
+fn a_tare_that_is_killed_itself() {
+    let tare = tare!();
+    let script =
+        "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
+    for options in [&[][..], &["--contain"]] {
+        let mut call = options.to_vec();
+        call.extend(["--name", "killed", "--", "sh", "-c", script]);
+        let running = tare.spawn(call);
+        let pid = running.see("ready").pid();
+        assert!(in_boxes(pid) > 20);
+        running.signal(Signal::KILL);
+        eventually_within(Duration::from_secs(2), "the box dies with tare", || {
+            in_boxes(pid) == 0
+        });
+        running.wait().exited(-9);
+        tare.run(["--", "true"]).ok();
+        tare.reap_orphans();
+        let left = tare.difference_now();
+        assert!(left.is_empty(), "{}", left.join("\n"));
+    }
+}
+
+/// leak B1: at any moment, also before the box is there.
+#[test]
+fn a_tare_that_is_killed_while_it_starts() {
+    let tare = tare!();
+    for step in 0..40 {
+        let running = tare.spawn(["--", "sleep", "1000"]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(250 * step));
+        running.signal(Signal::KILL);
+        running.wait().exited(-9);
+    }
+    eventually_within(Duration::from_secs(2), "the boxes die with tare", || {
+        in_boxes(0) == 0
+    });
+    tare.run(["--", "true"]).ok();
+    tare.reap_orphans();
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "{}", left.join("\n"));
+}
+
+/// leak C8
+#[test]
+fn a_keeper_that_is_killed_ends_its_box_and_tare() {
+    let tare = tare!();
+    for options in [&[][..], &["--contain"]] {
+        let mut call = options.to_vec();
+        call.extend(["--", "sh", "-c", SLEEPERS]);
+        let running = tare.spawn(call);
+        signal(&keeper(running.see("ready")), Signal::KILL);
+        let output = running.wait();
+        assert!(output.code >= 125, "{output}");
+        nothing_left(&tare);
+    }
+}
+
+/// leak I1: the keeper holds the lease, not the tare that started it.
+#[test]
+fn a_tare_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
+    let tare = tare!();
+    let running = tare.spawn(["--timeout", "1s", "--", "sh", "-c", SLEEPERS]);
+    running.see("ready").signal(Signal::STOP);
+    eventually("the box ends by itself", || in_boxes(running.pid()) == 0);
+    running.signal(Signal::CONT);
+    running.wait().exited(124);
+    nothing_left(&tare);
+}
+
+#[test]
+fn a_keeper_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
+    let tare = tare!();
+    let running = tare.spawn(["--timeout", "1s", "--", "sh", "-c", SLEEPERS]);
+    signal(&keeper(running.see("ready")), Signal::STOP);
+    running.wait().exited(124);
+    nothing_left(&tare);
+}
+
+/// leak A14
+#[test]
+fn a_box_that_is_frozen_ends_at_its_timeout() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can freeze cgroups");
+    }
+    let running = tare.spawn(["--timeout", "1s", "--", "sh", "-c", SLEEPERS]);
+    let keeper = keeper(running.see("ready"));
+    let Some(freezer) = freezer(&keeper) else {
+        skip!("boxes have no cgroup of version 2 here");
+    };
+    fs::write(freezer, "1").unwrap();
+    running.wait().exited(124);
+    nothing_left(&tare);
+}
+
+/// What freezes the box of this keeper.
+fn freezer(keeper: &Process) -> Option<PathBuf> {
+    let paths = keeper
+        .cgroups
+        .iter()
+        .filter_map(|path| path.rsplit('/').next());
+    let name = paths.into_iter().find(|name| name.starts_with("tare-"))?;
+    let mut roots = hierarchies().into_iter();
+    roots.find_map(|root| {
+        let file = root.join(name).join("cgroup.freeze");
+        file.exists().then_some(file)
+    })
+}
