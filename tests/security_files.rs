@@ -218,6 +218,34 @@ fn no_mount_and_no_directory_of_the_old_root_is_left() {
     }
 }
 
+/// E076, without privileges.
+#[test]
+fn nothing_is_above_the_root_of_a_box_without_privileges() {
+    let tare = tare!(unprivileged);
+    let Some(root) = fixture::busybox_root() else {
+        skip!("there is no static busybox on this host");
+    };
+    let list = "ls -A /; echo; ls -A /..";
+    for options in [&["--quiet"][..], &["--quiet", "--rootfs", root.text()]] {
+        let listed = shell(&tare, options, list).ok().stdout_text();
+        let (inside, above) = listed.trim_end().split_once("\n\n").unwrap();
+        assert_eq!(above, inside);
+    }
+}
+
+/// E040: no socket with a name is in a box, and none is in its network's list.
+#[test]
+fn a_box_finds_no_socket_of_anybody() {
+    let tare = tare!();
+    let find =
+        "find / -path /proc -prune -o -type s -print 2>/dev/null; tail -n +2 /proc/net/unix; true";
+    shell(&tare, &[], find).ok().printed("");
+    let own = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/own'); import os; os.execvp('sh', ['sh', '-c', 'find /tmp -type s'])";
+    tare.run(["--", "python3", "-c", own])
+        .ok()
+        .printed("/tmp/own\n");
+}
+
 /// E077: mounts pass neither in nor out.
 #[test]
 fn mounts_pass_neither_into_a_box_nor_out() {
@@ -552,7 +580,12 @@ attempt(lambda: os.mknod('/data/made', 0o104755))
 attempt(lambda: os.mkdir('/data/directory', 0o6777))
 attempt(lambda: os.chmod('/data/directory', 0o2777))";
     let refused = "PermissionError\n";
-    for options in [&["-v", &volume][..], &["--root", "-v", &volume]] {
+    let unconfined = ["--root", "--seccomp", "unconfined", "-v", &volume];
+    for options in [
+        &["-v", &volume][..],
+        &["--root", "-v", &volume],
+        &unconfined,
+    ] {
         let mut call = options.to_vec();
         call.extend(["--", "python3", "-c", script]);
         tare.run(call)

@@ -427,13 +427,13 @@ fn holders_of(text: &str) -> Vec<u32> {
 /// Nothing below can be read by anybody but its owner.
 fn assert_private(directory: &Path) {
     assert_eq!(
-        fs::metadata(directory).unwrap().mode() & 0o077,
+        fs::metadata(directory).expect("it is ours").mode() & 0o077,
         0,
         "{directory:?}"
     );
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let metadata = fs::symlink_metadata(&path).unwrap();
+    for entry in fs::read_dir(directory).expect("it is ours") {
+        let path = entry.expect("it is ours").path();
+        let metadata = fs::symlink_metadata(&path).expect("it is ours");
         if metadata.is_dir() {
             assert_private(&path);
         } else if metadata.is_file() && metadata.len() > 0 {

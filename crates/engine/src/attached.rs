@@ -11,7 +11,7 @@ use tare_control::{REPORT_BYTES_MAX, Report, Request, decode};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::receive;
 
-use crate::engine::Made;
+use crate::engine::{Made, Reserve};
 use crate::error::{Doing, Error};
 use crate::failure;
 use crate::host::Host;
@@ -71,6 +71,7 @@ pub struct Attached {
     id: BoxId,
     record: Record,
     made: Made,
+    reserve: Reserve,
     /// Bytes of reports that are not complete yet.
     pending: Vec<u8>,
     /// A descriptor that came with them.
@@ -79,13 +80,21 @@ pub struct Attached {
 }
 
 impl Attached {
-    pub(crate) fn new(layout: Layout, host: Host, id: BoxId, record: Record, made: Made) -> Self {
+    pub(crate) fn new(
+        layout: Layout,
+        host: Host,
+        id: BoxId,
+        record: Record,
+        made: Made,
+        reserve: Reserve,
+    ) -> Self {
         Self {
             layout,
             host,
             id,
             record,
             made,
+            reserve,
             pending: Vec::new(),
             passed: None,
             over: false,
@@ -197,7 +206,7 @@ impl Attached {
 
     /// The one way out: returns after emptiness was observed.
     pub fn end(self) -> Result<Ending, Error> {
-        drop(self.made.reserve);
+        drop(self.reserve);
         let oom_kills = self.made.cgroups.oom_kills();
         let keeper = &self.made.keeper.process;
         teardown::attached(&self.layout, &self.host, &self.id, self.record, keeper)?;

@@ -64,6 +64,7 @@ impl Engine {
     /// Makes a box whose life hangs on the returned value and on this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Attached, Error> {
         let id = BoxId::random();
+        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
         let record = Record::create(&self.layout, &id, &self.host, spec)?;
         match self.make(spec, stdin, &id, &record) {
             Ok(made) => Ok(Attached::new(
@@ -72,8 +73,10 @@ impl Engine {
                 id,
                 record,
                 made,
+                reserve,
             )),
             Err(Unmade { error, keeper }) => {
+                drop(reserve);
                 self.unmake(&id, record, keeper.as_ref())?;
                 Err(error)
             }
@@ -93,7 +96,6 @@ impl Engine {
         if let Some(wanted) = &spec.name {
             name::acquire(&self.layout, wanted, id)?;
         }
-        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
         let range = uids::acquire(&self.layout)?;
         let map = self.id_map(spec, range.first);
         let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits)?;
@@ -119,7 +121,6 @@ impl Engine {
             control,
             notes: self.notes(spec, &cgroups),
             cgroups,
-            reserve,
             _claim: range.claim,
             streams: stdio.ours,
             deadline_ns: plan.deadline_ns,
@@ -160,11 +161,12 @@ impl Engine {
             },
             IdMap::Host | IdMap::Single { .. } => Mapping::Own,
         };
-        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, mapping));
-        let volumes = spec.volumes.iter().map(|volume| {
-            trees::keep_apart(volume, self.layout.root())?;
-            trees::volume(volume, mapping)
-        });
+        let state_root = self.layout.root();
+        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
+        let volumes = spec
+            .volumes
+            .iter()
+            .map(|volume| trees::volume(volume, state_root, mapping));
         Ok(Trees {
             root: root.transpose()?,
             volumes: volumes.collect::<Result<_, _>>()?,
@@ -221,9 +223,6 @@ pub struct Made {
     pub keeper: Spawned,
     pub control: std::os::unix::net::UnixStream,
     pub cgroups: CgroupHolding,
-    /// Descriptors for the way out, which must be open to a process that has
-    /// used up all of its own.
-    pub reserve: Reserve,
     /// Held until the box was seen gone: its uids are not reused before.
     pub _claim: OwnedFd,
     pub streams: Streams,
@@ -232,7 +231,8 @@ pub struct Made {
     pub notes: Vec<String>,
 }
 
-/// As many as teardown has open at once.
+/// Descriptors for the way out, which must be open to a process that has used
+/// up all of its own: as many as teardown has open at once.
 #[derive(Debug)]
 pub struct Reserve {
     _spare: [OwnedFd; 4],

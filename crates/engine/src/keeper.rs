@@ -94,7 +94,7 @@ pub fn bear(
         descriptors: &descriptors,
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
-            IdMap::Range { .. } => Privilege::BecomeRoot,
+            IdMap::Range { first } => Privilege::BecomeRoot { owner: first },
             IdMap::Single { .. } => Privilege::Ambient,
         },
     })

@@ -36,11 +36,14 @@ pub enum SetIdBits {
     Denied,
 }
 
-/// The program for this profile, `None` for `Unconfined`.
+/// The program for this profile. `Unconfined` has none, unless there is a volume
+/// to protect: then it refuses set-id bits, what could set them unseen, and the
+/// numbers that nobody has looked at; all else is as the kernel likes.
 pub fn program(profile: SeccompProfile, set_id_bits: SetIdBits) -> Option<Vec<BpfInstruction>> {
-    match profile {
-        SeccompProfile::Unconfined => None,
-        SeccompProfile::Default | SeccompProfile::Debug | SeccompProfile::Strict => {
+    match (profile, set_id_bits) {
+        (SeccompProfile::Unconfined, SetIdBits::Allowed) => None,
+        (SeccompProfile::Unconfined, SetIdBits::Denied)
+        | (SeccompProfile::Default | SeccompProfile::Debug | SeccompProfile::Strict, _) => {
             Some(compile::program(&ranges(profile, set_id_bits)))
         }
     }

@@ -38,9 +38,10 @@ pub enum Mapping {
 }
 
 /// The tree below the box's overlay; what host root owns, box root owns.
-pub fn root(path: &Path, mapping: Mapping) -> Result<Tree, Error> {
+pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Error> {
     let doing = || format!("cannot use {} as the root", path.display());
     let opened = open(path).map_err(|error| refused("--rootfs", path, error))?;
+    keep_apart(path, state_root, doing)?;
     let stat = fstat(&opened).doing(doing)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Err(Error::new(ErrorKind::BadRequest, doing()).because("it is not a directory"));
@@ -58,10 +59,11 @@ pub fn root(path: &Path, mapping: Mapping) -> Result<Tree, Error> {
 }
 
 /// A volume: the box's user acts on it as its owner.
-pub fn volume(volume: &Volume, mapping: Mapping) -> Result<Tree, Error> {
+pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tree, Error> {
     let path = &volume.host;
     let doing = || format!("cannot bind {} into the box", path.display());
     let opened = open(path).map_err(|error| refused("-v", path, error))?;
+    keep_apart(path, state_root, doing)?;
     let stat = fstat(&opened).doing(doing)?;
     let is_directory = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => true,
@@ -103,20 +105,18 @@ pub fn volume(volume: &Volume, mapping: Mapping) -> Result<Tree, Error> {
 
 /// The state root is tare's own: a box that could write there would end other
 /// boxes, and one that could read there would know what they were told (E085).
-pub fn keep_apart(volume: &Volume, state_root: &Path) -> Result<(), Error> {
-    // By its real name, because a volume's path has no symlinks in it either.
-    let state_root = fs::canonicalize(state_root)
-        .doing(|| format!("cannot resolve the state root {}", state_root.display()))?;
-    if !volume.host.starts_with(&state_root) && !state_root.starts_with(&volume.host) {
+/// The host's whole root holds it too.
+fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Result<(), Error> {
+    // By their real names: `..` or a link in either could hide the other.
+    let real = |path: &Path| fs::canonicalize(path).doing(&doing);
+    let (path, state_root) = (real(path)?, real(state_root)?);
+    if !path.starts_with(&state_root) && !state_root.starts_with(&path) {
         return Ok(());
     }
-    let message = format!("cannot bind {} into the box", volume.host.display());
-    Err(Error::new(ErrorKind::BadRequest, message)
-        .because(format!(
-            "tare keeps its own state in {}",
-            state_root.display()
-        ))
-        .with_hint("bind a directory beside it, or choose another state root"))
+    let why = format!("tare keeps its own state in {}", state_root.display());
+    Err(Error::new(ErrorKind::BadRequest, doing())
+        .because(why)
+        .with_hint("give a directory beside it, or choose another state root"))
 }
 
 /// Connecting to a unix socket ignores read-only mounts and every namespace but

@@ -7,6 +7,7 @@
 pub mod caps;
 pub mod cgroup;
 pub mod clock;
+pub mod effective;
 pub mod fds;
 pub mod idmap;
 pub mod landlock;

@@ -15,6 +15,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::effective::as_user;
 use crate::process::Process;
 use crate::raw::{clone3, syscall, with_signals_blocked};
 
@@ -62,8 +63,10 @@ pub struct Birth<'a> {
 pub enum Privilege {
     /// It has no new user namespace: nothing changes.
     Unchanged,
-    /// It becomes uid and gid 0 of the namespace.
-    BecomeRoot,
+    /// It becomes uid and gid 0 of the namespace, which belongs to this uid of
+    /// ours: what the namespace uses up of the host's limits counts against its
+    /// owner, who is then nobody else.
+    BecomeRoot { owner: u32 },
     /// It stays who it is and makes its capabilities ambient.
     Ambient,
 }
@@ -200,7 +203,12 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
         _arguments: arguments,
     });
     let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
-    let process = with_signals_blocked(|| clone_child(birth, &order, &mut stack))?;
+    let process = with_signals_blocked(|| match birth.privilege {
+        Privilege::BecomeRoot { owner } => {
+            as_user(owner, || clone_child(birth, &order, &mut stack))
+        }
+        Privilege::Unchanged | Privilege::Ambient => clone_child(birth, &order, &mut stack),
+    })?;
     Ok(Newborn {
         go: go_write,
         spawned: Spawned {
@@ -271,7 +279,7 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
     wait_for_go(order)?;
     match order.privilege {
         Privilege::Unchanged => Ok(()),
-        Privilege::BecomeRoot => become_root(),
+        Privilege::BecomeRoot { .. } => become_root(),
         Privilege::Ambient => make_capabilities_ambient(),
     }
     .map_err(|errno| (BirthStep::Identity, errno))?;

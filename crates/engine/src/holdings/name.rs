@@ -1,7 +1,9 @@
 //! A box's name: a symbolic link to its id, so that taking a name and saying
 //! whose it is are one step.
 
-use rustix::fs::{CWD, readlinkat, symlinkat, unlinkat};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -11,31 +13,45 @@ use crate::record::make_private;
 use crate::spec::Name;
 
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
-    let link = layout.names().join(name.as_str());
-    let take = || symlinkat(id.as_str(), CWD, &link);
-    let taken = match take() {
-        Err(Errno::NOENT) => make_private(&layout.names()).and_then(|()| take()),
-        other => other,
-    };
-    match taken {
+    let doing = || format!("cannot take the name {}", name.as_str());
+    let names = open_or_make(layout).doing(doing)?;
+    match symlinkat(id.as_str(), &names, name.as_str()) {
         Err(Errno::EXIST) => Err(Error::new(
             ErrorKind::BadRequest,
             format!("the name {} is taken by another box", name.as_str()),
         )
         .with_hint("choose another --name, or let that box end first")),
-        other => other.doing(|| format!("cannot take the name {}", name.as_str())),
+        other => other.doing(doing),
     }
 }
 
 /// Lets go of the name if it is this box's; absent is as wanted.
 pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
-    let link = layout.names().join(name.as_str());
-    match readlinkat(CWD, &link, Vec::new()) {
+    let names = match open(layout) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other.doing(doing)?,
+    };
+    match readlinkat(&names, name.as_str(), Vec::new()) {
         Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {
-            unlinkat(CWD, &link, rustix::fs::AtFlags::empty()).doing(doing)
+            unlinkat(&names, name.as_str(), AtFlags::empty()).doing(doing)
         }
         Ok(_) | Err(Errno::NOENT | Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno).doing(doing),
     }
+}
+
+fn open_or_make(layout: &Layout) -> rustix::io::Result<OwnedFd> {
+    match open(layout) {
+        Err(Errno::NOENT) => {}
+        other => return other,
+    }
+    make_private(&layout.names())?;
+    open(layout)
+}
+
+/// Never through a link: names are made and removed in the state root alone.
+fn open(layout: &Layout) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, layout.names(), flags, Mode::empty())
 }

@@ -3,9 +3,10 @@
 //! A claim is a lock on one byte of a file, held by the keeper: it ends with
 //! the box, whoever else dies. Nothing is left to release.
 
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::fds::claim_byte;
 
@@ -32,25 +33,26 @@ pub struct UidRange {
 pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
     let path = layout.uid_claims();
     let doing = || format!("cannot claim a uid range in {}", path.display());
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .doing(doing)?;
+    let file = open_claims(&path).doing(doing)?;
     let start = random_slot();
     for step in 0..SLOTS {
         let slot = (start + step) % SLOTS;
         if claim_byte(file.as_fd(), u64::from(slot)).doing(doing)? {
             return Ok(UidRange {
                 first: FIRST + slot * COUNT,
-                claim: file.into(),
+                claim: file,
             });
         }
     }
     Err(Error::new(ErrorKind::Unsupported, doing())
         .because(format!("all {SLOTS} are taken"))
         .with_hint("end some boxes first"))
+}
+
+/// Never through a link: it is made in the state root alone.
+fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::from_raw_mode(0o600))
 }
 
 /// Anywhere: ranges of other state roots are unknown here, and a random place

@@ -20,6 +20,8 @@ pub enum Rule {
     UnshareFlags,
     IoctlRequest,
     Personality,
+    /// Runs other calls where no filter sees them. ENOSYS: libraries do without.
+    Ring,
     /// Reaches into another process: for debuggers only.
     Tracing,
     /// Seldom used and rich in past kernel bugs: not for `Strict`.
@@ -67,6 +69,25 @@ pub enum Check {
 
 impl Rule {
     pub fn verdict(self, profile: SeccompProfile, set_id_bits: SetIdBits) -> Verdict {
+        let confined = self.confined(profile, set_id_bits);
+        match (profile, self.guards_set_id_bits()) {
+            (SeccompProfile::Unconfined, false) => Verdict::Allow,
+            (SeccompProfile::Unconfined, true)
+            | (SeccompProfile::Default | SeccompProfile::Debug | SeccompProfile::Strict, _) => {
+                confined
+            }
+        }
+    }
+
+    /// What keeps set-id programs from a volume: no profile does without.
+    fn guards_set_id_bits(self) -> bool {
+        matches!(
+            self,
+            Self::FileMode(_) | Self::OpenMode(_) | Self::OpenHow | Self::Ring
+        )
+    }
+
+    fn confined(self, profile: SeccompProfile, set_id_bits: SetIdBits) -> Verdict {
         match self {
             Self::Allow => Verdict::Allow,
             Self::Errno(errno) => Verdict::Errno(errno),
@@ -75,6 +96,7 @@ impl Rule {
             Self::UnshareFlags => Verdict::Check(Check::UnshareFlags),
             Self::IoctlRequest => Verdict::Check(Check::IoctlRequest),
             Self::Personality => Verdict::Check(Check::Personality),
+            Self::Ring => Verdict::Errno(ENOSYS),
             Self::Tracing => only_for_debug(profile),
             Self::SysvIpc => unless_strict(profile, Verdict::Errno(EPERM)),
             Self::MessageFlags(flags) => {

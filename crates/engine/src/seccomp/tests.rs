@@ -21,6 +21,7 @@ fn variants() -> impl Iterator<Item = (SeccompProfile, SetIdBits)> {
     PROFILES
         .into_iter()
         .flat_map(|profile| SET_ID_BITS.map(|bits| (profile, bits)))
+        .chain([(SeccompProfile::Unconfined, SetIdBits::Denied)])
 }
 
 fn confined(profile: SeccompProfile, set_id_bits: SetIdBits) -> Vec<BpfInstruction> {

@@ -164,7 +164,7 @@ pub struct RunArgs {
     pub root: bool,
 
     /// Which system calls there are: debug adds ptrace, strict takes away SysV
-    /// IPC, unconfined filters nothing [default: default]
+    /// IPC, unconfined filters nothing but set-id bits on volumes [default: default]
     #[arg(long, value_enum, value_name = "PROFILE", help_heading = "Isolation")]
     pub seccomp: Option<Seccomp>,
 

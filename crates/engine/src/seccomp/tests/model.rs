@@ -43,6 +43,9 @@ impl Model {
             return Answer::Errno(38);
         };
         let low = call.arguments.map(|argument| argument as u32);
+        if self.profile == SeccompProfile::Unconfined {
+            return self.answer_unconfined(name, low);
+        }
         if always
             || self.is_tracing_refused(name)
             || self.is_refused_by_strict(name, low)
@@ -57,6 +60,16 @@ impl Model {
             }
             "openat2" if self.set_id_bits == SetIdBits::Denied => Answer::Errno(38),
             "socket" if !is_socket_allowed(low) => Answer::Errno(97),
+            _ => Answer::Allow,
+        }
+    }
+
+    fn answer_unconfined(&self, name: &str, low: [u32; 6]) -> Answer {
+        match name {
+            "openat2" | "io_uring_setup" | "io_uring_enter" | "io_uring_register" => {
+                Answer::Errno(38)
+            }
+            _ if self.sets_id_bits(name, low) => Answer::Errno(1),
             _ => Answer::Allow,
         }
     }

@@ -1,0 +1,35 @@
+//! Another effective user for a moment, with the capabilities kept.
+
+use std::io;
+
+use rustix::process::{
+    Uid, getpid, getppid, kill_process, parent_process_death_signal,
+    set_parent_process_death_signal,
+};
+use rustix::thread::{capabilities, set_capabilities, set_thread_res_uid};
+
+/// Does `act` with this effective user. What the calling thread makes meanwhile
+/// belongs to that user and counts against its limits (`user_namespaces(7)`).
+pub fn as_user<T>(uid: u32, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let ours = rustix::process::geteuid();
+    let capabilities = capabilities(None)?;
+    let death_signal = parent_process_death_signal()?;
+    let parent = getppid();
+    set_thread_res_uid(None, Uid::from_raw(uid), None)?;
+    // The change empties the effective set and leaves the permitted one, because
+    // the saved user is still root; the change back fills it (capabilities(7)).
+    let result = match set_capabilities(None, capabilities) {
+        Ok(()) => act(),
+        Err(errno) => Err(errno.into()),
+    };
+    set_thread_res_uid(None, ours, None).expect("the saved user is ours");
+    // Every change of the effective user takes this away; a parent that died
+    // meanwhile has not been noticed.
+    if let Some(signal) = death_signal {
+        set_parent_process_death_signal(Some(signal))?;
+        if getppid() != parent {
+            kill_process(getpid(), signal)?;
+        }
+    }
+    result
+}
