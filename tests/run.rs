@@ -339,3 +339,18 @@ fn json_does_not_change_how_errors_are_told() {
         .printed("")
         .said(&["no-such-program"]);
 }
+
+/// Root often has one that shows nothing to others; the box's user is such another.
+#[test]
+fn the_callers_umask_is_not_the_boxs() {
+    let tare = tare!();
+    for umask in ["077", "0777", "0"] {
+        let script = format!(
+            "umask {umask}; exec \"$TARE\" run -- sh -c 'id -un; umask; touch x; stat -c %a x / /etc /etc/passwd /tmp /work'"
+        );
+        tare.shell(&script)
+            .ok()
+            .printed("box\n0022\n644\n755\n755\n644\n1777\n755\n")
+            .said_nothing();
+    }
+}
