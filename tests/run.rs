@@ -354,3 +354,14 @@ fn the_callers_umask_is_not_the_boxs() {
             .said_nothing();
     }
 }
+
+#[test]
+fn a_caller_who_may_open_few_files_is_told_so() {
+    let tare = tare!();
+    for files in [10, 16, 20] {
+        tare.shell(&format!("ulimit -n {files}; exec \"$TARE\" run -- true"))
+            .exited(125)
+            .said(&["ulimit -n 256"]);
+    }
+    tare.shell("ulimit -n 256; exec \"$TARE\" run -- true").ok();
+}
