@@ -356,6 +356,30 @@ fn the_callers_umask_is_not_the_boxs() {
 }
 
 #[test]
+fn a_current_directory_that_is_gone_is_missed_only_where_it_is_needed() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let gone = |call: &str| {
+        let path = directory.text();
+        let script = format!(
+            "mkdir {path}/gone; cd {path}/gone; rmdir {path}/gone; exec \"$TARE\" run {call}"
+        );
+        tare.shell(&script)
+    };
+    gone("-- echo fine").ok().printed("fine\n");
+    gone("-v /usr/share:/data -- echo fine")
+        .ok()
+        .printed("fine\n");
+    for needs_it in [
+        "-v data:/data -- true",
+        "--rootfs root -- true",
+        "--contain -- true",
+    ] {
+        gone(needs_it).exited(125).said(&["current directory"]);
+    }
+}
+
+#[test]
 fn a_caller_who_may_open_few_files_is_told_so() {
     let tare = tare!();
     for files in [10, 16, 20] {
