@@ -177,6 +177,15 @@ fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
     output.ok().printed("made\n");
 }
 
+/// A launcher makes its files as it would without tare around it.
+#[test]
+fn a_contained_command_keeps_the_callers_umask() {
+    let tare = tare!();
+    tare.shell("umask 027; exec \"$TARE\" run --contain -- sh -c umask")
+        .ok()
+        .printed("0027\n");
+}
+
 /// Where cgroup version 2 is mounted, and which of its cgroups is seen there: the
 /// topmost mount counts, and in a container it need not be the root.
 fn unified_hierarchy() -> Option<(String, String)> {

@@ -276,6 +276,33 @@ fn a_root_directory_can_be_written_and_its_source_stays_as_it_was() {
         .printed("from the source\n");
 }
 
+/// A volume inside of another, whichever is named first; the place must be there,
+/// because tare makes nothing in a volume.
+#[test]
+fn a_volume_can_lie_in_another() {
+    let tare = tare!();
+    let (outer, inner) = (TemporaryDirectory::new(), TemporaryDirectory::new());
+    outer.write("name", "outer\n");
+    inner.write("name", "inner\n");
+    let [around, within] = [
+        format!("{}:/x", outer.text()),
+        format!("{}:/x/y", inner.text()),
+    ];
+    for (first, second) in [(&around, &within), (&within, &around)] {
+        let show = ["--", "cat", "/x/name", "/x/y/name"];
+        let call = ["-v", first, "-v", second];
+        tare.run(call.iter().chain(&show))
+            .exited(125)
+            .said(&["/x/y", "must exist"]);
+        assert_eq!(names(outer.path()), ["name"]);
+        fs::create_dir(outer.join("y")).expect("the directory is ours");
+        tare.run(call.iter().chain(&show))
+            .ok()
+            .printed("outer\ninner\n");
+        fs::remove_dir(outer.join("y")).expect("nothing was written to it");
+    }
+}
+
 fn names(directory: impl AsRef<Path>) -> Vec<String> {
     let entries = fs::read_dir(directory).expect("the directory can be listed");
     let mut names: Vec<String> = entries

@@ -339,3 +339,53 @@ fn json_does_not_change_how_errors_are_told() {
         .printed("")
         .said(&["no-such-program"]);
 }
+
+/// Root often has one that shows nothing to others; the box's user is such another.
+#[test]
+fn the_callers_umask_is_not_the_boxs() {
+    let tare = tare!();
+    for umask in ["077", "0777", "0"] {
+        let script = format!(
+            "umask {umask}; exec \"$TARE\" run -- sh -c 'id -un; umask; touch x; stat -c %a x / /etc /etc/passwd /tmp /work'"
+        );
+        tare.shell(&script)
+            .ok()
+            .printed("box\n0022\n644\n755\n755\n644\n1777\n755\n")
+            .said_nothing();
+    }
+}
+
+#[test]
+fn a_current_directory_that_is_gone_is_missed_only_where_it_is_needed() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let gone = |call: &str| {
+        let path = directory.text();
+        let script = format!(
+            "mkdir {path}/gone; cd {path}/gone; rmdir {path}/gone; exec \"$TARE\" run {call}"
+        );
+        tare.shell(&script)
+    };
+    gone("-- echo fine").ok().printed("fine\n");
+    gone("-v /usr/share:/data -- echo fine")
+        .ok()
+        .printed("fine\n");
+    for needs_it in [
+        "-v data:/data -- true",
+        "--rootfs root -- true",
+        "--contain -- true",
+    ] {
+        gone(needs_it).exited(125).said(&["current directory"]);
+    }
+}
+
+#[test]
+fn a_caller_who_may_open_few_files_is_told_so() {
+    let tare = tare!();
+    for files in [10, 16, 20] {
+        tare.shell(&format!("ulimit -n {files}; exec \"$TARE\" run -- true"))
+            .exited(125)
+            .said(&["ulimit -n 256"]);
+    }
+    tare.shell("ulimit -n 256; exec \"$TARE\" run -- true").ok();
+}

@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io::{self, Write};
 
+use rustix::io::Errno;
 use tare_engine::spec::received::escaped;
 use tare_engine::{Error, ErrorKind};
 
@@ -27,17 +28,40 @@ pub fn run_code(error: &Error) -> u8 {
 pub fn sentence(error: &Error) -> String {
     let mut text = error.to_string();
     let mut hint = error.hint();
+    let mut files_exhausted = false;
     let mut source = error.source();
     while let Some(cause) = source {
-        text += &format!(": {cause}");
+        text += &format!(": {}", without_number(cause));
+        files_exhausted |= is_out_of_descriptors(cause);
         let cause_hint = cause.downcast_ref::<Error>().and_then(Error::hint);
         hint = hint.or(cause_hint);
         source = cause.source();
+    }
+    if files_exhausted {
+        hint = Some("it may open too few files: 'ulimit -n 256' is enough for one box");
     }
     if let Some(hint) = hint {
         text += &format!(" ({hint})");
     }
     one_line(&text)
+}
+
+/// The kernel's reason without its number, which says the same again.
+fn without_number(cause: &dyn StdError) -> String {
+    let text = cause.to_string();
+    match text.rsplit_once(" (os error ") {
+        Some((reason, _)) => reason.to_owned(),
+        None => text,
+    }
+}
+
+/// Wherever that happens, the step that failed is not to blame.
+fn is_out_of_descriptors(cause: &(dyn StdError + 'static)) -> bool {
+    let of_io = cause.downcast_ref().and_then(io::Error::raw_os_error);
+    let of_kernel = cause
+        .downcast_ref()
+        .map(|errno: &Errno| errno.raw_os_error());
+    of_io.or(of_kernel) == Some(Errno::MFILE.raw_os_error())
 }
 
 /// `error` with the option that it came by.
@@ -81,6 +105,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_process_without_descriptors_is_told_so_whatever_failed() {
+        for cause in [
+            Box::<dyn StdError + Send + Sync>::from(Errno::MFILE),
+            io::Error::from(Errno::MFILE).into(),
+        ] {
+            let error = Error::new(ErrorKind::Failed, "cannot set pids.max").because(cause);
+            let text = sentence(&error.with_hint("is it in range?"));
+            assert!(text.contains("ulimit -n 256"), "{text}");
+            assert!(
+                !text.contains("in range") && !text.contains("os error"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn an_error_is_its_message_its_causes_and_a_hint() {
         let cause = Error::new(ErrorKind::BadRequest, "'x\ny' is bad").with_hint("try z");
         let error = of_option("--thing", cause);
@@ -92,7 +132,7 @@ mod tests {
         let error = Error::new(ErrorKind::Failed, "cannot open it").because(io_error);
         assert_eq!(
             sentence(&error),
-            "cannot open it: No such file or directory (os error 2)"
+            "cannot open it: No such file or directory"
         );
     }
 

@@ -71,7 +71,9 @@ fn setup_hint(step: SetupStep) -> Option<&'static str> {
             Some("with --rootfs, what tare mounts on must be real directories, not symlinks")
         }
         SetupStep::Proc => Some("inside another container /proc may be masked; see 'tare doctor'"),
-        SetupStep::Volume => Some("its parent must be writable there, or the mount point exist"),
+        SetupStep::Volume => {
+            Some("below /usr and in another volume the place must exist: tare makes nothing there")
+        }
         SetupStep::Fork => Some("is --pids or --memory too small?"),
         SetupStep::ReadPlan
         | SetupStep::JoinCgroupNamespace

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
+use rustix::process::umask;
 use tare_control::{Filesystem, KEEPER_FDS, OWN_NETWORK, Plan, Report, SetupStep};
 use tare_kernel::network::{self, Preparing};
 use tare_kernel::{fds, launch, mount};
@@ -14,6 +16,8 @@ use crate::landlock;
 use crate::link::Link;
 use crate::procfs;
 use crate::terminal;
+
+const UMASK: Mode = Mode::from_bits_retain(0o022);
 
 /// Why there is no box.
 #[derive(Debug)]
@@ -80,6 +84,11 @@ pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<
     // is readable before it has executed.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .failing(SetupStep::ReadPlan, "dumpable")?;
+    if plan.filesystem.is_some() {
+        // What the box is made of, and what its command makes, must not depend on
+        // the caller's; around an existing launcher it stays the caller's.
+        umask(UMASK);
+    }
     match &plan.filesystem {
         Some(filesystem) => isolate_files(plan, filesystem, network)?,
         None => contain_files()?,

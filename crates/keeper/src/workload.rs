@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Uid, openat, openat2};
 use rustix::io::Errno;
-use rustix::process::{Pid, umask};
+use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use tare_control::{Capabilities, Identity, LaunchStep, Report, SetupStep, Workload};
 use tare_kernel::launch::{self, Vector};
@@ -141,7 +141,6 @@ fn new_session(terminal: Option<BorrowedFd<'_>>) -> io::Result<()> {
         (0..=2).try_for_each(|number| fds::place(terminal, number))?;
     }
     fds::close_on_exec_from(3)?;
-    umask(Mode::from_raw_mode(0o022));
     Ok(())
 }
 

@@ -54,11 +54,25 @@ pub fn parse_file(path: &Path, content: &[u8]) -> Result<Vec<Pair>, Error> {
         if line.is_empty() || line.starts_with(b"#") {
             continue;
         }
-        let pair =
-            parse(OsStr::from_bytes(line)).map_err(|error| at_line(path, index + 1, error))?;
+        let pair = parse_line(line).map_err(|error| at_line(path, index + 1, error))?;
         pairs.push(pair);
     }
     Ok(pairs)
+}
+
+/// Docker, too, refuses a key with a space: `export A=1` is not meant as one.
+fn parse_line(line: &[u8]) -> Result<Pair, Error> {
+    let text = OsStr::from_bytes(line);
+    let (key, value) = parse(text)?;
+    if key.as_bytes().iter().any(u8::is_ascii_whitespace) {
+        let message = format!(
+            "{} is an environment variable with a space in its key",
+            quoted(text)
+        );
+        let form = "write KEY=VALUE, without 'export' and without spaces around '='";
+        return Err(bad(message, form));
+    }
+    Ok((key, value))
 }
 
 fn at_line(path: &Path, line: usize, error: Error) -> Error {
@@ -153,6 +167,15 @@ mod tests {
             pairs,
             [pair("A", "1"), pair("B", "2 # kept"), pair("C", "'q'")]
         );
+    }
+
+    #[test]
+    fn a_line_for_a_shell_is_refused() {
+        for line in ["export A=1", "A =1"] {
+            let error = parse_file(Path::new("f"), line.as_bytes()).unwrap_err();
+            assert!(error.hint().unwrap().contains("'export'"), "{error}");
+        }
+        assert!(parse_file(Path::new("f"), b"A= 1 2").is_ok());
     }
 
     #[test]

@@ -67,6 +67,13 @@ pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
     })
 }
 
+/// In the order in which they can be mounted: one inside of another after it,
+/// whichever was named first.
+pub fn outer_first(mut volumes: Vec<Volume>) -> Vec<Volume> {
+    volumes.sort_by_key(|volume| volume.target.components().count());
+    volumes
+}
+
 /// All volumes of a box: a place in it is taken once.
 pub fn check(volumes: &[Volume]) -> Result<(), Error> {
     if volumes.len() > VOLUMES_MAX {

@@ -225,7 +225,7 @@ fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> 
     };
     let volumes: Result<Vec<_>, _> = args.volume.iter().map(parse).collect();
     volumes
-        .and_then(|volumes| volume::check(&volumes).map(|()| volumes))
+        .and_then(|volumes| volume::check(&volumes).map(|()| volume::outer_first(volumes)))
         .map_err(|error| of_option("--volume", error))
 }
 
