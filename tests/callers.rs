@@ -118,3 +118,12 @@ fn tare_under_the_name_of_its_keeper_ends_without_harm() {
     assert_ne!(output.code, 0, "{output}");
     assert_eq!(output.stdout_text(), "", "{output}");
 }
+
+/// The record of a box is a file too.
+#[test]
+fn a_limit_on_file_sizes_is_an_error_and_nothing_is_left() {
+    let tare = tare!();
+    let output = tare.shell("ulimit -f 0; exec \"$TARE\" run -- echo up");
+    assert_eq!(output.code, 125, "{output}");
+    assert!(output.stderr_text().contains("File too large"), "{output}");
+}

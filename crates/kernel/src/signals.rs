@@ -68,6 +68,13 @@ pub fn keep_ended_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
+/// A write past the caller's limit on file sizes fails, instead of ending this
+/// program without a word.
+pub fn fail_past_file_limit() {
+    // SAFETY: sets a disposition that runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 impl AsFd for SignalFd {
     /// Readable when [`Self::next`] has a signal.
     fn as_fd(&self) -> BorrowedFd<'_> {

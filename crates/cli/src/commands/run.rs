@@ -34,6 +34,7 @@ pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let taken = SignalFd::open(&relay::SIGNALS.map(|signal| signal.as_raw()))
         .doing(|| "cannot take over signals".to_owned())?;
     signals::keep_ended_children();
+    signals::fail_past_file_limit();
     let engine = Engine::open(state_root)?;
     let started = Instant::now();
     let attached = engine.run(&request.spec, request.stdin)?;
