@@ -135,9 +135,22 @@ fn unified_controllers(root: Option<&Path>) -> Vec<Controller> {
     let switched_on = listed("cgroup.subtree_control");
     usable.retain(|one| {
         let switch_on = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
-        switched_on.contains(one) || switch_on().is_ok()
+        switched_on.contains(one) || (may_hand_down(&cgroup) && switch_on().is_ok())
     });
     usable
+}
+
+/// Whether switching a controller on leaves the children usable. In a cgroup with
+/// processes of its own, such as a delegated one that we are in, the kernel
+/// refuses the memory controller, but takes cpu and pids and makes every child
+/// part of a threaded tree, where no process can be born (cgroup-v2.rst,
+/// "Threads"). The hierarchy's root is exempt; only it has no `cgroup.type`.
+fn may_hand_down(cgroup: &Cgroup) -> bool {
+    let is_root = cgroup.read("cgroup.type").is_err();
+    is_root
+        || cgroup
+            .read("cgroup.procs")
+            .is_ok_and(|pids| pids.is_empty())
 }
 
 fn enforce_unified(
