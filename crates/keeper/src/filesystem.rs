@@ -170,7 +170,9 @@ fn show_host_entry(entry: &HostEntry) -> Result<(), Failure> {
     let relative = CString::new(path.trim_start_matches('/')).map_err(|_| failing(Errno::INVAL))?;
     match (entry, target) {
         (HostEntry::Symlink { .. }, Some(target)) => {
-            return symlinkat(target.as_str(), CWD, &*relative).failing(SetupStep::Root, path);
+            return make_parent(path)
+                .and_then(|()| symlinkat(target.as_str(), CWD, &*relative))
+                .failing(SetupStep::Root, path);
         }
         (HostEntry::Directory(_), _) => make_directories(&relative),
         (HostEntry::File(_) | HostEntry::Symlink { .. }, _) => {
