@@ -54,7 +54,12 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
         outside: first,
         count: uids::COUNT,
     };
-    let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole))).doing(doing)?;
+    let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole)))
+        .doing(doing)
+        .map_err(|error| {
+            // tmpfs: from Linux 6.3 on. Unmapped, its files would be nobody's.
+            error.with_hint("its file system may not support id-mapped mounts; copy it to a disk")
+        })?;
     Ok(inherited(mounted, true))
 }
 

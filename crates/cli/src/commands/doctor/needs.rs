@@ -9,6 +9,9 @@ use super::{Check, Status, cgroups};
 const KERNEL_MIN: Version = Version(6, 1, 0);
 /// The first with id-mapped mounts on tmpfs, which scratch space is.
 const IDMAPPED_TMPFS: Version = Version(6, 3, 0);
+/// The first with `user.` attributes on tmpfs, in which an overlay of a user
+/// namespace notes that a directory of the layer below was replaced.
+const TMPFS_ATTRIBUTES: Version = Version(6, 6, 0);
 /// `PID_FS_MAGIC`: a pidfd has an inode that is never used again.
 const PIDFS_MAGIC: i64 = 0x5049_4446;
 /// Below this a dozen boxes use up what there is.
@@ -123,7 +126,7 @@ fn pidfd() -> Check {
         Ok(_) => (
             Status::Ok,
             "without pidfs",
-            "processes are known by their pidfd alone",
+            "processes are known by their pidfd and cgroup alone",
         ),
         Err(_) => (Status::Missing, "not allowed here", "cannot make boxes"),
     };
@@ -136,14 +139,24 @@ fn pidfd() -> Check {
 
 fn overlayfs(host: &Host) -> Check {
     let known = host.read("/proc/filesystems").unwrap_or_default();
-    match known.lines().any(|line| line.ends_with("\toverlay")) {
-        true => Check::new(
+    let is_known = known.lines().any(|line| line.ends_with("\toverlay"));
+    let is_whole = host
+        .kernel()
+        .is_some_and(|version| version >= TMPFS_ATTRIBUTES);
+    match (is_known, is_whole) {
+        (true, true) => Check::new(
             "overlayfs",
             Status::Ok,
             "known",
             "--rootfs is left unchanged below it",
         ),
-        false => Check::new(
+        (true, false) => Check::new(
+            "overlayfs",
+            Status::Warn,
+            "known, without attributes on tmpfs before Linux 6.6",
+            "--rootfs works, but a box cannot remove a directory of it that has files",
+        ),
+        (false, _) => Check::new(
             "overlayfs",
             Status::Missing,
             "not known (not built in, or its module not loaded)",
@@ -165,7 +178,7 @@ fn idmapped_mounts(host: &Host) -> Check {
             what,
             Status::Warn,
             "not on every file system of this kernel",
-            "refuses a writable volume where it cannot be mapped",
+            "refuses a writable volume or a --rootfs that cannot be mapped",
         ),
     }
 }
@@ -281,6 +294,21 @@ mod tests {
         ] {
             let fake = FakeHost::new(name, &[("proc/sys/kernel/osrelease", release)]);
             assert_eq!(kernel(&fake.host).prevents_boxes, prevents, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_overlay_that_lacks_attributes_is_warned_about() {
+        for (name, release, status) in [
+            ("o-12", "6.1.0-54-amd64", Status::Warn),
+            ("o-new", "6.6.1", Status::Ok),
+        ] {
+            let files = [
+                ("proc/filesystems", "nodev\tproc\nnodev\toverlay\n"),
+                ("proc/sys/kernel/osrelease", release),
+            ];
+            let fake = FakeHost::new(name, &files);
+            assert_eq!(overlayfs(&fake.host).status, status, "{name}");
         }
     }
 
