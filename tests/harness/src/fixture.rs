@@ -29,10 +29,7 @@ pub fn compiled(directory: &TemporaryDirectory, name: &str, source: &str) -> Opt
 /// A root directory with a static busybox and nothing that tare could rely on: no
 /// `/proc`, no `/dev`, no `/tmp`. `None` when this host has no static busybox.
 pub fn busybox_root() -> Option<TemporaryDirectory> {
-    let busybox = ["/usr/bin/busybox", "/bin/busybox"]
-        .iter()
-        .map(Path::new)
-        .find(|path| path.exists() && is_static(path))?;
+    let busybox = static_busybox()?;
     let root = TemporaryDirectory::new();
     fs::create_dir(root.join("bin")).expect("the root is fresh");
     fs::copy(busybox, root.join("bin/busybox")).expect("busybox can be copied");
@@ -41,6 +38,14 @@ pub fn busybox_root() -> Option<TemporaryDirectory> {
     }
     root.write("marker", "from the source\n");
     Some(root)
+}
+
+/// The host's busybox, if it needs nothing but a kernel.
+pub fn static_busybox() -> Option<&'static Path> {
+    ["/usr/bin/busybox", "/bin/busybox"]
+        .into_iter()
+        .map(Path::new)
+        .find(|path| path.exists() && is_static(path))
 }
 
 /// Whether the program names no interpreter (`PT_INTERP`) in its ELF header.

@@ -1,0 +1,211 @@
+//! A virtual machine: another kernel with another cgroup layout, a static
+//! busybox, the `tare` under test, and nothing else.
+//!
+//! QEMU emulates it in software, without a device of the host and without
+//! privileges, from two files: a kernel of Debian 12 that `./check` unpacks to
+//! `target/vm-cache` (`TARE_VM_KERNEL` names another unpacked package), and an
+//! archive made here. It is a child of the test, ends with the value that waits
+//! for it, and gives up by itself should nobody be left to end it.
+
+mod archive;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tare_harness::skip::has_program;
+use tare_harness::{TemporaryDirectory, fixture};
+
+use archive::Archive;
+
+const QEMU: &str = "qemu-system-x86_64";
+/// Drivers that Debian builds as modules.
+const MODULES: [&str; 2] = ["fs/overlayfs/overlay.ko", "drivers/block/loop.ko"];
+/// Several times what it takes on a loaded machine with two cores.
+const ENDS_WITHIN: Duration = Duration::from_secs(240);
+
+/// Where the machine's controllers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// All in the one v2 hierarchy.
+    Pure,
+    /// In v1 hierarchies, with an empty v2 beside them.
+    Hybrid,
+}
+
+/// What a machine is made of, found on this host.
+#[derive(Debug)]
+pub struct Machine {
+    kernel: PathBuf,
+    modules: Vec<PathBuf>,
+    busybox: PathBuf,
+}
+
+/// What a machine has printed.
+#[derive(Debug)]
+pub struct Console(String);
+
+impl Machine {
+    /// Or what is missing for it.
+    pub fn find() -> Result<Self, String> {
+        if !has_program(QEMU) {
+            return Err(format!("no {QEMU} here"));
+        }
+        let busybox = fixture::static_busybox().ok_or("no static busybox here")?;
+        let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/vm-cache");
+        let package = std::env::var_os("TARE_VM_KERNEL").map_or(cache, PathBuf::from);
+        let missing =
+            |what: &str| format!("no {what} in {}: ./check fetches it", package.display());
+        let kernel = entry(&package.join("boot"), "vmlinuz-").ok_or(missing("kernel"))?;
+        let drivers = entry(&package.join("lib/modules"), "").ok_or(missing("modules"))?;
+        let modules = MODULES.map(|name| drivers.join("kernel").join(name));
+        match modules.iter().find(|module| !module.exists()) {
+            Some(module) => Err(missing(&module.to_string_lossy())),
+            None => Ok(Self {
+                kernel,
+                modules: modules.into(),
+                busybox: busybox.to_owned(),
+            }),
+        }
+    }
+
+    /// Boots it, runs the checks on `tare` in it, and waits for its end.
+    pub fn run(&self, tare: &Path, layout: Layout) -> Console {
+        let directory = TemporaryDirectory::new();
+        let archive = directory.join("archive");
+        fs::write(&archive, self.archive(tare)).expect("the directory is ours");
+        let console = directory.join("console");
+        let mut running = Running(self.boot(&archive, &console, layout));
+        let ended = running.ends_within(ENDS_WITHIN);
+        drop(running);
+        let text = fs::read(console).expect("the directory is ours");
+        let text = String::from_utf8_lossy(&text).replace('\r', "");
+        match ended {
+            true => Console(text),
+            false => panic!("the machine did not end within {ENDS_WITHIN:?}:\n{text}"),
+        }
+    }
+
+    fn boot(&self, archive: &Path, console: &Path, layout: Layout) -> Child {
+        let layout = match layout {
+            Layout::Pure => "pure",
+            Layout::Hybrid => "hybrid",
+        };
+        // A machine in software has nobody to hide its caches from.
+        let words = format!("console=ttyS0 quiet panic=-1 mitigations=off vm_layout={layout}");
+        let output = fs::File::create(console).expect("the directory is ours");
+        let errors = output.try_clone().expect("a descriptor is left");
+        Command::new(QEMU)
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", "768"])
+            .args(["-display", "none", "-serial", "stdio"])
+            .args([OsStr::new("-kernel"), self.kernel.as_os_str()])
+            .args([OsStr::new("-initrd"), archive.as_os_str()])
+            .args(["-append", &words])
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .spawn()
+            .expect("QEMU can be started")
+    }
+
+    fn archive(&self, tare: &Path) -> Vec<u8> {
+        let mut archive = Archive::default();
+        for path in ["usr", "usr/bin", "usr/lib", "etc", "etc/vm", "mnt", "dev"] {
+            archive.directory(path);
+        }
+        for (path, target) in [("bin", "usr/bin"), ("sbin", "usr/bin"), ("lib", "usr/lib")] {
+            archive.symlink(path, target);
+        }
+        archive.console("dev/console");
+        archive.program("usr/bin/busybox", &read(&self.busybox));
+        archive.program("usr/bin/tare", &read(tare));
+        let users = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n";
+        archive.file("etc/passwd", users);
+        archive.file("etc/group", b"root:x:0:\nuser:x:1000:\n");
+        for path in ["init", "etc/vm/init"] {
+            archive.program(path, include_bytes!("vm/init.sh"));
+        }
+        archive.file("etc/vm/checks", include_bytes!("vm/checks.sh"));
+        for module in &self.modules {
+            let name = module.file_name().expect("it ends in .ko");
+            archive.file(&format!("etc/vm/{}", name.display()), &read(module));
+        }
+        archive.finish()
+    }
+}
+
+impl Console {
+    /// `CHECK` lines, with what went wrong below those that failed.
+    pub fn report(&self) -> String {
+        let wanted = |line: &&str| line.starts_with("CHECK ") || line.starts_with("    ");
+        let lines = self.0.lines().filter(wanted);
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
+    pub fn passed(&self) -> usize {
+        let ok = |line: &&str| line.starts_with("CHECK ") && line.contains(" ok ");
+        self.0.lines().filter(ok).count()
+    }
+
+    pub fn failed(&self) -> usize {
+        let failed = |line: &&str| line.starts_with("CHECK ") && line.ends_with(" FAILED");
+        self.0.lines().filter(failed).count()
+    }
+
+    /// Whether the checks came to their end.
+    pub fn is_complete(&self) -> bool {
+        self.0.lines().any(|line| line == "VM done 0")
+    }
+
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The machine's process: dead and reaped once this is dropped.
+#[derive(Debug)]
+struct Running(Child);
+
+impl Running {
+    fn ends_within(&mut self, bound: Duration) -> bool {
+        let pid = Pid::from_child(&self.0);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("an unreaped child has a pidfd");
+        let end = Instant::now() + bound;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).expect("the bound is small");
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return other.expect("a pidfd can be polled") > 0,
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Already dead is as wanted; it is reaped either way.
+        self.0.kill().ok();
+        self.0.wait().expect("a child can be waited for");
+    }
+}
+
+/// The entry of a directory whose name begins so; the last one of several.
+fn entry(directory: &Path, beginning: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(directory).ok()?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let named = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with(beginning)
+    };
+    paths.filter(named).max()
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+}

@@ -1,0 +1,312 @@
+# What must hold on Linux 6.1. Runs as root in the virtual machine; each check
+# prints one line, with what went wrong below it.
+
+cgroups=/sys/fs/cgroup
+if [ -e $cgroups/unified ]; then
+    layout=hybrid unified=$cgroups/unified
+else
+    layout=pure unified=$cgroups
+fi
+
+fail() {
+    echo "$*"
+    exit 1
+}
+
+# Runs a command: its exit code, and words that its output must have.
+expect() {
+    local code=$1 words=$2 output got
+    shift 2
+    output=$("$@" 2>&1 </dev/null)
+    got=$?
+    [ "$got" = "$code" ] || fail "exit code $got, not $code, of $*: $output"
+    case $output in
+        *"$words"*) ;;
+        *) fail "no '$words' from $*: $output" ;;
+    esac
+}
+
+# Asks again until it holds; nothing here takes longer than this bound.
+eventually() {
+    local tries=0
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || fail "never: $*"
+        sleep 0.05
+    done
+}
+
+# Everything of tare on this host, and what it may have changed.
+traces() {
+    find $cgroups -type d -name 'tare-*' 2>/dev/null
+    ls /run/tare/boxes /run/tare/names /tmp/tare-1000/boxes 2>/dev/null | grep -v ':$' | grep .
+    # What boxes run for long here are sleepers.
+    cat /proc/[0-9]*/comm 2>/dev/null | grep '^tare\|^sleep$' | sort
+    cut -d' ' -f5 /proc/self/mountinfo
+}
+
+nothing_left() {
+    traces >/run/now
+    cmp -s /run/before /run/now
+}
+
+all_gone() {
+    (eventually nothing_left) || diff /run/before /run/now
+}
+
+check() {
+    local name=$1 output
+    traces >/run/before
+    # Seconds since boot, so that a slow check is seen.
+    if output=$("$name" 2>&1) && output=$(all_gone); then
+        echo "CHECK $name ok [$(cut -d. -f1 /proc/uptime) s]"
+    else
+        echo "CHECK $name FAILED"
+        echo "$output" | sed 's/^/    /'
+    fi
+}
+
+# The one box that runs now.
+box() { ls -d $unified/tare-*; }
+box_runs() {
+    for pid in $(cat "$(box)/cgroup.procs"); do
+        [ "$(cat /proc/$pid/comm)" != sleep ] || return 0
+    done
+    return 1
+}
+
+# What the kernel has been told, in the hierarchy (v1) or the box's directory.
+limit_is() {
+    local file
+    case $layout in
+        pure) file=$(box)/$2 ;;
+        hybrid) file=$(ls -d $cgroups/$1/tare-*)/$2 ;;
+    esac
+    [ "$(cat "$file")" = "$3" ] || fail "$file is $(cat "$file"), not $3"
+}
+
+the_layout_is_what_it_should_be() {
+    case $layout in
+        pure)
+            ! grep -q ' - cgroup ' /proc/self/mountinfo || fail "there is a v1 hierarchy"
+            grep -q memory $cgroups/cgroup.controllers || fail "v2 has no memory controller"
+            expect 0 "pure v2, memory, pids, cpu can be limited" tare doctor
+            ;;
+        hybrid)
+            ! grep -q memory $unified/cgroup.controllers || fail "v2 has the memory controller"
+            expect 0 "beside v2), memory, pids, cpu can be limited" tare doctor
+            ;;
+    esac
+}
+
+the_doctor_finds_that_boxes_can_be_made() {
+    expect 0 "Boxes can be made here." tare doctor
+    expect 0 "ABI 2" tare doctor
+}
+
+a_box_says_hello() {
+    expect 0 "hello from 1000" tare run -- sh -c 'echo hello from $(id -u)'
+    [ "$(echo through | tare run -i -- cat)" = through ] || fail "stdin does not arrive"
+}
+
+a_box_is_alone() {
+    [ "$(tare run -- sh -c 'set -- /proc/[0-9]*; echo $#')" = 1 ] || fail "others are seen"
+    expect 0 "LOOPBACK,UP" tare run -- ip link show lo
+    expect 1 "" tare run -- sh -c 'ls -A /root /run /sys/fs 2>/dev/null | grep -v ":$" | grep .'
+    expect 1 "Read-only file system" tare run -- touch /usr/bin/new
+}
+
+exit_codes_tell_what_happened() {
+    expect 7 "" tare run -- sh -c 'exit 7'
+    expect 127 "" tare run -- nowhere
+    expect 126 "" tare run -- /etc/passwd
+    expect 137 "" tare run -- sh -c 'kill -9 $$'
+    expect 125 "--memory" tare run --memory banana -- true
+}
+
+limits_are_written_to_the_kernel() {
+    tare run --cpus 0.5 --memory 64m --pids 10 -- sleep 1000 &
+    eventually box_runs
+    case $layout in
+        pure)
+            limit_is memory memory.max 67108864
+            limit_is memory memory.oom.group 1
+            limit_is cpu cpu.max "50000 100000"
+            ;;
+        hybrid)
+            limit_is memory memory.limit_in_bytes 67108864
+            limit_is cpu,cpuacct cpu.cfs_quota_us 50000
+            ;;
+    esac
+    limit_is pids pids.max 11
+    kill -TERM $!
+    wait $!
+    [ $? = 143 ] || fail "the signal did not reach the command"
+}
+
+memory_beyond_the_limit_ends_the_box() {
+    expect 137 "its limit is 32 MiB" tare run --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1
+    expect 137 "its limit is 32 MiB" tare run --memory 32m -- dd if=/dev/zero of=/tmp/full bs=1M count=100
+}
+
+processes_are_limited() {
+    expect 2 "can't fork" tare run --pids 8 -- \
+        sh -c 'for i in $(seq 20); do sleep 100 & done'
+}
+
+a_timeout_ends_sleepers_that_ignore_signals() {
+    expect 124 "" tare run --timeout 3s -- \
+        sh -c 'trap "" TERM INT HUP; for i in $(seq 20); do setsid sleep 1000 & done; wait'
+}
+
+scratch_is_bounded() {
+    expect 1 "No space left" tare run --scratch 4m -- dd if=/dev/zero of=/tmp/full bs=1M count=8
+}
+
+a_writable_volume_belongs_to_its_owner() {
+    mkdir -p /mnt/disk/theirs
+    chown 1234:1235 /mnt/disk/theirs
+    expect 0 "1000:1000" tare run -v /mnt/disk/theirs:/data -- \
+        sh -c 'echo new >/data/file && stat -c %u:%g /data/file'
+    expect 0 "1234:1235" stat -c %u:%g /mnt/disk/theirs/file
+    expect 1 "Read-only" tare run -v /mnt/disk/theirs:/data:ro -- touch /data/other
+    expect 0 "new" tare run -v /mnt/disk/theirs:/data:ro -- cat /data/file
+}
+
+a_volume_that_cannot_be_mapped_says_so() {
+    mkdir -p /srv/shared
+    echo words >/srv/shared/file
+    expect 125 "':ro' needs none" tare run -v /srv/shared:/data -- true
+    expect 0 "words" tare run -v /srv/shared:/data:ro -- cat /data/file
+}
+
+make_root() {
+    mkdir -p "$1/bin" "$1/old"
+    cp /usr/bin/busybox "$1/bin"
+    for applet in sh cat rm mkdir ls mv; do ln -s busybox "$1/bin/$applet"; done
+    echo "from below" >"$1/old/file"
+}
+
+a_root_on_disk_lies_unchanged_beneath_an_overlay() {
+    local root=/mnt/disk/root
+    make_root $root
+    expect 0 "from below" tare run --rootfs $root -- cat /old/file
+    expect 0 "changed" tare run --rootfs $root -u 0 -- \
+        sh -c 'echo changed >/old/file; rm /bin/ls; mkdir /new; mv /bin/mv /new; cat /old/file'
+    [ "$(cat $root/old/file)" = "from below" ] || fail "the source was changed"
+    expect 0 "cannot remove a directory" tare doctor
+}
+
+a_root_that_cannot_be_mapped_says_so() {
+    make_root /srv/root
+    expect 125 "copy it to a disk" tare run --rootfs /srv/root -- true
+}
+
+a_terminal_is_one() {
+    tare run -t -- sh -c 'test -t 0 && tty' </dev/ttyS0 >/run/terminal 2>&1
+    grep -q /dev/pts/0 /run/terminal || fail "$(cat /run/terminal)"
+}
+
+contained_processes_see_the_host() {
+    expect 0 "0" tare run --contain -- sh -c 'id -u && ls /srv'
+    expect 137 "its limit is 32 MiB" tare run --contain --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1
+}
+
+users_without_privileges_have_boxes() {
+    expect 0 "hello" su -s /bin/sh user -c 'tare run -- echo hello'
+    expect 125 "cannot enforce --memory" su -s /bin/sh user -c 'tare run --memory 64m -- true'
+    expect 124 "" su -s /bin/sh user -c 'tare run --timeout 1s -- sh -c "setsid sleep 1000 & wait"'
+}
+
+# As a service manager delegates: the directory and the files to move processes.
+a_delegated_cgroup_is_used() {
+    local theirs=$unified/theirs
+    mkdir $theirs
+    chown 1000:1000 $theirs $theirs/cgroup.procs $theirs/cgroup.subtree_control
+    in_theirs() { sh -c "echo \$\$ >$theirs/cgroup.procs && exec su -s /bin/sh user -c '$1'"; }
+    in_theirs "tare run --timeout 3s -- sh -c \"setsid sleep 1000 & wait\"" &
+    used() { grep . $theirs/tare-*/cgroup.procs; }
+    eventually used
+    wait $!
+    [ $? = 124 ] || fail "it did not end with the timeout"
+    # It has processes, so v2 does not let it hand a controller down.
+    expect 125 "cannot enforce --memory" in_theirs "tare run --memory 64m -- true"
+    eventually rmdir $theirs
+}
+
+the_next_run_ends_what_a_killed_one_left() {
+    tare run --name orphan -- sleep 1000 &
+    eventually box_runs
+    kill -9 $!
+    wait $!
+    expect 0 "" tare run --name orphan -- true
+    nothing_left || fail "$(diff /run/before /run/now)"
+}
+
+# Before Linux 6.9 a pidfd does not tell one process from another with its number.
+a_number_that_was_used_again_is_spared() {
+    tare run -- sleep 1000 &
+    eventually box_runs
+    local number innocent
+    number=$(head -n 1 "$(box)/cgroup.procs")
+    kill -9 $!
+    wait $!
+    eventually test ! -e "/proc/$number"
+    echo $((number - 1)) >/proc/sys/kernel/ns_last_pid
+    sleep 1000 &
+    innocent=$!
+    [ "$innocent" = "$number" ] || fail "the number $number could not be had: $innocent"
+    expect 0 "" tare run -- true
+    kill "$innocent" || fail "a stranger was killed"
+}
+
+fifty_in_a_row_leave_nothing() {
+    for i in $(seq 50); do
+        tare run -- true || fail "box $i ended with $?"
+    done
+    nothing_left || fail "$(diff /run/before /run/now)"
+}
+
+# The last one: nothing brings the hierarchy back.
+without_cgroups_boxes_still_end_whole() {
+    expect 0 "no writable cgroup here" tare run -- true
+    expect 125 "cannot enforce --memory" tare run --memory 64m -- true
+    expect 124 "" tare run --timeout 1s -- sh -c 'setsid sleep 1000 & setsid sleep 1000 & wait'
+    expect 0 "none, no controller" tare doctor
+}
+
+truncate -s 24M /run/disk
+mke2fs -F /run/disk >/dev/null 2>&1
+mkdir /mnt/disk
+mount -t ext4 -o loop /run/disk /mnt/disk || echo "CHECK disk FAILED"
+
+# The directories of the records are kept by design.
+tare run --quiet -- true
+su -s /bin/sh user -c 'tare run --quiet -- true'
+
+check the_layout_is_what_it_should_be
+check the_doctor_finds_that_boxes_can_be_made
+check a_box_says_hello
+check a_box_is_alone
+check exit_codes_tell_what_happened
+check limits_are_written_to_the_kernel
+check memory_beyond_the_limit_ends_the_box
+check processes_are_limited
+check a_timeout_ends_sleepers_that_ignore_signals
+check scratch_is_bounded
+check a_writable_volume_belongs_to_its_owner
+check a_volume_that_cannot_be_mapped_says_so
+check a_root_on_disk_lies_unchanged_beneath_an_overlay
+check a_root_that_cannot_be_mapped_says_so
+check a_terminal_is_one
+check contained_processes_see_the_host
+check users_without_privileges_have_boxes
+check a_delegated_cgroup_is_used
+check the_next_run_ends_what_a_killed_one_left
+check a_number_that_was_used_again_is_spared
+check fifty_in_a_row_leave_nothing
+if [ $layout = pure ]; then
+    umount $cgroups
+    check without_cgroups_boxes_still_end_whole
+fi
+exit 0
