@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{getegid, geteuid};
-use tare_kernel::cgroup::{Hierarchy, Version, hierarchies};
+use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
 use tare_kernel::fds::read_text;
 
 /// The facts that decide how boxes are made here.
@@ -22,7 +22,6 @@ pub struct Host {
 
 impl Host {
     pub fn probe() -> Self {
-        let mountinfo = read("/proc/self/mountinfo");
         let boot_id = read("/proc/sys/kernel/random/boot_id");
         let uid = geteuid().as_raw();
         Self {
@@ -30,7 +29,7 @@ impl Host {
             uid,
             gid: getegid().as_raw(),
             boot_id: boot_id.trim().to_owned(),
-            cgroups: CgroupRoots::find(&hierarchies(&mountinfo)),
+            cgroups: CgroupRoots::find(),
         }
     }
 
@@ -65,7 +64,43 @@ pub struct CgroupRoots {
 }
 
 impl CgroupRoots {
-    fn find(found: &[Hierarchy]) -> Self {
+    /// Where every distribution mounts them, else wherever the table of mounts
+    /// says, which is long to read.
+    fn find() -> Self {
+        let usual = Self::usual(Path::new("/sys/fs/cgroup"));
+        match usual.unified {
+            Some(_) => usual,
+            None => Self::mounted(&hierarchies(&read("/proc/self/mountinfo"))),
+        }
+    }
+
+    /// Pure v2 at the place itself, or a hierarchy in each directory of it.
+    fn usual(place: &Path) -> Self {
+        let at =
+            |path: PathBuf, version: Version| (version_at(&path) == Some(version)).then_some(path);
+        if let Some(unified) = at(place.to_owned(), Version::V2) {
+            return Self {
+                unified: Some(writable_root(&unified)),
+                ..Self::NONE
+            };
+        }
+        let unified = at(place.join("unified"), Version::V2);
+        Self {
+            unified: unified.map(|mount| writable_root(&mount)),
+            memory: at(place.join("memory"), Version::V1),
+            pids: at(place.join("pids"), Version::V1),
+            cpu: at(place.join("cpu"), Version::V1),
+        }
+    }
+
+    const NONE: Self = Self {
+        unified: None,
+        memory: None,
+        pids: None,
+        cpu: None,
+    };
+
+    fn mounted(found: &[Hierarchy]) -> Self {
         let v1 = |controller: &str| {
             let bound = |one: &&Hierarchy| one.controllers.iter().any(|name| name == controller);
             found.iter().find(bound).map(|one| one.mount.clone())

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use rustix::fs::{CWD, Mode, mkdirat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 
@@ -64,14 +64,8 @@ const MASKED_DIRECTORIES: [&CStr; 7] = [
     c"proc/tty",
 ];
 
+/// What a box may read there and nobody in it may write, whoever owns it.
 const READ_ONLY: [&CStr; 3] = [c"proc/sys", c"proc/irq", c"proc/pressure"];
-
-/// Settings of the box's own network: any port without a privilege, and no
-/// router's word taken. They are refused where the file does not exist.
-const NETWORK_SETTINGS: [(&CStr, &[u8]); 2] = [
-    (c"proc/sys/net/ipv4/ip_unprivileged_port_start", b"0"),
-    (c"proc/sys/net/ipv6/conf/default/accept_ra", b"0"),
-];
 
 const NOTHING: Attributes = Attributes::MOUNT_ATTR_NOSUID
     .union(Attributes::MOUNT_ATTR_NODEV)
@@ -87,26 +81,11 @@ pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<(), F
     let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
-    mask(masks).failing(SetupStep::Proc, "masks")
-}
-
-/// What a box may read there and nobody in it may write, whoever owns it.
-pub fn make_read_only(root: BorrowedFd<'_>) -> Result<(), Failure> {
+    mask(masks).failing(SetupStep::Proc, "masks")?;
     for path in READ_ONLY {
-        cover_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
+        make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
     }
     Ok(())
-}
-
-/// In the box's network namespace, before `/proc/sys` is read-only. Best effort:
-/// each is the kernel's default already, or only a convenience.
-pub fn set_network(root: BorrowedFd<'_>) {
-    for (path, value) in NETWORK_SETTINGS {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        if let Ok(file) = openat(root, path, flags, Mode::empty()) {
-            rustix::io::write(file, value).ok();
-        }
-    }
 }
 
 /// The file and the directory that cover others: on the scratch space, where
@@ -140,7 +119,7 @@ fn cover(mask: &CStr, name: &CStr) -> io::Result<()> {
     }
 }
 
-fn cover_read_only(root: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
+fn make_read_only(root: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
     let tree = match mount::detached_copy(root, path, Reach::One) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,

@@ -90,7 +90,7 @@ pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<
         umask(UMASK);
     }
     match &plan.filesystem {
-        Some(filesystem) => isolate_files(plan, filesystem, network)?,
+        Some(filesystem) => isolate_files(plan, filesystem)?,
         None => contain_files()?,
     }
     if let Some(hostname) = &plan.hostname {
@@ -104,14 +104,14 @@ pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<
         let volumes = plan.filesystem.iter().flat_map(|files| &files.volumes);
         landlock::restrict(landlock, volumes).failing(SetupStep::Landlock, "")?;
     }
+    // Last, because it is the longest in the making.
+    if let Some(network) = network {
+        network.enter().failing(SetupStep::Network, "lo")?;
+    }
     Ok(Setup { terminal })
 }
 
-fn isolate_files(
-    plan: &Plan,
-    filesystem: &Filesystem,
-    network: Option<Preparing>,
-) -> Result<(), Failure> {
+fn isolate_files(plan: &Plan, filesystem: &Filesystem) -> Result<(), Failure> {
     let inherited = (KEEPER_FDS..KEEPER_FDS + plan.inherited_trees)
         .map(|number| fds::inherited(number as i32).failing(SetupStep::ReadPlan, "descriptor"))
         .collect::<Result<Vec<_>, _>>()?;
@@ -119,11 +119,6 @@ fn isolate_files(
     let mut trees = Trees::new(inherited);
     let owner = plan.workload.identity;
     let root = filesystem::build(filesystem, &mut trees, owner)?;
-    if let Some(network) = network {
-        network.enter().failing(SetupStep::Network, "lo")?;
-        procfs::set_network(root.as_fd());
-    }
-    procfs::make_read_only(root.as_fd())?;
     filesystem::enter(&root)
 }
 

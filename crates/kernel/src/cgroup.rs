@@ -39,6 +39,19 @@ pub enum Version {
     V2,
 }
 
+/// What kind of hierarchy a directory is in, if it is in one.
+pub fn version_at(directory: &Path) -> Option<Version> {
+    version(rustix::fs::statfs(directory).ok()?.f_type as u64)
+}
+
+fn version(magic: u64) -> Option<Version> {
+    match magic {
+        CGROUP2_MAGIC => Some(Version::V2),
+        CGROUP1_MAGIC => Some(Version::V1),
+        _ => None,
+    }
+}
+
 /// All cgroup hierarchies in the text of a `mountinfo`.
 pub fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     mountinfo.lines().filter_map(hierarchy).collect()
@@ -90,9 +103,9 @@ impl Cgroup {
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(CWD, path, flags, Mode::empty())?;
-        match fstatfs(&directory)?.f_type as u64 {
-            CGROUP2_MAGIC | CGROUP1_MAGIC => Ok(Self { directory }),
-            _ => Err(io::Error::other("not a cgroup file system")),
+        match version(fstatfs(&directory)?.f_type as u64) {
+            Some(_) => Ok(Self { directory }),
+            None => Err(io::Error::other("not a cgroup file system")),
         }
     }
 

@@ -3,15 +3,17 @@
 //! The kernel takes a third of a millisecond to make one, more than for all the
 //! other namespaces together. So a second process makes it while the keeper
 //! builds the file system: it shares memory and descriptors with its parent,
-//! makes four system calls, leaves a descriptor of the namespace, and ends.
+//! makes a few system calls, leaves a descriptor of the namespace, and ends.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::process::Process;
@@ -29,6 +31,9 @@ pub struct Preparing {
 struct Shared {
     /// The namespace's descriptor, or `-errno`.
     result: AtomicI32,
+    /// The host's `/proc/sys`, by descriptor: its name may be covered by the
+    /// time that the maker needs it.
+    settings: Option<OwnedFd>,
     stack: [u128; STACK_BYTES / size_of::<u128>()],
 }
 
@@ -38,8 +43,10 @@ const MADE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Starts making a network namespace that belongs to this user namespace.
 pub fn prepare() -> io::Result<Preparing> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
     let mut shared = Box::new(Shared {
         result: AtomicI32::new(-libc::EIO),
+        settings: openat(CWD, c"/proc/sys", flags, Mode::empty()).ok(),
         stack: [0; STACK_BYTES / size_of::<u128>()],
     });
     let mut pidfd: i32 = -1;
@@ -56,7 +63,7 @@ pub fn prepare() -> io::Result<Preparing> {
         set_tid_size: 0,
         cgroup: 0,
     };
-    let argument = (&raw const shared.result).cast_mut().cast();
+    let argument = (&raw mut *shared).cast();
     // SAFETY: stack and result live in `shared`, which is only freed once the
     // maker was seen dead.
     let pid = with_signals_blocked(|| unsafe { clone3(&arguments, make, argument) });
@@ -90,28 +97,53 @@ impl Preparing {
 }
 
 /// The maker: system calls only, for its memory is its parent's.
-extern "C" fn make(result: *mut libc::c_void) -> ! {
-    // SAFETY: `prepare` passed a live atomic.
-    let result = unsafe { &*result.cast::<AtomicI32>() };
-    result.store(
-        make_namespace().unwrap_or_else(|errno| -errno),
-        Ordering::Release,
-    );
+extern "C" fn make(shared: *mut libc::c_void) -> ! {
+    let shared = shared.cast::<Shared>();
+    // SAFETY: `prepare` passed its live `Shared`, of which the parent touches
+    // nothing but this atomic until this process is dead.
+    let result = unsafe { &(*shared).result };
+    // SAFETY: as above.
+    let settings = unsafe { &(*shared).settings };
+    let made = make_namespace(settings.as_ref());
+    result.store(made.unwrap_or_else(|errno| -errno), Ordering::Release);
     loop {
         call(libc::SYS_exit, [0; 5]).ok();
     }
 }
 
-fn make_namespace() -> Result<i32, i32> {
+fn make_namespace(settings: Option<&OwnedFd>) -> Result<i32, i32> {
     call(libc::SYS_unshare, [libc::CLONE_NEWNET as usize, 0, 0, 0, 0])?;
     let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
     let socket = call(libc::SYS_socket, [libc::AF_INET as usize, kind, 0, 0, 0])? as usize;
     let made = bring_loopback_up(socket).and_then(|()| {
+        if let Some(settings) = settings {
+            set(settings.as_raw_fd());
+        }
         // The namespace of a socket; `/proc` may be covered by now.
         call(libc::SYS_ioctl, [socket, SIOCGSKNS, 0, 0, 0])
     });
     call(libc::SYS_close, [socket, 0, 0, 0, 0]).ok();
     made
+}
+
+/// Any port without a privilege, and no router's word taken.
+const SETTINGS: [(&CStr, &[u8]); 2] = [
+    (c"net/ipv4/ip_unprivileged_port_start", b"0"),
+    (c"net/ipv6/conf/default/accept_ra", b"0"),
+];
+
+/// `/proc/sys/net` is that of whoever looks. Best effort: each is the kernel's
+/// default already, or only a convenience.
+fn set(settings: RawFd) {
+    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
+    for (name, value) in SETTINGS {
+        let path = name.as_ptr() as usize;
+        if let Ok(file) = call(libc::SYS_openat, [settings as usize, path, flags, 0, 0]) {
+            let (file, value) = (file as usize, (value.as_ptr() as usize, value.len()));
+            call(libc::SYS_write, [file, value.0, value.1, 0, 0]).ok();
+            call(libc::SYS_close, [file, 0, 0, 0, 0]).ok();
+        }
+    }
 }
 
 /// `linux/sockios.h`.
