@@ -22,8 +22,10 @@ use crate::id::BoxId;
 use crate::layout::Layout;
 use crate::record::{self, Record};
 
-/// How long the last process of a PID namespace may take to die.
-const DEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long a box may take to die before it counts as stuck.
+const OWN_WITHIN: Duration = Duration::from_secs(10);
+/// The same for somebody else's: no command waits long for another's mess.
+const ABANDONED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Ends a box whose keeper is our child.
 pub fn attached(
@@ -33,13 +35,13 @@ pub fn attached(
     record: Record,
     keeper: &Process,
 ) -> Result<(), Error> {
-    teardown(layout, host, id, record, Some(keeper))
+    teardown(layout, host, id, record, Some(keeper), OWN_WITHIN)
 }
 
 /// Ends a box whose creator is gone or never got far.
 pub fn abandoned(layout: &Layout, host: &Host, id: &BoxId, record: Record) -> Result<(), Error> {
     let keeper = recorded_keeper(host, &record);
-    teardown(layout, host, id, record, keeper.as_ref())
+    teardown(layout, host, id, record, keeper.as_ref(), ABANDONED_WITHIN)
 }
 
 fn teardown(
@@ -48,6 +50,7 @@ fn teardown(
     id: &BoxId,
     record: Record,
     keeper: Option<&Process>,
+    within: Duration,
 ) -> Result<(), Error> {
     let intent = record.intent();
     let recorded = intent.map(|intent| intent.cgroup_roots.clone());
@@ -56,9 +59,9 @@ fn teardown(
         keeper
             .kill()
             .doing(|| format!("cannot kill the keeper of box {id}"))?;
-        wait_gone(keeper, id)?;
+        wait_gone(keeper, id, within)?;
     }
-    cgroup::release(&roots, id)?;
+    cgroup::release(&roots, id, within)?;
     if let Some(taken) = intent.and_then(|intent| intent.spec.name.as_ref()) {
         name::release(layout, taken, id)?;
     }
@@ -84,11 +87,11 @@ fn recorded_keeper(host: &Host, record: &Record) -> Option<Process> {
 }
 
 /// The first process of a PID namespace is only gone when all others are.
-fn wait_gone(keeper: &Process, id: &BoxId) -> Result<(), Error> {
+fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
     let doing = || format!("cannot wait for the keeper of box {id}");
     let start = Instant::now();
-    while !keeper.wait_dead(DEAD_WITHIN).doing(doing)? {
-        if start.elapsed() > DEAD_WITHIN {
+    while !keeper.wait_dead(within).doing(doing)? {
+        if start.elapsed() >= within {
             return Err(Error::new(ErrorKind::Failed, format!("box {id} is stuck"))
                 .because("its keeper does not die")
                 .with_hint(

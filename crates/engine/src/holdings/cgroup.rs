@@ -327,17 +327,16 @@ impl CgroupHolding {
     }
 }
 
-/// How long a box may take to die before it counts as stuck.
-const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 /// A directory can stay busy for a moment after its last process is gone.
 const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Kills whoever is left and removes the directories; returns once all of it
-/// was seen gone. Absent and half-made are as good as whole.
-pub fn release(roots: &[PathBuf], id: &BoxId) -> Result<(), Error> {
+/// was seen gone, or could not be within the time. Absent and half-made are as
+/// good as whole.
+pub fn release(roots: &[PathBuf], id: &BoxId, within: Duration) -> Result<(), Error> {
     for root in roots {
         let path = layout::cgroup(root, id);
-        empty(&path).doing(|| format!("cannot empty cgroup {}", path.display()))?;
+        empty(&path, within).doing(|| format!("cannot empty cgroup {}", path.display()))?;
     }
     for root in roots {
         let path = layout::cgroup(root, id);
@@ -346,12 +345,12 @@ pub fn release(roots: &[PathBuf], id: &BoxId) -> Result<(), Error> {
     Ok(())
 }
 
-fn empty(path: &Path) -> io::Result<()> {
+fn empty(path: &Path, within: Duration) -> io::Result<()> {
     let cgroup = match Cgroup::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
-    match cgroup::kill_until_empty(&cgroup, EMPTY_WITHIN) {
+    match cgroup::kill_until_empty(&cgroup, within) {
         Ok(true) => Ok(()),
         Ok(false) => Err(io::Error::other("processes are still alive in it")),
         // A v1 directory has no `cgroup.events`; its members are those of the
