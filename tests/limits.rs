@@ -87,6 +87,17 @@ fn processes_past_the_limit_cannot_be_made() {
     assert!((112..128).contains(&more), "{more}");
 }
 
+/// The keeper is not counted: the command has what was asked for.
+#[test]
+fn a_single_process_is_a_limit_too() {
+    let tare = tare!();
+    tare.run(["--pids", "1", "--", "echo", "alone"])
+        .ok()
+        .printed("alone\n");
+    let output = tare.run(["--pids", "1", "--", "sh", "-c", "ls; echo not reached"]);
+    assert_ne!(output.code, 0, "{output}");
+}
+
 #[test]
 fn threads_count_as_processes() {
     let tare = tare!();

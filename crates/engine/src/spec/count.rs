@@ -5,9 +5,8 @@ use std::ops::RangeInclusive;
 use super::received::{bad, quoted};
 use crate::error::Error;
 
-/// The keeper is one of them, the command another, and a command that cannot
-/// start a single child is rarely what was meant.
-pub const PIDS_MIN: u32 = 3;
+/// The command itself; the keeper is not counted.
+pub const PIDS_MIN: u32 = 1;
 /// The kernel's own ceiling of `pid_max` (`PID_MAX_LIMIT`).
 pub const PIDS_MAX: u32 = 4_194_304;
 /// Standard streams, the loader's files and a few more; with less, not even a
@@ -48,7 +47,7 @@ mod tests {
 
     #[test]
     fn counts_within_their_range_are_taken() {
-        assert_eq!(pids("3").unwrap(), PIDS_MIN);
+        assert_eq!(pids("1").unwrap(), PIDS_MIN);
         assert_eq!(pids("4194304").unwrap(), PIDS_MAX);
         assert_eq!(nofile("16").unwrap(), NOFILE_MIN);
         assert_eq!(nofile("1048576").unwrap(), NOFILE_MAX);
@@ -59,8 +58,6 @@ mod tests {
     fn counts_outside_their_range_name_it() {
         for text in [
             "0",
-            "1",
-            "2",
             "4194305",
             "9223372036854775808",
             "18446744073709551616",
@@ -68,7 +65,7 @@ mod tests {
             let error = pids(text).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                format!("'{text}' is outside 3 to 4194304")
+                format!("'{text}' is outside 1 to 4194304")
             );
         }
         for text in [

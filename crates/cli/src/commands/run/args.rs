@@ -59,7 +59,7 @@ pub struct RunArgs {
     )]
     pub cpus: Option<String>,
 
-    /// Processes and threads, tare's own one included, at least 3 [default: 256]
+    /// Processes and threads that the box may have at once [default: 256]
     #[arg(
         long,
         value_name = "N",

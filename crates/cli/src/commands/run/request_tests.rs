@@ -86,8 +86,8 @@ fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
         ),
         (
             &["--pids", "0"],
-            "bad value for --pids: '0' is outside 3 to 4194304 \
-             (write a whole number from 3 to 4194304)",
+            "bad value for --pids: '0' is outside 1 to 4194304 \
+             (write a whole number from 1 to 4194304)",
         ),
         (
             &["-u", "root"],
