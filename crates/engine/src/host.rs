@@ -64,33 +64,33 @@ pub struct CgroupRoots {
 }
 
 impl CgroupRoots {
-    /// Where every distribution mounts them, else wherever the table of mounts
+    /// Where most distributions mount them, else wherever the table of mounts
     /// says, which is long to read.
     fn find() -> Self {
-        let usual = Self::usual(Path::new("/sys/fs/cgroup"));
-        match usual.unified {
-            Some(_) => usual,
-            None => Self::mounted(&hierarchies(&read("/proc/self/mountinfo"))),
-        }
+        let place = Path::new("/sys/fs/cgroup");
+        Self::pure(place)
+            .or_else(|| Self::hybrid(place))
+            .unwrap_or_else(|| Self::mounted(&hierarchies(&read("/proc/self/mountinfo"))))
     }
 
-    /// Pure v2 at the place itself, or a hierarchy in each directory of it.
-    fn usual(place: &Path) -> Self {
-        let at =
-            |path: PathBuf, version: Version| (version_at(&path) == Some(version)).then_some(path);
-        if let Some(unified) = at(place.to_owned(), Version::V2) {
-            return Self {
-                unified: Some(writable_root(&unified)),
-                ..Self::NONE
-            };
-        }
-        let unified = at(place.join("unified"), Version::V2);
-        Self {
-            unified: unified.map(|mount| writable_root(&mount)),
-            memory: at(place.join("memory"), Version::V1),
-            pids: at(place.join("pids"), Version::V1),
-            cpu: at(place.join("cpu"), Version::V1),
-        }
+    /// One hierarchy at the place itself.
+    fn pure(place: &Path) -> Option<Self> {
+        let unified = at(place.to_owned(), Version::V2)?;
+        Some(Self {
+            unified: Some(writable_root(&unified)),
+            ..Self::NONE
+        })
+    }
+
+    /// A hierarchy for each controller in a directory of its name, all of them.
+    fn hybrid(place: &Path) -> Option<Self> {
+        let unified = at(place.join("unified"), Version::V2)?;
+        Some(Self {
+            unified: Some(writable_root(&unified)),
+            memory: Some(at(place.join("memory"), Version::V1)?),
+            pids: Some(at(place.join("pids"), Version::V1)?),
+            cpu: Some(at(place.join("cpu"), Version::V1)?),
+        })
     }
 
     const NONE: Self = Self {
@@ -125,6 +125,11 @@ impl CgroupRoots {
         roots.dedup();
         roots
     }
+}
+
+/// The path, if a hierarchy of this kind is there.
+fn at(path: PathBuf, version: Version) -> Option<PathBuf> {
+    (version_at(&path) == Some(version)).then_some(path)
 }
 
 /// The hierarchy's own root, or, where only a part of it is delegated to us,
