@@ -11,6 +11,7 @@ use tare_control::{
 };
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
+use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -80,7 +81,7 @@ pub fn bear(
     inheritance: &Inheritance<'_>,
 ) -> Result<Waiting, Unmade> {
     let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
-    let program = program().doing(|| "cannot open the keeper's program".into())?;
+    let program = program(host).doing(|| "cannot open the keeper's program".into())?;
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd(), inheritance.claim];
     descriptors.extend(&inheritance.trees);
@@ -107,11 +108,18 @@ pub fn bear(
 
 /// The keeper's program is this one, under another name. A box can only reach it
 /// through `/proc/1/exe`, which is closed to it: PID 1 is another user, not
-/// dumpable, and invisible. (A read-only mount of its own would cost a third of
-/// the whole start: the kernel waits for every processor when it is let go.)
-fn program() -> io::Result<OwnedFd> {
+/// dumpable, and invisible. Where we may make mounts it is on one of its own
+/// besides, which is read-only for everyone.
+fn program(host: &Host) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    Ok(openat(CWD, c"/proc/self/exe", flags, Mode::empty())?)
+    let opened = openat(CWD, c"/proc/self/exe", flags, Mode::empty())?;
+    if !host.is_privileged() {
+        return Ok(opened);
+    }
+    let alone = mount::detached_copy(opened.as_fd(), c"", Reach::One)?;
+    let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
+    mount::add_attributes(alone.as_fd(), attributes, Reach::One)?;
+    Ok(alone)
 }
 
 fn arguments(spec: &Spec) -> &'static [&'static CStr] {
