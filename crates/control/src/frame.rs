@@ -6,8 +6,10 @@ use serde::de::DeserializeOwned;
 /// Arguments and environment dominate a plan, and `execve` takes about 2 MiB
 /// of those in total (a quarter of the 8 MiB stack limit).
 pub const PLAN_BYTES_MAX: usize = 4 << 20;
-/// A request is a few numbers today.
-pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// A call to start a process has arguments and environment too.
+pub const CALL_BYTES_MAX: usize = PLAN_BYTES_MAX;
+/// A request is one number at most.
+pub const REQUEST_BYTES_MAX: usize = 64;
 /// A report holds at most one path and one error.
 pub const REPORT_BYTES_MAX: usize = 16 << 10;
 

@@ -1,17 +1,26 @@
 //! What a creator and a keeper say to each other, and nothing else.
 //!
-//! One stream socket per box carries length-prefixed frames: first the [`Plan`],
-//! then [`Request`]s one way and [`Report`]s the other. The host treats every
-//! report as untrusted input: a frame has a size limit and decoding cannot panic.
+//! A stream socket carries length-prefixed frames: to the creator of a box, who
+//! sends the [`Plan`] first and then [`Request`]s, and to every later client, who
+//! sends a [`Call`]. Both get [`Report`]s. The host treats every report as
+//! untrusted input: a frame has a size limit and decoding cannot panic.
 
 mod frame;
+pub mod life;
 mod message;
 mod plan;
+pub mod ring;
 
-pub use frame::{FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode};
-pub use message::{LaunchStep, Report, Request, SetupStep};
+pub use frame::{
+    CALL_BYTES_MAX, FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode,
+};
+pub use life::EndedBy;
+pub use message::{
+    Call, Exec, ExecStreams, KeeperUsage, LaunchStep, Program, Refusal, Report, Request, SetupStep,
+    Unpack,
+};
 pub use plan::{
-    BpfInstruction, Capabilities, Filesystem, HostEntry, HostFile, Identity, KEEPER_FDS,
-    KEEPER_NAME, LandlockPlan, OWN_NETWORK, Plan, ResourceLimit, RootPlan, TerminalPlan,
-    TreeSource, VolumePlan, Workload,
+    BpfInstruction, Capabilities, DetachedPlan, Filesystem, HostEntry, HostFile, Identity,
+    KEEPER_FDS, KEEPER_NAME, LandlockPlan, OWN_NETWORK, Plan, ResourceLimit, RootPlan,
+    TerminalPlan, TreeSource, VolumePlan, Workload,
 };

@@ -1,14 +1,86 @@
-//! Requests to a keeper, reports from it.
+//! What is asked of a keeper, and what it reports.
+//!
+//! ```text
+//! creator ── plan, Request ──▶ keeper   over the socket that the keeper is born with
+//! client  ── Call, Request ──▶ keeper   over a connection to the box's own socket
+//!         ◀───── Report ──────
+//! ```
 
 use serde::{Deserialize, Serialize};
 
-/// From the creator to the keeper, after the plan.
+use crate::plan::{Identity, TerminalPlan};
+
+/// From the creator after the plan, and from the client of an [`Exec`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// The keeper's identity is on record: the command may start.
     Go,
+    /// Send this signal to the command, or to the process of this connection.
+    Signal(i32),
+    /// The creator leaves, and the box goes on without it.
+    Detach,
+}
+
+/// The first frame of a connection to a box. All but [`Call::Exec`] are
+/// answered by one report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Call {
+    /// Start another process. With [`ExecStreams::Passed`] three descriptors
+    /// come with this frame: its standard streams.
+    Exec(Exec),
     /// Send this signal to the command.
     Signal(i32),
+    /// Ask the command to stop, and end the box if it has not after this time.
+    Stop { grace_ns: u64 },
+    /// End the box at this boot-clock time, or at none.
+    Lease { ends_ns: Option<u64> },
+    /// What does the box use that only its keeper can see?
+    Usage,
+    /// The way to the command's standard input comes with the answer.
+    Input,
+}
+
+/// Another process of the workload, with the box's own limits and filters.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    pub program: Program,
+    /// `KEY=VALUE` each, over the environment of the box.
+    pub env: Vec<Vec<u8>>,
+    /// `None`: as the box's command.
+    pub workdir: Option<Vec<u8>>,
+    /// `None`: as the box's command.
+    pub identity: Option<Identity>,
+    pub streams: ExecStreams,
+    /// After so long its whole process tree ends.
+    pub timeout_ns: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Program {
+    Command(Vec<Vec<u8>>),
+    /// Tare's own: writes an archive of this path to its standard output, with
+    /// this name at the top.
+    Pack {
+        path: Vec<u8>,
+        name: Vec<u8>,
+    },
+    /// Tare's own: unpacks its standard input below this directory.
+    Unpack(Unpack),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unpack {
+    pub path: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExecStreams {
+    /// The client's pipes; its end ends the process.
+    Passed,
+    /// A terminal of the box, whose master side goes to the client.
+    Terminal(TerminalPlan),
+    /// The box's log; the process does not need its client.
+    Log,
 }
 
 /// The step of making the box that a failure belongs to.
@@ -27,12 +99,14 @@ pub enum SetupStep {
     Hostname,
     Terminal,
     Landlock,
+    Streams,
     Fork,
 }
 
 /// The step of starting the command that a failure belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LaunchStep {
+    Mark,
     Session,
     Limits,
     Credentials,
@@ -41,10 +115,31 @@ pub enum LaunchStep {
     Exec,
 }
 
-/// From the keeper to the creator.
+/// Why a keeper does not do what it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// As many processes as it looks after were started over its socket.
+    Busy,
+    /// The command was started without a way to its standard input.
+    NoInput,
+    /// The box has no log: its output goes to its creator.
+    NoLog,
+    /// The frame or its descriptors make no sense.
+    Malformed,
+}
+
+/// What only a keeper can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeeperUsage {
+    pub scratch_bytes: u64,
+    pub output_bytes: u64,
+    pub output_dropped_bytes: u64,
+}
+
+/// From the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    /// The box's pseudo-terminal; its master side travels with this frame.
+    /// A pseudo-terminal of the box; its master side travels with this frame.
     Terminal,
     /// The box could not be made; the keeper is gone after this.
     SetupFailed {
@@ -52,12 +147,29 @@ pub enum Report {
         subject: String,
         errno: i32,
     },
-    /// The command could not be started; the keeper is gone after this.
-    LaunchFailed { step: LaunchStep, errno: i32 },
-    /// The command runs: its `execve` has succeeded.
+    /// The process could not be started; if it was the box's command, the keeper
+    /// is gone after this.
+    LaunchFailed {
+        step: LaunchStep,
+        errno: i32,
+    },
+    /// It runs: its `execve` has succeeded.
     Started,
-    /// The command ended with this `wait` status; the box ends with it.
-    Exited { wait_status: i32 },
-    /// The deadline passed; the box ends.
+    /// It ended with this `wait` status; if it was the box's command, the box
+    /// ends with it.
+    Exited {
+        wait_status: i32,
+    },
+    /// Its deadline passed; everyone that it started has been killed.
     TimedOut,
+    /// The box goes on without its creator.
+    Detached,
+    /// What was asked for is done.
+    Done,
+    Usage(KeeperUsage),
+    /// The command's standard input travels with this frame.
+    Input {
+        is_terminal: bool,
+    },
+    Refused(Refusal),
 }

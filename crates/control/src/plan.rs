@@ -8,10 +8,12 @@ use std::ffi::CStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The keeper's descriptors at birth: 0, 1 and 2 are the command's, 3 is the
-/// control socket, 4 is the claim on the uid range, then one for each
-/// [`TreeSource::Inherited`] of the plan: the root's first, then the volumes'.
-pub const KEEPER_FDS: u32 = 5;
+/// The keeper's first descriptors at birth: 0, 1 and 2 are the command's (of a
+/// detached box: nobody's), 3 is the link to the creator, 4 the claim on the uid
+/// range, 5 the box's own socket, bound and not listened on. Then come, as the
+/// plan says: the workload's cgroup, the `life` and the two segments of the log,
+/// and one for each [`TreeSource::Inherited`]: the root's, then the volumes'.
+pub const KEEPER_FDS: u32 = 6;
 
 /// The name under which the binary is a keeper.
 pub const KEEPER_NAME: &CStr = c"tare-keeper";
@@ -133,16 +135,31 @@ pub struct TerminalPlan {
     pub columns: u16,
 }
 
+/// What a box has that outlives its creator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachedPlan {
+    /// The log keeps the last of the output, this much.
+    pub log_bytes_max: u64,
+    /// Whether more output than that ends the box.
+    pub kill_past_log: bool,
+    /// Whether the command's standard input stays open for whoever attaches.
+    pub stdin: bool,
+    /// Boot-clock nanoseconds at which the box ends, whoever is alive then.
+    pub lease_ns: Option<u64>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// How many descriptors follow [`KEEPER_FDS`].
+    /// Whether the workload has a cgroup of its own below the keeper's.
+    pub workload_cgroup: bool,
+    pub detached: Option<DetachedPlan>,
     pub inherited_trees: u32,
     /// `None`: the host's files as they are, containment only.
     pub filesystem: Option<Filesystem>,
     pub hostname: Option<String>,
     pub landlock: Option<LandlockPlan>,
     pub terminal: Option<TerminalPlan>,
-    /// Boot-clock nanoseconds at which the box ends.
+    /// Boot-clock nanoseconds at which its timeout ends the box.
     pub deadline_ns: Option<u64>,
     pub workload: Workload,
 }

@@ -1,25 +1,22 @@
 //! A box whose creator stays with it: its streams, its events, its end.
-//!
-//! What the keeper says is untrusted: a frame that does not decode, or a
-//! descriptor that is not a terminal, counts as a keeper that is gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::fs::{FileType, fstat, major, minor};
-use tare_control::{REPORT_BYTES_MAX, Report, Request, decode};
+use tare_control::{Report, Request};
 use tare_kernel::clock::boot_ns;
-use tare_kernel::fds::receive;
 
 use crate::engine::{Made, Reserve};
 use crate::error::{Doing, Error};
+use crate::exit::Exit;
 use crate::failure;
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::keeper;
 use crate::layout::Layout;
-use crate::record::Record;
-use crate::teardown;
+use crate::record::Locked;
+use crate::reports::{Heard, Reports};
+use crate::teardown::Site;
 
 /// The host's ends of the command's standard streams. With a terminal they are
 /// all absent: its master side comes as [`Event::Terminal`].
@@ -30,22 +27,15 @@ pub struct Streams {
     pub stderr: Option<OwnedFd>,
 }
 
-/// How a command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    Code(u8),
-    Signal(i32),
-}
-
 #[derive(Debug)]
 pub enum Event {
     /// The master side of the box's pseudo-terminal.
     Terminal(OwnedFd),
     /// The command's `execve` succeeded.
     Started,
-    /// The command ended, and the box with it.
+    /// The command ended; if it was the box's own, the box with it.
     Exited(Exit),
-    /// `Spec::timeout` passed; the box ends.
+    /// Its timeout passed; everything that it started ends.
     TimedOut,
     /// The box could not be made or the command not be started.
     Failed(Error),
@@ -62,20 +52,17 @@ pub struct Ending {
 }
 
 /// What a keeper may need to end its box after the deadline.
-const GRACE: Duration = Duration::from_secs(1);
+pub const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Attached {
     layout: Layout,
     host: Host,
     id: BoxId,
-    record: Record,
+    record: Locked,
     made: Made,
     reserve: Reserve,
-    /// Bytes of reports that are not complete yet.
-    pending: Vec<u8>,
-    /// A descriptor that came with them.
-    passed: Option<OwnedFd>,
+    reports: Reports,
     over: bool,
 }
 
@@ -84,7 +71,7 @@ impl Attached {
         layout: Layout,
         host: Host,
         id: BoxId,
-        record: Record,
+        record: Locked,
         made: Made,
         reserve: Reserve,
     ) -> Self {
@@ -95,8 +82,7 @@ impl Attached {
             record,
             made,
             reserve,
-            pending: Vec::new(),
-            passed: None,
+            reports: Reports::default(),
             over: false,
         }
     }
@@ -123,59 +109,26 @@ impl Attached {
     /// The next event, without waiting; `None` when there is none yet. After
     /// `Exited`, `TimedOut`, `Failed` or `Gone` nothing more comes.
     pub fn next_event(&mut self) -> Option<Event> {
-        while !self.over {
-            match decode(&self.pending, REPORT_BYTES_MAX) {
-                Ok(Some((report, length))) => {
-                    self.pending.drain(..length);
-                    return Some(self.event(report));
-                }
-                Ok(None) => {}
-                Err(_) => return Some(self.last(Event::Gone)),
-            }
-            let mut buffer = [0; 4096];
-            match receive(self.made.control.as_fd(), &mut buffer) {
-                Ok(received) if received.bytes > 0 => {
-                    self.pending.extend_from_slice(&buffer[..received.bytes]);
-                    self.passed = received.fd.or(self.passed.take());
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
-                Ok(_) | Err(_) => {
-                    let event = self.unborn().map_or(Event::Gone, Event::Failed);
-                    return Some(self.last(event));
-                }
-            }
+        if self.over {
+            return None;
         }
-        None
+        let event = match self.reports.hear(self.made.control.as_fd()) {
+            Heard::Nothing => return None,
+            Heard::Report(report) => self.event(report),
+            Heard::Gone => self.unborn().map_or(Event::Gone, Event::Failed),
+        };
+        self.over = !matches!(event, Event::Started | Event::Terminal(_));
+        Some(event)
     }
 
     fn event(&mut self, report: Report) -> Event {
-        match report {
-            Report::Started => Event::Started,
-            Report::Terminal => match self.passed.take().filter(is_terminal_master) {
-                Some(master) => Event::Terminal(master),
-                None => self.last(Event::Gone),
-            },
-            Report::Exited { wait_status } => self.last(Event::Exited(exit(wait_status))),
-            Report::TimedOut => self.last(Event::TimedOut),
-            Report::SetupFailed {
-                step,
-                subject,
-                errno,
-            } => {
-                let error = failure::setup(step, &subject, errno);
-                self.last(Event::Failed(error))
-            }
-            Report::LaunchFailed { step, errno } => {
-                let spec = self.record.intent().map(|intent| &intent.spec);
-                let error = failure::launch(step, errno, spec);
-                self.last(Event::Failed(error))
-            }
-        }
-    }
-
-    fn last(&mut self, event: Event) -> Event {
-        self.over = true;
-        event
+        let spec = self.record.account.intent.as_ref();
+        let spec = spec.map(|intent| &intent.spec);
+        let subject = failure::Subject {
+            command: spec.and_then(|spec| spec.command.first()),
+            workdir: spec.and_then(|spec| spec.workdir.as_deref()),
+        };
+        event(report, &mut self.reports, subject)
     }
 
     /// Why the keeper never got to be one.
@@ -208,43 +161,39 @@ impl Attached {
     pub fn end(self) -> Result<Ending, Error> {
         drop(self.reserve);
         let oom_kills = self.made.cgroups.oom_kills();
-        let keeper = &self.made.keeper.process;
-        teardown::attached(&self.layout, &self.host, &self.id, self.record, keeper)?;
+        let site = Site {
+            layout: &self.layout,
+            host: &self.host,
+            id: &self.id,
+        };
+        site.tear_down_own(self.record, &self.made.keeper.process)?;
         Ok(Ending { oom_kills })
     }
 }
 
-fn exit(wait_status: i32) -> Exit {
-    match wait_status & 0x7f {
-        0 => Exit::Code(((wait_status >> 8) & 0xff) as u8),
-        signal => Exit::Signal(signal),
-    }
-}
-
-/// The multiplexer's device number: what every master side is opened through.
-fn is_terminal_master(fd: &OwnedFd) -> bool {
-    let Ok(stat) = fstat(fd) else { return false };
-    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-        && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_status_is_a_code_or_a_signal() {
-        assert_eq!(exit(0x2500), Exit::Code(37));
-        assert_eq!(exit(9), Exit::Signal(9));
-        assert_eq!(exit(0x8b), Exit::Signal(11), "a core dump is a signal too");
-    }
-
-    /// E041: a keeper may pass any descriptor.
-    #[test]
-    fn only_a_terminals_master_side_is_taken_for_one() {
-        let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(!is_terminal_master(&null.into()));
-        let master = std::fs::File::open("/dev/ptmx").unwrap();
-        assert!(is_terminal_master(&master.into()));
+/// What a report means to whoever waits for a command. One that has no place
+/// here comes from a keeper that cannot be believed.
+pub fn event(report: Report, reports: &mut Reports, subject: failure::Subject<'_>) -> Event {
+    match report {
+        Report::Started => Event::Started,
+        Report::Terminal => match reports.take_terminal() {
+            Some(master) => Event::Terminal(master),
+            None => Event::Gone,
+        },
+        Report::Exited { wait_status } => Event::Exited(Exit::of(wait_status)),
+        Report::TimedOut => Event::TimedOut,
+        Report::SetupFailed {
+            step,
+            subject,
+            errno,
+        } => Event::Failed(failure::setup(step, &subject, errno)),
+        Report::LaunchFailed { step, errno } => {
+            Event::Failed(failure::launch(step, errno, subject))
+        }
+        Report::Detached
+        | Report::Done
+        | Report::Usage(_)
+        | Report::Input { .. }
+        | Report::Refused(_) => Event::Gone,
     }
 }

@@ -10,63 +10,60 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
-use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::spawn::Spawned;
 
+use crate::account::{DetachOptions, KeeperIdentity};
 use crate::attached::{Attached, Streams};
 use crate::error::{Doing, Error, ErrorKind};
-use crate::holdings::cgroup::{self, CgroupHolding};
+use crate::holdings::cgroup::{self, CgroupHolding, Residence};
 use crate::holdings::{name, uids};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
 use crate::layout::Layout;
 use crate::plan::{self, Trees};
-use crate::record::{self, KeeperIdentity, Record};
+use crate::record::{self, DetachedFiles, Locked};
 use crate::spec::{Isolation, Network, Spec, Terminal};
-use crate::teardown;
+use crate::stdio::{Owner, Stdin, Stdio, null};
+use crate::teardown::{OWN_WITHIN, Site};
 use crate::trees::{self, Mapping};
-
-/// What the command's descriptor 0 is, when it has no terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stdin {
-    /// At end of file from the start.
-    Empty,
-    /// A pipe whose other end is in [`Streams`].
-    Pipe,
-}
 
 #[derive(Debug)]
 pub struct Engine {
-    layout: Layout,
-    host: Host,
+    pub(crate) layout: Layout,
+    pub(crate) host: Host,
 }
 
 impl Engine {
     /// Opens a state root, making it if need be; `None` for the default one.
-    /// Boxes whose creator is gone are ended on the way.
+    /// Boxes that somebody has to look after are looked after on the way.
     pub fn open(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let host = Host::probe();
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
         let layout = Layout::new(root);
         record::prepare_state_root(&layout)?;
-        for (id, record) in record::abandoned(&layout) {
-            // What cannot be ended now stays on record and is tried again.
-            teardown::abandoned(&layout, &host, &id, record).ok();
+        let engine = Self { layout, host };
+        engine.tend_some();
+        Ok(engine)
+    }
+
+    pub(crate) fn site<'a>(&'a self, id: &'a BoxId) -> Site<'a> {
+        Site {
+            layout: &self.layout,
+            host: &self.host,
+            id,
         }
-        Ok(Self { layout, host })
     }
 
     /// Makes a box whose life hangs on the returned value and on this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Attached, Error> {
         let id = BoxId::random();
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
-        let record = Record::create(&self.layout, &id, &self.host, spec)?;
-        match self.make(spec, stdin, &id, &record) {
+        let mut record = Locked::create(&self.layout, &id, &self.host, spec, None)?;
+        match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
             Ok(made) => Ok(Attached::new(
                 self.layout.clone(),
                 self.host.clone(),
@@ -83,39 +80,53 @@ impl Engine {
         }
     }
 
-    fn unmake(&self, id: &BoxId, record: Record, keeper: Option<&Spawned>) -> Result<(), Error> {
+    pub(crate) fn unmake(
+        &self,
+        id: &BoxId,
+        record: Locked,
+        keeper: Option<&Spawned>,
+    ) -> Result<(), Error> {
         match keeper {
-            Some(keeper) => {
-                teardown::attached(&self.layout, &self.host, id, record, &keeper.process)
-            }
-            None => teardown::abandoned(&self.layout, &self.host, id, record),
+            Some(keeper) => self.site(id).tear_down_own(record, &keeper.process),
+            None => self.site(id).tear_down(record, OWN_WITHIN),
         }
     }
 
-    fn make(&self, spec: &Spec, stdin: Stdin, id: &BoxId, record: &Record) -> Result<Made, Unmade> {
+    /// Makes the box; its command starts when the keeper's identity is on record.
+    pub(crate) fn make(
+        &self,
+        spec: &Spec,
+        ends: Ends<'_>,
+        id: &BoxId,
+        record: &mut Locked,
+    ) -> Result<Made, Unmade> {
         if let Some(wanted) = &spec.name {
+            // A name of a box that nobody wants any more is free.
+            self.tend_holder(wanted);
             name::acquire(&self.layout, wanted, id)?;
         }
         let range = uids::acquire(&self.layout)?;
         let map = self.id_map(spec, range.first);
-        let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits)?;
+        let residence = residence(&ends, map);
+        let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits, residence)?;
         let trees = self.trees(spec, map)?;
-        let stdio = Stdio::make(spec, stdin, owner(spec, map))
-            .doing(|| "cannot make pipes for the command".into())?;
-        let mounts = trees.root.iter().chain(&trees.volumes);
+        let stdio = stdio(spec, &ends, map)?;
+        let socket = record
+            .bind_control()
+            .doing(|| format!("cannot make a socket for box {id}"))?;
+        let files = self.detached_files(&ends, record)?;
         let inheritance = Inheritance {
             stdio: stdio.theirs(),
             claim: range.claim.as_fd(),
-            trees: mounts
-                .filter_map(|tree| tree.mount.as_ref().map(AsFd::as_fd))
-                .collect(),
+            socket: socket.as_fd(),
+            planned: planned(&cgroups, files.as_ref(), &trees),
             unified: cgroups.unified.as_ref(),
             join: &cgroups.join,
         };
-        let Waiting { newborn, control } = keeper::bear(spec, &self.host, map, &inheritance)?;
+        let Waiting { newborn, control } = keeper::bear(spec, id, &self.host, map, &inheritance)?;
         let spawned = newborn.go();
         cgroups.join.clear();
-        let plan = plan::plan(spec, id, &self.host, &cgroups, &trees);
+        let plan = plan::plan(spec, id, &self.host, &cgroups, &trees, ends.options());
         let made = Made {
             keeper: spawned,
             control,
@@ -123,7 +134,9 @@ impl Engine {
             cgroups,
             _claim: range.claim,
             streams: stdio.ours,
+            first_uid: map.first_uid(),
             deadline_ns: plan.deadline_ns,
+            lease_ns: plan.detached.and_then(|detached| detached.lease_ns),
         };
         match keeper::send_plan(&made.control, &plan) {
             Err(error) if error.kind() == ErrorKind::BadRequest => {
@@ -135,6 +148,20 @@ impl Engine {
         match self.commit(record, &made) {
             Ok(()) => Ok(made),
             Err(error) => Err(Unmade::with(error, made.keeper)),
+        }
+    }
+
+    fn detached_files(
+        &self,
+        ends: &Ends<'_>,
+        record: &Locked,
+    ) -> Result<Option<DetachedFiles>, Error> {
+        match ends {
+            Ends::Callers(_) => Ok(None),
+            Ends::Keepers(_) => {
+                let files = record.make_detached_files();
+                Ok(Some(files.doing(|| "cannot make the box's log".into())?))
+            }
         }
     }
 
@@ -175,7 +202,7 @@ impl Engine {
 
     /// The keeper makes its box meanwhile, which dies with it; the command
     /// starts only after its identity is on record.
-    fn commit(&self, record: &Record, made: &Made) -> Result<(), Error> {
+    fn commit(&self, record: &mut Locked, made: &Made) -> Result<(), Error> {
         let doing = || "cannot record the keeper's identity".to_owned();
         let process = &made.keeper.process;
         let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
@@ -183,9 +210,12 @@ impl Engine {
             boot_id: self.host.boot_id.clone(),
             pid: process.pid(),
             pidfd_inode: process.inode().doing(doing)?,
+            birth_tick: process.birth_tick().doing(doing)?,
             cgroup_inode: cgroup_inode.transpose().doing(doing)?,
+            first_uid: made.first_uid,
+            lease_ns: made.lease_ns,
         };
-        record.write_identity(&identity).doing(doing)?;
+        record.add_keeper(identity).doing(doing)?;
         keeper::send_request(&made.control, &Request::Go).ok();
         Ok(())
     }
@@ -217,6 +247,63 @@ impl Engine {
     }
 }
 
+/// Who has the other ends of the command's standard streams.
+#[derive(Debug, Clone, Copy)]
+pub enum Ends<'a> {
+    /// Whoever runs the box, and stays with it.
+    Callers(Stdin),
+    /// The keeper, of a box that is left to itself.
+    Keepers(&'a DetachOptions),
+}
+
+impl<'a> Ends<'a> {
+    fn options(&self) -> Option<&'a DetachOptions> {
+        match self {
+            Self::Callers(_) => None,
+            Self::Keepers(options) => Some(options),
+        }
+    }
+}
+
+/// With a terminal, and in a detached box, the keeper opens the streams itself.
+fn stdio(spec: &Spec, ends: &Ends<'_>, map: IdMap) -> Result<Stdio, Error> {
+    let owner = Owner::of(map.first_uid(), spec.user);
+    let made = match (spec.terminal, ends) {
+        (Terminal::Pty { .. }, _) | (_, Ends::Keepers(_)) => Stdio::nothing(),
+        (Terminal::Pipes, Ends::Callers(stdin)) => Stdio::pipes(*stdin, owner),
+    };
+    made.doing(|| "cannot make pipes for the command".into())
+}
+
+fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {
+    match (ends, map) {
+        (Ends::Callers(_), _) => Residence::Shared,
+        (Ends::Keepers(_), IdMap::Range { first }) => Residence::Below {
+            keeper_uid: Some(first),
+        },
+        (Ends::Keepers(_), IdMap::Host | IdMap::Single { .. }) => {
+            Residence::Below { keeper_uid: None }
+        }
+    }
+}
+
+/// What the keeper inherits by its plan, in the plan's order.
+fn planned<'a>(
+    cgroups: &'a CgroupHolding,
+    files: Option<&'a DetachedFiles>,
+    trees: &'a Trees,
+) -> Vec<BorrowedFd<'a>> {
+    let workload = cgroups.workload.iter().map(AsFd::as_fd);
+    let files = files
+        .into_iter()
+        .flat_map(|files| [&files.life, &files.log[0], &files.log[1]]);
+    let mounts = trees.root.iter().chain(&trees.volumes);
+    workload
+        .chain(files.map(AsFd::as_fd))
+        .chain(mounts.filter_map(|tree| tree.mount.as_ref().map(AsFd::as_fd)))
+        .collect()
+}
+
 /// Everything of a box that runs.
 #[derive(Debug)]
 pub struct Made {
@@ -226,8 +313,11 @@ pub struct Made {
     /// Held until the box was seen gone: its uids are not reused before.
     pub _claim: OwnedFd,
     pub streams: Streams,
-    /// On the boot clock, as the keeper knows it.
+    /// Of its uid range, if it has one.
+    pub first_uid: Option<u32>,
+    /// On the boot clock, as the keeper knows them.
     pub deadline_ns: Option<u64>,
+    pub lease_ns: Option<u64>,
     pub notes: Vec<String>,
 }
 
@@ -239,92 +329,9 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    fn take() -> std::io::Result<Self> {
+    pub(crate) fn take() -> std::io::Result<Self> {
         Ok(Self {
             _spare: [null()?, null()?, null()?, null()?],
         })
     }
-}
-
-/// Both ends of the command's standard streams.
-#[derive(Debug)]
-struct Stdio {
-    stdin: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
-    ours: Streams,
-}
-
-impl Stdio {
-    fn make(spec: &Spec, stdin: Stdin, owner: Owner) -> std::io::Result<Self> {
-        if let Terminal::Pty { .. } = spec.terminal {
-            return Self::nothing();
-        }
-        let (input, our_input) = match stdin {
-            Stdin::Empty => (null()?, None),
-            Stdin::Pipe => {
-                let (read, write) = pipe_of(owner)?;
-                (read, Some(write))
-            }
-        };
-        let (our_output, output) = pipe_of(owner)?;
-        let (our_errors, errors) = pipe_of(owner)?;
-        Ok(Self {
-            stdin: input,
-            stdout: output,
-            stderr: errors,
-            ours: Streams {
-                stdin: our_input,
-                stdout: Some(our_output),
-                stderr: Some(our_errors),
-            },
-        })
-    }
-
-    /// With a terminal the keeper opens the streams itself.
-    fn nothing() -> std::io::Result<Self> {
-        Ok(Self {
-            stdin: null()?,
-            stdout: null()?,
-            stderr: null()?,
-            ours: Streams::default(),
-        })
-    }
-
-    fn theirs(&self) -> [BorrowedFd<'_>; 3] {
-        [self.stdin.as_fd(), self.stdout.as_fd(), self.stderr.as_fd()]
-    }
-}
-
-/// Who a pipe is given to; `None` leaves it to whoever made it.
-type Owner = Option<(Uid, Gid)>;
-
-/// The command's user on the host, where that is somebody else than we are.
-fn owner(spec: &Spec, map: IdMap) -> Owner {
-    match map {
-        IdMap::Range { first } => Some((
-            Uid::from_raw(first + spec.user.uid),
-            Gid::from_raw(first + spec.user.gid),
-        )),
-        IdMap::Host | IdMap::Single { .. } => None,
-    }
-}
-
-/// A pipe whose owner can open it again by name: programs do so with
-/// `/dev/stdout`, and a pipe of root's would refuse them.
-fn pipe_of(owner: Owner) -> std::io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    if let Some((uid, gid)) = owner {
-        fchown(&read, Some(uid), Some(gid))?;
-    }
-    Ok((read, write))
-}
-
-fn null() -> std::io::Result<OwnedFd> {
-    Ok(openat(
-        CWD,
-        c"/dev/null",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?)
 }

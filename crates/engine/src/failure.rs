@@ -1,12 +1,13 @@
 //! What a keeper's failure means to a person.
 
+use std::ffi::OsString;
 use std::io;
+use std::path::Path;
 
 use tare_control::{LaunchStep, SetupStep};
 use tare_kernel::spawn::BirthStep;
 
 use crate::error::{Error, ErrorKind};
-use crate::spec::Spec;
 
 /// The keeper gave up before it was one.
 pub fn birth(step: BirthStep, error: io::Error) -> Error {
@@ -61,6 +62,7 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
         SetupStep::Hostname => format!("cannot set the box's host name to {subject}"),
         SetupStep::Terminal => format!("cannot open the box's terminal ({subject})"),
         SetupStep::Landlock => "cannot restrict the box with Landlock".to_owned(),
+        SetupStep::Streams => format!("cannot connect the command's streams ({subject})"),
         SetupStep::Fork => format!("cannot start a process in the box ({subject})"),
     }
 }
@@ -84,7 +86,8 @@ fn setup_hint(step: SetupStep) -> Option<&'static str> {
         | SetupStep::Network
         | SetupStep::Hostname
         | SetupStep::Terminal
-        | SetupStep::Landlock => None,
+        | SetupStep::Landlock
+        | SetupStep::Streams => None,
     }
 }
 
@@ -92,17 +95,25 @@ const ENOENT: i32 = 2;
 const EACCES: i32 = 13;
 const ENOTDIR: i32 = 20;
 
+/// What a failed start was about.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    pub command: Option<&'a OsString>,
+    pub workdir: Option<&'a Path>,
+}
+
 /// The command could not be started.
-pub fn launch(step: LaunchStep, errno: i32, spec: Option<&Spec>) -> Error {
+pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
     let why = io::Error::from_raw_os_error(errno);
-    let command = spec.map_or_else(String::new, |spec| {
-        spec.command[0].to_string_lossy().escape_debug().to_string()
-    });
     match step {
-        LaunchStep::Exec => not_started(&command, errno, why),
+        LaunchStep::Exec => {
+            let command = subject.command.map(|command| command.to_string_lossy());
+            let command = command.unwrap_or_default().escape_debug().to_string();
+            not_started(&command, errno, why)
+        }
         LaunchStep::WorkingDirectory => {
-            let directory = spec.and_then(|spec| spec.workdir.as_deref());
-            let shown = directory.map_or("/work".into(), |path| path.to_string_lossy());
+            let shown = subject.workdir;
+            let shown = shown.map_or("/work".into(), |path| path.to_string_lossy());
             let message = format!(
                 "cannot use {} as the working directory",
                 shown.escape_debug()
@@ -113,6 +124,7 @@ pub fn launch(step: LaunchStep, errno: i32, spec: Option<&Spec>) -> Error {
                     "-w takes a directory that exists in the box and that its user may enter",
                 )
         }
+        LaunchStep::Mark => failed("cannot mark the command's process tree", why),
         LaunchStep::Session => failed("cannot give the command a session", why),
         LaunchStep::Limits => failed("cannot set the command's limits", why),
         LaunchStep::Credentials => failed("cannot give the command its user", why),

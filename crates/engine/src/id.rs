@@ -3,9 +3,10 @@
 use std::fmt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde::Serialize;
 
 /// Twelve characters of `[a-z2-7]`: 60 random bits, never used twice.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct BoxId(String);
 
 const LENGTH: usize = 12;

@@ -1,6 +1,6 @@
 //! The keeper's birth: everything between a plan and a process that has it.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -17,6 +17,7 @@ use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
+use crate::id::BoxId;
 use crate::spec::{Isolation, Network, Spec};
 
 /// What the keeper gets at birth besides its control socket.
@@ -24,7 +25,10 @@ use crate::spec::{Isolation, Network, Spec};
 pub struct Inheritance<'a> {
     pub stdio: [BorrowedFd<'a>; 3],
     pub claim: BorrowedFd<'a>,
-    pub trees: Vec<BorrowedFd<'a>>,
+    /// The box's own socket.
+    pub socket: BorrowedFd<'a>,
+    /// What the plan speaks of, in its order.
+    pub planned: Vec<BorrowedFd<'a>>,
     pub unified: Option<&'a Cgroup>,
     pub join: &'a [OwnedFd],
 }
@@ -73,9 +77,20 @@ pub enum IdMap {
     Single { uid: u32, gid: u32 },
 }
 
+impl IdMap {
+    /// The host's id of the box's user 0, if that is nobody else.
+    pub fn first_uid(self) -> Option<u32> {
+        match self {
+            Self::Range { first } => Some(first),
+            Self::Host | Self::Single { .. } => None,
+        }
+    }
+}
+
 /// Makes the keeper, in its cgroup and namespaces, with its ids mapped.
 pub fn bear(
     spec: &Spec,
+    id: &BoxId,
     host: &Host,
     map: IdMap,
     inheritance: &Inheritance<'_>,
@@ -83,15 +98,18 @@ pub fn bear(
     let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
     let program = program(host).doing(|| "cannot open the keeper's program".into())?;
     let [stdin, stdout, stderr] = inheritance.stdio;
-    let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd(), inheritance.claim];
-    descriptors.extend(&inheritance.trees);
+    let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
+    descriptors.extend([inheritance.claim, inheritance.socket]);
+    descriptors.extend(&inheritance.planned);
+    let arguments = arguments(spec, id);
+    let arguments: Vec<&CStr> = arguments.iter().map(CString::as_c_str).collect();
     let join: Vec<BorrowedFd<'_>> = inheritance.join.iter().map(AsFd::as_fd).collect();
     let newborn = spawn(&Birth {
         namespaces: namespaces(spec, map),
         cgroup: inheritance.unified.map(AsFd::as_fd),
         join: &join,
         executable: program.as_fd(),
-        arguments: arguments(spec),
+        arguments: &arguments,
         descriptors: &descriptors,
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
@@ -122,11 +140,15 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
     Ok(alone)
 }
 
-fn arguments(spec: &Spec) -> &'static [&'static CStr] {
-    match (spec.isolation, spec.network) {
-        (Isolation::Full, Network::None) => &[KEEPER_NAME, OWN_NETWORK],
-        (Isolation::Full, Network::Host) | (Isolation::Contain, _) => &[KEEPER_NAME],
-    }
+/// Last its box, for whoever looks at the host's processes.
+fn arguments(spec: &Spec, id: &BoxId) -> Vec<CString> {
+    let network = match (spec.isolation, spec.network) {
+        (Isolation::Full, Network::None) => Some(OWN_NETWORK),
+        (Isolation::Full, Network::Host) | (Isolation::Contain, _) => None,
+    };
+    let id = CString::new(id.as_str()).expect("an id has no NUL");
+    let words = [KEEPER_NAME].into_iter().chain(network);
+    words.map(CString::from).chain([id]).collect()
 }
 
 fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {

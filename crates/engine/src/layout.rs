@@ -51,6 +51,9 @@ pub fn cgroup(root: &Path, id: &BoxId) -> PathBuf {
     root.join(format!("tare-{id}"))
 }
 
+/// Where the workload of a detached box is, below the box's own directory.
+pub const WORKLOAD_CGROUP: &str = "work";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,24 +4,47 @@
 //! never prints, keeps no state of its own beside the state root, and ends every
 //! box through one function, whatever happened before.
 
+mod account;
 mod attached;
+mod boxes;
+mod changing;
+mod detached;
+mod ending;
 mod engine;
 mod error;
+mod executed;
+mod exit;
 mod failure;
 mod holdings;
 mod host;
 mod id;
 mod keeper;
 mod layout;
+mod lifecycle;
+mod line;
+mod observed;
 mod plan;
 mod record;
+mod reports;
 pub mod seccomp;
 pub mod spec;
+mod status;
+mod stdio;
 mod teardown;
+mod tending;
+mod timestamp;
 mod trees;
 mod view;
 
-pub use attached::{Attached, Ending, Event, Exit, Streams};
-pub use engine::{Engine, Stdin};
+pub use account::DetachOptions;
+pub use attached::{Attached, Ending, Event, Streams};
+pub use changing::Changes;
+pub use detached::Started;
+pub use engine::Engine;
 pub use error::{Doing, Error, ErrorKind};
+pub use executed::{ExecSpec, Executed};
+pub use exit::Exit;
 pub use id::BoxId;
+pub use status::{Details, Ended, EndedBy, Holding, State, Status, Usage};
+pub use stdio::Stdin;
+pub use timestamp::Timestamp;

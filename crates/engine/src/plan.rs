@@ -2,13 +2,15 @@
 //! the box. Pure but for reading which host entries exist.
 
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use tare_control::{
-    Capabilities, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan, TerminalPlan,
-    VolumePlan, Workload,
+    Capabilities, DetachedPlan, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan,
+    TerminalPlan, VolumePlan, Workload,
 };
 use tare_kernel::clock::boot_ns;
 
+use crate::account::DetachOptions;
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::Host;
 use crate::id::BoxId;
@@ -24,11 +26,20 @@ pub struct Trees {
     pub volumes: Vec<Tree>,
 }
 
-pub fn plan(spec: &Spec, id: &BoxId, host: &Host, cgroups: &CgroupHolding, trees: &Trees) -> Plan {
+pub fn plan(
+    spec: &Spec,
+    id: &BoxId,
+    host: &Host,
+    cgroups: &CgroupHolding,
+    trees: &Trees,
+    detached: Option<&DetachOptions>,
+) -> Plan {
     let isolated = spec.isolation == Isolation::Full;
     let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
     let inherited = trees.root.iter().chain(&trees.volumes);
     Plan {
+        workload_cgroup: cgroups.workload.is_some(),
+        detached: detached.map(|options| detached_plan(spec, options)),
         inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         hostname: isolated.then(|| hostname.to_owned()),
@@ -39,11 +50,28 @@ pub fn plan(spec: &Spec, id: &BoxId, host: &Host, cgroups: &CgroupHolding, trees
             Terminal::Pipes => None,
             Terminal::Pty { rows, columns } => Some(TerminalPlan { rows, columns }),
         },
-        deadline_ns: spec.timeout.map(|timeout| {
-            let left = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-            boot_ns().saturating_add(left)
-        }),
+        deadline_ns: spec.timeout.map(from_now),
         workload: workload(spec, host, cgroups),
+    }
+}
+
+/// The boot-clock time that is so far away.
+pub fn from_now(duration: Duration) -> u64 {
+    let left = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    boot_ns().saturating_add(left)
+}
+
+/// The log is memory of the box where the state root is in memory, as it is by
+/// default: it may take this part of it.
+const LOG_PART_OF_MEMORY: u64 = 4;
+
+fn detached_plan(spec: &Spec, options: &DetachOptions) -> DetachedPlan {
+    let memory_bytes = spec.limits.memory_bytes.value();
+    DetachedPlan {
+        log_bytes_max: options.log_bytes_max.min(memory_bytes / LOG_PART_OF_MEMORY),
+        kill_past_log: options.kill_past_log,
+        stdin: options.stdin,
+        lease_ns: options.lease.map(from_now),
     }
 }
 

@@ -1,9 +1,12 @@
 //! A box's record: a directory, made first, removed last.
 //!
 //! ```text
-//! boxes/<id>/            locked by whoever looks after the box
-//!   record.json          line 1: what was asked for, and under which roots
-//!                        line 2: who the keeper is, before it may go on
+//! boxes/<id>/      locked by whoever changes the box
+//!   record.json    what is known of it, a line for each fact (see `account`)
+//!   control        the socket on which its keeper answers
+//!   life           of a detached box: what its keeper says about it
+//!   log.0, log.1   of a detached box: the last of its output
+//!   scratch        of a box that keeps it: its scratch space
 //! ```
 //! Nobody reads another's half-made record: the directory is locked from the
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
@@ -11,71 +14,196 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, mkdirat, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, flock, fstat, mkdirat, openat, unlinkat,
+};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
+};
+use tare_control::life::{self, LIFE_BYTES, LifeEvent};
+use tare_kernel::fds::read_text;
 use tare_kernel::tree;
 
+use crate::account::{Account, DetachOptions, Entry, Intent, KeeperIdentity};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
 use crate::spec::Spec;
+use crate::timestamp::Timestamp;
 
-/// What is written before anything is acquired.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Intent {
-    pub boot_id: String,
-    pub cgroup_roots: Vec<PathBuf>,
-    pub spec: Spec,
-}
-
-/// What proves that a process is the keeper and not someone with its number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeeperIdentity {
-    pub boot_id: String,
-    pub pid: i32,
-    /// `None` on kernels where it would prove nothing.
-    pub pidfd_inode: Option<u64>,
-    pub cgroup_inode: Option<u64>,
-}
-
-/// A record that we hold the lock of.
+/// A record as it was when it was looked at.
 #[derive(Debug)]
 pub struct Record {
     directory: OwnedFd,
-    intent: Option<Intent>,
+    pub account: Account,
 }
+
+/// A record that nobody else changes meanwhile.
+#[derive(Debug)]
+pub struct Locked(Record);
 
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
+const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+
+const FILE: &str = "record.json";
+const CONTROL: &str = "control";
+const LIFE: &str = "life";
+const LOG: [&str; 2] = ["log.0", "log.1"];
+
+/// What a detached box writes into its record.
+#[derive(Debug)]
+pub struct DetachedFiles {
+    pub life: OwnedFd,
+    pub log: [OwnedFd; 2],
+}
 
 impl Record {
+    /// `None` when there is no such box.
+    pub fn look(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Option<Self>> {
+        match openat(boxes, id.as_str(), DIRECTORY, Mode::empty()) {
+            Ok(directory) => Ok(Some(Self::read(directory))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn read(directory: OwnedFd) -> Self {
+        // What cannot be read says nothing: teardown works from the id alone.
+        let text = read_file(directory.as_fd(), FILE).unwrap_or_default();
+        Self {
+            account: Account::read(&text),
+            directory,
+        }
+    }
+
+    /// What the keeper of a detached box has said so far.
+    pub fn life(&self) -> Vec<LifeEvent> {
+        let text = read_file(self.directory.as_fd(), LIFE).unwrap_or_default();
+        life::parse(&text)
+    }
+
+    /// A connection to the keeper.
+    pub fn connect(&self) -> io::Result<OwnedFd> {
+        let socket = unix_socket()?;
+        // Of a keeper that does not accept, nobody waits for ever.
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Send,
+            Some(CONNECT_WITHIN),
+        )?;
+        connect(&socket, &self.control_address()?)?;
+        Ok(socket)
+    }
+
+    /// By the open directory: its path may be longer than an address can be.
+    fn control_address(&self) -> io::Result<SocketAddrUnix> {
+        let path = format!("/proc/self/fd/{}/{CONTROL}", self.directory.as_raw_fd());
+        Ok(SocketAddrUnix::new(path)?)
+    }
+
+    /// Whether somebody changes the box just now.
+    pub fn is_busy(&self) -> bool {
+        let lock = FlockOperation::NonBlockingLockShared;
+        let free = flock(&self.directory, lock).is_ok();
+        if free {
+            flock(&self.directory, FlockOperation::Unlock).ok();
+        }
+        !free
+    }
+
+    /// The same record, once it is ours; `None` when it is gone by then.
+    pub fn lock(
+        self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        within: Duration,
+    ) -> Result<Option<Locked>, Error> {
+        let doing = || format!("cannot lock box {id}");
+        let start = Instant::now();
+        while let Err(errno) = flock(&self.directory, FlockOperation::NonBlockingLockExclusive) {
+            if errno != Errno::WOULDBLOCK {
+                return Err(errno).doing(doing);
+            }
+            if start.elapsed() >= within {
+                return Err(busy(id));
+            }
+            // A bounded look-again: a lock that is waited for cannot be given up.
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        let now = match openat(boxes, id.as_str(), DIRECTORY, Mode::empty()) {
+            Ok(directory) => fstat(&directory).doing(doing)?,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno).doing(doing),
+        };
+        let ours = fstat(&self.directory).doing(doing)?;
+        let same = (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino);
+        Ok(same.then(|| Locked(Self::read(self.directory))))
+    }
+}
+
+/// How long a client waits to be accepted.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Between looks at a lock that another has.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+fn busy(id: &BoxId) -> Error {
+    Error::new(ErrorKind::Failed, format!("box {id} is busy"))
+        .because("another tare command is changing it")
+        .with_hint("try again when that is done")
+}
+
+impl AsFd for Record {
+    /// The directory.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl std::ops::Deref for Locked {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        &self.0
+    }
+}
+
+impl Locked {
     /// Makes the record of a new box; nothing of the box exists yet.
-    pub fn create(layout: &Layout, id: &BoxId, host: &Host, spec: &Spec) -> Result<Self, Error> {
+    pub fn create(
+        layout: &Layout,
+        id: &BoxId,
+        host: &Host,
+        spec: &Spec,
+        detached: Option<&DetachOptions>,
+    ) -> Result<Self, Error> {
         let boxes = layout.boxes();
         let doing = || format!("cannot make the record of box {id} in {}", boxes.display());
-        let mut record = Self::make_locked(&boxes, id).doing(doing)?;
+        let mut record = Self::make(&boxes, id).doing(doing)?;
         let intent = Intent {
             boot_id: host.boot_id.clone(),
+            created_at: Timestamp::now(),
             cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
-            spec: spec.clone(),
+            spec: spec.without_values(),
+            detached: detached.cloned(),
         };
-        if let Err(error) = record.append(&intent) {
+        if let Err(error) = record.add(Entry::Intent(Box::new(intent))) {
             // Nothing of the box exists yet but this directory.
-            remove(&boxes, id)?;
+            remove(layout, id)?;
             return Err(error).doing(doing);
         }
-        record.intent = Some(intent);
         Ok(record)
     }
 
-    fn make_locked(boxes: &Path, id: &BoxId) -> io::Result<Self> {
+    fn make(boxes: &Path, id: &BoxId) -> io::Result<Self> {
         let boxes = open_boxes(boxes)?;
         flock(&boxes, FlockOperation::LockShared)?;
         mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))?;
@@ -83,10 +211,10 @@ impl Record {
             flock(&directory, FlockOperation::LockExclusive).map(|()| directory)
         });
         match locked {
-            Ok(directory) => Ok(Self {
+            Ok(directory) => Ok(Self(Record {
                 directory,
-                intent: None,
-            }),
+                account: Account::default(),
+            })),
             Err(errno) => {
                 unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR)?;
                 Err(errno.into())
@@ -94,36 +222,73 @@ impl Record {
         }
     }
 
-    pub fn write_identity(&self, identity: &KeeperIdentity) -> io::Result<()> {
-        self.append(identity)
+    /// The socket of the box, bound; it is the keeper who listens on it.
+    pub fn bind_control(&self) -> io::Result<OwnedFd> {
+        let socket = unix_socket()?;
+        bind(&socket, &self.control_address()?)?;
+        chmodat(&self.directory, CONTROL, PRIVATE, AtFlags::empty())?;
+        Ok(socket)
     }
 
-    fn append<T: Serialize>(&self, value: &T) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = openat(&self.directory, FILE, flags, Mode::from_raw_mode(0o600))?;
-        let mut line = serde_json::to_vec(value)?;
+    /// The files of a detached box, with room for its life from the beginning.
+    pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
+        let make = |name: &str| {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+            openat(&self.directory, name, flags, PRIVATE)
+        };
+        let life = make(LIFE)?;
+        rustix::io::pwrite(&life, &[b' '; LIFE_BYTES], 0)?;
+        Ok(DetachedFiles {
+            life,
+            log: [make(LOG[0])?, make(LOG[1])?],
+        })
+    }
+
+    pub fn add_keeper(&mut self, identity: KeeperIdentity) -> io::Result<()> {
+        self.add(Entry::Keeper(identity))
+    }
+
+    /// One more line, for everybody to read.
+    pub fn add(&mut self, entry: Entry) -> io::Result<()> {
+        let flags =
+            OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory, FILE, flags, PRIVATE)?;
+        let mut line = serde_json::to_vec(&entry)?;
         line.push(b'\n');
-        io::Write::write_all(&mut fs::File::from(file), &line)
+        io::Write::write_all(&mut fs::File::from(file), &line)?;
+        self.0.account.note(entry);
+        Ok(())
     }
 
-    fn line(&self, number: usize) -> Option<String> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory, FILE, flags, Mode::empty()).ok()?;
-        let text = io::read_to_string(fs::File::from(file)).ok()?;
-        text.lines().nth(number).map(str::to_owned)
-    }
-
-    /// `None` when it is missing or damaged: teardown works from the id alone.
-    pub fn intent(&self) -> Option<&Intent> {
-        self.intent.as_ref()
-    }
-
-    pub fn identity(&self) -> Option<KeeperIdentity> {
-        serde_json::from_str(&self.line(1)?).ok()
+    /// Lets others at it again.
+    pub fn unlock(self) -> Record {
+        // It cannot fail for an open descriptor, and closing it does the same.
+        flock(&self.directory, FlockOperation::Unlock).ok();
+        self.0
     }
 }
 
-const FILE: &str = "record.json";
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        flags,
+        None,
+    )?)
+}
+
+/// A small file of a record; never through a link, which is not ours.
+fn read_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(directory, name, flags, Mode::empty())?;
+    read_text(file.as_fd())
+}
+
+/// The directory of all records.
+pub fn open_all(layout: &Layout) -> io::Result<OwnedFd> {
+    Ok(open_boxes(&layout.boxes())?)
+}
 
 /// An empty state root that somebody made is as good as one of ours.
 fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
@@ -145,55 +310,24 @@ pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
 }
 
 /// Removes a record with everything in it; absent is as wanted.
-pub fn remove(boxes: &Path, id: &BoxId) -> Result<(), Error> {
+pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot remove the record of box {id}");
-    let boxes = openat(CWD, boxes, DIRECTORY, Mode::empty()).doing(doing)?;
+    let boxes = openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()).doing(doing)?;
     let name = CString::new(id.as_str()).doing(doing)?;
     tree::remove(boxes.as_fd(), &name).doing(doing)
 }
 
-/// How many records one command looks at, so that a host with thousands of
-/// live boxes does not pay for all of them at every start.
-const LOOK_AT_MOST: usize = 64;
-
-/// Records that nobody looks after: their creator is gone.
-pub fn abandoned(layout: &Layout) -> Vec<(BoxId, Record)> {
-    let Ok(boxes) = openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()) else {
-        return Vec::new();
-    };
-    let Ok(entries) = rustix::fs::Dir::read_from(&boxes) else {
-        return Vec::new();
-    };
-    let names = entries.filter_map(Result::ok);
-    let ids: Vec<BoxId> = names
-        .filter_map(|entry| BoxId::parse(entry.file_name().to_str().ok()?))
-        .take(LOOK_AT_MOST)
-        .collect();
-    if ids.is_empty() || !holds_still(boxes.as_fd()) {
-        return Vec::new();
-    }
-    ids.into_iter()
-        .filter_map(|id| Some((id.clone(), take_over(boxes.as_fd(), &id)?)))
-        .collect()
+/// The ids of all boxes on record.
+pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
+    let entries = rustix::fs::Dir::read_from(boxes)?.filter_map(Result::ok);
+    let id = |entry: rustix::fs::DirEntry| BoxId::parse(entry.file_name().to_str().ok()?);
+    Ok(entries.filter_map(id).collect())
 }
 
-/// Nobody is between making a record and locking it while we hold this; when
+/// Nobody is between making a record and locking it while this is held; when
 /// somebody is, someone else will look another time.
-fn holds_still(boxes: rustix::fd::BorrowedFd<'_>) -> bool {
+pub fn hold_still(boxes: BorrowedFd<'_>) -> bool {
     flock(boxes, FlockOperation::NonBlockingLockExclusive).is_ok()
-}
-
-fn take_over(boxes: rustix::fd::BorrowedFd<'_>, id: &BoxId) -> Option<Record> {
-    let directory = openat(boxes, id.as_str(), DIRECTORY, Mode::empty()).ok()?;
-    flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
-    let mut record = Record {
-        directory,
-        intent: None,
-    };
-    record.intent = record
-        .line(0)
-        .and_then(|line| serde_json::from_str(&line).ok());
-    Some(record)
 }
 
 /// Makes the state root what it must be: ours alone. What lies beneath is then
@@ -205,7 +339,7 @@ pub fn prepare_state_root(layout: &Layout) -> Result<(), Error> {
     let root = open_or_make(layout)
         .doing(doing)
         .map_err(|error| error.with_hint(hint))?;
-    let stat = rustix::fs::fstat(&root).doing(doing)?;
+    let stat = fstat(&root).doing(doing)?;
     let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
     if ours {
         return Ok(());

@@ -136,3 +136,15 @@ pub struct Spec {
     pub seccomp: SeccompProfile,
     pub terminal: Terminal,
 }
+
+impl Spec {
+    /// Without the values of the environment, which may be secret: what may be
+    /// written down.
+    pub fn without_values(&self) -> Self {
+        let mut spec = self.clone();
+        for (_, value) in &mut spec.env {
+            *value = OsString::new();
+        }
+        spec
+    }
+}

@@ -1,93 +1,147 @@
-//! The one way out. Exit, timeout, a failed start, a creator that died: every
-//! box ends here, by its id alone.
+//! The one way out. Exit, timeout, lease, stop, `rm -f`, a failed start, a
+//! creator that died: every box ends here, by its id alone.
 //!
 //! Each step accepts what is absent, half-made or already released, returns
 //! only after it saw the thing gone, and comes before the one that removes the
 //! record: if a step fails, the box stays on record and can be tried again.
 //!
 //! ```text
-//! keeper killed ─▶ cgroups seen empty ─▶ keeper reaped ─▶ cgroups removed
-//!     ─▶ name released ─▶ record removed
+//! keeper killed ─▶ cgroups seen empty ─▶ keeper reaped ─▶ cgroups removed    (end)
+//!     ─▶ scratch unmounted ─▶ names released ─▶ record removed               (remove)
 //! ```
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use tare_control::life::LifeEvent;
+use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
+use crate::account::{EndedEntry, Entry};
 use crate::error::{Doing, Error, ErrorKind};
+use crate::exit::code_of;
 use crate::holdings::{cgroup, name};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
-use crate::record::{self, Record};
+use crate::observed::provable_keeper;
+use crate::record::{self, Locked};
+use crate::status::EndedBy;
+use crate::timestamp::Timestamp;
 
 /// How long a box may take to die before it counts as stuck.
-const OWN_WITHIN: Duration = Duration::from_secs(10);
+pub const OWN_WITHIN: Duration = Duration::from_secs(10);
 /// The same for somebody else's: no command waits long for another's mess.
-const ABANDONED_WITHIN: Duration = Duration::from_millis(200);
+pub const OTHERS_WITHIN: Duration = Duration::from_millis(200);
 
-/// Ends a box whose keeper is our child.
-pub fn attached(
-    layout: &Layout,
-    host: &Host,
-    id: &BoxId,
-    record: Record,
-    keeper: &Process,
-) -> Result<(), Error> {
-    teardown(layout, host, id, record, Some(keeper), OWN_WITHIN)
+/// A box that is to end.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    pub layout: &'a Layout,
+    pub host: &'a Host,
+    pub id: &'a BoxId,
 }
 
-/// Ends a box whose creator is gone or never got far.
-pub fn abandoned(layout: &Layout, host: &Host, id: &BoxId, record: Record) -> Result<(), Error> {
-    let keeper = recorded_keeper(host, &record);
-    teardown(layout, host, id, record, keeper.as_ref(), ABANDONED_WITHIN)
-}
-
-fn teardown(
-    layout: &Layout,
-    host: &Host,
-    id: &BoxId,
-    record: Record,
-    keeper: Option<&Process>,
-    within: Duration,
-) -> Result<(), Error> {
-    let intent = record.intent();
-    let recorded = intent.map(|intent| intent.cgroup_roots.clone());
-    let roots = recorded.unwrap_or_else(|| current_roots(host));
-    if let Some(keeper) = keeper {
-        keeper
-            .kill()
-            .doing(|| format!("cannot kill the keeper of box {id}"))?;
-        wait_gone(keeper, id, within)?;
+impl Site<'_> {
+    /// Ends a box whose keeper is our child, and removes all of it.
+    pub fn tear_down_own(&self, record: Locked, keeper: &Process) -> Result<(), Error> {
+        self.end(&record, Some(keeper), OWN_WITHIN)?;
+        self.remove(record)
     }
-    cgroup::release(&roots, id, within)?;
-    if let Some(taken) = intent.and_then(|intent| intent.spec.name.as_ref()) {
-        name::release(layout, taken, id)?;
+
+    /// Ends any box, and removes all of it.
+    pub fn tear_down(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
+        self.end_recorded(&mut record, within)?;
+        self.remove(record)
     }
-    record::remove(&layout.boxes(), id)
+
+    /// Ends a detached box and writes down how it ended, if nobody has.
+    pub fn finish(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
+        if record.account.ended.is_some() {
+            return Ok(());
+        }
+        // While the directories are there: afterwards nobody can tell.
+        let oom = cgroup::oom_kills(&self.roots(&record), self.id) > 0;
+        self.end_recorded(&mut record, within)?;
+        let ended = ended(&record.life(), oom);
+        record
+            .add(Entry::Ended(ended))
+            .doing(|| format!("cannot record the end of box {}", self.id))
+    }
+
+    /// What cannot be ended says so on record, for whoever looks next.
+    fn end_recorded(&self, record: &mut Locked, within: Duration) -> Result<(), Error> {
+        let keeper = provable_keeper(record, self.id, self.host);
+        let result = self.end(record, keeper.as_ref(), within);
+        if let Err(error) = &result {
+            let why = std::error::Error::source(error);
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+            // A record that cannot be written is no reason to say less now.
+            record.add(Entry::Stuck(format!("{error}{why}"))).ok();
+        }
+        result
+    }
+
+    fn end(
+        &self,
+        record: &Locked,
+        keeper: Option<&Process>,
+        within: Duration,
+    ) -> Result<(), Error> {
+        if let Some(keeper) = keeper {
+            keeper
+                .kill()
+                .doing(|| format!("cannot kill the keeper of box {}", self.id))?;
+            wait_gone(keeper, self.id, within)?;
+        }
+        cgroup::release(&self.roots(record), self.id, within)
+    }
+
+    fn remove(&self, record: Locked) -> Result<(), Error> {
+        for taken in &record.account.names {
+            name::release(self.layout, taken, self.id)?;
+        }
+        record::remove(self.layout, self.id)
+    }
+
+    fn roots(&self, record: &Locked) -> Vec<PathBuf> {
+        let intent = record.account.intent.as_ref();
+        let recorded = intent.map(|intent| intent.cgroup_roots.clone());
+        recorded.unwrap_or_else(|| {
+            let roots = self.host.cgroups.all().into_iter();
+            roots.map(Path::to_owned).collect()
+        })
+    }
 }
 
-fn current_roots(host: &Host) -> Vec<PathBuf> {
-    host.cgroups.all().into_iter().map(Path::to_owned).collect()
+/// A keeper that could not say how its box ended was killed.
+fn ended(life: &[LifeEvent], oom: bool) -> EndedEntry {
+    let said = life.iter().find_map(|event| match event {
+        LifeEvent::Exited {
+            wait_status,
+            by,
+            at_ms,
+        } => Some((*wait_status, *by, *at_ms)),
+        LifeEvent::Detached | LifeEvent::Stopping => None,
+    });
+    let (wait_status, by, at) = match said {
+        Some((wait_status, by, at_ms)) => (wait_status, by, Timestamp::from_ms(at_ms)),
+        None => (KILLED, EndedBy::Kill, Timestamp::now()),
+    };
+    EndedEntry {
+        exit_code: code_of(wait_status, by),
+        by,
+        oom,
+        at,
+        at_ns: boot_ns(),
+    }
 }
 
-/// The recorded process, if it is provably that one and alive. A number alone
-/// proves nothing: where the kernel has no better identity, the cgroup is killed
-/// and nobody else, and without a cgroup the keeper has ended with its creator,
-/// whose socket it watches.
-fn recorded_keeper(host: &Host, record: &Record) -> Option<Process> {
-    let identity = record.identity()?;
-    if identity.boot_id != host.boot_id {
-        return None;
-    }
-    let process = Process::open(identity.pid).ok()?;
-    let inode = process.inode().ok()??;
-    (identity.pidfd_inode == Some(inode)).then_some(process)
-}
+/// The `wait` status of a process that SIGKILL ended.
+const KILLED: i32 = 9;
 
 /// The first process of a PID namespace is only gone when all others are.
-fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
+pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
     let doing = || format!("cannot wait for the keeper of box {id}");
     let start = Instant::now();
     while !keeper.wait_dead(within).doing(doing)? {

@@ -1,62 +1,216 @@
 //! The keeper: PID 1 of a box.
 //!
-//! It makes the box from a plan, starts the command, reaps whoever ends, and
-//! reports. It cannot outlive its box and its box cannot outlive it: when it
-//! exits, for whatever reason, the kernel kills everyone in its PID namespace.
-//! It has no threads, no secrets, and nothing in memory but its own needs.
+//! It makes the box from a plan, starts the command, and supervises: it reaps
+//! whoever ends, starts what is asked for over the box's socket, keeps deadlines
+//! and, for a box that outlives its creator, the output and the account of its
+//! life. It cannot outlive its box and its box cannot outlive it: when it exits,
+//! for whatever reason, the kernel kills everyone in its PID namespace. It has no
+//! threads, and nothing in memory but its own needs.
 //!
 //! ```text
 //! plan ─▶ setup ─▶ go ─▶ fork ─▶ supervise ─▶ exit (and the box with it)
 //!           │             │         ├─ the command ended      Exited
-//!           │             │         ├─ the deadline passed    TimedOut
+//!           │             │         ├─ a deadline passed      TimedOut
 //!      SetupFailed        │         └─ the creator is gone    (nobody to tell)
 //!                     LaunchFailed
 //! ```
 
+mod channel;
+mod copy;
+mod detached;
 mod devices;
+mod executions;
+mod family;
 mod filesystem;
+mod inherited;
 mod landlock;
-mod link;
+mod life;
+mod output;
 mod procfs;
 mod setup;
 mod supervise;
 mod terminal;
 mod workload;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use link::Link;
-use setup::{Failing, Failure, Setup};
-use tare_control::{Report, SetupStep};
+use channel::Channel;
+use detached::Detached;
+use inherited::{Inherited, Planned};
+use rustix::io::Errno;
+use setup::{Failing, Failure};
+use supervise::{Deadlines, End, Supervisor};
+use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::launch;
+use terminal::Pair;
+use workload::{Birth, Marking, Streams};
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 256;
+/// The `wait` status of a process that SIGKILL ended.
+const KILLED: i32 = 9;
 
 /// A keeper's whole life; its process does nothing else.
 pub fn main() -> ExitCode {
-    let Ok(mut link) = Link::inherit() else {
+    let Ok(inherited) = Inherited::take() else {
         return ExitCode::FAILURE;
     };
-    match keep(&mut link) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(report) => {
-            link.report(&report);
-            ExitCode::FAILURE
+    let _claim = inherited.claim;
+    let mut link = Channel::new(inherited.link);
+    let supervisor = match prepare(&mut link, inherited.socket) {
+        Ok(Some(ready)) => ready.start(link),
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(failure) => {
+            link.report(&failure.into_report());
+            return ExitCode::FAILURE;
         }
+    };
+    match supervisor {
+        Some(mut supervisor) => {
+            let end = supervisor.supervise();
+            conclude(&mut supervisor, end);
+            ExitCode::SUCCESS
+        }
+        None => ExitCode::FAILURE,
     }
 }
 
-fn keep(link: &mut Link) -> Result<(), Report> {
-    let network = setup::start_network().map_err(Failure::into_report)?;
-    let plan = link.read_plan().map_err(Failure::into_report)?;
-    let Setup { terminal } = setup::make_box(&plan, network, link).map_err(Failure::into_report)?;
-    if !link.wait_for_go() {
-        return Ok(());
+/// A box that is made and may start its command.
+struct Ready {
+    plan: Plan,
+    socket: OwnedFd,
+    child_signal: OwnedFd,
+    cgroup: Option<OwnedFd>,
+    detached: Option<Detached>,
+    streams: Streams,
+}
+
+/// Makes the box and waits for its go; `None` when the creator is gone.
+fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure> {
+    let network = setup::start_network()?;
+    let Some(plan) = link.wait::<Plan>(PLAN_BYTES_MAX) else {
+        return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
+    };
+    let mut planned = Planned::new();
+    let cgroup = match plan.workload_cgroup {
+        true => Some(planned.take().failing(SetupStep::ReadPlan, "cgroup")?),
+        false => None,
+    };
+    let files = match plan.detached {
+        Some(_) => Some(detached::Files::take(&mut planned)?),
+        None => None,
+    };
+    let terminal = setup::make_box(&plan, network, &mut planned)?;
+    let (detached, streams) = streams(&plan, files, terminal, link)?;
+    // Anything but its go ends a command before it began.
+    if link.wait::<Request>(REQUEST_BYTES_MAX) != Some(Request::Go) {
+        return Ok(None);
     }
     // Before there is a child, so that no end of one is missed.
-    let child_signal = launch::child_signal()
-        .failing(SetupStep::Fork, "signals")
-        .map_err(Failure::into_report)?;
-    let command = workload::start(&plan.workload, terminal)?;
-    link.report(&Report::Started);
-    supervise::supervise(link, &child_signal, command, plan.deadline_ns);
-    Ok(())
+    let child_signal = launch::child_signal().failing(SetupStep::Fork, "signals")?;
+    Ok(Some(Ready {
+        plan,
+        socket,
+        child_signal,
+        cgroup,
+        detached,
+        streams,
+    }))
+}
+
+/// What the command's standard streams are, and who has their other ends: the
+/// creator, or the keeper of a detached box.
+fn streams(
+    plan: &Plan,
+    files: Option<detached::Files>,
+    terminal: Option<Pair>,
+    link: &Channel,
+) -> Result<(Option<Detached>, Streams), Failure> {
+    let owner = plan.workload.identity;
+    match (&plan.detached, files, terminal) {
+        (Some(detached), Some(files), terminal) => {
+            let (detached, streams) = Detached::open(detached, files, terminal, owner)?;
+            Ok((Some(detached), streams))
+        }
+        (None, _, Some(Pair { master, slave })) | (_, None, Some(Pair { master, slave })) => {
+            link.report_with(&Report::Terminal, Some(master.as_fd()))
+                .failing(SetupStep::Terminal, "hand-over")?;
+            Ok((None, Streams::Terminal(slave)))
+        }
+        (None, _, None) | (_, None, None) => Ok((None, Streams::Keepers)),
+    }
+}
+
+impl Ready {
+    /// Starts the command; `None` when that failed and was said.
+    fn start(self, link: Channel) -> Option<Supervisor> {
+        let birth = Birth {
+            workload: &self.plan.workload,
+            streams: self.streams,
+            marking: Marking::Unmarked,
+            cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
+        };
+        let started = workload::start(&birth).and_then(|command| {
+            workload::let_go_of_streams().map_err(Failure::into_report)?;
+            rustix::net::listen(&self.socket, BACKLOG)
+                .failing(SetupStep::Streams, "socket")
+                .map_err(Failure::into_report)?;
+            Ok(command)
+        });
+        drop(birth);
+        let command = match started {
+            Ok(command) => command,
+            Err(report) => {
+                link.report(&report);
+                return None;
+            }
+        };
+        link.report(&Report::Started);
+        Some(Supervisor {
+            command,
+            link: Some(link),
+            listener: self.socket,
+            child_signal: self.child_signal,
+            deadlines: Deadlines {
+                timeout_ns: self.plan.deadline_ns,
+                lease_ns: self.plan.detached.and_then(|detached| detached.lease_ns),
+                stop_ns: None,
+            },
+            template: self.plan.workload,
+            cgroup: self.cgroup,
+            detached: self.detached,
+            callers: Vec::new(),
+            executions: Vec::new(),
+        })
+    }
+}
+
+/// Says how the box ended to whoever is to know.
+fn conclude(supervisor: &mut Supervisor, end: End) {
+    // A command can be faster than the creator of its box.
+    supervisor.await_detachment();
+    let by = match (end, supervisor.is_stopping()) {
+        (End::Abandoned, _) => return,
+        (End::Command(_), false) => EndedBy::Command,
+        (End::Command(_), true) => EndedBy::Stop,
+        (End::Limit(by), _) => by,
+    };
+    let wait_status = match end {
+        End::Command(wait_status) => wait_status,
+        End::Limit(_) | End::Abandoned => KILLED,
+    };
+    match (&supervisor.link, &mut supervisor.detached) {
+        (Some(link), _) => link.report(&match by {
+            EndedBy::Timeout | EndedBy::Lease => Report::TimedOut,
+            EndedBy::Command | EndedBy::Stop | EndedBy::Output | EndedBy::Kill => {
+                Report::Exited { wait_status }
+            }
+        }),
+        (None, Some(detached)) => {
+            detached.output.collect_last();
+            detached.life.exited(wait_status, by);
+        }
+        (None, None) => {}
+    }
 }

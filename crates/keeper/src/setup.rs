@@ -1,21 +1,21 @@
 //! From a plan to a box that is ready for its command.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::umask;
-use tare_control::{Filesystem, KEEPER_FDS, OWN_NETWORK, Plan, Report, SetupStep};
+use tare_control::{Filesystem, OWN_NETWORK, Plan, Report, SetupStep};
 use tare_kernel::network::{self, Preparing};
-use tare_kernel::{fds, launch, mount};
+use tare_kernel::{launch, mount};
 
 use crate::filesystem::{self, Trees};
+use crate::inherited::Planned;
 use crate::landlock;
-use crate::link::Link;
 use crate::procfs;
-use crate::terminal;
+use crate::terminal::{self, Pair};
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
 
@@ -60,13 +60,6 @@ impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
     }
 }
 
-/// What the command needs of the finished box.
-#[derive(Debug)]
-pub struct Setup {
-    /// The slave side of its terminal.
-    pub terminal: Option<OwnedFd>,
-}
-
 /// Has the network made, if the box is to have one of its own.
 pub fn start_network() -> Result<Option<Preparing>, Failure> {
     let wanted = std::env::args_os().nth(1);
@@ -78,8 +71,13 @@ pub fn start_network() -> Result<Option<Preparing>, Failure> {
     }
 }
 
-/// Makes the box; afterwards this process lives in it.
-pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<Setup, Failure> {
+/// Makes the box; afterwards this process lives in it. Returns the command's
+/// terminal, if it is to have one.
+pub fn make_box(
+    plan: &Plan,
+    network: Option<Preparing>,
+    inherited: &mut Planned,
+) -> Result<Option<Pair>, Failure> {
     // Nobody in the box may read or trace PID 1, and nothing it will ever fork
     // is readable before it has executed.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
@@ -90,14 +88,14 @@ pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<
         umask(UMASK);
     }
     match &plan.filesystem {
-        Some(filesystem) => isolate_files(plan, filesystem)?,
+        Some(filesystem) => isolate_files(plan, filesystem, inherited)?,
         None => contain_files()?,
     }
     if let Some(hostname) = &plan.hostname {
         rustix::system::sethostname(hostname.as_bytes()).failing(SetupStep::Hostname, hostname)?;
     }
     let terminal = match plan.terminal {
-        Some(wanted) => Some(terminal::open(wanted, plan.workload.identity, link)?),
+        Some(wanted) => Some(terminal::open(wanted, plan.workload.identity)?),
         None => None,
     };
     if let Some(landlock) = &plan.landlock {
@@ -108,15 +106,19 @@ pub fn make_box(plan: &Plan, network: Option<Preparing>, link: &Link) -> Result<
     if let Some(network) = network {
         network.enter().failing(SetupStep::Network, "lo")?;
     }
-    Ok(Setup { terminal })
+    Ok(terminal)
 }
 
-fn isolate_files(plan: &Plan, filesystem: &Filesystem) -> Result<(), Failure> {
-    let inherited = (KEEPER_FDS..KEEPER_FDS + plan.inherited_trees)
-        .map(|number| fds::inherited(number as i32).failing(SetupStep::ReadPlan, "descriptor"))
+fn isolate_files(
+    plan: &Plan,
+    filesystem: &Filesystem,
+    inherited: &mut Planned,
+) -> Result<(), Failure> {
+    let trees = (0..plan.inherited_trees)
+        .map(|_| inherited.take().failing(SetupStep::ReadPlan, "tree"))
         .collect::<Result<Vec<_>, _>>()?;
     launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
-    let mut trees = Trees::new(inherited);
+    let mut trees = Trees::new(trees);
     let owner = plan.workload.identity;
     let root = filesystem::build(filesystem, &mut trees, owner)?;
     filesystem::enter(&root)

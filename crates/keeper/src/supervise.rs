@@ -1,88 +1,345 @@
-//! PID 1's life: reap everyone, pass signals on, keep the deadline.
+//! PID 1's life: reap everyone, keep the deadlines, pass output on, and answer
+//! whoever calls. One loop, which never waits for anybody in particular.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
-use tare_control::{Report, Request};
+use tare_control::{
+    Call, EndedBy, KeeperUsage, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
+};
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::launch;
 
-use crate::link::{Heard, Link};
+use crate::channel::{Channel, Heard};
+use crate::detached::Detached;
+use crate::executions::{self, Caller, Execution, Said, Surroundings};
 
-/// Returns when the box is to end; what there was to say has been said.
-pub fn supervise(link: &mut Link, child_signal: &OwnedFd, command: Pid, deadline_ns: Option<u64>) {
-    loop {
-        let Some(ready) = wait_for(link, child_signal, deadline_ns) else {
-            return link.report(&Report::TimedOut);
-        };
-        if ready.child {
-            drain(child_signal);
-            if let Some(status) = reap_all(command) {
-                let wait_status = status.as_raw();
-                return link.report(&Report::Exited { wait_status });
+const SIGTERM: i32 = 15;
+/// Between rounds of killing a process tree that outruns them.
+const KILL_AGAIN: Duration = Duration::from_millis(1);
+
+/// When the box ends by itself, on the boot clock.
+#[derive(Debug, Default)]
+pub struct Deadlines {
+    pub timeout_ns: Option<u64>,
+    pub lease_ns: Option<u64>,
+    /// The end of the grace after it was asked to stop.
+    pub stop_ns: Option<u64>,
+}
+
+impl Deadlines {
+    fn all(&self) -> [(Option<u64>, EndedBy); 3] {
+        [
+            (self.timeout_ns, EndedBy::Timeout),
+            (self.lease_ns, EndedBy::Lease),
+            (self.stop_ns, EndedBy::Stop),
+        ]
+    }
+
+    fn next(&self) -> Option<u64> {
+        self.all().into_iter().filter_map(|(at, _)| at).min()
+    }
+
+    fn passed(&self, now_ns: u64) -> Option<EndedBy> {
+        let passed = |(at, _): &(Option<u64>, EndedBy)| at.is_some_and(|at| at <= now_ns);
+        self.all().into_iter().find(passed).map(|(_, by)| by)
+    }
+}
+
+/// How a box ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The command ended, with this `wait` status.
+    Command(i32),
+    /// A deadline passed, or the output its limit.
+    Limit(EndedBy),
+    /// The creator is gone, and the box is nobody's.
+    Abandoned,
+}
+
+#[derive(Debug)]
+pub struct Supervisor {
+    pub command: Pid,
+    /// The creator; `None` after it has left the box to itself.
+    pub link: Option<Channel>,
+    pub listener: OwnedFd,
+    pub child_signal: OwnedFd,
+    pub deadlines: Deadlines,
+    /// What later processes of the box have in common with its command.
+    pub template: Workload,
+    pub cgroup: Option<OwnedFd>,
+    pub detached: Option<Detached>,
+    pub callers: Vec<Caller>,
+    pub executions: Vec<Execution>,
+}
+
+/// What the loop waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Link,
+    Child,
+    Output,
+    Listener,
+    Caller,
+    Execution,
+}
+
+impl Supervisor {
+    /// Returns when the box is to end.
+    pub fn supervise(&mut self) -> End {
+        loop {
+            let ready = self.wait();
+            if let Some(end) = self.turn(&ready) {
+                return end;
             }
         }
-        if ready.link && !obey(link, command) {
+    }
+
+    /// Whether the command was asked to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.deadlines.stop_ns.is_some()
+    }
+
+    fn turn(&mut self, ready: &[Source]) -> Option<End> {
+        // The dead first: their numbers may be others' afterwards.
+        if ready.contains(&Source::Child)
+            && let Some(status) = self.reap()
+        {
+            return Some(End::Command(status.as_raw()));
+        }
+        if let Some(by) = self.deadlines.passed(boot_ns()) {
+            return Some(End::Limit(by));
+        }
+        if let (true, Some(detached)) = (ready.contains(&Source::Output), &mut self.detached) {
+            detached.output.collect();
+            if detached.output.is_past_limit() {
+                return Some(End::Limit(EndedBy::Output));
+            }
+        }
+        if ready.contains(&Source::Link) && !self.obey_creator() {
+            return Some(End::Abandoned);
+        }
+        if ready.contains(&Source::Listener) {
+            self.accept();
+        }
+        self.answer_callers();
+        self.look_after_executions();
+        None
+    }
+
+    /// Waits for whatever comes first.
+    fn wait(&self) -> Vec<Source> {
+        let watched: Vec<(Source, BorrowedFd<'_>)> = self.watched().collect();
+        let mut fds: Vec<PollFd<'_>> = watched
+            .iter()
+            .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+            .collect();
+        let timeout = self.next_look().map(timespec);
+        // An interrupted wait is one more look.
+        poll(&mut fds, timeout.as_ref()).ok();
+        let sources = watched.iter().map(|(source, _)| *source);
+        sources
+            .zip(&fds)
+            .filter(|(_, fd)| !fd.revents().is_empty())
+            .map(|(source, _)| source)
+            .collect()
+    }
+
+    fn watched(&self) -> impl Iterator<Item = (Source, BorrowedFd<'_>)> {
+        let link = self.link.iter().map(|link| (Source::Link, link.as_fd()));
+        let child = (Source::Child, self.child_signal.as_fd());
+        let listener = executions::has_room(&self.callers)
+            .then_some((Source::Listener, self.listener.as_fd()));
+        let output = self.detached.iter().flat_map(|one| one.output.sources());
+        let callers = self.callers.iter().map(|one| one.channel.as_fd());
+        let executions = self.executions.iter().filter_map(Execution::channel);
+        link.chain([child])
+            .chain(listener)
+            .chain(output.map(|fd| (Source::Output, fd)))
+            .chain(callers.map(|fd| (Source::Caller, fd)))
+            .chain(executions.map(|one| (Source::Execution, one.as_fd())))
+    }
+
+    /// How long until something is due by itself.
+    fn next_look(&self) -> Option<Duration> {
+        if self.executions.iter().any(Execution::is_ending) {
+            return Some(KILL_AGAIN);
+        }
+        let callers = self.callers.iter().map(Caller::until_ns);
+        let executions = self.executions.iter().filter_map(Execution::deadline_ns);
+        let due = self.deadlines.next().into_iter();
+        let next_ns = due.chain(callers).chain(executions).min()?;
+        Some(Duration::from_nanos(next_ns.saturating_sub(boot_ns())))
+    }
+
+    /// Reaps every process that has ended, orphans of the workload included; the
+    /// command's own status when it is among them.
+    fn reap(&mut self) -> Option<WaitStatus> {
+        drain(&self.child_signal);
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if pid == self.command {
+                return Some(status);
+            }
+            let started = self.executions.iter_mut().find(|one| one.pid() == pid);
+            if let Some(execution) = started {
+                execution.ended(status);
+            }
+        }
+        None
+    }
+
+    /// `false` when the creator is gone without having left the box to itself.
+    fn obey_creator(&mut self) -> bool {
+        while let Some(link) = &mut self.link {
+            match link.hear(REQUEST_BYTES_MAX) {
+                Heard::Message(Request::Signal(signal)) => {
+                    launch::signal_child(self.command, signal).ok();
+                }
+                Heard::Message(Request::Detach) => self.detach(),
+                Heard::Message(Request::Go) => {}
+                Heard::Nothing => return true,
+                Heard::Closed => return false,
+            }
+        }
+        true
+    }
+
+    /// Of a box that has ended and that its creator means to leave to itself:
+    /// waits until it has, or is gone.
+    pub fn await_detachment(&mut self) {
+        while let (Some(link), Some(_)) = (&mut self.link, &self.detached) {
+            match link.wait(REQUEST_BYTES_MAX) {
+                Some(Request::Detach) => self.detach(),
+                Some(Request::Go | Request::Signal(_)) => {}
+                None => return,
+            }
+        }
+    }
+
+    /// From here on the box hangs on nobody: not on the end of its creator, nor
+    /// on its session or its directory.
+    fn detach(&mut self) {
+        let (Some(link), Some(detached)) = (&self.link, &mut self.detached) else {
+            return;
+        };
+        if rustix::process::set_parent_process_death_signal(None).is_err() {
             return;
         }
+        // Either may be so already.
+        rustix::process::setsid().ok();
+        rustix::process::chdir("/").ok();
+        detached.life.detached();
+        link.report(&Report::Detached);
+        self.link = None;
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Whoever gave up meanwhile, or a table of descriptors that is full for a
+        // moment: both are for the next look.
+        if let Ok(socket) = accept_with(&self.listener, flags) {
+            self.callers.push(Caller::new(socket));
+        }
+    }
+
+    fn answer_callers(&mut self) {
+        for mut caller in std::mem::take(&mut self.callers) {
+            match caller.hear() {
+                Said::Nothing => self.callers.push(caller),
+                Said::Call(call) => self.answer(caller.channel, call),
+                Said::Gone => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, channel: Channel, call: Call) {
+        let report = match call {
+            Call::Exec(exec) => return self.execute(channel, exec),
+            Call::Signal(signal) => {
+                launch::signal_child(self.command, signal).ok();
+                Report::Done
+            }
+            Call::Stop { grace_ns } => self.stop(grace_ns),
+            Call::Lease { ends_ns } => {
+                self.deadlines.lease_ns = ends_ns;
+                Report::Done
+            }
+            Call::Usage => Report::Usage(self.usage()),
+            Call::Input => return self.hand_over_input(&channel),
+        };
+        channel.report(&report);
+    }
+
+    fn execute(&mut self, channel: Channel, exec: tare_control::Exec) {
+        let around = Surroundings {
+            template: &self.template,
+            cgroup: self.cgroup.as_ref(),
+            detached: self.detached.as_ref(),
+        };
+        let running = self.executions.len();
+        let started = executions::start(channel, exec, &around, running);
+        self.executions.extend(started);
+    }
+
+    /// A second call can only shorten the grace.
+    fn stop(&mut self, grace_ns: u64) -> Report {
+        let at = boot_ns().saturating_add(grace_ns);
+        if let (None, Some(detached)) = (self.deadlines.stop_ns, &mut self.detached) {
+            detached.life.stopping();
+        }
+        self.deadlines.stop_ns = Some(self.deadlines.stop_ns.map_or(at, |set| set.min(at)));
+        launch::signal_child(self.command, SIGTERM).ok();
+        Report::Done
+    }
+
+    fn usage(&self) -> KeeperUsage {
+        let output = self.detached.as_ref().map(|detached| &detached.output);
+        KeeperUsage {
+            scratch_bytes: scratch_bytes(),
+            output_bytes: output.map_or(0, |output| output.total_bytes()),
+            output_dropped_bytes: output.map_or(0, |output| output.dropped_bytes()),
+        }
+    }
+
+    fn hand_over_input(&self, channel: &Channel) {
+        let input = self.detached.as_ref().and_then(Detached::input);
+        match input {
+            Some((fd, is_terminal)) => {
+                channel
+                    .report_with(&Report::Input { is_terminal }, Some(fd))
+                    .ok();
+            }
+            None => channel.report(&Report::Refused(Refusal::NoInput)),
+        }
+    }
+
+    fn look_after_executions(&mut self) {
+        let now_ns = boot_ns();
+        for execution in &mut self.executions {
+            execution.obey();
+            if execution.deadline_ns().is_some_and(|at| at <= now_ns) {
+                execution.time_out();
+            }
+            execution.go_on_ending();
+        }
+        self.executions.retain(|execution| !execution.is_over());
     }
 }
 
-struct Ready {
-    child: bool,
-    link: bool,
-}
-
-/// Waits for whatever comes first; `None` when that is the deadline.
-fn wait_for(link: &Link, child_signal: &OwnedFd, deadline_ns: Option<u64>) -> Option<Ready> {
-    let mut fds = [
-        PollFd::new(link, PollFlags::IN),
-        PollFd::new(child_signal, PollFlags::IN),
-    ];
-    loop {
-        let left = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(boot_ns())));
-        if left == Some(Duration::ZERO) {
-            return None;
-        }
-        let timeout = left.map(timespec);
-        if let Ok(1..) = poll(&mut fds, timeout.as_ref()) {
-            break;
-        }
-    }
-    let [link, child] = fds.map(|fd| !fd.revents().is_empty());
-    Some(Ready { child, link })
+/// What is used of the one tmpfs that holds all that is writable. Of a box that
+/// only contains, nothing.
+fn scratch_bytes() -> u64 {
+    let Ok(space) = rustix::fs::statfs("/work") else {
+        return 0;
+    };
+    let used = space.f_blocks.saturating_sub(space.f_bfree);
+    used.saturating_mul(u64::try_from(space.f_bsize).unwrap_or(0))
 }
 
 fn drain(child_signal: &OwnedFd) {
     let mut buffer = [0; 512];
     while matches!(rustix::io::read(child_signal.as_fd(), &mut buffer), Ok(1..)) {}
-}
-
-/// Reaps every process that has ended, orphans of the workload included; the
-/// command's own status when it is among them.
-fn reap_all(command: Pid) -> Option<WaitStatus> {
-    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-        if pid == command {
-            return Some(status);
-        }
-    }
-    None
-}
-
-/// `false` when the creator is gone.
-fn obey(link: &mut Link, command: Pid) -> bool {
-    loop {
-        match link.hear() {
-            Heard::Request(Request::Signal(signal)) => {
-                launch::signal_child(command, signal).ok();
-            }
-            Heard::Request(Request::Go) | Heard::Nothing => {}
-            Heard::Closed => return false,
-        }
-        if !link.has_pending() {
-            return true;
-        }
-    }
 }

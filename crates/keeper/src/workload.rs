@@ -20,14 +20,39 @@ use crate::setup::{Failing, Failure};
 /// keeper, which would take the box.
 const OOM_SCORE: &[u8] = b"500";
 
-/// Why the command did not start.
+/// Why a process did not start.
 pub type LaunchFailure = (LaunchStep, io::Error);
+
+/// What becomes descriptors 0, 1 and 2 of a process.
+#[derive(Debug)]
+pub enum Streams {
+    /// The keeper's own, as it was born with them.
+    Keepers,
+    /// A terminal, which also controls it.
+    Terminal(OwnedFd),
+    Given([OwnedFd; 3]),
+}
+
+/// Whether a process tree is to be known by a mark (see `family`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marking {
+    Marked,
+    Unmarked,
+}
+
+/// Everything that a process is born with.
+#[derive(Debug)]
+pub struct Birth<'a> {
+    pub workload: &'a Workload,
+    pub streams: Streams,
+    pub marking: Marking,
+    pub cgroup: Option<BorrowedFd<'a>>,
+}
 
 /// What the child needs, made ready before it exists: it shares the keeper's
 /// memory and would leave there whatever it allocates.
 struct Command<'a> {
-    workload: &'a Workload,
-    terminal: Option<BorrowedFd<'a>>,
+    birth: &'a Birth<'a>,
     argv: Vec<CString>,
     env: Vec<CString>,
     /// The paths to try, in order.
@@ -35,24 +60,38 @@ struct Command<'a> {
     program: Vec<Instruction>,
 }
 
-/// Starts the command on the keeper's own standard streams (or the terminal),
-/// which the keeper then lets go of. Returns once it has executed.
-pub fn start(workload: &Workload, terminal: Option<OwnedFd>) -> Result<Pid, Report> {
-    let terminal = terminal.as_ref().map(AsFd::as_fd);
-    let command = Command::prepare(workload, terminal)
+/// Starts a program; returns once it has executed.
+pub fn start(birth: &Birth<'_>) -> Result<Pid, Report> {
+    let command = Command::prepare(birth)
         .ok_or_else(|| launch_failed((LaunchStep::Exec, Errno::INVAL.into())))?;
     let mut failure = None;
-    let pid = launch::until_exec(|| failure = Some(command.execute()))
+    let pid = launch::until_exec(birth.cgroup, || failure = Some(command.execute()))
         .failing(SetupStep::Fork, "command")
         .map_err(Failure::into_report)?;
-    if let Some(failure) = failure {
-        return Err(launch_failed(failure));
+    match failure {
+        Some(failure) => Err(launch_failed(failure)),
+        None => Ok(pid),
     }
-    let_go_of_streams()
-        .failing(SetupStep::Fork, "/dev/null")
-        .map_err(Failure::into_report)?;
-    Ok(pid)
 }
+
+/// Starts a part of tare itself, as the workload would be: it has nothing else
+/// of the keeper's than a copy of its memory.
+pub fn start_own(birth: &Birth<'_>, own: impl FnOnce() -> u8) -> Result<Pid, Report> {
+    let program = instructions(birth.workload);
+    launch::forked(birth.cgroup, || {
+        let confined = confine(birth, &program)
+            .and_then(|()| fds::close_from(3).map_err(|error| (LaunchStep::Session, error)));
+        match confined {
+            Ok(()) => own(),
+            Err(_) => CANNOT_CONFINE,
+        }
+    })
+    .failing(SetupStep::Fork, "copy")
+    .map_err(Failure::into_report)
+}
+
+/// The exit code of a part of tare that must not run unconfined.
+const CANNOT_CONFINE: u8 = 125;
 
 fn launch_failed((step, error): LaunchFailure) -> Report {
     let errno = error.raw_os_error().unwrap_or(0);
@@ -61,29 +100,24 @@ fn launch_failed((step, error): LaunchFailure) -> Report {
 
 /// End of file must reach whoever reads the command's output when the command
 /// closes it, not when the keeper ends.
-fn let_go_of_streams() -> io::Result<()> {
+pub fn let_go_of_streams() -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let null = openat(CWD, c"/dev/null", flags, Mode::empty())?;
-    (0..=2).try_for_each(|number| fds::place(null.as_fd(), number))
+    let placed = openat(CWD, c"/dev/null", flags, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|null| (0..=2).try_for_each(|number| fds::place(null.as_fd(), number)));
+    placed.failing(SetupStep::Fork, "/dev/null")
 }
 
 impl<'a> Command<'a> {
     /// `None` for a string with a NUL, which the creator has refused before.
-    fn prepare(workload: &'a Workload, terminal: Option<BorrowedFd<'a>>) -> Option<Self> {
-        let argv = strings(&workload.argv)?;
-        let env = strings(&workload.env)?;
+    fn prepare(birth: &'a Birth<'a>) -> Option<Self> {
+        let argv = strings(&birth.workload.argv)?;
+        let env = strings(&birth.workload.env)?;
         let candidates = candidates(argv.first()?, &env);
-        let program = workload.seccomp.iter().map(|instruction| Instruction {
-            code: instruction.code,
-            jt: instruction.jump_true,
-            jf: instruction.jump_false,
-            k: instruction.k,
-        });
         Some(Self {
-            workload,
-            terminal,
+            birth,
             candidates,
-            program: program.collect(),
+            program: instructions(birth.workload),
             argv,
             env,
         })
@@ -91,28 +125,9 @@ impl<'a> Command<'a> {
 
     /// In the child; returns only when something failed.
     fn execute(&self) -> LaunchFailure {
-        match self.confine() {
+        match confine(self.birth, &self.program) {
             Ok(()) => (LaunchStep::Exec, self.become_program()),
             Err(failure) => failure,
-        }
-    }
-
-    fn confine(&self) -> Result<(), LaunchFailure> {
-        let at = |step: LaunchStep| move |error: io::Error| (step, error);
-        new_session(self.terminal).map_err(at(LaunchStep::Session))?;
-        set_limits(self.workload).map_err(at(LaunchStep::Limits))?;
-        give_up_privileges(self.workload).map_err(at(LaunchStep::Credentials))?;
-        enter_directory(self.workload).map_err(at(LaunchStep::WorkingDirectory))?;
-        self.filter().map_err(at(LaunchStep::Seccomp))
-    }
-
-    fn filter(&self) -> io::Result<()> {
-        if self.workload.no_new_privs {
-            rustix::thread::set_no_new_privs(true)?;
-        }
-        match self.program.as_slice() {
-            [] => Ok(()),
-            program => seccomp::install(program),
         }
     }
 
@@ -133,12 +148,53 @@ impl<'a> Command<'a> {
     }
 }
 
-fn new_session(terminal: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// In the child: from here on it can do nothing but what the plan says.
+fn confine(birth: &Birth<'_>, program: &[Instruction]) -> Result<(), LaunchFailure> {
+    let at = |step: LaunchStep| move |error: io::Error| (step, error);
+    if birth.marking == Marking::Marked {
+        launch::own_hostname_namespace().map_err(at(LaunchStep::Mark))?;
+    }
+    new_session(&birth.streams).map_err(at(LaunchStep::Session))?;
+    set_limits(birth.workload).map_err(at(LaunchStep::Limits))?;
+    give_up_privileges(birth.workload).map_err(at(LaunchStep::Credentials))?;
+    enter_directory(birth.workload).map_err(at(LaunchStep::WorkingDirectory))?;
+    filter(birth.workload, program).map_err(at(LaunchStep::Seccomp))
+}
+
+fn filter(workload: &Workload, program: &[Instruction]) -> io::Result<()> {
+    if workload.no_new_privs {
+        rustix::thread::set_no_new_privs(true)?;
+    }
+    match program {
+        [] => Ok(()),
+        program => seccomp::install(program),
+    }
+}
+
+fn instructions(workload: &Workload) -> Vec<Instruction> {
+    let instruction = |one: &tare_control::BpfInstruction| Instruction {
+        code: one.code,
+        jt: one.jump_true,
+        jf: one.jump_false,
+        k: one.k,
+    };
+    workload.seccomp.iter().map(instruction).collect()
+}
+
+fn new_session(streams: &Streams) -> io::Result<()> {
     launch::reset_signals();
     rustix::process::setsid()?;
-    if let Some(terminal) = terminal {
-        launch::control_terminal(terminal)?;
-        (0..=2).try_for_each(|number| fds::place(terminal, number))?;
+    match streams {
+        Streams::Keepers => {}
+        Streams::Terminal(terminal) => {
+            launch::control_terminal(terminal.as_fd())?;
+            (0..=2).try_for_each(|number| fds::place(terminal.as_fd(), number))?;
+        }
+        Streams::Given(given) => {
+            for (number, fd) in (0..).zip(given) {
+                fds::place(fd.as_fd(), number)?;
+            }
+        }
     }
     fds::close_on_exec_from(3)?;
     Ok(())

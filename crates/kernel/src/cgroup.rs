@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstatfs, mkdirat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chownat, fstatfs, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
 use crate::fds::read_text;
@@ -107,6 +107,34 @@ impl Cgroup {
             Some(_) => Ok(Self { directory }),
             None => Err(io::Error::other("not a cgroup file system")),
         }
+    }
+
+    /// Makes a v2 directory below this one, and lets `uid` move processes from
+    /// here to there: what the kernel asks for is the right to write both
+    /// membership files (cgroup-v2.rst, "Delegation").
+    pub fn make_below(&self, name: &str, uid: Option<u32>) -> io::Result<Self> {
+        mkdirat(&self.directory, name, Mode::from_raw_mode(0o755))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let below = Self {
+            directory: openat(&self.directory, name, flags, Mode::empty())?,
+        };
+        if let Some(uid) = uid {
+            let uid = Some(rustix::fs::Uid::from_raw(uid));
+            for directory in [&self.directory, &below.directory] {
+                chownat(directory, "cgroup.procs", uid, None, AtFlags::empty())?;
+            }
+        }
+        Ok(below)
+    }
+
+    /// Stops every process here and below, or lets them go on; returns at once.
+    pub fn freeze(&self, frozen: bool) -> io::Result<()> {
+        self.write("cgroup.freeze", if frozen { "1" } else { "0" })
+    }
+
+    /// Whether every process here and below has stopped.
+    pub fn is_frozen(&self) -> io::Result<bool> {
+        Ok(self.read_key("cgroup.events", "frozen")? == Some(1))
     }
 
     /// The kernel's own id of a v2 cgroup.

@@ -35,15 +35,20 @@ pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
 
 /// Whatever is open from `first` on does not survive `execve`.
 pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: only sets a flag on descriptors of this process.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            first,
-            u32::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        )
-    };
+    close_range(first, libc::CLOSE_RANGE_CLOEXEC)
+}
+
+/// Closes whatever is open from `first` on. For a process that has nothing else
+/// to do with what it was given by its parent: whoever owned a number there must
+/// not use it again.
+pub fn close_from(first: RawFd) -> io::Result<()> {
+    close_range(first, 0)
+}
+
+fn close_range(first: RawFd, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: touches no memory, and only descriptors that the callers of the
+    // two functions above speak for.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -88,12 +93,20 @@ pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
     }
 }
 
-/// Writes bytes with one descriptor beside them.
-pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
-    let fds = [fd];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// How many descriptors travel together: a command's standard streams.
+pub const PASSED_MAX: usize = 3;
+
+/// Writes bytes with descriptors beside them, at most [`PASSED_MAX`].
+pub fn send_with(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let bytes = [IoSlice::new(bytes)];
     Ok(sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?)
 }
@@ -103,24 +116,25 @@ pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io
 pub struct Received {
     /// 0: the other side is gone.
     pub bytes: usize,
-    pub fd: Option<OwnedFd>,
+    pub fds: Vec<OwnedFd>,
 }
 
-/// Reads what is there, with at most one descriptor; surplus ones are closed.
+/// Reads what is there, with at most [`PASSED_MAX`] descriptors; the kernel
+/// closes surplus ones.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut buffers = [IoSliceMut::new(buffer)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut buffers, &mut control, flags)?;
-    let mut fd = None;
+    let mut fds = Vec::new();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            fd = fds.into_iter().next();
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            fds.extend(passed);
         }
     }
     Ok(Received {
         bytes: received.bytes,
-        fd,
+        fds,
     })
 }

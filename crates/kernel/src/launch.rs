@@ -3,52 +3,91 @@
 
 use std::ffi::{CStr, c_char};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::process::Pid;
+use rustix::thread::UnshareFlags;
 
-use crate::raw::{clone3, syscall, with_signals_blocked};
+use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
 
 /// What the child may use of stack: it formats nothing and recurses nowhere.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Runs `child` in a new process that shares this one's memory, and returns
 /// when that has executed or ended. No page table is copied, and what the child
-/// writes to what it borrows is there afterwards.
-pub fn until_exec<F: FnOnce()>(child: F) -> io::Result<Pid> {
+/// writes to what it borrows is there afterwards. It is born in the cgroup v2
+/// directory `into`, or where its parent is.
+pub fn until_exec<F: FnOnce()>(into: Option<BorrowedFd<'_>>, child: F) -> io::Result<Pid> {
     let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / size_of::<u128>());
     let mut child = Some(child);
     let arguments = libc::clone_args {
-        flags: (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
+        stack: stack.as_mut_ptr() as u64,
+        stack_size: STACK_BYTES as u64,
+        ..birth(into, libc::CLONE_VM | libc::CLONE_VFORK)
+    };
+    // SAFETY: CLONE_VFORK keeps us here until the child is done with the stack
+    // and the closure, and there is no other thread that could use either.
+    let pid = with_signals_blocked(|| unsafe { start(&arguments, &mut child) });
+    child_pid(pid)
+}
+
+/// Runs `child` in a new process with a copy of this one's memory; what it
+/// returns is that process's exit code.
+pub fn forked<F: FnOnce() -> u8>(into: Option<BorrowedFd<'_>>, child: F) -> io::Result<Pid> {
+    let mut child = Some(move || exit_with(child()));
+    let arguments = birth(into, 0);
+    // SAFETY: no stack is named, so the child goes on with its own copy of ours,
+    // on which it finds its copy of the closure.
+    let pid = with_signals_blocked(|| unsafe { start(&arguments, &mut child) });
+    child_pid(pid)
+}
+
+/// # Safety
+/// As for `clone3`: the stack, if one is named, and `child` must be there for
+/// the new process until it has executed or exited.
+unsafe fn start<F: FnOnce()>(arguments: &libc::clone_args, child: &mut Option<F>) -> isize {
+    // SAFETY: the caller vouches for both; `enter` takes the closure once.
+    unsafe { clone3(arguments, enter::<F>, std::ptr::from_mut(child).cast()) }
+}
+
+fn exit_with(code: u8) {
+    // SAFETY: ends this process at once, running no destructor of its parent's.
+    unsafe { libc::_exit(i32::from(code)) }
+}
+
+/// A child of ours that tells us of its end.
+fn birth(into: Option<BorrowedFd<'_>>, flags: i32) -> libc::clone_args {
+    libc::clone_args {
+        flags: flags as u64 | into.map_or(0, |_| CLONE_INTO_CGROUP),
         pidfd: 0,
         child_tid: 0,
         parent_tid: 0,
         exit_signal: libc::SIGCHLD as u64,
-        stack: stack.as_mut_ptr() as u64,
-        stack_size: STACK_BYTES as u64,
+        stack: 0,
+        stack_size: 0,
         tls: 0,
         set_tid: 0,
         set_tid_size: 0,
-        cgroup: 0,
-    };
-    let argument = (&raw mut child).cast();
-    // SAFETY: CLONE_VFORK keeps us here until the child is done with the stack
-    // and the closure, and there is no other thread that could use either.
-    let pid = with_signals_blocked(|| unsafe { clone3(&arguments, enter::<F>, argument) });
-    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        cgroup: into.map_or(0, |fd| fd.as_raw_fd() as u64),
+    }
+}
+
+fn child_pid(result: isize) -> io::Result<Pid> {
+    match i32::try_from(result).ok().and_then(Pid::from_raw) {
         Some(pid) => Ok(pid),
-        None => Err(io::Error::from_raw_os_error(-pid as i32)),
+        None => Err(io::Error::from_raw_os_error(-result as i32)),
     }
 }
 
 /// The child's first function. A panic in it aborts: it may not unwind into
 /// what called it.
 extern "C" fn enter<F: FnOnce()>(child: *mut libc::c_void) -> ! {
-    // SAFETY: `until_exec` passed its own `Option<F>` and waits.
+    // SAFETY: the caller passed its own `Option<F>`, which outlives this.
     let child = unsafe { &mut *child.cast::<Option<F>>() };
     if let Some(child) = child.take() {
         child();
     }
-    // SAFETY: ends the child at once, running no destructor of its parent's.
+    // SAFETY: as in `exit_with`.
     unsafe { libc::_exit(127) }
 }
 
@@ -114,7 +153,7 @@ pub fn child_signal() -> io::Result<std::os::fd::OwnedFd> {
 }
 
 /// Makes the terminal at `fd` the controlling one of this session.
-pub fn control_terminal(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+pub fn control_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::process::ioctl_tiocsctty(fd)?)
 }
 
@@ -156,7 +195,17 @@ pub fn limit_resource(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
 
 /// Moves into a cgroup namespace whose root is where this process is now.
 pub fn own_cgroup_namespace() -> io::Result<()> {
-    // SAFETY: unsharing a cgroup namespace changes no memory, descriptor or
-    // identity of this process.
-    Ok(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWCGROUP) }?)
+    unshare(UnshareFlags::NEWCGROUP)
+}
+
+/// Moves into a copy of the namespace of the host's name.
+pub fn own_hostname_namespace() -> io::Result<()> {
+    unshare(UnshareFlags::NEWUTS)
+}
+
+/// One of the namespaces above and no other.
+fn unshare(namespace: UnshareFlags) -> io::Result<()> {
+    // SAFETY: unsharing one of these changes no memory, descriptor or identity
+    // of this process.
+    Ok(unsafe { rustix::thread::unshare_unsafe(namespace) }?)
 }

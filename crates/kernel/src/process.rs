@@ -53,6 +53,43 @@ impl Process {
         }
     }
 
+    /// When it was born, in ticks since boot, and which cgroup v2 path it is in:
+    /// what is left to tell processes apart where [`Self::inode`] says nothing.
+    /// A process that has died meanwhile has neither, and its number may be
+    /// somebody else's: then this is an error.
+    pub fn birth_tick(&self) -> io::Result<u64> {
+        let stat = self.read_proc("stat")?;
+        // Behind the name, which may hold anything, the 20th field (proc(5)).
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest);
+        let tick = fields.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
+        tick.ok_or_else(|| io::Error::other("a stat file without its fields"))
+    }
+
+    /// Its path in the cgroup v2 hierarchy, as this process sees it.
+    pub fn cgroup(&self) -> io::Result<Option<String>> {
+        let text = self.read_proc("cgroup")?;
+        let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+        Ok(path.map(str::to_owned))
+    }
+
+    /// The arguments that it was started with.
+    pub fn arguments(&self) -> io::Result<Vec<String>> {
+        let text = self.read_proc("cmdline")?;
+        let words = text.split_terminator('\0');
+        Ok(words.map(str::to_owned).collect())
+    }
+
+    /// The pidfd pins the number for as long as the process is there, so what is
+    /// read while it is seen alive afterwards was its own.
+    fn read_proc(&self, file: &str) -> io::Result<String> {
+        let path = format!("/proc/{}/{file}", self.pid);
+        let text = std::fs::read(path)?;
+        match self.wait_dead(Duration::ZERO)? {
+            true => Err(io::ErrorKind::NotFound.into()),
+            false => Ok(String::from_utf8_lossy(&text).into_owned()),
+        }
+    }
+
     /// SIGKILL; a process that is already dead is as wanted.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::KILL) {

@@ -5,6 +5,9 @@
 
 use std::arch::asm;
 
+/// `linux/sched.h`; the libc crate's constant is too narrow for its value.
+pub const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
 /// One system call; negative results are `-errno`.
 ///
 /// # Safety

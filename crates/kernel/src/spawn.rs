@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::effective::as_user;
 use crate::process::Process;
-use crate::raw::{clone3, syscall, with_signals_blocked};
+use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
 
 /// Namespaces that a child is born into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +109,6 @@ struct Order {
     failure: AtomicU32,
     _arguments: Vec<CString>,
 }
-
-/// `linux/sched.h`; the libc crate's constant is too narrow for its value.
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// The child's stack: it calls nothing deep.
 const STACK_BYTES: usize = 32 << 10;

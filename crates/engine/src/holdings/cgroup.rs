@@ -2,12 +2,16 @@
 //! and its end, and where that one has no controllers, one in each v1 hierarchy
 //! that enforces a limit.
 
+mod live;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tare_kernel::cgroup::{self, Cgroup};
+
+pub use live::{CgroupUsage, Which, change, freeze, is_frozen, usage, usage_with_cpu};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::{CgroupRoots, Host};
@@ -23,10 +27,22 @@ enum Controller {
     Cpu,
 }
 
+/// Where the workload lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residence {
+    /// With the keeper.
+    Shared,
+    /// Below it, so that it can be frozen without the keeper, who enters its
+    /// processes there as this uid of the host (`None`: as we are).
+    Below { keeper_uid: Option<u32> },
+}
+
 /// What a box holds, and what could not be had.
 #[derive(Debug, Default)]
 pub struct CgroupHolding {
     pub unified: Option<Cgroup>,
+    /// Below it, if the workload has one of its own.
+    pub workload: Option<Cgroup>,
     /// Where kills for memory are counted, with the file that counts them.
     memory: Option<(Cgroup, &'static str)>,
     /// v1 `tasks` files that the keeper joins by itself.
@@ -56,10 +72,11 @@ impl Controller {
         root.as_deref()
     }
 
-    fn wanted(self, limits: &Limits) -> bool {
-        match self {
-            Self::Memory | Self::Pids => true,
-            Self::Cpu => limits.cpus.is_some(),
+    /// A box that lives on has them all: a limit may be asked for later.
+    fn wanted(self, limits: &Limits, residence: Residence) -> bool {
+        match (self, residence) {
+            (Self::Memory | Self::Pids, _) | (Self::Cpu, Residence::Below { .. }) => true,
+            (Self::Cpu, Residence::Shared) => limits.cpus.is_some(),
         }
     }
 
@@ -76,17 +93,27 @@ impl Controller {
 
 /// Makes the directories and sets the limits. On an error the caller tears the
 /// box down; what was made so far has derived names.
-pub fn acquire(host: &Host, id: &BoxId, limits: &Limits) -> Result<CgroupHolding, Error> {
+pub fn acquire(
+    host: &Host,
+    id: &BoxId,
+    limits: &Limits,
+    residence: Residence,
+) -> Result<CgroupHolding, Error> {
     let mut holding = CgroupHolding::default();
     let roots = &host.cgroups;
     if let Some(root) = &roots.unified {
         holding.unified = make(root, id)?;
     }
+    if let (Some(unified), Residence::Below { keeper_uid }) = (&holding.unified, residence) {
+        let workload = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
+        holding.workload = Some(workload.doing(|| format!("cannot make box {id} a cgroup"))?);
+    }
     let on_unified = match &holding.unified {
         Some(_) => unified_controllers(roots.unified.as_deref()),
         None => Vec::new(),
     };
-    for controller in ALL.into_iter().filter(|one| one.wanted(limits)) {
+    let wanted = ALL.into_iter().filter(|one| one.wanted(limits, residence));
+    for controller in wanted {
         let enforced = match on_unified.contains(&controller) {
             true => enforce_unified(&mut holding, controller, limits, roots, id)?,
             false => enforce_v1(&mut holding, controller, limits, roots, id)?,
@@ -163,7 +190,12 @@ fn enforce_unified(
     let Some(cgroup) = &holding.unified else {
         return Ok(false);
     };
-    let settings = unified_settings(controller, limits);
+    let mut settings = unified_settings(controller, limits);
+    if controller == Controller::Memory && holding.workload.is_none() {
+        // A box with one command ends as a whole; in one that lives on, the
+        // kernel picks a process.
+        settings.push(("memory.oom.group", "1".to_owned(), Presence::Optional));
+    }
     write_settings(cgroup, controller, &settings)?;
     holding.note_enforced(controller);
     if controller == Controller::Memory {
@@ -222,14 +254,17 @@ fn unified_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
                 Presence::Required,
             ),
             ("memory.swap.max", "0".to_owned(), Presence::Optional),
-            ("memory.oom.group", "1".to_owned(), Presence::Optional),
         ],
         Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
-        Controller::Cpu => vec![(
-            "cpu.max",
-            format!("{} {PERIOD_US}", quota_us(limits.cpus)),
-            Presence::Required,
-        )],
+        Controller::Cpu => {
+            let quota = limits.cpus.map(quota_us);
+            let quota = quota.map_or("max".to_owned(), |quota| quota.to_string());
+            vec![(
+                "cpu.max",
+                format!("{quota} {PERIOD_US}"),
+                Presence::Required,
+            )]
+        }
     }
 }
 
@@ -249,7 +284,9 @@ fn v1_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
             ),
             (
                 "cpu.cfs_quota_us",
-                quota_us(limits.cpus).to_string(),
+                limits
+                    .cpus
+                    .map_or("-1".to_owned(), |cpus| quota_us(cpus).to_string()),
                 Presence::Required,
             ),
         ],
@@ -258,8 +295,8 @@ fn v1_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
 
 const PERIOD_US: u64 = 100_000;
 
-fn quota_us(cpus: Option<Cpus>) -> u64 {
-    cpus.map_or(PERIOD_US, |cpus| u64::from(cpus.milli) * PERIOD_US / 1000)
+fn quota_us(cpus: Cpus) -> u64 {
+    u64::from(cpus.milli) * PERIOD_US / 1000
 }
 
 /// The keeper is one of them and not the user's.
@@ -325,6 +362,22 @@ impl CgroupHolding {
             .flatten()
             .unwrap_or(0)
     }
+}
+
+/// Whether a path in the hierarchy is that of a box, and not of one below it.
+pub fn is_of(path: &str, id: &BoxId) -> bool {
+    Path::new(path) == layout::cgroup(Path::new(path).parent().unwrap_or(Path::new("/")), id)
+}
+
+/// Processes of a box that the kernel has killed for memory, wherever it counts
+/// them; 0 where the directories are gone.
+pub fn oom_kills(roots: &[PathBuf], id: &BoxId) -> u64 {
+    let counted = roots.iter().filter_map(|root| {
+        let cgroup = Cgroup::open(&layout::cgroup(root, id)).ok()?;
+        let in_file = |file: &str| cgroup.read_key(file, "oom_kill").ok().flatten();
+        in_file("memory.events").or_else(|| in_file("memory.oom_control"))
+    });
+    counted.max().unwrap_or(0)
 }
 
 /// A directory can stay busy for a moment after its last process is gone.

@@ -20,9 +20,16 @@ pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
             ErrorKind::BadRequest,
             format!("the name {} is taken by another box", name.as_str()),
         )
-        .with_hint("choose another --name, or let that box end first")),
+        .with_hint("choose another, or 'tare rm' that box first")),
         other => other.doing(doing),
     }
+}
+
+/// Whose it is; `None` when it is free, or held by what is no box.
+pub fn holder(layout: &Layout, name: &Name) -> Option<BoxId> {
+    let names = open(layout).ok()?;
+    let holder = readlinkat(&names, name.as_str(), Vec::new()).ok()?;
+    BoxId::parse(holder.to_str().ok()?)
 }
 
 /// Lets go of the name if it is this box's; absent is as wanted.

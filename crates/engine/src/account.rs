@@ -1,0 +1,173 @@
+//! What a record says: lines that are only ever added, each a fact about the box.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::{Cpus, Name, Spec};
+use crate::status::EndedBy;
+use crate::timestamp::Timestamp;
+
+/// What is written before anything is acquired.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Intent {
+    pub boot_id: String,
+    pub created_at: Timestamp,
+    pub cgroup_roots: Vec<PathBuf>,
+    /// Without the values of the environment, which may be secret.
+    pub spec: Spec,
+    /// `None`: it lives as long as its creator.
+    pub detached: Option<DetachOptions>,
+}
+
+/// What a box is given that outlives its creator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachOptions {
+    /// How long it may live; `None`: for ever.
+    pub lease: Option<Duration>,
+    /// How long its record, exit code and log are kept after its end.
+    pub retention: Duration,
+    /// Nothing is kept after its end.
+    pub remove: bool,
+    /// Its scratch space is kept as long as its record.
+    pub keep: bool,
+    /// How much of its output is kept: the last so many bytes.
+    pub log_bytes_max: u64,
+    /// More output than that ends it.
+    pub kill_past_log: bool,
+    /// Its standard input stays open, for whoever attaches.
+    pub stdin: bool,
+}
+
+/// What proves that a process is the keeper and not someone with its number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeeperIdentity {
+    pub boot_id: String,
+    pub pid: i32,
+    /// `None` on kernels where it would prove nothing.
+    pub pidfd_inode: Option<u64>,
+    pub birth_tick: u64,
+    pub cgroup_inode: Option<u64>,
+    /// The host's id of the box's user 0, if it has a range of its own.
+    pub first_uid: Option<u32>,
+    /// On the boot clock; a detached box has one unless it never ends.
+    pub lease_ns: Option<u64>,
+}
+
+/// What `update` changed; `None` leaves it as it was.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Update {
+    pub memory_bytes: Option<u64>,
+    pub pids: Option<u32>,
+    pub cpus: Option<Cpus>,
+    /// Boot-clock nanoseconds, or never.
+    pub lease_ns: Option<Option<u64>>,
+}
+
+/// How a detached box ended; everything of it but the record is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedEntry {
+    pub exit_code: u8,
+    pub by: EndedBy,
+    pub oom: bool,
+    pub at: Timestamp,
+    /// On the boot clock: retention counts from here.
+    pub at_ns: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    Intent(Box<Intent>),
+    Keeper(KeeperIdentity),
+    Renamed(Name),
+    Updated(Update),
+    /// Why the last try to end it failed.
+    Stuck(String),
+    Ended(EndedEntry),
+}
+
+/// All lines together.
+#[derive(Debug, Default)]
+pub struct Account {
+    pub intent: Option<Intent>,
+    pub keeper: Option<KeeperIdentity>,
+    /// Every name that it may hold; the last is its own.
+    pub names: Vec<Name>,
+    pub stuck: Option<String>,
+    pub ended: Option<EndedEntry>,
+}
+
+impl Account {
+    /// A line that is cut off or damaged says nothing, and hides no other.
+    pub fn read(text: &str) -> Self {
+        let mut account = Self::default();
+        let entries = text
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        entries.for_each(|entry| account.note(entry));
+        account
+    }
+
+    pub fn note(&mut self, entry: Entry) {
+        match entry {
+            Entry::Intent(intent) => {
+                self.names = intent.spec.name.clone().into_iter().collect();
+                self.intent = Some(*intent);
+            }
+            Entry::Keeper(identity) => self.keeper = Some(identity),
+            Entry::Renamed(name) => self.names.push(name),
+            Entry::Updated(update) => self.update(&update),
+            Entry::Stuck(why) => self.stuck = Some(why),
+            Entry::Ended(ended) => self.ended = Some(ended),
+        }
+    }
+
+    fn update(&mut self, update: &Update) {
+        if let (Some(keeper), Some(lease_ns)) = (&mut self.keeper, update.lease_ns) {
+            keeper.lease_ns = lease_ns;
+        }
+        let Some(intent) = &mut self.intent else {
+            return;
+        };
+        let limits = &mut intent.spec.limits;
+        if let Some(bytes) = update.memory_bytes {
+            limits.memory_bytes = crate::spec::Limit::Asked(bytes);
+        }
+        if let Some(pids) = update.pids {
+            limits.pids = crate::spec::Limit::Asked(pids);
+        }
+        if let Some(cpus) = update.cpus {
+            limits.cpus = Some(cpus);
+        }
+    }
+
+    pub fn name(&self) -> Option<&Name> {
+        self.names.last()
+    }
+
+    pub fn detached(&self) -> Option<&DetachOptions> {
+        self.intent.as_ref()?.detached.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_line_hides_no_other() {
+        let account = Account::read(
+            "{\"keeper\":{\"boot\n\
+             {\"stuck\":\"its keeper does not die\"}\n\
+             \u{0}\u{0}\u{0}\n\
+             {\"renamed\":\"b\"}\n\
+             {\"renamed\":\"../c\"}\n\
+             {\"ended\":{\"exit",
+        );
+        assert!(account.intent.is_none() && account.keeper.is_none() && account.ended.is_none());
+        assert_eq!(account.stuck.as_deref(), Some("its keeper does not die"));
+        assert_eq!(account.name().map(Name::as_str), Some("b"));
+    }
+}

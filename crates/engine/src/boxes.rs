@@ -1,0 +1,296 @@
+//! Finding boxes and telling about them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use serde_json::json;
+use tare_control::{Call, Report};
+use tare_kernel::clock::boot_ns;
+
+use crate::engine::Engine;
+use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::cgroup::{self, CgroupUsage};
+use crate::holdings::name;
+use crate::id::BoxId;
+use crate::layout;
+use crate::line;
+use crate::observed::Observed;
+use crate::record::{self, Record};
+use crate::spec::received::quoted;
+use crate::spec::{Isolation, Root, Spec, name as names};
+use crate::status::{Details, Holding, State, Status, Usage};
+use crate::timestamp::Timestamp;
+
+impl Engine {
+    /// The box with this id, this name, or an id that begins so.
+    pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
+        let boxes = self.boxes()?;
+        let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+        let whole = ids.iter().find(|id| id.as_str() == reference).cloned();
+        let named = || {
+            let wanted = names::parse(reference).ok()?;
+            let holder = name::holder(&self.layout, &wanted)?;
+            ids.contains(&holder).then_some(holder)
+        };
+        match whole.or_else(named) {
+            Some(id) => Ok(id),
+            None => by_prefix(reference, ids),
+        }
+    }
+
+    /// Every box, the oldest first.
+    pub fn list(&self) -> Result<Vec<Status>, Error> {
+        let boxes = self.boxes()?;
+        let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+        let mut statuses: Vec<Status> = ids
+            .iter()
+            .filter_map(|id| Some(self.status_of(id, &self.tend_in(boxes.as_fd(), id)?)))
+            .collect();
+        statuses.sort_by(|one, other| {
+            let key = |status: &Status| (status.created_at, status.id.to_string());
+            key(one).cmp(&key(other))
+        });
+        Ok(statuses)
+    }
+
+    pub fn status(&self, id: &BoxId) -> Result<Status, Error> {
+        Ok(self.status_of(id, &self.observe(id)?))
+    }
+
+    /// Everything that is known of a box.
+    pub fn details(&self, id: &BoxId) -> Result<Details, Error> {
+        let observed = self.observe(id)?;
+        let spec = spec_of(&observed);
+        let live = observed.is_live();
+        Ok(Details {
+            status: self.status_of(id, &observed),
+            spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observed)),
+            usage: live.then(|| self.usage_of(id, &observed)),
+            holdings: self.holdings(id, &observed),
+        })
+    }
+
+    /// What a live box uses.
+    pub fn usage(&self, id: &BoxId) -> Result<Usage, Error> {
+        let observed = self.observe(id)?;
+        match observed.is_live() {
+            true => Ok(self.usage_of(id, &observed)),
+            false => Err(has_ended(id)),
+        }
+    }
+
+    pub(crate) fn boxes(&self) -> Result<OwnedFd, Error> {
+        record::open_all(&self.layout).doing(|| {
+            let boxes = self.layout.boxes();
+            format!("cannot open {}", boxes.display())
+        })
+    }
+
+    /// A box as it is now, after it was looked after.
+    pub(crate) fn observe(&self, id: &BoxId) -> Result<Observed, Error> {
+        let boxes = self.boxes()?;
+        self.tend_in(boxes.as_fd(), id)
+            .ok_or_else(|| no_box(id.as_str()))
+    }
+
+    /// The record of a box whose keeper is to be asked for something.
+    pub(crate) fn awake(&self, id: &BoxId) -> Result<Record, Error> {
+        let observed = self.observe(id)?;
+        let problem = |what: &str, hint: &str| {
+            Error::new(ErrorKind::Failed, format!("box {id} {what}")).with_hint(hint)
+        };
+        match observed.state() {
+            State::Running | State::Stopping => Ok(observed.record),
+            State::Paused => Err(problem("is paused", "'tare resume' lets it go on")),
+            State::Starting => Err(problem("is still starting", "try again in a moment")),
+            State::Stuck => Err(problem(
+                "is stuck",
+                "'tare inspect' says on what; 'tare rm -f' tries again to end it",
+            )),
+            State::Exited => Err(has_ended(id)),
+        }
+    }
+
+    fn status_of(&self, id: &BoxId, observed: &Observed) -> Status {
+        let account = &observed.record.account;
+        let spec = spec_of(observed);
+        let used = match observed.is_live() {
+            true => cgroup::usage(&self.host.cgroups, id),
+            false => CgroupUsage::default(),
+        };
+        let ended = account.ended.as_ref();
+        let intent = account.intent.as_ref();
+        Status {
+            id: id.clone(),
+            name: account.name().map(ToString::to_string),
+            state: observed.state(),
+            created_at: intent.map_or(Timestamp::from_ms(0), |intent| intent.created_at),
+            lease_ends_at: lease_end(observed),
+            command: spec.map_or_else(Vec::new, |spec| texts(&spec.command)),
+            labels: spec.map(|spec| spec.labels.clone()).unwrap_or_default(),
+            pids: used.pids.map(without_keeper),
+            memory_bytes: used.memory_bytes,
+            exit_code: ended.map(|ended| ended.exit_code),
+            attached: observed.is_attached(),
+            ended_at: ended.map(|ended| ended.at),
+            ended_by: ended.map(|ended| ended.by),
+            oom: ended.is_some_and(|ended| ended.oom),
+            stuck_on: match observed.state() {
+                State::Stuck => account.stuck.clone(),
+                State::Starting
+                | State::Running
+                | State::Paused
+                | State::Stopping
+                | State::Exited => None,
+            },
+        }
+    }
+
+    fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
+        let used = cgroup::usage_with_cpu(&self.host.cgroups, id);
+        let limits = spec_of(observed).map(|spec| &spec.limits);
+        // A keeper that does not answer takes nothing away from the rest.
+        let asked = line::ask(&observed.record, id, &Call::Usage).ok();
+        let seen = match asked {
+            Some((Report::Usage(usage), _)) => Some(usage),
+            _ => None,
+        };
+        let logged = !observed.is_attached();
+        Usage {
+            memory_bytes: used.memory_bytes,
+            memory_limit_bytes: limits.map(|limits| limits.memory_bytes.value()),
+            cpu_us: used.cpu_us,
+            pids: used.pids.map(without_keeper),
+            pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
+            scratch_bytes: seen.map(|usage| usage.scratch_bytes),
+            scratch_limit_bytes: limits.map(|limits| limits.scratch_bytes),
+            output_bytes: seen.filter(|_| logged).map(|usage| usage.output_bytes),
+            output_dropped_bytes: seen
+                .filter(|_| logged)
+                .map(|usage| usage.output_dropped_bytes),
+        }
+    }
+
+    /// What of the host it holds now, by looking.
+    fn holdings(&self, id: &BoxId, observed: &Observed) -> Vec<Holding> {
+        let path = self.layout.boxes().join(id.as_str());
+        let mut holdings = vec![holding("record", path.display())];
+        if let Some(keeper) = &observed.keeper {
+            holdings.push(holding("keeper", format!("pid {}", keeper.pid())));
+        }
+        for root in self.host.cgroups.all() {
+            let directory = layout::cgroup(root, id);
+            if directory.exists() {
+                holdings.push(holding("cgroup", directory.display()));
+            }
+        }
+        if let Some(name) = observed.record.account.name() {
+            holdings.push(holding("name", name));
+        }
+        holdings
+    }
+}
+
+fn holding(kind: &'static str, what: impl ToString) -> Holding {
+    Holding {
+        kind,
+        what: what.to_string(),
+    }
+}
+
+pub(crate) fn spec_of(observed: &Observed) -> Option<&Spec> {
+    Some(&observed.record.account.intent.as_ref()?.spec)
+}
+
+fn by_prefix(reference: &str, ids: Vec<BoxId>) -> Result<BoxId, Error> {
+    let begins = |id: &BoxId| !reference.is_empty() && id.as_str().starts_with(reference);
+    let mut found: Vec<BoxId> = ids.into_iter().filter(begins).collect();
+    found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    match found.as_slice() {
+        [] => Err(no_box(reference)),
+        [one] => Ok(one.clone()),
+        several => Err(ambiguous(reference, several)),
+    }
+}
+
+/// How many candidates are named.
+const CANDIDATES_MAX: usize = 4;
+
+fn ambiguous(reference: &str, several: &[BoxId]) -> Error {
+    let shown = several.iter().take(CANDIDATES_MAX);
+    let mut shown: Vec<&str> = shown.map(BoxId::as_str).collect();
+    if several.len() > CANDIDATES_MAX {
+        shown.push("...");
+    }
+    let message = format!("{} is the beginning of several boxes", quoted(reference));
+    Error::new(ErrorKind::BadRequest, message)
+        .because(shown.join(", "))
+        .with_hint("give more of the id")
+}
+
+pub(crate) fn no_box(reference: &str) -> Error {
+    let message = format!("there is no box {}", quoted(reference));
+    Error::new(ErrorKind::BadRequest, message).with_hint("'tare ls -a' lists all")
+}
+
+pub(crate) fn has_ended(id: &BoxId) -> Error {
+    Error::new(ErrorKind::Failed, format!("box {id} has ended"))
+        .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
+}
+
+fn without_keeper(pids: u64) -> u64 {
+    pids.saturating_sub(1)
+}
+
+/// The lease is on the boot clock, which people do not read.
+fn lease_end(observed: &Observed) -> Option<Timestamp> {
+    if !observed.is_live() {
+        return None;
+    }
+    let lease_ns = observed.record.account.keeper.as_ref()?.lease_ns?;
+    let left = Duration::from_nanos(lease_ns.saturating_sub(boot_ns()));
+    Some(Timestamp::now().after(left))
+}
+
+fn texts<T: AsRef<std::ffi::OsStr>>(words: &[T]) -> Vec<String> {
+    let text = |word: &T| String::from_utf8_lossy(word.as_ref().as_bytes()).into_owned();
+    words.iter().map(text).collect()
+}
+
+/// What was asked for, without the values of the environment.
+fn shown_spec(spec: &Spec, observed: &Observed) -> serde_json::Value {
+    let keys: Vec<_> = spec.env.iter().map(|(key, _)| key).collect();
+    let options = observed.record.account.detached();
+    json!({
+        "command": texts(&spec.command),
+        "env": texts(&keys),
+        "workdir": spec.workdir,
+        "user": format!("{}:{}", spec.user.uid, spec.user.gid),
+        "rootfs": match &spec.root {
+            Root::HostView => None,
+            Root::Directory(path) => Some(path),
+        },
+        "volumes": spec.volumes,
+        "network": spec.network,
+        "isolation": match spec.isolation {
+            Isolation::Full => "full",
+            Isolation::Contain => "contain",
+        },
+        "seccomp": spec.seccomp,
+        "privilege": spec.privilege,
+        "timeout_ms": spec.timeout.map(|timeout| timeout.as_millis()),
+        "limits": {
+            "memory_bytes": spec.limits.memory_bytes.value(),
+            "cpus": spec.limits.cpus.map(|cpus| f64::from(cpus.milli) / 1000.0),
+            "pids": spec.limits.pids.value(),
+            "nofile": spec.limits.nofile,
+            "scratch_bytes": spec.limits.scratch_bytes,
+        },
+        "lease_ms": options.and_then(|options| options.lease).map(|lease| lease.as_millis()),
+        "retention_ms": options.map(|options| options.retention.as_millis()),
+        "remove": options.is_some_and(|options| options.remove),
+        "keep": options.is_some_and(|options| options.keep),
+        "log_bytes_max": options.map(|options| options.log_bytes_max),
+    })
+}

@@ -1,0 +1,150 @@
+//! Changing a live box.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use tare_control::Call;
+
+use crate::account::{Entry, Update};
+use crate::boxes::{has_ended, no_box};
+use crate::engine::Engine;
+use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::cgroup::{self, Which};
+use crate::holdings::name;
+use crate::id::BoxId;
+use crate::line;
+use crate::plan::from_now;
+use crate::record::{Locked, Record};
+use crate::spec::{Cpus, Limit, Name};
+use crate::status::State;
+
+/// How long a command waits for another one that changes the same box.
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is to be different; `None` leaves it as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub memory_bytes: Option<u64>,
+    pub pids: Option<u32>,
+    pub cpus: Option<Cpus>,
+    /// From now on; or never.
+    pub lease: Option<Option<Duration>>,
+}
+
+impl Engine {
+    /// Stops every process of a box where it is; its deadlines go on.
+    pub fn pause(&self, id: &BoxId) -> Result<(), Error> {
+        self.freeze(id, true)
+    }
+
+    pub fn resume(&self, id: &BoxId) -> Result<(), Error> {
+        self.freeze(id, false)
+    }
+
+    fn freeze(&self, id: &BoxId, frozen: bool) -> Result<(), Error> {
+        // An attached box is its creator's to lock, who never does this.
+        let _others_wait = match self.observe(id)?.is_attached() {
+            true => None,
+            false => Some(self.lock(id)?),
+        };
+        match (self.observe(id)?.state(), frozen) {
+            (State::Running | State::Stopping, true) | (State::Paused, false) => {
+                cgroup::freeze(&self.host.cgroups, id, frozen)
+            }
+            (State::Paused, true) | (State::Running | State::Stopping, false) => Ok(()),
+            (state @ (State::Starting | State::Stuck), _) => Err(Error::new(
+                ErrorKind::Failed,
+                format!("box {id} is {state}"),
+            )),
+            (State::Exited, _) => Err(has_ended(id)),
+        }
+    }
+
+    /// Gives a box another name.
+    pub fn rename(&self, id: &BoxId, wanted: &Name) -> Result<(), Error> {
+        let mut record = self.lock_detached(id)?;
+        if record.account.name() == Some(wanted) {
+            return Ok(());
+        }
+        self.tend_holder(wanted);
+        name::acquire(&self.layout, wanted, id)?;
+        // Both are this box's until it is written down which one is left.
+        let former = record.account.names.clone();
+        if let Err(error) = record.add(Entry::Renamed(wanted.clone())) {
+            name::release(&self.layout, wanted, id)?;
+            return Err(error).doing(|| format!("cannot record the name of box {id}"));
+        }
+        for name in former.iter().filter(|name| *name != wanted) {
+            name::release(&self.layout, name, id)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a live box other limits, or another lease from now on.
+    pub fn update(&self, id: &BoxId, changes: &Changes) -> Result<(), Error> {
+        let mut record = self.lock_detached(id)?;
+        if !self.observe(id)?.is_live() {
+            return Err(has_ended(id));
+        }
+        let mut limits = match &record.account.intent {
+            Some(intent) => intent.spec.limits.clone(),
+            None => return Err(damaged(id)),
+        };
+        if let Some(bytes) = changes.memory_bytes {
+            limits.memory_bytes = Limit::Asked(bytes);
+        }
+        if let Some(pids) = changes.pids {
+            limits.pids = Limit::Asked(pids);
+        }
+        limits.cpus = changes.cpus.or(limits.cpus);
+        let which = Which {
+            memory: changes.memory_bytes.is_some(),
+            pids: changes.pids.is_some(),
+            cpu: changes.cpus.is_some(),
+        };
+        cgroup::change(&self.host.cgroups, id, &limits, which)?;
+        let lease_ns = changes.lease.map(|lease| lease.map(from_now));
+        if let Some(ends_ns) = lease_ns {
+            line::tell(&record, id, &Call::Lease { ends_ns })?;
+        }
+        let update = Update {
+            memory_bytes: changes.memory_bytes,
+            pids: changes.pids,
+            cpus: changes.cpus,
+            lease_ns,
+        };
+        record
+            .add(Entry::Updated(update))
+            .doing(|| format!("cannot record the limits of box {id}"))
+    }
+
+    /// For as long as this is held nobody else changes the box.
+    pub(crate) fn lock(&self, id: &BoxId) -> Result<Locked, Error> {
+        let boxes = self.boxes()?;
+        let doing = || format!("cannot open the record of box {id}");
+        let record = Record::look(boxes.as_fd(), id).doing(doing)?;
+        let record = record.ok_or_else(|| no_box(id.as_str()))?;
+        let locked = record.lock(boxes.as_fd(), id, LOCK_WITHIN)?;
+        locked.ok_or_else(|| no_box(id.as_str()))
+    }
+
+    /// The same of a box that was left to itself. An attached one is locked by
+    /// its creator for as long as it lives.
+    fn lock_detached(&self, id: &BoxId) -> Result<Locked, Error> {
+        if self.observe(id)?.is_attached() {
+            let message = format!("box {id} cannot be changed");
+            return Err(Error::new(ErrorKind::BadRequest, message)
+                .because("it is attached to the tare that started it")
+                .with_hint("start it with 'tare run -d' to change it later"));
+        }
+        self.lock(id)
+    }
+}
+
+fn damaged(id: &BoxId) -> Error {
+    Error::new(
+        ErrorKind::Failed,
+        format!("the record of box {id} is damaged"),
+    )
+    .with_hint("'tare rm -f' ends the box all the same")
+}

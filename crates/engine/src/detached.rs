@@ -1,0 +1,130 @@
+//! A box that is left to itself: made like any other, and let go when its
+//! command runs.
+//!
+//! ```text
+//! record ─▶ ... ─▶ keeper ─▶ plan ─▶ identity ─▶ go ─▶ Started ─▶ Detach ─▶ Detached
+//!     └──────── a creator that dies here takes the box along ───────┘          │
+//!                                             unlocked, and its id announced ◀─┘
+//! ```
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tare_control::{Report, Request};
+use tare_kernel::clock::timespec;
+
+use crate::account::DetachOptions;
+use crate::attached::{self, Event};
+use crate::engine::{Ends, Engine, Made, Reserve};
+use crate::error::{Doing, Error, ErrorKind};
+use crate::failure;
+use crate::id::BoxId;
+use crate::keeper::{self, Unmade};
+use crate::record::Locked;
+use crate::reports::{Heard, Reports};
+use crate::spec::Spec;
+
+/// How long a box may take to start; a file system of a volume that does not
+/// answer must not hold its creator for ever.
+const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// A box that runs by itself.
+#[derive(Debug)]
+pub struct Started {
+    pub id: BoxId,
+    /// Defaults that this host cannot enforce, a sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Engine {
+    /// Makes a box that belongs to nobody, and returns when its command runs.
+    pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
+        let id = BoxId::random();
+        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let mut record = Locked::create(&self.layout, &id, &self.host, spec, Some(options))?;
+        let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
+        let result = made.and_then(|made| match let_go(&made, spec) {
+            Ok(()) => Ok(made.notes),
+            Err(error) => Err(Unmade::with(error, made.keeper)),
+        });
+        match result {
+            Ok(notes) => {
+                record.unlock();
+                Ok(Started { id, notes })
+            }
+            Err(Unmade { error, keeper }) => {
+                drop(reserve);
+                self.unmake(&id, record, keeper.as_ref())?;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Waits until the command runs, then leaves the box to itself.
+fn let_go(made: &Made, spec: &Spec) -> Result<(), Error> {
+    let mut reports = Reports::default();
+    let until = Instant::now() + START_WITHIN;
+    loop {
+        match await_report(made, &mut reports, until)? {
+            Report::Started => {
+                keeper::send_request(&made.control, &Request::Detach)
+                    .doing(|| "cannot leave the box to itself".into())?;
+            }
+            Report::Detached => return Ok(()),
+            report => return Err(failed(report, &mut reports, spec)),
+        }
+    }
+}
+
+fn await_report(made: &Made, reports: &mut Reports, until: Instant) -> Result<Report, Error> {
+    loop {
+        match reports.hear(made.control.as_fd()) {
+            Heard::Report(report) => return Ok(report),
+            Heard::Nothing => {}
+            Heard::Gone => {
+                let unborn = made.keeper.failure();
+                return Err(unborn.map_or_else(gone, |(step, why)| failure::birth(step, why)));
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(
+                Error::new(ErrorKind::Failed, "the box did not start in time")
+                    .because(format!("it took more than {} s", START_WITHIN.as_secs()))
+                    .with_hint("does the file system of a volume or of --rootfs answer?"),
+            );
+        }
+        // An interrupted wait is one more look.
+        poll(
+            &mut [PollFd::new(&made.control, PollFlags::IN)],
+            Some(&timespec(left)),
+        )
+        .ok();
+    }
+}
+
+/// A command that ended before the box was left to itself did so in between: its
+/// box ended with it, and there is nothing to announce.
+fn failed(report: Report, reports: &mut Reports, spec: &Spec) -> Error {
+    let subject = failure::Subject {
+        command: spec.command.first(),
+        workdir: spec.workdir.as_deref(),
+    };
+    match attached::event(report, reports, subject) {
+        Event::Failed(error) => error,
+        Event::Exited(_) | Event::TimedOut | Event::Started | Event::Terminal(_) | Event::Gone => {
+            gone()
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(
+        ErrorKind::Failed,
+        "the box ended before it could be left to itself",
+    )
+    .because("its keeper was killed")
+    .with_hint("is --memory too small?")
+}

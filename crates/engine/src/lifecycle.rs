@@ -1,0 +1,223 @@
+//! Which state a box is in, and what whoever looks at it has to do about it:
+//! pure functions of what was observed.
+//!
+//! ```text
+//!            ┌───────────── attached: ends with its creator ─────────────┐
+//! starting ──┴─▶ running ◀──▶ paused                                     │
+//!     │             │ └─ stop asked ─▶ stopping ─┐                       ▼
+//!     │             └─ command, lease, kill ─────┴─▶ exited ─ rm ─▶ (no record)
+//!     └─ creator gone ──────────────────────────────────────────────────▶
+//! Any of them is stuck while something of it cannot be ended.
+//! ```
+
+use crate::status::State;
+
+/// The keeper, as far as its recorded identity tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeeperIs {
+    /// Not on record.
+    Unborn,
+    Alive,
+    Dead,
+}
+
+/// Whose box it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tie {
+    /// Its creator's, whose lock is on the record all the time.
+    Attached,
+    /// Its creator's still: it has not been left to itself.
+    Detaching,
+    /// Nobody's.
+    Detached,
+}
+
+/// What was observed of a box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    pub tie: Tie,
+    pub keeper: KeeperIs,
+    /// Somebody has the lock of its record.
+    pub busy: bool,
+    pub stopping: bool,
+    pub frozen: bool,
+    pub stuck: bool,
+    /// Its end is on record.
+    pub ended: bool,
+    /// Nothing of it is to be kept after its end, or not any longer.
+    pub expired: bool,
+    /// It should have ended by itself.
+    pub overdue: bool,
+}
+
+/// What there is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Care {
+    Nothing,
+    /// It is over: what is left of it goes, its record stays.
+    Finish,
+    /// Nobody wants it, or not any longer: all of it goes.
+    Remove,
+}
+
+pub fn state(facts: &Facts) -> State {
+    if facts.ended {
+        return State::Exited;
+    }
+    if facts.stuck {
+        return State::Stuck;
+    }
+    match (facts.tie, facts.keeper) {
+        (Tie::Attached | Tie::Detaching, KeeperIs::Unborn) => State::Starting,
+        (Tie::Detaching, KeeperIs::Alive) => State::Starting,
+        (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.stopping => State::Stopping,
+        (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.frozen => State::Paused,
+        (Tie::Attached | Tie::Detached, KeeperIs::Alive) => State::Running,
+        (Tie::Attached | Tie::Detaching, KeeperIs::Dead) => State::Stopping,
+        // Nobody has got to writing it down yet.
+        (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) => State::Exited,
+    }
+}
+
+pub fn care(facts: &Facts) -> Care {
+    if facts.ended {
+        return match facts.expired {
+            true => Care::Remove,
+            false => Care::Nothing,
+        };
+    }
+    // Whoever has the lock takes care.
+    if facts.busy {
+        return Care::Nothing;
+    }
+    match (facts.tie, facts.keeper) {
+        (Tie::Attached | Tie::Detaching, _) => Care::Remove,
+        (Tie::Detached, KeeperIs::Alive) if !facts.overdue => Care::Nothing,
+        (Tie::Detached, KeeperIs::Alive | KeeperIs::Dead | KeeperIs::Unborn) => Care::Finish,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIVE: Facts = Facts {
+        tie: Tie::Detached,
+        keeper: KeeperIs::Alive,
+        busy: false,
+        stopping: false,
+        frozen: false,
+        stuck: false,
+        ended: false,
+        expired: false,
+        overdue: false,
+    };
+
+    fn all() -> impl Iterator<Item = Facts> {
+        let ties = [Tie::Attached, Tie::Detaching, Tie::Detached];
+        let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
+        (0..9 * 128).map(move |number: usize| {
+            let bit = |at: usize| number / 9 & (1 << at) != 0;
+            Facts {
+                tie: ties[number % 3],
+                keeper: keepers[number / 3 % 3],
+                busy: bit(0),
+                stopping: bit(1),
+                frozen: bit(2),
+                stuck: bit(3),
+                ended: bit(4),
+                expired: bit(5),
+                overdue: bit(6),
+            }
+        })
+    }
+
+    /// The failure that this product was made against: a live box that is
+    /// judged dead.
+    #[test]
+    fn a_live_detached_box_is_never_touched_before_it_is_overdue() {
+        let live = |facts: &Facts| {
+            facts.tie == Tie::Detached
+                && facts.keeper == KeeperIs::Alive
+                && !facts.ended
+                && !facts.overdue
+        };
+        for facts in all().filter(live) {
+            assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
+            assert_ne!(state(&facts), State::Exited, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn a_box_that_somebody_works_on_is_left_to_them() {
+        for facts in all().filter(|facts| facts.busy && !facts.ended) {
+            assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn a_box_whose_creator_is_gone_before_it_was_left_to_itself_is_removed() {
+        for facts in all().filter(|facts| !facts.busy && !facts.ended) {
+            if facts.tie != Tie::Detached {
+                assert_eq!(care(&facts), Care::Remove, "{facts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_ended_box_stays_until_it_expires() {
+        for facts in all().filter(|facts| facts.ended) {
+            let expected = match facts.expired {
+                true => Care::Remove,
+                false => Care::Nothing,
+            };
+            assert_eq!(care(&facts), expected);
+            assert_eq!(state(&facts), State::Exited);
+        }
+    }
+
+    #[test]
+    fn states_are_told_apart() {
+        assert_eq!(state(&LIVE), State::Running);
+        for (facts, expected) in [
+            (
+                Facts {
+                    frozen: true,
+                    ..LIVE
+                },
+                State::Paused,
+            ),
+            (
+                Facts {
+                    frozen: true,
+                    stopping: true,
+                    ..LIVE
+                },
+                State::Stopping,
+            ),
+            (
+                Facts {
+                    stuck: true,
+                    ..LIVE
+                },
+                State::Stuck,
+            ),
+            (
+                Facts {
+                    tie: Tie::Detaching,
+                    ..LIVE
+                },
+                State::Starting,
+            ),
+            (
+                Facts {
+                    keeper: KeeperIs::Dead,
+                    ..LIVE
+                },
+                State::Exited,
+            ),
+        ] {
+            assert_eq!(state(&facts), expected, "{facts:?}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! One box as it is found: what its record says, held against the kernel.
+
+use std::time::Duration;
+
+use tare_control::life::LifeEvent;
+use tare_kernel::clock::boot_ns;
+use tare_kernel::process::Process;
+
+use crate::account::KeeperIdentity;
+use crate::holdings::cgroup;
+use crate::host::Host;
+use crate::id::BoxId;
+use crate::lifecycle::{self, Care, Facts, KeeperIs, Tie};
+use crate::record::Record;
+use crate::status::State;
+
+/// What a keeper may need to end its box after a deadline.
+const OVERDUE_AFTER: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub struct Observed {
+    pub record: Record,
+    pub life: Vec<LifeEvent>,
+    /// The keeper, if it is alive.
+    pub keeper: Option<Process>,
+    facts: Facts,
+}
+
+impl Observed {
+    pub fn of(record: Record, id: &BoxId, host: &Host) -> Self {
+        let ended = record.account.ended.is_some();
+        let life = match record.account.detached() {
+            Some(_) => record.life(),
+            None => Vec::new(),
+        };
+        let keeper = match ended {
+            true => None,
+            false => living_keeper(&record, host),
+        };
+        let tie = tie(&record, &life);
+        let alive = keeper.is_some();
+        let facts = Facts {
+            tie,
+            keeper: match (&record.account.keeper, alive) {
+                (_, true) => KeeperIs::Alive,
+                (Some(_), false) => KeeperIs::Dead,
+                (None, false) => KeeperIs::Unborn,
+            },
+            // Of a box that lives by itself it does not matter.
+            busy: !ended && !(alive && tie == Tie::Detached) && record.is_busy(),
+            stopping: life.contains(&LifeEvent::Stopping),
+            frozen: alive && cgroup::is_frozen(&host.cgroups, id),
+            stuck: record.account.stuck.is_some(),
+            ended,
+            expired: is_expired(&record, host),
+            overdue: alive && is_overdue(&record),
+        };
+        Self {
+            record,
+            life,
+            keeper,
+            facts,
+        }
+    }
+
+    pub fn state(&self) -> State {
+        lifecycle::state(&self.facts)
+    }
+
+    pub fn care(&self) -> Care {
+        lifecycle::care(&self.facts)
+    }
+
+    /// The same for whoever has the lock of the record.
+    pub fn care_of_ours(&self) -> Care {
+        let ours = Facts {
+            busy: false,
+            ..self.facts
+        };
+        lifecycle::care(&ours)
+    }
+
+    /// Whether it has anything but its record.
+    pub fn is_live(&self) -> bool {
+        match self.state() {
+            State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
+                true
+            }
+            State::Exited => false,
+        }
+    }
+
+    pub fn is_attached(&self) -> bool {
+        self.facts.tie == Tie::Attached
+    }
+}
+
+fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
+    match record.account.detached() {
+        None => Tie::Attached,
+        Some(_) if life.contains(&LifeEvent::Detached) => Tie::Detached,
+        Some(_) => Tie::Detaching,
+    }
+}
+
+fn living_keeper(record: &Record, host: &Host) -> Option<Process> {
+    let identity = record.account.keeper.as_ref()?;
+    let process = process_of(identity, host)?;
+    matches!(process.wait_dead(Duration::ZERO), Ok(false)).then_some(process)
+}
+
+/// The process that an identity means, dead or alive. A number alone proves
+/// nothing: it is the same boot, and the pidfd's inode or, where the kernel has
+/// none, the tick of its birth.
+fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
+    if identity.boot_id != host.boot_id {
+        return None;
+    }
+    let process = Process::open(identity.pid).ok()?;
+    let is_it = match (identity.pidfd_inode, process.inode().ok()?) {
+        (Some(recorded), Some(found)) => recorded == found,
+        (None, _) | (_, None) => process.birth_tick().ok()? == identity.birth_tick,
+    };
+    is_it.then_some(process)
+}
+
+/// The recorded keeper, if it is provably this box's: it may be signalled.
+/// Beside its identity it is where nobody else is: in the box's own cgroup or,
+/// where there is none, under the box's id.
+pub fn provable_keeper(record: &Record, id: &BoxId, host: &Host) -> Option<Process> {
+    let identity = record.account.keeper.as_ref()?;
+    let process = process_of(identity, host)?;
+    let is_ours = match identity.cgroup_inode {
+        Some(_) => process
+            .cgroup()
+            .ok()?
+            .is_some_and(|path| cgroup::is_of(&path, id)),
+        None => {
+            let arguments = process.arguments().ok()?;
+            arguments.iter().any(|argument| argument == id.as_str())
+        }
+    };
+    is_ours.then_some(process)
+}
+
+/// Nothing is kept of a box of an earlier boot: only names are left of it.
+fn is_expired(record: &Record, host: &Host) -> bool {
+    let (Some(intent), Some(ended)) = (&record.account.intent, &record.account.ended) else {
+        return false;
+    };
+    let Some(options) = &intent.detached else {
+        return true;
+    };
+    let since = Duration::from_nanos(boot_ns().saturating_sub(ended.at_ns));
+    options.remove || intent.boot_id != host.boot_id || since >= options.retention
+}
+
+fn is_overdue(record: &Record) -> bool {
+    let lease_ns = record
+        .account
+        .keeper
+        .as_ref()
+        .and_then(|keeper| keeper.lease_ns);
+    let late_ns = u64::try_from(OVERDUE_AFTER.as_nanos()).unwrap_or(u64::MAX);
+    lease_ns.is_some_and(|at| at.saturating_add(late_ns) <= boot_ns())
+}

@@ -1,0 +1,133 @@
+//! What a person or a program is told about a box. The names are those of
+//! `tare ls --json` and stay as they are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+pub use tare_control::EndedBy;
+
+use crate::error::{Error, ErrorKind};
+use crate::id::BoxId;
+use crate::spec::received::quoted;
+use crate::timestamp::Timestamp;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its creator is making it.
+    Starting,
+    Running,
+    /// Its processes do not run; its deadlines do.
+    Paused,
+    /// It was asked to stop, or is on its way out.
+    Stopping,
+    /// All of it but its record is gone.
+    Exited,
+    /// It could not be ended; it is tried again.
+    Stuck,
+}
+
+impl State {
+    pub const ALL: [Self; 6] = [
+        Self::Starting,
+        Self::Running,
+        Self::Paused,
+        Self::Stopping,
+        Self::Exited,
+        Self::Stuck,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Exited => "exited",
+            Self::Stuck => "stuck",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for State {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut known = Self::ALL.into_iter();
+        known.find(|state| state.as_str() == text).ok_or_else(|| {
+            Error::new(
+                ErrorKind::BadRequest,
+                format!("{} is not a state", quoted(text)),
+            )
+            .with_hint("a box is starting, running, paused, stopping, exited or stuck")
+        })
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    pub id: BoxId,
+    pub name: Option<String>,
+    pub state: State,
+    pub created_at: Timestamp,
+    pub lease_ends_at: Option<Timestamp>,
+    pub command: Vec<String>,
+    pub labels: BTreeMap<String, String>,
+    /// The keeper does not count.
+    pub pids: Option<u64>,
+    pub memory_bytes: Option<u64>,
+    pub exit_code: Option<u8>,
+    /// Whether it ends with the tare that started it.
+    pub attached: bool,
+    pub ended_at: Option<Timestamp>,
+    pub ended_by: Option<EndedBy>,
+    /// Whether the kernel killed a process of it for its memory limit.
+    pub oom: bool,
+    pub stuck_on: Option<String>,
+}
+
+/// What a box uses now, and what it may; `None` is not known here.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Usage {
+    pub memory_bytes: Option<u64>,
+    pub memory_limit_bytes: Option<u64>,
+    pub cpu_us: Option<u64>,
+    pub pids: Option<u64>,
+    pub pids_limit: Option<u64>,
+    pub scratch_bytes: Option<u64>,
+    pub scratch_limit_bytes: Option<u64>,
+    pub output_bytes: Option<u64>,
+    pub output_dropped_bytes: Option<u64>,
+}
+
+/// One thing of the host that a box holds now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holding {
+    pub kind: &'static str,
+    pub what: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Details {
+    #[serde(flatten)]
+    pub status: Status,
+    pub spec: serde_json::Value,
+    pub usage: Option<Usage>,
+    pub holdings: Vec<Holding>,
+}
+
+/// How a box ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    pub exit_code: Option<u8>,
+    pub ended_by: Option<EndedBy>,
+    pub oom: bool,
+}

@@ -1,0 +1,85 @@
+//! Looking after boxes: every command does it in passing, so that no program
+//! for it has to run.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::engine::Engine;
+use crate::holdings::name;
+use crate::id::BoxId;
+use crate::lifecycle::Care;
+use crate::observed::Observed;
+use crate::record::{self, Record};
+use crate::spec::Name;
+use crate::teardown::OTHERS_WITHIN;
+
+/// How many records one command looks at, so that a host with thousands of
+/// live boxes does not pay for all of them at every start.
+const LOOK_AT_MOST: usize = 64;
+
+impl Engine {
+    /// Looks after some boxes, from a random one on. What cannot be ended now
+    /// stays on record and is tried again.
+    pub(crate) fn tend_some(&self) {
+        let Ok(boxes) = record::open_all(&self.layout) else {
+            return;
+        };
+        let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
+        if ids.is_empty() || !record::hold_still(boxes.as_fd()) {
+            return;
+        }
+        if ids.len() > LOOK_AT_MOST {
+            let start = random_below(ids.len());
+            ids.rotate_left(start);
+        }
+        for id in ids.iter().take(LOOK_AT_MOST) {
+            self.tend_in(boxes.as_fd(), id);
+        }
+    }
+
+    /// Looks after the holder of a name, which is free if there is no such box.
+    pub(crate) fn tend_holder(&self, wanted: &Name) {
+        let Some(holder) = name::holder(&self.layout, wanted) else {
+            return;
+        };
+        let Ok(boxes) = record::open_all(&self.layout) else {
+            return;
+        };
+        self.tend_in(boxes.as_fd(), &holder);
+        if matches!(Record::look(boxes.as_fd(), &holder), Ok(None)) {
+            // If this fails, taking the name does, in its own words.
+            name::release(&self.layout, wanted, &holder).ok();
+        }
+    }
+
+    /// Looks after one box; what is left of it, if anything is.
+    pub(crate) fn tend_in(&self, boxes: BorrowedFd<'_>, id: &BoxId) -> Option<Observed> {
+        let record = Record::look(boxes, id).ok()??;
+        let observed = Observed::of(record, id, &self.host);
+        match observed.care() {
+            Care::Nothing => return Some(observed),
+            Care::Finish | Care::Remove => {}
+        }
+        // Whoever has the lock by now does the same.
+        let locked = observed.record.lock(boxes, id, Duration::ZERO).ok()??;
+        // Once more, now that nobody else changes it.
+        let observed = Observed::of(Record::look(boxes, id).ok()??, id, &self.host);
+        let site = self.site(id);
+        let result = match observed.care_of_ours() {
+            Care::Nothing => Ok(()),
+            Care::Finish => site.finish(locked, OTHERS_WITHIN),
+            Care::Remove => site.tear_down(locked, OTHERS_WITHIN),
+        };
+        // A box that cannot be ended says so in its record.
+        drop(result);
+        Some(Observed::of(Record::look(boxes, id).ok()??, id, &self.host))
+    }
+}
+
+fn random_below(end: usize) -> usize {
+    let mut bytes = [0; 4];
+    getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
+    u32::from_ne_bytes(bytes) as usize % end
+}

@@ -1,0 +1,115 @@
+//! One end of a stream of frames: to the creator, or to a client.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tare_control::{REPORT_BYTES_MAX, Report, decode, encode};
+use tare_kernel::fds;
+
+/// What one read takes: most frames whole.
+const READ_BYTES: usize = 4 << 10;
+
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+    /// Bytes of frames that are not complete yet.
+    pending: Vec<u8>,
+    /// Descriptors that came with them.
+    passed: Vec<OwnedFd>,
+}
+
+/// What came from the other side.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard<M> {
+    Message(M),
+    /// Nothing complete yet.
+    Nothing,
+    /// The other side is gone, or talks nonsense.
+    Closed,
+}
+
+impl Channel {
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            pending: Vec::new(),
+            passed: Vec::new(),
+        }
+    }
+
+    /// The next message, without waiting.
+    pub fn hear<M: serde::de::DeserializeOwned>(&mut self, bytes_max: usize) -> Heard<M> {
+        loop {
+            match decode(&self.pending, bytes_max) {
+                Ok(Some((message, length))) => {
+                    self.forget(length);
+                    return Heard::Message(message);
+                }
+                Ok(None) => {}
+                Err(_) => return Heard::Closed,
+            }
+            match self.read() {
+                Ok(true) => {}
+                Ok(false) => return Heard::Closed,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Heard::Closed,
+            }
+        }
+    }
+
+    /// The next message, waited for; `None` when the other side is gone.
+    pub fn wait<M: serde::de::DeserializeOwned>(&mut self, bytes_max: usize) -> Option<M> {
+        loop {
+            match self.hear(bytes_max) {
+                Heard::Message(message) => return Some(message),
+                Heard::Closed => return None,
+                Heard::Nothing => {
+                    // A poll that fails is one more look.
+                    poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None).ok();
+                }
+            }
+        }
+    }
+
+    /// A large frame leaves no large buffer behind.
+    fn forget(&mut self, length: usize) {
+        self.pending.drain(..length);
+        self.pending.shrink_to(READ_BYTES);
+    }
+
+    /// `false` when the other side is gone.
+    fn read(&mut self) -> io::Result<bool> {
+        let mut buffer = [0; READ_BYTES];
+        let received = fds::receive(self.socket.as_fd(), &mut buffer)?;
+        self.pending.extend_from_slice(&buffer[..received.bytes]);
+        self.passed.extend(received.fds);
+        // More than any call has: whoever sends them wants to use us up.
+        Ok(received.bytes > 0 && self.passed.len() <= fds::PASSED_MAX)
+    }
+
+    /// The descriptors that have come so far.
+    pub fn take_passed(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.passed)
+    }
+
+    /// Tells the other side; if it is gone there is nobody to tell.
+    pub fn report(&self, report: &Report) {
+        self.report_with(report, None).ok();
+    }
+
+    /// The same with a descriptor. Never waits: a client that does not read its
+    /// few reports does not get them.
+    pub fn report_with(&self, report: &Report, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let frame = encode(report, REPORT_BYTES_MAX).map_err(io::Error::other)?;
+        fds::send_with(self.socket.as_fd(), &frame, fd.as_slice())?;
+        Ok(())
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,329 @@
+//! Processes that were started over the box's socket, from the first byte of a
+//! connection to the end of the last process that belongs to it.
+//!
+//! ```text
+//! caller ──Exec──▶ Running ──it ended──────────────────────▶ gone
+//!    │                │  ├──timeout──────▶ Ending ─nobody──▶ gone
+//!    └─other calls    │  └──client gone──▶ Ending ─left────▶ gone
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::process::{Pid, WaitStatus};
+use tare_control::{
+    CALL_BYTES_MAX, Call, Exec, ExecStreams, Program, REQUEST_BYTES_MAX, Refusal, Report, Request,
+    Workload,
+};
+use tare_kernel::clock::boot_ns;
+use tare_kernel::launch;
+
+use crate::channel::{Channel, Heard};
+use crate::copy;
+use crate::detached::Detached;
+use crate::family::Mark;
+use crate::setup::Failure;
+use crate::terminal;
+use crate::workload::{self, Birth, Marking, Streams};
+
+/// How many processes a keeper looks after for others at once.
+const EXECUTIONS_MAX: usize = 256;
+/// How many connections may be on their first frame at once; the others wait to
+/// be accepted. It bounds what unfinished frames take of the keeper's memory.
+const CALLERS_MAX: usize = 8;
+/// How long a connection may take for its first frame.
+const CALL_WITHIN_NS: u64 = 10_000_000_000;
+
+/// A connection that has not said yet what it wants.
+#[derive(Debug)]
+pub struct Caller {
+    pub channel: Channel,
+    until_ns: u64,
+}
+
+/// What became of a caller.
+#[derive(Debug)]
+pub enum Said {
+    Nothing,
+    Call(Call),
+    Gone,
+}
+
+impl Caller {
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            channel: Channel::new(socket),
+            until_ns: boot_ns().saturating_add(CALL_WITHIN_NS),
+        }
+    }
+
+    pub fn hear(&mut self) -> Said {
+        match self.channel.hear(CALL_BYTES_MAX) {
+            Heard::Message(call) => Said::Call(call),
+            Heard::Nothing if boot_ns() >= self.until_ns => Said::Gone,
+            Heard::Nothing => Said::Nothing,
+            Heard::Closed => Said::Gone,
+        }
+    }
+
+    pub fn until_ns(&self) -> u64 {
+        self.until_ns
+    }
+}
+
+/// Whether another connection may be accepted.
+pub fn has_room(callers: &[Caller]) -> bool {
+    callers.len() < CALLERS_MAX
+}
+
+/// What a process is started with that is the box's.
+#[derive(Debug)]
+pub struct Surroundings<'a> {
+    pub template: &'a Workload,
+    pub cgroup: Option<&'a OwnedFd>,
+    pub detached: Option<&'a Detached>,
+}
+
+/// One process that was started for a client.
+#[derive(Debug)]
+pub struct Execution {
+    /// `None`: it does not need its client.
+    channel: Option<Channel>,
+    pid: Pid,
+    mark: Option<Mark>,
+    deadline_ns: Option<u64>,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stage {
+    Running,
+    /// Everyone of its tree is being killed; then this is said.
+    Ending(Option<Report>),
+    Over,
+}
+
+impl Execution {
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub fn channel(&self) -> Option<&Channel> {
+        self.channel.as_ref()
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::Over
+    }
+
+    pub fn is_ending(&self) -> bool {
+        matches!(self.stage, Stage::Ending(_))
+    }
+
+    pub fn deadline_ns(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Running => self.deadline_ns,
+            Stage::Ending(_) | Stage::Over => None,
+        }
+    }
+
+    /// Its own end is told at once; what it started in the background stays, as
+    /// part of the box.
+    pub fn ended(&mut self, status: WaitStatus) {
+        match &self.stage {
+            Stage::Running => {
+                let wait_status = status.as_raw();
+                self.conclude(Some(&Report::Exited { wait_status }));
+            }
+            // It was alone: nobody is left.
+            Stage::Ending(report) if self.mark.is_none() => self.conclude(report.clone().as_ref()),
+            Stage::Ending(_) | Stage::Over => {}
+        }
+    }
+
+    /// What its client wants.
+    pub fn obey(&mut self) {
+        let Some(channel) = &mut self.channel else {
+            return;
+        };
+        loop {
+            match channel.hear(REQUEST_BYTES_MAX) {
+                Heard::Message(Request::Signal(signal)) if self.stage == Stage::Running => {
+                    launch::signal_child(self.pid, signal).ok();
+                }
+                Heard::Message(_) => {}
+                Heard::Nothing => return,
+                Heard::Closed => break,
+            }
+        }
+        self.channel = None;
+        self.end(None);
+    }
+
+    pub fn time_out(&mut self) {
+        self.end(Some(Report::TimedOut));
+    }
+
+    fn end(&mut self, report: Option<Report>) {
+        if self.stage != Stage::Running {
+            return;
+        }
+        // It is our unreaped child: the number is its own. Its end follows.
+        launch::signal_child(self.pid, SIGKILL).ok();
+        self.stage = Stage::Ending(report);
+        self.go_on_ending();
+    }
+
+    /// One more round of killing; nobody left to kill is the end.
+    pub fn go_on_ending(&mut self) {
+        if let (Stage::Ending(report), Some(mark)) = (&self.stage, &self.mark)
+            && mark.kill_all().unwrap_or(false)
+        {
+            self.conclude(report.clone().as_ref());
+        }
+    }
+
+    fn conclude(&mut self, report: Option<&Report>) {
+        if let (Some(report), Some(channel)) = (report, &self.channel) {
+            channel.report(report);
+        }
+        self.stage = Stage::Over;
+    }
+}
+
+const SIGKILL: i32 = 9;
+
+/// Starts what a client asked for; what could not be done is said to it.
+pub fn start(
+    mut channel: Channel,
+    exec: Exec,
+    around: &Surroundings<'_>,
+    running: usize,
+) -> Option<Execution> {
+    if running >= EXECUTIONS_MAX {
+        channel.report(&Report::Refused(Refusal::Busy));
+        return None;
+    }
+    let (workload, needs_client) = (
+        workload_of(&exec, around.template),
+        exec.streams != ExecStreams::Log,
+    );
+    let passed = channel.take_passed();
+    let begun = streams_of(exec.streams, passed, &workload, &channel, around)
+        .and_then(|streams| begin(exec.program, &workload, streams, around));
+    match begun {
+        Ok((pid, mark)) => {
+            channel.report(&Report::Started);
+            Some(Execution {
+                channel: needs_client.then_some(channel),
+                pid,
+                mark,
+                deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
+                stage: Stage::Running,
+            })
+        }
+        Err(report) => {
+            channel.report(&report);
+            None
+        }
+    }
+}
+
+/// The box's command with another program, and what else the client wants.
+fn workload_of(exec: &Exec, template: &Workload) -> Workload {
+    let mut workload = template.clone();
+    workload.env = merged(&template.env, &exec.env);
+    if let Some(workdir) = &exec.workdir {
+        workload.workdir.clone_from(workdir);
+    }
+    // With containment only nobody's ids change.
+    if let (Some(_), Some(identity)) = (workload.identity, exec.identity) {
+        workload.identity = Some(identity);
+    }
+    if let Program::Command(argv) = &exec.program {
+        workload.argv.clone_from(argv);
+    }
+    workload
+}
+
+/// `KEY=VALUE` each; the later wins.
+fn merged(first: &[Vec<u8>], second: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let key = |pair: &[u8]| -> Vec<u8> {
+        let end = pair.iter().position(|byte| *byte == b'=');
+        pair[..end.unwrap_or(pair.len())].to_vec()
+    };
+    let replaced = |pair: &&Vec<u8>| !second.iter().any(|later| key(later) == key(pair));
+    let kept = first.iter().filter(replaced);
+    kept.chain(second).cloned().collect()
+}
+
+fn streams_of(
+    wanted: ExecStreams,
+    passed: Vec<OwnedFd>,
+    workload: &Workload,
+    channel: &Channel,
+    around: &Surroundings<'_>,
+) -> Result<Streams, Report> {
+    match wanted {
+        ExecStreams::Passed => match passed.try_into() {
+            Ok(streams) => Ok(Streams::Given(streams)),
+            Err(_) => Err(Report::Refused(Refusal::Malformed)),
+        },
+        ExecStreams::Terminal(plan) => {
+            let pair = terminal::open(plan, workload.identity).map_err(Failure::into_report)?;
+            let sent = channel.report_with(&Report::Terminal, Some(pair.master.as_fd()));
+            match sent {
+                Ok(()) => Ok(Streams::Terminal(pair.slave)),
+                Err(_) => Err(Report::Refused(Refusal::Malformed)),
+            }
+        }
+        ExecStreams::Log => match around.detached {
+            Some(detached) => detached.for_exec().map_err(Failure::into_report),
+            None => Err(Report::Refused(Refusal::NoLog)),
+        },
+    }
+}
+
+fn begin(
+    program: Program,
+    workload: &Workload,
+    streams: Streams,
+    around: &Surroundings<'_>,
+) -> Result<(Pid, Option<Mark>), Report> {
+    let marking = match &program {
+        Program::Command(_) => Marking::Marked,
+        Program::Pack { .. } | Program::Unpack(_) => Marking::Unmarked,
+    };
+    let birth = Birth {
+        workload,
+        streams,
+        marking,
+        cgroup: around.cgroup.map(AsFd::as_fd),
+    };
+    match program {
+        Program::Command(_) => workload::start(&birth).map(|pid| (pid, Mark::of(pid))),
+        Program::Pack { path, name } => {
+            workload::start_own(&birth, || copy::pack(&path, &name)).map(|pid| (pid, None))
+        }
+        Program::Unpack(unpack) => {
+            workload::start_own(&birth, || copy::unpack(&unpack)).map(|pid| (pid, None))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_variable_replaces_an_earlier_one_of_its_name_only() {
+        let pairs = |texts: &[&str]| -> Vec<Vec<u8>> {
+            texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+        };
+        let first = pairs(&["A=1", "AB=2", "C=x=y"]);
+        let second = pairs(&["A=3", "D=4"]);
+        assert_eq!(
+            merged(&first, &second),
+            pairs(&["AB=2", "C=x=y", "A=3", "D=4"])
+        );
+    }
+}

@@ -1,0 +1,47 @@
+//! Where the keeper writes down what must be known after it.
+
+use std::os::fd::OwnedFd;
+
+use rustix::time::{ClockId, clock_gettime};
+use tare_control::EndedBy;
+use tare_control::life::LifeEvent;
+
+#[derive(Debug)]
+pub struct Life {
+    file: OwnedFd,
+    /// What has been written so far.
+    bytes: u64,
+}
+
+impl Life {
+    pub fn new(file: OwnedFd) -> Self {
+        Self { file, bytes: 0 }
+    }
+
+    pub fn detached(&mut self) {
+        self.write(LifeEvent::Detached);
+    }
+
+    pub fn stopping(&mut self) {
+        self.write(LifeEvent::Stopping);
+    }
+
+    pub fn exited(&mut self, wait_status: i32, by: EndedBy) {
+        let now = clock_gettime(ClockId::Realtime);
+        let at_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        self.write(LifeEvent::Exited {
+            wait_status,
+            by,
+            at_ms,
+        });
+    }
+
+    /// The room was made when the file was: this cannot fail for want of it, and
+    /// for any other reason there is nobody to tell.
+    fn write(&mut self, event: LifeEvent) {
+        let line = format!("{event}\n");
+        if let Ok(written) = rustix::io::pwrite(&self.file, line.as_bytes(), self.bytes) {
+            self.bytes += written as u64;
+        }
+    }
+}
