@@ -18,6 +18,7 @@ mod record;
 pub mod seccomp;
 pub mod spec;
 mod teardown;
+mod timestamp;
 mod trees;
 mod view;
 
@@ -25,3 +26,4 @@ pub use attached::{Attached, Ending, Event, Exit, Streams};
 pub use engine::{Engine, Stdin};
 pub use error::{Doing, Error, ErrorKind};
 pub use id::BoxId;
+pub use timestamp::Timestamp;
