@@ -30,7 +30,7 @@
 mod reader;
 mod writer;
 
-pub use reader::{Damage, Entry, ReadError, Reader};
+pub use reader::{Damage, Entry, Place, ReadError, Reader};
 pub use writer::Writer;
 
 /// The names of the two files in the record of a box.

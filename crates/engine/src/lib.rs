@@ -5,6 +5,7 @@
 //! box through one function, whatever happened before.
 
 mod attached;
+mod boxes_stub;
 mod engine;
 mod error;
 mod failure;
@@ -13,6 +14,7 @@ mod host;
 mod id;
 mod keeper;
 mod layout;
+pub mod logs;
 mod plan;
 mod record;
 pub mod seccomp;

@@ -20,6 +20,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
+use rustix::fs::fstat;
 use rustix::io::{pread, retry_on_intr};
 
 use super::{
@@ -42,6 +43,14 @@ pub struct Entry {
     /// How many of those came after the record before this one and are lost:
     /// dropped by a full disk, or overwritten before they were read.
     pub missed_bytes: u64,
+    pub place: Place,
+}
+
+/// Where a record begins. The places of a log have the order of its records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    sequence: u64,
+    offset: u64,
 }
 
 /// Where a log stops to make sense.
@@ -80,6 +89,7 @@ impl std::error::Error for ReadError {
 #[derive(Debug)]
 pub struct Reader {
     files: [OwnedFd; 2],
+    /// Of the next record.
     place: Option<Place>,
     /// Segments before this one were read or lost.
     sequence_min: u64,
@@ -93,16 +103,9 @@ pub struct Reader {
     position: Option<u64>,
 }
 
-/// Where the next record begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
-    sequence: u64,
-    offset: u64,
-}
-
 /// What one look for the next record found.
 enum Look {
-    Record(Frame),
+    Record(Place, Frame),
     /// Nothing more, or nothing more yet.
     End,
     Again,
@@ -114,6 +117,15 @@ enum Segment {
     Absent,
     Numbered(u64),
     Garbage,
+}
+
+impl Segment {
+    fn number(&self) -> Option<u64> {
+        match self {
+            Self::Numbered(sequence) => Some(*sequence),
+            Self::Absent | Self::Garbage => None,
+        }
+    }
 }
 
 impl Reader {
@@ -133,6 +145,26 @@ impl Reader {
         &self.files
     }
 
+    /// Behind all that is there now: whoever stops here comes to an end however
+    /// fast the log grows.
+    pub fn end(&self) -> Result<Place, ReadError> {
+        let segments = [self.segment(0)?, self.segment(1)?];
+        let Some(sequence) = segments.iter().filter_map(Segment::number).max() else {
+            return Ok(Place {
+                sequence: 0,
+                offset: 0,
+            });
+        };
+        let found = fstat(&self.files[file_of(sequence)]);
+        let size = found
+            .map_err(|errno| ReadError::Read(errno.into()))?
+            .st_size;
+        Ok(Place {
+            sequence,
+            offset: size.unsigned_abs(),
+        })
+    }
+
     /// The next record is the oldest one that is there.
     pub fn rewind(&mut self) {
         self.place = None;
@@ -145,7 +177,7 @@ impl Reader {
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ReadError> {
         for _ in 0..LOOKS_MAX {
             match self.look()? {
-                Look::Record(frame) => return Ok(Some(self.take(&frame))),
+                Look::Record(place, frame) => return Ok(Some(self.take(place, &frame))),
                 Look::End => return Ok(None),
                 Look::Again => {}
             }
@@ -161,13 +193,14 @@ impl Reader {
         &self.buffer[self.current.clone()]
     }
 
-    fn take(&mut self, frame: &Frame) -> Entry {
+    fn take(&mut self, place: Place, frame: &Frame) -> Entry {
         let start = self.filled.start + RECORD_HEADER_BYTES;
         self.current = start..start + frame.length;
         self.filled.start += frame.size();
-        if let Some(place) = &mut self.place {
-            place.offset += frame.size() as u64;
-        }
+        self.place = Some(Place {
+            offset: place.offset + frame.size() as u64,
+            ..place
+        });
         let expected = self.position.unwrap_or(frame.position);
         self.position = Some(frame.position.saturating_add(frame.length as u64));
         Entry {
@@ -175,21 +208,22 @@ impl Reader {
             stream: frame.stream,
             position: frame.position,
             missed_bytes: frame.position.saturating_sub(expected),
+            place,
         }
     }
 
     fn look(&mut self) -> Result<Look, ReadError> {
-        if let Decoded::Record(frame) = self.decode() {
-            return Ok(Look::Record(frame));
-        }
         let Some(place) = self.place else {
             return self.find_oldest();
         };
+        if let Decoded::Record(frame) = self.decode() {
+            return Ok(Look::Record(place, frame));
+        }
         if !self.fill(place)? {
             return Ok(Look::Again);
         }
         match self.decode() {
-            Decoded::Record(frame) => Ok(Look::Record(frame)),
+            Decoded::Record(frame) => Ok(Look::Record(place, frame)),
             Decoded::Part => self.leave(place),
             Decoded::Garbage => Ok(Look::Again),
         }
@@ -201,10 +235,7 @@ impl Reader {
 
     fn find_oldest(&mut self) -> Result<Look, ReadError> {
         let segments = [self.segment(0)?, self.segment(1)?];
-        let numbers = segments.iter().filter_map(|segment| match segment {
-            Segment::Numbered(sequence) => Some(*sequence),
-            Segment::Absent | Segment::Garbage => None,
-        });
+        let numbers = segments.iter().filter_map(Segment::number);
         let oldest = numbers.filter(|it| *it >= self.sequence_min).min();
         if let Some(sequence) = oldest {
             self.go_to(sequence);

@@ -151,6 +151,17 @@ fn a_reader_that_is_overtaken_goes_on_with_the_oldest_and_knows_what_it_missed()
     assert!(found[1..].iter().all(|(_, _, missed, _)| *missed == 0));
 }
 
+#[test]
+fn the_end_lies_behind_all_that_is_there_and_before_all_that_comes() {
+    let (mut writer, mut reader) = log(LOG_BYTES_MIN);
+    for _ in 0..300 {
+        let end = reader.end().unwrap();
+        writer.append_at(1, Stream::Stdout, b"0123456789");
+        let entry = reader.next_entry().unwrap().unwrap();
+        assert!(entry.place >= end && entry.place < reader.end().unwrap());
+    }
+}
+
 /// What a record holds follows from its position, so that no mixture of two
 /// passes for one.
 fn pattern(position: u64) -> impl Iterator<Item = u8> {
