@@ -8,7 +8,8 @@
 #[derive(Debug, Default)]
 pub struct Visible {
     /// A carriage return, or the first half of a control character of the second
-    /// row, whose meaning the next byte decides.
+    /// row, whose meaning the next byte decides. What is still held at the end
+    /// of a log would have shown nothing.
     held: Option<u8>,
 }
 
