@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{completion, doctor, run};
+use crate::commands::{completion, doctor, logs, run};
 
 /// Runs code that nobody trusts, and leaves nothing behind.
 #[derive(Debug, Parser)]
@@ -33,6 +33,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Logs(logs::LogsArgs),
     Doctor(doctor::DoctorArgs),
     Completion(completion::CompletionArgs),
 }

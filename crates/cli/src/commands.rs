@@ -13,6 +13,7 @@ use crate::usage;
 
 pub mod completion;
 pub mod doctor;
+pub mod logs;
 pub mod run;
 
 const FAILED: u8 = 1;
@@ -44,6 +45,9 @@ fn dispatch(cli: Cli) -> u8 {
                 print_error(&error);
                 run_code(&error)
             })
+        }
+        Command::Logs(args) => {
+            exit_code(state_root(cli.state_root).and_then(|root| logs::run(&args, root)))
         }
         Command::Doctor(args) => exit_code(doctor::run(&args)),
         Command::Completion(args) => exit_code(completion::run(&args)),

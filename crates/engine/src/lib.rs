@@ -6,6 +6,7 @@
 
 mod account;
 mod attached;
+mod attachment;
 mod boxes;
 mod changing;
 mod detached;
@@ -22,6 +23,7 @@ mod keeper;
 mod layout;
 mod lifecycle;
 mod line;
+pub mod logs;
 mod observed;
 mod plan;
 mod record;
@@ -38,6 +40,7 @@ mod view;
 
 pub use account::DetachOptions;
 pub use attached::{Attached, Ending, Event, Streams};
+pub use attachment::Attachment;
 pub use changing::Changes;
 pub use detached::Started;
 pub use engine::Engine;

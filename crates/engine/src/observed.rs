@@ -20,7 +20,6 @@ const OVERDUE_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Observed {
     pub record: Record,
-    pub life: Vec<LifeEvent>,
     /// The keeper, if it is alive.
     pub keeper: Option<Process>,
     facts: Facts,
@@ -57,7 +56,6 @@ impl Observed {
         };
         Self {
             record,
-            life,
             keeper,
             facts,
         }

@@ -26,6 +26,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
+use tare_control::ring::FILE_NAMES;
 use tare_kernel::fds::read_text;
 use tare_kernel::tree;
 
@@ -57,7 +58,6 @@ const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 const FILE: &str = "record.json";
 const CONTROL: &str = "control";
 const LIFE: &str = "life";
-const LOG: [&str; 2] = ["log.0", "log.1"];
 
 /// What a detached box writes into its record.
 #[derive(Debug)]
@@ -240,7 +240,7 @@ impl Locked {
         rustix::io::pwrite(&life, &[b' '; LIFE_BYTES], 0)?;
         Ok(DetachedFiles {
             life,
-            log: [make(LOG[0])?, make(LOG[1])?],
+            log: [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?],
         })
     }
 

@@ -54,6 +54,11 @@ impl Timestamp {
         Self::from_ms(self.since_epoch_ms.saturating_add(later_ms))
     }
 
+    /// How much later this is; nothing when it is not.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.since_epoch_ms.saturating_sub(earlier.since_epoch_ms))
+    }
+
     /// RFC 3339 with any offset and any number of decimals; those past the
     /// third are dropped.
     pub fn parse(text: &str) -> Result<Self, Error> {

@@ -69,8 +69,8 @@ impl Output {
         self.sources.iter().map(|(_, fd)| fd.as_fd())
     }
 
-    pub fn total_bytes(&self) -> u64 {
-        self.ring.total_bytes()
+    pub fn received_bytes(&self) -> u64 {
+        self.ring.received_bytes()
     }
 
     pub fn dropped_bytes(&self) -> u64 {
@@ -79,7 +79,7 @@ impl Output {
 
     /// Whether there was more than the box may say.
     pub fn is_past_limit(&self) -> bool {
-        self.kill_past && self.ring.total_bytes() > self.bytes_max
+        self.kill_past && self.ring.received_bytes() > self.bytes_max
     }
 
     /// Takes what is there, without waiting.

@@ -299,7 +299,7 @@ impl Supervisor {
         let output = self.detached.as_ref().map(|detached| &detached.output);
         KeeperUsage {
             scratch_bytes: scratch_bytes(),
-            output_bytes: output.map_or(0, |output| output.total_bytes()),
+            output_bytes: output.map_or(0, |output| output.received_bytes()),
             output_dropped_bytes: output.map_or(0, |output| output.dropped_bytes()),
         }
     }

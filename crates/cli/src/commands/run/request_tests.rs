@@ -25,7 +25,7 @@ fn args(words: &[&str]) -> Box<RunArgs> {
     let line = ["tare", "run"].iter().chain(words).chain(&["true"]);
     match Cli::try_parse_from(line).unwrap().command {
         Command::Run(args) => args,
-        Command::Doctor(_) | Command::Completion(_) => panic!("not run"),
+        Command::Logs(_) | Command::Doctor(_) | Command::Completion(_) => panic!("not run"),
     }
 }
 
