@@ -59,8 +59,8 @@ mod tests {
             let Command::Run(args) = Cli::parse_from(line).command else {
                 panic!("not run");
             };
-            assert_eq!(args.command, ["ls", "--memory", "-t", "--help"]);
-            assert!(args.quiet && !args.tty && args.memory.is_none());
+            assert_eq!(args.process.command, ["ls", "--memory", "-t", "--help"]);
+            assert!(args.quiet && !args.process.tty && args.memory.is_none());
         }
     }
 
@@ -82,6 +82,6 @@ mod tests {
         let Command::Run(args) = Cli::parse_from(line).command else {
             panic!("not run");
         };
-        assert_eq!(args.command[1], raw);
+        assert_eq!(args.process.command[1], raw);
     }
 }

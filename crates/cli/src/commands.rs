@@ -13,6 +13,8 @@ use crate::usage;
 
 pub mod completion;
 pub mod doctor;
+mod lease;
+mod process;
 pub mod run;
 
 const FAILED: u8 = 1;

@@ -8,6 +8,7 @@ mod commands;
 mod error;
 mod relay;
 mod usage;
+mod verdict;
 
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;

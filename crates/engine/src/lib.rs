@@ -5,6 +5,7 @@
 //! box through one function, whatever happened before.
 
 mod attached;
+mod boxes_stub;
 mod engine;
 mod error;
 mod failure;
@@ -18,10 +19,16 @@ mod record;
 pub mod seccomp;
 pub mod spec;
 mod teardown;
+mod timestamp;
 mod trees;
 mod view;
 
 pub use attached::{Attached, Ending, Event, Exit, Streams};
+pub use boxes_stub::{
+    Attachment, Changes, Copying, DetachOptions, Details, Ended, EndedBy, ExecSpec, Executed,
+    Holding, Started, State, Status, Usage,
+};
 pub use engine::{Engine, Stdin};
 pub use error::{Doing, Error, ErrorKind};
 pub use id::BoxId;
+pub use timestamp::Timestamp;
