@@ -93,8 +93,12 @@ pub fn print_result(text: &str) -> Result<(), Error> {
 
 /// One line of JSON on stdout.
 pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
+    print_result(&to_json_line(value))
+}
+
+pub fn to_json_line(value: &impl Serialize) -> String {
     let json = serde_json::to_string(value).expect("texts, numbers and lists of them are JSON");
-    print_result(&format!("{json}\n"))
+    format!("{json}\n")
 }
 
 /// Whether anybody still reads what is printed.
