@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use tare_kernel::process::Process;
 
+use crate::logs::Logs;
 use crate::spec::{Cpus, Name, Spec, Terminal, User};
 use crate::timestamp::Timestamp;
 use crate::{BoxId, Engine, Error, ErrorKind, Event, Stdin, Streams};
@@ -206,6 +207,9 @@ impl Executed {
 }
 
 pub struct Attachment {
+    /// From now on.
+    pub logs: Logs,
+    /// `None` when the box has ended.
     pub keeper: Option<Process>,
     /// The pipe of its stdin, or its terminal's master side.
     pub input: Option<OwnedFd>,
@@ -218,11 +222,23 @@ impl Attachment {
     }
 }
 
+/// What a path in a box is, symlinks followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    Missing,
+    /// Whatever is not a directory.
+    File,
+    Directory,
+}
+
+/// A tar stream to or from a box.
 pub struct Copying {
     pub stream: OwnedFd,
+    pub found: Found,
 }
 
 impl Copying {
+    /// Closes the stream and waits for what the box says about its side.
     pub fn finish(self) -> Result<(), Error> {
         stub()
     }
@@ -298,10 +314,20 @@ impl Engine {
         stub()
     }
 
+    pub fn logs(&self, id: &BoxId) -> Result<(Logs, Option<Process>), Error> {
+        stub()
+    }
+
+    /// The archive of what is at `path`; its top is called as the last component
+    /// of the path, or `.` where that is no name (`/`, `.`, `..`). A path that is
+    /// missing is an error.
     pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
         stub()
     }
 
+    /// Takes an archive into the directory `path`, or where that is none, into
+    /// the directory that it is in; that must exist. What is in the way of a file
+    /// is replaced, unless it is a directory.
     pub fn copy_in(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
         stub()
     }

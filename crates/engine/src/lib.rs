@@ -14,6 +14,7 @@ mod host;
 mod id;
 mod keeper;
 mod layout;
+pub mod logs;
 mod plan;
 mod record;
 pub mod seccomp;
@@ -26,7 +27,7 @@ mod view;
 pub use attached::{Attached, Ending, Event, Exit, Streams};
 pub use boxes_stub::{
     Attachment, Changes, Copying, DetachOptions, Details, Ended, EndedBy, ExecSpec, Executed,
-    Holding, Started, State, Status, Usage,
+    Found, Holding, Started, State, Status, Usage,
 };
 pub use engine::{Engine, Stdin};
 pub use error::{Doing, Error, ErrorKind};
