@@ -67,10 +67,7 @@ mod tests {
     #[test]
     fn a_command_can_be_pasted_into_a_shell() {
         let words = ["sh", "-c", "echo 'hi there'; ls", "", "a=b"].map(str::to_owned);
-        assert_eq!(
-            command(&words),
-            r"sh -c 'echo '\''hi there'\''; ls' '' a=b"
-        );
+        assert_eq!(command(&words), r"sh -c 'echo '\''hi there'\''; ls' '' a=b");
     }
 
     /// B011

@@ -24,13 +24,12 @@ mod terminal;
 
 pub use attend::{Attended, attend, until_started};
 pub use budget::Budget;
-use end::End;
-pub use reaction::take_over;
-use reaction::{Reaction, asks, asks_to_stop, react};
+pub use end::{End, is_closed};
+use reaction::asks_to_stop;
+pub use reaction::{Reaction, asks, react, take_over};
 pub use session::Session;
 use stream::{Ended, Sink, Stream, Waiting};
-use terminal::{RawMode, pass_window};
-pub use terminal::{WINDOW_DEFAULT, callers_window, window};
+pub use terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window, window};
 
 /// How long a pipe of a box that has ended may stay silent without being at
 /// its end. Every writer is dead by then; this bounds what cannot happen.

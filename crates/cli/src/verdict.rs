@@ -83,7 +83,7 @@ impl Verdict {
         )
     }
 
-    fn signalled(signal: i32) -> Self {
+    pub fn signalled(signal: i32) -> Self {
         let code = u8::try_from(signal).map_or(u8::MAX, |signal| SIGNALLED.saturating_add(signal));
         Self {
             signal: Some(signal),

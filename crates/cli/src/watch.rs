@@ -48,8 +48,8 @@ pub fn show(
 }
 
 fn watch(mut draw: impl FnMut() -> Result<Option<String>, Error>) -> Result<(), Error> {
-    let interrupts = SignalFd::open(&[Signal::INT.as_raw()])
-        .doing(|| "cannot take over signals".to_owned())?;
+    let interrupts =
+        SignalFd::open(&[Signal::INT.as_raw()]).doing(|| "cannot take over signals".to_owned())?;
     let clear = match isatty(stdout()) {
         true => CLEAR,
         false => "",

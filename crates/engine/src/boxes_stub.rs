@@ -178,7 +178,7 @@ pub struct Started {
 
 /// A command in a box beside its first; an attached one ends when this is
 /// dropped.
-pub struct Executed(());
+pub struct Executed(#[allow(dead_code)] Option<OwnedFd>);
 
 impl Executed {
     pub fn streams(&mut self) -> Streams {

@@ -34,10 +34,7 @@ pub fn in_turn(boxes: &[String], mut act: impl FnMut(&str) -> Result<String, Err
 }
 
 /// What each box gives, all together, and the exit code.
-pub fn gather<T>(
-    boxes: &[String],
-    mut act: impl FnMut(&str) -> Result<T, Error>,
-) -> (Vec<T>, u8) {
+pub fn gather<T>(boxes: &[String], mut act: impl FnMut(&str) -> Result<T, Error>) -> (Vec<T>, u8) {
     let mut code = DONE;
     let mut found = Vec::new();
     for reference in boxes {
@@ -64,7 +61,10 @@ mod tests {
             "bad" => Err(Error::new(ErrorKind::Failed, "a box of this test")),
             other => Ok(other.to_owned()),
         });
-        assert_eq!((found, code), (vec!["a".to_owned(), "c".to_owned()], FAILED));
+        assert_eq!(
+            (found, code),
+            (vec!["a".to_owned(), "c".to_owned()], FAILED)
+        );
         assert_eq!(gather(&boxes, |_| Ok(())).1, DONE);
     }
 }

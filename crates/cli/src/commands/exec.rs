@@ -87,7 +87,11 @@ pub struct ExecArgs {
 
 pub fn run(args: &ExecArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let window = relay::callers_window()?;
-    let spec = spec(args, args.process.terminal(window)?, std::env::var_os("TERM"))?;
+    let spec = spec(
+        args,
+        args.process.terminal(window)?,
+        std::env::var_os("TERM"),
+    )?;
     if args.detach {
         let engine = Engine::open(state_root)?;
         return leave(&engine, &engine.find(&args.reference)?, &spec);

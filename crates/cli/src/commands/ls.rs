@@ -172,7 +172,9 @@ mod tests {
             panic!("not ls");
         };
         let boxes = select(&args, boxes());
-        let initials = boxes.iter().map(|status| status.id.as_str()[..1].to_owned());
+        let initials = boxes
+            .iter()
+            .map(|status| status.id.as_str()[..1].to_owned());
         initials.collect()
     }
 
@@ -186,7 +188,10 @@ mod tests {
     #[test]
     fn all_filters_must_match() {
         assert_eq!(selected(&["-f", "name=web", "-f", "label=team"]), ["a"]);
-        assert_eq!(selected(&["-f", "name=web", "-f", "label=team=red"]), [""; 0]);
+        assert_eq!(
+            selected(&["-f", "name=web", "-f", "label=team=red"]),
+            [""; 0]
+        );
     }
 
     #[test]

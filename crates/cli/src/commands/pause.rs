@@ -12,7 +12,9 @@ use super::each::{Boxes, each};
 /// The box stays as it is until 'tare resume'. Its lease and its timeout go on,
 /// and it can be stopped and removed without being resumed.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  tare pause web && tare cp web:/work ./snapshot && tare resume web")]
+#[command(
+    after_help = "Example:\n  tare pause web && tare cp web:/work ./snapshot && tare resume web"
+)]
 pub struct PauseArgs {
     #[command(flatten)]
     boxes: Boxes,

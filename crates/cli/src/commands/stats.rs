@@ -7,8 +7,8 @@ use serde::Serialize;
 use tare_engine::spec::bytes;
 use tare_engine::{BoxId, Engine, Error, State, Usage};
 
-use super::each::gather;
 use super::DONE;
+use super::each::gather;
 use crate::cells;
 use crate::error::to_json_line;
 use crate::table::{self, Column};

@@ -42,7 +42,9 @@ pub struct StopArgs {
 pub fn run(args: &StopArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let engine = Engine::open(state_root)?;
     let grace = args.grace.unwrap_or(GRACE);
-    Ok(each(&engine, &args.boxes.boxes, |id| engine.stop(id, grace)))
+    Ok(each(&engine, &args.boxes.boxes, |id| {
+        engine.stop(id, grace)
+    }))
 }
 
 /// A duration; unlike a timeout it may be nothing.

@@ -88,7 +88,17 @@ mod tests {
 
     #[test]
     fn what_is_not_a_signal_is_refused() {
-        for text in ["", "0", "65", "-9", "+9", "SIG", "SIGSIGTERM", "NOPE", "9.0"] {
+        for text in [
+            "",
+            "0",
+            "65",
+            "-9",
+            "+9",
+            "SIG",
+            "SIGSIGTERM",
+            "NOPE",
+            "9.0",
+        ] {
             let error = parse(text).unwrap_err();
             assert!(error.to_string().ends_with("is not a signal"), "{error}");
             assert!(error.hint().is_some());
