@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{completion, doctor, logs, run};
+use crate::commands::{
+    attach, completion, cp, doctor, exec, inspect, kill, logs, ls, pause, rename, resume, rm, run,
+    stats, stop, update, wait,
+};
 
 /// Runs code that nobody trusts, and leaves nothing behind.
 #[derive(Debug, Parser)]
@@ -33,7 +36,22 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Exec(Box<exec::ExecArgs>),
+    Cp(cp::CpArgs),
+    Attach(attach::AttachArgs),
+    #[command(visible_alias = "ps")]
+    Ls(ls::LsArgs),
     Logs(logs::LogsArgs),
+    Stats(stats::StatsArgs),
+    Inspect(inspect::InspectArgs),
+    Wait(wait::WaitArgs),
+    Stop(stop::StopArgs),
+    Kill(kill::KillArgs),
+    Rm(rm::RmArgs),
+    Pause(pause::PauseArgs),
+    Resume(resume::ResumeArgs),
+    Rename(rename::RenameArgs),
+    Update(update::UpdateArgs),
     Doctor(doctor::DoctorArgs),
     Completion(completion::CompletionArgs),
 }
@@ -60,8 +78,8 @@ mod tests {
             let Command::Run(args) = Cli::parse_from(line).command else {
                 panic!("not run");
             };
-            assert_eq!(args.command, ["ls", "--memory", "-t", "--help"]);
-            assert!(args.quiet && !args.tty && args.memory.is_none());
+            assert_eq!(args.process.command, ["ls", "--memory", "-t", "--help"]);
+            assert!(args.quiet && !args.process.tty && args.memory.is_none());
         }
     }
 
@@ -83,6 +101,6 @@ mod tests {
         let Command::Run(args) = Cli::parse_from(line).command else {
             panic!("not run");
         };
-        assert_eq!(args.command[1], raw);
+        assert_eq!(args.process.command[1], raw);
     }
 }

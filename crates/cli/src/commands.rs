@@ -11,11 +11,29 @@ use crate::args::{Cli, Command};
 use crate::error::{RUN_FAILED, print_error, print_result, run_code};
 use crate::usage;
 
+pub mod attach;
 pub mod completion;
+pub mod cp;
 pub mod doctor;
+mod each;
+pub mod exec;
+pub mod inspect;
+pub mod kill;
+mod lease;
 pub mod logs;
+pub mod ls;
+pub mod pause;
+mod process;
+pub mod rename;
+pub mod resume;
+pub mod rm;
 pub mod run;
+pub mod stats;
+pub mod stop;
+pub mod update;
+pub mod wait;
 
+const DONE: u8 = 0;
 const FAILED: u8 = 1;
 const WRONG_USAGE: u8 = 2;
 
@@ -25,39 +43,56 @@ pub fn run(args: Vec<OsString>) -> u8 {
     match Cli::try_parse_from(&args) {
         Ok(cli) => dispatch(cli),
         Err(error) if matches!(error.kind(), Clap::DisplayHelp | Clap::DisplayVersion) => {
-            exit_code(print_result(&error.render().to_string()).map(|()| 0))
+            let printed = print_result(&error.render().to_string());
+            exit_code(printed.map(|()| DONE), |_| FAILED)
         }
         Err(error) => {
             print_error(&usage::explain(&error, command));
             match command.and_then(OsStr::to_str) {
-                Some("run") => RUN_FAILED,
+                Some("run" | "exec") => RUN_FAILED,
                 Some(_) | None => WRONG_USAGE,
             }
         }
     }
 }
 
+/// `run` and `exec` keep tare's failures apart from the command's own codes.
 fn dispatch(cli: Cli) -> u8 {
-    match cli.command {
-        Command::Run(args) => {
-            let result = state_root(cli.state_root).and_then(|root| run::run(&args, root));
-            result.unwrap_or_else(|error| {
-                print_error(&error);
-                run_code(&error)
-            })
-        }
-        Command::Logs(args) => {
-            exit_code(state_root(cli.state_root).and_then(|root| logs::run(&args, root)))
-        }
-        Command::Doctor(args) => exit_code(doctor::run(&args)),
-        Command::Completion(args) => exit_code(completion::run(&args)),
+    let failure_code = match matches!(cli.command, Command::Run(_) | Command::Exec(_)) {
+        true => run_code,
+        false => |_: &Error| FAILED,
+    };
+    let result = state_root(cli.state_root).and_then(|root| perform(&cli.command, root));
+    exit_code(result, failure_code)
+}
+
+fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    match command {
+        Command::Run(args) => run::run(args, state_root),
+        Command::Exec(args) => exec::run(args, state_root),
+        Command::Cp(args) => cp::run(args, state_root),
+        Command::Attach(args) => attach::run(args, state_root),
+        Command::Ls(args) => ls::run(args, state_root),
+        Command::Logs(args) => logs::run(args, state_root),
+        Command::Stats(args) => stats::run(args, state_root),
+        Command::Inspect(args) => inspect::run(args, state_root),
+        Command::Wait(args) => wait::run(args, state_root),
+        Command::Stop(args) => stop::run(args, state_root),
+        Command::Kill(args) => kill::run(args, state_root),
+        Command::Rm(args) => rm::run(args, state_root),
+        Command::Pause(args) => pause::run(args, state_root),
+        Command::Resume(args) => resume::run(args, state_root),
+        Command::Rename(args) => rename::run(args, state_root),
+        Command::Update(args) => update::run(args, state_root),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completion(args) => completion::run(args),
     }
 }
 
-fn exit_code(result: Result<u8, Error>) -> u8 {
+fn exit_code(result: Result<u8, Error>, failure_code: fn(&Error) -> u8) -> u8 {
     result.unwrap_or_else(|error| {
         print_error(&error);
-        FAILED
+        failure_code(&error)
     })
 }
 

@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::io::{self, Write};
 
 use rustix::io::Errno;
+use serde::Serialize;
 use tare_engine::spec::received::escaped;
 use tare_engine::{Error, ErrorKind};
 
@@ -64,6 +65,11 @@ fn is_out_of_descriptors(cause: &(dyn StdError + 'static)) -> bool {
     of_io.or(of_kernel) == Some(Errno::MFILE.raw_os_error())
 }
 
+/// A refusal of what was asked for, with what would be accepted as its hint.
+pub fn bad(message: impl Into<String>, hint: &str) -> Error {
+    Error::new(ErrorKind::BadRequest, message).with_hint(hint)
+}
+
 /// `error` with the option that it came by.
 pub fn of_option(option: &str, error: Error) -> Error {
     Error::new(error.kind(), format!("bad value for {option}")).because(error)
@@ -82,13 +88,36 @@ pub fn print_note(sentence: &str) {
 /// A result on stdout. What reads it may be gone, which is its own affair;
 /// that it cannot be written otherwise is an error.
 pub fn print_result(text: &str) -> Result<(), Error> {
+    print_to_reader(text).map(|_reader| ())
+}
+
+/// One line of JSON on stdout.
+pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
+    print_result(&to_json_line(value))
+}
+
+pub fn to_json_line(value: &impl Serialize) -> String {
+    let json = serde_json::to_string(value).expect("texts, numbers and lists of them are JSON");
+    format!("{json}\n")
+}
+
+/// Whether anybody still reads what is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    There,
+    Gone,
+}
+
+/// As [`print_result`], for what is printed again and again.
+pub fn print_to_reader(text: &str) -> Result<Reader, Error> {
     let mut stdout = io::stdout();
     let written = stdout.write_all(text.as_bytes());
     match written.and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+        Ok(()) => Ok(Reader::There),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => {
             Err(Error::new(ErrorKind::Failed, "cannot write the result to stdout").because(error))
         }
-        Ok(()) | Err(_) => Ok(()),
     }
 }
 

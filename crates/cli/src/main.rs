@@ -4,10 +4,14 @@
 //! The same binary is the keeper of every box, under that name.
 
 mod args;
+mod cells;
 mod commands;
 mod error;
 mod relay;
+mod table;
 mod usage;
+mod verdict;
+mod watch;
 
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;

@@ -10,60 +10,32 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tare_engine::{Attached, Error, Event, Exit, Streams};
+use rustix::stdio::{stderr, stdin, stdout};
+use tare_engine::{Doing, Error, Event, Exit, Streams};
 use tare_kernel::signals::SignalFd;
 
+mod attend;
 mod budget;
 mod end;
 mod reaction;
+mod session;
 mod stream;
 mod terminal;
 
+pub use attend::{Attended, attend, until_started};
 pub use budget::Budget;
-use end::End;
-pub use reaction::SIGNALS;
-use reaction::{Reaction, asks, asks_to_stop, react};
+pub use end::{End, is_closed};
+use reaction::asks_to_stop;
+pub use reaction::{Reaction, asks, react, take_over};
+pub use session::Session;
 use stream::{Ended, Sink, Stream, Waiting};
-pub use terminal::window;
-use terminal::{RawMode, pass_window};
+pub use terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window, window};
 
 /// How long a pipe of a box that has ended may stay silent without being at
 /// its end. Every writer is dead by then; this bounds what cannot happen.
 const DRAIN_SILENCE: Duration = Duration::from_secs(3);
 /// The same for a caller who asked twice to stop: what is there at once.
 const HASTY_SILENCE: Duration = Duration::from_millis(50);
-
-/// The part of an attached box that the loop needs.
-pub trait Session {
-    fn events_fd(&self) -> BorrowedFd<'_>;
-    fn next_event(&mut self) -> Option<Event>;
-    fn signal(&mut self, signal: i32) -> Result<(), Error>;
-    fn kill(&self);
-    /// How long until the box should have ended by itself for its timeout.
-    fn overdue_in(&self) -> Option<Duration>;
-}
-
-impl Session for Attached {
-    fn events_fd(&self) -> BorrowedFd<'_> {
-        Attached::events_fd(self)
-    }
-
-    fn next_event(&mut self) -> Option<Event> {
-        Attached::next_event(self)
-    }
-
-    fn signal(&mut self, signal: i32) -> Result<(), Error> {
-        Attached::signal(self, signal)
-    }
-
-    fn kill(&self) {
-        Attached::kill(self);
-    }
-
-    fn overdue_in(&self) -> Option<Duration> {
-        Attached::overdue_in(self)
-    }
-}
 
 /// How the loop ended.
 #[derive(Debug)]
@@ -104,6 +76,24 @@ pub struct Caller<'fd> {
     pub stderr: BorrowedFd<'fd>,
 }
 
+impl Caller<'static> {
+    pub fn of_this_process() -> Self {
+        Self {
+            stdin: stdin(),
+            stdout: stdout(),
+            stderr: stderr(),
+        }
+    }
+}
+
+/// What becomes of the output, and how much of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    pub output: Output,
+    pub output_bytes_max: u64,
+    pub past_limit: PastLimit,
+}
+
 #[derive(Debug)]
 pub struct Relay<'fd> {
     caller: Caller<'fd>,
@@ -118,13 +108,8 @@ pub struct Relay<'fd> {
 }
 
 impl<'fd> Relay<'fd> {
-    pub fn new(
-        caller: Caller<'fd>,
-        streams: Streams,
-        output: Output,
-        budget: Budget,
-        past_limit: PastLimit,
-    ) -> io::Result<Self> {
+    pub fn new(caller: Caller<'fd>, streams: Streams, settings: Settings) -> io::Result<Self> {
+        let output = settings.output;
         let stdin = match streams.stdin {
             Some(fd) => Some(Stream::new(
                 End::callers(caller.stdin)?,
@@ -138,8 +123,8 @@ impl<'fd> Relay<'fd> {
             caller,
             stdin,
             outputs: [stdout, stderr],
-            budget,
-            past_limit,
+            budget: Budget::new(settings.output_bytes_max),
+            past_limit: settings.past_limit,
             asked: None,
             terminal: None,
         })
@@ -184,15 +169,17 @@ impl<'fd> Relay<'fd> {
         &self.budget
     }
 
-    /// Why output could not be passed on, when that was not its reader's wish.
-    pub fn output_failure(&self) -> Option<Errno> {
-        self.outputs
-            .iter()
-            .flatten()
-            .find_map(|stream| match stream.ended() {
-                Some(Ended::SinkFailed(errno)) => Some(errno),
-                Some(Ended::EndOfFile | Ended::SinkClosed | Ended::Stopped) | None => None,
-            })
+    /// That output could not be passed on, when that was not its reader's wish.
+    pub fn output_failure(&self) -> Option<Error> {
+        let failure = |stream: &Stream<'_>| match stream.ended() {
+            Some(Ended::SinkFailed(errno)) => Some(errno),
+            Some(Ended::EndOfFile | Ended::SinkClosed | Ended::Stopped) | None => None,
+        };
+        let errno = self.outputs.iter().flatten().find_map(failure)?;
+        let failed: Result<(), _> = Err(errno);
+        failed
+            .doing(|| "cannot pass on the command's output".to_owned())
+            .err()
     }
 
     /// What was kept of stdout and stderr.

@@ -1,10 +1,14 @@
 //! Wrong usage in one line: what clap found, said as tare says things.
 
+use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
 use tare_engine::spec::received::quoted;
 use tare_engine::{Error, ErrorKind};
+
+use crate::args::Cli;
 
 /// The first word that is neither an option nor the value of one; known also
 /// for a line that does not parse.
@@ -22,17 +26,36 @@ pub fn command_of(args: &[OsString]) -> Option<&OsStr> {
     None
 }
 
-/// What `error` says, and whose help to read.
+/// What `error` says, and whose help to read; a value that a parser refused
+/// brings its own hint.
 pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
-    let help = match command.and_then(OsStr::to_str) {
-        Some(name @ ("run" | "doctor" | "completion")) => format!("try 'tare {name} --help'"),
-        Some(_) | None => "try 'tare --help'".to_owned(),
+    if let Some(refused) = refused_value(error) {
+        return refused;
+    }
+    let help = match command.and_then(|word| {
+        Cli::command()
+            .find_subcommand(word)
+            .map(|it| it.get_name().to_owned())
+    }) {
+        Some(name) => format!("try 'tare {name} --help'"),
+        None => "try 'tare --help'".to_owned(),
     };
     let hint = match suggestion(error) {
         Some(nearest) => format!("did you mean {nearest}? {help}"),
         None => help,
     };
     Error::new(ErrorKind::BadRequest, message(error)).with_hint(hint)
+}
+
+fn refused_value(error: &clap::Error) -> Option<Error> {
+    let argument = text(error, ContextKind::InvalidArg)?;
+    let reason: &Error = error.source()?.downcast_ref()?;
+    let message = format!("bad value for {}", flag_of(&argument));
+    let refused = Error::new(ErrorKind::BadRequest, message).because(reason.to_string());
+    Some(match reason.hint() {
+        Some(hint) => refused.with_hint(hint),
+        None => refused,
+    })
 }
 
 fn message(error: &clap::Error) -> String {
@@ -141,7 +164,6 @@ fn first_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Cli;
     use crate::error::sentence;
     use clap::Parser;
 

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use tare_engine::Error;
 
-use crate::error::print_result;
+use crate::error::{print_json, print_result};
 use host::Host;
 
 mod cgroups;
@@ -74,10 +74,10 @@ struct Diagnosis {
 
 pub fn run(args: &DoctorArgs) -> Result<u8, Error> {
     let diagnosis = diagnose(&Host::new("/"));
-    print_result(&match args.json {
-        true => json(&diagnosis),
-        false => table(&diagnosis),
-    })?;
+    match args.json {
+        true => print_json(&diagnosis)?,
+        false => print_result(&table(&diagnosis))?,
+    }
     Ok(match diagnosis.can_make_boxes {
         true => 0,
         false => NO_BOXES,
@@ -91,11 +91,6 @@ fn diagnose(host: &Host) -> Diagnosis {
         can_make_boxes: !checks.iter().any(|check| check.prevents_boxes),
         checks,
     }
-}
-
-fn json(diagnosis: &Diagnosis) -> String {
-    let text = serde_json::to_string(diagnosis).expect("a struct of texts is JSON");
-    format!("{text}\n")
 }
 
 fn table(diagnosis: &Diagnosis) -> String {
@@ -169,7 +164,7 @@ pub mod tests {
     #[test]
     fn the_json_says_the_same() {
         let diagnosis = diagnose(&Host::new("/"));
-        let value: serde_json::Value = serde_json::from_str(&json(&diagnosis)).unwrap();
+        let value: serde_json::Value = serde_json::to_value(&diagnosis).unwrap();
         assert_eq!(value["can_make_boxes"], diagnosis.can_make_boxes);
         assert_eq!(
             value["checks"].as_array().unwrap().len(),

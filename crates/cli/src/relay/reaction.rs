@@ -3,10 +3,11 @@
 use std::io;
 
 use rustix::process::Signal;
+use tare_engine::{Doing, Error};
 use tare_kernel::signals::SignalFd;
 
 /// What tare takes over from its own process while a box is attached.
-pub const SIGNALS: [Signal; 7] = [
+const SIGNALS: [Signal; 7] = [
     Signal::INT,
     Signal::TERM,
     Signal::HUP,
@@ -15,6 +16,11 @@ pub const SIGNALS: [Signal; 7] = [
     Signal::USR2,
     Signal::WINCH,
 ];
+
+/// Before there is anything that a signal could end tare without.
+pub fn take_over() -> Result<SignalFd, Error> {
+    SignalFd::open(&SIGNALS.map(Signal::as_raw)).doing(|| "cannot take over signals".to_owned())
+}
 
 /// What the loop does about a signal to tare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use super::*;
 
 /// A box's events, told by hand.
 struct Told {
+    streams: Streams,
     events: VecDeque<Event>,
     bell: File,
     passed: Vec<i32>,
@@ -20,6 +21,10 @@ struct Told {
 }
 
 impl Session for Told {
+    fn streams(&mut self) -> Streams {
+        std::mem::take(&mut self.streams)
+    }
+
     fn events_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -50,6 +55,7 @@ fn pipe() -> (File, File) {
 /// Hung up, so always readable.
 fn told(events: impl IntoIterator<Item = Event>) -> Told {
     Told {
+        streams: Streams::default(),
         events: events.into_iter().collect(),
         bell: pipe().0,
         passed: Vec::new(),
@@ -74,6 +80,15 @@ fn streams(stdout: File, stderr: File) -> Streams {
     }
 }
 
+/// All output is kept, up to so many bytes.
+fn keep(output_bytes_max: u64, past_limit: PastLimit) -> Settings {
+    Settings {
+        output: Output::Keep,
+        output_bytes_max,
+        past_limit,
+    }
+}
+
 /// None of these is sent here: signals to a test would end the others too.
 fn signals() -> SignalFd {
     SignalFd::open(&[]).unwrap()
@@ -85,13 +100,10 @@ fn what_was_written_before_the_end_arrives_after_it() {
     let ((stdout, mut out), (stderr, mut err)) = (pipe(), pipe());
     out.write_all(b"hello ").unwrap();
     err.write_all(b"oops").unwrap();
-    let budget = Budget::new(100);
     let mut relay = Relay::new(
         caller(&null),
         streams(stdout, stderr),
-        Output::Keep,
-        budget,
-        PastLimit::Kill,
+        keep(100, PastLimit::Kill),
     )
     .unwrap();
     let mut session = told([Event::Started, Event::Exited(Exit::Code(3))]);
@@ -111,10 +123,9 @@ fn what_was_written_before_the_end_arrives_after_it() {
 fn a_box_whose_keeper_is_late_with_its_deadline_is_killed() {
     let null = File::open("/dev/null").unwrap();
     let ((stdout, _out), (stderr, _err)) = (pipe(), pipe());
-    let budget = Budget::new(100);
     let streams = streams(stdout, stderr);
     let caller = caller(&null);
-    let mut relay = Relay::new(caller, streams, Output::Keep, budget, PastLimit::Truncate).unwrap();
+    let mut relay = Relay::new(caller, streams, keep(100, PastLimit::Truncate)).unwrap();
     let mut session = told([Event::Started]);
     session.overdue_in = Some(Duration::ZERO);
     let outcome = relay.until_end(&mut session, &signals());
@@ -133,9 +144,7 @@ fn output_past_the_limit_ends_the_box_when_asked_to() {
     let mut relay = Relay::new(
         caller(&null),
         streams(stdout, stderr),
-        Output::Keep,
-        Budget::new(3),
-        PastLimit::Kill,
+        keep(3, PastLimit::Kill),
     )
     .unwrap();
     let outcome = relay.until_end(&mut session, &signals());
@@ -153,9 +162,7 @@ fn a_pipe_that_somebody_still_holds_does_not_hold_up_the_end() {
     let mut relay = Relay::new(
         caller(&null),
         streams(stdout, stderr),
-        Output::Keep,
-        Budget::new(100),
-        PastLimit::Truncate,
+        keep(100, PastLimit::Truncate),
     )
     .unwrap();
     let before = Instant::now();
@@ -178,9 +185,10 @@ fn a_slow_reader_gets_everything_after_the_end() {
     let mut relay = Relay::new(
         caller(&caller_side),
         streams(stdout, stderr),
-        Output::Pass,
-        Budget::new(1 << 20),
-        PastLimit::Truncate,
+        Settings {
+            output: Output::Pass,
+            ..keep(1 << 20, PastLimit::Truncate)
+        },
     )
     .unwrap();
     relay.drain(&Outcome::TimedOut, &signals()).unwrap();
@@ -207,9 +215,10 @@ fn stdin_reaches_the_command_while_it_runs() {
     let mut relay = Relay::new(
         caller(&question),
         streams,
-        Output::Pass,
-        Budget::new(1),
-        PastLimit::Truncate,
+        Settings {
+            output: Output::Pass,
+            ..keep(1, PastLimit::Truncate)
+        },
     )
     .unwrap();
     let reader = std::thread::spawn(move || {

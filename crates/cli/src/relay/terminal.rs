@@ -2,12 +2,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::io::Result;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
+use rustix::io;
+use rustix::stdio::stdin;
+use rustix::termios::{
+    OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize,
+};
+use tare_engine::{Doing, Error};
 
-/// What a terminal has that does not know its size.
-const ROWS_DEFAULT: u16 = 24;
-const COLUMNS_DEFAULT: u16 = 80;
+/// Rows and columns of a terminal that does not know its size.
+pub const WINDOW_DEFAULT: (u16, u16) = (24, 80);
 
 /// The caller's terminal in raw mode; as it was again when this is dropped.
 #[derive(Debug)]
@@ -17,7 +20,7 @@ pub struct RawMode<'fd> {
 }
 
 impl<'fd> RawMode<'fd> {
-    pub fn enter(terminal: BorrowedFd<'fd>) -> Result<Self> {
+    pub fn enter(terminal: BorrowedFd<'fd>) -> io::Result<Self> {
         let former = tcgetattr(terminal)?;
         let mut raw = former.clone();
         raw.make_raw();
@@ -34,16 +37,26 @@ impl Drop for RawMode<'_> {
 }
 
 /// Rows and columns of a terminal.
-pub fn window(terminal: BorrowedFd<'_>) -> Result<(u16, u16)> {
+pub fn window(terminal: BorrowedFd<'_>) -> io::Result<(u16, u16)> {
     let size = tcgetwinsize(terminal)?;
     Ok(match (size.ws_row, size.ws_col) {
-        (0, _) | (_, 0) => (ROWS_DEFAULT, COLUMNS_DEFAULT),
+        (0, _) | (_, 0) => WINDOW_DEFAULT,
         known => known,
     })
 }
 
+/// The size of the terminal that standard input is, if it is one.
+pub fn callers_window() -> Result<Option<(u16, u16)>, Error> {
+    match isatty(stdin()) {
+        true => window(stdin())
+            .map(Some)
+            .doing(|| "cannot read the terminal's size".to_owned()),
+        false => Ok(None),
+    }
+}
+
 /// Gives the box's terminal the size of the caller's.
-pub fn pass_window(from: BorrowedFd<'_>, to: impl AsFd) -> Result<()> {
+pub fn pass_window(from: BorrowedFd<'_>, to: impl AsFd) -> io::Result<()> {
     tcsetwinsize(to, tcgetwinsize(from)?)
 }
 

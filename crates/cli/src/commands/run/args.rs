@@ -2,8 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use tare_engine::spec::{Cpus, Name, User, bytes, count, cpus, duration, name, user};
+
+use super::detach::DetachArgs;
+use crate::commands::process::ProcessArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -12,6 +17,7 @@ Examples:
   tare run -v ./project:/work:ro -w /work -- make test
   tare run -it -- bash
   tare run --json --timeout 5s -- node script.js
+  tare run -d --name web --lease 2h -- python3 -m http.server
   tare run --contain --timeout 1h -- bwrap --ro-bind / / sh";
 
 const EXIT_CODES: &str = "\
@@ -24,11 +30,14 @@ Sizes are bytes or 64k, 512m, 1.5g (binary). Durations are 500ms, 30s, 1h30m,
 or bare seconds. The first SIGINT or SIGTERM goes to the command, a second one
 ends the box.";
 
-/// Run a command in a fresh box, attached, and leave nothing behind
+/// Run a command in a fresh box
 ///
 /// The box has its own processes, files, network and users. It sees the host's
 /// programs read-only, no other file of the host, no network, and none of the
 /// host's environment. Whatever it started ends with it.
+///
+/// Without --detach, tare stays with the box and leaves nothing behind. With
+/// it, the box lives on by itself, and its id is printed once the command runs.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub struct RunArgs {
@@ -36,79 +45,80 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "DURATION",
+        value_parser = duration::parse,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub timeout: Option<String>,
+    pub timeout: Option<Duration>,
 
     /// Memory of the whole box, at least 6m [default: 512m]
     #[arg(
         long,
         value_name = "SIZE",
+        value_parser = bytes::memory,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub memory: Option<String>,
+    pub memory: Option<u64>,
 
     /// Processors' worth of time, such as 0.5 [default: all]
     #[arg(
         long,
         value_name = "N",
+        value_parser = cpus::parse,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub cpus: Option<String>,
+    pub cpus: Option<Cpus>,
 
     /// Processes and threads that the box may have at once [default: 256]
     #[arg(
         long,
         value_name = "N",
+        value_parser = count::pids,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub pids: Option<String>,
+    pub pids: Option<u32>,
 
     /// Open descriptors of each process [default: 1024]
     #[arg(
         long,
         value_name = "N",
+        value_parser = count::nofile,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub nofile: Option<String>,
+    pub nofile: Option<u32>,
 
     /// Writable space: /tmp, the working directory, changes to the root; gone
     /// with the box [default: 256m]
     #[arg(
         long,
         value_name = "SIZE",
+        value_parser = bytes::scratch,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub scratch: Option<String>,
+    pub scratch: Option<u64>,
 
     /// How much output is passed on, stdout and stderr together; the rest is
     /// dropped, and that is said [default: 64m]
     #[arg(
         long,
         value_name = "SIZE",
+        value_parser = bytes::output_limit,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
-    pub output_limit: Option<String>,
+    pub output_limit: Option<u64>,
 
     /// End the box when its output passes the limit, with exit code 137
     #[arg(long, help_heading = "Limits")]
     pub output_kill: bool,
 
-    /// Set a variable of the command's environment; may be repeated
-    #[arg(short, long, value_name = "KEY=VALUE", help_heading = "Command")]
-    pub env: Vec<OsString>,
-
-    /// Read variables from a file, a KEY=VALUE on each line; may be repeated,
-    /// and --env wins over it
-    #[arg(long, value_name = "FILE", help_heading = "Command")]
-    pub env_file: Vec<PathBuf>,
+    #[command(flatten)]
+    pub process: ProcessArgs,
 
     /// Working directory inside the box [default: /work]
     #[arg(short, long, value_name = "DIR", help_heading = "Command")]
@@ -120,18 +130,11 @@ pub struct RunArgs {
         short,
         long,
         value_name = "UID[:GID]",
+        value_parser = user::parse,
         allow_hyphen_values = true,
         help_heading = "Command"
     )]
-    pub user: Option<String>,
-
-    /// Pass standard input to the command even when it is a terminal
-    #[arg(short, long, help_heading = "Command")]
-    pub interactive: bool,
-
-    /// Give the command a terminal of its own
-    #[arg(short, long, help_heading = "Command")]
-    pub tty: bool,
+    pub user: Option<User>,
 
     /// Put a directory or file of the host into the box; it acts there as the
     /// owner of what it is given; may be repeated
@@ -177,14 +180,18 @@ pub struct RunArgs {
     )]
     pub contain: bool,
 
+    #[command(flatten)]
+    pub detached: DetachArgs,
+
     /// A name for the box
     #[arg(
         long,
         value_name = "NAME",
+        value_parser = name::parse,
         allow_hyphen_values = true,
         help_heading = "Box"
     )]
-    pub name: Option<String>,
+    pub name: Option<Name>,
 
     /// A label for the box; may be repeated
     #[arg(long, value_name = "KEY=VALUE", help_heading = "Box")]
@@ -194,13 +201,10 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Box")]
     pub quiet: bool,
 
-    /// Pass no output on; print one JSON object with it at the end
+    /// Pass no output on; print one JSON object with it at the end, or with
+    /// --detach one with the box's id and name
     #[arg(long, conflicts_with = "tty", help_heading = "Box")]
     pub json: bool,
-
-    /// The command and its arguments; everything after it is its own
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
-    pub command: Vec<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

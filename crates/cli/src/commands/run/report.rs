@@ -1,51 +1,12 @@
-//! How a run ended: its exit code, what is said about it, its JSON.
+//! How a run ended: what is said about it, its JSON.
 
-use std::time::Duration;
-
-use rustix::process::Signal;
 use serde::Serialize;
-use tare_engine::spec::{Spec, bytes, duration};
-use tare_engine::{Error, ErrorKind, Exit};
+use tare_engine::Exit;
+use tare_engine::spec::{Spec, bytes};
 
 use super::request::Request;
-use crate::error::run_code;
 use crate::relay::Outcome;
-
-const TIMED_OUT: u8 = 124;
-const SIGNALLED: u8 = 128;
-/// 128 + SIGKILL.
-const KILLED: u8 = SIGNALLED + 9;
-
-/// What is to be said and returned.
-#[derive(Debug)]
-pub struct Verdict {
-    pub code: u8,
-    /// The signal that ended the command.
-    pub signal: Option<i32>,
-    /// A sentence about what tare did, unless `--quiet`.
-    pub note: Option<String>,
-    /// Said in any case.
-    pub error: Option<Error>,
-}
-
-impl Verdict {
-    fn code(code: u8) -> Self {
-        Self {
-            code,
-            signal: None,
-            note: None,
-            error: None,
-        }
-    }
-
-    fn killed(note: String) -> Self {
-        Self {
-            signal: Some(Signal::KILL.as_raw()),
-            note: Some(note),
-            ..Self::code(KILLED)
-        }
-    }
-}
+use crate::verdict::Verdict;
 
 /// One JSON object for `--json`.
 #[derive(Debug, Serialize)]
@@ -72,41 +33,17 @@ pub fn judge(outcome: Outcome, oom_kills: u64, request: &Request) -> Verdict {
         }
         Outcome::Exited(exit) => Verdict {
             note: (oom_kills > 0).then(|| oom_note(oom_kills, spec)),
-            ..exited(exit)
+            ..Verdict::exited(exit)
         },
-        Outcome::Gone => {
-            Verdict::killed("the box ended from outside before its command did".to_owned())
-        }
-        Outcome::TimedOut => Verdict {
-            note: Some(format!(
-                "the box was ended after its timeout of {}",
-                duration::show(spec.timeout.unwrap_or(Duration::ZERO))
-            )),
-            ..Verdict::code(TIMED_OUT)
-        },
+        Outcome::Gone => Verdict::killed("the box ended from outside before its command did"),
+        Outcome::TimedOut => Verdict::timed_out("the box", spec.timeout),
         Outcome::OutputKilled => Verdict::killed(format!(
             "the box was ended: its output passed the limit of {} (--output-limit, --output-kill)",
-            bytes::show(request.output_bytes_max)
+            bytes::show(request.relay.output_bytes_max)
         )),
-        Outcome::Interrupted(signal) => Verdict {
-            signal: Some(signal),
-            note: Some("the box was ended at the second signal".to_owned()),
-            ..Verdict::code(signal_code(signal))
-        },
-        Outcome::Failed(error) => failed(error),
-        Outcome::Lost(error) => {
-            failed(Error::new(ErrorKind::Failed, "cannot stay attached to the box").because(error))
-        }
-    }
-}
-
-/// Also after the command had its say: when the box may not be gone, or output
-/// is missing, that is never a success.
-pub fn failed(error: Error) -> Verdict {
-    let code = run_code(&error);
-    Verdict {
-        error: Some(error),
-        ..Verdict::code(code)
+        Outcome::Interrupted(signal) => Verdict::interrupted("the box", signal),
+        Outcome::Failed(error) => Verdict::failed(error),
+        Outcome::Lost(error) => Verdict::lost(error),
     }
 }
 
@@ -114,23 +51,9 @@ pub fn failed(error: Error) -> Verdict {
 pub fn truncation(request: &Request, dropped_bytes: u64) -> String {
     format!(
         "the output was truncated at the limit of {} (--output-limit): {} dropped",
-        bytes::show(request.output_bytes_max),
+        bytes::show(request.relay.output_bytes_max),
         bytes::show(dropped_bytes)
     )
-}
-
-fn exited(exit: Exit) -> Verdict {
-    match exit {
-        Exit::Code(code) => Verdict::code(code),
-        Exit::Signal(signal) => Verdict {
-            signal: Some(signal),
-            ..Verdict::code(signal_code(signal))
-        },
-    }
-}
-
-fn signal_code(signal: i32) -> u8 {
-    u8::try_from(signal).map_or(u8::MAX, |signal| SIGNALLED.saturating_add(signal))
 }
 
 fn memory(spec: &Spec) -> String {
@@ -150,6 +73,7 @@ fn oom_note(oom_kills: u64, spec: &Spec) -> String {
 mod tests {
     use super::*;
     use crate::commands::run::request::tests::request;
+    use tare_engine::{Error, ErrorKind};
 
     fn verdict(outcome: Outcome, oom_kills: u64) -> (u8, Option<i32>, Option<String>) {
         let request = request(&["--memory", "64m", "--timeout", "30s"]);

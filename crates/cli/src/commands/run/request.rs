@@ -1,20 +1,18 @@
 //! From the options of `tare run` to a spec: defaults, and every refusal.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use tare_engine::spec::received::quoted;
 use tare_engine::spec::{
     Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
-    Volume, arguments, bytes, count, cpus, duration, env, name, user, volume,
+    Volume, arguments, env, name, volume,
 };
 use tare_engine::{Error, ErrorKind, Stdin};
 
 use super::args::{Net, RunArgs, Seccomp};
+use crate::commands::process::{self, Window};
 use crate::error::of_option;
-use crate::relay::{Output, PastLimit};
+use crate::relay::{self, Output, PastLimit};
 
 const MEMORY_BYTES: u64 = 512 << 20;
 const PIDS: u32 = 256;
@@ -31,11 +29,6 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const HOME: &str = "/work";
 const ROOT_HOME: &str = "/root";
 const LANG: &str = "C.UTF-8";
-const TERM: &str = "xterm";
-
-/// What is read of an `--env-file`: all that a command can be given, and one
-/// byte to see that there is more.
-const ENV_FILE_BYTES_MAX: u64 = arguments::ARGUMENTS_BYTES_MAX as u64;
 
 /// What tare knows of the process that started it.
 #[derive(Debug, Clone)]
@@ -43,8 +36,8 @@ pub struct Surroundings {
     /// `None` when it has been removed.
     pub current_dir: Option<PathBuf>,
     pub user: User,
-    /// Rows and columns, when standard input is a terminal.
-    pub window: Option<(u16, u16)>,
+    /// When standard input is a terminal.
+    pub window: Option<Window>,
     /// PATH, HOME, LANG and TERM, as far as they are set.
     pub env: Vec<env::Pair>,
 }
@@ -54,9 +47,7 @@ pub struct Surroundings {
 pub struct Request {
     pub spec: Spec,
     pub stdin: Stdin,
-    pub output: Output,
-    pub output_bytes_max: u64,
-    pub past_limit: PastLimit,
+    pub relay: relay::Settings,
     pub quiet: bool,
 }
 
@@ -80,44 +71,41 @@ impl Surroundings {
 }
 
 pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
-    let output_bytes_max = option("--output-limit", &args.output_limit, bytes::output_limit)?;
-    let spec = spec(args, around)?;
     Ok(Request {
-        stdin: match around.window.is_none() || args.interactive {
-            true => Stdin::Pipe,
-            false => Stdin::Empty,
-        },
-        output: match args.json {
-            true => Output::Keep,
-            false => Output::Pass,
-        },
-        output_bytes_max: output_bytes_max.unwrap_or(OUTPUT_BYTES),
-        past_limit: match args.output_kill {
-            true => PastLimit::Kill,
-            false => PastLimit::Truncate,
+        spec: spec(args, around)?,
+        stdin: args.process.stdin(around.window),
+        relay: relay::Settings {
+            output: match args.json {
+                true => Output::Keep,
+                false => Output::Pass,
+            },
+            output_bytes_max: args.output_limit.unwrap_or(OUTPUT_BYTES),
+            past_limit: match args.output_kill {
+                true => PastLimit::Kill,
+                false => PastLimit::Truncate,
+            },
         },
         quiet: args.quiet,
-        spec,
     })
 }
 
 fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
     let env = environment(args, around)?;
-    arguments::check(&args.command, &env)?;
+    arguments::check(&args.process.command, &env)?;
     let labels = name::labels(args.label.iter().map(String::as_str));
     Ok(Spec {
-        command: args.command.clone(),
-        name: option("--name", &args.name, name::parse)?,
+        command: args.process.command.clone(),
+        name: args.name.clone(),
         labels: labels.map_err(|error| of_option("--label", error))?,
         env,
         workdir: workdir(args, around)?,
-        user: user_of(args, around)?,
+        user: user_of(args, around),
         privilege: match args.root {
             true => Privilege::BoxRoot,
             false => Privilege::Unprivileged,
         },
-        limits: limits(args)?,
-        timeout: option("--timeout", &args.timeout, duration::parse)?,
+        limits: limits(args),
+        timeout: args.timeout,
         root: match &args.rootfs {
             Some(path) => Root::Directory(around.resolve(path)?),
             None => Root::HostView,
@@ -133,43 +121,27 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
     })
 }
 
-fn limits(args: &RunArgs) -> Result<Limits, Error> {
-    Ok(Limits {
-        memory_bytes: limit("--memory", &args.memory, bytes::memory, MEMORY_BYTES)?,
-        cpus: option("--cpus", &args.cpus, cpus::parse)?,
-        pids: limit("--pids", &args.pids, count::pids, PIDS)?,
-        nofile: option("--nofile", &args.nofile, count::nofile)?.unwrap_or(NOFILE),
-        scratch_bytes: option("--scratch", &args.scratch, bytes::scratch)?.unwrap_or(SCRATCH_BYTES),
-    })
+fn limits(args: &RunArgs) -> Limits {
+    Limits {
+        memory_bytes: limit(args.memory, MEMORY_BYTES),
+        cpus: args.cpus,
+        pids: limit(args.pids, PIDS),
+        nofile: args.nofile.unwrap_or(NOFILE),
+        scratch_bytes: args.scratch.unwrap_or(SCRATCH_BYTES),
+    }
 }
 
-fn option<T>(
-    flag: &str,
-    value: &Option<String>,
-    parse: fn(&str) -> Result<T, Error>,
-) -> Result<Option<T>, Error> {
-    let parsed = value.as_deref().map(parse).transpose();
-    parsed.map_err(|error| of_option(flag, error))
-}
-
-fn limit<T>(
-    flag: &str,
-    value: &Option<String>,
-    parse: fn(&str) -> Result<T, Error>,
-    default: T,
-) -> Result<Limit<T>, Error> {
-    let asked = option(flag, value, parse)?;
-    Ok(asked.map_or(Limit::Default(default), Limit::Asked))
+fn limit<T>(asked: Option<T>, default: T) -> Limit<T> {
+    asked.map_or(Limit::Default(default), Limit::Asked)
 }
 
 /// Containment changes nobody's ids; a box without `--root` has its own.
-fn user_of(args: &RunArgs, around: &Surroundings) -> Result<User, Error> {
-    let asked = option("--user", &args.user, user::parse)?;
-    Ok(match (args.contain, args.root) {
+fn user_of(args: &RunArgs, around: &Surroundings) -> User {
+    match (args.contain, args.root) {
         (true, _) => around.user,
         (false, true) => BOX_ROOT,
-        (false, false) => asked.unwrap_or(USER),
-    })
+        (false, false) => args.user.unwrap_or(USER),
+    }
 }
 
 fn network(args: &RunArgs) -> Network {
@@ -189,29 +161,20 @@ fn seccomp(args: &RunArgs) -> SeccompProfile {
     }
 }
 
+/// Nobody may be looking at a detached box yet: its terminal has a size anyway.
 fn terminal(args: &RunArgs, around: &Surroundings) -> Result<Terminal, Error> {
-    match (args.tty, around.window) {
-        (false, _) => Ok(Terminal::Pipes),
-        (true, Some((rows, columns))) => Ok(Terminal::Pty { rows, columns }),
-        (true, None) => Err(bad(
-            "--tty needs a terminal, and standard input is none",
-            "leave -t out; output then comes through pipes",
-        )),
-    }
+    let unseen = args.detached.detach.then_some(relay::WINDOW_DEFAULT);
+    args.process.terminal(around.window.or(unseen))
 }
 
 fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Error> {
     match (&args.workdir, args.contain) {
         (Some(path), true) => Ok(Some(around.resolve(path)?)),
         (None, true) => Ok(Some(around.current_dir()?.to_owned())),
-        (Some(path), false) if !path.is_absolute() => Err(of_option(
-            "--workdir",
-            bad(
-                format!("{} is not absolute", quoted(path)),
-                "name a directory of the box, such as /work",
-            ),
-        )),
-        (path, false) => Ok(path.clone()),
+        (Some(path), false) => process::workdir(path.clone())
+            .map(Some)
+            .map_err(|error| of_option("--workdir", error)),
+        (None, false) => Ok(None),
     }
 }
 
@@ -232,12 +195,7 @@ fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> 
 /// The defaults, then the files, then `--env`: the later wins.
 fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<env::Pair>, Error> {
     let mut pairs = default_environment(args, around);
-    for path in &args.env_file {
-        pairs.extend(env_file(path).map_err(|error| of_option("--env-file", error))?);
-    }
-    for text in &args.env {
-        pairs.push(env::parse(text).map_err(|error| of_option("--env", error))?);
-    }
+    pairs.extend(args.process.variables()?);
     Ok(env::later_wins(pairs))
 }
 
@@ -251,42 +209,16 @@ fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<env::Pair> 
         ("HOME".into(), home.into()),
         ("LANG".into(), LANG.into()),
     ];
-    if args.tty {
-        pairs.push(("TERM".into(), TERM.into()));
+    if args.process.tty {
+        pairs.push(("TERM".into(), process::TERM.into()));
     }
     let from_caller = |key: &OsString| match args.contain {
-        true => key != "TERM" || args.tty,
-        false => key == "TERM" && args.tty,
+        true => key != "TERM" || args.process.tty,
+        false => key == "TERM" && args.process.tty,
     };
     let callers = around.env.iter().filter(|(key, _)| from_caller(key));
     pairs.extend(callers.cloned());
     pairs
-}
-
-fn env_file(path: &Path) -> Result<Vec<env::Pair>, Error> {
-    let failed = |error: std::io::Error| {
-        let message = format!("cannot read {}", quoted(path));
-        Error::new(ErrorKind::BadRequest, message).because(error)
-    };
-    let mut content = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(ENV_FILE_BYTES_MAX + 1)
-        .read_to_end(&mut content)
-        .map_err(failed)?;
-    if content.len() as u64 > ENV_FILE_BYTES_MAX {
-        return Err(bad(
-            format!(
-                "{} is too large, an environment has at most 2 MiB",
-                quoted(path)
-            ),
-            "pass large values in a file or on standard input",
-        ));
-    }
-    env::parse_file(path, &content)
-}
-
-fn bad(message: impl Into<String>, hint: &str) -> Error {
-    Error::new(ErrorKind::BadRequest, message).with_hint(hint)
 }
 
 #[cfg(test)]

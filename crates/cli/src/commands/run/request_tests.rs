@@ -8,6 +8,7 @@ use super::*;
 use crate::args::{Cli, Command};
 use crate::commands::run::RunArgs;
 use crate::error::sentence;
+use crate::usage;
 use tare_engine::spec::{Access, Cpus};
 
 fn around() -> Surroundings {
@@ -21,20 +22,27 @@ fn around() -> Surroundings {
     }
 }
 
-fn args(words: &[&str]) -> Box<RunArgs> {
-    let line = ["tare", "run"].iter().chain(words).chain(&["true"]);
-    match Cli::try_parse_from(line).unwrap().command {
-        Command::Run(args) => args,
-        Command::Logs(_) | Command::Doctor(_) | Command::Completion(_) => panic!("not run"),
-    }
+fn line<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    [&["tare", "run"], words, &["true"]].concat()
+}
+
+pub fn args(words: &[&str]) -> Box<RunArgs> {
+    let Command::Run(args) = Cli::try_parse_from(line(words)).unwrap().command else {
+        panic!("not run");
+    };
+    args
 }
 
 pub fn request(words: &[&str]) -> Request {
     make(&args(words), &around()).unwrap()
 }
 
+/// Found while the line is read, or while it is understood.
 fn refusal(words: &[&str]) -> String {
-    let error = make(&args(words), &around()).unwrap_err();
+    let error = match Cli::try_parse_from(line(words)) {
+        Ok(_) => make(&args(words), &around()).unwrap_err(),
+        Err(error) => usage::explain(&error, Some("run".as_ref())),
+    };
     assert_eq!(crate::error::run_code(&error), 125);
     sentence(&error)
 }
@@ -174,7 +182,7 @@ fn every_other_value_is_refused_by_its_option_too() {
 #[test]
 fn a_command_that_is_an_empty_word_is_refused() {
     let mut args = args(&[]);
-    args.command = vec!["".into()];
+    args.process.command = vec!["".into()];
     let error = make(&args, &around()).unwrap_err();
     assert_eq!(
         sentence(&error),
@@ -203,7 +211,7 @@ fn the_defaults_are_those_of_the_help() {
         (&spec.root, spec.terminal),
         (&Root::HostView, Terminal::Pipes)
     );
-    assert_eq!(request.output_bytes_max, 64 << 20);
+    assert_eq!(request.relay.output_bytes_max, 64 << 20);
     assert_eq!(request.stdin, Stdin::Pipe);
     let path = format!("PATH={PATH}");
     assert_eq!(

@@ -1,0 +1,59 @@
+//! `tare attach`: what a box says from now on, and what it is told.
+//!
+//! Output comes from the box's log, so that any number of callers may listen and
+//! none can hold the box up. The box lives on when its caller goes.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::{Engine, Error};
+
+use super::DONE;
+use crate::error::print_note;
+use crate::relay;
+use crate::verdict::{Verdict, ended_code};
+
+mod input;
+mod keys;
+mod outlet;
+mod wire;
+
+use wire::{Left, Wire};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare attach web
+  echo 'print(1 + 1)' | tare attach interpreter
+
+The first SIGINT or SIGTERM goes to the box's command; a second one, SIGHUP, or
+Ctrl-P Ctrl-Q in a terminal leaves the box alone. What was written before is in
+'tare logs'.";
+
+/// Watch what a box writes from now on, and write to it
+///
+/// Input is passed to a box that was started with --interactive or --tty. Exits
+/// with the exit code of the box when it ends.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct AttachArgs {
+    /// An id, the beginning of one, or a name
+    #[arg(value_name = "BOX")]
+    reference: String,
+}
+
+pub fn run(args: &AttachArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let taken = relay::take_over()?;
+    let engine = Engine::open(state_root)?;
+    let id = engine.find(&args.reference)?;
+    let mut wire = Wire::new(engine.attach(&id)?)?;
+    let left = wire.until_end(&taken)?;
+    drop(wire);
+    match left {
+        Left::Ended => Ok(ended_code(&engine.wait(&id)?)),
+        Left::Detached => Ok(DONE),
+        Left::Interrupted(signal) => {
+            print_note(&format!("left box {id}, which lives on"));
+            Ok(Verdict::signalled(signal).code)
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the caller types or pipes in, on its way to the box.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::termios::isatty;
+use tare_engine::{Doing, Error};
+
+use super::keys::{Keys, Typed};
+use super::outlet::{Outlet, Taker};
+use crate::relay::{End, RawMode, pass_window};
+
+/// What is read at a time.
+const PORTION_BYTES: usize = 4096;
+
+pub struct Input {
+    source: End<'static>,
+    sink: Outlet<'static>,
+    terminal: Option<Terminal>,
+}
+
+/// A terminal of the box that is used from one of the caller's.
+struct Terminal {
+    keys: Keys,
+    _raw: RawMode<'static>,
+}
+
+/// What comes after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    More,
+    /// There is no more input, or nobody reads it.
+    Over,
+    /// The keys that leave were typed.
+    Leave,
+}
+
+impl Input {
+    /// `box_side`: the pipe of the box's stdin, or its terminal's master side.
+    pub fn new(
+        caller: BorrowedFd<'static>,
+        box_side: OwnedFd,
+        is_terminal: bool,
+    ) -> Result<Self, Error> {
+        let make = || -> Result<Self, Errno> {
+            let terminal = match is_terminal && isatty(caller) {
+                true => Some(Terminal {
+                    keys: Keys::default(),
+                    _raw: RawMode::enter(caller)?,
+                }),
+                false => None,
+            };
+            Ok(Self {
+                source: End::callers(caller)?,
+                sink: Outlet::new(End::ours(box_side)?),
+                terminal,
+            })
+        };
+        let input = make().doing(|| "cannot pass input to the box".to_owned())?;
+        input.resize();
+        Ok(input)
+    }
+
+    /// A window that cannot be passed on is no reason to end anything.
+    pub fn resize(&self) {
+        if self.terminal.is_some() {
+            let _ = pass_window(self.source.as_fd(), self.sink.as_fd());
+        }
+    }
+
+    /// What to poll for.
+    pub fn interest(&self) -> (BorrowedFd<'_>, PollFlags) {
+        match self.sink.waits_for() {
+            Some(fd) => (fd, PollFlags::OUT),
+            None => (self.source.as_fd(), PollFlags::IN),
+        }
+    }
+
+    /// To be called after `poll` found what [`Self::interest`] asked for.
+    pub fn advance(&mut self) -> Step {
+        if self.sink.waits_for().is_some() {
+            return after(self.sink.advance());
+        }
+        let mut buffer = [0; PORTION_BYTES];
+        let typed = match self.source.read(&mut buffer) {
+            Err(Errno::AGAIN | Errno::INTR) => return Step::More,
+            Ok(0) | Err(_) => return Step::Over,
+            Ok(bytes) => &buffer[..bytes],
+        };
+        match &mut self.terminal {
+            None => after(self.sink.put(typed)),
+            Some(terminal) => match terminal.keys.pass(typed) {
+                Typed::Bytes(bytes) => after(self.sink.put(&bytes)),
+                Typed::Leave => Step::Leave,
+            },
+        }
+    }
+}
+
+/// A box that does not take its input is no failure of the caller's.
+fn after(put: Result<Taker, Errno>) -> Step {
+    match put {
+        Ok(Taker::There) => Step::More,
+        Ok(Taker::Gone) | Err(_) => Step::Over,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    /// A pipe whose reading end stays open, as the caller's stdin does.
+    fn callers_pipe() -> (BorrowedFd<'static>, File) {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let read: &'static OwnedFd = Box::leak(Box::new(read));
+        (read.as_fd(), File::from(write))
+    }
+
+    #[test]
+    fn input_is_passed_on_until_its_end() {
+        let (caller, mut typist) = callers_pipe();
+        let (box_reads, box_side) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut input = Input::new(caller, box_side, false).unwrap();
+        typist.write_all(b"a\x10\x11b").unwrap();
+        assert_eq!(input.advance(), Step::More);
+        drop(typist);
+        assert_eq!(input.advance(), Step::Over);
+        drop(input);
+        let mut got = Vec::new();
+        File::from(box_reads).read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"a\x10\x11b", "a pipe has no keys");
+    }
+
+    #[test]
+    fn a_box_that_no_longer_reads_ends_the_input() {
+        let (caller, mut typist) = callers_pipe();
+        let (box_reads, box_side) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        drop(box_reads);
+        let mut input = Input::new(caller, box_side, false).unwrap();
+        typist.write_all(b"a").unwrap();
+        assert_eq!(input.advance(), Step::Over);
+    }
+}

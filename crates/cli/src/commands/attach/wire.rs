@@ -1,0 +1,228 @@
+//! One loop between the log of a box and its caller: output, input, signals.
+//!
+//! One `poll`, and nothing in it that waits for anybody else; the caller's
+//! descriptors stay as they are, as in `relay`.
+
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::Signal;
+use rustix::stdio::{stderr, stdin, stdout};
+use tare_engine::logs::{Record, Stream};
+use tare_engine::spec::bytes;
+use tare_engine::{Attachment, Doing, Error};
+use tare_kernel::signals::SignalFd;
+use tare_kernel::watch::Watch;
+
+use super::input::{Input, Step};
+use super::outlet::{Outlet, Taker};
+use crate::error::print_note;
+use crate::relay::{End, Reaction, asks, react};
+
+/// After so many records input and signals get their turn.
+const RECORDS_MAX: usize = 64;
+
+/// Why the loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The box did, and all of its output was passed on.
+    Ended,
+    /// The caller left with the keys, a hangup, or by no longer reading.
+    Detached,
+    /// The caller asked a second time to stop, with this signal.
+    Interrupted(i32),
+}
+
+pub struct Wire {
+    attachment: Attachment,
+    watch: Watch,
+    /// stdout and stderr.
+    outputs: [Outlet<'static>; 2],
+    input: Option<Input>,
+    /// The first signal that asked the command to stop.
+    asked: Option<i32>,
+}
+
+/// How far the log was passed on.
+enum Passed {
+    /// All that is there.
+    All,
+    /// There is more.
+    Some,
+    /// There is more when somebody reads it.
+    Blocked,
+    /// Nobody reads it any more.
+    Gone,
+}
+
+/// What `poll` may find.
+#[derive(Clone, Copy)]
+enum Ready {
+    Signal,
+    Ended,
+    Log,
+    Output(usize),
+    Input,
+}
+
+impl Wire {
+    pub fn new(mut attachment: Attachment) -> Result<Self, Error> {
+        let watch = attachment.logs.watch()?;
+        let outputs = outputs().doing(|| "cannot use the caller's streams".to_owned())?;
+        let input = match attachment.input.take() {
+            Some(fd) => Some(Input::new(stdin(), fd, attachment.is_terminal)?),
+            None => None,
+        };
+        Ok(Self {
+            attachment,
+            watch,
+            outputs,
+            input,
+            asked: None,
+        })
+    }
+
+    /// Passes on until the box has ended or the caller leaves it.
+    pub fn until_end(&mut self, signals: &SignalFd) -> Result<Left, Error> {
+        let mut ended = self.attachment.keeper.is_none();
+        loop {
+            let passed = self.pass_on()?;
+            let wait = match passed {
+                Passed::All if ended => return Ok(Left::Ended),
+                Passed::Gone => return Ok(Left::Detached),
+                Passed::Some => Some(Timespec::default()),
+                Passed::All | Passed::Blocked => None,
+            };
+            for ready in self.poll(signals, ended, wait.as_ref())? {
+                ended |= matches!(ready, Ready::Ended);
+                if let Some(left) = self.take(ready, signals)? {
+                    return Ok(left);
+                }
+            }
+        }
+    }
+
+    fn pass_on(&mut self) -> Result<Passed, Error> {
+        for _ in 0..RECORDS_MAX {
+            if self.outputs.iter().any(|it| it.waits_for().is_some()) {
+                return Ok(Passed::Blocked);
+            }
+            let Some(record) = self.attachment.logs.next_record()? else {
+                return Ok(Passed::All);
+            };
+            say_missed(&record);
+            let output = &mut self.outputs[index(record.stream)];
+            if output.put(record.bytes).doing(cannot_pass_on)? == Taker::Gone {
+                return Ok(Passed::Gone);
+            }
+        }
+        Ok(Passed::Some)
+    }
+
+    fn poll(
+        &self,
+        signals: &SignalFd,
+        ended: bool,
+        wait: Option<&Timespec>,
+    ) -> Result<Vec<Ready>, Error> {
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut asked = vec![
+            (readable(signals.as_fd()), Ready::Signal),
+            (readable(self.watch.as_fd()), Ready::Log),
+        ];
+        if let (Some(keeper), false) = (&self.attachment.keeper, ended) {
+            asked.push((readable(keeper.as_fd()), Ready::Ended));
+        }
+        for (index, output) in self.outputs.iter().enumerate() {
+            let fd = output.waits_for();
+            asked.extend(fd.map(|fd| {
+                let writable = PollFd::from_borrowed_fd(fd, PollFlags::OUT);
+                (writable, Ready::Output(index))
+            }));
+        }
+        if let Some(input) = &self.input {
+            let (fd, flags) = input.interest();
+            asked.push((PollFd::from_borrowed_fd(fd, flags), Ready::Input));
+        }
+        let (mut fds, meanings): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
+        let found = fds.iter().zip(meanings);
+        let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
+        Ok(ready.map(|(_, meaning)| meaning).collect())
+    }
+
+    fn take(&mut self, ready: Ready, signals: &SignalFd) -> Result<Option<Left>, Error> {
+        match ready {
+            Ready::Signal => return self.take_signals(signals),
+            Ready::Ended => {}
+            Ready::Log => {
+                let drained = self.watch.drain();
+                drained.doing(|| "cannot watch the log".to_owned())?;
+            }
+            Ready::Output(index) => {
+                let taker = self.outputs[index].advance().doing(cannot_pass_on)?;
+                return Ok((taker == Taker::Gone).then_some(Left::Detached));
+            }
+            Ready::Input => return self.take_input(),
+        }
+        Ok(None)
+    }
+
+    fn take_input(&mut self) -> Result<Option<Left>, Error> {
+        let Some(input) = &mut self.input else {
+            return Ok(None);
+        };
+        match input.advance() {
+            Step::More => {}
+            // The box sees the end of it; or it no longer reads.
+            Step::Over => self.input = None,
+            Step::Leave => return Ok(Some(Left::Detached)),
+        }
+        Ok(None)
+    }
+
+    fn take_signals(&mut self, signals: &SignalFd) -> Result<Option<Left>, Error> {
+        let next = || signals.next().doing(|| "cannot read signals".to_owned());
+        while let Some(signal) = next()? {
+            match react(signal, self.asked) {
+                // The caller's terminal is gone, which is not the box's affair.
+                _ if signal == Signal::HUP.as_raw() => return Ok(Some(Left::Detached)),
+                Reaction::Resize => self.input.iter().for_each(Input::resize),
+                Reaction::Pass => {
+                    if asks(signal) {
+                        self.asked = Some(signal);
+                    }
+                    // A box that cannot be told has ended, which follows.
+                    let _ = self.attachment.signal(signal);
+                }
+                Reaction::EndBox => return Ok(Some(Left::Interrupted(signal))),
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn outputs() -> Result<[Outlet<'static>; 2], Errno> {
+    let (stdout, stderr) = (End::callers(stdout())?, End::callers(stderr())?);
+    Ok([Outlet::new(stdout), Outlet::new(stderr)])
+}
+
+fn index(stream: Stream) -> usize {
+    match stream {
+        Stream::Stdout => 0,
+        Stream::Stderr => 1,
+    }
+}
+
+/// The ring turned faster than the caller reads.
+fn say_missed(record: &Record<'_>) {
+    if record.missed_bytes > 0 {
+        let missed = bytes::show(record.missed_bytes);
+        print_note(&format!("{missed} of the box's output are lost here"));
+    }
+}
+
+fn cannot_pass_on() -> String {
+    "cannot pass on the box's output".to_owned()
+}

@@ -1,0 +1,70 @@
+//! Several boxes in turn: one that fails is said and gone past, and the exit
+//! code tells of it at the end.
+
+use clap::Args;
+use tare_engine::spec::received::escaped;
+use tare_engine::{BoxId, Engine, Error};
+
+use super::{DONE, FAILED};
+use crate::error::{print_error, print_result};
+
+/// The boxes of a command that takes several.
+#[derive(Debug, Args)]
+pub struct Boxes {
+    /// Ids, beginnings of ids that no other box shares, or names
+    #[arg(required = true, value_name = "BOX")]
+    pub boxes: Vec<String>,
+}
+
+/// Does it to each box, and prints the box as it was typed when that is done.
+pub fn each(engine: &Engine, boxes: &[String], act: impl Fn(&BoxId) -> Result<(), Error>) -> u8 {
+    in_turn(boxes, |reference| {
+        act(&engine.find(reference)?)?;
+        Ok(reference.to_owned())
+    })
+}
+
+/// Prints the line that each box gives, as soon as it does.
+pub fn in_turn(boxes: &[String], mut act: impl FnMut(&str) -> Result<String, Error>) -> u8 {
+    let (_, code) = gather(boxes, |reference| {
+        let line = escaped(&act(reference)?);
+        print_result(&format!("{line}\n"))
+    });
+    code
+}
+
+/// What each box gives, all together, and the exit code.
+pub fn gather<T>(boxes: &[String], mut act: impl FnMut(&str) -> Result<T, Error>) -> (Vec<T>, u8) {
+    let mut code = DONE;
+    let mut found = Vec::new();
+    for reference in boxes {
+        match act(reference) {
+            Ok(value) => found.push(value),
+            Err(error) => {
+                print_error(&error);
+                code = FAILED;
+            }
+        }
+    }
+    (found, code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tare_engine::ErrorKind;
+
+    #[test]
+    fn a_box_that_fails_is_gone_past_and_remembered() {
+        let boxes = ["a", "bad", "c"].map(str::to_owned);
+        let (found, code) = gather(&boxes, |reference| match reference {
+            "bad" => Err(Error::new(ErrorKind::Failed, "a box of this test")),
+            other => Ok(other.to_owned()),
+        });
+        assert_eq!(
+            (found, code),
+            (vec!["a".to_owned(), "c".to_owned()], FAILED)
+        );
+        assert_eq!(gather(&boxes, |_| Ok(())).1, DONE);
+    }
+}

@@ -1,0 +1,230 @@
+//! `tare exec`: one more command in a box that lives, started by its keeper.
+//!
+//! The command belongs to this process: when tare goes, so does the command and
+//! everything it started, while the box stays. With `--detach` it belongs to the
+//! box.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
+use tare_engine::spec::{Terminal, User, arguments, duration, env, user};
+use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
+use tare_kernel::signals;
+
+use super::DONE;
+use super::process::{self, ProcessArgs};
+use crate::relay::{self, Outcome, Output, PastLimit, Settings};
+use crate::verdict::Verdict;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare exec web -- ps aux
+  tare exec -it web bash
+  tare exec --timeout 10s -e MODE=test web -- pytest -q
+  echo 'print(1 + 1)' | tare exec web python3";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  the command's own; 128+N when signal N ended it; 124 after the timeout;
+  125 when tare failed or was used wrongly; 126 when the command cannot be
+  executed; 127 when there is no such command.
+
+The first SIGINT or SIGTERM goes to the command, a second one ends it and
+everything that it started.";
+
+/// Run another command in a box that lives
+///
+/// It shares the box's limits, files and network, and has the environment of
+/// the box's own command. It ends with its timeout or when tare does, together
+/// with everything that it started; the box stays usable.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub struct ExecArgs {
+    /// Leave the command to the box; its output goes to the box's log
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    detach: bool,
+
+    /// End the command after this time, with exit code 124 [default: none]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration::parse,
+        allow_hyphen_values = true
+    )]
+    timeout: Option<Duration>,
+
+    /// An id, the beginning of one, or a name
+    #[arg(value_name = "BOX")]
+    reference: String,
+
+    #[command(flatten)]
+    process: ProcessArgs,
+
+    /// Working directory inside the box [default: that of its command]
+    #[arg(
+        short,
+        long,
+        value_name = "DIR",
+        value_parser = PathBufValueParser::new().try_map(process::workdir),
+        help_heading = "Command"
+    )]
+    workdir: Option<PathBuf>,
+
+    /// User and group inside the box, in digits [default: those of its command]
+    #[arg(
+        short,
+        long,
+        value_name = "UID[:GID]",
+        value_parser = user::parse,
+        allow_hyphen_values = true,
+        help_heading = "Command"
+    )]
+    user: Option<User>,
+}
+
+pub fn run(args: &ExecArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let window = relay::callers_window()?;
+    let spec = spec(
+        args,
+        args.process.terminal(window)?,
+        std::env::var_os("TERM"),
+    )?;
+    if args.detach {
+        let engine = Engine::open(state_root)?;
+        return leave(&engine, &engine.find(&args.reference)?, &spec);
+    }
+    let taken = relay::take_over()?;
+    signals::fail_past_file_limit();
+    let engine = Engine::open(state_root)?;
+    let id = engine.find(&args.reference)?;
+    let executed = engine.exec(&id, &spec, args.process.stdin(window))?;
+    let attended = relay::attend(executed, SETTINGS, &taken, |executed| {
+        drop(executed);
+        Ok(())
+    })?;
+    let mut verdict = judge(attended.outcome, args.timeout);
+    verdict.say(false);
+    if let Some(error) = attended.relay.output_failure() {
+        verdict = Verdict::failed(error);
+        verdict.say(false);
+    }
+    Ok(verdict.code)
+}
+
+/// What a caller gets of a command in a box is bounded by nothing but the
+/// caller.
+const SETTINGS: Settings = Settings {
+    output: Output::Pass,
+    output_bytes_max: u64::MAX,
+    past_limit: PastLimit::Truncate,
+};
+
+/// Returns when the command runs.
+fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
+    let mut executed = engine.exec(id, spec, Stdin::Empty)?;
+    relay::until_started(&mut executed)?;
+    Ok(DONE)
+}
+
+/// `term`: what the caller's terminal is called.
+fn spec(args: &ExecArgs, terminal: Terminal, term: Option<OsString>) -> Result<ExecSpec, Error> {
+    let mut pairs: Vec<env::Pair> = Vec::new();
+    if args.process.tty {
+        let term = term.unwrap_or_else(|| process::TERM.into());
+        pairs.push(("TERM".into(), term));
+    }
+    pairs.extend(args.process.variables()?);
+    let env = env::later_wins(pairs);
+    arguments::check(&args.process.command, &env)?;
+    Ok(ExecSpec {
+        command: args.process.command.clone(),
+        env,
+        workdir: args.workdir.clone(),
+        user: args.user,
+        terminal,
+        timeout: args.timeout,
+        detached: args.detach,
+    })
+}
+
+fn judge(outcome: Outcome, timeout: Option<Duration>) -> Verdict {
+    match outcome {
+        Outcome::Exited(exit) => Verdict::exited(exit),
+        Outcome::TimedOut => Verdict::timed_out("the command", timeout),
+        Outcome::Failed(error) => Verdict::failed(error),
+        Outcome::Gone => Verdict::killed("the box ended before the command did"),
+        Outcome::OutputKilled => unreachable!("the output has no limit"),
+        Outcome::Interrupted(signal) => Verdict::interrupted("the command", signal),
+        Outcome::Lost(error) => Verdict::lost(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+    use tare_engine::Exit;
+
+    fn exec(words: &[&str]) -> ExecArgs {
+        let line = ["tare", "exec"].iter().chain(words);
+        let Command::Exec(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not exec");
+        };
+        *args
+    }
+
+    #[test]
+    fn everything_after_the_command_is_its_own() {
+        for words in [
+            &["-e", "A=1", "web", "--", "ls", "-t", "--help"][..],
+            &["-e", "A=1", "web", "ls", "-t", "--help"],
+            &["web", "-e", "A=1", "ls", "-t", "--help"],
+        ] {
+            let args = exec(words);
+            assert_eq!(args.reference, "web");
+            assert_eq!(args.process.command, ["ls", "-t", "--help"]);
+            assert_eq!(args.process.env, [("A".into(), "1".into())]);
+            assert!(!args.process.tty);
+        }
+    }
+
+    #[test]
+    fn what_is_not_given_is_left_to_the_box() {
+        let spec = spec(&exec(&["web", "true"]), Terminal::Pipes, None).unwrap();
+        assert_eq!((spec.workdir, spec.user, spec.timeout), (None, None, None));
+        assert!(spec.env.is_empty() && !spec.detached);
+    }
+
+    #[test]
+    fn a_terminal_brings_its_name_and_env_wins_over_it() {
+        let terminal = Terminal::Pty {
+            rows: 24,
+            columns: 80,
+        };
+        let given = exec(&["-it", "web", "sh"]);
+        let made = spec(&given, terminal, Some("vt220".into())).unwrap();
+        assert_eq!(made.env, [("TERM".into(), "vt220".into())]);
+        let given = exec(&["-it", "-e", "TERM=dumb", "web", "sh"]);
+        let made = spec(&given, terminal, None).unwrap();
+        assert_eq!(made.env, [("TERM".into(), "dumb".into())]);
+    }
+
+    #[test]
+    fn each_end_has_its_code_and_its_sentence() {
+        let exited = judge(Outcome::Exited(Exit::Signal(15)), None);
+        assert_eq!((exited.code, exited.note), (143, None));
+        let late = judge(Outcome::TimedOut, Some(Duration::from_secs(2)));
+        assert_eq!(late.code, 124);
+        assert_eq!(
+            late.note.unwrap(),
+            "the command was ended after its timeout of 2s"
+        );
+        let gone = judge(Outcome::Gone, None);
+        assert_eq!(gone.code, 137);
+        assert_eq!(judge(Outcome::Interrupted(2), None).code, 130);
+    }
+}

@@ -1,0 +1,36 @@
+//! `tare inspect`: everything that is known of a box, for programs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::{Engine, Error};
+
+use super::each::{Boxes, gather};
+use crate::error::print_result;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare inspect web
+  tare inspect web | jq '.[0].usage.memory_bytes'";
+
+/// Print all that is known of boxes, as a JSON array
+///
+/// Everything that 'tare ls --json' has, and the spec, the use of each limit,
+/// and what the box holds on the host. The spec has the names of environment
+/// variables, never their values.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    boxes: Boxes,
+}
+
+pub fn run(args: &InspectArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let (found, code) = gather(&args.boxes.boxes, |reference| {
+        engine.details(&engine.find(reference)?)
+    });
+    let json = serde_json::to_string_pretty(&found).expect("texts, numbers and lists are JSON");
+    print_result(&format!("{json}\n"))?;
+    Ok(code)
+}

@@ -1,0 +1,48 @@
+//! `tare kill`: a signal to a box; KILL takes all of it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rustix::process::Signal;
+use tare_engine::{Engine, Error};
+
+use super::each::{Boxes, each};
+
+mod signal;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare kill web
+  tare kill -s HUP web
+  tare kill -s SIGUSR1 web database";
+
+/// Send a signal to the command of a box; by default, kill the whole box
+///
+/// KILL ends every process of the box at once, and tare returns when nothing of
+/// it runs any more. Every other signal goes to the box's command alone.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct KillArgs {
+    /// A name such as HUP or SIGHUP, or a number [default: KILL]
+    #[arg(
+        short,
+        long,
+        value_name = "SIGNAL",
+        value_parser = signal::parse,
+        allow_hyphen_values = true
+    )]
+    signal: Option<i32>,
+
+    #[command(flatten)]
+    boxes: Boxes,
+}
+
+pub fn run(args: &KillArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let kill = Signal::KILL.as_raw();
+    let code = each(&engine, &args.boxes.boxes, |id| match args.signal {
+        Some(signal) if signal != kill => engine.signal(id, signal),
+        Some(_) | None => engine.kill(id),
+    });
+    Ok(code)
+}

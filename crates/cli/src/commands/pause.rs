@@ -1,0 +1,26 @@
+//! `tare pause`: the processes of a box stand still until they are resumed.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::{Engine, Error};
+
+use super::each::{Boxes, each};
+
+/// Freeze every process of a box
+///
+/// The box stays as it is until 'tare resume'. Its lease and its timeout go on,
+/// and it can be stopped and removed without being resumed.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  tare pause web && tare cp web:/work ./snapshot && tare resume web"
+)]
+pub struct PauseArgs {
+    #[command(flatten)]
+    boxes: Boxes,
+}
+
+pub fn run(args: &PauseArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    Ok(each(&engine, &args.boxes.boxes, |id| engine.pause(id)))
+}

@@ -1,0 +1,119 @@
+//! What `run` and `exec` share: a command, its environment, its streams.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use tare_engine::spec::received::quoted;
+use tare_engine::spec::{Terminal, arguments, env};
+use tare_engine::{Error, ErrorKind, Stdin};
+
+use crate::error::{bad, of_option};
+
+/// What is read of an `--env-file`: all that a command can be given, and one
+/// byte to see that there is more.
+const ENV_FILE_BYTES_MAX: u64 = arguments::ARGUMENTS_BYTES_MAX as u64;
+
+/// The name of a terminal whose caller has none.
+pub const TERM: &str = "xterm";
+
+/// Rows and columns of the caller's terminal.
+pub type Window = (u16, u16);
+
+#[derive(Debug, Args)]
+pub struct ProcessArgs {
+    /// Set a variable of the command's environment; may be repeated
+    #[arg(
+        short,
+        long,
+        value_name = "KEY=VALUE",
+        value_parser = OsStringValueParser::new().try_map(|text| env::parse(&text)),
+        help_heading = "Command"
+    )]
+    pub env: Vec<env::Pair>,
+
+    /// Read variables from a file, a KEY=VALUE on each line; may be repeated,
+    /// and --env wins over it
+    #[arg(long, value_name = "FILE", help_heading = "Command")]
+    pub env_file: Vec<PathBuf>,
+
+    /// Pass standard input to the command even when it is a terminal
+    #[arg(short, long, help_heading = "Command")]
+    pub interactive: bool,
+
+    /// Give the command a terminal of its own
+    #[arg(short, long, help_heading = "Command")]
+    pub tty: bool,
+
+    /// The command and its arguments; everything after it is its own
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+impl ProcessArgs {
+    /// The files, then `--env`: the later is to win.
+    pub fn variables(&self) -> Result<Vec<env::Pair>, Error> {
+        let mut pairs = Vec::new();
+        for path in &self.env_file {
+            pairs.extend(env_file(path).map_err(|error| of_option("--env-file", error))?);
+        }
+        pairs.extend(self.env.iter().cloned());
+        Ok(pairs)
+    }
+
+    /// A terminal as large as the caller's.
+    pub fn terminal(&self, window: Option<Window>) -> Result<Terminal, Error> {
+        match (self.tty, window) {
+            (false, _) => Ok(Terminal::Pipes),
+            (true, Some((rows, columns))) => Ok(Terminal::Pty { rows, columns }),
+            (true, None) => Err(bad(
+                "--tty needs a terminal, and standard input is none",
+                "leave -t out; output then comes through pipes",
+            )),
+        }
+    }
+
+    /// Whoever types into a terminal means it for the command only with `-i`.
+    pub fn stdin(&self, window: Option<Window>) -> Stdin {
+        match window.is_none() || self.interactive {
+            true => Stdin::Pipe,
+            false => Stdin::Empty,
+        }
+    }
+}
+
+/// A working directory inside a box.
+pub fn workdir(path: PathBuf) -> Result<PathBuf, Error> {
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err(bad(
+            format!("{} is not absolute", quoted(&path)),
+            "name a directory of the box, such as /work",
+        )),
+    }
+}
+
+fn env_file(path: &Path) -> Result<Vec<env::Pair>, Error> {
+    let failed = |error: std::io::Error| {
+        let message = format!("cannot read {}", quoted(path));
+        Error::new(ErrorKind::BadRequest, message).because(error)
+    };
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(ENV_FILE_BYTES_MAX + 1)
+        .read_to_end(&mut content)
+        .map_err(failed)?;
+    if content.len() as u64 > ENV_FILE_BYTES_MAX {
+        return Err(bad(
+            format!(
+                "{} is too large, an environment has at most 2 MiB",
+                quoted(path)
+            ),
+            "pass large values in a file or on standard input",
+        ));
+    }
+    env::parse_file(path, &content)
+}

@@ -1,0 +1,30 @@
+//! `tare rename`: another name for a box.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::spec::{Name, name};
+use tare_engine::{Engine, Error};
+
+use super::DONE;
+
+/// Give a box another name
+///
+/// A name belongs to one box at a time; one that is taken is refused.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  tare rename web web-old")]
+pub struct RenameArgs {
+    /// An id, the beginning of one, or a name
+    #[arg(value_name = "BOX")]
+    reference: String,
+
+    /// The name that it is to have
+    #[arg(value_name = "NAME", value_parser = name::parse, allow_hyphen_values = true)]
+    name: Name,
+}
+
+pub fn run(args: &RenameArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    engine.rename(&engine.find(&args.reference)?, &args.name)?;
+    Ok(DONE)
+}

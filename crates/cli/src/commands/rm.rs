@@ -1,0 +1,48 @@
+//! `tare rm`: nothing of a box is left.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::{Engine, Error};
+
+use super::each::each;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare rm web
+  tare rm -f $(tare ls -q --filter label=team=blue)
+  tare rm -f --all";
+
+/// Remove boxes: record, log, exit code and kept scratch
+///
+/// A box that runs is refused without --force. Works on a box in any state, one
+/// that is stuck or half made too, and returns when nothing of it is left.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct RmArgs {
+    /// End a box that still runs, without grace
+    #[arg(short, long)]
+    force: bool,
+
+    /// Remove every box of this state root
+    #[arg(long, conflicts_with = "boxes")]
+    all: bool,
+
+    /// Ids, beginnings of ids that no other box shares, or names
+    #[arg(required_unless_present = "all", value_name = "BOX")]
+    boxes: Vec<String>,
+}
+
+pub fn run(args: &RmArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let boxes = match args.all {
+        true => every_box(&engine)?,
+        false => args.boxes.clone(),
+    };
+    Ok(each(&engine, &boxes, |id| engine.remove(id, args.force)))
+}
+
+fn every_box(engine: &Engine) -> Result<Vec<String>, Error> {
+    let boxes = engine.list()?;
+    Ok(boxes.iter().map(|status| status.id.to_string()).collect())
+}

@@ -1,0 +1,130 @@
+//! `tare run --detach`: a box that lives on, and whose id is all that is said.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tare_engine::spec::duration;
+use tare_engine::{DetachOptions, Engine, Error};
+
+use super::args::RunArgs;
+use super::request::Request;
+use crate::commands::lease::{self, Lease};
+use crate::error::{print_json, print_note, print_result};
+
+/// How long the record of a box that has ended is kept.
+const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+/// What is kept of the output for `tare logs`. Less than what is passed on to a
+/// caller: it lies in the state root, which usually is memory.
+const LOG_BYTES: u64 = 16 << 20;
+
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// Let the box live on by itself, and print its id when the command runs
+    #[arg(short, long, help_heading = "Detached box")]
+    pub detach: bool,
+
+    /// End the box after this time whatever happens, or never [default: 24h]
+    #[arg(
+        long,
+        requires = "detach",
+        value_name = "DURATION|never",
+        value_parser = lease::parse,
+        allow_hyphen_values = true,
+        help_heading = "Detached box"
+    )]
+    pub lease: Option<Lease>,
+
+    /// Remove the box by itself when it has ended, with its log and exit code
+    #[arg(
+        long,
+        requires = "detach",
+        conflicts_with_all = ["keep", "retention"],
+        help_heading = "Detached box"
+    )]
+    pub rm: bool,
+
+    /// Keep the scratch of the box after its end, until it is removed
+    #[arg(long, requires = "detach", help_heading = "Detached box")]
+    pub keep: bool,
+
+    /// How long a box that has ended stays listed, with its log and exit code
+    /// [default: 24h]
+    #[arg(
+        long,
+        requires = "detach",
+        value_name = "DURATION",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        help_heading = "Detached box"
+    )]
+    pub retention: Option<Duration>,
+}
+
+/// One JSON object for `--detach --json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    id: String,
+    name: Option<String>,
+}
+
+pub fn start(engine: &Engine, args: &RunArgs, request: &Request) -> Result<u8, Error> {
+    let started = engine.start(&request.spec, &options(args))?;
+    if !request.quiet {
+        started.notes.iter().for_each(|note| print_note(note));
+    }
+    let id = started.id.to_string();
+    let name = request.spec.name.as_ref().map(ToString::to_string);
+    match args.json {
+        true => print_json(&Report { id, name }),
+        false => print_result(&format!("{id}\n")),
+    }
+    .map(|()| 0)
+}
+
+fn options(args: &RunArgs) -> DetachOptions {
+    let detached = &args.detached;
+    DetachOptions {
+        lease: detached.lease.unwrap_or(lease::DEFAULT).duration(),
+        retention: detached.retention.unwrap_or(RETENTION),
+        remove: detached.rm,
+        keep: detached.keep,
+        log_bytes_max: args.output_limit.unwrap_or(LOG_BYTES),
+        kill_past_log: args.output_kill,
+        stdin: args.process.interactive,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::run::request::tests::args;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_detached_box_has_a_lease_and_a_bounded_log_without_being_asked() {
+        let options = options(&args(&["-d"]));
+        assert_eq!(
+            (options.lease, options.retention),
+            (Some(HOUR * 24), HOUR * 24)
+        );
+        assert_eq!(
+            (options.log_bytes_max, options.kill_past_log),
+            (16 << 20, false)
+        );
+        assert!(!options.remove && !options.keep && !options.stdin);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_taken() {
+        let words = ["-di", "--lease", "never", "--keep", "--retention", "1h"];
+        let given = options(&args(&words));
+        assert_eq!((given.lease, given.retention), (None, HOUR));
+        assert!(given.keep && given.stdin);
+        let words = ["-d", "--rm", "--output-limit", "1k", "--output-kill"];
+        let given = options(&args(&words));
+        assert!(given.remove && given.kill_past_log);
+        assert_eq!(given.log_bytes_max, 1024);
+    }
+}

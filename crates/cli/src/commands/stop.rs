@@ -1,0 +1,69 @@
+//! `tare stop`: a box is asked to end, and ended when it does not.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use tare_engine::spec::duration;
+use tare_engine::{Engine, Error};
+
+use super::each::{Boxes, each};
+
+const GRACE: Duration = Duration::from_secs(10);
+
+const EXAMPLES: &str = "\
+Examples:
+  tare stop web
+  tare stop -t 1m database web
+  tare stop $(tare ls -q --filter label=team=blue)";
+
+/// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything
+///
+/// Returns when nothing of the box runs any more. Its record, exit code and log
+/// are kept until 'tare rm' or the end of its retention.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct StopArgs {
+    /// How long the command may take to end by itself; 0 for no time at all
+    /// [default: 10s]
+    #[arg(
+        short = 't',
+        long = "time",
+        value_name = "DURATION",
+        value_parser = grace,
+        allow_hyphen_values = true
+    )]
+    grace: Option<Duration>,
+
+    #[command(flatten)]
+    boxes: Boxes,
+}
+
+pub fn run(args: &StopArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let grace = args.grace.unwrap_or(GRACE);
+    Ok(each(&engine, &args.boxes.boxes, |id| {
+        engine.stop(id, grace)
+    }))
+}
+
+/// A duration; unlike a timeout it may be nothing.
+fn grace(text: &str) -> Result<Duration, Error> {
+    match text {
+        "0" | "0s" => Ok(Duration::ZERO),
+        _ => duration::parse(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grace_may_be_nothing() {
+        assert_eq!(grace("0").unwrap(), Duration::ZERO);
+        assert_eq!(grace("0s").unwrap(), Duration::ZERO);
+        assert_eq!(grace("1m").unwrap(), Duration::from_secs(60));
+        assert!(grace("-1").is_err());
+    }
+}

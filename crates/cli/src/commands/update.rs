@@ -1,0 +1,72 @@
+//! `tare update`: other limits for a box that lives.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::spec::{Cpus, bytes, count, cpus};
+use tare_engine::{Changes, Engine, Error};
+
+use super::each::{Boxes, each};
+use super::lease::{self, Lease};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare update --memory 1g web
+  tare update --lease 8h web database
+  tare update --cpus 0.5 --pids 64 $(tare ls -q)";
+
+/// Change the limits or the lease of boxes that live
+///
+/// What is not named stays as it is. A limit may be raised and lowered; memory
+/// below what the box uses makes the kernel take it back or kill processes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct UpdateArgs {
+    #[command(flatten)]
+    changes: ChangeArgs,
+
+    #[command(flatten)]
+    boxes: Boxes,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+struct ChangeArgs {
+    /// Memory of the whole box, at least 6m
+    #[arg(long, value_name = "SIZE", value_parser = bytes::memory, allow_hyphen_values = true)]
+    memory: Option<u64>,
+
+    /// Processes and threads that the box may have at once
+    #[arg(long, value_name = "N", value_parser = count::pids, allow_hyphen_values = true)]
+    pids: Option<u32>,
+
+    /// Processors' worth of time, such as 0.5
+    #[arg(long, value_name = "N", value_parser = cpus::parse, allow_hyphen_values = true)]
+    cpus: Option<Cpus>,
+
+    /// End the box after this time, counted from now, or never
+    #[arg(
+        long,
+        value_name = "DURATION|never",
+        value_parser = lease::parse,
+        allow_hyphen_values = true
+    )]
+    lease: Option<Lease>,
+}
+
+pub fn run(args: &UpdateArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let changes = changes(&args.changes);
+    Ok(each(&engine, &args.boxes.boxes, |id| {
+        engine.update(id, &changes)
+    }))
+}
+
+fn changes(args: &ChangeArgs) -> Changes {
+    Changes {
+        memory_bytes: args.memory,
+        pids: args.pids,
+        cpus: args.cpus,
+        lease: args.lease.map(Lease::duration),
+    }
+}

@@ -1,0 +1,35 @@
+//! `tare wait`: how boxes ended, as soon as they have.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::{Engine, Error};
+
+use super::each::{Boxes, in_turn};
+use crate::verdict::ended_code;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare wait build
+  test \"$(tare wait build)\" = 0 && tare cp build:/work/out .";
+
+/// Wait until boxes have ended, and print the exit code of each on a line
+///
+/// Works for a box that ended while nobody watched, too. The codes come in the
+/// order of the boxes: 128+N when signal N ended the command, 124 after its
+/// timeout.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct WaitArgs {
+    #[command(flatten)]
+    boxes: Boxes,
+}
+
+pub fn run(args: &WaitArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let code = in_turn(&args.boxes.boxes, |reference| {
+        let ended = engine.wait(&engine.find(reference)?)?;
+        Ok(ended_code(&ended).to_string())
+    });
+    Ok(code)
+}

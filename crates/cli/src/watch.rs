@@ -1,0 +1,79 @@
+//! The same thing shown again and again, for those who watch.
+
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use rustix::stdio::stdout;
+use rustix::termios::isatty;
+use tare_engine::{Doing, Error};
+use tare_kernel::clock::timespec;
+use tare_kernel::signals::SignalFd;
+
+use crate::error::{Reader, print_result, print_to_reader};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Cursor to the upper left, everything behind it cleared (console_codes(4)).
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// How often something is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Times {
+    Once,
+    /// Every second, until SIGINT, until nobody reads it, or until there is
+    /// nothing more to show.
+    Watch,
+}
+
+impl Times {
+    pub fn watch(asked: bool) -> Self {
+        match asked {
+            true => Self::Watch,
+            false => Self::Once,
+        }
+    }
+}
+
+/// `draw` gives what to print; `None` ends it.
+pub fn show(
+    times: Times,
+    mut draw: impl FnMut() -> Result<Option<String>, Error>,
+) -> Result<(), Error> {
+    match times {
+        Times::Once => print_result(&draw()?.unwrap_or_default()),
+        Times::Watch => watch(draw),
+    }
+}
+
+fn watch(mut draw: impl FnMut() -> Result<Option<String>, Error>) -> Result<(), Error> {
+    let interrupts =
+        SignalFd::open(&[Signal::INT.as_raw()]).doing(|| "cannot take over signals".to_owned())?;
+    let clear = match isatty(stdout()) {
+        true => CLEAR,
+        false => "",
+    };
+    while let Some(picture) = draw()? {
+        let reader = print_to_reader(&format!("{clear}{picture}"))?;
+        if reader == Reader::Gone || is_over(&interrupts)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the watching ended before the interval did.
+fn is_over(interrupts: &SignalFd) -> Result<bool, Error> {
+    let stdout = stdout();
+    let mut fds = [
+        PollFd::new(interrupts, PollFlags::IN),
+        // Asked for nothing, `poll` still tells that the reader has gone.
+        PollFd::new(&stdout, PollFlags::empty()),
+    ];
+    match poll(&mut fds, Some(&timespec(INTERVAL))) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno).doing(|| "cannot wait for the next turn".to_owned()),
+    }
+}
