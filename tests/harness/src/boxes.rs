@@ -49,6 +49,13 @@ impl Tare {
         Running::start(with_pipes(self.command(args), Stdio::piped()))
     }
 
+    /// `sh -c SCRIPT` as [`Self::shell`], not waited for. It may make boxes that last.
+    #[track_caller]
+    pub fn spawn_script(&self, script: &str) -> Running {
+        self.expect_lasting_boxes();
+        Running::start(with_pipes(self.shell_command(script), Stdio::piped()))
+    }
+
     /// `tare ARGS`, with these bytes as standard input.
     #[track_caller]
     pub fn call_with_stdin<A: AsRef<OsStr>>(
