@@ -97,10 +97,11 @@ impl Tare {
     /// Every box that tare knows, ended ones too.
     #[track_caller]
     pub fn list(&self) -> Vec<Value> {
-        match self.json(["ls", "-a", "--json"]) {
-            Value::Array(boxes) => boxes,
-            other => panic!("not an array: {other}"),
-        }
+        let listed = self.json(["ls", "-a", "--json"]);
+        let boxes = listed.as_array();
+        boxes
+            .unwrap_or_else(|| panic!("not an array: {listed}"))
+            .clone()
     }
 
     /// What `tare ls` says about one box; `None` when it is not listed.
