@@ -1,7 +1,7 @@
 //! `tare cp`: files and directories into a box and out of it.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
@@ -16,18 +16,18 @@ const SOON: Duration = Duration::from_secs(10);
 /// A directory with a bit of everything that can be copied.
 fn sample() -> TemporaryDirectory {
     let directory = TemporaryDirectory::new();
-    fs::create_dir_all(directory.join("d/deep/empty")).unwrap();
-    directory.write("d/one", "one\n");
-    directory.write("d/none", "");
-    directory.write("d/deep/program", "#!/bin/sh\necho runs\n");
-    fs::set_permissions(
-        directory.join("d/deep/program"),
-        fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
-    fs::set_permissions(directory.join("d/none"), fs::Permissions::from_mode(0o600)).unwrap();
-    symlink("one", directory.join("d/link")).unwrap();
-    symlink("/nowhere/at/all", directory.join("d/broken")).unwrap();
+    let fresh = "the directory is fresh";
+    fs::create_dir_all(directory.join("d/deep/empty")).expect(fresh);
+    for (name, content, mode) in [
+        ("d/one", "one\n", 0o644),
+        ("d/none", "", 0o600),
+        ("d/deep/program", "#!/bin/sh\necho runs\n", 0o755),
+    ] {
+        let path = directory.write(name, content);
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect(fresh);
+    }
+    symlink("one", directory.join("d/link")).expect(fresh);
+    symlink("/nowhere/at/all", directory.join("d/broken")).expect(fresh);
     directory
 }
 

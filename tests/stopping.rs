@@ -230,14 +230,15 @@ fn a_record_with_nothing_in_it_is_removed() {
 /// What may have become of a file.
 fn damage(path: &Path, round: usize) {
     let content = fs::read(path).unwrap_or_default();
-    match round {
-        0 => fs::write(path, "").unwrap(),
-        1 => fs::write(path, b"\xff\x00garbage{\n\n}").unwrap(),
-        2 => fs::write(path, &content[..content.len() / 2]).unwrap(),
-        3 => fs::write(path, &content[..content.len().saturating_sub(1)]).unwrap(),
-        4 => fs::remove_file(path).unwrap(),
-        _ => fs::write(path, "{\"boot_id\":7}\n".repeat(1000)).unwrap(),
-    }
+    let damaged = match round {
+        0 => fs::write(path, ""),
+        1 => fs::write(path, b"\xff\x00garbage{\n\n}"),
+        2 => fs::write(path, &content[..content.len() / 2]),
+        3 => fs::write(path, &content[..content.len().saturating_sub(1)]),
+        4 => fs::remove_file(path),
+        _ => fs::write(path, "{\"boot_id\":7}\n".repeat(1000)),
+    };
+    damaged.expect("the record is ours");
 }
 
 #[test]

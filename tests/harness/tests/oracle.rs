@@ -304,7 +304,7 @@ fn a_call_that_a_signal_ends_is_told_from_one_that_exits() {
 fn pretender(directory: &TemporaryDirectory, run: &str, listed: &str) -> PathBuf {
     let script = format!("#!/bin/sh\ncase $1$2 in run-d) {run};; ls-a) echo '{listed}';; esac\n");
     let program = directory.write("pretender", script);
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("the file is ours");
     program
 }
 
