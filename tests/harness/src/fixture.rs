@@ -1,7 +1,9 @@
 //! Things that boxes are made of in more than one test.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,6 +40,30 @@ pub fn busybox_root() -> Option<TemporaryDirectory> {
     }
     root.write("marker", "from the source\n");
     Some(root)
+}
+
+/// What is below a directory: contents of files, targets of links, modes.
+pub fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(path) = pending.pop() {
+        let metadata = path.symlink_metadata().expect("it was just listed");
+        let content = match metadata.file_type() {
+            kind if kind.is_symlink() => {
+                let target = fs::read_link(&path).expect("it was just listed");
+                target.into_os_string().into_vec()
+            }
+            kind if kind.is_dir() => {
+                let entries = fs::read_dir(&path).expect("it was just listed");
+                pending.extend(entries.flatten().map(|entry| entry.path()));
+                Vec::new()
+            }
+            _ => fs::read(&path).expect("it was just listed"),
+        };
+        let name = path.strip_prefix(root).expect("it is below").to_owned();
+        found.insert(name, (metadata.mode(), content));
+    }
+    found
 }
 
 /// The host's busybox, if it needs nothing but a kernel.

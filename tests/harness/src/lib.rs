@@ -10,7 +10,9 @@
 //!
 //! Nothing here knows the engine: what is observed comes from the kernel alone.
 
+mod boxes;
 mod capture;
+mod clock;
 pub mod fixture;
 mod orphans;
 mod running;
@@ -22,6 +24,7 @@ mod terminal;
 mod turn;
 mod wait;
 
+pub use clock::{unix_now, unix_seconds};
 pub use running::{Output, Running};
 pub use snapshot::Snapshot;
 pub use snapshot::cgroup::hierarchies;

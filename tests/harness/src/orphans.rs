@@ -2,11 +2,15 @@
 //! host's first process, which may reap them late or never (KERNEL.md, fact 8).
 //!
 //! So a zombie that tare forgot stays visible, and one that nobody else could
-//! have reaped (its tare was killed on purpose) goes when the test says so.
+//! have reaped (its tare was killed on purpose, or has detached from its box) goes
+//! when the test says so. A keeper that is alive is never ours to forget.
 
 use std::fs;
 
-use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal,
+    set_child_subreaper, waitpid,
+};
 
 use crate::snapshot::process::{Process, box_processes};
 
@@ -18,11 +22,25 @@ pub fn adopt() {
 
 /// Reaps every orphan of a box that has ended.
 pub fn reap() {
-    for orphan in box_processes().iter().filter(|process| is_ours(process)) {
-        if let Some(pid) = i32::try_from(orphan.pid).ok().and_then(Pid::from_raw) {
+    let orphans = box_processes().into_iter().filter(is_ours);
+    for orphan in orphans.filter(|process| process.is_zombie) {
+        if let Some(pid) = pid_of(&orphan) {
             // Another thread may have been faster.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
+    }
+}
+
+/// Kills every keeper that came to us, for a test that has failed: a box that it
+/// forgot must not be there in the tests after it.
+pub fn kill() {
+    for orphan in box_processes().into_iter().filter(is_ours) {
+        let Some(pid) = pid_of(&orphan) else { continue };
+        // It is our child, so the number is its own until we reap it.
+        if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) {
+            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        }
+        let _ = waitpid(Some(pid), WaitOptions::empty());
     }
 }
 
@@ -30,7 +48,10 @@ pub fn reap() {
 /// whoever started them waits for them.
 fn is_ours(process: &Process) -> bool {
     let own = fs::read_link("/proc/self/ns/pid").expect("/proc is mounted");
-    process.is_zombie
-        && Pid::as_raw(Some(getpid())).unsigned_abs() == process.parent
+    Pid::as_raw(Some(getpid())).unsigned_abs() == process.parent
         && process.pid_namespace.as_deref() != own.to_str()
+}
+
+fn pid_of(process: &Process) -> Option<Pid> {
+    i32::try_from(process.pid).ok().and_then(Pid::from_raw)
 }

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::temporary::{is_in_any_test, own_prefix};
 use crate::wait::{PATIENCE, poll};
 
 pub mod cgroup;
@@ -98,8 +99,9 @@ impl Snapshot {
     /// What is different now. Classes that the kernel frees late get ten seconds.
     ///
     /// Where others use tare on the same host at the same time, and
-    /// `TARE_TESTS_SHARED_HOST` says so, only what stays for seconds counts. That
-    /// cannot tell "late" from "at once", so no check that counts may set it.
+    /// `TARE_TESTS_SHARED_HOST` says so, only what stays for seconds counts, and no
+    /// temporary directory of another test. That cannot tell "late" from "at once",
+    /// so no check that counts may set it.
     pub fn difference_now(&self) -> Vec<String> {
         self.unexpected_difference_now(|_| false)
     }
@@ -109,6 +111,7 @@ impl Snapshot {
         let mut lasting = self.observed_difference();
         lasting.retain(|line| !is_expected(line));
         if std::env::var_os("TARE_TESTS_SHARED_HOST").is_some() {
+            lasting.retain(|line| !is_in_any_test(line) || line.contains(&own_prefix()));
             poll(SHARED_HOST_PATIENCE, || {
                 let now = self.observed_difference();
                 lasting.retain(|line| line.starts_with("new: ") && now.contains(line));

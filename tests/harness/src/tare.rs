@@ -7,6 +7,7 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::orphans;
 use crate::running::{Output, Running, with_pipes};
@@ -36,6 +37,8 @@ pub struct Tare {
     caller: Caller,
     before: Snapshot,
     home: Option<TemporaryDirectory>,
+    /// Whether the test made boxes that outlive the call that made them.
+    lasting: AtomicBool,
     // Last, so that it is released after everything else was checked and removed.
     _turn: Turn,
 }
@@ -74,6 +77,7 @@ impl Tare {
             caller,
             before,
             home: Some(home),
+            lasting: AtomicBool::new(false),
             _turn: turn,
         }
     }
@@ -154,8 +158,13 @@ impl Tare {
     }
 
     /// What is different from before, now. Temporary directories of the test do
-    /// not count before its end, nor do the fixed names in the state root.
+    /// not count before its end, nor do the fixed names in the state root, nor the
+    /// zombies of keepers that outlived their creator as they should: they came to
+    /// us, and nobody else can reap them.
     pub fn difference_now(&self) -> Vec<String> {
+        if self.is_lasting() {
+            orphans::reap();
+        }
         self.before
             .unexpected_difference_now(|line| self.is_expected(line))
     }
@@ -168,6 +177,16 @@ impl Tare {
 
     /// The end of the test, where it does not go without saying.
     pub fn finish(self) {}
+
+    /// From now on boxes may outlive the call that made them; at the end of the
+    /// test none may be listed any more.
+    pub(crate) fn expect_lasting_boxes(&self) {
+        self.lasting.store(true, Ordering::Relaxed);
+    }
+
+    fn is_lasting(&self) -> bool {
+        self.lasting.load(Ordering::Relaxed)
+    }
 
     fn run_command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.command(["run"]);
@@ -199,11 +218,24 @@ impl Tare {
         }
     }
 
-    /// After a failed test: whatever its boxes still have with a name goes the
-    /// way that every tare command goes first. Best effort, nothing is proven.
+    /// After a failed test: its boxes are removed, and should that fail too, their
+    /// keepers are killed; whatever they still have with a name goes the way that
+    /// every tare command goes first. Best effort, nothing is proven.
     fn sweep(&self) {
-        let mut command = self.run_command(["--quiet", "--", "true"]);
+        if self.is_lasting() {
+            self.try_call(&["rm", "-f", "--all"]);
+            orphans::kill();
+        }
+        self.try_call(&["run", "--quiet", "--", "true"]);
+    }
+
+    /// Bounded by `timeout` (coreutils): a tare that hangs must not hang the rest.
+    fn try_call(&self, args: &[&str]) {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=1", "30"]).arg(&self.program);
+        let mut command = self.dress(command);
         command
+            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -216,6 +248,9 @@ impl Drop for Tare {
         if std::thread::panicking() {
             self.sweep();
             return orphans::reap();
+        }
+        if self.is_lasting() {
+            self.assert_no_box_is_listed();
         }
         let left = self.difference_now();
         assert!(

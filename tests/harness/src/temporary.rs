@@ -7,11 +7,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+const NAME: &str = "tare-test-";
+
 /// What the paths of all temporary directories of this process begin with.
 pub fn own_prefix() -> String {
-    let name = format!("tare-test-{}-", std::process::id());
+    let name = format!("{NAME}{}-", std::process::id());
     let prefix = std::env::temp_dir().join(name);
     prefix.to_string_lossy().into_owned()
+}
+
+/// Whether this text names a temporary directory of any test, ours or not.
+pub fn is_in_any_test(text: &str) -> bool {
+    text.contains(&format!("/{NAME}"))
 }
 
 /// Fresh and empty, mode 0755. Its name begins with `tare`, so that the oracle

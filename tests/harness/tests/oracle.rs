@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,9 @@ use std::slice::from_ref;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{Snapshot, Tare, TemporaryDirectory, Turn, eventually, hierarchies, skip};
+use tare_harness::{
+    Process, Snapshot, Tare, TemporaryDirectory, Turn, box_processes, eventually, hierarchies, skip,
+};
 
 /// A child that lives until its standard input is closed.
 struct Living(Child);
@@ -295,4 +298,71 @@ fn a_test_passes_when_nothing_is_left() {
 fn a_call_that_a_signal_ends_is_told_from_one_that_exits() {
     let tare = Tare::start("/bin/sh");
     tare.call(["-c", "kill -9 $$"]).exited(-9);
+}
+
+/// Says that it made a box, and lists what it was told to.
+fn pretender(directory: &TemporaryDirectory, run: &str, listed: &str) -> PathBuf {
+    let script = format!("#!/bin/sh\ncase $1$2 in run-d) {run};; ls-a) echo '{listed}';; esac\n");
+    let program = directory.write("pretender", script);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    program
+}
+
+#[test]
+fn a_test_fails_when_a_box_is_still_listed() {
+    let directory = TemporaryDirectory::new();
+    let listed = r#"[{"id":"abcdefghijkl","name":"mine","state":"running"}]"#;
+    let program = pretender(&directory, "echo abcdefghijkl", listed);
+    let left = std::panic::catch_unwind(|| {
+        let tare = Tare::start(&program);
+        tare.detached(["--", "true"]);
+    });
+    let message = *left.unwrap_err().downcast::<String>().unwrap();
+    for word in ["boxes are left", "abcdefghijkl", "mine", "running"] {
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+/// The first process of a PID namespace whose creator has exited, as a keeper is.
+const ORPHAN: &str =
+    "unshare --pid sh -c \"sleep $SECONDS_LEFT >/dev/null 2>&1 & echo abcdefghijkl\"";
+
+fn orphans() -> Vec<Process> {
+    let is_ours = |process: &Process| process.parent == std::process::id();
+    box_processes().into_iter().filter(is_ours).collect()
+}
+
+#[test]
+fn the_zombie_of_a_keeper_that_outlived_its_creator_is_no_leak() {
+    if !is_root() {
+        skip!("only root may unshare a PID namespace alone");
+    }
+    let directory = TemporaryDirectory::new();
+    let run = ORPHAN.replace("$SECONDS_LEFT", "0.1");
+    let tare = Tare::start(pretender(&directory, &run, "[]"));
+    tare.detached(["--", "true"]);
+    eventually("the orphan ends", || {
+        orphans().iter().all(|process| process.is_zombie)
+    });
+    tare.finish();
+}
+
+#[test]
+fn a_keeper_that_is_alive_is_a_leak_and_is_killed() {
+    if !is_root() {
+        skip!("only root may unshare a PID namespace alone");
+    }
+    let directory = TemporaryDirectory::new();
+    let run = ORPHAN.replace("$SECONDS_LEFT", "1000");
+    let program = pretender(&directory, &run, "[]");
+    let left = std::panic::catch_unwind(|| {
+        let tare = Tare::start(&program);
+        tare.detached(["--", "true"]);
+        let left = tare.difference_now();
+        assert!(left.is_empty(), "{}", left.join("\n"));
+    });
+    let message = *left.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("(sleep)"), "{message}");
+    let _turn = Turn::take();
+    assert_eq!(orphans(), []);
 }

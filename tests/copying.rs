@@ -1,0 +1,349 @@
+//! `tare cp`: files and directories into a box and out of it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, Permissions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tare_harness::fixture::tree;
+use tare_harness::{Output, Tare, TemporaryDirectory, tare};
+
+/// A refusal that has nothing to wait for comes well within this.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A directory with a bit of everything that can be copied.
+fn sample() -> TemporaryDirectory {
+    let directory = TemporaryDirectory::new();
+    let fresh = "the directory is fresh";
+    fs::create_dir_all(directory.join("d/deep/empty")).expect(fresh);
+    for (name, content, mode) in [
+        ("d/one", "one\n", 0o644),
+        ("d/none", "", 0o600),
+        ("d/deep/program", "#!/bin/sh\necho runs\n", 0o755),
+    ] {
+        let path = directory.write(name, content);
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect(fresh);
+    }
+    symlink("one", directory.join("d/link")).expect(fresh);
+    symlink("/nowhere/at/all", directory.join("d/broken")).expect(fresh);
+    directory
+}
+
+#[track_caller]
+fn copy(tare: &Tare, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Output {
+    tare.call([OsStr::new("cp"), from.as_ref(), to.as_ref()])
+}
+
+/// What a shell in the box prints.
+#[track_caller]
+fn inside(tare: &Tare, script: &str) -> String {
+    tare.exec("a", ["sh", "-c", script]).ok().stdout_text()
+}
+
+#[track_caller]
+fn start(tare: &Tare, options: &[&str]) -> String {
+    let command = ["--name", "a", "--", "sleep", "1000"];
+    tare.detached(options.iter().chain(&command))
+}
+
+#[test]
+fn a_file_goes_in_and_comes_out() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    let directory = TemporaryDirectory::new();
+    let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    let file = directory.write("file", &content);
+    copy(&tare, &file, "a:/work/named")
+        .ok()
+        .printed("")
+        .said_nothing();
+    copy(&tare, &file, "a:/work").ok();
+    copy(&tare, &file, "a:/work/").ok();
+    assert_eq!(
+        inside(&tare, "cd /work; cmp named file && ls; id -un"),
+        "file\nnamed\nbox\n"
+    );
+    assert_eq!(
+        inside(&tare, "stat -c '%U %G %a' /work/named"),
+        "box box 644\n"
+    );
+    let out = directory.join("out");
+    copy(&tare, "a:/work/named", &out)
+        .ok()
+        .printed("")
+        .said_nothing();
+    assert_eq!(fs::read(&out).unwrap(), content);
+    assert_eq!(
+        out.metadata().unwrap().uid(),
+        rustix::process::geteuid().as_raw()
+    );
+    copy(&tare, "a:/work/named", directory.path()).ok();
+    assert_eq!(fs::read(directory.join("named")).unwrap(), content);
+    // A smaller one over a larger one leaves no tail.
+    let small = directory.write("small", "small\n");
+    copy(&tare, &small, "a:/work/named").ok();
+    copy(&tare, "a:/work/named", &out).ok();
+    assert_eq!(fs::read(&out).unwrap(), b"small\n");
+    tare.remove(&id);
+}
+
+#[test]
+fn a_directory_goes_in_and_comes_out() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    let sample = sample();
+    let source = sample.join("d");
+    // New, then into what is there, then only what is in it.
+    copy(&tare, &source, "a:/work/new").ok().said_nothing();
+    copy(&tare, &source, "a:/work/new").ok();
+    copy(&tare, source.join("."), "a:/tmp").ok();
+    assert_eq!(
+        inside(
+            &tare,
+            "/work/new/deep/program; cat /work/new/d/link /tmp/one"
+        ),
+        "runs\none\none\n"
+    );
+    let strangers = "find /work/new /tmp -mindepth 1 -not -user box";
+    assert_eq!(inside(&tare, strangers), "");
+    inside(&tare, "rm -r /work/new/d");
+    let out = TemporaryDirectory::new();
+    copy(&tare, "a:/work/new", out.join("new"))
+        .ok()
+        .said_nothing();
+    copy(&tare, "a:/work/new", out.path()).ok();
+    assert_eq!(tree(&out.join("new")).len(), tree(&source).len() * 2);
+    assert_eq!(tree(&out.join("new/new")), tree(&source));
+    copy(&tare, "a:/work/new/.", out.path()).ok();
+    assert_eq!(fs::read(out.join("one")).unwrap(), b"one\n");
+    tare.remove(&id);
+}
+
+#[test]
+fn what_cannot_be_is_refused_as_docker_does() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    let sample = sample();
+    let (file, directory) = (sample.join("d/one"), sample.join("d"));
+    let refused = |from: &OsStr, to: &OsStr| {
+        let output = copy(&tare, from, to).exited(1).printed("");
+        assert_eq!(output.stderr_text().lines().count(), 1, "{output}");
+    };
+    let boxed = |text: &str| OsString::from(text);
+    refused(file.as_ref(), &boxed("a:/no/such/file"));
+    refused(file.as_ref(), &boxed("a:/work/new/"));
+    refused(directory.as_ref(), &boxed("a:/etc/passwd"));
+    refused(directory.as_ref(), &boxed("a:/no/such"));
+    refused(sample.join("nothing").as_ref(), &boxed("a:/work"));
+    refused(&boxed("a:/no/such"), sample.path().as_ref());
+    refused(&boxed("a:/etc"), file.as_ref());
+    refused(&boxed("a:/etc/passwd"), sample.join("no/such").as_ref());
+    refused(&boxed("a:/etc/passwd/x"), sample.path().as_ref());
+    assert_eq!(inside(&tare, "ls /work"), "");
+    for (from, to) in [
+        ("/etc/passwd", "/tmp/x"),
+        ("a:/etc", "a:/tmp"),
+        ("-", "-"),
+        ("", "a:/x"),
+    ] {
+        copy(&tare, from, to).exited(2).printed("");
+    }
+    tare.call(["cp", "a:/etc"]).exited(2);
+    tare.remove(&id);
+}
+
+#[test]
+fn a_stream_of_tar_goes_in_and_comes_out() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    let sample = sample();
+    let tar = |args: &[&str]| {
+        let mut command = Command::new("tar");
+        command.arg("-C").arg(sample.path()).args(args);
+        command
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("tar is there")
+    };
+    let packed = tar(&["-c", "d"]);
+    assert!(packed.status.success());
+    tare.call_with_stdin(packed.stdout, ["cp", "-", "a:/work"])
+        .ok()
+        .printed("")
+        .said_nothing();
+    assert_eq!(
+        inside(&tare, "/work/d/deep/program; stat -c %U /work/d/one"),
+        "runs\nbox\n"
+    );
+    let stream = tare.call(["cp", "a:/work/d", "-"]).ok().said_nothing();
+    let archive = sample.write("out.tar", &stream.stdout);
+    fs::create_dir(sample.join("out")).unwrap();
+    let unpacked = tar(&[
+        "-x",
+        "-C",
+        "out",
+        "--no-same-owner",
+        "-f",
+        archive.to_str().unwrap(),
+    ]);
+    assert!(unpacked.status.success());
+    assert_eq!(tree(&sample.join("out/d")), tree(&sample.join("d")));
+    for garbage in [&b"no archive at all"[..], b"\0", &[0xff; 2048]] {
+        tare.call_with_stdin(garbage, ["cp", "-", "a:/work"])
+            .exited(1)
+            .printed("");
+    }
+    tare.call_with_stdin(*b"", ["cp", "-", "a:/no/such"])
+        .exited(1);
+    tare.remove(&id);
+}
+
+#[test]
+fn what_is_no_file_is_refused_by_name() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    inside(
+        &tare,
+        "cd /work; mkdir d; mkfifo pipe d/pipe-in-d; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
+    );
+    let out = TemporaryDirectory::new();
+    for (path, name) in [
+        ("/work/pipe", "pipe"),
+        ("/work/sock", "sock"),
+        ("/work/d", "pipe-in-d"),
+        ("/dev/null", "null"),
+        ("/dev/zero", "zero"),
+    ] {
+        let output = copy(&tare, format!("a:{path}"), out.join("x")).exited(1);
+        assert!(output.lasted < SOON, "{output}");
+        output.said(&[name]);
+    }
+    let host = TemporaryDirectory::new();
+    fs::create_dir(host.join("d")).unwrap();
+    let made = Command::new("mkfifo")
+        .arg(host.join("d/pipe-of-host"))
+        .status();
+    assert!(made.expect("mkfifo is there").success());
+    for from in [host.join("d"), host.join("d/pipe-of-host")] {
+        let output = copy(&tare, from, "a:/work/y").exited(1);
+        assert!(output.lasted < SOON, "{output}");
+        output.said(&["pipe-of-host"]);
+    }
+    tare.remove(&id);
+}
+
+/// B010, B011
+#[test]
+fn hostile_names_pass_unchanged() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    let source = TemporaryDirectory::new();
+    fs::create_dir(source.join("d")).unwrap();
+    let long = vec![b'n'; 255];
+    let names: [&[u8]; 11] = [
+        b"a b",
+        b"-rf",
+        b"new\nline",
+        b"\xff\xfe",
+        "é".as_bytes(),
+        b"..hidden",
+        b"a:b",
+        b"\x1b[31m",
+        b"*",
+        b"~",
+        &long,
+    ];
+    for name in names {
+        fs::write(source.join("d").join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    let mut deep = source.join("d");
+    for _ in 0..12 {
+        deep.push(OsStr::from_bytes(&long[..200]));
+        fs::create_dir(&deep).unwrap();
+    }
+    fs::write(deep.join("end"), "end\n").unwrap();
+    copy(&tare, source.join("d"), "a:/work/in")
+        .ok()
+        .said_nothing();
+    let out = TemporaryDirectory::new();
+    copy(&tare, "a:/work/in", out.join("out"))
+        .ok()
+        .said_nothing();
+    assert_eq!(tree(&out.join("out")), tree(&source.join("d")));
+    copy(&tare, "a:/work/in/a:b", out.join("x")).ok();
+    assert_eq!(fs::read(out.join("x")).unwrap(), b"a:b");
+    tare.remove(&id);
+}
+
+/// The box has 32 MiB of memory, keeper included, and the caller 64 MiB of
+/// addresses; the file has 200.
+#[test]
+fn a_large_file_passes_in_constant_memory() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let volume = format!("{}:/data", directory.text());
+    let id = start(&tare, &["--memory", "32m", "-v", &volume]);
+    let path = directory.text();
+    let make = format!("seq 100000000 | head -c 200m > {path}/large");
+    assert!(
+        Command::new("sh")
+            .args(["-c", &make])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let limited = |call: &str| {
+        let script = format!("ulimit -v 65536; cd {path}; exec \"$TARE\" cp {call}");
+        tare.spawn_script(&script).wait().ok().said_nothing();
+    };
+    limited("large a:/data/in");
+    limited("a:/data/in out");
+    for name in ["in", "out"] {
+        let compared = Command::new("cmp")
+            .args(["large", name])
+            .current_dir(path)
+            .status();
+        assert!(compared.unwrap().success(), "{name} is another file");
+    }
+    tare.remove(&id);
+}
+
+#[test]
+fn a_place_that_takes_no_file_is_named() {
+    let tare = tare!();
+    let id = start(&tare, &["--scratch", "16m"]);
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("file", "content\n");
+    for place in ["/usr/file", "/etc/file", "/proc/file", "/file"] {
+        copy(&tare, &file, format!("a:{place}"))
+            .exited(1)
+            .said(&[place]);
+    }
+    let large = directory.write("large", vec![0; 32 << 20]);
+    copy(&tare, large, "a:/work/large")
+        .exited(1)
+        .said(&["large", "No space left"]);
+    assert_eq!(inside(&tare, "echo alive"), "alive\n");
+    tare.remove(&id);
+}
+
+#[test]
+fn a_box_that_is_not_there_is_named() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("file", "content\n");
+    copy(&tare, &file, "nothing:/work")
+        .exited(1)
+        .said(&["there is no box 'nothing'"]);
+    let id = tare.detached(["--name", "a", "--", "true"]);
+    tare.ended(&id);
+    copy(&tare, &file, "a:/work")
+        .exited(1)
+        .said(&["a", "ended"]);
+    copy(&tare, "a:/etc/passwd", directory.path())
+        .exited(1)
+        .said(&["a", "ended"]);
+    tare.remove(&id);
+}

@@ -1,0 +1,445 @@
+//! `tare run -d`: a box that belongs to nobody's process, from its start to what
+//! is kept of it after its end.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::Value;
+use tare_harness::{
+    Process, Running, Tare, TemporaryDirectory, eventually, tare, unix_now, unix_seconds,
+};
+
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+#[track_caller]
+fn nothing_left(tare: &Tare) {
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
+}
+
+fn names(processes: &[Process]) -> Vec<&str> {
+    processes.iter().map(|one| one.name.as_str()).collect()
+}
+
+/// The program is there under its own name: its `execve` has happened.
+#[test]
+fn the_id_is_printed_when_the_command_runs() {
+    let tare = tare!();
+    for _ in 0..10 {
+        let id = tare.idle_box();
+        assert_eq!(names(&tare.workload(&id)), ["sleep"]);
+        assert_eq!(tare.state(&id), "running");
+        tare.remove(&id);
+    }
+    nothing_left(&tare);
+}
+
+#[test]
+fn json_prints_the_id_and_the_name() {
+    let tare = tare!();
+    let named = tare.json([
+        "run", "-d", "--json", "--name", "web", "--", "sleep", "1000",
+    ]);
+    let unnamed = tare.json(["run", "-d", "--json", "--", "sleep", "1000"]);
+    assert_eq!(named["name"], "web");
+    assert_eq!(unnamed["name"], Value::Null);
+    let ids = [&named, &unnamed].map(|it| it["id"].as_str().expect("an id").to_owned());
+    assert_ne!(ids[0], ids[1]);
+    ids.iter().for_each(|id| tare.remove(id));
+}
+
+/// Checked before any other command of tare could have tidied up.
+#[test]
+fn a_start_that_fails_is_an_error_here_and_leaves_nothing() {
+    let tare = tare!();
+    let starts: [(i32, &[&str], &str); 6] = [
+        (127, &["--", "no-such-program"], "no-such-program"),
+        (127, &["--", "/usr/bin/no-such"], "/usr/bin/no-such"),
+        (126, &["--", "/etc/passwd"], "/etc/passwd"),
+        (125, &["-w", "/no/such", "--", "true"], "/no/such"),
+        (125, &["--rootfs", "/no/such", "--", "true"], "/no/such"),
+        (125, &["--memory", "x", "--", "true"], "--memory"),
+    ];
+    for (code, args, mention) in starts {
+        let call = ["-d", "--name", "a"].iter().chain(args);
+        tare.run(call).exited(code).printed("").said(&[mention]);
+        nothing_left(&tare);
+    }
+    assert_eq!(tare.list(), [] as [Value; 0]);
+}
+
+#[test]
+fn no_command_is_refused() {
+    let tare = tare!();
+    let output = tare.run(["-d"]).exited(125).printed("");
+    assert!(!output.stderr.is_empty(), "{output}");
+}
+
+#[test]
+fn a_box_outlives_its_creator() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    // The creator has been waited for; its keeper came to whoever adopts orphans.
+    assert_eq!(tare.keeper(&id).parent, std::process::id());
+    tare.exec(&id, ["echo", "alive"]).ok().printed("alive\n");
+    assert_eq!(tare.state(&id), "running");
+    tare.remove(&id);
+}
+
+/// The caller's session, its terminal and its pipes are not the box's.
+#[test]
+fn a_box_holds_nothing_of_its_caller() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let script = format!(
+        "exec 7>{}/held; setsid \"$TARE\" run -d -- sleep 1000 | cat",
+        directory.text()
+    );
+    // The harness itself fails the test when somebody still holds the pipes.
+    let output = tare.spawn_script(&script).wait().ok();
+    let id = output.stdout_text().trim().to_owned();
+    for process in tare.processes_in(&id) {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", process.pid)).unwrap();
+        for descriptor in descriptors.flatten() {
+            let target = fs::read_link(descriptor.path()).unwrap_or_default();
+            assert!(!target.ends_with("held"), "{process:?} holds {target:?}");
+        }
+    }
+    tare.remove(&id);
+}
+
+/// leak B1: either a whole box is listed, or nothing is left.
+#[test]
+fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
+    let tare = tare!();
+    let (mut whole, mut nothing) = (0, 0);
+    for step in 0..80 {
+        let creator = tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(300 * step));
+        creator.signal(Signal::KILL);
+        let printed = creator.wait().stdout_text().trim().to_owned();
+        eventually("a box is listed as running, or none is", || {
+            tare.list().iter().all(|one| one["state"] == "running")
+        });
+        match tare.list().as_slice() {
+            [] => {
+                assert_eq!(printed, "", "a box was promised and is not there");
+                nothing += 1;
+            }
+            [one] => {
+                let id = one["id"].as_str().expect("an id");
+                assert!(printed.is_empty() || printed == id, "{printed} and {one}");
+                tare.exec("a", ["true"]).ok();
+                tare.remove(id);
+                whole += 1;
+            }
+            more => panic!("one call made {more:?}"),
+        }
+        nothing_left(&tare);
+    }
+    assert!(nothing > 0, "{whole} boxes, {nothing} times nothing");
+}
+
+#[test]
+fn a_box_with_rm_is_gone_when_it_has_ended() {
+    let tare = tare!();
+    let id = tare.detached(["--rm", "--name", "a", "--", "sh", "-c", "exit 3"]);
+    eventually("it is not listed", || tare.listed(&id).is_none());
+    tare.assert_gone(&id);
+    nothing_left(&tare);
+    let id = tare.detached(["--rm", "--name", "a", "--", "sleep", "1000"]);
+    tare.call(["stop", "-t", "0", "a"]).ok().printed("a\n");
+    assert_eq!(tare.listed(&id), None);
+    nothing_left(&tare);
+}
+
+/// B087
+#[test]
+fn of_ten_concurrent_boxes_of_one_name_exactly_one_wins() {
+    let tare = tare!();
+    for _ in 0..3 {
+        let start = |_| tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
+        let calls: Vec<Running> = (0..10).map(start).collect();
+        let outputs = calls.into_iter().map(Running::wait);
+        let (won, lost): (Vec<_>, Vec<_>) = outputs.partition(|output| output.code == 0);
+        assert_eq!(won.len(), 1, "{won:?}");
+        for output in lost {
+            output
+                .exited(125)
+                .printed("")
+                .said(&["the name a is taken"]);
+        }
+        let listed = tare.list();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert_eq!(listed[0]["id"], won[0].stdout_text().trim());
+        assert_eq!(listed[0]["name"], "a");
+        tare.call(["rm", "-f", "a"]).ok();
+        nothing_left(&tare);
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_is_refused_until_its_box_is_removed() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    for call in [
+        &["-d", "--name", "a", "--", "true"][..],
+        &["--name", "a", "--", "true"],
+    ] {
+        tare.run(call)
+            .exited(125)
+            .printed("")
+            .said(&["the name a is taken"]);
+    }
+    assert_eq!(tare.state(&id), "running");
+    tare.remove(&id);
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    tare.remove(&id);
+}
+
+/// Nobody runs tare between the start and the end.
+#[test]
+fn a_lease_ends_the_box_by_itself() {
+    let tare = tare!();
+    let started = Instant::now();
+    let script = "trap '' TERM INT HUP; setsid sleep 1000 & while :; do sleep 1000; done";
+    let id = tare.detached(["--lease", "1s", "--", "sh", "-c", script]);
+    let keeper = tare.keeper(&id);
+    eventually("everyone in the box is gone", || {
+        tare.processes_in(&id).is_empty()
+    });
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    assert!(!alive(&keeper));
+    let ended = tare.ended(&id);
+    assert_eq!(ended["ended_by"], "lease", "{ended}");
+    assert!(ended["exit_code"].is_i64(), "{ended}");
+    assert_eq!(tare.cgroups_of(&id), [] as [&Path; 0]);
+    tare.remove(&id);
+    nothing_left(&tare);
+}
+
+#[test]
+fn the_lease_of_a_stopped_command_ends_all_the_same() {
+    let tare = tare!();
+    let id = tare.detached(["--lease", "1s", "--", "sh", "-c", "kill -STOP $$"]);
+    eventually("everyone in the box is gone", || {
+        tare.processes_in(&id).is_empty()
+    });
+    tare.remove(&id);
+}
+
+#[test]
+fn the_lease_is_a_day_unless_asked() {
+    let tare = tare!();
+    let lease_ends_at = |options: &[&str]| {
+        let id = tare.detached(options.iter().chain(&["--", "sleep", "1000"]));
+        let listed = tare.look(&id);
+        tare.remove(&id);
+        let created = unix_seconds(listed["created_at"].as_str().expect("a time"));
+        assert!((created - unix_now()).abs() <= 10, "{listed}");
+        let lease = listed["lease_ends_at"].as_str();
+        lease.map(|text| unix_seconds(text) - created)
+    };
+    let is_about =
+        |left: Option<i64>, seconds: i64| left.is_some_and(|it| (it - seconds).abs() <= 2);
+    let left = lease_ends_at(&[]);
+    assert!(is_about(left, DAY_SECONDS), "{left:?}");
+    let left = lease_ends_at(&["--lease", "1h30m"]);
+    assert!(is_about(left, 5400), "{left:?}");
+    assert_eq!(lease_ends_at(&["--lease", "never"]), None);
+}
+
+/// B021
+#[test]
+fn bad_times_are_refused() {
+    let tare = tare!();
+    for option in ["--lease", "--retention"] {
+        for value in ["", "-1s", "x", "1e400", "NaN", "1y", "18446744073709551616"] {
+            tare.run(["-d", option, value, "--", "true"])
+                .exited(125)
+                .printed("")
+                .said(&[option]);
+            nothing_left(&tare);
+        }
+    }
+    tare.run(["-d", "--lease", "0", "--", "true"])
+        .exited(125)
+        .printed("")
+        .said(&["--lease"]);
+}
+
+#[test]
+fn a_box_that_has_ended_is_kept_for_its_retention() {
+    let tare = tare!();
+    let started = Instant::now();
+    let id = tare.detached(["--retention", "1s", "--name", "a", "--", "true"]);
+    tare.ended(&id);
+    eventually("it is not listed", || tare.listed(&id).is_none());
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    tare.assert_gone(&id);
+    nothing_left(&tare);
+}
+
+#[test]
+fn exit_code_log_and_record_are_kept_and_all_else_is_gone() {
+    let tare = tare!();
+    let script = "echo out; echo err >&2; setsid sleep 1000 & exit 7";
+    let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
+    eventually("everyone in the box is gone", || {
+        tare.processes_in(&id).is_empty()
+    });
+    let ended = tare.ended(&id);
+    assert_eq!(ended["exit_code"], 7, "{ended}");
+    assert_eq!(ended["ended_by"], "command", "{ended}");
+    assert_eq!(ended["oom"], false, "{ended}");
+    assert_eq!(
+        (&ended["pids"], &ended["memory_bytes"]),
+        (&Value::Null, &Value::Null)
+    );
+    let ended_at = unix_seconds(ended["ended_at"].as_str().expect("a time"));
+    assert!((ended_at - unix_now()).abs() <= 10, "{ended}");
+    let only_the_record =
+        |line: &String| line.contains(&format!("boxes/{id}")) || line.ends_with("/names/a");
+    let left = tare.difference_now();
+    assert!(left.iter().all(only_the_record), "{}", left.join("\n"));
+    tare.call(["logs", "a"])
+        .ok()
+        .printed("out\n")
+        .said(&["err"]);
+    tare.call(["wait", "a"]).ok().printed("7\n");
+    tare.call(["rm", "a"]).ok().printed("a\n");
+    nothing_left(&tare);
+}
+
+#[test]
+fn how_a_box_ended_is_told() {
+    let tare = tare!();
+    let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
+    let cases: [(&[&str], &str, i64, bool); 5] = [
+        (&["--", "sh", "-c", "kill -9 $$"], "command", 137, false),
+        (
+            &["--timeout", "500ms", "--", "sleep", "1000"],
+            "timeout",
+            124,
+            false,
+        ),
+        (
+            &["--memory", "64m", "--", "python3", "-c", hungry],
+            "command",
+            137,
+            true,
+        ),
+        (
+            &["--lease", "500ms", "--", "sleep", "1000"],
+            "lease",
+            0,
+            false,
+        ),
+        (
+            &["--output-limit", "1m", "--output-kill", "--", "yes"],
+            "output",
+            0,
+            false,
+        ),
+    ];
+    for (args, by, code, oom) in cases {
+        let id = tare.detached(args);
+        let ended = tare.ended(&id);
+        assert_eq!(ended["ended_by"], by, "{ended}");
+        assert_eq!(ended["oom"], oom, "{ended}");
+        // What a lease and a flood end has no code of its own that is promised.
+        if code != 0 {
+            assert_eq!(ended["exit_code"], code, "{ended}");
+        }
+        tare.remove(&id);
+    }
+}
+
+#[test]
+fn the_input_is_empty_unless_asked() {
+    let tare = tare!();
+    let id = tare.detached(["--", "cat"]);
+    assert_eq!(tare.ended(&id)["exit_code"], 0);
+    tare.remove(&id);
+    let id = tare.detached(["-i", "--", "sh", "-c", "echo ready; cat"]);
+    tare.logged(&id, "ready");
+    assert_eq!(tare.state(&id), "running");
+    assert!(names(&tare.workload(&id)).contains(&"cat"));
+    tare.remove(&id);
+}
+
+#[test]
+fn a_box_has_a_terminal_when_asked() {
+    let tare = tare!();
+    let script = "tty; test -t 0 && test -t 1 && test -t 2 && echo all three; sleep 1000";
+    let id = tare.detached(["-t", "--", "sh", "-c", script]);
+    tare.logged(&id, "all three");
+    let log = tare.call(["logs", &id]).ok().stdout_text();
+    assert!(log.contains("/dev/pts/"), "{log:?}");
+    tare.remove(&id);
+}
+
+fn signal(process: &Process, signal: Signal) {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+    let pidfd = pidfd_open(pid.expect("it has a pid"), PidfdFlags::empty());
+    pidfd_send_signal(pidfd.expect("it is there"), signal).expect("it can be signalled");
+}
+
+fn alive(process: &Process) -> bool {
+    let now = tare_harness::processes().into_iter();
+    now.filter(|one| !one.is_zombie)
+        .any(|one| one.pid == process.pid)
+}
+
+/// leak C8
+#[test]
+fn a_keeper_that_is_killed_ends_its_box() {
+    let tare = tare!();
+    let id = tare.detached([
+        "--name",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "setsid sleep 1000 & sleep 1000",
+    ]);
+    signal(&tare.keeper(&id), Signal::KILL);
+    eventually("everyone in the box is gone", || {
+        tare.processes_in(&id).is_empty()
+    });
+    tare.ended(&id);
+    let code = tare.exec("a", ["true"]).code;
+    assert_eq!(code, 125, "a box without a keeper cannot be used");
+    tare.remove(&id);
+    nothing_left(&tare);
+}
+
+#[test]
+fn the_record_is_its_owners_alone() {
+    let tare = tare!();
+    let secret = format!("s3cret-{}", std::process::id());
+    let variable = format!("TOKEN={secret}");
+    let id = tare.detached(["-e", &variable, "--", "sh", "-c", "echo up; sleep 1000"]);
+    tare.logged(&id, "up");
+    let mode = |path: &Path| path.symlink_metadata().unwrap().permissions().mode() & 0o777;
+    for directory in [
+        tare.state_root(),
+        tare.state_root().join("boxes"),
+        tare.record(&id),
+    ] {
+        assert_eq!(mode(&directory), 0o700, "{}", directory.display());
+    }
+    for entry in fs::read_dir(tare.record(&id)).unwrap().flatten() {
+        let path = entry.path();
+        assert_eq!(mode(&path) & 0o177, 0, "{}", path.display());
+    }
+    for (path, bytes) in tare.record_files(&id) {
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains(&secret), "{} has a secret", path.display());
+    }
+    tare.remove(&id);
+}

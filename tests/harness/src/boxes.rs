@@ -1,0 +1,258 @@
+//! Boxes that outlive the call that made them: made, looked at and removed from
+//! outside.
+//!
+//! A test removes its boxes itself. What is still listed at its end fails it, and
+//! is named. What a box consists of is read from the kernel, by the cgroups that
+//! have the box's id in their name; only what tare says is asked of tare.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::running::{Output, Running, with_pipes};
+use crate::snapshot::cgroup::hierarchies;
+use crate::snapshot::process::{Process, box_processes};
+use crate::tare::Tare;
+use crate::terminal::{TerminalSize, UnderTerminal};
+use crate::wait::eventually;
+
+/// Twelve characters of the base 32 alphabet of RFC 4648, in lower case.
+const ID_LENGTH: usize = 12;
+
+impl Tare {
+    /// `tare run -d ARGS`: the id that it printed.
+    #[track_caller]
+    pub fn detached<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> String {
+        let mut command = self.command(["run", "-d"]);
+        command.args(args);
+        self.expect_lasting_boxes();
+        let output = Running::start(with_pipes(command, Stdio::null()))
+            .wait()
+            .ok()
+            .said_nothing();
+        id_of(&output)
+    }
+
+    /// A box that only waits, for a test of what can be done to it.
+    #[track_caller]
+    pub fn idle_box(&self) -> String {
+        self.detached(["--", "sleep", "1000"])
+    }
+
+    /// `tare ARGS`, all streams pipes, not waited for. It may make boxes that last.
+    #[track_caller]
+    pub fn spawn_call<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Running {
+        self.expect_lasting_boxes();
+        Running::start(with_pipes(self.command(args), Stdio::piped()))
+    }
+
+    /// `sh -c SCRIPT` as [`Self::shell`], not waited for. It may make boxes that last.
+    #[track_caller]
+    pub fn spawn_script(&self, script: &str) -> Running {
+        self.expect_lasting_boxes();
+        Running::start(with_pipes(self.shell_command(script), Stdio::piped()))
+    }
+
+    /// `tare ARGS`, with these bytes as standard input.
+    #[track_caller]
+    pub fn call_with_stdin<A: AsRef<OsStr>>(
+        &self,
+        bytes: impl Into<Vec<u8>>,
+        args: impl IntoIterator<Item = A>,
+    ) -> Output {
+        let mut running = self.spawn_call(args);
+        running.feed(bytes.into());
+        running.wait()
+    }
+
+    /// `tare ARGS` under a terminal.
+    #[track_caller]
+    pub fn call_under_terminal<A: AsRef<OsStr>>(
+        &self,
+        size: TerminalSize,
+        args: impl IntoIterator<Item = A>,
+    ) -> UnderTerminal {
+        self.expect_lasting_boxes();
+        UnderTerminal::start(&self.command(args), size)
+    }
+
+    /// `tare exec BOX -- ARGS`, with an empty standard input.
+    #[track_caller]
+    pub fn exec<A: AsRef<OsStr>>(&self, of: &str, args: impl IntoIterator<Item = A>) -> Output {
+        let mut command = self.command(["exec", of, "--"]);
+        command.args(args);
+        Running::start(with_pipes(command, Stdio::null())).wait()
+    }
+
+    /// What `tare ARGS` prints, which must be JSON on one or more lines.
+    #[track_caller]
+    pub fn json<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Value {
+        let output = self.call(args).ok().said_nothing();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"))
+    }
+
+    /// Every box that tare knows, ended ones too.
+    #[track_caller]
+    pub fn list(&self) -> Vec<Value> {
+        let listed = self.json(["ls", "-a", "--json"]);
+        let boxes = listed.as_array();
+        boxes
+            .unwrap_or_else(|| panic!("not an array: {listed}"))
+            .clone()
+    }
+
+    /// What `tare ls` says about one box; `None` when it is not listed.
+    #[track_caller]
+    pub fn listed(&self, id: &str) -> Option<Value> {
+        self.list().into_iter().find(|one| one["id"] == id)
+    }
+
+    /// The same of a box that must be listed.
+    #[track_caller]
+    pub fn look(&self, id: &str) -> Value {
+        self.listed(id)
+            .unwrap_or_else(|| panic!("box {id} is not listed"))
+    }
+
+    #[track_caller]
+    pub fn state(&self, id: &str) -> String {
+        let state = &self.look(id)["state"];
+        state.as_str().expect("a state is a word").to_owned()
+    }
+
+    /// Waits until the box is listed as ended; what is said about it then.
+    #[track_caller]
+    pub fn ended(&self, id: &str) -> Value {
+        eventually(&format!("box {id} has ended"), || {
+            self.state(id) == "exited"
+        });
+        self.look(id)
+    }
+
+    /// Waits until this text is in the log of the box.
+    #[track_caller]
+    pub fn logged(&self, id: &str, text: &str) {
+        let mut log = String::new();
+        let mut has_come = || {
+            let output = self.call(["logs", id]).ok();
+            log = output.stdout_text() + &output.stderr_text();
+            log.contains(text)
+        };
+        // Asked once more for the sake of the message.
+        if !crate::wait::poll(crate::wait::PATIENCE, &mut has_come) {
+            panic!("{text:?} is not in the log of {id}: {log:?}");
+        }
+    }
+
+    /// `tare rm -f BOX`, after which nothing of it may be there.
+    #[track_caller]
+    pub fn remove(&self, id: &str) {
+        self.call(["rm", "-f", id])
+            .ok()
+            .printed(&format!("{id}\n"))
+            .said_nothing();
+        self.assert_gone(id);
+    }
+
+    /// No process, no cgroup and no record of the box is there, now.
+    #[track_caller]
+    pub fn assert_gone(&self, id: &str) {
+        let processes = self.processes_in(id);
+        assert!(processes.is_empty(), "box {id} has {processes:?}");
+        let cgroups = self.cgroups_of(id);
+        assert!(cgroups.is_empty(), "box {id} has {cgroups:?}");
+        let record = self.record(id);
+        assert!(!record.exists(), "{} is there", record.display());
+    }
+
+    /// The directory of the box's record.
+    pub fn record(&self, id: &str) -> PathBuf {
+        self.state_root().join("boxes").join(id)
+    }
+
+    /// Every file of the record that is a regular one, by name.
+    pub fn record_files(&self, id: &str) -> Vec<(PathBuf, Vec<u8>)> {
+        let entries = fs::read_dir(self.record(id)).expect("the box has a record");
+        let paths = entries.flatten().map(|entry| entry.path());
+        let is_file = |path: &PathBuf| path.symlink_metadata().is_ok_and(|it| it.is_file());
+        let mut files: Vec<_> = paths
+            .filter(is_file)
+            .map(|path| (path.clone(), fs::read(&path).expect("the record is ours")))
+            .collect();
+        files.sort();
+        files
+    }
+
+    /// Whoever is alive in the box, its keeper included.
+    pub fn processes_in(&self, id: &str) -> Vec<Process> {
+        let name = format!("tare-{id}");
+        let is_inside = |process: &Process| {
+            let mut parts = process.cgroups.iter().flat_map(|path| path.split('/'));
+            !process.is_zombie && parts.any(|part| part == name)
+        };
+        box_processes().into_iter().filter(is_inside).collect()
+    }
+
+    /// Whoever is alive in the box except its keeper.
+    pub fn workload(&self, id: &str) -> Vec<Process> {
+        let mut processes = self.processes_in(id);
+        processes.retain(|process| !is_first(process));
+        processes
+    }
+
+    /// The first process of the box.
+    #[track_caller]
+    pub fn keeper(&self, id: &str) -> Process {
+        let mut processes = self.processes_in(id).into_iter();
+        processes
+            .find(is_first)
+            .unwrap_or_else(|| panic!("box {id} has no keeper"))
+    }
+
+    /// The box's directories in all cgroup hierarchies.
+    pub fn cgroups_of(&self, id: &str) -> Vec<PathBuf> {
+        let name = format!("tare-{id}");
+        let paths = hierarchies().into_iter().map(|root| root.join(&name));
+        paths.filter(|path| path.exists()).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_no_box_is_listed(&self) {
+        let left: Vec<String> = self.list().iter().map(sentence).collect();
+        assert!(left.is_empty(), "boxes are left:\n{}", left.join("\n"));
+    }
+}
+
+/// The id that `run -d` printed, and nothing else.
+#[track_caller]
+fn id_of(output: &Output) -> String {
+    let text = output.stdout_text();
+    let id = text.strip_suffix('\n').unwrap_or_default();
+    let valid = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
+    assert!(
+        id.len() == ID_LENGTH && id.bytes().all(valid),
+        "not an id: {output}"
+    );
+    id.to_owned()
+}
+
+/// Whether it is the first process of a PID namespace: its last number is 1
+/// (`NSpid` of proc_pid_status(5)).
+fn is_first(process: &Process) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| {
+        let numbers: Vec<&str> = numbers.split_whitespace().collect();
+        numbers.len() > 1 && numbers.last() == Some(&"1")
+    })
+}
+
+fn sentence(of: &Value) -> String {
+    format!(
+        "{} ({}), {}: {}",
+        of["id"], of["name"], of["state"], of["command"]
+    )
+}

@@ -1,0 +1,147 @@
+//! `pause` and `resume`: the workload of a box stands still, its keeper does not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tare_harness::{Tare, TemporaryDirectory, eventually, skip, tare};
+
+/// Adds a byte to its own file of the volume, for ever.
+const COUNTER: &str =
+    "(trap '' TERM; setsid sleep 1000) & while :; do printf x >> /out/$0; sleep 0.005; done";
+
+/// A box that counts in `directory`.
+#[track_caller]
+fn counting(tare: &Tare, directory: &TemporaryDirectory, options: &[&str], name: &str) -> String {
+    let volume = format!("{}:/out", directory.text());
+    let command = [
+        "-v", &volume, "--name", name, "--", "sh", "-c", COUNTER, name,
+    ];
+    let id = tare.detached(options.iter().chain(&command));
+    eventually("it counts", || count(&directory.join(name)) > 0);
+    id
+}
+
+fn count(file: &Path) -> u64 {
+    fs::metadata(file).map_or(0, |metadata| metadata.len())
+}
+
+/// The box's cgroups of version 2, where they can be frozen.
+fn freezers(tare: &Tare, id: &str) -> Vec<PathBuf> {
+    let cgroups = tare.cgroups_of(id).into_iter();
+    let all = cgroups.flat_map(|cgroup| [cgroup.join("work"), cgroup]);
+    all.filter(|cgroup| cgroup.join("cgroup.freeze").exists())
+        .collect()
+}
+
+fn is_frozen(cgroup: &Path) -> bool {
+    let events = fs::read_to_string(cgroup.join("cgroup.events")).unwrap_or_default();
+    events.lines().any(|line| line == "frozen 1")
+}
+
+macro_rules! frozen {
+    ($tare:expr, $id:expr) => {{
+        let freezers = freezers(&$tare, &$id);
+        if freezers.is_empty() {
+            $tare.remove(&$id);
+            skip!("boxes have no cgroup of version 2 here");
+        }
+        freezers
+    }};
+}
+
+/// Another box is the clock: while it counts, the paused one does not.
+#[test]
+fn a_paused_box_stands_still_until_it_is_resumed() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let paused = counting(&tare, &directory, &[], "paused");
+    let freezers = frozen!(tare, paused);
+    let clock = counting(&tare, &directory, &[], "clock");
+    let count_of = |name: &str| count(&directory.join(name));
+    for _ in 0..3 {
+        tare.call(["pause", "paused"])
+            .ok()
+            .printed("paused\n")
+            .said_nothing();
+        assert_eq!(tare.state(&paused), "paused");
+        assert!(freezers.iter().any(|one| is_frozen(one)));
+        let (still, time) = (count_of("paused"), count_of("clock"));
+        eventually("time passes", || count_of("clock") > time + 50);
+        assert_eq!(count_of("paused"), still);
+        tare.call(["resume", "paused"]).ok().printed("paused\n");
+        assert_eq!(tare.state(&paused), "running");
+        eventually("it counts again", || count_of("paused") > still + 5);
+    }
+    assert!(!freezers.iter().any(|one| is_frozen(one)));
+    tare.remove(&paused);
+    tare.remove(&clock);
+}
+
+#[test]
+fn a_paused_box_can_be_looked_at() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let id = counting(&tare, &directory, &[], "a");
+    frozen!(tare, id);
+    tare.call(["pause", "a"]).ok();
+    let listed = tare.look(&id);
+    assert!(listed["pids"].as_u64() >= Some(2), "{listed}");
+    tare.json(["inspect", "a"]);
+    tare.json(["stats", "--json", "a"]);
+    tare.call(["logs", "a"]).ok();
+    tare.call(["rm", "a"]).exited(1).said(&["a", "rm -f"]);
+    tare.remove(&id);
+}
+
+#[test]
+fn a_paused_box_is_stopped_killed_and_removed_without_being_resumed() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    for call in [
+        &["stop", "-t", "1s", "a"][..],
+        &["kill", "a"],
+        &["rm", "-f", "a"],
+    ] {
+        let id = counting(&tare, &directory, &[], "a");
+        frozen!(tare, id);
+        tare.call(["pause", "a"]).ok();
+        let output = tare.call(call).ok().printed("a\n").said_nothing();
+        assert!(output.lasted < Duration::from_secs(9), "{output}");
+        let processes = tare.processes_in(&id);
+        assert!(processes.is_empty(), "{processes:?}");
+        if call[0] != "rm" {
+            assert_eq!(tare.look(&id)["ended_by"], call[0]);
+            tare.remove(&id);
+        }
+        tare.assert_gone(&id);
+    }
+}
+
+/// The keeper goes on, and so does the time that the box has.
+#[test]
+fn a_paused_box_ends_at_its_lease_and_its_timeout() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    for (option, by) in [("--lease", "lease"), ("--timeout", "timeout")] {
+        let id = counting(&tare, &directory, &[option, "2s"], "a");
+        frozen!(tare, id);
+        tare.call(["pause", "a"]).ok();
+        eventually("everyone in the box is gone", || {
+            tare.processes_in(&id).is_empty()
+        });
+        assert_eq!(tare.ended(&id)["ended_by"], by);
+        tare.remove(&id);
+    }
+}
+
+#[test]
+fn a_box_that_has_ended_can_be_neither_paused_nor_resumed() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "true"]);
+    tare.ended(&id);
+    for command in ["pause", "resume"] {
+        tare.call([command, "a"]).exited(1).printed("").said(&["a"]);
+    }
+    tare.remove(&id);
+}

@@ -1,0 +1,179 @@
+//! Boxes that live on, as a user without any privilege: the same commands, and
+//! the PID namespace of the keeper in place of cgroups.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::{Tare, TemporaryDirectory, box_processes, eventually, skip, tare};
+
+/// Whether this host lets users make user namespaces at all.
+fn user_namespaces_are_allowed() -> bool {
+    let allowed = |file: &str| fs::read_to_string(file).map_or(true, |text| text.trim() != "0");
+    allowed("/proc/sys/user/max_user_namespaces")
+        && allowed("/proc/sys/kernel/unprivileged_userns_clone")
+}
+
+macro_rules! unprivileged {
+    () => {{
+        if !user_namespaces_are_allowed() {
+            skip!("this host forbids user namespaces to users");
+        }
+        tare!(unprivileged)
+    }};
+}
+
+#[track_caller]
+fn start(tare: &Tare, options: &[&str], script: &str) -> String {
+    let command = ["--quiet", "--name", "a", "--", "sh", "-c", script];
+    tare.detached(options.iter().chain(&command))
+}
+
+/// How many processes are alive in boxes of ours: keepers are our orphans, the
+/// rest is in their PID namespaces.
+fn alive() -> usize {
+    let all = box_processes();
+    let is_keeper = |pid: u32| pid == std::process::id();
+    let spaces: Vec<_> = all
+        .iter()
+        .filter(|one| is_keeper(one.parent))
+        .map(|one| one.pid_namespace.clone())
+        .collect();
+    let inside = all.iter().filter(|one| !one.is_zombie);
+    inside
+        .filter(|one| spaces.contains(&one.pid_namespace))
+        .count()
+}
+
+#[track_caller]
+fn nothing_left(tare: &Tare) {
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
+}
+
+#[test]
+fn a_box_lives_on_is_used_and_removed() {
+    let tare = unprivileged!();
+    let id = start(&tare, &[], "echo up; setsid sleep 1000 & sleep 1000");
+    tare.logged(&id, "up");
+    assert!(alive() >= 3);
+    assert_eq!(tare.state(&id), "running");
+    tare.exec("a", ["sh", "-c", "echo out; echo err >&2; exit 3"])
+        .exited(3)
+        .printed("out\n")
+        .said(&["err"]);
+    tare.call(["exec", "--timeout", "500ms", "a", "--", "sleep", "1000"])
+        .exited(124);
+    tare.call(["rm", "a"]).exited(1).said(&["is running"]);
+    tare.remove(&id);
+    assert_eq!(alive(), 0);
+    nothing_left(&tare);
+}
+
+#[test]
+fn a_box_ends_and_is_kept_until_it_is_removed() {
+    let tare = unprivileged!();
+    let id = start(&tare, &[], "echo out; setsid sleep 1000 & exit 7");
+    eventually("everyone in the box is gone", || alive() == 0);
+    assert_eq!(tare.ended(&id)["exit_code"], 7);
+    tare.call(["logs", "a"]).ok().printed("out\n");
+    tare.call(["wait", "a"]).ok().printed("7\n");
+    tare.call(["rm", "a"]).ok();
+    nothing_left(&tare);
+}
+
+#[test]
+fn stop_kill_and_the_lease_end_everyone() {
+    let tare = unprivileged!();
+    let stubborn =
+        "trap '' TERM HUP INT; (setsid sleep 1000) & echo up; while :; do sleep 1000; done";
+    for call in [
+        &["stop", "-t", "500ms", "a"][..],
+        &["kill", "a"],
+        &["rm", "-f", "a"],
+    ] {
+        let id = start(&tare, &[], stubborn);
+        tare.logged(&id, "up");
+        tare.call(call).ok().printed("a\n");
+        assert_eq!(alive(), 0, "{call:?}");
+        if call[0] != "rm" {
+            assert_eq!(tare.look(&id)["ended_by"], call[0]);
+            tare.remove(&id);
+        }
+        nothing_left(&tare);
+    }
+    let id = start(&tare, &["--lease", "1s"], stubborn);
+    eventually("everyone in the box is gone", || alive() == 0);
+    assert_eq!(tare.ended(&id)["ended_by"], "lease");
+    tare.remove(&id);
+}
+
+#[test]
+fn a_client_that_goes_away_takes_its_tree_along() {
+    let tare = unprivileged!();
+    let id = start(&tare, &[], "echo up; exec sleep 1000");
+    tare.logged(&id, "up");
+    let before = alive();
+    let script = "setsid sh -c 'sleep 1000 & wait' & echo ready; sleep 1000";
+    let client = tare.spawn_call(["exec", "a", "--", "sh", "-c", script]);
+    client.see("ready").signal(Signal::KILL);
+    client.wait().exited(-9);
+    eventually("the tree of the client is gone", || alive() == before);
+    tare.remove(&id);
+}
+
+#[test]
+fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
+    let tare = unprivileged!();
+    for step in 0..30 {
+        let call = ["run", "-d", "--quiet", "--name", "a", "--", "sleep", "1000"];
+        let creator = tare.spawn_call(call);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(700 * step));
+        creator.signal(Signal::KILL);
+        creator.wait();
+        eventually("a box is listed as running, or none is", || {
+            tare.list().iter().all(|one| one["state"] == "running")
+        });
+        if let [one] = tare.list().as_slice() {
+            tare.remove(one["id"].as_str().expect("an id"));
+        }
+        nothing_left(&tare);
+    }
+}
+
+#[test]
+fn files_go_in_and_come_out() {
+    let tare = unprivileged!();
+    let id = start(&tare, &[], "sleep 1000");
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("file", "content\n");
+    let file = file.to_str().unwrap();
+    tare.call(["cp", file, "a:/work/in"]).ok().said_nothing();
+    tare.exec("a", ["cat", "/work/in"])
+        .ok()
+        .printed("content\n");
+    let stream = tare.call(["cp", "a:/work/in", "-"]).ok();
+    assert!(stream.stdout.windows(8).any(|it| it == b"content\n"));
+    let out = format!("{}/out", tare.state_root().parent().unwrap().display());
+    // The user may not write there, and is told so.
+    tare.call(["cp", "a:/work/in", &out])
+        .exited(1)
+        .said(&[&out]);
+    tare.remove(&id);
+}
+
+/// What needs a cgroup says so, and changes nothing.
+#[test]
+fn what_cannot_be_had_is_said() {
+    let tare = unprivileged!();
+    let id = start(&tare, &[], "sleep 1000");
+    for call in [&["pause", "a"][..], &["update", "--memory", "64m", "a"]] {
+        tare.call(call).exited(1).printed("").said(&["cgroup"]);
+    }
+    assert_eq!(tare.state(&id), "running");
+    let owner = tare.record(&id).metadata().unwrap().uid();
+    assert_ne!(owner, 0);
+    tare.remove(&id);
+}

@@ -1,0 +1,178 @@
+//! `tare cp` against a hostile box and hostile archives: nothing that either does
+//! leads anywhere else.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::process::Command;
+
+use tare_harness::fixture::{compiled, tree};
+use tare_harness::{Output, Tare, TemporaryDirectory, skip, tare};
+
+#[track_caller]
+fn copy(tare: &Tare, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Output {
+    tare.call([OsStr::new("cp"), from.as_ref(), to.as_ref()])
+}
+
+/// What a shell in the box prints.
+#[track_caller]
+fn inside(tare: &Tare, script: &str) -> String {
+    tare.exec("a", ["sh", "-c", script]).ok().stdout_text()
+}
+
+#[track_caller]
+fn start(tare: &Tare) -> String {
+    tare.detached(["--name", "a", "--", "sleep", "1000"])
+}
+
+/// E106: the archive itself is hostile; nothing of it may land elsewhere in the
+/// box than beneath the directory that was asked for.
+#[test]
+fn a_hostile_archive_stays_beneath_its_directory() {
+    let tare = tare!();
+    let id = start(&tare);
+    let script = "import io, sys, tarfile
+archive = tarfile.open(fileobj=sys.stdout.buffer, mode='w|')
+def add(name, kind=tarfile.REGTYPE, link=''):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname, entry.size = kind, link, 4 if kind == tarfile.REGTYPE else 0
+    archive.addfile(entry, io.BytesIO(b'evil'))
+exec(sys.argv[1])
+archive.close()";
+    for entries in [
+        "add('../evil')",
+        "add('/tmp/evil')",
+        "add('link', tarfile.SYMTYPE, '/tmp'); add('link/evil')",
+        "add('link', tarfile.SYMTYPE, '../../tmp'); add('link/evil')",
+        "add('x/../../evil')",
+        "add('hard', tarfile.LNKTYPE, '/etc/passwd')",
+        "add('hard', tarfile.LNKTYPE, '../../tmp/mine')",
+        "add('pipe', tarfile.FIFOTYPE)",
+        "add('device', tarfile.CHRTYPE)",
+    ] {
+        inside(
+            &tare,
+            "rm -rf /work/in; mkdir -p /work/in; echo mine > /tmp/mine",
+        );
+        let archive = Command::new("python3")
+            .args(["-c", script, entries])
+            .output();
+        let archive = archive.expect("python is there").stdout;
+        assert!(!archive.is_empty());
+        let output = tare.call_with_stdin(archive, ["cp", "-", "a:/work/in"]);
+        assert!([0, 1].contains(&output.code), "{entries}: {output}");
+        let strays = "find / -xdev -name evil -not -path '/work/in/*' 2>/dev/null; find /work/in -links +1 -type f; find /work/in -type p -o -type c; cat /tmp/mine";
+        assert_eq!(
+            inside(&tare, &format!("{strays}; true")),
+            "mine\n",
+            "{entries}"
+        );
+    }
+    tare.remove(&id);
+}
+
+/// E106, E108: links of the box mean the box's own files.
+#[test]
+fn a_link_in_the_box_does_not_lead_outside() {
+    let tare = tare!();
+    let id = start(&tare);
+    let victim = TemporaryDirectory::new();
+    victim.write("secret", "of the host\n");
+    let before = tree(victim.path());
+    let path = victim.text();
+    let script = format!(
+        "cd /work; ln -s {path} up; ln -s ../../../../../../../..{path} over; ln -s {path}/secret file
+ln -s /proc/self/root{path} magic; ln -s /proc/1/root{path} first; ln -s {path}/new dangling"
+    );
+    inside(&tare, &script);
+    let source = victim.write("source", "from the host\n");
+    let before_all = tree(victim.path());
+    assert_eq!(before_all.len(), before.len() + 1);
+    let out = TemporaryDirectory::new();
+    for link in ["up", "over", "magic", "first"] {
+        copy(&tare, format!("a:/work/{link}/secret"), out.join("x")).exited(1);
+        copy(&tare, &source, format!("a:/work/{link}/new")).exited(1);
+    }
+    for link in [
+        "/proc/1/root",
+        "/proc/self/root",
+        "/proc/self/cwd",
+        "/proc/1/cwd",
+    ] {
+        copy(&tare, format!("a:{link}{path}/secret"), out.join("x")).exited(1);
+    }
+    for link in ["file", "dangling"] {
+        // Whether the link is replaced or the copy refused, the host is as before.
+        copy(&tare, &source, format!("a:/work/{link}"));
+    }
+    assert_eq!(tree(victim.path()), before_all);
+    // Copied out, they are links as they were.
+    copy(&tare, "a:/work", out.join("work")).ok();
+    assert_eq!(fs::read_link(out.join("work/up")).unwrap(), victim.path());
+    assert_eq!(tree(victim.path()), before_all);
+    tare.remove(&id);
+}
+
+/// A first copy brings a link to the host, a second one a file below its name.
+#[test]
+fn a_copy_does_not_go_through_a_link_that_an_earlier_one_made() {
+    let tare = tare!();
+    let id = start(&tare);
+    let victim = TemporaryDirectory::new();
+    victim.write("file", "precious\n");
+    let before = tree(victim.path());
+    let out = TemporaryDirectory::new();
+    let path = victim.text();
+    inside(
+        &tare,
+        &format!("mkdir /work/d; ln -s {path} /work/d/link; ln -s {path}/file /work/d/file"),
+    );
+    copy(&tare, "a:/work/d/.", out.path()).ok();
+    inside(
+        &tare,
+        "cd /work/d; rm link file; mkdir link; echo evil | tee link/file > file",
+    );
+    // Whether the link is replaced or the copy refused, the host is as before.
+    copy(&tare, "a:/work/d/.", out.path());
+    assert_eq!(tree(victim.path()), before);
+    tare.remove(&id);
+}
+
+/// Swaps a directory and a link to the host's own, as fast as it can (E106).
+const RACER: &str = "#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+int main(void) {
+    puts(\"up\"); fflush(stdout);
+    for (;;) syscall(SYS_renameat2, AT_FDCWD, \"d\", AT_FDCWD, \"link\", 2);
+}";
+
+#[test]
+fn a_directory_that_becomes_a_link_meanwhile_leads_nowhere() {
+    let tare = tare!();
+    let victim = TemporaryDirectory::new();
+    victim.write("file", "of the host\n");
+    let before = tree(victim.path());
+    let tools = TemporaryDirectory::new();
+    if compiled(&tools, "racer", RACER).is_none() {
+        skip!("gcc is not installed");
+    }
+    let volume = format!("{}:/tools:ro", tools.text());
+    let script = format!(
+        "mkdir d; echo of the box > d/file; ln -s {} link; exec /tools/racer",
+        victim.text()
+    );
+    let id = tare.detached(["--name", "a", "-v", &volume, "--", "sh", "-c", &script]);
+    tare.logged(&id, "up");
+    let file = tools.write("new", "new\n");
+    let out = tools.join("out");
+    for _ in 0..100 {
+        let output = copy(&tare, "a:/work/d/file", &out);
+        if output.code == 0 {
+            assert_ne!(fs::read(&out).unwrap(), b"of the host\n");
+        }
+        copy(&tare, &file, "a:/work/d/new");
+    }
+    assert_eq!(tree(victim.path()), before);
+    tare.remove(&id);
+}

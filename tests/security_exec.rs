@@ -1,0 +1,166 @@
+//! `tare exec` against a hostile box: another process in it is bound by what binds
+//! the first, shows nothing foreign while it is born, and keeps its secrets.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use tare_harness::{TemporaryDirectory, processes, tare};
+
+/// What binds a process, as it sees it itself.
+const BONDS: &str =
+    "cat /proc/self/cgroup /proc/self/limits /proc/self/uid_map /proc/self/oom_score_adj
+grep -E '^(NoNewPrivs|Seccomp|Cap|Groups|Uid|Gid)' /proc/self/status
+for kind in cgroup ipc mnt net pid time user; do readlink /proc/self/ns/$kind; done
+umask; pwd; env | sort; uname -n; ls /proc/self/fd";
+
+/// E028, E066: also after the box has overwritten whatever it can.
+#[test]
+fn what_binds_the_command_binds_every_other_process() {
+    let tare = tare!();
+    let script = format!("{BONDS}\necho END; sleep 1000");
+    let limits = [
+        "--memory", "64m", "--pids", "40", "--nofile", "123", "-e", "A=b",
+    ];
+    let id = tare.detached(limits.iter().chain(&["--", "sh", "-c", &script]));
+    tare.logged(&id, "END");
+    let expected = tare.call(["logs", &id]).ok().stdout_text();
+    let expected = expected.split("END").next().unwrap();
+    assert!(expected.contains("NoNewPrivs:\t1\n"), "{expected}");
+    let vandal = "find / -xdev -type f -writable -not -path '/proc/*' -exec sh -c ': > {}' ';' 2>/dev/null; true";
+    tare.exec(&id, ["sh", "-c", vandal]).ok();
+    tare.exec(&id, ["sh", "-c", BONDS]).ok().printed(expected);
+    // The same seen from the host.
+    let client = tare.spawn_call(["exec", &id, "--", "sh", "-c", "echo up; cat"]);
+    client.see("up");
+    let workload = tare.workload(&id);
+    assert!(workload.len() >= 3, "{workload:?}");
+    for process in &workload {
+        assert_eq!(process.cgroups, workload[0].cgroups, "{process:?}");
+        let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap();
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"] {
+            assert!(status.contains(line), "{process:?}: {status}");
+        }
+    }
+    client.wait().ok();
+    tare.remove(&id);
+}
+
+#[test]
+fn the_limits_of_the_box_hold() {
+    let tare = tare!();
+    let id = tare.detached(["--memory", "64m", "--pids", "30", "--", "sleep", "1000"]);
+    let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
+    tare.exec(&id, ["python3", "-c", hungry]).exited(137);
+    let fork = "import os, signal
+made = 0
+try:
+    while made < 500:
+        if os.fork() == 0: signal.pause()
+        made += 1
+except BlockingIOError:
+    print(made)";
+    let output = tare.exec(&id, ["python3", "-c", fork]).ok();
+    let made: u32 = output.stdout_text().trim().parse().unwrap();
+    assert!(made < 30, "{output}");
+    assert_eq!(tare.state(&id), "running");
+    tare.remove(&id);
+}
+
+/// E025: a working directory behind a descriptor.
+#[test]
+fn a_working_directory_behind_a_magic_link_is_refused() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let descriptors = (0..64).map(|number| format!("/proc/self/fd/{number}"));
+    let others = [
+        "/proc/self/cwd",
+        "/proc/self/root",
+        "/proc/1/cwd",
+        "/dev/fd/3",
+    ];
+    for directory in descriptors.chain(others.map(str::to_owned)) {
+        let output = tare.call(["exec", "-w", &directory, &id, "--", "pwd"]);
+        output.exited(125).printed("");
+    }
+    tare.call(["exec", "-w", "/proc/self", &id, "--", "pwd"])
+        .ok();
+    tare.remove(&id);
+}
+
+/// Looks at everyone new in the box, and says what is not their own.
+const WATCHER: &str = "import os
+known = set(os.listdir('/proc'))
+print('watching', flush=True)
+while True:
+    for pid in os.listdir('/proc'):
+        if not pid.isdigit() or pid in known and pid != '1': continue
+        for name in ('cwd', 'root'):
+            try: target = os.readlink('/proc/%s/%s' % (pid, name))
+            except OSError: continue
+            if pid == '1' or not os.path.isdir(target): print('foreign', pid, name, target, flush=True)
+        try: numbers = os.listdir('/proc/%s/fd' % pid)
+        except OSError: continue
+        for number in numbers:
+            try: target = os.readlink('/proc/%s/fd/%s' % (pid, number))
+            except OSError: continue
+            own = int(number) < 3 or target.startswith(('/usr/', '/lib', '/etc/', '/proc/'))
+            if pid == '1' or not own: print('foreign', pid, number, target, flush=True)";
+
+/// E026
+#[test]
+fn a_process_that_is_being_born_shows_nothing_foreign() {
+    let tare = tare!();
+    let id = tare.detached(["--", "python3", "-c", WATCHER]);
+    tare.logged(&id, "watching");
+    for _ in 0..300 {
+        tare.exec(&id, ["true"]).ok();
+    }
+    tare.call(["logs", &id]).ok().printed("watching\n");
+    assert_eq!(tare.state(&id), "running");
+    tare.remove(&id);
+}
+
+/// Everyone on the host whose arguments or environment have this text.
+fn holders_of(text: &str) -> BTreeSet<u32> {
+    let has = |pid: u32, name: &str| {
+        let content = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let mut windows = content.windows(text.len());
+        windows.any(|window| window == text.as_bytes())
+    };
+    let all = processes().into_iter().map(|one| one.pid);
+    all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline"))
+        .collect()
+}
+
+/// E038: what the caller typed is in the caller's own arguments, and nowhere else
+/// but where it was meant to be.
+#[test]
+fn a_secret_is_seen_by_its_process_alone() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let directory = TemporaryDirectory::new();
+    let secret = format!("s3cret-{}", std::process::id());
+    let variable = format!("TOKEN={secret}");
+    let file = directory.write("variables", format!("{variable}\n"));
+    for option in [["--env-file", file.to_str().unwrap()], ["-e", &variable]] {
+        let script = "echo ${TOKEN%%-*}; read line";
+        let call = ["exec", option[0], option[1], &id, "--", "sh", "-c", script];
+        let mut client = tare.spawn_call(call);
+        client.see("s3cret");
+        let mut holders = holders_of(&secret);
+        assert_eq!(holders.remove(&client.pid()), option[0] == "-e");
+        let workload: BTreeSet<u32> = tare.workload(&id).iter().map(|one| one.pid).collect();
+        assert!(
+            !holders.is_empty() && holders.is_subset(&workload),
+            "{holders:?}"
+        );
+        for (path, bytes) in tare.record_files(&id) {
+            let text = String::from_utf8_lossy(&bytes);
+            assert!(!text.contains(&secret), "{} has a secret", path.display());
+        }
+        client.write(b"\n");
+        client.wait().ok();
+    }
+    assert_eq!(holders_of(&secret), BTreeSet::new());
+    tare.remove(&id);
+}

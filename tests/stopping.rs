@@ -1,0 +1,327 @@
+//! The end of a box on request: `stop`, `kill`, `rm`. Each returns when the end
+//! was seen, and works on whatever is there.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tare_harness::{Tare, TemporaryDirectory, eventually, tare};
+
+/// Ends on TERM with a code of its own; those it started do not.
+const POLITE: &str = "trap 'exit 7' TERM; (trap '' TERM HUP; setsid sleep 1000) & echo up; while :; do sleep 0.02; done";
+
+const STUBBORN: &str =
+    "trap '' TERM INT HUP; (setsid sleep 1000) & echo up; while :; do sleep 1000; done";
+
+/// A box of the name `a` that runs this script and has said `up`.
+#[track_caller]
+fn started(tare: &Tare, options: &[&str], script: &str) -> String {
+    let command = ["--name", "a", "--", "sh", "-c", script];
+    let id = tare.detached(options.iter().chain(&command));
+    tare.logged(&id, "up");
+    id
+}
+
+#[track_caller]
+fn nothing_left(tare: &Tare) {
+    let left = tare.difference_now();
+    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
+}
+
+/// Everyone is gone, now, and the box is listed as ended.
+#[track_caller]
+fn assert_ended(tare: &Tare, id: &str, by: &str, code: i64) {
+    // Before another call of tare could have helped.
+    let processes = tare.processes_in(id);
+    assert!(processes.is_empty(), "{processes:?}");
+    assert_eq!(tare.cgroups_of(id), [] as [&Path; 0]);
+    let ended = tare.look(id);
+    assert_eq!(ended["state"], "exited", "{ended}");
+    assert_eq!(ended["ended_by"], by, "{ended}");
+    assert_eq!(ended["exit_code"], code, "{ended}");
+}
+
+/// The failure of another runtime: it killed the launcher and left the tree.
+#[test]
+fn stop_returns_when_everyone_is_gone() {
+    let tare = tare!();
+    let id = started(&tare, &[], POLITE);
+    let output = tare.call(["stop", "a"]).ok().printed("a\n").said_nothing();
+    assert!(output.lasted < Duration::from_secs(8), "{output}");
+    assert_ended(&tare, &id, "stop", 7);
+    tare.remove(&id);
+}
+
+#[test]
+fn whoever_ignores_the_request_is_killed_after_the_grace() {
+    let tare = tare!();
+    for (grace, least) in [("1s", 1), ("0", 0), ("500ms", 0)] {
+        let id = started(&tare, &[], STUBBORN);
+        let output = tare.call(["stop", "-t", grace, "a"]).ok().printed("a\n");
+        assert!(output.lasted >= Duration::from_secs(least), "{output}");
+        assert!(output.lasted < Duration::from_secs(9), "{output}");
+        assert_ended(&tare, &id, "stop", 137);
+        tare.remove(&id);
+    }
+    for bad in ["x", "-1s", ""] {
+        tare.call(["stop", "-t", bad, "a"]).exited(2).printed("");
+    }
+}
+
+/// The keeper keeps the grace, not the tare that asked.
+#[test]
+fn a_stop_goes_on_when_its_caller_is_killed() {
+    let tare = tare!();
+    let id = started(&tare, &[], STUBBORN);
+    let caller = tare.spawn_call(["stop", "-t", "1s", "a"]);
+    eventually("the box is being stopped", || tare.state(&id) == "stopping");
+    caller.signal(Signal::KILL);
+    caller.wait().exited(-9);
+    eventually("everyone in the box is gone", || {
+        tare.processes_in(&id).is_empty()
+    });
+    assert_eq!(tare.ended(&id)["ended_by"], "stop");
+    tare.remove(&id);
+}
+
+#[test]
+fn a_signal_is_delivered_to_the_command() {
+    let tare = tare!();
+    let script =
+        "trap 'echo one' USR1; trap 'echo two; exit 3' USR2; echo up; while :; do sleep 0.02; done";
+    let id = started(&tare, &[], script);
+    for (round, name) in ["USR1", "SIGUSR1", "usr1", "10"].iter().enumerate() {
+        tare.call(["kill", "-s", name, "a"])
+            .ok()
+            .printed("a\n")
+            .said_nothing();
+        tare.logged(&id, &"one\n".repeat(round + 1));
+    }
+    assert_eq!(tare.state(&id), "running");
+    for bad in ["", "NONSENSE", "0", "65", "-1", "SIG"] {
+        tare.call(["kill", "-s", bad, "a"]).exited(2).printed("");
+    }
+    tare.call(["kill", "-s", "USR2", "a"]).ok();
+    let ended = tare.ended(&id);
+    assert_eq!(ended["exit_code"], 3, "{ended}");
+    tare.remove(&id);
+}
+
+#[test]
+fn kill_ends_the_box_unless_told_otherwise() {
+    let tare = tare!();
+    for call in [&["kill", "a"][..], &["kill", "-s", "KILL", "a"]] {
+        let id = started(&tare, &[], STUBBORN);
+        tare.call(call).ok().printed("a\n").said_nothing();
+        assert_ended(&tare, &id, "kill", 137);
+        tare.remove(&id);
+    }
+}
+
+#[test]
+fn a_box_that_runs_is_removed_only_by_force() {
+    let tare = tare!();
+    let id = started(&tare, &[], STUBBORN);
+    tare.call(["rm", "a"])
+        .exited(1)
+        .printed("")
+        .said(&["a", "is running", "rm -f"]);
+    tare.exec("a", ["true"]).ok();
+    tare.call(["rm", "-f", "a"]).ok().printed("a\n");
+    tare.assert_gone(&id);
+    nothing_left(&tare);
+    tare.call(["rm", "-f", "a"])
+        .exited(1)
+        .said(&["there is no box 'a'"]);
+}
+
+#[test]
+fn a_box_is_removed_in_every_state() {
+    let tare = tare!();
+    let id = started(&tare, &[], STUBBORN);
+    tare.call(["pause", "a"]).ok();
+    tare.remove(&id);
+    nothing_left(&tare);
+
+    let id = started(&tare, &[], STUBBORN);
+    let stopping = tare.spawn_call(["stop", "-t", "30s", "a"]);
+    eventually("the box is being stopped", || tare.state(&id) == "stopping");
+    tare.remove(&id);
+    stopping.wait();
+    nothing_left(&tare);
+
+    for options in [&["rm", "a"][..], &["rm", "-f", "a"]] {
+        let id = tare.detached(["--name", "a", "--", "true"]);
+        tare.ended(&id);
+        tare.call(options).ok().printed("a\n").said_nothing();
+        tare.assert_gone(&id);
+        nothing_left(&tare);
+    }
+}
+
+/// Whatever moment of its start is met: afterwards both calls are over, and what
+/// is listed is whole.
+#[test]
+fn a_box_is_removed_while_it_starts() {
+    let tare = tare!();
+    for step in 0..40 {
+        let creator = tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(500 * step));
+        let removed = tare.call(["rm", "-f", "a"]);
+        let created = creator.wait();
+        assert!([0, 1].contains(&removed.code), "{removed}");
+        assert!([0, 125].contains(&created.code), "{created}");
+        match tare.list().as_slice() {
+            [] => {}
+            [one] => {
+                assert_eq!((&one["state"], created.code), (&"running".into(), 0));
+                tare.call(["rm", "-f", "a"]).ok();
+            }
+            more => panic!("one call made {more:?}"),
+        }
+        nothing_left(&tare);
+    }
+}
+
+#[test]
+fn all_are_removed_at_once() {
+    let tare = tare!();
+    let make = || {
+        for name in ["a", "b"] {
+            tare.detached(["--name", name, "--", "sleep", "1000"]);
+        }
+        let id = tare.detached(["--", "true"]);
+        tare.ended(&id);
+    };
+    tare.call(["rm", "--all"]).ok().printed("");
+    make();
+    let output = tare.call(["rm", "--all"]).exited(1);
+    assert_eq!(output.stdout_text().lines().count(), 1, "{output}");
+    assert_eq!(output.stderr_text().lines().count(), 2, "{output}");
+    assert_eq!(tare.list().len(), 2);
+    let output = tare.call(["rm", "-f", "--all"]).ok().said_nothing();
+    assert_eq!(output.stdout_text().lines().count(), 2, "{output}");
+    assert_eq!(tare.list(), [] as [Value; 0]);
+    nothing_left(&tare);
+    tare.call(["rm"]).exited(2);
+    tare.call(["rm", "--all", "a"]).exited(2);
+}
+
+/// Its maker got no further than the name of the record.
+#[test]
+fn a_record_with_nothing_in_it_is_removed() {
+    let tare = tare!();
+    tare.run(["--", "true"]).ok();
+    for content in [None, Some("record.json"), Some("life"), Some("other")] {
+        let id = "aaaabbbbcccc";
+        fs::create_dir(tare.record(id)).unwrap();
+        if let Some(name) = content {
+            fs::write(tare.record(id).join(name), "").unwrap();
+        }
+        tare.remove(id);
+        nothing_left(&tare);
+    }
+}
+
+/// What may have become of a file.
+fn damage(path: &Path, round: usize) {
+    let content = fs::read(path).unwrap_or_default();
+    let damaged = match round {
+        0 => fs::write(path, ""),
+        1 => fs::write(path, b"\xff\x00garbage{\n\n}"),
+        2 => fs::write(path, &content[..content.len() / 2]),
+        3 => fs::write(path, &content[..content.len().saturating_sub(1)]),
+        4 => fs::remove_file(path),
+        _ => fs::write(path, "{\"boot_id\":7}\n".repeat(1000)),
+    };
+    damaged.expect("the record is ours");
+}
+
+#[test]
+fn a_live_box_with_a_damaged_record_is_removed() {
+    let tare = tare!();
+    for file in ["record.json", "life"] {
+        for round in 0..6 {
+            let id = started(&tare, &[], STUBBORN);
+            damage(&tare.record(&id).join(file), round);
+            let listed = tare.call(["ls", "-a"]).ok().stdout_text();
+            assert!(listed.contains(&id), "{file}, {round}: {listed}");
+            tare.remove(&id);
+            nothing_left(&tare);
+        }
+    }
+}
+
+#[test]
+fn an_ended_box_with_a_damaged_record_is_removed() {
+    let tare = tare!();
+    for round in 0..6 {
+        let id = tare.detached(["--name", "a", "--", "true"]);
+        tare.ended(&id);
+        for (path, _) in tare.record_files(&id) {
+            damage(&path, round);
+        }
+        tare.call(["ls", "-a"]).ok();
+        tare.remove(&id);
+        nothing_left(&tare);
+    }
+}
+
+/// Nothing outside of the record is touched, whatever the record points at.
+#[test]
+fn a_record_that_points_elsewhere_is_removed_alone() {
+    let tare = tare!();
+    let victim = TemporaryDirectory::new();
+    let precious = victim.write("precious", "precious\n");
+    let files = [
+        "record.json",
+        "life",
+        "log.0",
+        "log.1",
+        "control",
+        "scratch",
+    ];
+    for ended in [true, false] {
+        let script = if ended { "echo up" } else { STUBBORN };
+        let id = started(&tare, &[], script);
+        if ended {
+            tare.ended(&id);
+        }
+        for name in files {
+            let path = tare.record(&id).join(name);
+            let _ = fs::remove_file(&path);
+            symlink(&precious, &path).unwrap();
+        }
+        symlink(victim.path(), tare.record(&id).join("directory")).unwrap();
+        tare.call(["ls", "-a"]).ok();
+        tare.remove(&id);
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious\n");
+        nothing_left(&tare);
+    }
+    // The record itself.
+    let id = "aaaabbbbcccc";
+    symlink(victim.path(), tare.record(id)).unwrap();
+    tare.call(["rm", "-f", id]);
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious\n");
+    let _ = fs::remove_file(tare.record(id));
+}
+
+#[test]
+fn stop_kill_and_rm_work_on_a_box_that_somebody_is_attached_to() {
+    let tare = tare!();
+    for (call, code) in [
+        (&["stop", "a"][..], 7),
+        (&["kill", "a"], 137),
+        (&["rm", "-f", "a"], 137),
+    ] {
+        let attached = tare.spawn(["--name", "a", "--", "sh", "-c", POLITE]);
+        attached.see("up");
+        tare.call(call).ok().printed("a\n").said_nothing();
+        assert_eq!(attached.wait().code, code, "{call:?}");
+        nothing_left(&tare);
+    }
+}
