@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 /// detached box: nobody's), 3 is the link to the creator, 4 the claim on the uid
 /// range, 5 the box's own socket, bound and not listened on. Then come, as the
 /// plan says: the workload's cgroup, the `life` and the two segments of the log,
-/// and one for each [`TreeSource::Inherited`]: the root's, then the volumes'.
+/// and one for each [`TreeSource::Inherited`]: the scratch space's, the root's,
+/// then the volumes'.
 pub const KEEPER_FDS: u32 = 6;
 
 /// The name under which the binary is a keeper.
@@ -112,12 +113,20 @@ pub struct VolumePlan {
     pub writable: bool,
 }
 
+/// Where everything writable is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ScratchPlan {
+    /// A tmpfs of the box's own, gone with it.
+    Own { bytes: u64, inodes: u64 },
+    /// This one, which outlives the box.
+    Kept(TreeSource),
+}
+
 /// The mounts of an isolated box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filesystem {
     pub root: RootPlan,
-    pub scratch_bytes: u64,
-    pub scratch_inodes: u64,
+    pub scratch: ScratchPlan,
     pub files: Vec<HostFile>,
     pub volumes: Vec<VolumePlan>,
 }

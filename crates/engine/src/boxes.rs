@@ -35,7 +35,7 @@ impl Engine {
         };
         match whole.or_else(named) {
             Some(id) => Ok(id),
-            None => by_prefix(reference, ids),
+            None => by_prefix(reference, ids, &self.tended),
         }
     }
 
@@ -136,14 +136,7 @@ impl Engine {
             ended_at: ended.map(|ended| ended.at),
             ended_by: ended.map(|ended| ended.by),
             oom: ended.is_some_and(|ended| ended.oom),
-            stuck_on: match observed.state() {
-                State::Stuck => account.stuck.clone(),
-                State::Starting
-                | State::Running
-                | State::Paused
-                | State::Stopping
-                | State::Exited => None,
-            },
+            stuck_on: observed.stuck_on(),
         }
     }
 
@@ -164,7 +157,7 @@ impl Engine {
             pids: used.pids.map(without_keeper),
             pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
             scratch_bytes: seen.map(|usage| usage.scratch_bytes),
-            scratch_limit_bytes: limits.map(|limits| limits.scratch_bytes),
+            scratch_limit_bytes: limits.map(|limits| limits.scratch_bytes.value()),
             output_bytes: seen.filter(|_| logged).map(|usage| usage.output_bytes),
             output_dropped_bytes: seen
                 .filter(|_| logged)
@@ -185,6 +178,10 @@ impl Engine {
                 holdings.push(holding("cgroup", directory.display()));
             }
         }
+        let scratch = self.layout.scratch(id);
+        if scratch.exists() {
+            holdings.push(holding("scratch", scratch.display()));
+        }
         if let Some(name) = observed.record.account.name() {
             holdings.push(holding("name", name));
         }
@@ -203,12 +200,16 @@ pub(crate) fn spec_of(observed: &Observed) -> Option<&Spec> {
     Some(&observed.record.account.intent.as_ref()?.spec)
 }
 
-fn by_prefix(reference: &str, ids: Vec<BoxId>) -> Result<BoxId, Error> {
-    let begins = |id: &BoxId| !reference.is_empty() && id.as_str().starts_with(reference);
-    let mut found: Vec<BoxId> = ids.into_iter().filter(begins).collect();
+/// A box that this very command has found half-made and removed is not unknown.
+fn by_prefix(reference: &str, ids: Vec<BoxId>, removed: &[BoxId]) -> Result<BoxId, Error> {
+    let begins = |id: &&BoxId| !reference.is_empty() && id.as_str().starts_with(reference);
+    let mut found: Vec<BoxId> = ids.iter().filter(begins).cloned().collect();
     found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
     match found.as_slice() {
-        [] => Err(no_box(reference)),
+        [] => match removed.iter().find(begins) {
+            Some(id) => Ok(id.clone()),
+            None => Err(no_box(reference)),
+        },
         [one] => Ok(one.clone()),
         several => Err(ambiguous(reference, several)),
     }
@@ -285,7 +286,7 @@ fn shown_spec(spec: &Spec, observed: &Observed) -> serde_json::Value {
             "cpus": spec.limits.cpus.map(|cpus| f64::from(cpus.milli) / 1000.0),
             "pids": spec.limits.pids.value(),
             "nofile": spec.limits.nofile,
-            "scratch_bytes": spec.limits.scratch_bytes,
+            "scratch_bytes": spec.limits.scratch_bytes.value(),
         },
         "lease_ms": options.and_then(|options| options.lease).map(|lease| lease.as_millis()),
         "retention_ms": options.map(|options| options.retention.as_millis()),

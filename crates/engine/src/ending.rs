@@ -69,6 +69,9 @@ impl Engine {
 
     /// Removes a box; one that is not over only by force.
     pub fn remove(&self, id: &BoxId, force: bool) -> Result<(), Error> {
+        if self.tended.contains(id) {
+            return Ok(());
+        }
         if !force {
             let observed = self.observe(id)?;
             if observed.is_live() {

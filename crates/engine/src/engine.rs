@@ -18,7 +18,7 @@ use crate::account::{DetachOptions, KeeperIdentity};
 use crate::attached::{Attached, Streams};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::cgroup::{self, CgroupHolding, Residence};
-use crate::holdings::{name, uids};
+use crate::holdings::{name, scratch, uids};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
@@ -28,12 +28,14 @@ use crate::record::{self, DetachedFiles, Locked};
 use crate::spec::{Isolation, Network, Spec, Terminal};
 use crate::stdio::{Owner, Stdin, Stdio, null};
 use crate::teardown::{OWN_WITHIN, Site};
-use crate::trees::{self, Mapping};
+use crate::trees::{self, Mapping, Tree};
 
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) layout: Layout,
     pub(crate) host: Host,
+    /// Boxes that nobody looked after, and that are gone since this was opened.
+    pub(crate) tended: Vec<BoxId>,
 }
 
 impl Engine {
@@ -45,8 +47,12 @@ impl Engine {
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
         let layout = Layout::new(root);
         record::prepare_state_root(&layout)?;
-        let engine = Self { layout, host };
-        engine.tend_some();
+        let mut engine = Self {
+            layout,
+            host,
+            tended: Vec::new(),
+        };
+        engine.tended = engine.tend_some();
         Ok(engine)
     }
 
@@ -109,7 +115,11 @@ impl Engine {
         let map = self.id_map(spec, range.first);
         let residence = residence(&ends, map);
         let mut cgroups = cgroup::acquire(&self.host, id, &spec.limits, residence)?;
-        let trees = self.trees(spec, map)?;
+        let scratch = self.kept_scratch(spec, &ends, id, record, map)?;
+        let trees = Trees {
+            scratch,
+            ..self.trees(spec, map)?
+        };
         let stdio = stdio(spec, &ends, map)?;
         let socket = record
             .bind_control()
@@ -149,6 +159,25 @@ impl Engine {
             Ok(()) => Ok(made),
             Err(error) => Err(Unmade::with(error, made.keeper)),
         }
+    }
+
+    /// Containment has no scratch space of its own to keep.
+    fn kept_scratch(
+        &self,
+        spec: &Spec,
+        ends: &Ends<'_>,
+        id: &BoxId,
+        record: &Locked,
+        map: IdMap,
+    ) -> Result<Option<Tree>, Error> {
+        let keep = ends.options().is_some_and(|options| options.keep);
+        if !keep || spec.isolation == Isolation::Contain {
+            return Ok(None);
+        }
+        let first_uid = map.first_uid();
+        let record = AsFd::as_fd(&**record);
+        let tree = scratch::acquire(&self.layout, record, id, &spec.limits, first_uid)?;
+        Ok(Some(tree))
     }
 
     fn detached_files(
@@ -195,6 +224,7 @@ impl Engine {
             .iter()
             .map(|volume| trees::volume(volume, state_root, mapping));
         Ok(Trees {
+            scratch: None,
             root: root.transpose()?,
             volumes: volumes.collect::<Result<_, _>>()?,
         })
@@ -297,10 +327,13 @@ fn planned<'a>(
     let files = files
         .into_iter()
         .flat_map(|files| [&files.life, &files.log[0], &files.log[1]]);
-    let mounts = trees.root.iter().chain(&trees.volumes);
     workload
         .chain(files.map(AsFd::as_fd))
-        .chain(mounts.filter_map(|tree| tree.mount.as_ref().map(AsFd::as_fd)))
+        .chain(
+            trees
+                .all()
+                .filter_map(|tree| tree.mount.as_ref().map(AsFd::as_fd)),
+        )
         .collect()
 }
 

@@ -3,4 +3,5 @@
 
 pub mod cgroup;
 pub mod name;
+pub mod scratch;
 pub mod uids;

@@ -39,6 +39,11 @@ impl Layout {
         self.root.join("names")
     }
 
+    /// The scratch space of a box that keeps it.
+    pub fn scratch(&self, id: &BoxId) -> PathBuf {
+        self.boxes().join(id.as_str()).join(SCRATCH)
+    }
+
     /// The file whose bytes are claims on uid ranges.
     pub fn uid_claims(&self) -> PathBuf {
         self.root.join("uids")
@@ -50,6 +55,9 @@ impl Layout {
 pub fn cgroup(root: &Path, id: &BoxId) -> PathBuf {
     root.join(format!("tare-{id}"))
 }
+
+/// The scratch space in the record of a box that keeps it.
+pub const SCRATCH: &str = "scratch";
 
 /// Where the workload of a detached box is, below the box's own directory.
 pub const WORKLOAD_CGROUP: &str = "work";

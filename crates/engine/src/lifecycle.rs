@@ -24,6 +24,8 @@ pub enum KeeperIs {
 /// Whose box it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tie {
+    /// Its record does not say: half-made, or damaged.
+    Unknown,
     /// Its creator's, whose lock is on the record all the time.
     Attached,
     /// Its creator's still: it has not been left to itself.
@@ -68,12 +70,14 @@ pub fn state(facts: &Facts) -> State {
         return State::Stuck;
     }
     match (facts.tie, facts.keeper) {
-        (Tie::Attached | Tie::Detaching, KeeperIs::Unborn) => State::Starting,
-        (Tie::Detaching, KeeperIs::Alive) => State::Starting,
+        (Tie::Attached | Tie::Detaching | Tie::Unknown, KeeperIs::Unborn) => State::Starting,
+        (Tie::Detaching | Tie::Unknown, KeeperIs::Alive) if facts.busy => State::Starting,
+        // Its creator is gone and it lives: what would tell why is damaged.
+        (Tie::Detaching | Tie::Unknown, KeeperIs::Alive) => State::Stuck,
         (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.stopping => State::Stopping,
         (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.frozen => State::Paused,
         (Tie::Attached | Tie::Detached, KeeperIs::Alive) => State::Running,
-        (Tie::Attached | Tie::Detaching, KeeperIs::Dead) => State::Stopping,
+        (Tie::Attached | Tie::Detaching | Tie::Unknown, KeeperIs::Dead) => State::Stopping,
         // Nobody has got to writing it down yet.
         (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) => State::Exited,
     }
@@ -91,7 +95,11 @@ pub fn care(facts: &Facts) -> Care {
         return Care::Nothing;
     }
     match (facts.tie, facts.keeper) {
-        (Tie::Attached | Tie::Detaching, _) => Care::Remove,
+        (Tie::Attached, _) => Care::Remove,
+        // A creator that is gone has taken it along by now. A damaged record is
+        // no reason to end what lives; who wants that says so.
+        (Tie::Detaching | Tie::Unknown, KeeperIs::Alive) => Care::Nothing,
+        (Tie::Detaching | Tie::Unknown, KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
         (Tie::Detached, KeeperIs::Alive) if !facts.overdue => Care::Nothing,
         (Tie::Detached, KeeperIs::Alive | KeeperIs::Dead | KeeperIs::Unborn) => Care::Finish,
     }
@@ -114,13 +122,13 @@ mod tests {
     };
 
     fn all() -> impl Iterator<Item = Facts> {
-        let ties = [Tie::Attached, Tie::Detaching, Tie::Detached];
+        let ties = [Tie::Unknown, Tie::Attached, Tie::Detaching, Tie::Detached];
         let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
-        (0..9 * 128).map(move |number: usize| {
-            let bit = |at: usize| number / 9 & (1 << at) != 0;
+        (0..12 * 128).map(move |number: usize| {
+            let bit = |at: usize| number / 12 & (1 << at) != 0;
             Facts {
-                tie: ties[number % 3],
-                keeper: keepers[number / 3 % 3],
+                tie: ties[number % 4],
+                keeper: keepers[number / 4 % 3],
                 busy: bit(0),
                 stopping: bit(1),
                 frozen: bit(2),
@@ -156,10 +164,16 @@ mod tests {
     }
 
     #[test]
-    fn a_box_whose_creator_is_gone_before_it_was_left_to_itself_is_removed() {
+    fn what_its_creator_left_behind_half_made_is_removed() {
         for facts in all().filter(|facts| !facts.busy && !facts.ended) {
-            if facts.tie != Tie::Detached {
-                assert_eq!(care(&facts), Care::Remove, "{facts:?}");
+            match (facts.tie, facts.keeper) {
+                (Tie::Attached, _)
+                | (Tie::Unknown | Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => {
+                    assert_eq!(care(&facts), Care::Remove, "{facts:?}");
+                }
+                (Tie::Unknown | Tie::Detaching, KeeperIs::Alive) | (Tie::Detached, _) => {
+                    assert_ne!(care(&facts), Care::Remove, "{facts:?}");
+                }
             }
         }
     }
@@ -205,9 +219,17 @@ mod tests {
             (
                 Facts {
                     tie: Tie::Detaching,
+                    busy: true,
                     ..LIVE
                 },
                 State::Starting,
+            ),
+            (
+                Facts {
+                    tie: Tie::Unknown,
+                    ..LIVE
+                },
+                State::Stuck,
             ),
             (
                 Facts {

@@ -32,11 +32,12 @@ impl Observed {
             Some(_) => record.life(),
             None => Vec::new(),
         };
-        let keeper = match ended {
-            true => None,
-            false => living_keeper(&record, host),
-        };
         let tie = tie(&record, &life);
+        let keeper = match (ended, tie) {
+            (true, _) => None,
+            (false, Tie::Unknown) => listening_keeper(&record, id),
+            (false, Tie::Attached | Tie::Detaching | Tie::Detached) => living_keeper(&record, host),
+        };
         let alive = keeper.is_some();
         let facts = Facts {
             tie,
@@ -78,6 +79,15 @@ impl Observed {
         lifecycle::care(&ours)
     }
 
+    /// What it is stuck on, if it is.
+    pub fn stuck_on(&self) -> Option<String> {
+        if self.state() != State::Stuck {
+            return None;
+        }
+        let known = self.record.account.stuck.clone();
+        Some(known.unwrap_or_else(|| "its record is damaged; 'tare rm -f' ends it".to_owned()))
+    }
+
     /// Whether it has anything but its record.
     pub fn is_live(&self) -> bool {
         match self.state() {
@@ -94,11 +104,25 @@ impl Observed {
 }
 
 fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
-    match record.account.detached() {
-        None => Tie::Attached,
-        Some(_) if life.contains(&LifeEvent::Detached) => Tie::Detached,
-        Some(_) => Tie::Detaching,
+    let was_left = life.contains(&LifeEvent::Detached);
+    match (&record.account.intent, &record.account.keeper) {
+        (None, _) => Tie::Unknown,
+        (Some(_), None) if was_left => Tie::Unknown,
+        (Some(intent), _) => match &intent.detached {
+            None => Tie::Attached,
+            Some(_) if was_left => Tie::Detached,
+            Some(_) => Tie::Detaching,
+        },
     }
+}
+
+/// Whoever listens on the box's socket, if it is under the box's id: where the
+/// record does not say who the keeper is.
+fn listening_keeper(record: &Record, id: &BoxId) -> Option<Process> {
+    let process = Process::open(record.listener().ok()?).ok()?;
+    let arguments = process.arguments().ok()?;
+    let is_ours = arguments.iter().any(|argument| argument == id.as_str());
+    is_ours.then_some(process)
 }
 
 fn living_keeper(record: &Record, host: &Host) -> Option<Process> {
@@ -126,7 +150,9 @@ fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
 /// Beside its identity it is where nobody else is: in the box's own cgroup or,
 /// where there is none, under the box's id.
 pub fn provable_keeper(record: &Record, id: &BoxId, host: &Host) -> Option<Process> {
-    let identity = record.account.keeper.as_ref()?;
+    let Some(identity) = &record.account.keeper else {
+        return listening_keeper(record, id);
+    };
     let process = process_of(identity, host)?;
     let is_ours = match identity.cgroup_inode {
         Some(_) => process

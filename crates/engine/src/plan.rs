@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tare_control::{
     Capabilities, DetachedPlan, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan,
-    TerminalPlan, VolumePlan, Workload,
+    ScratchPlan, TerminalPlan, VolumePlan, Workload,
 };
 use tare_kernel::clock::boot_ns;
 
@@ -22,8 +22,17 @@ use crate::view;
 /// The trees of one box, in the order in which the keeper inherits them.
 #[derive(Debug, Default)]
 pub struct Trees {
+    /// A scratch space that is to be kept.
+    pub scratch: Option<Tree>,
     pub root: Option<Tree>,
     pub volumes: Vec<Tree>,
+}
+
+impl Trees {
+    pub fn all(&self) -> impl Iterator<Item = &Tree> {
+        let first = self.scratch.iter().chain(&self.root);
+        first.chain(&self.volumes)
+    }
 }
 
 pub fn plan(
@@ -36,7 +45,7 @@ pub fn plan(
 ) -> Plan {
     let isolated = spec.isolation == Isolation::Full;
     let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
-    let inherited = trees.root.iter().chain(&trees.volumes);
+    let inherited = trees.all();
     Plan {
         workload_cgroup: cgroups.workload.is_some(),
         detached: detached.map(|options| detached_plan(spec, options)),
@@ -77,6 +86,12 @@ fn detached_plan(spec: &Spec, options: &DetachOptions) -> DetachedPlan {
 
 /// A scratch space full of empty files is as full as one full of bytes.
 const BYTES_PER_INODE: u64 = 1024;
+const INODES_MIN: u64 = 1024;
+
+/// How many names a scratch space of this size may have.
+pub fn scratch_inodes(bytes: u64) -> u64 {
+    (bytes / BYTES_PER_INODE).max(INODES_MIN)
+}
 
 fn filesystem(spec: &Spec, hostname: &str, trees: &Trees) -> Filesystem {
     let (root, files) = match &trees.root {
@@ -87,11 +102,17 @@ fn filesystem(spec: &Spec, hostname: &str, trees: &Trees) -> Filesystem {
         ),
     };
     let volumes = spec.volumes.iter().zip(&trees.volumes);
+    let scratch_bytes = spec.limits.scratch_bytes.value();
     Filesystem {
         root,
         files,
-        scratch_bytes: spec.limits.scratch_bytes,
-        scratch_inodes: (spec.limits.scratch_bytes / BYTES_PER_INODE).max(1024),
+        scratch: match &trees.scratch {
+            Some(tree) => ScratchPlan::Kept(tree.source.clone()),
+            None => ScratchPlan::Own {
+                bytes: scratch_bytes,
+                inodes: scratch_inodes(scratch_bytes),
+            },
+        },
         volumes: volumes
             .map(|(volume, tree)| VolumePlan {
                 source: tree.source.clone(),
@@ -185,7 +206,7 @@ fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
             set.push(limit(resource, 0));
         }
         if !has_writable_volume(spec) {
-            set.push(limit(resource::FSIZE, limits.scratch_bytes));
+            set.push(limit(resource::FSIZE, limits.scratch_bytes.value()));
         }
     }
     if !cgroups.memory_enforced {

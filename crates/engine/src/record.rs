@@ -104,6 +104,12 @@ impl Record {
         Ok(socket)
     }
 
+    /// The number of whoever listens on the socket.
+    pub fn listener(&self) -> io::Result<i32> {
+        let peer = rustix::net::sockopt::socket_peercred(&self.connect()?)?;
+        Ok(peer.pid.as_raw_nonzero().get())
+    }
+
     /// By the open directory: its path may be longer than an address can be.
     fn control_address(&self) -> io::Result<SocketAddrUnix> {
         let path = format!("/proc/self/fd/{}/{CONTROL}", self.directory.as_raw_fd());

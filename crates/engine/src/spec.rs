@@ -55,7 +55,7 @@ pub struct Limits {
     pub cpus: Option<Cpus>,
     pub pids: Limit<u32>,
     pub nofile: u32,
-    pub scratch_bytes: u64,
+    pub scratch_bytes: Limit<u64>,
 }
 
 /// What becomes the box's root directory.

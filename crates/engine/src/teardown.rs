@@ -20,7 +20,7 @@ use tare_kernel::process::Process;
 use crate::account::{EndedEntry, Entry};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::exit::code_of;
-use crate::holdings::{cgroup, name};
+use crate::holdings::{cgroup, name, scratch};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
@@ -98,6 +98,9 @@ impl Site<'_> {
     }
 
     fn remove(&self, record: Locked) -> Result<(), Error> {
+        if may_keep_scratch(&record) {
+            scratch::release(self.layout, self.id)?;
+        }
         for taken in &record.account.names {
             name::release(self.layout, taken, self.id)?;
         }
@@ -112,6 +115,12 @@ impl Site<'_> {
             roots.map(Path::to_owned).collect()
         })
     }
+}
+
+/// A record that does not say counts as one that may.
+fn may_keep_scratch(record: &Locked) -> bool {
+    let intent = record.account.intent.as_ref();
+    intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
 }
 
 /// A keeper that could not say how its box ended was killed.

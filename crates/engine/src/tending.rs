@@ -20,23 +20,23 @@ use crate::teardown::OTHERS_WITHIN;
 const LOOK_AT_MOST: usize = 64;
 
 impl Engine {
-    /// Looks after some boxes, from a random one on. What cannot be ended now
-    /// stays on record and is tried again.
-    pub(crate) fn tend_some(&self) {
+    /// Looks after some boxes, from a random one on, and returns those that are
+    /// gone. What cannot be ended now stays on record and is tried again.
+    pub(crate) fn tend_some(&self) -> Vec<BoxId> {
         let Ok(boxes) = record::open_all(&self.layout) else {
-            return;
+            return Vec::new();
         };
         let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
         if ids.is_empty() || !record::hold_still(boxes.as_fd()) {
-            return;
+            return Vec::new();
         }
         if ids.len() > LOOK_AT_MOST {
             let start = random_below(ids.len());
             ids.rotate_left(start);
         }
-        for id in ids.iter().take(LOOK_AT_MOST) {
-            self.tend_in(boxes.as_fd(), id);
-        }
+        ids.truncate(LOOK_AT_MOST);
+        ids.retain(|id| self.tend_in(boxes.as_fd(), id).is_none());
+        ids
     }
 
     /// Looks after the holder of a name, which is free if there is no such box.

@@ -14,7 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use tare_control::{
-    Filesystem, HostEntry, HostFile, Identity, RootPlan, SetupStep, TreeSource, VolumePlan,
+    Filesystem, HostEntry, HostFile, Identity, RootPlan, ScratchPlan, SetupStep, TreeSource,
+    VolumePlan,
 };
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
@@ -68,7 +69,7 @@ pub fn build(
     owner: Option<Identity>,
 ) -> Result<OwnedFd, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
-    let scratch = make_scratch(plan, owner).failing(SetupStep::Scratch, "tmpfs")?;
+    let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
     let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
     let writable = WRITABLE.map(|(name, _)| copy(name));
     let dev = copy(c"dev").failing(SetupStep::Dev, "/dev")?;
@@ -104,13 +105,22 @@ pub fn enter(root: &OwnedFd) -> Result<(), Failure> {
     mount::enter_root(root.as_fd()).failing(SetupStep::EnterRoot, "/")
 }
 
-fn make_scratch(plan: &Filesystem, owner: Option<Identity>) -> std::io::Result<OwnedFd> {
-    let options = [
-        ("size", &*plan.scratch_bytes.to_string()),
-        ("nr_inodes", &*plan.scratch_inodes.to_string()),
-        ("mode", "0755"),
-    ];
-    let scratch = mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?;
+fn make_scratch(
+    plan: &Filesystem,
+    trees: &mut Trees,
+    owner: Option<Identity>,
+) -> std::io::Result<OwnedFd> {
+    let scratch = match &plan.scratch {
+        ScratchPlan::Kept(source) => trees.take(source, true)?,
+        ScratchPlan::Own { bytes, inodes } => {
+            let options = [
+                ("size", &*bytes.to_string()),
+                ("nr_inodes", &*inodes.to_string()),
+                ("mode", "0755"),
+            ];
+            mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?
+        }
+    };
     mount::attach_over_root(scratch.as_fd())?;
     devices::make_dev(scratch.as_fd())?;
     procfs::make_masks(scratch.as_fd())?;

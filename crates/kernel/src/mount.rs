@@ -88,6 +88,15 @@ pub fn attach_over_root(mount: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
+/// Lets go of what is mounted at a path, whoever still uses it; never through a
+/// link.
+pub fn detach(path: &std::path::Path) -> io::Result<()> {
+    Ok(unmount(
+        path,
+        UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
+    )?)
+}
+
 /// The host's `source` seen at `target` as well, mounts below it included; the
 /// target is relative to the current directory.
 pub fn bind(source: &CStr, target: &CStr) -> io::Result<()> {

@@ -127,7 +127,7 @@ fn limits(args: &RunArgs) -> Limits {
         cpus: args.cpus,
         pids: limit(args.pids, PIDS),
         nofile: args.nofile.unwrap_or(NOFILE),
-        scratch_bytes: args.scratch.unwrap_or(SCRATCH_BYTES),
+        scratch_bytes: limit(args.scratch, SCRATCH_BYTES),
     }
 }
 

@@ -198,7 +198,7 @@ fn the_defaults_are_those_of_the_help() {
     assert_eq!(spec.limits.memory_bytes, Limit::Default(512 << 20));
     assert_eq!(spec.limits.pids, Limit::Default(256));
     assert_eq!((spec.limits.cpus, spec.limits.nofile), (None, 1024));
-    assert_eq!(spec.limits.scratch_bytes, 256 << 20);
+    assert_eq!(spec.limits.scratch_bytes, Limit::Default(256 << 20));
     assert_eq!((spec.timeout, &spec.workdir), (None, &None));
     assert_eq!(spec.user, USER);
     assert_eq!(spec.privilege, Privilege::Unprivileged);

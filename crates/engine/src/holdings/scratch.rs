@@ -1,0 +1,104 @@
+//! A scratch space that is kept after its box: in the box's record, where it
+//! outlives every process. Without `--keep` it is the box's own, and nobody has
+//! to release it.
+//!
+//! As root it is a tmpfs with the size that was asked for. Without privileges
+//! nothing can be mounted on the host: then it is a directory without a limit.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{Mode, mkdirat};
+use rustix::io::Errno;
+use tare_control::TreeSource;
+use tare_kernel::mount::{self, NOSUID_NODEV, Reach};
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::id::BoxId;
+use crate::layout::{Layout, SCRATCH};
+use crate::plan::scratch_inodes;
+use crate::spec::Limits;
+use crate::trees::Tree;
+
+/// Makes it in the open record of the box, whose user 0 is `first_uid` of the
+/// host, or the caller.
+pub fn acquire(
+    layout: &Layout,
+    record: BorrowedFd<'_>,
+    id: &BoxId,
+    limits: &Limits,
+    first_uid: Option<u32>,
+) -> Result<Tree, Error> {
+    let doing = || format!("cannot make the scratch space of box {id}");
+    if first_uid.is_none() && limits.scratch_bytes.is_asked() {
+        return Err(cannot_limit());
+    }
+    mkdirat(record, SCRATCH, Mode::from_raw_mode(0o700)).doing(doing)?;
+    match first_uid {
+        Some(first) => mounted(record, limits, first).doing(doing),
+        None => {
+            let path = layout.scratch(id);
+            Ok(Tree {
+                source: TreeSource::HostPath(path.as_os_str().as_bytes().to_owned()),
+                mount: None,
+                is_directory: true,
+            })
+        }
+    }
+}
+
+fn mounted(record: BorrowedFd<'_>, limits: &Limits, first: u32) -> io::Result<Tree> {
+    let bytes = limits.scratch_bytes.value();
+    let options = [
+        ("size", &*bytes.to_string()),
+        ("nr_inodes", &*scratch_inodes(bytes).to_string()),
+        ("uid", &*first.to_string()),
+        ("gid", &*first.to_string()),
+        ("mode", "0755"),
+    ];
+    let space = mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?;
+    mount::attach(space.as_fd(), record, c"scratch")?;
+    let theirs = mount::detached_copy(space.as_fd(), c"", Reach::One)?;
+    Ok(Tree {
+        source: TreeSource::Inherited,
+        mount: Some(theirs),
+        is_directory: true,
+    })
+}
+
+fn cannot_limit() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "cannot enforce --scratch with --keep on this host",
+    )
+    .because("without privileges nothing of a size can be mounted for it")
+    .with_hint("run as root, or leave one of the two out")
+}
+
+/// Takes the mount away, with all that is in it; the directory goes with the
+/// record. Absent, and no mount at all, are as wanted.
+pub fn release(layout: &Layout, id: &BoxId) -> Result<(), Error> {
+    let doing = || format!("cannot release the scratch space of box {id}");
+    let path = layout.scratch(id);
+    for _ in 0..STACKED_MAX {
+        match mount::detach(&path) {
+            Ok(()) => {}
+            Err(error) if is_absent(&error) => return Ok(()),
+            Err(error) => return Err(error).doing(doing),
+        }
+    }
+    Err(Errno::BUSY).doing(doing)
+}
+
+/// One, unless somebody else mounted there too.
+const STACKED_MAX: usize = 16;
+
+/// EINVAL: nothing is mounted there. EPERM: we may mount nothing, so we have not.
+fn is_absent(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        errno,
+        Some(Errno::INVAL | Errno::NOENT | Errno::PERM | Errno::NOTDIR)
+    )
+}
