@@ -61,8 +61,25 @@ pub struct Update {
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
     pub cpus: Option<Cpus>,
-    /// Boot-clock nanoseconds, or never.
-    pub lease_ns: Option<Option<u64>>,
+    pub lease: Option<Lease>,
+}
+
+/// When a box ends by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lease {
+    Never,
+    /// On the boot clock.
+    EndsNs(u64),
+}
+
+impl Lease {
+    pub fn ends_ns(self) -> Option<u64> {
+        match self {
+            Self::Never => None,
+            Self::EndsNs(at) => Some(at),
+        }
+    }
 }
 
 /// How a detached box ended; everything of it but the record is gone.
@@ -125,8 +142,8 @@ impl Account {
     }
 
     fn update(&mut self, update: &Update) {
-        if let (Some(keeper), Some(lease_ns)) = (&mut self.keeper, update.lease_ns) {
-            keeper.lease_ns = lease_ns;
+        if let (Some(keeper), Some(lease)) = (&mut self.keeper, update.lease) {
+            keeper.lease_ns = lease.ends_ns();
         }
         let Some(intent) = &mut self.intent else {
             return;
@@ -155,6 +172,18 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_that_never_ends_is_no_missing_lease() {
+        for lease in [None, Some(Lease::Never), Some(Lease::EndsNs(7))] {
+            let update = Update {
+                lease,
+                ..Update::default()
+            };
+            let text = serde_json::to_string(&update).unwrap();
+            assert_eq!(serde_json::from_str::<Update>(&text).unwrap(), update);
+        }
+    }
 
     #[test]
     fn a_damaged_line_hides_no_other() {

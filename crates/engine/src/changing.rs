@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tare_control::Call;
 
-use crate::account::{Entry, Update};
+use crate::account::{Entry, Lease, Update};
 use crate::boxes::{has_ended, no_box};
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
@@ -103,15 +103,19 @@ impl Engine {
             cpu: changes.cpus.is_some(),
         };
         cgroup::change(&self.host.cgroups, id, &limits, which)?;
-        let lease_ns = changes.lease.map(|lease| lease.map(from_now));
-        if let Some(ends_ns) = lease_ns {
+        let lease = changes.lease.map(|lease| match lease {
+            None => Lease::Never,
+            Some(left) => Lease::EndsNs(from_now(left)),
+        });
+        if let Some(lease) = lease {
+            let ends_ns = lease.ends_ns();
             line::tell(&record, id, &Call::Lease { ends_ns })?;
         }
         let update = Update {
             memory_bytes: changes.memory_bytes,
             pids: changes.pids,
             cpus: changes.cpus,
-            lease_ns,
+            lease,
         };
         record
             .add(Entry::Updated(update))

@@ -24,14 +24,16 @@ pub enum KeeperIs {
 /// Whose box it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tie {
-    /// Its record does not say: half-made, or damaged.
-    Unknown,
+    /// Nobody's yet: its record does not say what it is to be.
+    HalfMade,
     /// Its creator's, whose lock is on the record all the time.
     Attached,
     /// Its creator's still: it has not been left to itself.
     Detaching,
     /// Nobody's.
     Detached,
+    /// Nobody's, and its record does not say any more what it was.
+    Damaged,
 }
 
 /// What was observed of a box.
@@ -70,14 +72,15 @@ pub fn state(facts: &Facts) -> State {
         return State::Stuck;
     }
     match (facts.tie, facts.keeper) {
-        (Tie::Attached | Tie::Detaching | Tie::Unknown, KeeperIs::Unborn) => State::Starting,
-        (Tie::Detaching | Tie::Unknown, KeeperIs::Alive) if facts.busy => State::Starting,
+        (Tie::Damaged, _) => State::Stuck,
+        (Tie::HalfMade, _) | (Tie::Attached | Tie::Detaching, KeeperIs::Unborn) => State::Starting,
+        (Tie::Detaching, KeeperIs::Alive) if facts.busy => State::Starting,
         // Its creator is gone and it lives: what would tell why is damaged.
-        (Tie::Detaching | Tie::Unknown, KeeperIs::Alive) => State::Stuck,
+        (Tie::Detaching, KeeperIs::Alive) => State::Stuck,
         (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.stopping => State::Stopping,
         (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.frozen => State::Paused,
         (Tie::Attached | Tie::Detached, KeeperIs::Alive) => State::Running,
-        (Tie::Attached | Tie::Detaching | Tie::Unknown, KeeperIs::Dead) => State::Stopping,
+        (Tie::Attached | Tie::Detaching, KeeperIs::Dead) => State::Stopping,
         // Nobody has got to writing it down yet.
         (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) => State::Exited,
     }
@@ -95,11 +98,13 @@ pub fn care(facts: &Facts) -> Care {
         return Care::Nothing;
     }
     match (facts.tie, facts.keeper) {
-        (Tie::Attached, _) => Care::Remove,
-        // A creator that is gone has taken it along by now. A damaged record is
-        // no reason to end what lives; who wants that says so.
-        (Tie::Detaching | Tie::Unknown, KeeperIs::Alive) => Care::Nothing,
-        (Tie::Detaching | Tie::Unknown, KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
+        // No reason to end what may live, or to lose what it has written; who
+        // wants that says so.
+        (Tie::Damaged, _) => Care::Nothing,
+        (Tie::HalfMade | Tie::Attached, _) => Care::Remove,
+        // A creator that is gone has taken it along by now.
+        (Tie::Detaching, KeeperIs::Alive) => Care::Nothing,
+        (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
         (Tie::Detached, KeeperIs::Alive) if !facts.overdue => Care::Nothing,
         (Tie::Detached, KeeperIs::Alive | KeeperIs::Dead | KeeperIs::Unborn) => Care::Finish,
     }
@@ -167,11 +172,11 @@ mod tests {
     fn what_its_creator_left_behind_half_made_is_removed() {
         for facts in all().filter(|facts| !facts.busy && !facts.ended) {
             match (facts.tie, facts.keeper) {
-                (Tie::Attached, _)
-                | (Tie::Unknown | Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => {
+                (Tie::Attached | Tie::HalfMade, _)
+                | (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => {
                     assert_eq!(care(&facts), Care::Remove, "{facts:?}");
                 }
-                (Tie::Unknown | Tie::Detaching, KeeperIs::Alive) | (Tie::Detached, _) => {
+                (Tie::Detaching, KeeperIs::Alive) | (Tie::Detached | Tie::Damaged, _) => {
                     assert_ne!(care(&facts), Care::Remove, "{facts:?}");
                 }
             }
@@ -226,7 +231,7 @@ mod tests {
             ),
             (
                 Facts {
-                    tie: Tie::Unknown,
+                    tie: Tie::Damaged,
                     ..LIVE
                 },
                 State::Stuck,

@@ -35,7 +35,7 @@ impl Observed {
         let tie = tie(&record, &life);
         let keeper = match (ended, tie) {
             (true, _) => None,
-            (false, Tie::Unknown) => listening_keeper(&record, id),
+            (false, Tie::HalfMade | Tie::Damaged) => listening_keeper(&record, id),
             (false, Tie::Attached | Tie::Detaching | Tie::Detached) => living_keeper(&record, host),
         };
         let alive = keeper.is_some();
@@ -106,8 +106,10 @@ impl Observed {
 fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
     let was_left = life.contains(&LifeEvent::Detached);
     match (&record.account.intent, &record.account.keeper) {
-        (None, _) => Tie::Unknown,
-        (Some(_), None) if was_left => Tie::Unknown,
+        // Only what is to outlive its creator has a life of its own.
+        (None, _) if record.has_life() => Tie::Damaged,
+        (None, _) => Tie::HalfMade,
+        (Some(_), None) if was_left => Tie::Damaged,
         (Some(intent), _) => match &intent.detached {
             None => Tie::Attached,
             Some(_) if was_left => Tie::Detached,

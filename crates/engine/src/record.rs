@@ -19,7 +19,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, flock, fstat, mkdirat, openat, unlinkat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, flock, fstat, mkdirat, openat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{
@@ -89,6 +90,11 @@ impl Record {
     pub fn life(&self) -> Vec<LifeEvent> {
         let text = read_file(self.directory.as_fd(), LIFE).unwrap_or_default();
         life::parse(&text)
+    }
+
+    /// Whether it is, or was, that of a box that outlives its creator.
+    pub fn has_life(&self) -> bool {
+        statat(&self.directory, LIFE, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// A connection to the keeper.

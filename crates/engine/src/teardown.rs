@@ -101,8 +101,13 @@ impl Site<'_> {
         if may_keep_scratch(&record) {
             scratch::release(self.layout, self.id)?;
         }
-        for taken in &record.account.names {
-            name::release(self.layout, taken, self.id)?;
+        match record.account.intent {
+            Some(_) => {
+                for taken in &record.account.names {
+                    name::release(self.layout, taken, self.id)?;
+                }
+            }
+            None => name::release_all(self.layout, self.id)?,
         }
         record::remove(self.layout, self.id)
     }

@@ -11,7 +11,7 @@ use crate::holdings::name;
 use crate::id::BoxId;
 use crate::lifecycle::Care;
 use crate::observed::Observed;
-use crate::record::{self, Record};
+use crate::record::{self, Locked, Record};
 use crate::spec::Name;
 use crate::teardown::OTHERS_WITHIN;
 
@@ -63,18 +63,23 @@ impl Engine {
             Care::Finish | Care::Remove => {}
         }
         // Whoever has the lock by now does the same.
-        let locked = observed.record.lock(boxes, id, Duration::ZERO).ok()??;
-        // Once more, now that nobody else changes it.
-        let observed = Observed::of(Record::look(boxes, id).ok()??, id, &self.host);
-        let site = self.site(id);
-        let result = match observed.care_of_ours() {
-            Care::Nothing => Ok(()),
-            Care::Finish => site.finish(locked, OTHERS_WITHIN),
-            Care::Remove => site.tear_down(locked, OTHERS_WITHIN),
-        };
-        // A box that cannot be ended says so in its record.
-        drop(result);
+        if let Ok(locked) = observed.record.lock(boxes, id, Duration::ZERO) {
+            self.act(boxes, id, locked?);
+        }
         Some(Observed::of(Record::look(boxes, id).ok()??, id, &self.host))
+    }
+
+    /// Once more, now that nobody else changes it. What cannot be ended says so
+    /// in its record.
+    fn act(&self, boxes: BorrowedFd<'_>, id: &BoxId, locked: Locked) {
+        let Ok(Some(record)) = Record::look(boxes, id) else {
+            return;
+        };
+        match Observed::of(record, id, &self.host).care_of_ours() {
+            Care::Nothing => {}
+            Care::Finish => drop(self.site(id).finish(locked, OTHERS_WITHIN)),
+            Care::Remove => drop(self.site(id).tear_down(locked, OTHERS_WITHIN)),
+        }
     }
 }
 

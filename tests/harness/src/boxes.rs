@@ -90,6 +90,7 @@ impl Tare {
     /// What `tare ARGS` prints, which must be JSON on one or more lines.
     #[track_caller]
     pub fn json<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Value {
+        self.expect_lasting_boxes();
         let output = self.call(args).ok().said_nothing();
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"))
     }

@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -46,6 +46,29 @@ pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
         Ok(_) | Err(Errno::NOENT | Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno).doing(doing),
     }
+}
+
+/// Lets go of every name that is this box's: of one whose record does not say
+/// which.
+pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
+    let doing = || format!("cannot release the names of box {id}");
+    let names = match open_to_read(layout) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other.doing(doing)?,
+    };
+    for entry in Dir::read_from(&names).doing(doing)? {
+        let entry = entry.doing(doing)?;
+        let holder = readlinkat(&names, entry.file_name(), Vec::new());
+        if holder.is_ok_and(|holder| holder.to_bytes() == id.as_str().as_bytes()) {
+            unlinkat(&names, entry.file_name(), AtFlags::empty()).doing(doing)?;
+        }
+    }
+    Ok(())
+}
+
+fn open_to_read(layout: &Layout) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, layout.names(), flags, Mode::empty())
 }
 
 fn open_or_make(layout: &Layout) -> rustix::io::Result<OwnedFd> {
