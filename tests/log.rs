@@ -202,12 +202,14 @@ fn names_of(tare: &Tare, id: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_oldest_is_cut_first_and_at_the_end_of_a_line() {
+fn the_oldest_is_cut_first() {
     let tare = tare!();
     let id = printed(&tare, &["--output-limit", "1m"], "seq 1000000");
     let output = tare.call(["logs", &id]).ok();
     let text = output.stdout_text();
-    let numbers: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+    // What is left of the oldest may begin within a line.
+    let lines = text.lines().skip(1);
+    let numbers: Vec<u64> = lines.map(|line| line.parse().unwrap()).collect();
     assert_eq!(numbers.last(), Some(&1_000_000));
     let first = numbers[0];
     assert!(first > 1, "everything is there");
@@ -308,7 +310,9 @@ fn attach_gives_input_to_a_box_that_takes_it() {
     second.write(b"more\n");
     second.see("more\n");
     tare.call(["stop", "-t", "0", &id]).ok();
-    second.wait().exited(137);
+    // With no grace, TERM and KILL are both there at once.
+    let code = second.wait().code;
+    assert!([137, 143].contains(&code), "{code}");
     tare.remove(&id);
 }
 

@@ -266,7 +266,11 @@ fn an_ended_box_with_a_damaged_record_is_removed() {
             damage(&path, round);
         }
         tare.call(["ls", "-a"]).ok();
-        tare.remove(&id);
+        // A record that says nothing at all is that of a box which was never
+        // made, and gone by now.
+        if tare.record(&id).exists() {
+            tare.remove(&id);
+        }
         nothing_left(&tare);
     }
 }

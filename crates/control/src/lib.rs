@@ -17,8 +17,8 @@ pub use frame::{
 };
 pub use life::EndedBy;
 pub use message::{
-    Call, Exec, ExecStreams, KeeperUsage, LaunchStep, Program, Refusal, Report, Request, SetupStep,
-    Unpack,
+    Call, Exec, ExecStreams, Found, KeeperUsage, LaunchStep, Program, Refusal, Report, Request,
+    SetupStep,
 };
 pub use plan::{
     BpfInstruction, Capabilities, DetachedPlan, Filesystem, HostEntry, HostFile, Identity,

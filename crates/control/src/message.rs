@@ -6,6 +6,9 @@
 //!         ◀───── Report ──────
 //! ```
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Identity, TerminalPlan};

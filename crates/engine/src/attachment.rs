@@ -13,13 +13,10 @@ use crate::id::BoxId;
 use crate::line;
 use crate::logs::Logs;
 use crate::observed::Observed;
-use crate::record::Record;
 
 /// What somebody who comes back has.
 #[derive(Debug)]
 pub struct Attachment {
-    id: BoxId,
-    record: Record,
     /// The output from now on.
     pub logs: Logs,
     /// It lives as long as the box.
@@ -51,20 +48,11 @@ impl Engine {
             Ok(_) | Err(_) => (None, false),
         };
         Ok(Attachment {
-            id: id.clone(),
-            record,
             logs,
             keeper: observed.keeper,
             input,
             is_terminal,
         })
-    }
-}
-
-impl Attachment {
-    /// Passes a signal to the command.
-    pub fn signal(&self, signal: i32) -> Result<(), Error> {
-        line::tell(&self.record, &self.id, &Call::Signal(signal))
     }
 }
 

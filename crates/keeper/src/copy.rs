@@ -1,8 +1,133 @@
-//! The parts of `tare cp` that run in the box, as the box's user.
-use tare_control::Unpack;
-pub fn pack(_path: &[u8], _name: &[u8]) -> u8 {
-    1
+//! The parts of `tare cp` that run in the box: as the box's user, under its
+//! filter, with its root directory. So no symlink leads anywhere but where the
+//! box itself could go, and nobody outside touches a file of it.
+//!
+//! First a word about what was found goes to standard error, then the archive is
+//! written to standard output or read from standard input. If that fails,
+//! standard error says why, in one more line.
+
+use std::error::Error as _;
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path};
+
+use rustix::fs::OFlags;
+use tare_archive::{Options, Top};
+use tare_control::Found;
+
+const DONE: u8 = 0;
+const FAILED: u8 = 1;
+
+/// Why nothing, or not all, was copied.
+type Failure = String;
+
+/// Writes the archive of what is at `path`.
+pub fn pack(path: &[u8]) -> u8 {
+    conclude(try_pack(Path::new(OsStr::from_bytes(path))))
 }
-pub fn unpack(_unpack: &Unpack) -> u8 {
-    1
+
+/// Unpacks into the directory at `path`, or into the one that it is in.
+pub fn unpack(path: &[u8]) -> u8 {
+    conclude(try_unpack(Path::new(OsStr::from_bytes(path))))
+}
+
+fn conclude(result: Result<(), Failure>) -> u8 {
+    match result {
+        Ok(()) => DONE,
+        Err(why) => {
+            say(&why.escape_debug());
+            FAILED
+        }
+    }
+}
+
+/// Whoever does not listen is gone, and we are with it.
+fn say(line: &dyn Display) {
+    writeln!(io::stderr(), "{line}").ok();
+}
+
+fn try_pack(path: &Path) -> Result<(), Failure> {
+    let failing = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    let (directory, entry) = place(path);
+    let found = fs::symlink_metadata(path).map_err(failing)?;
+    let directory = open_directory(directory).map_err(failing)?;
+    say(&match found.is_dir() {
+        true => Found::Directory,
+        false => Found::File,
+    });
+    // Whole blocks at a time; std's own standard output writes line by line.
+    let output = io::stdout().as_fd().try_clone_to_owned().map_err(failing)?;
+    let mut output = io::BufWriter::new(File::from(output));
+    tare_archive::pack(&mut output, directory.as_fd(), entry, entry).map_err(sentence)?;
+    output.flush().map_err(failing)
+}
+
+fn try_unpack(path: &Path) -> Result<(), Failure> {
+    let failing = |error: io::Error| format!("cannot write to {}: {error}", path.display());
+    let (into, found) = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => (path, Found::Directory),
+        Ok(_) => (place(path).0, Found::File),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (place(path).0, Found::Missing),
+        Err(error) => return Err(failing(error)),
+    };
+    let directory = open_directory(into).map_err(failing)?;
+    say(&found);
+    let everything = Options {
+        top: Top::Any,
+        // Its own limits are the box's.
+        entries_max: u64::MAX,
+        bytes_max: u64::MAX,
+    };
+    let unpacked = tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything);
+    unpacked.map(drop).map_err(sentence)
+}
+
+/// The directory that something is in, and its name there. What has no name of
+/// its own (`/`, `.`, `..`) is the directory itself.
+fn place(path: &Path) -> (&Path, &[u8]) {
+    match path.components().next_back() {
+        Some(Component::Normal(name)) => {
+            let parent = path.parent().filter(|parent| *parent != Path::new(""));
+            (parent.unwrap_or(Path::new(".")), name.as_bytes())
+        }
+        Some(Component::RootDir | Component::CurDir | Component::ParentDir) => (path, b"."),
+        Some(Component::Prefix(_)) | None => (Path::new("."), b"."),
+    }
+}
+
+fn open_directory(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::DIRECTORY | OFlags::CLOEXEC).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// What was done to what, and why it failed.
+fn sentence(error: tare_archive::Error) -> Failure {
+    match error.source() {
+        Some(why) => format!("{error}: {why}"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_a_directory_and_a_name_in_it() {
+        for (path, directory, name) in [
+            ("/work/a", "/work", &b"a"[..]),
+            ("/work/a/", "/work", b"a"),
+            ("a", ".", b"a"),
+            ("/", "/", b"."),
+            ("/work/..", "/work/..", b"."),
+            (".", ".", b"."),
+        ] {
+            assert_eq!(place(Path::new(path)), (Path::new(directory), name), "{path}");
+        }
+    }
 }

@@ -291,7 +291,7 @@ fn begin(
 ) -> Result<(Pid, Option<Mark>), Report> {
     let marking = match &program {
         Program::Command(_) => Marking::Marked,
-        Program::Pack { .. } | Program::Unpack(_) => Marking::Unmarked,
+        Program::Pack(_) | Program::Unpack(_) => Marking::Unmarked,
     };
     let birth = Birth {
         workload,
@@ -301,11 +301,11 @@ fn begin(
     };
     match program {
         Program::Command(_) => workload::start(&birth).map(|pid| (pid, Mark::of(pid))),
-        Program::Pack { path, name } => {
-            workload::start_own(&birth, || copy::pack(&path, &name)).map(|pid| (pid, None))
+        Program::Pack(path) => {
+            workload::start_own(&birth, || copy::pack(&path)).map(|pid| (pid, None))
         }
-        Program::Unpack(unpack) => {
-            workload::start_own(&birth, || copy::unpack(&unpack)).map(|pid| (pid, None))
+        Program::Unpack(path) => {
+            workload::start_own(&birth, || copy::unpack(&path)).map(|pid| (pid, None))
         }
     }
 }

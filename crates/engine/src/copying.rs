@@ -1,0 +1,173 @@
+//! Files into and out of a box. The box's side is a process in it, like any other
+//! that is started there; what comes from it is not trusted.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tare_control::{Exec, ExecStreams, Program};
+use tare_kernel::clock::timespec;
+
+pub use tare_control::Found;
+
+use crate::attached::Event;
+use crate::engine::Engine;
+use crate::error::{Doing, Error, ErrorKind};
+use crate::executed::Executed;
+use crate::exit::Exit;
+use crate::id::BoxId;
+use crate::stdio::Stdin;
+
+/// What is read of the box's own words.
+const WORDS_BYTES_MAX: u64 = 4096;
+/// How long a box may take to say what it found.
+const FOUND_WITHIN: Duration = Duration::from_secs(10);
+
+/// An archive on its way.
+#[derive(Debug)]
+pub struct Copying {
+    /// To read it from, or to write it to.
+    pub stream: OwnedFd,
+    /// What is at the path in the box.
+    pub found: Found,
+    executed: Executed,
+    words: OwnedFd,
+    id: BoxId,
+}
+
+impl Engine {
+    /// The archive of what is at `path`; its top is called as the last component
+    /// of the path, or `.` where that is no name (`/`, `.`, `..`). A path that is
+    /// missing is an error.
+    pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
+        let path = path.as_os_str().as_bytes().to_owned();
+        self.copy(id, Program::Pack(path), Stdin::Empty)
+    }
+
+    /// Takes an archive into the directory `path`, or where that is none, into
+    /// the directory that it is in; that must exist. What is in the way of a file
+    /// is replaced, unless it is a directory.
+    pub fn copy_in(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
+        let path = path.as_os_str().as_bytes().to_owned();
+        self.copy(id, Program::Unpack(path), Stdin::Pipe)
+    }
+
+    fn copy(&self, id: &BoxId, program: Program, stdin: Stdin) -> Result<Copying, Error> {
+        let record = self.awake(id)?;
+        let exec = Exec {
+            program,
+            env: Vec::new(),
+            workdir: None,
+            identity: None,
+            streams: ExecStreams::Passed,
+            timeout_ns: None,
+        };
+        let mut executed = Executed::start(&record, id, exec, None, stdin)?;
+        let streams = executed.streams();
+        let stream = streams.stdin.or(streams.stdout);
+        let (Some(stream), Some(mut words)) = (stream, streams.stderr) else {
+            unreachable!("pipes were asked for");
+        };
+        let found = first_word(&mut words);
+        let mut copying = Copying {
+            stream,
+            found: Found::Missing,
+            executed,
+            words,
+            id: id.clone(),
+        };
+        match found {
+            Ok(Ok(found)) => {
+                copying.found = found;
+                Ok(copying)
+            }
+            Ok(Err(why)) => Err(copying.refused(&why)),
+            Err(error) => Err(copying.unanswered(error)),
+        }
+    }
+}
+
+impl Copying {
+    /// Closes the stream and waits for what the box says about its side.
+    pub fn finish(mut self) -> Result<(), Error> {
+        // End of file, or nobody to write to: either ends the other side.
+        drop(self.stream);
+        let mut words = String::new();
+        let rest = File::from(self.words).take(WORDS_BYTES_MAX);
+        // What cannot be read is not said.
+        io::BufReader::new(rest).read_to_string(&mut words).ok();
+        loop {
+            match self.executed.next_event() {
+                Some(Event::Exited(Exit::Code(0))) => return Ok(()),
+                Some(Event::Exited(_)) if !words.is_empty() => {
+                    return Err(cannot_copy(&self.id, words.trim_end()));
+                }
+                Some(Event::Failed(error)) => return Err(error),
+                Some(Event::Started | Event::Terminal(_)) => {}
+                Some(Event::Exited(_) | Event::TimedOut | Event::Gone) => {
+                    return Err(cannot_copy(&self.id, "its side of the copy was killed"));
+                }
+                None => {
+                    let mut fds = [PollFd::from_borrowed_fd(
+                        self.executed.events_fd(),
+                        PollFlags::IN,
+                    )];
+                    // An interrupted wait is one more look.
+                    poll(&mut fds, None).ok();
+                }
+            }
+        }
+    }
+
+    fn refused(self, why: &str) -> Error {
+        cannot_copy(&self.id, why)
+    }
+
+    /// It may not have been started at all.
+    fn unanswered(mut self, error: io::Error) -> Error {
+        match self.executed.next_event() {
+            Some(Event::Failed(error)) => error,
+            Some(_) | None => {
+                let failed: Result<(), _> = Err(error);
+                let doing = || format!("box {} does not say what it found", self.id);
+                failed.doing(doing).expect_err("it is an error")
+            }
+        }
+    }
+}
+
+/// The box's words, which may be anything.
+fn cannot_copy(id: &BoxId, why: &str) -> Error {
+    Error::new(ErrorKind::Failed, format!("cannot copy with box {id}"))
+        .because(why.escape_debug().to_string())
+}
+
+/// What was found, or why nothing will be copied.
+fn first_word(words: &mut OwnedFd) -> io::Result<Result<Found, String>> {
+    let until = Instant::now() + FOUND_WITHIN;
+    let mut line = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(words.as_fd(), PollFlags::IN)];
+        match poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        }
+        // A byte at a time: what follows the line is for later.
+        let mut byte = [0];
+        match rustix::io::read(&*words, &mut byte)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            _ if byte == *b"\n" => break,
+            _ if line.len() as u64 >= WORDS_BYTES_MAX => break,
+            _ => line.push(byte[0]),
+        }
+    }
+    let line = String::from_utf8_lossy(&line).into_owned();
+    Ok(line.parse().map_err(|()| line))
+}
