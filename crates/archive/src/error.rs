@@ -1,0 +1,111 @@
+//! One error: what was being done to which entry, and why it failed.
+
+use std::error::Error as StdError;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+/// More of a name than this is not shown: a box chooses its names.
+const SHOWN_BYTES_MAX: usize = 240;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The stream is not a whole tar archive.
+    Malformed,
+    /// An entry that is never packed or unpacked, whoever asks.
+    Refused,
+    /// The system said no, or the stream could not be read or written.
+    Failed,
+}
+
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn ends_too_early() -> Self {
+        Self::new(ErrorKind::Malformed, "the archive ends too early".into())
+    }
+
+    pub(crate) fn not_an_archive(why: Option<&'static str>) -> Self {
+        Self {
+            source: why.map(Into::into),
+            ..Self::new(ErrorKind::Malformed, "not a tar archive".into())
+        }
+    }
+
+    pub(crate) fn damaged(why: &'static str) -> Self {
+        Self::new(ErrorKind::Malformed, "the archive is damaged".into()).because(why)
+    }
+
+    pub(crate) fn refused(message: String, why: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Refused, message).because(why.into())
+    }
+
+    pub(crate) fn failed(
+        message: String,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self::new(ErrorKind::Failed, message).because(source)
+    }
+
+    fn new(kind: ErrorKind, message: String) -> Self {
+        Self {
+            kind,
+            message,
+            source: None,
+        }
+    }
+
+    fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+}
+
+/// The message alone; the chain of sources says why.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// A name as it can be printed: quoted, escaped, and cut in its middle when long.
+pub(crate) fn shown(name: &[u8]) -> String {
+    let quoted = |part: &[u8]| format!("{:?}", OsStr::from_bytes(part));
+    if name.len() <= SHOWN_BYTES_MAX {
+        return quoted(name);
+    }
+    let (head, _) = name.split_at(SHOWN_BYTES_MAX / 2);
+    let (_, tail) = name.split_at(name.len() - SHOWN_BYTES_MAX / 2);
+    format!("{}...{}", quoted(head), quoted(tail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_speak_to_the_terminal() {
+        assert_eq!(shown(b"a\x1b[2J\n\xff"), r#""a\u{1b}[2J\n\xFF""#);
+    }
+
+    #[test]
+    fn a_long_name_is_cut_in_its_middle() {
+        let text = shown(&[b'x'; 1 << 20]);
+        assert!(text.len() < 260 && text.contains("\"...\""), "{text}");
+    }
+}

@@ -1,0 +1,292 @@
+//! The block of 512 bytes before each entry, in both directions.
+//!
+//! Reads what POSIX (ustar), GNU tar and the seventh edition wrote, and writes
+//! ustar. What a block says and tare does not use (owners, device numbers) is
+//! not even looked at.
+
+use std::ops::Range;
+
+pub const BLOCK_BYTES: usize = 512;
+pub type Block = [u8; BLOCK_BYTES];
+pub const EMPTY: Block = [0; BLOCK_BYTES];
+
+/// The longest name and link target that fit.
+pub const NAME_BYTES_MAX: usize = 100;
+/// The largest size that fits as eleven octal digits.
+pub const SIZE_MAX: u64 = 0o77_777_777_777;
+
+const NAME: Range<usize> = 0..100;
+const MODE: Range<usize> = 100..108;
+const OWNER: Range<usize> = 108..116;
+const GROUP: Range<usize> = 116..124;
+const SIZE: Range<usize> = 124..136;
+const MTIME: Range<usize> = 136..148;
+const CHECKSUM: Range<usize> = 148..156;
+const TYPE: usize = 156;
+const LINK: Range<usize> = 157..257;
+const MAGIC: Range<usize> = 257..265;
+const PREFIX: Range<usize> = 345..500;
+
+/// POSIX; the two digits are the version.
+const USTAR: &[u8] = b"ustar\x0000";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Type {
+    File,
+    HardLink,
+    Symlink,
+    CharacterDevice,
+    BlockDevice,
+    Directory,
+    Fifo,
+    /// pax: more about the next entry.
+    Extended,
+    /// pax: more about all entries that follow.
+    Global,
+    /// GNU: the name, or the link target, of the next entry.
+    LongName,
+    LongLink,
+    /// GNU: a file with holes.
+    Sparse,
+    Unknown(u8),
+}
+
+impl Type {
+    fn of(byte: u8) -> Self {
+        match byte {
+            // The seventh edition's, and what POSIX calls contiguous.
+            0 | b'0' | b'7' => Self::File,
+            b'1' => Self::HardLink,
+            b'2' => Self::Symlink,
+            b'3' => Self::CharacterDevice,
+            b'4' => Self::BlockDevice,
+            b'5' => Self::Directory,
+            b'6' => Self::Fifo,
+            b'x' => Self::Extended,
+            b'g' => Self::Global,
+            b'L' => Self::LongName,
+            b'K' => Self::LongLink,
+            b'S' => Self::Sparse,
+            other => Self::Unknown(other),
+        }
+    }
+
+    fn byte(self) -> u8 {
+        match self {
+            Self::File => b'0',
+            Self::HardLink => b'1',
+            Self::Symlink => b'2',
+            Self::CharacterDevice => b'3',
+            Self::BlockDevice => b'4',
+            Self::Directory => b'5',
+            Self::Fifo => b'6',
+            Self::Extended => b'x',
+            Self::Global => b'g',
+            Self::LongName => b'L',
+            Self::LongLink => b'K',
+            Self::Sparse => b'S',
+            Self::Unknown(byte) => byte,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    pub name: Vec<u8>,
+    pub kind: Type,
+    /// The permission bits alone: set-id and sticky bits end here.
+    pub mode: u32,
+    pub size: u64,
+    pub mtime: i64,
+    pub link: Vec<u8>,
+}
+
+impl Header {
+    /// What is wrong with a block is a sentence about a header.
+    pub fn decode(block: &Block) -> Result<Self, &'static str> {
+        if number(&block[CHECKSUM]) != Some(checksum(block)) {
+            return Err("a header's checksum is wrong");
+        }
+        let field = |range| number(&block[range]).ok_or("a header holds a number that is none");
+        let size = u64::try_from(field(SIZE)?).map_err(|_| "a header holds a negative size")?;
+        Ok(Self {
+            name: full_name(block),
+            kind: Type::of(block[TYPE]),
+            // Masked to nine bits.
+            mode: (field(MODE)? & 0o777) as u32,
+            size,
+            mtime: field(MTIME)?,
+            link: text(&block[LINK]).to_vec(),
+        })
+    }
+
+    /// What is too long is cut; an extended header has it whole.
+    pub fn encode(&self) -> Block {
+        let mut block = [0; BLOCK_BYTES];
+        put_text(&mut block[NAME], &self.name);
+        put_number(&mut block[MODE], i64::from(self.mode));
+        put_number(&mut block[OWNER], 0);
+        put_number(&mut block[GROUP], 0);
+        put_number(&mut block[SIZE], self.size.cast_signed());
+        put_number(&mut block[MTIME], self.mtime);
+        block[TYPE] = self.kind.byte();
+        put_text(&mut block[LINK], &self.link);
+        block[MAGIC].copy_from_slice(USTAR);
+        let sum = format!("{:06o}\0 ", checksum(&block));
+        block[CHECKSUM].copy_from_slice(sum.as_bytes());
+        block
+    }
+}
+
+pub fn is_zeros(bytes: &[u8]) -> bool {
+    // Compared by the block, which is fast without an optimiser too.
+    bytes
+        .chunks(BLOCK_BYTES)
+        .all(|chunk| chunk == &EMPTY[..chunk.len()])
+}
+
+/// GNU tar keeps times where POSIX keeps the prefix, and says so in the magic.
+fn full_name(block: &Block) -> Vec<u8> {
+    let (prefix, name) = (text(&block[PREFIX]), text(&block[NAME]));
+    if prefix.is_empty() || &block[MAGIC] != USTAR {
+        return name.to_vec();
+    }
+    [prefix, b"/", name].concat()
+}
+
+/// The sum of all bytes, with blanks where the sum itself is.
+fn checksum(block: &Block) -> i64 {
+    let sum = |range: &[u8]| range.iter().map(|byte| i64::from(*byte)).sum::<i64>();
+    sum(block) - sum(&block[CHECKSUM]) + i64::from(b' ') * CHECKSUM.len() as i64
+}
+
+fn text(field: &[u8]) -> &[u8] {
+    let end = field.iter().position(|byte| *byte == 0);
+    &field[..end.unwrap_or(field.len())]
+}
+
+fn put_text(field: &mut [u8], text: &[u8]) {
+    let length = text.len().min(field.len());
+    field[..length].copy_from_slice(&text[..length]);
+}
+
+/// Octal digits between blanks, or GNU's base 256 with the first bit set.
+fn number(field: &[u8]) -> Option<i64> {
+    if field[0] & 0x80 != 0 {
+        return base_256(field);
+    }
+    let is_blank = |byte: &u8| *byte == b' ' || *byte == 0;
+    let start = field.iter().position(|byte| *byte != b' ')?;
+    let digits = &field[start..];
+    let end = digits.iter().position(is_blank).unwrap_or(digits.len());
+    if !digits[end..].iter().all(is_blank) {
+        return None;
+    }
+    // `from_str_radix` takes signs; a header has none.
+    let digits = str::from_utf8(&digits[..end]).ok()?;
+    digits
+        .bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| i64::from_str_radix(digits, 8).ok())?
+}
+
+/// Two's complement, most significant byte first, without its topmost bit.
+fn base_256(field: &[u8]) -> Option<i64> {
+    let negative = field[0] & 0x40 != 0;
+    let first = i64::from(field[0] & 0x3f) - if negative { 0x40 } else { 0 };
+    field[1..].iter().try_fold(first, |value, byte| {
+        value.checked_mul(256)?.checked_add(i64::from(*byte))
+    })
+}
+
+fn put_number(field: &mut [u8], value: i64) {
+    let digits = format!("{value:0width$o}\0", width = field.len() - 1);
+    if value >= 0 && digits.len() == field.len() {
+        field.copy_from_slice(digits.as_bytes());
+        return;
+    }
+    field.fill(if value < 0 { 0xff } else { 0 });
+    let bytes = value.to_be_bytes();
+    let start = field.len() - bytes.len();
+    field[start..].copy_from_slice(&bytes);
+    field[0] |= 0x80;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            name: b"a/b".to_vec(),
+            kind: Type::File,
+            mode: 0o640,
+            size: 12,
+            mtime: 1_700_000_000,
+            link: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_header_survives_the_round_trip() {
+        for (size, mtime) in [(0, 0), (SIZE_MAX, -1), (1 << 40, 1 << 40)] {
+            let header = Header {
+                size,
+                mtime,
+                ..header()
+            };
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+    }
+
+    #[test]
+    fn every_single_byte_of_damage_is_noticed() {
+        let block = header().encode();
+        for at in (0..BLOCK_BYTES).filter(|at| !CHECKSUM.contains(at)) {
+            let mut damaged = block;
+            damaged[at] ^= 0x10;
+            assert!(Header::decode(&damaged).is_err(), "byte {at}");
+        }
+    }
+
+    /// E101.
+    #[test]
+    fn set_id_and_sticky_bits_are_not_read() {
+        let header = Header {
+            mode: 0o7755,
+            ..header()
+        };
+        assert_eq!(Header::decode(&header.encode()).unwrap().mode, 0o755);
+    }
+
+    /// E100.
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        let numbers: [(&[u8], Option<i64>); 12] = [
+            (b"0000644\0", Some(0o644)),
+            (b"   644 \0", Some(0o644)),
+            (b"77777777", Some(0o77_777_777)),
+            (b"\x80\0\0\0\0\0\x01\0", Some(256)),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xfe", Some(-2)),
+            (b"        ", None),
+            (b"\0\0\0\0\0\0\0\0", None),
+            (b"0000648\0", None),
+            (b"-000644\0", None),
+            (b"+000644\0", None),
+            (b"0644\x000644"[..8].as_ref(), None),
+            (b"\xbf\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", None),
+        ];
+        for (field, value) in numbers {
+            assert_eq!(number(field), value, "{}", field.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_negative_size_is_refused() {
+        let header = Header {
+            size: u64::MAX,
+            ..header()
+        };
+        assert!(Header::decode(&header.encode()).is_err());
+    }
+}

@@ -1,0 +1,290 @@
+//! A stream as entries, one after the other. The stream is hostile: every length
+//! is checked before it is used, and where two readings are possible, it is
+//! refused, because another program would take the other one.
+
+use std::io::{BufRead, BufReader, ErrorKind as IoErrorKind, Read};
+
+use crate::error::{Error, shown};
+use crate::header::{BLOCK_BYTES, Block, Header, Type, is_zeros};
+use crate::pax::Records;
+use crate::{BUFFER_BYTES, EXTENDED_BYTES_MAX};
+
+/// Empty blocks after the end: programs fill up their last record, of 10 KiB
+/// usually and of 1 MiB for the largest tapes.
+const PADDING_BYTES_MAX: u64 = 1 << 20;
+
+/// How streams begin that somebody forgot to uncompress.
+const COMPRESSED: [&[u8]; 4] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh"];
+
+#[derive(Debug)]
+pub struct Entry {
+    /// As the stream has it: nothing about it is checked.
+    pub name: Vec<u8>,
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u32,
+    pub mtime: i64,
+}
+
+#[derive(Debug)]
+pub enum Kind {
+    File { size: u64 },
+    Directory,
+    Symlink { target: Vec<u8> },
+    HardLink { target: Vec<u8> },
+}
+
+pub struct Reader<'a> {
+    input: BufReader<&'a mut dyn Read>,
+    /// Of the current entry: what was not read yet, and what fills its last block.
+    data_left: u64,
+    padding_left: u64,
+    /// Whether a header was seen, so that this is an archive and not anything.
+    begun: bool,
+    /// From a global header.
+    mtime: Option<i64>,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(input: &'a mut dyn Read) -> Self {
+        Self {
+            input: BufReader::with_capacity(BUFFER_BYTES, input),
+            data_left: 0,
+            padding_left: 0,
+            begun: false,
+            mtime: None,
+        }
+    }
+
+    /// Skips what is left of the current entry; `None` after the last one, when
+    /// the stream was read to its end.
+    pub fn next(&mut self) -> Result<Option<Entry>, Error> {
+        self.skip()?;
+        let mut records = Records::default();
+        while let Some(header) = self.header()? {
+            let more = match header.kind {
+                Type::Extended => Records::decode(&self.extension(&header)?),
+                Type::Global => self.global(&header).map(|()| Ok(Records::default()))?,
+                Type::LongName => Ok(Records {
+                    path: Some(self.long_text(&header)?),
+                    ..Records::default()
+                }),
+                Type::LongLink => Ok(Records {
+                    link: Some(self.long_text(&header)?),
+                    ..Records::default()
+                }),
+                Type::File
+                | Type::HardLink
+                | Type::Symlink
+                | Type::CharacterDevice
+                | Type::BlockDevice
+                | Type::Directory
+                | Type::Fifo
+                | Type::Sparse
+                | Type::Unknown(_) => return self.entry(header, records).map(Some),
+            };
+            more.and_then(|more| records.merge(more))
+                .map_err(Error::damaged)?;
+        }
+        if records != Records::default() {
+            return Err(Error::ends_too_early());
+        }
+        self.end().map(|()| None)
+    }
+
+    /// The next bytes of the current file; none at its end. They come again
+    /// until they are consumed.
+    pub fn data(&mut self) -> Result<&[u8], Error> {
+        if self.data_left == 0 {
+            return Ok(&[]);
+        }
+        self.fill()?;
+        let available = self.input.buffer();
+        if available.is_empty() {
+            return Err(Error::ends_too_early());
+        }
+        let wanted = usize::try_from(self.data_left).unwrap_or(usize::MAX);
+        Ok(&available[..available.len().min(wanted)])
+    }
+
+    pub fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+        self.data_left -= count as u64;
+    }
+
+    /// `None` is the empty block after the last entry.
+    fn header(&mut self) -> Result<Option<Header>, Error> {
+        let mut block: Block = [0; BLOCK_BYTES];
+        let count = self.read_block(&mut block)?;
+        let not_an_archive = || {
+            let compressed = COMPRESSED.iter().any(|magic| block.starts_with(magic));
+            Error::not_an_archive(compressed.then_some("it is compressed; uncompress it first"))
+        };
+        if count < BLOCK_BYTES {
+            return Err(match self.begun {
+                true => Error::ends_too_early(),
+                false => not_an_archive(),
+            });
+        }
+        if is_zeros(&block) {
+            return Ok(None);
+        }
+        let header = Header::decode(&block).map_err(|why| match self.begun {
+            true => Error::damaged(why),
+            false => not_an_archive(),
+        })?;
+        self.begun = true;
+        Ok(Some(header))
+    }
+
+    fn entry(&mut self, header: Header, records: Records) -> Result<Entry, Error> {
+        let name = records.path.unwrap_or(header.name);
+        let target = records.link.unwrap_or(header.link);
+        let size = records.size.unwrap_or(header.size);
+        let refused = |why: &str| Err(Error::refused(cannot_unpack(&name), why));
+        if records.sparse {
+            return refused("it is a sparse file; make the archive without --sparse");
+        }
+        let kind = match header.kind {
+            // The seventh edition had no type for directories.
+            Type::File if name.ends_with(b"/") => Kind::Directory,
+            Type::File => Kind::File { size },
+            Type::Directory => Kind::Directory,
+            Type::Symlink => Kind::Symlink { target },
+            Type::HardLink => Kind::HardLink { target },
+            Type::CharacterDevice => return refused("it is a character device"),
+            Type::BlockDevice => return refused("it is a block device"),
+            Type::Fifo => return refused("it is a fifo"),
+            Type::Sparse => {
+                return refused("it is a sparse file; make the archive without --sparse");
+            }
+            Type::Extended | Type::Global | Type::LongName | Type::LongLink | Type::Unknown(_) => {
+                return refused("it is of a type that tare does not know");
+            }
+        };
+        match kind {
+            Kind::File { size } => self.expect_data(size),
+            // Some programs skip the data that this promises, and some do not.
+            Kind::Directory | Kind::Symlink { .. } | Kind::HardLink { .. } if size != 0 => {
+                return refused("it claims to have data, which only a file has");
+            }
+            Kind::Directory | Kind::Symlink { .. } | Kind::HardLink { .. } => {}
+        }
+        Ok(Entry {
+            name,
+            kind,
+            mode: header.mode,
+            mtime: records.mtime.or(self.mtime).unwrap_or(header.mtime),
+        })
+    }
+
+    /// Only a time makes sense for many files; a name or a size for all would
+    /// let a small stream do much work.
+    fn global(&mut self, header: &Header) -> Result<(), Error> {
+        let bytes = self.extension(header)?;
+        let records = Records::decode(&bytes).map_err(Error::damaged)?;
+        self.mtime = records.mtime.or(self.mtime);
+        let rest = Records {
+            mtime: None,
+            ..records
+        };
+        match rest == Records::default() {
+            true => Ok(()),
+            false => Err(Error::damaged("a global header describes a single file")),
+        }
+    }
+
+    /// GNU tar ends it with a zero byte.
+    fn long_text(&mut self, header: &Header) -> Result<Vec<u8>, Error> {
+        let mut text = self.extension(header)?;
+        let length = text.iter().rposition(|byte| *byte != 0);
+        text.truncate(length.map_or(0, |last| last + 1));
+        Ok(text)
+    }
+
+    /// The data of an extended header. Grows with what arrives, not with what
+    /// the header claims.
+    fn extension(&mut self, header: &Header) -> Result<Vec<u8>, Error> {
+        if header.size > EXTENDED_BYTES_MAX {
+            return Err(Error::damaged("an extended header is longer than 1 MiB"));
+        }
+        self.expect_data(header.size);
+        let mut bytes = Vec::new();
+        loop {
+            let part = self.data()?;
+            let count = part.len();
+            if count == 0 {
+                break;
+            }
+            bytes.extend_from_slice(part);
+            self.consume(count);
+        }
+        self.skip()?;
+        Ok(bytes)
+    }
+
+    fn expect_data(&mut self, size: u64) {
+        self.data_left = size;
+        self.padding_left = size.next_multiple_of(BLOCK_BYTES as u64) - size;
+    }
+
+    fn skip(&mut self) -> Result<(), Error> {
+        self.data_left += std::mem::take(&mut self.padding_left);
+        loop {
+            match self.data()?.len() {
+                0 => return Ok(()),
+                count => self.consume(count),
+            }
+        }
+    }
+
+    /// Whatever follows the end would be left out in silence, so nothing may.
+    fn end(&mut self) -> Result<(), Error> {
+        let mut padding: u64 = 0;
+        loop {
+            self.fill()?;
+            let rest = self.input.buffer();
+            let count = rest.len();
+            if count == 0 {
+                return Ok(());
+            }
+            padding += count as u64;
+            if padding > PADDING_BYTES_MAX || !is_zeros(rest) {
+                return Err(Error::damaged("something follows its end"));
+            }
+            self.input.consume(count);
+        }
+    }
+
+    /// How much of the block there was.
+    fn read_block(&mut self, block: &mut Block) -> Result<usize, Error> {
+        let mut count = 0;
+        while count < BLOCK_BYTES {
+            self.fill()?;
+            let available = self.input.buffer();
+            let part = available.len().min(BLOCK_BYTES - count);
+            if part == 0 {
+                break;
+            }
+            block[count..count + part].copy_from_slice(&available[..part]);
+            self.input.consume(part);
+            count += part;
+        }
+        Ok(count)
+    }
+
+    /// Makes sure that something is in the buffer, except at the end.
+    fn fill(&mut self) -> Result<(), Error> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::failed("cannot read the archive".into(), error)),
+            }
+        }
+    }
+}
+
+pub fn cannot_unpack(name: &[u8]) -> String {
+    format!("cannot unpack {}", shown(name))
+}
