@@ -49,7 +49,7 @@ pub enum Command {
     /// List boxes, the oldest first
     #[command(visible_alias = "ps")]
     Ls(ls::LsArgs),
-    /// Print what a box wrote to stdout and stderr
+    /// Show what a box has written
     Logs(logs::LogsArgs),
     /// Show what boxes use: memory, processor time, processes, scratch, output
     Stats(stats::StatsArgs),

@@ -271,19 +271,19 @@ impl Reader {
         Ok(false)
     }
 
-    /// Where no whole record is, the segment is at its end if the next has begun.
+    /// Where no whole record is, the segment is at its end if a next one has begun.
     fn leave(&mut self, place: Place) -> Result<Look, ReadError> {
         let other = 1 - file_of(place.sequence);
-        match (self.segment(other)?, place.sequence.checked_add(1)) {
-            (Segment::Numbered(found), Some(next)) if found == next => {
+        match self.segment(other)? {
+            Segment::Numbered(next) if next > place.sequence => {
                 // What was written here between our look and that is there now.
                 if self.fill(place)? && self.decode() == Decoded::Part {
                     self.go_to(next);
                 }
                 Ok(Look::Again)
             }
-            (Segment::Garbage, _) => Err(damaged(other, 0)),
-            (Segment::Numbered(_) | Segment::Absent, _) => Ok(Look::End),
+            Segment::Garbage => Err(damaged(other, 0)),
+            Segment::Numbered(_) | Segment::Absent => Ok(Look::End),
         }
     }
 

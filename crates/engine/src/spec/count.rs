@@ -1,4 +1,4 @@
-//! Whole numbers with a range: `--pids`, `--nofile`.
+//! Whole numbers with a range: `--pids`, `--nofile`, `--tail`.
 
 use std::ops::RangeInclusive;
 
@@ -21,6 +21,11 @@ pub fn pids(text: &str) -> Result<u32, Error> {
 
 pub fn nofile(text: &str) -> Result<u32, Error> {
     within(text, NOFILE_MIN..=NOFILE_MAX, "descriptors")
+}
+
+/// Of a log; none is a number too.
+pub fn lines(text: &str) -> Result<u32, Error> {
+    within(text, 0..=u32::MAX, "lines")
 }
 
 fn within(text: &str, range: RangeInclusive<u32>, what: &str) -> Result<u32, Error> {
@@ -51,6 +56,8 @@ mod tests {
         assert_eq!(pids("4194304").unwrap(), PIDS_MAX);
         assert_eq!(nofile("16").unwrap(), NOFILE_MIN);
         assert_eq!(nofile("1048576").unwrap(), NOFILE_MAX);
+        assert_eq!(lines("0").unwrap(), 0);
+        assert_eq!(lines("4294967295").unwrap(), u32::MAX);
     }
 
     /// B017

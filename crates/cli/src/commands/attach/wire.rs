@@ -63,6 +63,7 @@ enum Ready {
     Ended,
     Log,
     Output(usize),
+    NobodyReads,
     Input,
 }
 
@@ -126,10 +127,24 @@ impl Wire {
         ended: bool,
         wait: Option<&Timespec>,
     ) -> Result<Vec<Ready>, Error> {
+        let (mut fds, meanings): (Vec<_>, Vec<_>) =
+            self.interests(signals, ended).into_iter().unzip();
+        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
+        let found = fds.iter().zip(meanings);
+        let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
+        Ok(ready.map(|(_, meaning)| meaning).collect())
+    }
+
+    fn interests<'a>(&'a self, signals: &'a SignalFd, ended: bool) -> Vec<(PollFd<'a>, Ready)> {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut asked = vec![
             (readable(signals.as_fd()), Ready::Signal),
             (readable(self.watch.as_fd()), Ready::Log),
+            // Only for what is always told: that the reading end is closed.
+            (
+                PollFd::from_borrowed_fd(stdout(), PollFlags::empty()),
+                Ready::NobodyReads,
+            ),
         ];
         if let (Some(keeper), false) = (&self.attachment.keeper, ended) {
             asked.push((readable(keeper.as_fd()), Ready::Ended));
@@ -145,11 +160,7 @@ impl Wire {
             let (fd, flags) = input.interest();
             asked.push((PollFd::from_borrowed_fd(fd, flags), Ready::Input));
         }
-        let (mut fds, meanings): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
-        let found = fds.iter().zip(meanings);
-        let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
-        Ok(ready.map(|(_, meaning)| meaning).collect())
+        asked
     }
 
     fn take(&mut self, ready: Ready, signals: &SignalFd) -> Result<Option<Left>, Error> {
@@ -164,6 +175,7 @@ impl Wire {
                 let taker = self.outputs[index].advance().doing(cannot_pass_on)?;
                 return Ok((taker == Taker::Gone).then_some(Left::Detached));
             }
+            Ready::NobodyReads => return Ok(Some(Left::Detached)),
             Ready::Input => return self.take_input(),
         }
         Ok(None)
