@@ -10,7 +10,10 @@ fn every_shell_gets_a_script_that_knows_the_options() {
     let tare = tare!();
     for shell in ["bash", "zsh", "fish"] {
         let output = tare.call(["completion", shell]).ok().said_nothing();
-        for word in ["tare", "run", "doctor", "memory", "timeout"] {
+        let words = [
+            "tare", "run", "exec", "rename", "doctor", "memory", "timeout", "lease", "watch",
+        ];
+        for word in words {
             assert!(
                 output.stdout_text().contains(word),
                 "{shell}: {word} is missing"

@@ -6,7 +6,27 @@ use tare_harness::tare;
 fn help_names_every_command() {
     let tare = tare!();
     let output = tare.call(["--help"]).ok().said_nothing();
-    for command in ["run", "doctor", "completion"] {
+    let commands = [
+        "run",
+        "exec",
+        "cp",
+        "attach",
+        "ls",
+        "logs",
+        "stats",
+        "inspect",
+        "wait",
+        "stop",
+        "kill",
+        "rm",
+        "pause",
+        "resume",
+        "rename",
+        "update",
+        "doctor",
+        "completion",
+    ];
+    for command in commands {
         assert!(output.stdout_text().contains(command), "{output}");
     }
 }
@@ -39,6 +59,11 @@ fn help_of_run_names_every_option_and_every_exit_code() {
         "--json",
         "--root",
         "--seccomp",
+        "--detach",
+        "--lease",
+        "--rm",
+        "--keep",
+        "--retention",
         "124",
         "125",
         "126",
@@ -46,6 +71,20 @@ fn help_of_run_names_every_option_and_every_exit_code() {
     ];
     for word in words {
         assert!(text.contains(word), "{word} is missing:\n{text}");
+    }
+}
+
+#[test]
+fn help_of_every_command_has_an_example() {
+    let tare = tare!();
+    let commands = [
+        "run", "exec", "cp", "attach", "ls", "logs", "stats", "inspect", "wait", "stop", "kill",
+        "rm", "pause", "resume", "rename", "update",
+    ];
+    for command in commands {
+        let output = tare.call([command, "--help"]).ok().said_nothing();
+        let example = format!("  tare {command} ");
+        assert!(output.stdout_text().contains(&example), "{output}");
     }
 }
 

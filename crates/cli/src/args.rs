@@ -33,26 +33,47 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// One line each, and their options deferred: a run does not pay for the options
+/// of all other commands.
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 pub enum Command {
+    /// Run a command in a fresh box
     Run(Box<run::RunArgs>),
+    /// Run another command in a box that lives
     Exec(Box<exec::ExecArgs>),
+    /// Copy files between the host and a box, or as a tar stream
     Cp(cp::CpArgs),
+    /// Watch what a box writes from now on, and write to it
     Attach(attach::AttachArgs),
+    /// List boxes, the oldest first
     #[command(visible_alias = "ps")]
     Ls(ls::LsArgs),
+    /// Show what a box has written
     Logs(logs::LogsArgs),
+    /// Show what boxes use: memory, processor time, processes, scratch, output
     Stats(stats::StatsArgs),
+    /// Print all that is known of boxes, as a JSON array
     Inspect(inspect::InspectArgs),
+    /// Wait until boxes have ended, and print the exit code of each on a line
     Wait(wait::WaitArgs),
+    /// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything
     Stop(stop::StopArgs),
+    /// Send a signal to the command of a box; by default, kill the whole box
     Kill(kill::KillArgs),
+    /// Remove boxes: record, log, exit code and kept scratch
     Rm(rm::RmArgs),
+    /// Freeze every process of a box
     Pause(pause::PauseArgs),
+    /// Let a paused box go on
     Resume(resume::ResumeArgs),
+    /// Give a box another name
     Rename(rename::RenameArgs),
+    /// Change the limits or the lease of boxes that live
     Update(update::UpdateArgs),
+    /// Say what this host can do, and what tare does about each thing missing
     Doctor(doctor::DoctorArgs),
+    /// Print a completion script for a shell
     Completion(completion::CompletionArgs),
 }
 
@@ -64,6 +85,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_is_listed_as_it_describes_itself() {
+        for listed in Cli::command().get_subcommands() {
+            let mut own = listed.clone();
+            own.build();
+            let texts = [listed, &own].map(|it| it.get_about().map(ToString::to_string));
+            assert!(texts[0].is_some() && texts[0] == texts[1], "{texts:?}");
+        }
     }
 
     /// Everything after COMMAND belongs to it, with or without `--`.

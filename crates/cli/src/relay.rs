@@ -25,8 +25,7 @@ mod terminal;
 pub use attend::{Attended, attend, until_started};
 pub use budget::Budget;
 pub use end::{End, is_closed};
-use reaction::asks_to_stop;
-pub use reaction::{Reaction, asks, react, take_over};
+pub use reaction::{Reaction, asked_to_stop, asks, react, take_over};
 pub use session::Session;
 use stream::{Ended, Sink, Stream, Waiting};
 pub use terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window, window};
@@ -149,7 +148,7 @@ impl<'fd> Relay<'fd> {
         let silence = if hasty { HASTY_SILENCE } else { DRAIN_SILENCE };
         while !is_over(&self.outputs) {
             let ready = self.poll(&[signals.as_fd()], Some(silence))?;
-            if ready.has(0) && asks_to_stop(signals)? {
+            if ready.has(0) && asked_to_stop(signals)?.is_some() {
                 return Ok(());
             }
             if ready.is_empty() {

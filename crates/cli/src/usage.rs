@@ -121,11 +121,22 @@ fn invalid_value(error: &clap::Error, argument: &str) -> String {
 fn missing(error: &clap::Error) -> String {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::Strings(missing)) => {
-            let missing: Vec<_> = missing.iter().map(|word| flag_of(word)).collect();
-            format!("{} is missing", missing.join(" and "))
+            let missing: Vec<_> = missing.iter().map(|word| any_of(word)).collect();
+            let verb = if missing.len() == 1 { "is" } else { "are" };
+            format!("{} {verb} missing", missing.join(" and "))
         }
         Some(_) | None => first_line(error),
     }
+}
+
+/// `--memory or --pids` of `<--memory <SIZE>|--pids <N>>`, which is how clap
+/// writes that one of them is needed.
+fn any_of(word: &str) -> String {
+    let mut flags = word.split("|--");
+    let first = flags.next().map(flag_of).unwrap_or_default();
+    let others = flags.map(|flag| format!("--{}", flag_of(flag)));
+    let flags: Vec<String> = std::iter::once(first.to_owned()).chain(others).collect();
+    flags.join(" or ")
 }
 
 fn suggestion(error: &clap::Error) -> Option<String> {
@@ -224,6 +235,45 @@ mod tests {
             (
                 &["tare", "doctor", "x\n"],
                 "'x\\n' is one argument too many (try 'tare doctor --help')",
+            ),
+        ] {
+            assert_eq!(refusal(line), expected);
+        }
+    }
+
+    #[test]
+    fn the_commands_of_boxes_that_live_refuse_in_one_line_too() {
+        for (line, expected) in [
+            (
+                &["tare", "run", "--lease", "1h", "true"][..],
+                "--detach is missing (try 'tare run --help')",
+            ),
+            (
+                &["tare", "exec"],
+                "BOX and COMMAND are missing (try 'tare exec --help')",
+            ),
+            (&["tare", "rm"], "BOX is missing (try 'tare rm --help')"),
+            (
+                &["tare", "rm", "--all", "web"],
+                "--all cannot be used with BOX (try 'tare rm --help')",
+            ),
+            (
+                &["tare", "ps", "-q", "--json"],
+                "--quiet cannot be used with --json (try 'tare ls --help')",
+            ),
+            (
+                &["tare", "update", "web"],
+                "--memory or --pids or --cpus or --lease is missing (try 'tare update --help')",
+            ),
+            (
+                &["tare", "stop", "-t", "soon", "web"],
+                "bad value for --time: 'soon' is not a duration (write a duration such as 30s, \
+                 500ms, 2m or 1h30m, from 1ms to 3650d)",
+            ),
+            (
+                &["tare", "cp", "web:", "x"],
+                "bad value for SRC: 'web:' names no path in a box (write BOX:PATH, such as \
+                 web:/work, or ./ before a path of the host)",
             ),
         ] {
             assert_eq!(refusal(line), expected);

@@ -61,19 +61,48 @@ pub struct Exec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
     Command(Vec<Vec<u8>>),
-    /// Tare's own: writes an archive of this path to its standard output, with
-    /// this name at the top.
-    Pack {
-        path: Vec<u8>,
-        name: Vec<u8>,
-    },
-    /// Tare's own: unpacks its standard input below this directory.
-    Unpack(Unpack),
+    /// Tare's own: writes an archive of this path to its standard output.
+    Pack(Vec<u8>),
+    /// Tare's own: unpacks its standard input into this directory, or into the
+    /// one that the path is in.
+    Unpack(Vec<u8>),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unpack {
-    pub path: Vec<u8>,
+/// What is at the path of a [`Program::Pack`] or [`Program::Unpack`]: the first
+/// line of its standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    Missing,
+    /// Anything but a directory.
+    File,
+    Directory,
+}
+
+impl Found {
+    const ALL: [Self; 3] = [Self::Missing, Self::File, Self::Directory];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::File => "file",
+            Self::Directory => "directory",
+        }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Found {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut known = Self::ALL.into_iter();
+        known.find(|one| one.as_str() == text).ok_or(())
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -127,7 +127,11 @@ mod tests {
             ("/work/..", "/work/..", b"."),
             (".", ".", b"."),
         ] {
-            assert_eq!(place(Path::new(path)), (Path::new(directory), name), "{path}");
+            assert_eq!(
+                place(Path::new(path)),
+                (Path::new(directory), name),
+                "{path}"
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use tare_engine::{Engine, Error};
 
 use super::DONE;
 use crate::error::print_note;
-use crate::relay;
+use crate::relay::{self, Caller};
 use crate::verdict::{Verdict, ended_code};
 
 mod input;
@@ -45,8 +45,10 @@ pub fn run(args: &AttachArgs, state_root: Option<PathBuf>) -> Result<u8, Error> 
     let taken = relay::take_over()?;
     let engine = Engine::open(state_root)?;
     let id = engine.find(&args.reference)?;
-    let mut wire = Wire::new(engine.attach(&id)?)?;
+    let tell = |signal| engine.signal(&id, signal);
+    let mut wire = Wire::new(engine.attach(&id)?, Caller::of_this_process(), &tell)?;
     let left = wire.until_end(&taken)?;
+    // The terminal is the caller's own again.
     drop(wire);
     match left {
         Left::Ended => Ok(ended_code(&engine.wait(&id)?)),

@@ -17,30 +17,44 @@ use tare_engine::{Doing, Engine, Error, ErrorKind, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
 
-use crate::error::{of_option, print_note};
+use super::DONE;
+use crate::error::print_note;
 
 mod printer;
 mod visible;
 
 use printer::{Caller, Controls, Prefix, Printer};
 
+const EXAMPLES: &str = "\
+Examples:
+  tare logs web
+  tare logs -f -n 20 web
+  tare logs --since 10m --timestamps web 2>&1 | grep ERROR";
+
 /// Show what a box has written
 ///
 /// What it wrote to its stdout goes to stdout, the rest to stderr. The log keeps
 /// the newest output, up to its limit, and stays until the box is removed.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub struct LogsArgs {
     /// Go on with what the box writes, until it ends
     #[arg(short, long)]
     follow: bool,
 
     /// Begin with the last N lines [default: all]
-    #[arg(short = 'n', long, value_name = "N", allow_hyphen_values = true)]
-    tail: Option<String>,
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        value_parser = count::lines,
+        allow_hyphen_values = true
+    )]
+    tail: Option<u32>,
 
     /// Begin at this time: 10m (ago), or 2026-11-15T22:09:05Z
-    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
-    since: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
+    since: Option<Timestamp>,
 
     /// Put the time before each line
     #[arg(short, long)]
@@ -50,22 +64,18 @@ pub struct LogsArgs {
     #[arg(long)]
     raw: bool,
 
-    /// Id, beginning of an id, or name
+    /// An id, the beginning of one, or a name
     #[arg(value_name = "BOX")]
     reference: String,
 }
 
 pub fn run(args: &LogsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let tail = args.tail.as_deref().map(count::lines).transpose();
-    let tail = tail.map_err(|error| of_option("--tail", error))?;
-    let since = args.since.as_deref().map(moment).transpose();
-    let since = since.map_err(|error| of_option("--since", error))?;
     let engine = Engine::open(state_root)?;
     let (mut logs, keeper) = engine.logs(&engine.find(&args.reference)?)?;
-    if let Some(since) = since {
+    if let Some(since) = args.since {
         logs.since(since);
     }
-    if let Some(lines) = tail {
+    if let Some(lines) = args.tail {
         logs.tail(u64::from(lines))?;
     }
     let caller = Caller {
@@ -86,7 +96,7 @@ pub fn run(args: &LogsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         (true, None) | (false, _) => show(&mut logs, &mut printer),
     };
     match shown {
-        Ok(()) | Err(Stop::NobodyReads) => Ok(0),
+        Ok(()) | Err(Stop::NobodyReads) => Ok(DONE),
         Err(Stop::Failed(error)) => Err(error),
     }
 }

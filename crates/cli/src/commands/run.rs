@@ -36,7 +36,7 @@ pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     signals::fail_past_file_limit();
     let engine = Engine::open(state_root)?;
     if args.detached.detach {
-        return detach::start(&engine, args, &request);
+        return detach::start(&engine, args, &request, &taken);
     }
     let started = Instant::now();
     let attached = engine.run(&request.spec, request.stdin)?;

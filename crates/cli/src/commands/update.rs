@@ -20,7 +20,7 @@ Examples:
 /// What is not named stays as it is. A limit may be raised and lowered; memory
 /// below what the box uses makes the kernel take it back or kill processes.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "tare update [OPTIONS] <BOX>...")]
 pub struct UpdateArgs {
     #[command(flatten)]
     changes: ChangeArgs,

@@ -49,14 +49,14 @@ pub fn asks(signal: i32) -> bool {
     )
 }
 
-/// Whether one of the signals that have come asks to stop.
-pub fn asks_to_stop(signals: &SignalFd) -> io::Result<bool> {
+/// The first of the signals that have come that asks to stop.
+pub fn asked_to_stop(signals: &SignalFd) -> io::Result<Option<i32>> {
     while let Some(signal) = signals.next()? {
         if asks(signal) {
-            return Ok(true);
+            return Ok(Some(signal));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 #[cfg(test)]

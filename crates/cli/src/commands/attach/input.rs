@@ -14,16 +14,16 @@ use crate::relay::{End, RawMode, pass_window};
 /// What is read at a time.
 const PORTION_BYTES: usize = 4096;
 
-pub struct Input {
-    source: End<'static>,
-    sink: Outlet<'static>,
-    terminal: Option<Terminal>,
+pub struct Input<'fd> {
+    source: End<'fd>,
+    sink: Outlet<'fd>,
+    terminal: Option<Terminal<'fd>>,
 }
 
 /// A terminal of the box that is used from one of the caller's.
-struct Terminal {
+struct Terminal<'fd> {
     keys: Keys,
-    _raw: RawMode<'static>,
+    _raw: RawMode<'fd>,
 }
 
 /// What comes after a step.
@@ -36,10 +36,10 @@ pub enum Step {
     Leave,
 }
 
-impl Input {
+impl<'fd> Input<'fd> {
     /// `box_side`: the pipe of the box's stdin, or its terminal's master side.
     pub fn new(
-        caller: BorrowedFd<'static>,
+        caller: BorrowedFd<'fd>,
         box_side: OwnedFd,
         is_terminal: bool,
     ) -> Result<Self, Error> {
@@ -113,18 +113,16 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
 
-    /// A pipe whose reading end stays open, as the caller's stdin does.
-    fn callers_pipe() -> (BorrowedFd<'static>, File) {
+    fn callers_pipe() -> (File, File) {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let read: &'static OwnedFd = Box::leak(Box::new(read));
-        (read.as_fd(), File::from(write))
+        (File::from(read), File::from(write))
     }
 
     #[test]
     fn input_is_passed_on_until_its_end() {
         let (caller, mut typist) = callers_pipe();
         let (box_reads, box_side) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let mut input = Input::new(caller, box_side, false).unwrap();
+        let mut input = Input::new(caller.as_fd(), box_side, false).unwrap();
         typist.write_all(b"a\x10\x11b").unwrap();
         assert_eq!(input.advance(), Step::More);
         drop(typist);
@@ -140,7 +138,7 @@ mod tests {
         let (caller, mut typist) = callers_pipe();
         let (box_reads, box_side) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(box_reads);
-        let mut input = Input::new(caller, box_side, false).unwrap();
+        let mut input = Input::new(caller.as_fd(), box_side, false).unwrap();
         typist.write_all(b"a").unwrap();
         assert_eq!(input.advance(), Step::Over);
     }

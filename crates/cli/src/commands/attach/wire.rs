@@ -8,17 +8,17 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::Signal;
-use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::logs::{Record, Stream};
+use tare_engine::logs::{Logs, Record, Stream};
 use tare_engine::spec::bytes;
 use tare_engine::{Attachment, Doing, Error};
+use tare_kernel::process::Process;
 use tare_kernel::signals::SignalFd;
 use tare_kernel::watch::Watch;
 
 use super::input::{Input, Step};
 use super::outlet::{Outlet, Taker};
 use crate::error::print_note;
-use crate::relay::{End, Reaction, asks, react};
+use crate::relay::{Caller, End, Reaction, asks, react};
 
 /// After so many records input and signals get their turn.
 const RECORDS_MAX: usize = 64;
@@ -34,12 +34,17 @@ pub enum Left {
     Interrupted(i32),
 }
 
-pub struct Wire {
-    attachment: Attachment,
+pub struct Wire<'a> {
+    logs: Logs,
     watch: Watch,
+    /// `None` when the box has ended.
+    keeper: Option<Process>,
+    caller: Caller<'a>,
     /// stdout and stderr.
-    outputs: [Outlet<'static>; 2],
-    input: Option<Input>,
+    outputs: [Outlet<'a>; 2],
+    input: Option<Input<'a>>,
+    /// Passes a signal to the box's command.
+    tell: &'a dyn Fn(i32) -> Result<(), Error>,
     /// The first signal that asked the command to stop.
     asked: Option<i32>,
 }
@@ -63,29 +68,36 @@ enum Ready {
     Ended,
     Log,
     Output(usize),
+    NobodyReads,
     Input,
 }
 
-impl Wire {
-    pub fn new(mut attachment: Attachment) -> Result<Self, Error> {
-        let watch = attachment.logs.watch()?;
-        let outputs = outputs().doing(|| "cannot use the caller's streams".to_owned())?;
-        let input = match attachment.input.take() {
-            Some(fd) => Some(Input::new(stdin(), fd, attachment.is_terminal)?),
+impl<'a> Wire<'a> {
+    pub fn new(
+        attachment: Attachment,
+        caller: Caller<'a>,
+        tell: &'a dyn Fn(i32) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let outputs = outputs(caller).doing(|| "cannot use the caller's streams".to_owned())?;
+        let input = match attachment.input {
+            Some(fd) => Some(Input::new(caller.stdin, fd, attachment.is_terminal)?),
             None => None,
         };
         Ok(Self {
-            attachment,
-            watch,
+            watch: attachment.logs.watch()?,
+            logs: attachment.logs,
+            keeper: attachment.keeper,
+            caller,
             outputs,
             input,
+            tell,
             asked: None,
         })
     }
 
     /// Passes on until the box has ended or the caller leaves it.
     pub fn until_end(&mut self, signals: &SignalFd) -> Result<Left, Error> {
-        let mut ended = self.attachment.keeper.is_none();
+        let mut ended = self.keeper.is_none();
         loop {
             let passed = self.pass_on()?;
             let wait = match passed {
@@ -108,7 +120,7 @@ impl Wire {
             if self.outputs.iter().any(|it| it.waits_for().is_some()) {
                 return Ok(Passed::Blocked);
             }
-            let Some(record) = self.attachment.logs.next_record()? else {
+            let Some(record) = self.logs.next_record()? else {
                 return Ok(Passed::All);
             };
             say_missed(&record);
@@ -126,12 +138,26 @@ impl Wire {
         ended: bool,
         wait: Option<&Timespec>,
     ) -> Result<Vec<Ready>, Error> {
+        let (mut fds, meanings): (Vec<_>, Vec<_>) =
+            self.interests(signals, ended).into_iter().unzip();
+        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
+        let found = fds.iter().zip(meanings);
+        let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
+        Ok(ready.map(|(_, meaning)| meaning).collect())
+    }
+
+    fn interests<'p>(&'p self, signals: &'p SignalFd, ended: bool) -> Vec<(PollFd<'p>, Ready)> {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut asked = vec![
             (readable(signals.as_fd()), Ready::Signal),
             (readable(self.watch.as_fd()), Ready::Log),
+            // Only for what is always told: that the reading end is closed.
+            (
+                PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()),
+                Ready::NobodyReads,
+            ),
         ];
-        if let (Some(keeper), false) = (&self.attachment.keeper, ended) {
+        if let (Some(keeper), false) = (&self.keeper, ended) {
             asked.push((readable(keeper.as_fd()), Ready::Ended));
         }
         for (index, output) in self.outputs.iter().enumerate() {
@@ -145,11 +171,7 @@ impl Wire {
             let (fd, flags) = input.interest();
             asked.push((PollFd::from_borrowed_fd(fd, flags), Ready::Input));
         }
-        let (mut fds, meanings): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
-        let found = fds.iter().zip(meanings);
-        let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
-        Ok(ready.map(|(_, meaning)| meaning).collect())
+        asked
     }
 
     fn take(&mut self, ready: Ready, signals: &SignalFd) -> Result<Option<Left>, Error> {
@@ -164,6 +186,7 @@ impl Wire {
                 let taker = self.outputs[index].advance().doing(cannot_pass_on)?;
                 return Ok((taker == Taker::Gone).then_some(Left::Detached));
             }
+            Ready::NobodyReads => return Ok(Some(Left::Detached)),
             Ready::Input => return self.take_input(),
         }
         Ok(None)
@@ -185,27 +208,38 @@ impl Wire {
     fn take_signals(&mut self, signals: &SignalFd) -> Result<Option<Left>, Error> {
         let next = || signals.next().doing(|| "cannot read signals".to_owned());
         while let Some(signal) = next()? {
-            match react(signal, self.asked) {
-                // The caller's terminal is gone, which is not the box's affair.
-                _ if signal == Signal::HUP.as_raw() => return Ok(Some(Left::Detached)),
-                Reaction::Resize => self.input.iter().for_each(Input::resize),
-                Reaction::Pass => {
-                    if asks(signal) {
-                        self.asked = Some(signal);
-                    }
-                    // A box that cannot be told has ended, which follows.
-                    let _ = self.attachment.signal(signal);
-                }
-                Reaction::EndBox => return Ok(Some(Left::Interrupted(signal))),
+            let left = self.take_signal(signal);
+            if left.is_some() {
+                return Ok(left);
             }
         }
         Ok(None)
     }
+
+    fn take_signal(&mut self, signal: i32) -> Option<Left> {
+        if signal == Signal::HUP.as_raw() {
+            // The caller's terminal is gone, which is not the box's affair.
+            return Some(Left::Detached);
+        }
+        match react(signal, self.asked) {
+            Reaction::Resize => self.input.iter().for_each(Input::resize),
+            Reaction::Pass => {
+                if asks(signal) {
+                    self.asked = Some(signal);
+                }
+                // A box that cannot be told has ended, which follows.
+                let _ = (self.tell)(signal);
+            }
+            Reaction::EndBox => return Some(Left::Interrupted(signal)),
+        }
+        None
+    }
 }
 
-fn outputs() -> Result<[Outlet<'static>; 2], Errno> {
-    let (stdout, stderr) = (End::callers(stdout())?, End::callers(stderr())?);
-    Ok([Outlet::new(stdout), Outlet::new(stderr)])
+fn outputs(caller: Caller<'_>) -> Result<[Outlet<'_>; 2], Errno> {
+    let stdout = Outlet::new(End::callers(caller.stdout)?);
+    let stderr = Outlet::new(End::callers(caller.stderr)?);
+    Ok([stdout, stderr])
 }
 
 fn index(stream: Stream) -> usize {
@@ -226,3 +260,7 @@ fn say_missed(record: &Record<'_>) {
 fn cannot_pass_on() -> String {
     "cannot pass on the box's output".to_owned()
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

@@ -103,7 +103,8 @@ pub struct RunArgs {
     pub scratch: Option<u64>,
 
     /// How much output is passed on, stdout and stderr together; the rest is
-    /// dropped, and that is said [default: 64m]
+    /// dropped, and that is said [default: 64m]. With --detach, how much of the
+    /// newest is kept for 'tare logs' [default: 16m]
     #[arg(
         long,
         value_name = "SIZE",

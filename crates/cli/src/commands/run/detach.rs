@@ -5,12 +5,16 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::duration;
-use tare_engine::{DetachOptions, Engine, Error};
+use tare_engine::{BoxId, DetachOptions, Doing, Engine, Error};
+use tare_kernel::signals::SignalFd;
 
 use super::args::RunArgs;
 use super::request::Request;
+use crate::commands::DONE;
 use crate::commands::lease::{self, Lease};
 use crate::error::{print_json, print_note, print_result};
+use crate::relay;
+use crate::verdict::Verdict;
 
 /// How long the record of a box that has ended is kept.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
@@ -68,18 +72,33 @@ struct Report {
     name: Option<String>,
 }
 
-pub fn start(engine: &Engine, args: &RunArgs, request: &Request) -> Result<u8, Error> {
+/// A caller who gives up before there is an id has no box.
+pub fn start(
+    engine: &Engine,
+    args: &RunArgs,
+    request: &Request,
+    signals: &SignalFd,
+) -> Result<u8, Error> {
     let started = engine.start(&request.spec, &options(args))?;
+    let asked = relay::asked_to_stop(signals).doing(|| "cannot read signals".to_owned())?;
+    if let Some(signal) = asked {
+        engine.remove(&started.id, true)?;
+        return Ok(Verdict::signalled(signal).code);
+    }
     if !request.quiet {
         started.notes.iter().for_each(|note| print_note(note));
     }
-    let id = started.id.to_string();
+    print_id(&started.id, args, request)?;
+    Ok(DONE)
+}
+
+fn print_id(id: &BoxId, args: &RunArgs, request: &Request) -> Result<(), Error> {
+    let id = id.to_string();
     let name = request.spec.name.as_ref().map(ToString::to_string);
     match args.json {
         true => print_json(&Report { id, name }),
         false => print_result(&format!("{id}\n")),
     }
-    .map(|()| 0)
 }
 
 fn options(args: &RunArgs) -> DetachOptions {

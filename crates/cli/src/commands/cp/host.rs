@@ -1,0 +1,220 @@
+//! The host's side of a copy: files that are packed, and where others go.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
+use tare_archive::{Options, Top};
+use tare_engine::spec::received::quoted;
+use tare_engine::{Doing, Error, ErrorKind, Found};
+
+use super::landing::{self, Landing, Subject};
+
+/// Something of the host, held by its directory.
+#[derive(Debug)]
+pub struct Source<'a> {
+    path: &'a Path,
+    directory: OwnedFd,
+    /// What it is called in there; `.` for the directory itself.
+    entry: &'a OsStr,
+    is_directory: bool,
+}
+
+impl<'a> Source<'a> {
+    pub fn open(path: &'a Path) -> Result<Self, Error> {
+        let missing = |error: rustix::io::Errno| {
+            let message = format!("cannot read {}", quoted(path));
+            Error::new(ErrorKind::BadRequest, message).because(error)
+        };
+        // With a slash behind it a symlink means the directory it leads to.
+        let is_itself = landing::name(path).is_none() || landing::ends_with_slash(path);
+        let (directory, entry) = match path.file_name() {
+            Some(name) if !is_itself => (parent(path), name),
+            Some(_) | None => (path, OsStr::new(".")),
+        };
+        let directory = open_directory(directory).map_err(missing)?;
+        let stat = statat(&directory, entry, AtFlags::SYMLINK_NOFOLLOW).map_err(missing)?;
+        Ok(Self {
+            path,
+            directory,
+            entry,
+            is_directory: FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.path
+    }
+
+    pub fn subject(&self) -> Subject<'a> {
+        Subject::new(landing::name(self.path), self.is_directory)
+    }
+
+    /// Into an archive, in which it is called `name`.
+    pub fn pack(&self, stream: &mut File, name: &OsStr) -> Result<(), tare_archive::Error> {
+        let (entry, name) = (self.entry.as_bytes(), name.as_bytes());
+        tare_archive::pack(stream, self.directory.as_fd(), entry, name)
+    }
+}
+
+/// A path of the host that something is copied to.
+#[derive(Debug)]
+pub struct Destination<'a> {
+    path: &'a Path,
+    found: Found,
+}
+
+impl<'a> Destination<'a> {
+    pub fn look(path: &'a Path) -> Result<Self, Error> {
+        let found = match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => Found::Directory,
+            Ok(_) => Found::File,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Missing,
+            // A file with a slash behind it.
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Found::File,
+            Err(error) => return Err(error).doing(|| format!("cannot look at {}", quoted(path))),
+        };
+        Ok(Self { path, found })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.path
+    }
+
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
+    /// Takes an archive apart. Nothing in it can get another name than the one
+    /// that was asked for.
+    pub fn unpack(&self, stream: &mut File, landing: &Landing) -> Result<Unpacked, Error> {
+        if let Landing::Make { .. } = landing {
+            let made = fs::create_dir(self.path);
+            made.doing(|| format!("cannot make the directory {}", quoted(self.path)))?;
+        }
+        let (directory, top) = match landing {
+            Landing::Into { name } => (self.path, only(name, name)),
+            Landing::As { name, becomes } => (parent(self.path), only(name, becomes)),
+            Landing::Onto | Landing::Make { .. } => (self.path, Top::Any),
+        };
+        let opened = open_directory(directory)
+            .doing(|| format!("cannot open the directory {}", quoted(directory)))?;
+        let options = Options {
+            top,
+            ..Options::default()
+        };
+        let unpacked = tare_archive::unpack(stream, opened.as_fd(), options);
+        Ok(unpacked.map(drop))
+    }
+}
+
+/// What came of the stream, as opposed to the place it was to go to.
+type Unpacked = Result<(), tare_archive::Error>;
+
+fn only<'a>(name: &'a OsStr, becomes: &'a OsStr) -> Top<'a> {
+    Top::Only {
+        name: name.as_bytes(),
+        becomes: becomes.as_bytes(),
+    }
+}
+
+/// The directory that a path is in.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        Some(_) | None => Path::new("."),
+    }
+}
+
+fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(path, flags, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::landing::landing;
+    use super::*;
+    use std::io::Seek;
+    use tare_harness::TemporaryDirectory;
+
+    /// A copy from one path of the host to another, as if a box lay between.
+    fn copy(source: &Path, destination: &Path) -> Result<(), Error> {
+        let source = Source::open(source)?;
+        let destination = Destination::look(destination)?;
+        let landing = landing(source.subject(), destination.path(), destination.found())?;
+        let spool = TemporaryDirectory::new();
+        let mut stream = File::create_new(spool.join("tar")).unwrap();
+        let name = landing::name(source.path()).unwrap_or(OsStr::new("."));
+        source.pack(&mut stream, name).unwrap();
+        let mut stream = File::open(spool.join("tar")).unwrap();
+        stream.rewind().unwrap();
+        destination.unpack(&mut stream, &landing)?.unwrap();
+        Ok(())
+    }
+
+    /// `tree/file` and `tree/sub/deep`.
+    fn tree() -> TemporaryDirectory {
+        let directory = TemporaryDirectory::new();
+        fs::create_dir_all(directory.join("tree/sub")).unwrap();
+        directory.write("tree/file", "1");
+        directory.write("tree/sub/deep", "2");
+        directory
+    }
+
+    #[test]
+    fn a_directory_is_copied_into_one_that_is_there_and_as_one_that_is_not() {
+        let directory = tree();
+        let at = |path: &str| directory.join(path);
+        fs::create_dir(at("there")).unwrap();
+        copy(&at("tree"), &at("there")).unwrap();
+        assert!(at("there/tree/sub/deep").exists());
+        copy(&at("tree"), &at("new")).unwrap();
+        assert!(at("new/sub/deep").exists());
+    }
+
+    #[test]
+    fn the_content_of_a_directory_is_copied_without_it() {
+        let directory = tree();
+        let at = |path: &str| directory.join(path);
+        fs::create_dir(at("there")).unwrap();
+        for destination in ["there", "new"] {
+            copy(&at("tree/."), &at(destination)).unwrap();
+            assert!(at(destination).join("sub/deep").exists());
+        }
+    }
+
+    #[test]
+    fn a_file_is_copied_under_its_own_name_or_another() {
+        let directory = tree();
+        let at = |path: &str| directory.join(path);
+        copy(&at("tree/file"), &at("tree/sub")).unwrap();
+        assert!(at("tree/sub/file").exists());
+        copy(&at("tree/file"), &at("tree/sub/deep")).unwrap();
+        assert_eq!(fs::read(at("tree/sub/deep")).unwrap(), b"1");
+        assert!(copy(&at("tree/file"), &at("nowhere/x")).is_err());
+        assert!(copy(&at("tree/file"), &at("new/")).is_err());
+    }
+
+    #[test]
+    fn a_symlink_is_itself_and_with_a_slash_what_it_leads_to() {
+        let directory = tree();
+        let at = |path: &str| directory.join(path);
+        std::os::unix::fs::symlink("tree", at("link")).unwrap();
+        copy(&at("link"), &at("itself")).unwrap();
+        assert_eq!(fs::read_link(at("itself")).unwrap(), Path::new("tree"));
+        copy(&at("link/"), &at("followed")).unwrap();
+        assert!(at("followed/sub/deep").exists());
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let error = Source::open(Path::new("/nope/x")).unwrap_err();
+        let text = crate::error::sentence(&error);
+        assert_eq!(text, "cannot read '/nope/x': No such file or directory");
+    }
+}
