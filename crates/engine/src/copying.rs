@@ -142,8 +142,7 @@ impl Copying {
 
 /// The box's words, which may be anything.
 fn cannot_copy(id: &BoxId, why: &str) -> Error {
-    Error::new(ErrorKind::Failed, format!("cannot copy with box {id}"))
-        .because(why.escape_debug().to_string())
+    Error::new(ErrorKind::Failed, format!("box {id} did not copy")).because(why.to_owned())
 }
 
 /// What was found, or why nothing will be copied.

@@ -40,7 +40,8 @@ fn conclude(result: Result<(), Failure>) -> u8 {
     match result {
         Ok(()) => DONE,
         Err(why) => {
-            say(&why.escape_debug());
+            // One line, whatever a name in it holds.
+            say(&why.replace('\n', "\\n"));
             FAILED
         }
     }
