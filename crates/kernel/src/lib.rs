@@ -19,5 +19,6 @@ pub mod seccomp;
 pub mod signals;
 pub mod spawn;
 pub mod tree;
+pub mod usage;
 
 mod raw;
