@@ -19,6 +19,7 @@ pub mod seccomp;
 pub mod signals;
 pub mod spawn;
 pub mod tree;
+pub mod usage;
 pub mod watch;
 
 mod raw;

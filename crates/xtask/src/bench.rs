@@ -9,6 +9,7 @@
 //! Here are the parts that all benches share: the arguments, the interleaving,
 //! the percentiles. [`report`] makes the table and the JSON of them.
 
+mod boxes;
 mod breakdown;
 mod crun;
 mod footprint;
@@ -17,7 +18,8 @@ mod peers;
 mod report;
 mod run;
 
-use crate::failure::Failure;
+use crate::failure::{Doing, Failure};
+use crate::workspace::cargo;
 use clap::Subcommand;
 use serde::Serialize;
 use std::time::Duration;
@@ -32,6 +34,8 @@ const SHUFFLE_SEED: u64 = 0x7461_7265;
 pub enum Bench {
     /// Whole life of one command: plain, in tare, in bwrap, unshare and crun
     Run(run::Options),
+    /// Boxes that live on: exec into one, the memory of one, thousands of them
+    Boxes(boxes::Options),
     /// (internal) start commands on behalf of a bench, inside what it was put in
     #[command(hide = true)]
     Starter,
@@ -43,8 +47,21 @@ pub enum Bench {
 pub fn perform(bench: Bench) -> Result<(), Failure> {
     match bench {
         Bench::Run(options) => run::perform(&options),
+        Bench::Boxes(options) => boxes::perform(&options),
         Bench::Starter => launch::serve_as_starter(),
         Bench::Janitor(place) => footprint::serve_as_janitor(&place),
+    }
+}
+
+/// The binary that is measured, in its place under target/.
+fn build() -> Result<(), Failure> {
+    let status = cargo()
+        .args(["build", "--release", "--package", "tare"])
+        .status()
+        .doing(|| "cannot start cargo build".into())?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("cargo build --release: {status}"))),
     }
 }
 

@@ -2,12 +2,17 @@
 //!
 //! A bench owns one name, `tare-bench-<pid>`: a directory of that name in memory
 //! (as `/run` is, where tare and its peers keep their state), and cgroups of that
-//! name where a peer makes some. All of it belongs to a janitor, a child that makes the directory, waits for its
-//! stdin to close and then removes everything. The pipe closes when the bench
-//! is done and also when it was interrupted or killed: there is one way out.
+//! name where a peer makes some. Boxes that live on have their records in that
+//! directory. All of it belongs to a janitor, a child that makes the directory,
+//! waits for its stdin to close and then removes everything, boxes first. The
+//! pipe closes when the bench is done and also when it was interrupted or
+//! killed: there is one way out.
 
 use crate::failure::{Doing, Failure};
 use clap::Args;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -32,11 +37,19 @@ const READY: &str = "ready";
 pub struct Place {
     parent: PathBuf,
     name: String,
+    /// The binary that ends boxes, for a bench that makes some that live on.
+    #[arg(long)]
+    tare: Option<PathBuf>,
 }
 
 impl Place {
     fn directory(&self) -> PathBuf {
         self.parent.join(&self.name)
+    }
+
+    /// Where tare keeps what it knows about the boxes of this bench.
+    fn state_root(&self) -> PathBuf {
+        self.directory().join("state")
     }
 }
 
@@ -57,13 +70,15 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    pub fn acquire() -> Result<Self, Failure> {
+    /// With the binary, if boxes are to be ended as well.
+    pub fn acquire(tare: Option<&Path>) -> Result<Self, Failure> {
         let own = std::env::current_exe().doing(|| "cannot find this program".into())?;
         let name = format!("tare-bench-{}", std::process::id());
         Self::acquire_by(
             Place {
                 parent: in_memory(),
                 name,
+                tare: tare.map(Path::to_owned),
             },
             Command::new(own),
         )
@@ -74,6 +89,12 @@ impl Footprint {
             .args(["bench", "janitor"])
             .arg(&place.parent)
             .arg(&place.name)
+            .args(
+                place
+                    .tare
+                    .iter()
+                    .flat_map(|it| [OsStr::new("--tare"), it.as_os_str()]),
+            )
             // Ctrl-C goes to the whole group; the janitor is needed after it.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -105,6 +126,10 @@ impl Footprint {
 
     pub fn directory(&self) -> PathBuf {
         self.place.directory()
+    }
+
+    pub fn state_root(&self) -> PathBuf {
+        self.place.state_root()
     }
 
     /// The name for whatever else has to be made; what has it is removed too.
@@ -140,12 +165,60 @@ pub fn serve_as_janitor(place: &Place) -> Result<(), Failure> {
     let told = writeln!(std::io::stdout(), "{READY}");
     // Whatever is read and however it ends, the bench is gone then.
     let _ = std::io::copy(&mut std::io::stdin().lock().by_ref(), &mut std::io::sink());
+    if let Some(tare) = &place.tare {
+        end_boxes(tare, &place.state_root())?;
+    }
     let cgroups = cgroup_roots()
         .iter()
         .map(|root| root.join(&place.name))
         .collect();
     remove_all(&directory, cgroups)?;
     told.doing(|| "cannot answer the bench".into())
+}
+
+/// Ends every box on a state root and takes the directory of their records. A
+/// `tare run` that outlived the bench either has its record in there by then, so
+/// that the directory is not empty and all is repeated, or finds it gone.
+fn end_boxes(tare: &Path, state_root: &Path) -> Result<(), Failure> {
+    let records = state_root.join("boxes");
+    let ids = RefCell::new(BTreeSet::new());
+    until_gone(&records, || {
+        for entry in fs::read_dir(&records)? {
+            ids.borrow_mut()
+                .insert(entry?.file_name().to_string_lossy().into_owned());
+        }
+        // What it says does not count; whether the records are gone does.
+        let _ = Command::new(tare)
+            .args(["rm", "-f", "--all"])
+            .env("TARE_STATE_ROOT", state_root)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        fs::remove_dir(&records)
+    })?;
+    let left = cgroups_of(ids.borrow().iter().map(String::as_str));
+    match left.first() {
+        None => Ok(()),
+        Some(first) => Err(Failure::new(format!(
+            "{} cgroups of boxes are left, the first is {}",
+            left.len(),
+            first.display()
+        ))),
+    }
+}
+
+/// The directories that these boxes have in any cgroup hierarchy.
+pub fn cgroups_of<'a>(ids: impl IntoIterator<Item = &'a str>) -> Vec<PathBuf> {
+    let roots = cgroup_roots();
+    ids.into_iter()
+        .flat_map(|id| {
+            roots
+                .iter()
+                .map(move |root| root.join(format!("tare-{id}")))
+        })
+        .filter(|path| path.is_dir())
+        .collect()
 }
 
 fn remove_all(directory: &Path, cgroups: Vec<PathBuf>) -> Result<(), Failure> {
@@ -202,6 +275,7 @@ fn cgroup_roots() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     /// A parent directory of its own for one test.
     fn parent(test: &str) -> PathBuf {
@@ -228,10 +302,47 @@ mod tests {
         let place = Place {
             parent: parent.clone(),
             name: "taken".into(),
+            tare: None,
         };
         assert!(serve_as_janitor(&place).is_err());
         assert!(parent.join("taken").exists());
         fs::remove_dir_all(parent).unwrap();
+    }
+
+    /// A state root with one record, and a `tare` that does this to it.
+    fn state_root_with_a_box(parent: &Path, script: &str) -> PathBuf {
+        let tare = parent.join("tare");
+        fs::write(&tare, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&tare, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir_all(parent.join("state/boxes/no-such-box-7")).unwrap();
+        tare
+    }
+
+    #[test]
+    fn boxes_are_ended_by_tare_on_the_state_root_of_the_bench() {
+        let parent = parent("boxes");
+        let script = "echo \"$@\" > $TARE_STATE_ROOT/asked; rmdir $TARE_STATE_ROOT/boxes/*";
+        let tare = state_root_with_a_box(&parent, script);
+        end_boxes(&tare, &parent.join("state")).unwrap();
+        let asked = fs::read_to_string(parent.join("state/asked")).unwrap();
+        assert_eq!(asked, "rm -f --all\n");
+        assert!(!parent.join("state/boxes").exists());
+        fs::remove_dir_all(parent).unwrap();
+    }
+
+    #[test]
+    fn a_box_that_does_not_end_keeps_its_record_and_is_reported() {
+        let parent = parent("stuck");
+        let tare = state_root_with_a_box(&parent, "exit 1");
+        let failure = end_boxes(&tare, &parent.join("state")).unwrap_err();
+        assert!(failure.to_string().contains("state/boxes"), "{failure}");
+        assert!(parent.join("state/boxes/no-such-box-7").exists());
+        fs::remove_dir_all(parent).unwrap();
+    }
+
+    #[test]
+    fn without_a_state_root_there_is_nothing_to_end() {
+        end_boxes(Path::new("/nonexistent/tare"), Path::new("/nonexistent")).unwrap();
     }
 
     #[test]

@@ -20,6 +20,11 @@ const ENVIRONMENT: [(&str, &str); 3] = [
     ("LANG", "C.UTF-8"),
 ];
 
+/// Proves that a subject runs what it is given: one that fails quickly must not
+/// look fast.
+pub const CONTROL: &[&str] = &["/bin/sh", "-c", "exit 37"];
+pub const CONTROL_ENDING: Ending = Ending::Exited(37);
+
 /// How much of a failed command's last words is kept.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
 
@@ -190,6 +195,27 @@ impl Starter {
         }
     }
 
+    /// One run for its time; only a success has one.
+    pub fn time(&mut self, launch: &Launch) -> Result<Duration, String> {
+        let life = self.start(launch, Purpose::Time)?;
+        match life.ending {
+            Ending::Exited(0) => Ok(life.duration),
+            ending @ (Ending::Exited(_) | Ending::Killed(_) | Ending::NotStarted(_)) => {
+                Err(ending.to_string())
+            }
+        }
+    }
+
+    /// One run that has to end in this way.
+    pub fn expect(&mut self, launch: &Launch, ending: &Ending) -> Result<(), Failure> {
+        let life = self.start(launch, Purpose::Listen).map_err(Failure::new)?;
+        match (life.ending == *ending, life.complaint.lines().next()) {
+            (true, _) => Ok(()),
+            (false, None) => Err(Failure::new(format!("{}, not {ending}", life.ending))),
+            (false, Some(why)) => Err(Failure::new(format!("{}: {why}", life.ending))),
+        }
+    }
+
     /// Ends the child, if there is one, by closing the pipe it reads from.
     pub fn end(self) -> Result<(), Failure> {
         match self {
@@ -291,6 +317,24 @@ mod tests {
             (life.ending, life.complaint.as_str()),
             (Ending::Exited(2), "no such thing")
         );
+    }
+
+    #[test]
+    fn a_subject_that_does_not_run_its_command_is_found_out() {
+        let quick = Launch::new(["/bin/true"]);
+        let failure = Starter::Here.expect(&quick, &CONTROL_ENDING).unwrap_err();
+        assert_eq!(failure.to_string(), "exit code 0, not exit code 37");
+        let plain = Launch::new(CONTROL.iter().copied());
+        Starter::Here.expect(&plain, &CONTROL_ENDING).unwrap();
+    }
+
+    #[test]
+    fn a_subject_that_complains_is_quoted() {
+        let launch = Launch::new(["/bin/sh", "-c", "echo cgroups in hybrid mode >&2; exit 1"]);
+        let failure = Starter::Here
+            .expect(&launch, &Ending::Exited(0))
+            .unwrap_err();
+        assert_eq!(failure.to_string(), "exit code 1: cgroups in hybrid mode");
     }
 
     #[test]

@@ -31,6 +31,11 @@ pub fn host_binds(ask_in_box: &Launch) -> Vec<String> {
     binds_in(&String::from_utf8_lossy(&answer))
 }
 
+pub fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
 /// The fifth field of a line of mountinfo is where something is mounted.
 fn binds_in(mountinfo: &str) -> Vec<String> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
@@ -104,6 +109,12 @@ mod tests {
     fn where_no_box_answers_the_programs_are_still_bound() {
         assert_eq!(host_binds(&Launch::new(["/bin/false"])), ["/usr"]);
         assert_eq!(host_binds(&Launch::new(["/nonexistent/tare"])), ["/usr"]);
+    }
+
+    #[test]
+    fn a_program_is_installed_only_when_it_is_in_path() {
+        assert!(is_installed("sh"));
+        assert!(!is_installed("no-such-sandbox"));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use super::{Outcome, WARM_UP_ROUNDS};
 use crate::failure::{Doing, Failure};
 use serde::Serialize;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -35,27 +35,28 @@ impl Report {
 
     pub fn text(&self) -> String {
         let tables = self.comparisons.iter().map(Comparison::table);
-        let Machine {
-            kernel,
-            cpus,
-            commit,
-            ..
-        } = &self.machine;
-        let rounds = self.rounds;
-        let foot =
-            format!("{rounds} rounds each, interleaved; Linux {kernel}, {cpus} CPUs, {commit}\n");
+        let foot = format!(
+            "{} rounds each, interleaved; {}\n",
+            self.rounds, self.machine
+        );
         tables.chain([foot]).collect::<Vec<_>>().join("\n")
     }
+}
 
-    pub fn save(&self, path: &Path) -> Result<(), Failure> {
-        let doing = || format!("cannot save {}", path.display());
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).doing(doing)?;
-        }
-        let mut json = serde_json::to_string_pretty(self).doing(doing)?;
-        json.push('\n');
-        fs::write(path, json).doing(doing)
+/// As JSON, in a file whose directory is made if need be.
+pub fn save(report: &impl Serialize, path: &Path) -> Result<(), Failure> {
+    let mut json =
+        serde_json::to_string_pretty(report).doing(|| format!("cannot save {}", path.display()))?;
+    json.push('\n');
+    save_text(&json, path)
+}
+
+pub fn save_text(text: &str, path: &Path) -> Result<(), Failure> {
+    let doing = || format!("cannot save {}", path.display());
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).doing(doing)?;
     }
+    fs::write(path, text).doing(doing)
 }
 
 /// Where and when: what a reader needs to judge the figures.
@@ -67,8 +68,20 @@ pub struct Machine {
     pub cpus: usize,
 }
 
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kernel,
+            cpus,
+            commit,
+            ..
+        } = self;
+        write!(f, "Linux {kernel}, {cpus} CPUs, {commit}")
+    }
+}
+
 impl Machine {
-    fn observe() -> Self {
+    pub fn observe() -> Self {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
             date: line_of(Command::new("date").args(["--utc", "+%Y-%m-%dT%H:%M:%SZ"])),
@@ -169,7 +182,7 @@ impl Comparison {
         }
     }
 
-    fn table(&self) -> String {
+    pub fn table(&self) -> String {
         let mut text = format!(
             "{}\n  {:<10}{:>10}{:>10}",
             self.command, "", "p50 ms", "p99 ms"
@@ -228,7 +241,7 @@ impl Goal {
     }
 }
 
-fn number(ratio: Option<f64>) -> String {
+pub fn number(ratio: Option<f64>) -> String {
     ratio.map_or("-".into(), |it| format!("{it:.2}"))
 }
 

@@ -11,21 +11,16 @@
 use super::breakdown;
 use super::crun::{PURE_CGROUP2, write_bundle};
 use super::footprint::Footprint;
-use super::launch::{Ending, Launch, Purpose, Starter};
-use super::peers::{ASK_FOR_MOUNTS, bwrap, host_binds, unshare};
-use super::report::{Comparison, Hope, Report};
-use super::{Outcome, RunOnce, interleave};
-use crate::failure::{Doing, Failure};
-use crate::workspace::{Workspace, cargo};
+use super::launch::{CONTROL, CONTROL_ENDING, Ending, Launch, Starter};
+use super::peers::{ASK_FOR_MOUNTS, bwrap, host_binds, is_installed, unshare};
+use super::report::{Comparison, Hope, Report, save};
+use super::{Outcome, RunOnce, build, interleave};
+use crate::failure::Failure;
+use crate::workspace::Workspace;
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
-
-/// Proves that a subject runs what it is given.
-const CONTROL: &[&str] = &["/bin/sh", "-c", "exit 37"];
-const CONTROL_ENDING: Ending = Ending::Exited(37);
 
 /// Hoped for with the first command; the second is mostly Python's own start.
 const HOPES: [Hope; 2] = [("tare", 0.8, "bwrap"), ("tare", 0.5, "crun")];
@@ -78,7 +73,7 @@ impl Variant {
 pub fn perform(options: &Options) -> Result<(), Failure> {
     let workspace = Workspace::alone()?;
     build()?;
-    let footprint = Footprint::acquire()?;
+    let footprint = Footprint::acquire(None)?;
     let mut ground = Ground {
         tare: workspace.target_directory.join("release/tare"),
         directory: footprint.directory(),
@@ -92,17 +87,6 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     };
     footprint.release()?;
     done
-}
-
-fn build() -> Result<(), Failure> {
-    let status = cargo()
-        .args(["build", "--release", "--package", "tare"])
-        .status()
-        .doing(|| "cannot start cargo build".into())?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(Failure::new(format!("cargo build --release: {status}"))),
-    }
 }
 
 fn measure(options: &Options, workspace: &Workspace, ground: &Ground) -> Result<(), Failure> {
@@ -120,7 +104,7 @@ fn measure(options: &Options, workspace: &Workspace, ground: &Ground) -> Result<
         None => workspace.target_directory.join("bench/run.json"),
     };
     println!("{}", report.text());
-    report.save(&path)?;
+    save(&report, &path)?;
     println!("saved in {}", path.display());
     Ok(())
 }
@@ -139,7 +123,7 @@ fn compare(
         .collect();
     let mut subjects: Vec<RunOnce<'_>> = Vec::new();
     for (starter, launch) in ready.iter_mut().flatten() {
-        subjects.push(Box::new(|| run_once(starter, launch)));
+        subjects.push(Box::new(|| starter.time(launch)));
     }
     let mut measured = interleave(&mut subjects, rounds).into_iter();
     drop(subjects);
@@ -162,14 +146,6 @@ fn compare(
     ))
 }
 
-fn run_once(starter: &mut Starter, launch: &Launch) -> Result<Duration, String> {
-    let life = starter.start(launch, Purpose::Time)?;
-    if life.ending == Ending::Exited(0) {
-        return Ok(life.duration);
-    }
-    Err(life.ending.to_string())
-}
-
 /// A starter and a launch that were seen to work, or why there are none.
 fn ready(
     ground: &Ground,
@@ -187,28 +163,13 @@ fn ready(
     };
     let control = ground.launch(variant, CONTROL)?;
     let launch = ground.launch(variant, command)?;
-    let works = expect(&mut starter, &control, &CONTROL_ENDING)
-        .and_then(|()| expect(&mut starter, &launch, &Ending::Exited(0)));
+    let works = starter
+        .expect(&control, &CONTROL_ENDING)
+        .and_then(|()| starter.expect(&launch, &Ending::Exited(0)));
     match works {
         Ok(()) => Ok((starter, launch)),
         Err(failure) => starter.end().and(Err(failure)),
     }
-}
-
-fn expect(starter: &mut Starter, launch: &Launch, ending: &Ending) -> Result<(), Failure> {
-    let life = starter
-        .start(launch, Purpose::Listen)
-        .map_err(Failure::new)?;
-    match (life.ending == *ending, life.complaint.lines().next()) {
-        (true, _) => Ok(()),
-        (false, None) => Err(Failure::new(format!("{}, not {ending}", life.ending))),
-        (false, Some(why)) => Err(Failure::new(format!("{}: {why}", life.ending))),
-    }
-}
-
-fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
 /// What the subjects stand on: the binary, and a place that is gone afterwards.
@@ -267,28 +228,6 @@ fn text(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_subject_that_does_not_run_its_command_is_found_out() {
-        let quick = Launch::new(["/bin/true"]);
-        let failure = expect(&mut Starter::Here, &quick, &CONTROL_ENDING).unwrap_err();
-        assert_eq!(failure.to_string(), "exit code 0, not exit code 37");
-        let plain = Launch::new(CONTROL.iter().copied());
-        expect(&mut Starter::Here, &plain, &CONTROL_ENDING).unwrap();
-    }
-
-    #[test]
-    fn a_subject_that_complains_is_quoted() {
-        let launch = Launch::new(["/bin/sh", "-c", "echo cgroups in hybrid mode >&2; exit 1"]);
-        let failure = expect(&mut Starter::Here, &launch, &Ending::Exited(0)).unwrap_err();
-        assert_eq!(failure.to_string(), "exit code 1: cgroups in hybrid mode");
-    }
-
-    #[test]
-    fn a_program_is_installed_only_when_it_is_in_path() {
-        assert!(is_installed("sh"));
-        assert!(!is_installed("no-such-sandbox"));
-    }
 
     #[test]
     fn tare_runs_its_default_profile_on_a_state_root_of_its_own() {

@@ -1,0 +1,77 @@
+//! exec as a library call: a program that has opened the engine once and asks
+//! for one process after another. No tare process is started for it.
+
+use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tare_engine::spec::Terminal;
+use tare_engine::{BoxId, Engine, Event, ExecSpec, Executed, Exit, Stdin};
+
+use super::super::RunOnce;
+use crate::failure::{Doing, Failure};
+
+/// What the command of the first, checked, call ends with.
+const CHECK: (&[&str], u8) = (&["sh", "-c", "exit 37"], 37);
+
+/// Runs `command` in the box each time; was seen to run one, or there is none.
+pub fn subject(
+    state_root: &Path,
+    id: &str,
+    command: &'static [&'static str],
+) -> Result<RunOnce<'static>, Failure> {
+    let engine = Engine::open(Some(state_root.to_owned()))
+        .doing(|| "cannot open the state root".to_owned())?;
+    let id = engine.find(id).doing(|| "cannot find the box".to_owned())?;
+    let (check, code) = CHECK;
+    match run(&engine, &id, check) {
+        Ok(found) if found == code => {}
+        Ok(found) => return Err(Failure::new(format!("it ended with {found}, not {code}"))),
+        Err(why) => return Err(Failure::new(why)),
+    }
+    Ok(Box::new(move || {
+        let started = Instant::now();
+        match run(&engine, &id, command)? {
+            0 => Ok(started.elapsed()),
+            code => Err(format!("it ended with {code}")),
+        }
+    }))
+}
+
+fn run(engine: &Engine, id: &BoxId, command: &[&str]) -> Result<u8, String> {
+    let spec = ExecSpec {
+        command: command.iter().map(OsString::from).collect(),
+        env: Vec::new(),
+        workdir: None,
+        user: None,
+        terminal: Terminal::Pipes,
+        timeout: None,
+        detached: false,
+    };
+    let executed = engine.exec(id, &spec, Stdin::Empty);
+    exit_code(executed.map_err(|error| error.to_string())?)
+}
+
+fn exit_code(mut executed: Executed) -> Result<u8, String> {
+    loop {
+        match executed.next_event() {
+            Some(Event::Exited(Exit::Code(code))) => return Ok(code),
+            Some(Event::Started) => {}
+            Some(other) => return Err(format!("{other:?}")),
+            None => wait(executed.events_fd()),
+        }
+    }
+}
+
+/// Bounded: a box that does not answer fails the round, not the bench.
+fn wait(fd: BorrowedFd<'_>) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let timeout = PATIENCE.try_into().ok();
+    poll(
+        &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
+        timeout.as_ref(),
+    )
+    .ok();
+}
