@@ -84,8 +84,9 @@ fn try_unpack(path: &Path) -> Result<(), Failure> {
         entries_max: u64::MAX,
         bytes_max: u64::MAX,
     };
-    let unpacked = tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything);
-    unpacked.map(drop).map_err(sentence)
+    tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything)
+        .map(drop)
+        .map_err(|error| format!("cannot write to {}: {}", path.display(), sentence(error)))
 }
 
 /// The directory that something is in, and its name there. What has no name of
