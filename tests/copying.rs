@@ -324,7 +324,7 @@ fn a_place_that_takes_no_file_is_named() {
     let large = directory.write("large", vec![0; 32 << 20]);
     copy(&tare, large, "a:/work/large")
         .exited(1)
-        .said(&["large", "No space left"]);
+        .said(&["large", "File too large"]);
     assert_eq!(inside(&tare, "echo alive"), "alive\n");
     tare.remove(&id);
 }
