@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Result;
 
-/// Levels that stay open. Half of the smallest limit in use (`ulimit -n` 256 on
-/// some systems) would do; more than this makes coming back hardly cheaper.
+/// Levels that stay open: far from any limit of descriptors, and enough that a
+/// tree of thousands of levels is seldom walked again from its base.
 const OPEN_MAX: usize = 64;
 
 /// `T` is what the owner has to remember about each directory.

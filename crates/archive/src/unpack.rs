@@ -6,7 +6,9 @@
 //! set through descriptors, on what was just made and on nothing else.
 //!
 //! A directory gets its mode and time when the stream has moved on to something
-//! that is not in it. Until then it is 0700.
+//! that is not in it, as nothing else would do in constant memory; until then it
+//! is 0700. An archive that comes back to a directory changes its time again, and
+//! fails if the mode forbids that.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

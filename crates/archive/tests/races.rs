@@ -91,6 +91,6 @@ fn a_racer_cannot_have_a_secret_packed() {
         false => d.join("sub"),
     };
     while_exchanging(&sub.join("file"), &sub.join("link"), || {
-        (0..ROUNDS / 2).for_each(packed);
+        (0..5 * ROUNDS).for_each(packed);
     });
 }

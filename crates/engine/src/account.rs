@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tare_control::life::LifeEvent;
+use tare_kernel::clock::boot_ns;
 
+use crate::exit::code_of;
 use crate::spec::{Cpus, Name, Spec};
 use crate::status::EndedBy;
 use crate::timestamp::Timestamp;
@@ -91,6 +94,31 @@ pub struct EndedEntry {
     pub at: Timestamp,
     /// On the boot clock: retention counts from here.
     pub at_ns: u64,
+}
+
+/// The `wait` status of a process that SIGKILL ended.
+const KILLED: i32 = 9;
+
+impl EndedEntry {
+    /// By what its keeper said. One that could not say anything was killed.
+    pub fn of(life: &[LifeEvent], oom: bool) -> Self {
+        let said = life.iter().find_map(|event| match event {
+            LifeEvent::Exited {
+                wait_status,
+                by,
+                at_ms,
+            } => Some((*wait_status, *by, Timestamp::from_ms(*at_ms))),
+            LifeEvent::Detached | LifeEvent::Stopping => None,
+        });
+        let (wait_status, by, at) = said.unwrap_or((KILLED, EndedBy::Kill, Timestamp::now()));
+        Self {
+            exit_code: code_of(wait_status, by),
+            by,
+            oom,
+            at,
+            at_ns: boot_ns(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

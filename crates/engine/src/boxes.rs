@@ -119,7 +119,7 @@ impl Engine {
             true => cgroup::usage(&self.host.cgroups, id),
             false => CgroupUsage::default(),
         };
-        let ended = account.ended.as_ref();
+        let ended = observed.ended.as_ref();
         let intent = account.intent.as_ref();
         Status {
             id: id.clone(),

@@ -1,12 +1,15 @@
 //! Ending boxes that somebody else may have started. Every way leads through the
 //! one way out, and returns when emptiness was observed.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use tare_control::Call;
+use tare_control::life::{self, LifeEvent};
+use tare_kernel::fds::read_text;
 use tare_kernel::process::Process;
 
+use crate::account::EndedEntry;
 use crate::boxes::no_box;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
@@ -22,6 +25,8 @@ use crate::teardown::{OWN_WITHIN, wait_gone};
 const AFTER_GRACE: Duration = Duration::from_secs(1);
 /// How long one look at a box that is waited for lasts.
 const WAIT: Duration = Duration::from_secs(3600);
+/// Between looks at a box that somebody is making or ending.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What is to be left of a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,21 +91,25 @@ impl Engine {
     /// Waits for the end of a box.
     pub fn wait(&self, id: &BoxId) -> Result<Ended, Error> {
         let mut observed = self.observe(id)?;
-        loop {
-            match (&observed.keeper, observed.state()) {
-                (_, State::Exited) => break,
-                (Some(keeper), _) => drop(keeper.wait_dead(WAIT)),
-                // It is starting or being ended: there is nothing to wait on but
-                // its lock.
-                (None, _) => std::thread::sleep(Duration::from_millis(5)),
+        // Open, it can be read to the end by us whoever removes it.
+        let life = observed.record.open_life();
+        while observed.ended.is_none() {
+            match &observed.keeper {
+                Some(keeper) => drop(keeper.wait_dead(WAIT)),
+                // It is being made or ended by somebody: there is nothing to wait
+                // on but its lock, for the moment that this takes.
+                None => std::thread::sleep(LOOK_AGAIN),
             }
-            observed = self.observe(id).map_err(|_| removed(id))?;
+            observed = match self.observe(id) {
+                Ok(observed) => observed,
+                Err(_) => return life.and_then(|life| said(&life)).ok_or_else(|| removed(id)),
+            };
         }
-        let ended = observed.record.account.ended.as_ref();
+        let ended = observed.ended.ok_or_else(|| removed(id))?;
         Ok(Ended {
-            exit_code: ended.map(|ended| ended.exit_code),
-            ended_by: ended.map(|ended| ended.by),
-            oom: ended.is_some_and(|ended| ended.oom),
+            exit_code: Some(ended.exit_code),
+            ended_by: Some(ended.by),
+            oom: ended.oom,
         })
     }
 
@@ -138,9 +147,19 @@ fn kill(keeper: &Process, id: &BoxId) -> Result<(), Error> {
     wait_gone(keeper, id, OWN_WITHIN)
 }
 
+/// What the keeper of a box that is gone has said about its end.
+fn said(life: &OwnedFd) -> Option<Ended> {
+    let events = life::parse(&read_text(life.as_fd()).ok()?);
+    let ended = EndedEntry::of(&events, false);
+    events.contains(&LifeEvent::Detached).then_some(Ended {
+        exit_code: Some(ended.exit_code),
+        ended_by: Some(ended.by),
+        oom: ended.oom,
+    })
+}
+
 /// Only what was left to itself has a record worth keeping.
 fn is_kept(record: &Locked) -> bool {
-    use tare_control::life::LifeEvent;
     let options = record.account.detached();
     options.is_some_and(|options| !options.remove) && record.life().contains(&LifeEvent::Detached)
 }

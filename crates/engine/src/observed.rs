@@ -6,7 +6,7 @@ use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
-use crate::account::KeeperIdentity;
+use crate::account::{EndedEntry, KeeperIdentity};
 use crate::holdings::cgroup;
 use crate::host::Host;
 use crate::id::BoxId;
@@ -22,6 +22,8 @@ pub struct Observed {
     pub record: Record,
     /// The keeper, if it is alive.
     pub keeper: Option<Process>,
+    /// How it ended, if it has; also when nobody has written that down yet.
+    pub ended: Option<EndedEntry>,
     facts: Facts,
 }
 
@@ -55,9 +57,19 @@ impl Observed {
             expired: is_expired(&record, host),
             overdue: alive && is_overdue(&record),
         };
+        let ended = match lifecycle::state(&facts) {
+            State::Exited => {
+                let written = record.account.ended.clone();
+                Some(written.unwrap_or_else(|| EndedEntry::of(&life, false)))
+            }
+            State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
+                None
+            }
+        };
         Self {
             record,
             keeper,
+            ended,
             facts,
         }
     }

@@ -92,6 +92,12 @@ impl Record {
         life::parse(&text)
     }
 
+    /// The same, to be read later.
+    pub fn open_life(&self) -> Option<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        openat(&self.directory, LIFE, flags, Mode::empty()).ok()
+    }
+
     /// Whether it is, or was, that of a box that outlives its creator.
     pub fn has_life(&self) -> bool {
         statat(&self.directory, LIFE, AtFlags::SYMLINK_NOFOLLOW).is_ok()

@@ -13,21 +13,16 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tare_control::life::LifeEvent;
-use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
 use crate::account::{EndedEntry, Entry};
 use crate::error::{Doing, Error, ErrorKind};
-use crate::exit::code_of;
 use crate::holdings::{cgroup, name, scratch};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
 use crate::observed::provable_keeper;
 use crate::record::{self, Locked};
-use crate::status::EndedBy;
-use crate::timestamp::Timestamp;
 
 /// How long a box may take to die before it counts as stuck.
 pub const OWN_WITHIN: Duration = Duration::from_secs(10);
@@ -63,7 +58,7 @@ impl Site<'_> {
         // While the directories are there: afterwards nobody can tell.
         let oom = cgroup::oom_kills(&self.roots(&record), self.id) > 0;
         self.end_recorded(&mut record, within)?;
-        let ended = ended(&record.life(), oom);
+        let ended = EndedEntry::of(&record.life(), oom);
         record
             .add(Entry::Ended(ended))
             .doing(|| format!("cannot record the end of box {}", self.id))
@@ -127,32 +122,6 @@ fn may_keep_scratch(record: &Locked) -> bool {
     let intent = record.account.intent.as_ref();
     intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
 }
-
-/// A keeper that could not say how its box ended was killed.
-fn ended(life: &[LifeEvent], oom: bool) -> EndedEntry {
-    let said = life.iter().find_map(|event| match event {
-        LifeEvent::Exited {
-            wait_status,
-            by,
-            at_ms,
-        } => Some((*wait_status, *by, *at_ms)),
-        LifeEvent::Detached | LifeEvent::Stopping => None,
-    });
-    let (wait_status, by, at) = match said {
-        Some((wait_status, by, at_ms)) => (wait_status, by, Timestamp::from_ms(at_ms)),
-        None => (KILLED, EndedBy::Kill, Timestamp::now()),
-    };
-    EndedEntry {
-        exit_code: code_of(wait_status, by),
-        by,
-        oom,
-        at,
-        at_ns: boot_ns(),
-    }
-}
-
-/// The `wait` status of a process that SIGKILL ended.
-const KILLED: i32 = 9;
 
 /// The first process of a PID namespace is only gone when all others are.
 pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {

@@ -19,6 +19,7 @@ use std::path::{Component, Path};
 use rustix::fs::OFlags;
 use tare_archive::{Options, Top};
 use tare_control::Found;
+use tare_kernel::signals;
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -33,6 +34,8 @@ pub fn pack(path: &[u8]) -> u8 {
 
 /// Unpacks into the directory at `path`, or into the one that it is in.
 pub fn unpack(path: &[u8]) -> u8 {
+    // The largest file that the box may write is an error, not our death.
+    signals::fail_past_file_limit();
     conclude(try_unpack(Path::new(OsStr::from_bytes(path))))
 }
 
@@ -84,13 +87,18 @@ fn try_unpack(path: &Path) -> Result<(), Failure> {
         entries_max: u64::MAX,
         bytes_max: u64::MAX,
     };
-    let unpacked = tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything);
-    unpacked.map(drop).map_err(sentence)
+    tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything)
+        .map(drop)
+        .map_err(|error| format!("cannot write to {}: {}", path.display(), sentence(error)))
 }
 
 /// The directory that something is in, and its name there. What has no name of
 /// its own (`/`, `.`, `..`) is the directory itself.
 fn place(path: &Path) -> (&Path, &[u8]) {
+    // `Path` hides a dot at the end, which says that the directory is meant.
+    if path.as_os_str().as_bytes().ends_with(b"/.") {
+        return (path, b".");
+    }
     match path.components().next_back() {
         Some(Component::Normal(name)) => {
             let parent = path.parent().filter(|parent| *parent != Path::new(""));
@@ -123,6 +131,7 @@ mod tests {
         for (path, directory, name) in [
             ("/work/a", "/work", &b"a"[..]),
             ("/work/a/", "/work", b"a"),
+            ("/work/a/.", "/work/a/.", b"."),
             ("a", ".", b"a"),
             ("/", "/", b"."),
             ("/work/..", "/work/..", b"."),

@@ -118,7 +118,8 @@ fn put(source: &Source<'_>, path: &Path, copying: Copying) -> Result<(), Error> 
     let packed = source.pack(&mut stream, &name);
     drop(stream);
     both_sides(packed, copying, || {
-        format!("cannot copy {} into the box", quoted(source.path()))
+        let (from, to) = (quoted(source.path()), quoted(path));
+        format!("cannot copy {from} to {to} in the box")
     })
 }
 
@@ -129,7 +130,8 @@ fn get(path: &Path, destination: &Destination<'_>, copying: Copying) -> Result<(
     let unpacked = destination.unpack(&mut stream, &landing)?;
     drop(stream);
     both_sides(unpacked, copying, || {
-        format!("cannot copy {} out of the box", quoted(path))
+        let (from, to) = (quoted(path), quoted(destination.path()));
+        format!("cannot copy {from} of the box to {to}")
     })
 }
 
