@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -19,10 +20,11 @@ done
 echo up
 while read line; do echo here; done";
 
-/// Somebody who has nothing to do with any box, except these arguments.
-fn stranger(tare: &Tare, arguments: &[&str]) -> Running {
+/// Somebody who has nothing to do with any box, except such a name and last
+/// argument.
+fn stranger(tare: &Tare, name: &str, last: &str) -> Running {
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", WITNESS]).args(arguments);
+    command.arg0(name).args(["-c", WITNESS, last]);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -180,7 +182,7 @@ fn a_record_that_points_at_a_stranger_never_gets_it_signalled() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     for lie in LIES {
-        let stranger = stranger(&tare, &[]);
+        let stranger = stranger(&tare, "sh", "");
         for command in COMMANDS {
             let _listener = pattern.forge(lie, stranger.pid());
             tare.call(with_id(command, &pattern.id));
@@ -199,7 +201,7 @@ fn a_stranger_with_the_id_in_its_arguments_is_not_a_keeper() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     for lie in LIES {
-        let stranger = stranger(&tare, &["tare-keeper", &pattern.id]);
+        let stranger = stranger(&tare, "tare-keeper", &pattern.id);
         for command in COMMANDS {
             let _listener = pattern.forge(lie, stranger.pid());
             tare.call(with_id(command, &pattern.id));
@@ -215,7 +217,7 @@ fn a_stranger_with_the_id_in_its_arguments_is_not_a_keeper() {
 fn waiting_for_a_forged_box_touches_nobody() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
-    let stranger = stranger(&tare, &[]);
+    let stranger = stranger(&tare, "sh", "");
     for command in ENDLESS {
         let _listener = pattern.forge(Lie::Detached, stranger.pid());
         let waiting = tare.spawn_call(with_id(command, &pattern.id));
@@ -239,7 +241,7 @@ fn what_an_earlier_boot_left_is_removed_by_the_next_command_and_signals_nobody()
     let pattern = Pattern::take(&tare);
     let names = tare.state_root().join("names");
     for lie in [Lie::Detached, Lie::Attached, Lie::WithoutCgroup] {
-        let stranger = stranger(&tare, &[]);
+        let stranger = stranger(&tare, "sh", "");
         for command in [
             &["ls", "-a"][..],
             &["run", "--", "true"],
