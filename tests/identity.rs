@@ -6,11 +6,15 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde_json::{Value, json};
 use tare_harness::skip::is_root;
 use tare_harness::{Running, Tare, eventually, skip, tare};
+
+/// A call that has nothing to wait for returns well within this, on any machine.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Says every signal that it gets, and answers every line.
 const WITNESS: &str =
@@ -185,8 +189,10 @@ fn a_record_that_points_at_a_stranger_never_gets_it_signalled() {
         let stranger = stranger(&tare, "sh", "");
         for command in COMMANDS {
             let _listener = pattern.forge(lie, stranger.pid());
-            tare.call(with_id(command, &pattern.id));
+            let output = tare.call(with_id(command, &pattern.id));
             assert!(!stranger.has_ended(), "{lie:?}: {command:?}");
+            // Nobody waits for an answer of who is no keeper.
+            assert!(output.lasted < SOON, "{lie:?}: {output}");
             tare.call(["rm", "-f", "--all"]);
             assert!(!pattern.record.exists(), "{lie:?}: {command:?}");
         }
