@@ -14,14 +14,15 @@ impl Tare {
         entries.count()
     }
 
-    /// The memory of the keeper that nobody shares with it (proc_pid_smaps(5)).
+    /// The memory that is the keeper's alone (`Anonymous` of proc_pid_smaps(5)).
+    /// The pages of its program are the host's, and every keeper's.
     #[track_caller]
     pub fn keeper_private_bytes(&self, id: &str) -> u64 {
         let path = format!("/proc/{}/smaps_rollup", self.keeper(id).pid);
         let text = fs::read_to_string(path).expect("the keeper is there and ours to look at");
-        let private = text.lines().filter(|line| line.starts_with("Private_"));
-        let kib = |line: &str| line.split_whitespace().nth(1)?.parse::<u64>().ok();
-        private.filter_map(kib).sum::<u64>() * 1024
+        let line = text.lines().find(|line| line.starts_with("Anonymous:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        kib.expect("as in proc_pid_smaps(5)") * 1024
     }
 
     /// Everyone in the PID namespace of the box, in whatever state and cgroup.
