@@ -18,7 +18,7 @@ pub struct Intent {
     pub boot_id: String,
     pub created_at: Timestamp,
     pub cgroup_roots: Vec<PathBuf>,
-    /// Without the values of the environment, which may be secret.
+    /// What is read back of it is without the values of the environment.
     pub spec: Spec,
     /// `None`: it lives as long as its creator.
     pub detached: Option<DetachOptions>,

@@ -7,7 +7,7 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
 use crate::account::{EndedEntry, KeeperIdentity};
-use crate::holdings::cgroup;
+use crate::holdings::cgroup::{self, Lodging};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::lifecycle::{self, Care, Facts, KeeperIs, Tie};
@@ -16,6 +16,15 @@ use crate::status::State;
 
 /// What a keeper may need to end its box after a deadline.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
+
+/// How closely a box is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Whether anything has to be done about it; every command does so.
+    Care,
+    /// In which state it is, too.
+    State,
+}
 
 #[derive(Debug)]
 pub struct Observed {
@@ -28,7 +37,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of(record: Record, id: &BoxId, host: &Host) -> Self {
+    pub fn of(record: Record, id: &BoxId, host: &Host, depth: Depth) -> Self {
         let ended = record.account.ended.is_some();
         let life = match record.account.detached() {
             Some(_) => record.life(),
@@ -41,6 +50,7 @@ impl Observed {
             (false, Tie::Attached | Tie::Detaching | Tie::Detached) => living_keeper(&record, host),
         };
         let alive = keeper.is_some();
+        let lives_alone = alive && tie == Tie::Detached;
         let facts = Facts {
             tie,
             keeper: match (&record.account.keeper, alive) {
@@ -49,9 +59,9 @@ impl Observed {
                 (None, false) => KeeperIs::Unborn,
             },
             // Of a box that lives by itself it does not matter.
-            busy: !ended && !(alive && tie == Tie::Detached) && record.is_busy(),
+            busy: !(ended || lives_alone) && record.is_busy(),
             stopping: life.contains(&LifeEvent::Stopping),
-            frozen: alive && cgroup::is_frozen(&host.cgroups, id),
+            frozen: alive && depth == Depth::State && host.meters().is_frozen(id, lodging(tie)),
             stuck: record.account.stuck.is_some(),
             ended,
             expired: is_expired(&record, host),
@@ -112,6 +122,13 @@ impl Observed {
 
     pub fn is_attached(&self) -> bool {
         self.facts.tie == Tie::Attached
+    }
+}
+
+fn lodging(tie: Tie) -> Lodging {
+    match tie {
+        Tie::HalfMade | Tie::Attached => Lodging::Shared,
+        Tie::Detaching | Tie::Detached | Tie::Damaged => Lodging::Below,
     }
 }
 

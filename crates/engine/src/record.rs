@@ -210,7 +210,7 @@ impl Locked {
             boot_id: host.boot_id.clone(),
             created_at: Timestamp::now(),
             cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
-            spec: spec.without_values(),
+            spec: spec.clone(),
             detached: detached.cloned(),
         };
         if let Err(error) = record.add(Entry::Intent(Box::new(intent))) {
