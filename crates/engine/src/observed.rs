@@ -170,9 +170,10 @@ fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
         return None;
     }
     let process = Process::open(identity.pid).ok()?;
-    let is_it = match (identity.pidfd_inode, process.inode().ok()?) {
-        (Some(recorded), Some(found)) => recorded == found,
-        (None, _) | (_, None) => process.birth_tick().ok()? == identity.birth_tick,
+    let is_it = match (identity.pidfd_inode, identity.birth_tick) {
+        (Some(recorded), _) => process.inode().ok()? == Some(recorded),
+        (None, Some(recorded)) => process.birth_tick().ok()? == recorded,
+        (None, None) => false,
     };
     is_it.then_some(process)
 }
