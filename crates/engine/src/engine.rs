@@ -236,11 +236,15 @@ impl Engine {
         let doing = || "cannot record the keeper's identity".to_owned();
         let process = &made.keeper.process;
         let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
+        let pidfd_inode = process.inode().doing(doing)?;
         let identity = KeeperIdentity {
             boot_id: self.host.boot_id.clone(),
             pid: process.pid(),
-            pidfd_inode: process.inode().doing(doing)?,
-            birth_tick: process.birth_tick().doing(doing)?,
+            pidfd_inode,
+            birth_tick: match pidfd_inode {
+                Some(_) => None,
+                None => Some(process.birth_tick().doing(doing)?),
+            },
             cgroup_inode: cgroup_inode.transpose().doing(doing)?,
             first_uid: made.first_uid,
             lease_ns: made.lease_ns,

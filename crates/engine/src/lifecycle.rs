@@ -138,7 +138,7 @@ mod tests {
         ];
         let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
         (0..15 * 128).map(move |number: usize| {
-            let bit = |at: usize| number / 15 & (1 << at) != 0;
+            let bit = |at: usize| (number / 15) & (1 << at) != 0;
             Facts {
                 tie: ties[number % 5],
                 keeper: keepers[number / 5 % 3],
