@@ -16,7 +16,8 @@ use tare_kernel::clock::timespec;
 
 use crate::account::DetachOptions;
 use crate::attached::{self, Event};
-use crate::engine::{Ends, Engine, Made, Reserve};
+use crate::create::{Ends, Made, Reserve};
+use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
 use crate::failure;
 use crate::id::BoxId;

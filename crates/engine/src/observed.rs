@@ -237,10 +237,12 @@ fn is_expired(record: &Record, host: &Host) -> bool {
         return false;
     };
     let since = |at_ns: u64| Duration::from_nanos(boot_ns().saturating_sub(at_ns));
-    let is_over = record.account.ended.as_ref().is_some_and(|ended| {
-        let options = intent.detached.as_ref();
-        options.is_none_or(|options| options.remove || since(ended.at_ns) >= options.retention)
-    });
+    let ended = record.account.ended.as_ref();
+    let is_over = match &intent.detached {
+        None => ended.is_some(),
+        Some(options) if options.remove => true,
+        Some(options) => ended.is_some_and(|ended| since(ended.at_ns) >= options.retention),
+    };
     is_over || intent.boot_id != host.boot_id
 }
 
