@@ -37,6 +37,7 @@ use std::process::ExitCode;
 
 use channel::Channel;
 use detached::Detached;
+use executions::Callers;
 use inherited::{Inherited, Planned};
 use rustix::io::Errno;
 use setup::{Failing, Failure};
@@ -180,7 +181,7 @@ impl Ready {
             template: self.plan.workload,
             cgroup: self.cgroup,
             detached: self.detached,
-            callers: Vec::new(),
+            callers: Callers::default(),
             executions: Vec::new(),
         })
     }
