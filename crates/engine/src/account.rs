@@ -18,7 +18,7 @@ pub struct Intent {
     pub boot_id: String,
     pub created_at: Timestamp,
     pub cgroup_roots: Vec<PathBuf>,
-    /// Without the values of the environment, which may be secret.
+    /// What is read back of it is without the values of the environment.
     pub spec: Spec,
     /// `None`: it lives as long as its creator.
     pub detached: Option<DetachOptions>,
@@ -50,7 +50,8 @@ pub struct KeeperIdentity {
     pub pid: i32,
     /// `None` on kernels where it would prove nothing.
     pub pidfd_inode: Option<u64>,
-    pub birth_tick: u64,
+    /// Where the former is missing.
+    pub birth_tick: Option<u64>,
     pub cgroup_inode: Option<u64>,
     /// The host's id of the box's user 0, if it has a range of its own.
     pub first_uid: Option<u32>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tare_control::{Report, Request};
 use tare_kernel::clock::boot_ns;
 
-use crate::engine::{Made, Reserve};
+use crate::create::{Made, Reserve};
 use crate::error::{Doing, Error};
 use crate::exit::Exit;
 use crate::failure;

@@ -10,12 +10,12 @@ use tare_kernel::clock::boot_ns;
 
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
-use crate::holdings::cgroup::{self, CgroupUsage};
+use crate::holdings::cgroup::CgroupUsage;
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::layout;
 use crate::line;
-use crate::observed::Observed;
+use crate::observed::{Depth, Observed};
 use crate::record::{self, Record};
 use crate::spec::received::quoted;
 use crate::spec::{Isolation, Root, Spec, name as names};
@@ -45,7 +45,9 @@ impl Engine {
         let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
         let mut statuses: Vec<Status> = ids
             .iter()
-            .filter_map(|id| Some(self.status_of(id, &self.tend_in(boxes.as_fd(), id)?)))
+            .filter_map(|id| {
+                Some(self.status_of(id, &self.tend_in(boxes.as_fd(), id, Depth::State)?))
+            })
             .collect();
         statuses.sort_by(|one, other| {
             let key = |status: &Status| (status.created_at, status.id.to_string());
@@ -90,7 +92,7 @@ impl Engine {
     /// A box as it is now, after it was looked after.
     pub(crate) fn observe(&self, id: &BoxId) -> Result<Observed, Error> {
         let boxes = self.boxes()?;
-        self.tend_in(boxes.as_fd(), id)
+        self.tend_in(boxes.as_fd(), id, Depth::State)
             .ok_or_else(|| no_box(id.as_str()))
     }
 
@@ -116,7 +118,7 @@ impl Engine {
         let account = &observed.record.account;
         let spec = spec_of(observed);
         let used = match observed.is_live() {
-            true => cgroup::usage(&self.host.cgroups, id),
+            true => self.host.meters().usage(id),
             false => CgroupUsage::default(),
         };
         let ended = observed.ended.as_ref();
@@ -141,7 +143,7 @@ impl Engine {
     }
 
     fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
-        let used = cgroup::usage_with_cpu(&self.host.cgroups, id);
+        let used = self.host.meters().usage_with_cpu(id);
         let limits = spec_of(observed).map(|spec| &spec.limits);
         // A keeper that does not answer takes nothing away from the rest.
         let asked = line::ask(&observed.record, id, &Call::Usage).ok();

@@ -16,7 +16,8 @@ use tare_kernel::clock::timespec;
 
 use crate::account::DetachOptions;
 use crate::attached::{self, Event};
-use crate::engine::{Ends, Engine, Made, Reserve};
+use crate::create::{Ends, Made, Reserve};
+use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
 use crate::failure;
 use crate::id::BoxId;
@@ -67,14 +68,15 @@ fn let_go(made: &Made, spec: &Spec) -> Result<(), Error> {
     let mut reports = Reports::default();
     let until = Instant::now() + START_WITHIN;
     loop {
-        match await_report(made, &mut reports, until)? {
-            Report::Started => {
-                keeper::send_request(&made.control, &Request::Detach)
-                    .doing(|| "cannot leave the box to itself".into())?;
-            }
-            Report::Detached => return Ok(()),
-            report => return Err(failed(report, &mut reports, spec)),
+        let report = await_report(made, &mut reports, until)?;
+        if report == Report::Detached {
+            return Ok(());
         }
+        if report != Report::Started {
+            return Err(failed(report, &mut reports, spec));
+        }
+        keeper::send_request(&made.control, &Request::Detach)
+            .doing(|| "cannot leave the box to itself".into())?;
     }
 }
 

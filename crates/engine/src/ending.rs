@@ -96,8 +96,8 @@ impl Engine {
         while observed.ended.is_none() {
             match &observed.keeper {
                 Some(keeper) => drop(keeper.wait_dead(WAIT)),
-                // It is being made or ended by somebody: there is nothing to wait
-                // on but its lock, for the moment that this takes.
+                // It is being made or ended by somebody, and there is nothing to
+                // wait on. A look-again, bounded by what those may take.
                 None => std::thread::sleep(LOOK_AGAIN),
             }
             observed = match self.observe(id) {

@@ -3,10 +3,13 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use rustix::process::{getegid, geteuid};
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
 use tare_kernel::fds::read_text;
+
+use crate::holdings::cgroup::Meters;
 
 /// The facts that decide how boxes are made here.
 #[derive(Debug, Clone)]
@@ -18,6 +21,8 @@ pub struct Host {
     pub boot_id: String,
     /// Where cgroup directories can be tried, best first; see [`CgroupRoots`].
     pub cgroups: CgroupRoots,
+    /// Opened by the first who reads what boxes use.
+    meters: Arc<OnceLock<Meters>>,
 }
 
 impl Host {
@@ -30,7 +35,12 @@ impl Host {
             gid: getegid().as_raw(),
             boot_id: boot_id.trim().to_owned(),
             cgroups: CgroupRoots::find(),
+            meters: Arc::default(),
         }
+    }
+
+    pub fn meters(&self) -> &Meters {
+        self.meters.get_or_init(|| Meters::open(&self.cgroups))
     }
 
     /// Whether id maps, mounts and cgroups of the host are ours to make.

@@ -10,6 +10,7 @@ mod attachment;
 mod boxes;
 mod changing;
 mod copying;
+mod create;
 mod detached;
 mod ending;
 mod engine;

@@ -127,13 +127,19 @@ mod tests {
     };
 
     fn all() -> impl Iterator<Item = Facts> {
-        let ties = [Tie::Unknown, Tie::Attached, Tie::Detaching, Tie::Detached];
+        let ties = [
+            Tie::HalfMade,
+            Tie::Attached,
+            Tie::Detaching,
+            Tie::Detached,
+            Tie::Damaged,
+        ];
         let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
-        (0..12 * 128).map(move |number: usize| {
-            let bit = |at: usize| number / 12 & (1 << at) != 0;
+        (0..15 * 128).map(move |number: usize| {
+            let bit = |at: usize| (number / 15) & (1 << at) != 0;
             Facts {
-                tie: ties[number % 4],
-                keeper: keepers[number / 4 % 3],
+                tie: ties[number % 5],
+                keeper: keepers[number / 5 % 3],
                 busy: bit(0),
                 stopping: bit(1),
                 frozen: bit(2),

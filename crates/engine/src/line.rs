@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use tare_control::{CALL_BYTES_MAX, Call, REQUEST_BYTES_MAX, Refusal, Report, Request, encode};
 use tare_kernel::clock::{boot_ns, timespec};
@@ -100,17 +101,18 @@ impl AsFd for Line {
 /// One call that is answered by one report.
 pub fn ask(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<OwnedFd>), Error> {
     let mut line = Line::call(record, id, call, &[])?;
-    match line.answer(id)? {
-        Report::Refused(refusal) => Err(refused(id, refusal)),
-        report => Ok((report, line.reports.take_passed())),
+    let report = line.answer(id)?;
+    if let Report::Refused(refusal) = report {
+        return Err(refused(id, refusal));
     }
+    Ok((report, line.reports.take_passed()))
 }
 
 /// One call that only has to be done.
 pub fn tell(record: &Record, id: &BoxId, call: &Call) -> Result<(), Error> {
-    match ask(record, id, call)?.0 {
-        Report::Done => Ok(()),
-        _ => Err(silent(id)),
+    match ask(record, id, call)?.0 == Report::Done {
+        true => Ok(()),
+        false => Err(silent(id)),
     }
 }
 
@@ -151,13 +153,15 @@ fn send_all(socket: BorrowedFd<'_>, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 }
 
 fn unreachable_keeper(id: &BoxId, error: io::Error) -> Error {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused
-        | io::ErrorKind::NotFound
-        | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::ConnectionReset => ended_meanwhile(id),
-        io::ErrorKind::WouldBlock => silent(id),
-        _ => Error::new(ErrorKind::Failed, format!("cannot reach box {id}")).because(error),
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    match errno {
+        Some(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => {
+            ended_meanwhile(id)
+        }
+        Some(Errno::AGAIN) => silent(id),
+        Some(_) | None => {
+            Error::new(ErrorKind::Failed, format!("cannot reach box {id}")).because(error)
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
 use crate::account::{EndedEntry, KeeperIdentity};
-use crate::holdings::cgroup;
+use crate::holdings::cgroup::{self, Lodging};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::lifecycle::{self, Care, Facts, KeeperIs, Tie};
@@ -16,6 +16,15 @@ use crate::status::State;
 
 /// What a keeper may need to end its box after a deadline.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
+
+/// How closely a box is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Whether anything has to be done about it; every command does so.
+    Care,
+    /// In which state it is, too.
+    State,
+}
 
 #[derive(Debug)]
 pub struct Observed {
@@ -28,7 +37,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of(record: Record, id: &BoxId, host: &Host) -> Self {
+    pub fn of(record: Record, id: &BoxId, host: &Host, depth: Depth) -> Self {
         let ended = record.account.ended.is_some();
         let life = match record.account.detached() {
             Some(_) => record.life(),
@@ -41,6 +50,7 @@ impl Observed {
             (false, Tie::Attached | Tie::Detaching | Tie::Detached) => living_keeper(&record, host),
         };
         let alive = keeper.is_some();
+        let lives_alone = alive && tie == Tie::Detached;
         let facts = Facts {
             tie,
             keeper: match (&record.account.keeper, alive) {
@@ -49,9 +59,9 @@ impl Observed {
                 (None, false) => KeeperIs::Unborn,
             },
             // Of a box that lives by itself it does not matter.
-            busy: !ended && !(alive && tie == Tie::Detached) && record.is_busy(),
+            busy: !(ended || lives_alone) && record.is_busy(),
             stopping: life.contains(&LifeEvent::Stopping),
-            frozen: alive && cgroup::is_frozen(&host.cgroups, id),
+            frozen: alive && depth == Depth::State && host.meters().is_frozen(id, lodging(tie)),
             stuck: record.account.stuck.is_some(),
             ended,
             expired: is_expired(&record, host),
@@ -115,6 +125,13 @@ impl Observed {
     }
 }
 
+fn lodging(tie: Tie) -> Lodging {
+    match tie {
+        Tie::HalfMade | Tie::Attached => Lodging::Shared,
+        Tie::Detaching | Tie::Detached | Tie::Damaged => Lodging::Below,
+    }
+}
+
 fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
     let was_left = life.contains(&LifeEvent::Detached);
     match (&record.account.intent, &record.account.keeper) {
@@ -153,9 +170,10 @@ fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
         return None;
     }
     let process = Process::open(identity.pid).ok()?;
-    let is_it = match (identity.pidfd_inode, process.inode().ok()?) {
-        (Some(recorded), Some(found)) => recorded == found,
-        (None, _) | (_, None) => process.birth_tick().ok()? == identity.birth_tick,
+    let is_it = match (identity.pidfd_inode, identity.birth_tick) {
+        (Some(recorded), _) => process.inode().ok()? == Some(recorded),
+        (None, Some(recorded)) => process.birth_tick().ok()? == recorded,
+        (None, None) => false,
     };
     is_it.then_some(process)
 }

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, flock, fstat, mkdirat, openat, statat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, mkdirat, openat, statat,
     unlinkat,
 };
 use rustix::io::Errno;
@@ -210,7 +210,7 @@ impl Locked {
             boot_id: host.boot_id.clone(),
             created_at: Timestamp::now(),
             cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
-            spec: spec.without_values(),
+            spec: spec.clone(),
             detached: detached.cloned(),
         };
         if let Err(error) = record.add(Entry::Intent(Box::new(intent))) {
@@ -243,8 +243,9 @@ impl Locked {
     /// The socket of the box, bound; it is the keeper who listens on it.
     pub fn bind_control(&self) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
+        // The name gets the mode of the socket (unix(7)).
+        fchmod(&socket, PRIVATE)?;
         bind(&socket, &self.control_address()?)?;
-        chmodat(&self.directory, CONTROL, PRIVATE, AtFlags::empty())?;
         Ok(socket)
     }
 

@@ -20,6 +20,7 @@ pub mod duration;
 pub mod env;
 pub mod name;
 pub mod received;
+mod text;
 pub mod user;
 pub mod volume;
 
@@ -64,7 +65,7 @@ pub enum Root {
     /// A read-only allow-list view of the host's own programs and libraries.
     HostView,
     /// This directory, read-only below an overlay.
-    Directory(PathBuf),
+    Directory(#[serde(with = "text::one")] PathBuf),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,12 +119,16 @@ pub enum Terminal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// Never empty; no element holds a NUL.
+    #[serde(with = "text::list")]
     pub command: Vec<OsString>,
     pub name: Option<Name>,
     pub labels: BTreeMap<String, String>,
-    /// The whole environment of the command, in order; no key twice.
+    /// The whole environment of the command, in order; no key twice. Only the
+    /// keys are ever written down.
+    #[serde(with = "text::keys")]
     pub env: Vec<(OsString, OsString)>,
     /// `None`: the box's own writable home, `/work`.
+    #[serde(with = "text::optional")]
     pub workdir: Option<PathBuf>,
     pub user: User,
     pub privilege: Privilege,
@@ -135,16 +140,4 @@ pub struct Spec {
     pub isolation: Isolation,
     pub seccomp: SeccompProfile,
     pub terminal: Terminal,
-}
-
-impl Spec {
-    /// Without the values of the environment, which may be secret: what may be
-    /// written down.
-    pub fn without_values(&self) -> Self {
-        let mut spec = self.clone();
-        for (_, value) in &mut spec.env {
-            *value = OsString::new();
-        }
-        spec
-    }
 }

@@ -10,14 +10,14 @@ use crate::engine::Engine;
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::lifecycle::Care;
-use crate::observed::Observed;
+use crate::observed::{Depth, Observed};
 use crate::record::{self, Locked, Record};
 use crate::spec::Name;
 use crate::teardown::OTHERS_WITHIN;
 
-/// How many records one command looks at, so that a host with thousands of
-/// live boxes does not pay for all of them at every start.
-const LOOK_AT_MOST: usize = 64;
+/// How many records one command looks at, so that on a host with thousands of
+/// live boxes it does not pay for all of them. Whoever lists boxes looks at all.
+const LOOK_AT_MOST: usize = 16;
 
 impl Engine {
     /// Looks after some boxes, from a random one on, and returns those that are
@@ -35,7 +35,8 @@ impl Engine {
             ids.rotate_left(start);
         }
         ids.truncate(LOOK_AT_MOST);
-        ids.retain(|id| self.tend_in(boxes.as_fd(), id).is_none());
+        let is_gone = |id: &BoxId| self.tend_in(boxes.as_fd(), id, Depth::Care).is_none();
+        ids.retain(is_gone);
         ids
     }
 
@@ -47,7 +48,7 @@ impl Engine {
         let Ok(boxes) = record::open_all(&self.layout) else {
             return;
         };
-        self.tend_in(boxes.as_fd(), &holder);
+        self.tend_in(boxes.as_fd(), &holder, Depth::Care);
         if matches!(Record::look(boxes.as_fd(), &holder), Ok(None)) {
             // If this fails, taking the name does, in its own words.
             name::release(&self.layout, wanted, &holder).ok();
@@ -55,9 +56,14 @@ impl Engine {
     }
 
     /// Looks after one box; what is left of it, if anything is.
-    pub(crate) fn tend_in(&self, boxes: BorrowedFd<'_>, id: &BoxId) -> Option<Observed> {
+    pub(crate) fn tend_in(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        depth: Depth,
+    ) -> Option<Observed> {
         let record = Record::look(boxes, id).ok()??;
-        let observed = Observed::of(record, id, &self.host);
+        let observed = Observed::of(record, id, &self.host, depth);
         match observed.care() {
             Care::Nothing => return Some(observed),
             Care::Finish | Care::Remove => {}
@@ -66,7 +72,8 @@ impl Engine {
         if let Ok(locked) = observed.record.lock(boxes, id, Duration::ZERO) {
             self.act(boxes, id, locked?);
         }
-        Some(Observed::of(Record::look(boxes, id).ok()??, id, &self.host))
+        let record = Record::look(boxes, id).ok()??;
+        Some(Observed::of(record, id, &self.host, depth))
     }
 
     /// Once more, now that nobody else changes it. What cannot be ended says so
@@ -75,7 +82,7 @@ impl Engine {
         let Ok(Some(record)) = Record::look(boxes, id) else {
             return;
         };
-        match Observed::of(record, id, &self.host).care_of_ours() {
+        match Observed::of(record, id, &self.host, Depth::Care).care_of_ours() {
             Care::Nothing => {}
             Care::Finish => drop(self.site(id).finish(locked, OTHERS_WITHIN)),
             Care::Remove => drop(self.site(id).tear_down(locked, OTHERS_WITHIN)),

@@ -185,7 +185,8 @@ impl AsFd for Cgroup {
     }
 }
 
-fn keyed_number(text: &str, key: &str) -> Option<u64> {
+/// The number behind a key of a flat keyed file's text.
+pub fn keyed_number(text: &str, key: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
         .and_then(|value| value.trim().parse().ok())

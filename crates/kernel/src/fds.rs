@@ -60,9 +60,11 @@ pub fn read_text(file: BorrowedFd<'_>) -> io::Result<String> {
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
     while text.len() < TEXT_BYTES_MAX {
-        match rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer))? {
-            0 => break,
-            length => text.extend_from_slice(&buffer[..length]),
+        let length = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer))?;
+        text.extend_from_slice(&buffer[..length]);
+        // Of a file, less than was asked for is the end of it.
+        if length < buffer.len() {
+            break;
         }
     }
     String::from_utf8(text).map_err(io::Error::other)

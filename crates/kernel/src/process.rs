@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -47,10 +48,20 @@ impl Process {
     /// The pidfd's inode, never used twice since boot. Before Linux 6.9 all
     /// pidfds share one inode that says nothing: `None`.
     pub fn inode(&self) -> io::Result<Option<u64>> {
-        match rustix::fs::fstatfs(&self.pidfd)?.f_type as u64 {
-            PIDFS_MAGIC => Ok(Some(rustix::fs::fstat(&self.pidfd)?.st_ino)),
-            _ => Ok(None),
+        match self.is_on_pidfs()? {
+            true => Ok(Some(rustix::fs::fstat(&self.pidfd)?.st_ino)),
+            false => Ok(None),
         }
+    }
+
+    /// One pidfd of a kernel is as good as any other.
+    fn is_on_pidfs(&self) -> io::Result<bool> {
+        static KNOWN: OnceLock<bool> = OnceLock::new();
+        if let Some(known) = KNOWN.get() {
+            return Ok(*known);
+        }
+        let found = rustix::fs::fstatfs(&self.pidfd)?.f_type as u64 == PIDFS_MAGIC;
+        Ok(*KNOWN.get_or_init(|| found))
     }
 
     /// When it was born, in ticks since boot, and which cgroup v2 path it is in:

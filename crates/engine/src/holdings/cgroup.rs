@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::cgroup::{self, Cgroup};
 
-pub use live::{CgroupUsage, Which, change, freeze, is_frozen, usage, usage_with_cpu};
+pub use live::{CgroupUsage, Lodging, Meters, Which, change, freeze};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::{CgroupRoots, Host};

@@ -36,8 +36,10 @@ pub enum Access {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
     /// Absolute; resolved without following symlinks by `create`.
+    #[serde(with = "super::text::one")]
     pub host: PathBuf,
     /// Absolute; resolved beneath the box's root.
+    #[serde(with = "super::text::one")]
     pub target: PathBuf,
     pub access: Access,
 }

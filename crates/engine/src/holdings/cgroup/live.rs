@@ -1,10 +1,13 @@
 //! The cgroups of a box that lives: what it uses, and what can be changed.
 
 use std::io;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tare_kernel::cgroup::Cgroup;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use tare_kernel::cgroup::{Cgroup, keyed_number};
+use tare_kernel::fds::read_text;
 
 use super::{ALL, Controller, cannot_enforce, unified_settings, v1_settings, write_settings};
 use crate::error::{Doing, Error, ErrorKind};
@@ -22,46 +25,83 @@ pub struct CgroupUsage {
     pub cpu_us: Option<u64>,
 }
 
-/// How many processes there are and what memory they use, as a list shows it.
-pub fn usage(roots: &CgroupRoots, id: &BoxId) -> CgroupUsage {
-    let unified = open(roots.unified.as_deref(), id);
-    let number = |root: Option<&Path>, v1_file: &str, v2_file: &str| {
-        let (cgroup, file) = match open(root, id) {
-            Some(cgroup) => (Some(cgroup), v1_file),
-            None => (None, v2_file),
+/// The hierarchies' roots, opened once: a list reads the files of thousands of
+/// boxes, and looking a path up from its beginning is most of what that takes.
+#[derive(Debug)]
+pub struct Meters {
+    unified: Option<OwnedFd>,
+    memory: Option<OwnedFd>,
+    pids: Option<OwnedFd>,
+}
+
+/// Where the workload of a box is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lodging {
+    /// With its keeper.
+    Shared,
+    Below,
+}
+
+impl Meters {
+    pub fn open(roots: &CgroupRoots) -> Self {
+        let open = |root: &Option<PathBuf>| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat(CWD, root.as_deref()?, flags, Mode::empty()).ok()
         };
-        let cgroup = cgroup.as_ref().or(unified.as_ref())?;
-        cgroup.read(file).ok()?.trim().parse().ok()
-    };
-    CgroupUsage {
-        memory_bytes: number(
-            roots.memory.as_deref(),
-            "memory.usage_in_bytes",
-            "memory.current",
-        ),
-        pids: number(roots.pids.as_deref(), "pids.current", "pids.current"),
-        cpu_us: None,
+        Self {
+            unified: open(&roots.unified),
+            memory: open(&roots.memory),
+            pids: open(&roots.pids),
+        }
+    }
+
+    /// How many processes a box has and what memory they use.
+    pub fn usage(&self, id: &BoxId) -> CgroupUsage {
+        let number = |v1_root: &Option<OwnedFd>, v1_file: &str, v2_file: &str| {
+            let text = match v1_root {
+                Some(_) => read(v1_root, id, v1_file),
+                None => read(&self.unified, id, v2_file),
+            };
+            text?.trim().parse().ok()
+        };
+        CgroupUsage {
+            memory_bytes: number(&self.memory, "memory.usage_in_bytes", "memory.current"),
+            pids: number(&self.pids, "pids.current", "pids.current"),
+            cpu_us: None,
+        }
+    }
+
+    /// The same with the processor's time, which v2 counts in any case.
+    pub fn usage_with_cpu(&self, id: &BoxId) -> CgroupUsage {
+        let text = read(&self.unified, id, "cpu.stat").unwrap_or_default();
+        CgroupUsage {
+            cpu_us: keyed_number(&text, "usage_usec"),
+            ..self.usage(id)
+        }
+    }
+
+    /// Whether the workload is to stand still; a box without cgroups never is.
+    pub fn is_frozen(&self, id: &BoxId, lodging: Lodging) -> bool {
+        let text = match lodging {
+            Lodging::Shared => read(&self.unified, id, "cgroup.freeze"),
+            Lodging::Below => {
+                let file = format!("{}/cgroup.freeze", layout::WORKLOAD_CGROUP);
+                read(&self.unified, id, &file)
+            }
+        };
+        text.is_some_and(|text| text.trim() == "1")
     }
 }
 
-/// The same with the processor's time, which v2 counts in any case.
-pub fn usage_with_cpu(roots: &CgroupRoots, id: &BoxId) -> CgroupUsage {
-    let unified = open(roots.unified.as_deref(), id);
-    let cpu = unified.and_then(|cgroup| cgroup.read_key("cpu.stat", "usage_usec").ok());
-    CgroupUsage {
-        cpu_us: cpu.flatten(),
-        ..usage(roots, id)
-    }
+fn read(root: &Option<OwnedFd>, id: &BoxId, file: &str) -> Option<String> {
+    let path = layout::cgroup(Path::new(""), id).join(file);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat(root.as_ref()?, path, flags, Mode::empty()).ok()?;
+    read_text(file.as_fd()).ok()
 }
 
 fn open(root: Option<&Path>, id: &BoxId) -> Option<Cgroup> {
     Cgroup::open(&layout::cgroup(root?, id)).ok()
-}
-
-/// Whether the workload is stopped; a box without cgroups never is.
-pub fn is_frozen(roots: &CgroupRoots, id: &BoxId) -> bool {
-    let workload = workload(roots, id);
-    workload.is_some_and(|cgroup| cgroup.is_frozen().unwrap_or(false))
 }
 
 /// The cgroup of the workload: of an attached box, with its keeper.

@@ -1,0 +1,348 @@
+//! Making a box, in named steps. What fails after the record exists goes through
+//! the one way out.
+//!
+//! ```text
+//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ scratch ─▶ trees ─▶ socket   (hold)
+//!     ─▶ keeper ─▶ plan ─▶ identity on record ─▶ go ─▶ command           (bear)
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use tare_control::Request;
+use tare_kernel::cgroup::Cgroup;
+use tare_kernel::spawn::Spawned;
+
+use crate::account::{DetachOptions, KeeperIdentity};
+use crate::attached::Streams;
+use crate::engine::Engine;
+use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::cgroup::{self, CgroupHolding, Residence};
+use crate::holdings::uids::UidRange;
+use crate::holdings::{name, scratch, uids};
+use crate::id::BoxId;
+use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
+use crate::plan::{self, Trees};
+use crate::record::{DetachedFiles, Locked};
+use crate::spec::{Isolation, Network, Spec, Terminal};
+use crate::stdio::{Owner, Stdin, Stdio, null};
+use crate::teardown::OWN_WITHIN;
+use crate::trees::{self, Mapping, Tree};
+
+/// Who has the other ends of the command's standard streams.
+#[derive(Debug, Clone, Copy)]
+pub enum Ends<'a> {
+    /// Whoever runs the box, and stays with it.
+    Callers(Stdin),
+    /// The keeper, of a box that is left to itself.
+    Keepers(&'a DetachOptions),
+}
+
+impl<'a> Ends<'a> {
+    fn options(&self) -> Option<&'a DetachOptions> {
+        match self {
+            Self::Callers(_) => None,
+            Self::Keepers(options) => Some(options),
+        }
+    }
+}
+
+/// What a box is made of, before there is anybody in it.
+#[derive(Debug)]
+struct Held {
+    range: UidRange,
+    map: IdMap,
+    cgroups: CgroupHolding,
+    trees: Trees,
+    stdio: Stdio,
+    socket: OwnedFd,
+    files: Option<DetachedFiles>,
+}
+
+/// Everything of a box that runs.
+#[derive(Debug)]
+pub struct Made {
+    pub keeper: Spawned,
+    pub control: UnixStream,
+    pub cgroups: CgroupHolding,
+    /// Held until the box was seen gone: its uids are not reused before.
+    pub _claim: OwnedFd,
+    pub streams: Streams,
+    /// Of its uid range, if it has one.
+    pub first_uid: Option<u32>,
+    /// On the boot clock, as the keeper knows them.
+    pub deadline_ns: Option<u64>,
+    pub lease_ns: Option<u64>,
+    pub notes: Vec<String>,
+}
+
+impl Engine {
+    /// Makes the box; its command starts when the keeper's identity is on record.
+    pub(crate) fn make(
+        &self,
+        spec: &Spec,
+        ends: Ends<'_>,
+        id: &BoxId,
+        record: &mut Locked,
+    ) -> Result<Made, Unmade> {
+        let held = self.hold(spec, &ends, id, record)?;
+        let made = self.bear(spec, &ends, id, held)?;
+        match self.commit(record, &made) {
+            Ok(()) => Ok(made),
+            Err(error) => Err(Unmade::with(error, made.keeper)),
+        }
+    }
+
+    /// Ends what could not be made whole.
+    pub(crate) fn unmake(
+        &self,
+        id: &BoxId,
+        record: Locked,
+        keeper: Option<&Spawned>,
+    ) -> Result<(), Error> {
+        match keeper {
+            Some(keeper) => self.site(id).tear_down_own(record, &keeper.process),
+            None => self.site(id).tear_down(record, OWN_WITHIN),
+        }
+    }
+
+    fn hold(
+        &self,
+        spec: &Spec,
+        ends: &Ends<'_>,
+        id: &BoxId,
+        record: &Locked,
+    ) -> Result<Held, Error> {
+        if let Some(wanted) = &spec.name {
+            // A name of a box that nobody wants any more is free.
+            self.tend_holder(wanted);
+            name::acquire(&self.layout, wanted, id)?;
+        }
+        let range = uids::acquire(&self.layout)?;
+        let map = self.id_map(spec, range.first);
+        let cgroups = cgroup::acquire(&self.host, id, &spec.limits, residence(ends, map))?;
+        let scratch = self.kept_scratch(spec, ends, id, record, map)?;
+        Ok(Held {
+            range,
+            map,
+            cgroups,
+            trees: self.trees(spec, map, scratch)?,
+            stdio: stdio(spec, ends, map)?,
+            socket: record
+                .bind_control()
+                .doing(|| format!("cannot make a socket for box {id}"))?,
+            files: detached_files(ends, record)?,
+        })
+    }
+
+    /// From here on the box has a keeper, who builds it while the rest is done.
+    fn bear(
+        &self,
+        spec: &Spec,
+        ends: &Ends<'_>,
+        id: &BoxId,
+        mut held: Held,
+    ) -> Result<Made, Unmade> {
+        let Waiting { newborn, control } =
+            keeper::bear(spec, id, &self.host, held.map, &held.inheritance())?;
+        let keeper = newborn.go();
+        held.cgroups.join.clear();
+        let options = ends.options();
+        let plan = plan::plan(spec, id, &self.host, &held.cgroups, &held.trees, options);
+        match keeper::send_plan(&control, &plan) {
+            Err(error) if error.kind() == ErrorKind::BadRequest => {
+                return Err(Unmade::with(error, keeper));
+            }
+            // A keeper that is gone has said why, or its death will.
+            Ok(()) | Err(_) => {}
+        }
+        Ok(Made {
+            keeper,
+            control,
+            notes: self.notes(spec, &held.cgroups),
+            cgroups: held.cgroups,
+            _claim: held.range.claim,
+            streams: held.stdio.ours,
+            first_uid: held.map.first_uid(),
+            deadline_ns: plan.deadline_ns,
+            lease_ns: plan.detached.and_then(|detached| detached.lease_ns),
+        })
+    }
+
+    /// The keeper makes its box meanwhile, which dies with it; the command
+    /// starts only after its identity is on record.
+    fn commit(&self, record: &mut Locked, made: &Made) -> Result<(), Error> {
+        let doing = || "cannot record the keeper's identity".to_owned();
+        let process = &made.keeper.process;
+        let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
+        let pidfd_inode = process.inode().doing(doing)?;
+        let identity = KeeperIdentity {
+            boot_id: self.host.boot_id.clone(),
+            pid: process.pid(),
+            pidfd_inode,
+            birth_tick: match pidfd_inode {
+                Some(_) => None,
+                None => Some(process.birth_tick().doing(doing)?),
+            },
+            cgroup_inode: cgroup_inode.transpose().doing(doing)?,
+            first_uid: made.first_uid,
+            lease_ns: made.lease_ns,
+        };
+        record.add_keeper(identity).doing(doing)?;
+        keeper::send_request(&made.control, &Request::Go).ok();
+        Ok(())
+    }
+
+    fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
+        match (spec.isolation, self.host.is_privileged()) {
+            (Isolation::Full, true) => IdMap::Range { first },
+            (Isolation::Contain, true) => IdMap::Host,
+            (Isolation::Full, false) => IdMap::Single {
+                uid: spec.user.uid,
+                gid: spec.user.gid,
+            },
+            (Isolation::Contain, false) => IdMap::Single {
+                uid: self.host.uid,
+                gid: self.host.gid,
+            },
+        }
+    }
+
+    fn trees(&self, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Result<Trees, Error> {
+        let mapping = match map {
+            IdMap::Range { first } => Mapping::Range {
+                first,
+                user: spec.user,
+            },
+            IdMap::Host | IdMap::Single { .. } => Mapping::Own,
+        };
+        let state_root = self.layout.root();
+        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
+        let volumes = spec
+            .volumes
+            .iter()
+            .map(|volume| trees::volume(volume, state_root, mapping));
+        Ok(Trees {
+            scratch,
+            root: root.transpose()?,
+            volumes: volumes.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Containment has no scratch space of its own to keep.
+    fn kept_scratch(
+        &self,
+        spec: &Spec,
+        ends: &Ends<'_>,
+        id: &BoxId,
+        record: &Locked,
+        map: IdMap,
+    ) -> Result<Option<Tree>, Error> {
+        let keep = ends.options().is_some_and(|options| options.keep);
+        if !keep || spec.isolation == Isolation::Contain {
+            return Ok(None);
+        }
+        let first_uid = map.first_uid();
+        let record = AsFd::as_fd(&**record);
+        let tree = scratch::acquire(&self.layout, record, id, &spec.limits, first_uid)?;
+        Ok(Some(tree))
+    }
+
+    fn notes(&self, spec: &Spec, cgroups: &CgroupHolding) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !cgroups.memory_enforced {
+            notes.push(
+                "no writable cgroup here: the default limits on memory and processes hold for \
+                 each process and user, not for the box as a whole"
+                    .to_owned(),
+            );
+        }
+        if spec.isolation == Isolation::Full && !self.host.is_privileged() {
+            notes.push(
+                "running without privileges: the box's one user is you on the host, not a range \
+                 of its own"
+                    .to_owned(),
+            );
+        }
+        if spec.isolation == Isolation::Full && spec.network == Network::Host {
+            notes.push(
+                "the box is on the host's network: it reaches what listens on this host, and \
+                 what listens in it is reached from there"
+                    .to_owned(),
+            );
+        }
+        notes
+    }
+}
+
+impl Held {
+    fn inheritance(&self) -> Inheritance<'_> {
+        Inheritance {
+            stdio: self.stdio.theirs(),
+            claim: self.range.claim.as_fd(),
+            socket: self.socket.as_fd(),
+            planned: self.planned(),
+            unified: self.cgroups.unified.as_ref(),
+            join: &self.cgroups.join,
+        }
+    }
+
+    /// What the keeper inherits by its plan, in the plan's order.
+    fn planned(&self) -> Vec<BorrowedFd<'_>> {
+        let workload = self.cgroups.workload.iter().map(AsFd::as_fd);
+        let files = self.files.iter();
+        let files = files.flat_map(|files| [&files.life, &files.log[0], &files.log[1]]);
+        let mounts = self.trees.all().filter_map(|tree| tree.mount.as_ref());
+        workload
+            .chain(files.map(AsFd::as_fd))
+            .chain(mounts.map(AsFd::as_fd))
+            .collect()
+    }
+}
+
+fn detached_files(ends: &Ends<'_>, record: &Locked) -> Result<Option<DetachedFiles>, Error> {
+    match ends {
+        Ends::Callers(_) => Ok(None),
+        Ends::Keepers(_) => {
+            let files = record.make_detached_files();
+            Ok(Some(files.doing(|| "cannot make the box's log".into())?))
+        }
+    }
+}
+
+/// With a terminal, and in a detached box, the keeper opens the streams itself.
+fn stdio(spec: &Spec, ends: &Ends<'_>, map: IdMap) -> Result<Stdio, Error> {
+    let owner = Owner::of(map.first_uid(), spec.user);
+    let made = match (spec.terminal, ends) {
+        (Terminal::Pty { .. }, _) | (_, Ends::Keepers(_)) => Stdio::nothing(),
+        (Terminal::Pipes, Ends::Callers(stdin)) => Stdio::pipes(*stdin, owner),
+    };
+    made.doing(|| "cannot make pipes for the command".into())
+}
+
+fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {
+    match (ends, map) {
+        (Ends::Callers(_), _) => Residence::Shared,
+        (Ends::Keepers(_), IdMap::Range { first }) => Residence::Below {
+            keeper_uid: Some(first),
+        },
+        (Ends::Keepers(_), IdMap::Host | IdMap::Single { .. }) => {
+            Residence::Below { keeper_uid: None }
+        }
+    }
+}
+
+/// Descriptors for the way out, which must be open to a process that has used
+/// up all of its own: as many as teardown has open at once.
+#[derive(Debug)]
+pub struct Reserve {
+    _spare: [OwnedFd; 4],
+}
+
+impl Reserve {
+    pub(crate) fn take() -> std::io::Result<Self> {
+        Ok(Self {
+            _spare: [null()?, null()?, null()?, null()?],
+        })
+    }
+}
