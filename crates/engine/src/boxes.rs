@@ -145,8 +145,10 @@ impl Engine {
     fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
         let used = self.host.meters().usage_with_cpu(id);
         let limits = spec_of(observed).map(|spec| &spec.limits);
-        // A keeper that does not answer takes nothing away from the rest.
-        let asked = line::ask(&observed.record, id, &Call::Usage).ok();
+        // A keeper that does not answer takes nothing away from the rest; whoever
+        // else answers is not asked.
+        let ask = |_| line::ask(&observed.record, id, &Call::Usage).ok();
+        let asked = observed.keeper.as_ref().and_then(ask);
         let seen = match asked {
             Some((Report::Usage(usage), _)) => Some(usage),
             _ => None,

@@ -83,8 +83,11 @@ impl Engine {
     /// Gives a live box other limits, or another lease from now on.
     pub fn update(&self, id: &BoxId, changes: &Changes) -> Result<(), Error> {
         let mut record = self.lock_detached(id)?;
-        if !self.observe(id)?.is_live() {
-            return Err(has_ended(id));
+        let observed = self.observe(id)?;
+        match (observed.is_live(), observed.keeper) {
+            (false, _) => return Err(has_ended(id)),
+            (true, None) => return Err(damaged(id)),
+            (true, Some(_)) => {}
         }
         let mut limits = match &record.account.intent {
             Some(intent) => intent.spec.limits.clone(),

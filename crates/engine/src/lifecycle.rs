@@ -48,7 +48,8 @@ pub struct Facts {
     pub stuck: bool,
     /// Its end is on record.
     pub ended: bool,
-    /// Nothing of it is to be kept after its end, or not any longer.
+    /// Nothing of it is to be kept after its end, or not any longer; nothing ever
+    /// of a box of an earlier boot.
     pub expired: bool,
     /// It should have ended by itself.
     pub overdue: bool,
@@ -106,6 +107,7 @@ pub fn care(facts: &Facts) -> Care {
         (Tie::Detaching, KeeperIs::Alive) => Care::Nothing,
         (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
         (Tie::Detached, KeeperIs::Alive) if !facts.overdue => Care::Nothing,
+        (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) if facts.expired => Care::Remove,
         (Tie::Detached, KeeperIs::Alive | KeeperIs::Dead | KeeperIs::Unborn) => Care::Finish,
     }
 }
@@ -180,6 +182,9 @@ mod tests {
             match (facts.tie, facts.keeper) {
                 (Tie::Attached | Tie::HalfMade, _)
                 | (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => {
+                    assert_eq!(care(&facts), Care::Remove, "{facts:?}");
+                }
+                (Tie::Detached, KeeperIs::Unborn | KeeperIs::Dead) if facts.expired => {
                     assert_eq!(care(&facts), Care::Remove, "{facts:?}");
                 }
                 (Tie::Detaching, KeeperIs::Alive) | (Tie::Detached | Tie::Damaged, _) => {

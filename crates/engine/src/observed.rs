@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tare_control::KEEPER_NAME;
 use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
@@ -43,11 +44,11 @@ impl Observed {
             Some(_) => record.life(),
             None => Vec::new(),
         };
-        let tie = tie(&record, &life);
-        let keeper = match (ended, tie) {
-            (true, _) => None,
-            (false, Tie::HalfMade | Tie::Damaged) => listening_keeper(&record, id),
-            (false, Tie::Attached | Tie::Detaching | Tie::Detached) => living_keeper(&record, host),
+        let (tie, keeper) = match (ended, tie(&record, &life)) {
+            (true, tie) => (tie, None),
+            (false, tie @ (Tie::HalfMade | Tie::Damaged)) => (tie, listening_keeper(&record, id)),
+            (false, tie @ (Tie::Attached | Tie::Detaching)) => (tie, living_keeper(&record, host)),
+            (false, Tie::Detached) => detached_keeper(&record, id, host),
         };
         let alive = keeper.is_some();
         let lives_alone = alive && tie == Tie::Detached;
@@ -147,13 +148,35 @@ fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
     }
 }
 
-/// Whoever listens on the box's socket, if it is under the box's id: where the
-/// record does not say who the keeper is.
+/// Whoever listens on the box's socket, if it is the keeper of the box: where
+/// the record does not say who that is.
 fn listening_keeper(record: &Record, id: &BoxId) -> Option<Process> {
     let process = Process::open(record.listener().ok()?).ok()?;
-    let arguments = process.arguments().ok()?;
-    let is_ours = arguments.iter().any(|argument| argument == id.as_str());
-    is_ours.then_some(process)
+    is_keeper_of(&process, id).then_some(process)
+}
+
+/// A box whose keeper seems to be dead, but answers, has a record that is wrong
+/// about it: that is no reason to end it.
+fn detached_keeper(record: &Record, id: &BoxId, host: &Host) -> (Tie, Option<Process>) {
+    if let Some(keeper) = living_keeper(record, host) {
+        return (Tie::Detached, Some(keeper));
+    }
+    match listening_keeper(record, id) {
+        Some(keeper) => (Tie::Damaged, Some(keeper)),
+        None => (Tie::Detached, None),
+    }
+}
+
+/// Whether it is what only the keeper of this box is: the first process of a PID
+/// namespace, under a keeper's name, last the box's id. Others may have the id
+/// among their arguments (`tare wait ID`).
+fn is_keeper_of(process: &Process, id: &BoxId) -> bool {
+    let named = process.arguments().is_ok_and(|arguments| {
+        let first = arguments.first().map(String::as_bytes);
+        first == Some(KEEPER_NAME.to_bytes())
+            && arguments.last().is_some_and(|last| last == id.as_str())
+    });
+    named && process.is_first_of_namespace().unwrap_or(false)
 }
 
 fn living_keeper(record: &Record, host: &Host) -> Option<Process> {
@@ -178,37 +201,42 @@ fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
     is_it.then_some(process)
 }
 
-/// The recorded keeper, if it is provably this box's: it may be signalled.
-/// Beside its identity it is where nobody else is: in the box's own cgroup or,
-/// where there is none, under the box's id.
+/// The keeper, if it is provably this box's: it may be signalled. Beside its
+/// recorded identity it is where nobody else is: in the box's own cgroup or,
+/// where there is none, under the box's id. Where the record says nothing, or
+/// what is not so, it is who listens.
 pub fn provable_keeper(record: &Record, id: &BoxId, host: &Host) -> Option<Process> {
-    let Some(identity) = &record.account.keeper else {
-        return listening_keeper(record, id);
-    };
-    let process = process_of(identity, host)?;
-    let is_ours = match identity.cgroup_inode {
-        Some(_) => process
-            .cgroup()
-            .ok()?
-            .is_some_and(|path| cgroup::is_of(&path, id)),
-        None => {
-            let arguments = process.arguments().ok()?;
-            arguments.iter().any(|argument| argument == id.as_str())
+    let identity = record.account.keeper.as_ref();
+    let recorded = identity.and_then(|identity| {
+        let process = process_of(identity, host)?;
+        is_in_box(&process, identity, id).then_some(process)
+    });
+    recorded.or_else(|| listening_keeper(record, id))
+}
+
+fn is_in_box(process: &Process, identity: &KeeperIdentity, id: &BoxId) -> bool {
+    match identity.cgroup_inode {
+        Some(_) => {
+            let path = process.cgroup().ok().flatten();
+            path.is_some_and(|path| cgroup::is_of(&path, id))
         }
-    };
-    is_ours.then_some(process)
+        None => is_keeper_of(process, id),
+    }
 }
 
 /// Nothing is kept of a box of an earlier boot: only names are left of it.
 fn is_expired(record: &Record, host: &Host) -> bool {
-    let (Some(intent), Some(ended)) = (&record.account.intent, &record.account.ended) else {
+    let Some(intent) = &record.account.intent else {
         return false;
     };
-    let Some(options) = &intent.detached else {
-        return true;
+    let since = |at_ns: u64| Duration::from_nanos(boot_ns().saturating_sub(at_ns));
+    let ended = record.account.ended.as_ref();
+    let is_over = match &intent.detached {
+        None => ended.is_some(),
+        Some(options) if options.remove => true,
+        Some(options) => ended.is_some_and(|ended| since(ended.at_ns) >= options.retention),
     };
-    let since = Duration::from_nanos(boot_ns().saturating_sub(ended.at_ns));
-    options.remove || intent.boot_id != host.boot_id || since >= options.retention
+    is_over || intent.boot_id != host.boot_id
 }
 
 fn is_overdue(record: &Record) -> bool {

@@ -349,6 +349,12 @@ pub fn hold_still(boxes: BorrowedFd<'_>) -> bool {
     flock(boxes, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
+/// After [`hold_still`].
+pub fn let_go(boxes: BorrowedFd<'_>) {
+    // It cannot fail for an open descriptor.
+    flock(boxes, FlockOperation::Unlock).ok();
+}
+
 /// Makes the state root what it must be: ours alone. What lies beneath is then
 /// nobody else's either.
 pub fn prepare_state_root(layout: &Layout) -> Result<(), Error> {

@@ -27,9 +27,6 @@ impl Engine {
             return Vec::new();
         };
         let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
-        if ids.is_empty() || !record::hold_still(boxes.as_fd()) {
-            return Vec::new();
-        }
         if ids.len() > LOOK_AT_MOST {
             let start = random_below(ids.len());
             ids.rotate_left(start);
@@ -68,8 +65,17 @@ impl Engine {
             Care::Nothing => return Some(observed),
             Care::Finish | Care::Remove => {}
         }
+        // Half-made may be just made, by somebody who is about to lock it.
+        let may_be_new = observed.record.account.intent.is_none();
+        if may_be_new && !record::hold_still(boxes) {
+            return Some(observed);
+        }
+        let locked = observed.record.lock(boxes, id, Duration::ZERO);
+        if may_be_new {
+            record::let_go(boxes);
+        }
         // Whoever has the lock by now does the same.
-        if let Ok(locked) = observed.record.lock(boxes, id, Duration::ZERO) {
+        if let Ok(locked) = locked {
             self.act(boxes, id, locked?);
         }
         let record = Record::look(boxes, id).ok()??;

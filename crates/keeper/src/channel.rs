@@ -38,25 +38,35 @@ impl Channel {
         }
     }
 
-    /// The next message, without waiting.
+    /// The next message, without waiting, and with one read at most: whoever
+    /// sends without end is heard in turn with the others.
     pub fn hear<M: serde::de::DeserializeOwned>(&mut self, bytes_max: usize) -> Heard<M> {
-        loop {
-            match decode(&self.pending, bytes_max) {
-                Ok(Some((message, length))) => {
-                    self.forget(length);
-                    return Heard::Message(message);
-                }
-                Ok(None) => {}
-                Err(_) => return Heard::Closed,
-            }
-            match self.read() {
-                Ok(true) => {}
-                Ok(false) => return Heard::Closed,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Heard::Closed,
-            }
+        match self.rest(bytes_max) {
+            Heard::Nothing => {}
+            heard @ (Heard::Message(_) | Heard::Closed) => return heard,
         }
+        match self.read() {
+            Ok(true) => self.rest(bytes_max),
+            Err(error) if is_for_later(&error) => Heard::Nothing,
+            Ok(false) | Err(_) => Heard::Closed,
+        }
+    }
+
+    /// The next message of what has been read.
+    pub fn rest<M: serde::de::DeserializeOwned>(&mut self, bytes_max: usize) -> Heard<M> {
+        match decode(&self.pending, bytes_max) {
+            Ok(Some((message, length))) => {
+                self.forget(length);
+                Heard::Message(message)
+            }
+            Ok(None) => Heard::Nothing,
+            Err(_) => Heard::Closed,
+        }
+    }
+
+    /// What an unfinished message takes of memory.
+    pub fn pending_bytes(&self) -> usize {
+        self.pending.len()
     }
 
     /// The next message, waited for; `None` when the other side is gone.
@@ -106,6 +116,13 @@ impl Channel {
         fds::send_with(self.socket.as_fd(), &frame, fd.as_slice())?;
         Ok(())
     }
+}
+
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
 }
 
 impl AsFd for Channel {

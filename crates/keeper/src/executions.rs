@@ -28,8 +28,11 @@ use crate::workload::{self, Birth, Marking, Streams};
 /// How many processes a keeper looks after for others at once.
 const EXECUTIONS_MAX: usize = 256;
 /// How many connections may be on their first frame at once; the others wait to
-/// be accepted. It bounds what unfinished frames take of the keeper's memory.
-const CALLERS_MAX: usize = 8;
+/// be accepted.
+const CALLERS_MAX: usize = 256;
+/// What all their unfinished frames together may take of the keeper's memory;
+/// past it they wait to be read.
+const PENDING_BYTES_MAX: usize = 2 * CALL_BYTES_MAX;
 /// How long a connection may take for its first frame.
 const CALL_WITHIN_NS: u64 = 10_000_000_000;
 
@@ -68,11 +71,22 @@ impl Caller {
     pub fn until_ns(&self) -> u64 {
         self.until_ns
     }
+
+    /// Whether some of its frame has come.
+    pub fn has_begun(&self) -> bool {
+        self.channel.pending_bytes() > 0
+    }
 }
 
 /// Whether another connection may be accepted.
 pub fn has_room(callers: &[Caller]) -> bool {
     callers.len() < CALLERS_MAX
+}
+
+/// Whether unfinished frames take so much memory that only those are read on.
+pub fn is_short_of_memory(callers: &[Caller]) -> bool {
+    let pending = callers.iter().map(|caller| caller.channel.pending_bytes());
+    pending.sum::<usize>() > PENDING_BYTES_MAX
 }
 
 /// What a process is started with that is the box's.
@@ -145,8 +159,9 @@ impl Execution {
         let Some(channel) = &mut self.channel else {
             return;
         };
+        let mut heard = channel.hear(REQUEST_BYTES_MAX);
         loop {
-            match channel.hear(REQUEST_BYTES_MAX) {
+            match heard {
                 Heard::Message(Request::Signal(signal)) if self.stage == Stage::Running => {
                     launch::signal_child(self.pid, signal).ok();
                 }
@@ -154,6 +169,7 @@ impl Execution {
                 Heard::Nothing => return,
                 Heard::Closed => break,
             }
+            heard = channel.rest(REQUEST_BYTES_MAX);
         }
         self.channel = None;
         self.end(None);

@@ -154,13 +154,20 @@ impl Supervisor {
         let listener = executions::has_room(&self.callers)
             .then_some((Source::Listener, self.listener.as_fd()));
         let output = self.detached.iter().flat_map(|one| one.output.sources());
-        let callers = self.callers.iter().map(|one| one.channel.as_fd());
+        let callers = self.readable_callers().map(|one| one.channel.as_fd());
         let executions = self.executions.iter().filter_map(Execution::channel);
         link.chain([child])
             .chain(listener)
             .chain(output.map(|fd| (Source::Output, fd)))
             .chain(callers.map(|fd| (Source::Caller, fd)))
             .chain(executions.map(|one| (Source::Execution, one.as_fd())))
+    }
+
+    /// All, or while memory is short those that already have some of it.
+    fn readable_callers(&self) -> impl Iterator<Item = &Caller> {
+        let is_short = executions::is_short_of_memory(&self.callers);
+        let callers = self.callers.iter();
+        callers.filter(move |caller| !is_short || caller.has_begun())
     }
 
     /// How long until something is due by itself.
@@ -246,7 +253,12 @@ impl Supervisor {
     }
 
     fn answer_callers(&mut self) {
+        let is_short = executions::is_short_of_memory(&self.callers);
         for mut caller in std::mem::take(&mut self.callers) {
+            if is_short && !caller.has_begun() && boot_ns() < caller.until_ns() {
+                self.callers.push(caller);
+                continue;
+            }
             match caller.hear() {
                 Said::Nothing => self.callers.push(caller),
                 Said::Call(call) => self.answer(caller.channel, call),

@@ -64,8 +64,9 @@ struct Command<'a> {
 pub fn start(birth: &Birth<'_>) -> Result<Pid, Report> {
     let command = Command::prepare(birth)
         .ok_or_else(|| launch_failed((LaunchStep::Exec, Errno::INVAL.into())))?;
+    let vectors = (Vector::new(&command.argv), Vector::new(&command.env));
     let mut failure = None;
-    let pid = launch::until_exec(birth.cgroup, || failure = Some(command.execute()))
+    let pid = launch::until_exec(birth.cgroup, || failure = Some(command.execute(&vectors)))
         .failing(SetupStep::Fork, "command")
         .map_err(Failure::into_report)?;
     match failure {
@@ -124,20 +125,19 @@ impl<'a> Command<'a> {
     }
 
     /// In the child; returns only when something failed.
-    fn execute(&self) -> LaunchFailure {
+    fn execute(&self, vectors: &(Vector<'_>, Vector<'_>)) -> LaunchFailure {
         match confine(self.birth, &self.program) {
-            Ok(()) => (LaunchStep::Exec, self.become_program()),
+            Ok(()) => (LaunchStep::Exec, self.become_program(vectors)),
             Err(failure) => failure,
         }
     }
 
     /// The error is the most telling one: found but not executable before not
     /// found.
-    fn become_program(&self) -> io::Error {
-        let (argv, env) = (Vector::new(&self.argv), Vector::new(&self.env));
+    fn become_program(&self, (argv, env): &(Vector<'_>, Vector<'_>)) -> io::Error {
         let mut told = io::Error::from(Errno::NOENT);
         for candidate in &self.candidates {
-            let error = launch::execute(candidate, &argv, &env);
+            let error = launch::execute(candidate, argv, env);
             match error.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::NOENT | Errno::NOTDIR) => {}
                 Some(Errno::ACCESS) => told = error,

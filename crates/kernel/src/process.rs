@@ -90,6 +90,15 @@ impl Process {
         Ok(words.map(str::to_owned).collect())
     }
 
+    /// Whether it is the first process of a PID namespace below ours (`NSpid` of
+    /// proc_pid_status(5): its number in each, the innermost last).
+    pub fn is_first_of_namespace(&self) -> io::Result<bool> {
+        let status = self.read_proc("status")?;
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let numbers = numbers.map_or_else(Vec::new, |text| text.split_whitespace().collect());
+        Ok(numbers.len() > 1 && numbers.last() == Some(&"1"))
+    }
+
     /// The pidfd pins the number for as long as the process is there, so what is
     /// read while it is seen alive afterwards was its own.
     fn read_proc(&self, file: &str) -> io::Result<String> {

@@ -14,6 +14,7 @@ mod boxes;
 mod capture;
 mod clock;
 pub mod fixture;
+mod keeper;
 mod orphans;
 mod running;
 pub mod skip;

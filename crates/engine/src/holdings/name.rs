@@ -3,7 +3,9 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat,
+};
 use rustix::io::Errno;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -35,7 +37,7 @@ pub fn holder(layout: &Layout, name: &Name) -> Option<BoxId> {
 /// Lets go of the name if it is this box's; absent is as wanted.
 pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
-    let names = match open(layout) {
+    let names = match open_to_release(layout) {
         Err(Errno::NOENT) => return Ok(()),
         other => other.doing(doing)?,
     };
@@ -52,7 +54,7 @@ pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
 /// which.
 pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the names of box {id}");
-    let names = match open_to_read(layout) {
+    let names = match open_to_release(layout) {
         Err(Errno::NOENT) => return Ok(()),
         other => other.doing(doing)?,
     };
@@ -66,9 +68,14 @@ pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     Ok(())
 }
 
-fn open_to_read(layout: &Layout) -> rustix::io::Result<OwnedFd> {
+/// Locked: a link that was seen to be a box's must not become another's before
+/// it is removed, by somebody who has seen the same. Taking a name needs no lock:
+/// it fails as long as the link is there.
+fn open_to_release(layout: &Layout) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(CWD, layout.names(), flags, Mode::empty())
+    let names = openat(CWD, layout.names(), flags, Mode::empty())?;
+    flock(&names, FlockOperation::LockExclusive)?;
+    Ok(names)
 }
 
 fn open_or_make(layout: &Layout) -> rustix::io::Result<OwnedFd> {

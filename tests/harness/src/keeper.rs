@@ -1,0 +1,36 @@
+//! What the keeper of a box costs its host, as the kernel counts it.
+
+use std::fs;
+
+use crate::snapshot::process::{Process, box_processes};
+use crate::tare::Tare;
+
+impl Tare {
+    /// How many descriptors the keeper of the box has open.
+    #[track_caller]
+    pub fn keeper_descriptors(&self, id: &str) -> usize {
+        let directory = format!("/proc/{}/fd", self.keeper(id).pid);
+        let entries = fs::read_dir(directory).expect("the keeper is there and ours to look at");
+        entries.count()
+    }
+
+    /// The memory that is the keeper's alone (`Anonymous` of proc_pid_smaps(5)).
+    /// The pages of its program are the host's, and every keeper's.
+    #[track_caller]
+    pub fn keeper_private_bytes(&self, id: &str) -> u64 {
+        let path = format!("/proc/{}/smaps_rollup", self.keeper(id).pid);
+        let text = fs::read_to_string(path).expect("the keeper is there and ours to look at");
+        let line = text.lines().find(|line| line.starts_with("Anonymous:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        kib.expect("as in proc_pid_smaps(5)") * 1024
+    }
+
+    /// Everyone in the PID namespace of the box, in whatever state and cgroup.
+    #[track_caller]
+    pub fn members(&self, id: &str) -> Vec<Process> {
+        let namespace = self.keeper(id).pid_namespace;
+        let mut all = box_processes();
+        all.retain(|one| one.pid_namespace == namespace);
+        all
+    }
+}

@@ -1,0 +1,439 @@
+//! The keeper survives whatever its box does and whoever talks to it: thousands
+//! of processes, clients that vanish, peers that lie, disks that are full.
+
+mod hostile;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+use tare_engine::spec::Terminal;
+use tare_engine::{BoxId, Engine, Event, ExecSpec, Exit, Stdin};
+use tare_harness::skip::is_root;
+use tare_harness::{Tare, eventually, skip, tare};
+
+/// What an idle keeper may cost.
+const DESCRIPTORS_MAX: usize = 24;
+const PRIVATE_BYTES_MAX: u64 = 400 << 10;
+/// A page or two more or less is the allocator's business; a leak is more.
+const GROWTH_BYTES_MAX: u64 = 32 << 10;
+
+/// exec as a library call: no process of tare is started for it.
+struct Library {
+    engine: Engine,
+    id: BoxId,
+}
+
+impl Library {
+    fn open(tare: &Tare, id: &str) -> Self {
+        let engine = Engine::open(Some(tare.state_root())).expect("the state root is ours");
+        let id = engine.find(id).expect("the box is there");
+        Self { engine, id }
+    }
+
+    #[track_caller]
+    fn run(&self, command: &[&str]) -> u8 {
+        let spec = ExecSpec {
+            command: command.iter().map(OsString::from).collect(),
+            env: Vec::new(),
+            workdir: None,
+            user: None,
+            terminal: Terminal::Pipes,
+            timeout: None,
+            detached: false,
+        };
+        let executed = self.engine.exec(&self.id, &spec, Stdin::Empty);
+        let mut executed = executed.unwrap_or_else(|error| panic!("{error}"));
+        loop {
+            match executed.next_event() {
+                Some(Event::Exited(Exit::Code(code))) => return code,
+                Some(Event::Started) => {}
+                Some(other) => panic!("{other:?}"),
+                None => wait(executed.events_fd()),
+            }
+        }
+    }
+}
+
+fn wait(fd: BorrowedFd<'_>) {
+    let ten = Duration::from_secs(10).try_into().expect("small");
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let ready = poll(&mut fds, Some(&ten)).expect("a socket can be polled");
+    assert_eq!(ready, 1, "the keeper does not answer");
+}
+
+/// Nobody is there but who belongs there, and no zombie.
+#[track_caller]
+fn assert_alone(tare: &Tare, id: &str, expected: usize) {
+    eventually("nobody else is in the box", || {
+        let members = tare.members(id);
+        members.len() == expected && members.iter().all(|one| !one.is_zombie)
+    });
+}
+
+#[track_caller]
+fn assert_cheap(tare: &Tare, id: &str) {
+    eventually("an idle keeper has few descriptors", || {
+        tare.keeper_descriptors(id) <= DESCRIPTORS_MAX
+    });
+    let bytes = tare.keeper_private_bytes(id);
+    assert!(
+        bytes <= PRIVATE_BYTES_MAX,
+        "{bytes} bytes are the keeper's alone"
+    );
+}
+
+#[test]
+fn ten_thousand_processes_in_a_row_cost_the_keeper_nothing() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    assert_cheap(&tare, &id);
+    let library = Library::open(&tare, &id);
+    let mut costs = Vec::new();
+    for number in 1..=10_000 {
+        assert_eq!(library.run(&["true", "with", "some", "arguments"]), 0);
+        if number % 1000 == 0 {
+            costs.push((tare.keeper_private_bytes(&id), tare.keeper_descriptors(&id)));
+        }
+    }
+    let (first, last) = (costs[0], costs[9]);
+    assert!(last.0 <= first.0 + GROWTH_BYTES_MAX, "{costs:?}");
+    assert_eq!(first.1, last.1, "{costs:?}");
+    assert_cheap(&tare, &id);
+    assert_alone(&tare, &id, 2);
+    assert_eq!(library.run(&["sh", "-c", "exit 7"]), 7);
+    tare.remove(&id);
+}
+
+/// Also those whose program is not found, or who leave orphans and zombies.
+#[test]
+fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let library = Library::open(&tare, &id);
+    let mut after_first = 0;
+    for round in 0..10 {
+        for _ in 0..100 {
+            let script = "(true & true & exec true) & sh -c 'true & exit 3'";
+            assert_eq!(library.run(&["sh", "-c", script]), 3);
+        }
+        for _ in 0..100 {
+            tare_refuses(&library);
+        }
+        if round == 0 {
+            after_first = tare.keeper_private_bytes(&id);
+        }
+    }
+    assert_alone(&tare, &id, 2);
+    let after = tare.keeper_private_bytes(&id);
+    assert!(
+        after <= after_first + GROWTH_BYTES_MAX,
+        "{after_first} {after}"
+    );
+    assert_cheap(&tare, &id);
+    tare.remove(&id);
+}
+
+fn tare_refuses(library: &Library) {
+    let spec = ExecSpec {
+        command: vec![OsString::from("no-such-program")],
+        env: Vec::new(),
+        workdir: None,
+        user: None,
+        terminal: Terminal::Pipes,
+        timeout: None,
+        detached: false,
+    };
+    let executed = library.engine.exec(&library.id, &spec, Stdin::Empty);
+    let mut executed = executed.unwrap_or_else(|error| panic!("{error}"));
+    loop {
+        match executed.next_event() {
+            Some(Event::Failed(_)) => return,
+            Some(other) => panic!("{other:?}"),
+            None => wait(executed.events_fd()),
+        }
+    }
+}
+
+#[test]
+fn two_hundred_at_once_are_all_served_and_forgotten() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let library = Library::open(&tare, &id);
+    let idle = tare.keeper_descriptors(&id);
+    std::thread::scope(|scope| {
+        let run = |number: usize| {
+            let library = &library;
+            move || {
+                let code = number % 256;
+                let script = format!("sleep 0.2 & exit {code}");
+                (code, usize::from(library.run(&["sh", "-c", &script])))
+            }
+        };
+        let threads: Vec<_> = (0..200).map(|number| scope.spawn(run(number))).collect();
+        for thread in threads {
+            let (expected, code) = thread.join().expect("it does not panic");
+            assert_eq!(code, expected);
+        }
+    });
+    assert_alone(&tare, &id, 2);
+    eventually("its descriptors are back", || {
+        tare.keeper_descriptors(&id) == idle
+    });
+    assert_cheap(&tare, &id);
+    tare.remove(&id);
+}
+
+/// A small generator (xorshift), so that a failure can be repeated.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let seed = std::env::var("TARE_SEED")
+            .ok()
+            .and_then(|it| it.parse().ok());
+        let seed = seed.unwrap_or_else(|| tare_harness::unix_now().max(1) as u64);
+        println!("TARE_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// leak B1: whatever the client was doing when it died.
+#[test]
+fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    tare.exec(&id, ["true"]).ok();
+    let idle = tare.keeper_descriptors(&id);
+    let mut random = Random::new();
+    let script = "setsid sleep 1000 & head -c 3000000 /dev/zero; exec sleep 1000";
+    for _ in 0..100 {
+        let client = tare.spawn_call(["exec", &id, "--", "sh", "-c", script]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(random.below(15_000)));
+        client.signal(Signal::KILL);
+        client.wait().exited(-9);
+    }
+    assert_alone(&tare, &id, 2);
+    eventually("its descriptors are back", || {
+        tare.keeper_descriptors(&id) == idle
+    });
+    tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
+    tare.remove(&id);
+}
+
+/// Each of them sees to it that its box goes on for everybody else.
+#[test]
+fn whoever_does_not_read_holds_up_nobody_else() {
+    let tare = tare!();
+    let script = "while read line; do echo $line; head -c 2000000 /dev/zero; done; sleep 1000";
+    let id = tare.detached(["-i", "--", "sh", "-c", script]);
+    let follower = tare.spawn_call(["logs", "-f", &id]);
+    let attached = tare.spawn_call(["attach", &id]);
+    let loud = "yes | head -c 50000000; sleep 1000";
+    let deaf = tare.spawn_call(["exec", &id, "--", "sh", "-c", loud]);
+    deaf.see("y");
+    for one in [&follower, &attached, &deaf] {
+        one.signal(Signal::STOP);
+    }
+    let mut teller = tare.spawn_call(["attach", &id]);
+    for _ in 0..5 {
+        teller.write(b"go\n");
+        let started = Instant::now();
+        tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
+        assert!(started.elapsed() < Duration::from_secs(2));
+    }
+    let output = |id: &str| tare.json(["stats", "--json", id])[0]["output_bytes"].as_u64();
+    eventually("all of the output was taken", || {
+        output(&id) >= Some(10_000_000)
+    });
+    assert_eq!(tare.state(&id), "running");
+    drop(teller);
+    tare.remove(&id);
+    for one in [follower, attached, deaf] {
+        one.signal(Signal::CONT);
+        one.signal(Signal::KILL);
+        one.wait();
+    }
+}
+
+#[test]
+fn a_fork_bomb_with_a_timeout_leaves_the_box_usable() {
+    let tare = tare!();
+    let id = tare.detached(["--pids", "200", "--", "sleep", "1000"]);
+    // The second kind has a parent for the shortest time only.
+    let tree = "bomb() { bomb | bomb & }; bomb; sleep 1000";
+    let comet = "import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(20):
+    if os.fork() == 0:
+        while True:
+            try:
+                if os.fork(): os._exit(0)
+            except OSError: pass
+signal.pause()";
+    for command in [["sh", "-c", tree], ["python3", "-c", comet]] {
+        let call = ["exec", "--timeout", "1s", &id, "--"];
+        let output = tare.call(call.iter().chain(&command)).exited(124);
+        assert!(output.lasted < Duration::from_secs(20), "{output}");
+        assert_alone(&tare, &id, 2);
+        tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
+    }
+    assert_cheap(&tare, &id);
+    tare.remove(&id);
+}
+
+/// A small disk, mounted where the state root is.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(tare: &Tare) -> Self {
+        let place = tare.state_root();
+        let options = ["-t", "tmpfs", "-o", "size=256k,mode=0700", "tare-test"];
+        let mut command = Command::new("mount");
+        let status = command.args(options).arg(&place).status();
+        assert!(status.expect("it can be started").success());
+        Self(place)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg(&self.0).status();
+        assert!(status.expect("it can be started").success());
+    }
+}
+
+/// Says something, writes more than a small disk takes, waits, says its last.
+const LOUD: &str = "echo begin; read line
+head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end
+read line; exit 7";
+
+#[test]
+fn a_full_disk_costs_the_output_that_it_cannot_take_and_nothing_else() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can mount a small disk");
+    }
+    let disk = SmallDisk::mount(&tare);
+    let id = tare.detached(["-i", "--name", "a", "--", "sh", "-c", LOUD]);
+    tare.logged(&id, "begin");
+    let mut attached = tare.spawn_call(["attach", "a"]);
+    attached.write(b"go\n");
+    let stats = || tare.json(["stats", "--json", "a"])[0].clone();
+    eventually("all of its output was taken", || {
+        stats()["output_bytes"].as_u64() >= Some(3_000_000)
+    });
+    assert!(
+        stats()["output_dropped_bytes"].as_u64() >= Some(1),
+        "{}",
+        stats()
+    );
+    // Whoever filled it: not one more byte.
+    fs::write(disk.0.join("filler"), vec![0; 1 << 20]).expect_err("the disk is full");
+    tare.exec("a", ["echo", "usable"]).ok().printed("usable\n");
+    assert_eq!(tare.state(&id), "running");
+    let said = tare.call(["logs", "a"]).ok().stderr_text();
+    assert!(
+        said.contains("bytes"),
+        "nobody says what is missing: {said:?}"
+    );
+    attached.write(b"go\n");
+    tare.call(["wait", "a"]).ok().printed("7\n");
+    attached.wait().exited(7);
+    assert_eq!(tare.look(&id)["exit_code"], 7);
+    tare.call(["exec", "a", "--", "true"]).exited(125);
+    tare.call(["rm", "a"]).ok();
+    assert_eq!(tare.list(), [] as [serde_json::Value; 0]);
+}
+
+/// A box cannot be made where nothing can be written, and says so.
+#[test]
+fn a_full_disk_has_no_room_for_another_box_and_leaves_nothing_of_it() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can mount a small disk");
+    }
+    let disk = SmallDisk::mount(&tare);
+    let id = tare.idle_box();
+    let filler = disk.0.join("filler");
+    fs::write(&filler, vec![0; 1 << 20]).expect_err("the disk is full");
+    let output = tare.call(["run", "-d", "--name", "b", "--", "sleep", "1000"]);
+    output
+        .exited(125)
+        .printed("")
+        .said(&["No space left on device"]);
+    assert_eq!(tare.list().len(), 1);
+    for command in [&["pause"][..], &["resume"], &["stop", "-t", "0"], &["rm"]] {
+        tare.call(command.iter().chain(&[&*id])).ok();
+    }
+    tare.assert_gone(&id);
+}
+
+#[test]
+fn after_every_hostile_peer_the_box_answers_within_a_second() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    tare.exec(&id, ["true"]).ok();
+    let library = Library::open(&tare, &id);
+    let keeper = tare.keeper(&id);
+    let idle = tare.keeper_descriptors(&id);
+    for (name, attack) in hostile::ATTACKS {
+        let peer = hostile::Peer::of(&tare.record(&id).join("control"));
+        let held = attack(&peer);
+        let started = Instant::now();
+        assert_eq!(library.run(&["true"]), 0, "{name}");
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(1), "{name}: {took:?}");
+        drop(held);
+        eventually(&format!("its descriptors are back after {name}"), || {
+            tare.keeper_descriptors(&id) == idle
+        });
+        assert_eq!(tare.keeper(&id), keeper, "{name}");
+        assert_alone(&tare, &id, 2);
+    }
+    let bytes = tare.keeper_private_bytes(&id);
+    assert!(
+        bytes <= 2 * PRIVATE_BYTES_MAX,
+        "{bytes} bytes are left with the keeper"
+    );
+    tare.remove(&id);
+}
+
+/// While they all talk at once, random bytes among them.
+#[test]
+fn many_hostile_peers_at_once_do_not_stop_others() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let library = Library::open(&tare, &id);
+    let idle = tare.keeper_descriptors(&id);
+    let control = tare.record(&id).join("control");
+    let mut random = Random::new();
+    let seeds: Vec<u64> = (0..8).map(|_| random.below(u64::MAX)).collect();
+    std::thread::scope(|scope| {
+        for seed in seeds {
+            let control = &control;
+            scope.spawn(move || hostile::nonsense(control, Random(seed | 1), 200));
+        }
+        for _ in 0..50 {
+            assert_eq!(library.run(&["true"]), 0);
+        }
+    });
+    assert_alone(&tare, &id, 2);
+    eventually("its descriptors are back", || {
+        tare.keeper_descriptors(&id) == idle
+    });
+    tare.remove(&id);
+}
