@@ -16,7 +16,7 @@ use crate::commands::{
     version,
     disable_help_subcommand = true,
     subcommand_required = true,
-    after_help = "Try 'tare run -- echo hello', or 'tare run --help' for all that a box can be given."
+    after_help = "Try 'tare run -- echo hello', or 'tare run -d --name web -- python3 -m http.server' for a\nbox that lives on. A BOX is an id, the beginning of one, or a name."
 )]
 pub struct Cli {
     /// Where boxes are recorded [env: TARE_STATE_ROOT] [default: /run/tare, or

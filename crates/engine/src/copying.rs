@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -20,6 +21,7 @@ use crate::error::{Doing, Error, ErrorKind};
 use crate::executed::Executed;
 use crate::exit::Exit;
 use crate::id::BoxId;
+use crate::kept;
 use crate::stdio::Stdin;
 
 /// What is read of the box's own words.
@@ -34,16 +36,35 @@ pub struct Copying {
     pub stream: OwnedFd,
     /// What is at the path in the box.
     pub found: Found,
-    executed: Executed,
-    words: OwnedFd,
+    other: OtherSide,
     id: BoxId,
+}
+
+/// Who is at the other end of the stream.
+#[derive(Debug)]
+enum OtherSide {
+    /// A process in the box, and what it says.
+    Box { executed: Executed, words: OwnedFd },
+    /// We are, for a box that has ended.
+    Kept(JoinHandle<Result<(), tare_archive::Error>>),
 }
 
 impl Engine {
     /// The archive of what is at `path`; its top is called as the last component
     /// of the path, or `.` where that is no name (`/`, `.`, `..`). A path that is
     /// missing is an error.
+    /// Of a box that has ended there is what it keeps.
     pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
+        let scratch = self.layout.scratch(id);
+        if !self.observe(id)?.is_live() && scratch.is_dir() {
+            let packing = kept::pack(&scratch, id, path)?;
+            return Ok(Copying {
+                stream: packing.stream,
+                found: packing.found,
+                other: OtherSide::Kept(packing.packer),
+                id: id.clone(),
+            });
+        }
         let path = path.as_os_str().as_bytes().to_owned();
         self.copy(id, Program::Pack(path), Stdin::Empty)
     }
@@ -72,70 +93,66 @@ impl Engine {
         let (Some(stream), Some(mut words)) = (stream, streams.stderr) else {
             unreachable!("pipes were asked for");
         };
-        let found = first_word(&mut words);
-        let mut copying = Copying {
-            stream,
-            found: Found::Missing,
-            executed,
-            words,
-            id: id.clone(),
-        };
-        match found {
-            Ok(Ok(found)) => {
-                copying.found = found;
-                Ok(copying)
-            }
-            Ok(Err(why)) => Err(copying.refused(&why)),
-            Err(error) => Err(copying.unanswered(error)),
+        match first_word(&mut words) {
+            Ok(Ok(found)) => Ok(Copying {
+                stream,
+                found,
+                other: OtherSide::Box { executed, words },
+                id: id.clone(),
+            }),
+            Ok(Err(why)) => Err(cannot_copy(id, &why)),
+            Err(error) => Err(unanswered(executed, id, error)),
         }
     }
 }
 
 impl Copying {
-    /// Closes the stream and waits for what the box says about its side.
-    pub fn finish(mut self) -> Result<(), Error> {
+    /// Closes the stream and waits for what the other side says about itself.
+    pub fn finish(self) -> Result<(), Error> {
         // End of file, or nobody to write to: either ends the other side.
         drop(self.stream);
-        let mut words = String::new();
-        let rest = File::from(self.words).take(WORDS_BYTES_MAX);
-        // What cannot be read is not said.
-        io::BufReader::new(rest).read_to_string(&mut words).ok();
-        loop {
-            match self.executed.next_event() {
-                Some(Event::Exited(Exit::Code(0))) => return Ok(()),
-                Some(Event::Exited(_)) if !words.is_empty() => {
-                    return Err(cannot_copy(&self.id, words.trim_end()));
-                }
-                Some(Event::Failed(error)) => return Err(error),
-                Some(Event::Started | Event::Terminal(_)) => {}
-                Some(Event::Exited(_) | Event::TimedOut | Event::Gone) => {
-                    return Err(cannot_copy(&self.id, "its side of the copy was killed"));
-                }
-                None => {
-                    let mut fds = [PollFd::from_borrowed_fd(
-                        self.executed.events_fd(),
-                        PollFlags::IN,
-                    )];
-                    // An interrupted wait is one more look.
-                    poll(&mut fds, None).ok();
-                }
+        match self.other {
+            OtherSide::Box { executed, words } => finish_box(executed, words, &self.id),
+            OtherSide::Kept(packer) => match packer.join() {
+                Ok(packed) => packed.doing(|| format!("cannot read what box {} left", self.id)),
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
+        }
+    }
+}
+
+fn finish_box(mut executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Error> {
+    let mut said = String::new();
+    // What cannot be read is not said.
+    let mut words = File::from(words).take(WORDS_BYTES_MAX);
+    words.read_to_string(&mut said).ok();
+    loop {
+        match executed.next_event() {
+            Some(Event::Exited(Exit::Code(0))) => return Ok(()),
+            Some(Event::Exited(_)) if !said.is_empty() => {
+                return Err(cannot_copy(id, said.trim_end()));
+            }
+            Some(Event::Failed(error)) => return Err(error),
+            Some(Event::Started | Event::Terminal(_)) => {}
+            Some(Event::Exited(_) | Event::TimedOut | Event::Gone) => {
+                return Err(cannot_copy(id, "its side of the copy was killed"));
+            }
+            None => {
+                let events = PollFd::from_borrowed_fd(executed.events_fd(), PollFlags::IN);
+                // An interrupted wait is one more look.
+                poll(&mut [events], None).ok();
             }
         }
     }
+}
 
-    fn refused(self, why: &str) -> Error {
-        cannot_copy(&self.id, why)
-    }
-
-    /// It may not have been started at all.
-    fn unanswered(mut self, error: io::Error) -> Error {
-        match self.executed.next_event() {
-            Some(Event::Failed(error)) => error,
-            Some(_) | None => {
-                let failed: Result<(), _> = Err(error);
-                let doing = || format!("box {} does not say what it found", self.id);
-                failed.doing(doing).expect_err("it is an error")
-            }
+/// It may not have been started at all.
+fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
+    match executed.next_event() {
+        Some(Event::Failed(error)) => error,
+        Some(_) | None => {
+            let message = format!("box {id} does not say what it found");
+            Error::new(ErrorKind::Failed, message).because(error)
         }
     }
 }

@@ -22,6 +22,7 @@ mod holdings;
 mod host;
 mod id;
 mod keeper;
+mod kept;
 mod layout;
 mod lifecycle;
 mod line;

@@ -23,11 +23,11 @@ use wire::{Left, Wire};
 const EXAMPLES: &str = "\
 Examples:
   tare attach web
-  echo 'print(1 + 1)' | tare attach interpreter
+  tare run -d -it --name shell -- bash && tare attach shell
 
 The first SIGINT or SIGTERM goes to the box's command; a second one, SIGHUP, or
-Ctrl-P Ctrl-Q in a terminal leaves the box alone. What was written before is in
-'tare logs'.";
+Ctrl-P Ctrl-Q in a terminal leaves the box, which lives on. The end of the
+caller's input ends nothing. What was written before is in 'tare logs'.";
 
 /// Watch what a box writes from now on, and write to it
 ///

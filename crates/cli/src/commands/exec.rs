@@ -39,7 +39,8 @@ everything that it started.";
 ///
 /// It shares the box's limits, files and network, and has the environment of
 /// the box's own command. It ends with its timeout or when tare does, together
-/// with everything that it started; the box stays usable.
+/// with everything that it started; what it leaves behind when it ends by itself
+/// stays in the box. The box goes on in any case.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub struct ExecArgs {

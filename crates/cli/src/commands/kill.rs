@@ -19,7 +19,7 @@ Examples:
 /// Send a signal to the command of a box; by default, kill the whole box
 ///
 /// KILL ends every process of the box at once, and tare returns when nothing of
-/// it runs any more. Every other signal goes to the box's command alone.
+/// it runs any more. Every other signal goes to the box's command alone, and not to a paused box.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct KillArgs {

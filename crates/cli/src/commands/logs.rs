@@ -34,7 +34,8 @@ Examples:
 /// Show what a box has written
 ///
 /// What it wrote to its stdout goes to stdout, the rest to stderr. The log keeps
-/// the newest output, up to its limit, and stays until the box is removed.
+/// the newest output, up to its limit (--output-limit of 'tare run'), and stays
+/// until the box is removed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct LogsArgs {

@@ -9,12 +9,11 @@ use super::each::{Boxes, each};
 
 /// Freeze every process of a box
 ///
-/// The box stays as it is until 'tare resume'. Its lease and its timeout go on,
-/// and it can be stopped and removed without being resumed.
+/// The box stays as it is until 'tare resume'. Its lease and its timeout go on.
+/// It can be looked at, updated, stopped and removed without being resumed; exec,
+/// cp, attach and signals are refused until then.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  tare pause web && tare cp web:/work ./snapshot && tare resume web"
-)]
+#[command(after_help = "Example:\n  tare pause web && sleep 60 && tare resume web")]
 pub struct PauseArgs {
     #[command(flatten)]
     boxes: Boxes,

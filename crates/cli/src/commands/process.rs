@@ -40,7 +40,8 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "FILE", help_heading = "Command")]
     pub env_file: Vec<PathBuf>,
 
-    /// Pass standard input to the command even when it is a terminal
+    /// Pass standard input to the command even when it is a terminal; of a
+    /// detached box, keep it open for 'tare attach'
     #[arg(short, long, help_heading = "Command")]
     pub interactive: bool,
 

@@ -24,7 +24,7 @@ pub struct RmArgs {
     #[arg(short, long)]
     force: bool,
 
-    /// Remove every box of this state root
+    /// Remove every box of this state root; those that run need --force
     #[arg(long, conflicts_with = "boxes")]
     all: bool,
 

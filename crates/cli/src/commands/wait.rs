@@ -11,13 +11,13 @@ use crate::verdict::ended_code;
 const EXAMPLES: &str = "\
 Examples:
   tare wait build
-  test \"$(tare wait build)\" = 0 && tare cp build:/work/out .";
+  test \"$(tare wait build)\" = 0 || tare logs build";
 
 /// Wait until boxes have ended, and print the exit code of each on a line
 ///
 /// Works for a box that ended while nobody watched, too. The codes come in the
 /// order of the boxes: 128+N when signal N ended the command, 124 after its
-/// timeout.
+/// timeout or lease.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct WaitArgs {

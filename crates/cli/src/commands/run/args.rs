@@ -92,7 +92,7 @@ pub struct RunArgs {
     pub nofile: Option<u32>,
 
     /// Writable space: /tmp, the working directory, changes to the root; gone
-    /// with the box [default: 256m]
+    /// with the box, unless --keep [default: 256m]
     #[arg(
         long,
         value_name = "SIZE",
@@ -104,7 +104,8 @@ pub struct RunArgs {
 
     /// How much output is passed on, stdout and stderr together; the rest is
     /// dropped, and that is said [default: 64m]. With --detach, how much of the
-    /// newest is kept for 'tare logs' [default: 16m]
+    /// newest is kept for 'tare logs', at most a quarter of --memory
+    /// [default: 16m]
     #[arg(
         long,
         value_name = "SIZE",
@@ -184,7 +185,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub detached: DetachArgs,
 
-    /// A name for the box
+    /// A name for the box, which no other box has
     #[arg(
         long,
         value_name = "NAME",

@@ -28,7 +28,8 @@ pub struct DetachArgs {
     #[arg(short, long, help_heading = "Detached box")]
     pub detach: bool,
 
-    /// End the box after this time whatever happens, or never [default: 24h]
+    /// End the box after this time, with exit code 124, or never; 'tare update'
+    /// can change it [default: 24h]
     #[arg(
         long,
         requires = "detach",
@@ -39,7 +40,7 @@ pub struct DetachArgs {
     )]
     pub lease: Option<Lease>,
 
-    /// Remove the box by itself when it has ended, with its log and exit code
+    /// Keep nothing of the box when it has ended, neither log nor exit code
     #[arg(
         long,
         requires = "detach",
@@ -48,7 +49,8 @@ pub struct DetachArgs {
     )]
     pub rm: bool,
 
-    /// Keep the scratch of the box after its end, until it is removed
+    /// Keep what the box wrote for as long as its record; 'tare inspect' says
+    /// where (holdings, scratch)
     #[arg(long, requires = "detach", help_heading = "Detached box")]
     pub keep: bool,
 
