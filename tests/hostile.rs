@@ -3,6 +3,7 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,14 @@ pub struct Peer {
 
 /// Whatever an attack leaves open until the box has answered somebody else.
 pub type Held = Vec<UnixStream>;
+
+/// Whoever else has them, they are at their end.
+pub fn hang_up(held: &Held) {
+    for connection in held {
+        // The keeper may have been faster.
+        connection.shutdown(Shutdown::Both).ok();
+    }
+}
 
 pub type Attack = (&'static str, fn(&Peer) -> Held);
 

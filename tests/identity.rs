@@ -90,14 +90,17 @@ enum Lie {
     Attached,
     /// The host seems to have no cgroups.
     WithoutCgroup,
+    /// The kernel seems to be one whose pidfds are all alike.
+    WithoutInode,
     /// And the record of its keeper is cut off, but somebody listens.
     Listening,
 }
 
-const LIES: [Lie; 4] = [
+const LIES: [Lie; 5] = [
     Lie::Detached,
     Lie::Attached,
     Lie::WithoutCgroup,
+    Lie::WithoutInode,
     Lie::Listening,
 ];
 
@@ -140,6 +143,10 @@ impl Pattern {
             }
             Lie::WithoutCgroup => {
                 change_keeper(&self.record, &json!({"cgroup_inode": null}));
+                None
+            }
+            Lie::WithoutInode => {
+                change_keeper(&self.record, &json!({"pidfd_inode": null}));
                 None
             }
             Lie::Listening => {
@@ -266,6 +273,20 @@ fn what_an_earlier_boot_left_is_removed_by_the_next_command_and_signals_nobody()
         }
         assert_untouched(stranger);
     }
+}
+
+/// Before Linux 6.9 number and tick are all that a record knows of a process, and
+/// somebody else can have both.
+#[test]
+fn a_stranger_with_the_number_and_the_tick_of_a_keeper_is_no_keeper() {
+    let tare = tare!();
+    let pattern = Pattern::take(&tare);
+    let stranger = stranger(&tare, "sh", "");
+    pattern.forge(Lie::WithoutInode, stranger.pid());
+    assert_eq!(tare.state(&pattern.id), "exited");
+    tare.call(["exec", &pattern.id, "--", "true"]).exited(125);
+    tare.remove(&pattern.id);
+    assert_untouched(stranger);
 }
 
 /// Its first process has a PID namespace of its own for the test, in which the

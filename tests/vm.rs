@@ -131,6 +131,7 @@ impl Machine {
             archive.program(path, include_bytes!("vm/init.sh"));
         }
         archive.file("etc/vm/checks", include_bytes!("vm/checks.sh"));
+        archive.file("etc/vm/living", include_bytes!("vm/living.sh"));
         for module in &self.modules {
             let name = module.file_name().expect("it ends in .ko");
             archive.file(&format!("etc/vm/{}", name.display()), &read(module));

@@ -267,13 +267,15 @@ fifty_in_a_row_leave_nothing() {
     nothing_left || fail "$(diff /run/before /run/now)"
 }
 
-# The last one: nothing brings the hierarchy back.
+# One of the last: nothing brings the hierarchy back.
 without_cgroups_boxes_still_end_whole() {
     expect 0 "no writable cgroup here" tare run -- true
     expect 125 "cannot enforce --memory" tare run --memory 64m -- true
     expect 124 "" tare run --timeout 1s -- sh -c 'setsid sleep 1000 & setsid sleep 1000 & wait'
     expect 0 "none, no controller" tare doctor
 }
+
+. /etc/vm/living
 
 truncate -s 24M /run/disk
 mke2fs -F /run/disk >/dev/null 2>&1
@@ -305,8 +307,15 @@ check a_delegated_cgroup_is_used
 check the_next_run_ends_what_a_killed_one_left
 check a_number_that_was_used_again_is_spared
 check fifty_in_a_row_leave_nothing
+check a_box_lives_on_and_is_used
+check a_box_is_paused
+check a_lease_ends_a_box_that_nobody_watches
+check users_without_privileges_have_boxes_that_live_on
+check a_number_that_a_keeper_had_is_spared
 if [ $layout = pure ]; then
     umount $cgroups
     check without_cgroups_boxes_still_end_whole
+    check without_cgroups_a_box_lives_on
+    check a_number_that_a_keeper_had_is_spared
 fi
 exit 0

@@ -9,7 +9,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::plan::{Identity, TerminalPlan};
 
@@ -48,6 +49,7 @@ pub enum Call {
 pub struct Exec {
     pub program: Program,
     /// `KEY=VALUE` each, over the environment of the box.
+    #[serde(deserialize_with = "few")]
     pub env: Vec<Vec<u8>>,
     /// `None`: as the box's command.
     pub workdir: Option<Vec<u8>>,
@@ -60,12 +62,40 @@ pub struct Exec {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
-    Command(Vec<Vec<u8>>),
+    Command(#[serde(deserialize_with = "few")] Vec<Vec<u8>>),
     /// Tare's own: writes an archive of this path to its standard output.
     Pack(Vec<u8>),
     /// Tare's own: unpacks its standard input into this directory, or into the
     /// one that the path is in.
     Unpack(Vec<u8>),
+}
+
+/// `execve` takes 2 MiB of strings and pointers to them (a quarter of the 8 MiB
+/// stack limit): more than this not even of empty ones.
+const STRINGS_MAX: usize = (2 << 20) / 9;
+
+/// Every string costs many times the byte that an empty one has in a frame.
+fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<u8>>, D::Error> {
+    struct Few;
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<Vec<u8>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {STRINGS_MAX} strings")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
+            let mut strings = Vec::new();
+            while let Some(string) = sequence.next_element()? {
+                if strings.len() == STRINGS_MAX {
+                    return Err(serde::de::Error::invalid_length(STRINGS_MAX + 1, &self));
+                }
+                strings.push(string);
+            }
+            Ok(strings)
+        }
+    }
+    deserializer.deserialize_seq(Few)
 }
 
 /// What is at the path of a [`Program::Pack`] or [`Program::Unpack`]: the first

@@ -47,7 +47,9 @@ impl Observed {
         let (tie, keeper) = match (ended, tie(&record, &life)) {
             (true, tie) => (tie, None),
             (false, tie @ (Tie::HalfMade | Tie::Damaged)) => (tie, listening_keeper(&record, id)),
-            (false, tie @ (Tie::Attached | Tie::Detaching)) => (tie, living_keeper(&record, host)),
+            (false, tie @ (Tie::Attached | Tie::Detaching)) => {
+                (tie, living_keeper(&record, id, host))
+            }
             (false, Tie::Detached) => detached_keeper(&record, id, host),
         };
         let alive = keeper.is_some();
@@ -158,7 +160,7 @@ fn listening_keeper(record: &Record, id: &BoxId) -> Option<Process> {
 /// A box whose keeper seems to be dead, but answers, has a record that is wrong
 /// about it: that is no reason to end it.
 fn detached_keeper(record: &Record, id: &BoxId, host: &Host) -> (Tie, Option<Process>) {
-    if let Some(keeper) = living_keeper(record, host) {
+    if let Some(keeper) = living_keeper(record, id, host) {
         return (Tie::Detached, Some(keeper));
     }
     match listening_keeper(record, id) {
@@ -179,9 +181,14 @@ fn is_keeper_of(process: &Process, id: &BoxId) -> bool {
     named && process.is_first_of_namespace().unwrap_or(false)
 }
 
-fn living_keeper(record: &Record, host: &Host) -> Option<Process> {
+/// Two processes can have a number and a tick in common, one after the other:
+/// where these are all that is known, it is looked where the process is.
+fn living_keeper(record: &Record, id: &BoxId, host: &Host) -> Option<Process> {
     let identity = record.account.keeper.as_ref()?;
     let process = process_of(identity, host)?;
+    if identity.pidfd_inode.is_none() && !is_in_box(&process, identity, id) {
+        return None;
+    }
     matches!(process.wait_dead(Duration::ZERO), Ok(false)).then_some(process)
 }
 

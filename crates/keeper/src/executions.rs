@@ -7,6 +7,7 @@
 //!    └─other calls    │  └──client gone──▶ Ending ─left────▶ gone
 //! ```
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, WaitStatus};
@@ -28,24 +29,26 @@ use crate::workload::{self, Birth, Marking, Streams};
 /// How many processes a keeper looks after for others at once.
 const EXECUTIONS_MAX: usize = 256;
 /// How many connections may be on their first frame at once; the others wait to
-/// be accepted.
+/// be accepted, or for the place of one that has said nothing for a while.
 const CALLERS_MAX: usize = 256;
 /// What all their unfinished frames together may take of the keeper's memory;
-/// past it they wait to be read.
-const PENDING_BYTES_MAX: usize = 2 * CALL_BYTES_MAX;
+/// past it the largest is given up. Who means it is done with its frame at once.
+const PENDING_BYTES_MAX: usize = 8 * CALL_BYTES_MAX;
 /// How long a connection may take for its first frame.
 const CALL_WITHIN_NS: u64 = 10_000_000_000;
+/// The same when others want its place.
+const CROWDED_CALL_WITHIN_NS: u64 = 100_000_000;
 
 /// A connection that has not said yet what it wants.
 #[derive(Debug)]
 pub struct Caller {
     pub channel: Channel,
-    until_ns: u64,
+    since_ns: u64,
 }
 
 /// What became of a caller.
 #[derive(Debug)]
-pub enum Said {
+enum Said {
     Nothing,
     Call(Call),
     Gone,
@@ -55,38 +58,88 @@ impl Caller {
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             channel: Channel::new(socket),
-            until_ns: boot_ns().saturating_add(CALL_WITHIN_NS),
+            since_ns: boot_ns(),
         }
     }
 
-    pub fn hear(&mut self) -> Said {
+    fn hear(&mut self) -> Said {
         match self.channel.hear(CALL_BYTES_MAX) {
             Heard::Message(call) => Said::Call(call),
-            Heard::Nothing if boot_ns() >= self.until_ns => Said::Gone,
+            Heard::Nothing if boot_ns() >= self.until_ns() => Said::Gone,
             Heard::Nothing => Said::Nothing,
             Heard::Closed => Said::Gone,
         }
     }
 
-    pub fn until_ns(&self) -> u64 {
-        self.until_ns
+    fn until_ns(&self) -> u64 {
+        self.since_ns.saturating_add(CALL_WITHIN_NS)
     }
 
-    /// Whether some of its frame has come.
-    pub fn has_begun(&self) -> bool {
-        self.channel.pending_bytes() > 0
+    fn crowded_until_ns(&self) -> u64 {
+        self.since_ns.saturating_add(CROWDED_CALL_WITHIN_NS)
     }
 }
 
-/// Whether another connection may be accepted.
-pub fn has_room(callers: &[Caller]) -> bool {
-    callers.len() < CALLERS_MAX
-}
+/// Connections that have not said yet what they want, the oldest first.
+#[derive(Debug, Default)]
+pub struct Callers(Vec<Caller>);
 
-/// Whether unfinished frames take so much memory that only those are read on.
-pub fn is_short_of_memory(callers: &[Caller]) -> bool {
-    let pending = callers.iter().map(|caller| caller.channel.pending_bytes());
-    pending.sum::<usize>() > PENDING_BYTES_MAX
+impl Callers {
+    pub fn iter(&self) -> std::slice::Iter<'_, Caller> {
+        self.0.iter()
+    }
+
+    /// Whether another connection may be accepted.
+    pub fn have_room(&self) -> bool {
+        self.0.len() < CALLERS_MAX || self.0[0].crowded_until_ns() <= boot_ns()
+    }
+
+    /// One more, in place of the oldest if there are too many.
+    pub fn add(&mut self, caller: Caller) {
+        if self.0.len() >= CALLERS_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(caller);
+    }
+
+    /// When something is due: somebody has been silent for too long, or for long
+    /// enough to lose its place.
+    pub fn next_ns(&self) -> Option<u64> {
+        let oldest = self.0.first()?;
+        match self.have_room() {
+            true => Some(oldest.until_ns()),
+            false => Some(oldest.crowded_until_ns()),
+        }
+    }
+
+    /// What has come by now; who is gone or too late is forgotten.
+    pub fn hear(&mut self) -> Vec<(Channel, Call)> {
+        let mut said = Vec::new();
+        let mut bytes = 0;
+        for mut caller in std::mem::take(&mut self.0) {
+            match caller.hear() {
+                Said::Nothing => {
+                    bytes += caller.channel.pending_bytes();
+                    self.0.push(caller);
+                }
+                Said::Call(call) => said.push((caller.channel, call)),
+                Said::Gone => {}
+            }
+        }
+        while bytes > PENDING_BYTES_MAX {
+            bytes -= self.forget_largest();
+        }
+        said
+    }
+
+    fn forget_largest(&mut self) -> usize {
+        let sizes = self.0.iter().map(|one| one.channel.pending_bytes());
+        let Some((largest, bytes)) = sizes.enumerate().max_by_key(|(_, bytes)| *bytes) else {
+            return usize::MAX;
+        };
+        self.0.remove(largest);
+        bytes
+    }
 }
 
 /// What a process is started with that is the box's.
@@ -263,13 +316,14 @@ fn workload_of(exec: &Exec, template: &Workload) -> Workload {
 
 /// `KEY=VALUE` each; the later wins.
 fn merged(first: &[Vec<u8>], second: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let key = |pair: &[u8]| -> Vec<u8> {
-        let end = pair.iter().position(|byte| *byte == b'=');
-        pair[..end.unwrap_or(pair.len())].to_vec()
-    };
-    let replaced = |pair: &&Vec<u8>| !second.iter().any(|later| key(later) == key(pair));
-    let kept = first.iter().filter(replaced);
+    let later: BTreeSet<&[u8]> = second.iter().map(|pair| key(pair)).collect();
+    let kept = first.iter().filter(|pair| !later.contains(key(pair)));
     kept.chain(second).cloned().collect()
+}
+
+fn key(pair: &[u8]) -> &[u8] {
+    let end = pair.iter().position(|byte| *byte == b'=');
+    &pair[..end.unwrap_or(pair.len())]
 }
 
 fn streams_of(

@@ -37,6 +37,7 @@ use std::process::ExitCode;
 
 use channel::Channel;
 use detached::Detached;
+use executions::Callers;
 use inherited::{Inherited, Planned};
 use rustix::io::Errno;
 use setup::{Failing, Failure};
@@ -181,7 +182,7 @@ impl Ready {
             cgroup: self.cgroup,
             has_scratch: self.plan.filesystem.is_some(),
             detached: self.detached,
-            callers: Vec::new(),
+            callers: Callers::default(),
             executions: Vec::new(),
         })
     }

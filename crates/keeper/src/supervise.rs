@@ -15,7 +15,7 @@ use tare_kernel::launch;
 
 use crate::channel::{Channel, Heard};
 use crate::detached::Detached;
-use crate::executions::{self, Caller, Execution, Said, Surroundings};
+use crate::executions::{self, Caller, Callers, Execution, Surroundings};
 
 const SIGTERM: i32 = 15;
 /// Between rounds of killing a process tree that outruns them.
@@ -73,7 +73,7 @@ pub struct Supervisor {
     pub cgroup: Option<OwnedFd>,
     pub has_scratch: bool,
     pub detached: Option<Detached>,
-    pub callers: Vec<Caller>,
+    pub callers: Callers,
     pub executions: Vec<Execution>,
 }
 
@@ -152,10 +152,10 @@ impl Supervisor {
     fn watched(&self) -> impl Iterator<Item = (Source, BorrowedFd<'_>)> {
         let link = self.link.iter().map(|link| (Source::Link, link.as_fd()));
         let child = (Source::Child, self.child_signal.as_fd());
-        let listener = executions::has_room(&self.callers)
-            .then_some((Source::Listener, self.listener.as_fd()));
+        let has_room = self.callers.have_room();
+        let listener = has_room.then_some((Source::Listener, self.listener.as_fd()));
         let output = self.detached.iter().flat_map(|one| one.output.sources());
-        let callers = self.readable_callers().map(|one| one.channel.as_fd());
+        let callers = self.callers.iter().map(|one| one.channel.as_fd());
         let executions = self.executions.iter().filter_map(Execution::channel);
         link.chain([child])
             .chain(listener)
@@ -164,19 +164,12 @@ impl Supervisor {
             .chain(executions.map(|one| (Source::Execution, one.as_fd())))
     }
 
-    /// All, or while memory is short those that already have some of it.
-    fn readable_callers(&self) -> impl Iterator<Item = &Caller> {
-        let is_short = executions::is_short_of_memory(&self.callers);
-        let callers = self.callers.iter();
-        callers.filter(move |caller| !is_short || caller.has_begun())
-    }
-
     /// How long until something is due by itself.
     fn next_look(&self) -> Option<Duration> {
         if self.executions.iter().any(Execution::is_ending) {
             return Some(KILL_AGAIN);
         }
-        let callers = self.callers.iter().map(Caller::until_ns);
+        let callers = self.callers.next_ns();
         let executions = self.executions.iter().filter_map(Execution::deadline_ns);
         let due = self.deadlines.next().into_iter();
         let next_ns = due.chain(callers).chain(executions).min()?;
@@ -249,22 +242,13 @@ impl Supervisor {
         // Whoever gave up meanwhile, or a table of descriptors that is full for a
         // moment: both are for the next look.
         if let Ok(socket) = accept_with(&self.listener, flags) {
-            self.callers.push(Caller::new(socket));
+            self.callers.add(Caller::new(socket));
         }
     }
 
     fn answer_callers(&mut self) {
-        let is_short = executions::is_short_of_memory(&self.callers);
-        for mut caller in std::mem::take(&mut self.callers) {
-            if is_short && !caller.has_begun() && boot_ns() < caller.until_ns() {
-                self.callers.push(caller);
-                continue;
-            }
-            match caller.hear() {
-                Said::Nothing => self.callers.push(caller),
-                Said::Call(call) => self.answer(caller.channel, call),
-                Said::Gone => {}
-            }
+        for (channel, call) in self.callers.hear() {
+            self.answer(channel, call);
         }
     }
 
