@@ -454,3 +454,29 @@ fn watching_goes_on_until_it_is_ended() {
     }
     tare.remove(&id);
 }
+
+/// B036: what is no text is shown, and breaks nothing.
+#[test]
+fn paths_and_arguments_that_are_no_text_are_listed_and_inspected() {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let raw = |text: &[u8]| OsString::from_vec(text.to_vec());
+    let mut volume = directory.path().as_os_str().to_owned();
+    volume.push(raw(b":/tmp/b\xffd"));
+    let id = tare.detached([
+        raw(b"-w"),
+        raw(b"/tmp/b\xffd"),
+        raw(b"-v"),
+        volume,
+        raw(b"--"),
+        raw(b"sh"),
+        raw(b"-c"),
+        raw(b"sleep 1000; : \xff"),
+    ]);
+    let details = &tare.json(["inspect", &id])[0];
+    assert_eq!(details["spec"]["workdir"], "/tmp/b\u{fffd}d");
+    assert_eq!(tare.look(&id)["command"][2], "sleep 1000; : \u{fffd}");
+    tare.remove(&id);
+}

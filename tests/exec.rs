@@ -388,3 +388,23 @@ fn many_at_once_get_what_is_theirs_and_leave_nothing() {
     assert!(held <= 24, "an idle keeper holds {held} descriptors");
     tare.remove(&id);
 }
+
+#[test]
+fn a_contained_box_has_no_users_to_choose_from() {
+    let tare = tare!();
+    let id = tare.detached(["--contain", "--name", "a", "--", "sleep", "1000"]);
+    tare.call(["exec", "-u", "5", "a", "--", "true"])
+        .exited(125)
+        .said(&["--contain"]);
+    tare.remove(&id);
+}
+
+/// What was written by others than its command does not go to its terminal.
+#[test]
+fn a_detached_process_in_a_box_with_a_terminal_writes_to_the_log() {
+    let tare = tare!();
+    let id = tare.detached(["-t", "--name", "a", "--", "sleep", "1000"]);
+    tare.call(["exec", "-d", "a", "--", "echo", "beside"]).ok();
+    tare.logged(&id, "beside");
+    tare.remove(&id);
+}

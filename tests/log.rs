@@ -402,3 +402,34 @@ fn a_full_disk_does_not_stop_the_box() {
     on_disk(&["rm", "-f", "a"]).ok();
     tare.assert_gone(&id);
 }
+
+/// A limit that was asked for and cannot be had is an error.
+#[test]
+fn a_log_larger_than_its_part_of_the_memory_is_refused() {
+    let tare = tare!();
+    tare.run([
+        "-d",
+        "--memory",
+        "64m",
+        "--output-limit",
+        "1g",
+        "--",
+        "true",
+    ])
+    .exited(125)
+    .said(&["16 MiB", "--output-limit", "--memory"]);
+    assert_eq!(tare.list().len(), 0);
+}
+
+#[test]
+fn what_the_log_has_lost_is_said() {
+    let tare = tare!();
+    let id = printed(&tare, &["--output-limit", "1m"], "seq 1000000");
+    let said = tare.call(["logs", &id]).ok().stderr_text();
+    assert!(said.contains("bytes of the output are missing"), "{said}");
+    tare.call(["logs", "-n", "2", &id])
+        .ok()
+        .said_nothing()
+        .printed("999999\n1000000\n");
+    tare.remove(&id);
+}

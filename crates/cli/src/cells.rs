@@ -19,8 +19,34 @@ pub fn time(duration: Duration) -> String {
     }
 }
 
+/// What is left of a time: as above, but rounded up, so that a lease of two hours
+/// has two hours at its beginning.
+pub fn time_left(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
+    let unit = units.iter().find(|(size, _)| seconds + size / 60 >= *size);
+    match unit {
+        Some((size, name)) => format!("{}{name}", seconds.div_ceil(*size)),
+        None => format!("{seconds}s"),
+    }
+}
+
+/// With at most one decimal, rounded.
 pub fn size(bytes: Option<u64>) -> String {
-    bytes.map_or(NOTHING.to_owned(), bytes::show)
+    let Some(bytes) = bytes else {
+        return NOTHING.to_owned();
+    };
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.iter().find(|(shift, _)| bytes >> shift > 0) {
+        Some((shift, name)) => {
+            let tenths = (u128::from(bytes) * 10 + (1 << (shift - 1))) >> shift;
+            match tenths % 10 {
+                0 => format!("{} {name}", tenths / 10),
+                decimal => format!("{}.{decimal} {name}", tenths / 10),
+            }
+        }
+        None => bytes::show(bytes),
+    }
 }
 
 pub fn count(number: Option<u64>) -> String {
@@ -62,6 +88,34 @@ mod tests {
         ] {
             assert_eq!(time(Duration::from_secs(seconds)), shown);
         }
+    }
+
+    #[test]
+    fn what_is_left_of_a_lease_is_rounded_up() {
+        for (seconds, shown) in [
+            (0, "0s"),
+            (59, "1m"),
+            (61, "2m"),
+            (7199, "2h"),
+            (86_399, "1d"),
+            (86_401, "2d"),
+        ] {
+            assert_eq!(time_left(Duration::from_secs(seconds)), shown, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_one_decimal_at_most() {
+        for (bytes, shown) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1024, "1 KiB"),
+            (13_434_880, "12.8 MiB"),
+            (512 << 20, "512 MiB"),
+        ] {
+            assert_eq!(size(Some(bytes)), shown);
+        }
+        assert_eq!(size(None), "-");
     }
 
     #[test]

@@ -105,14 +105,10 @@ impl Verdict {
 pub fn ended_code(ended: &Ended) -> u8 {
     match (ended.exit_code, ended.ended_by) {
         (Some(code), _) => code,
-        (None, Some(EndedBy::Timeout)) => TIMED_OUT,
-        (
-            None,
-            Some(
-                EndedBy::Command | EndedBy::Lease | EndedBy::Stop | EndedBy::Kill | EndedBy::Output,
-            )
-            | None,
-        ) => KILLED,
+        (None, Some(EndedBy::Timeout | EndedBy::Lease)) => TIMED_OUT,
+        (None, Some(EndedBy::Command | EndedBy::Stop | EndedBy::Kill | EndedBy::Output) | None) => {
+            KILLED
+        }
     }
 }
 
@@ -125,7 +121,7 @@ mod tests {
         for (exit_code, ended_by, code) in [
             (Some(3), Some(EndedBy::Command), 3),
             (None, Some(EndedBy::Timeout), 124),
-            (None, Some(EndedBy::Lease), 137),
+            (None, Some(EndedBy::Lease), 124),
             (None, None, 137),
         ] {
             let ended = Ended {

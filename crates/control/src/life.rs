@@ -26,7 +26,7 @@ pub enum EndedBy {
     Timeout,
     /// Its lease passed.
     Lease,
-    /// It was asked to stop and did not within the grace.
+    /// It was asked to stop, and did, or did not within the grace.
     Stop,
     /// Its output passed the limit.
     Output,

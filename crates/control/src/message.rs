@@ -193,7 +193,8 @@ pub enum Refusal {
 /// What only a keeper can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperUsage {
-    pub scratch_bytes: u64,
+    /// `None`: it has no scratch space of its own.
+    pub scratch_bytes: Option<u64>,
     pub output_bytes: u64,
     pub output_dropped_bytes: u64,
 }

@@ -8,7 +8,7 @@ use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 
 use crate::exit::code_of;
-use crate::spec::{Cpus, Name, Spec};
+use crate::spec::{Cpus, Limit, Name, Spec};
 use crate::status::EndedBy;
 use crate::timestamp::Timestamp;
 
@@ -36,7 +36,7 @@ pub struct DetachOptions {
     /// Its scratch space is kept as long as its record.
     pub keep: bool,
     /// How much of its output is kept: the last so many bytes.
-    pub log_bytes_max: u64,
+    pub log_bytes_max: Limit<u64>,
     /// More output than that ends it.
     pub kill_past_log: bool,
     /// Its standard input stays open, for whoever attaches.
@@ -179,10 +179,10 @@ impl Account {
         };
         let limits = &mut intent.spec.limits;
         if let Some(bytes) = update.memory_bytes {
-            limits.memory_bytes = crate::spec::Limit::Asked(bytes);
+            limits.memory_bytes = Limit::Asked(bytes);
         }
         if let Some(pids) = update.pids {
-            limits.pids = crate::spec::Limit::Asked(pids);
+            limits.pids = Limit::Asked(pids);
         }
         if let Some(cpus) = update.cpus {
             limits.cpus = Some(cpus);

@@ -1,11 +1,11 @@
 //! Finding boxes and telling about them.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use serde_json::json;
-use tare_control::{Call, Report};
+use tare_control::{Call, KeeperUsage, Report};
 use tare_kernel::clock::boot_ns;
 
 use crate::engine::Engine;
@@ -18,7 +18,7 @@ use crate::line;
 use crate::observed::{Depth, Observed};
 use crate::record::{self, Record};
 use crate::spec::received::quoted;
-use crate::spec::{Isolation, Root, Spec, name as names};
+use crate::spec::{Isolation, Limits, Root, Spec, Terminal, Volume, name as names};
 use crate::status::{Details, Holding, State, Status, Usage};
 use crate::timestamp::Timestamp;
 
@@ -144,15 +144,12 @@ impl Engine {
 
     fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
         let used = self.host.meters().usage_with_cpu(id);
-        let limits = spec_of(observed).map(|spec| &spec.limits);
-        // A keeper that does not answer takes nothing away from the rest; whoever
-        // else answers is not asked.
-        let ask = |_| line::ask(&observed.record, id, &Call::Usage).ok();
-        let asked = observed.keeper.as_ref().and_then(ask);
-        let seen = match asked {
-            Some((Report::Usage(usage), _)) => Some(usage),
-            _ => None,
-        };
+        let spec = spec_of(observed);
+        let limits = spec.map(|spec| &spec.limits);
+        // Containment has no scratch space of its own.
+        let isolated =
+            limits.filter(|_| spec.is_some_and(|spec| spec.isolation == Isolation::Full));
+        let seen = self.seen_by_keeper(id, observed);
         let logged = !observed.is_attached();
         Usage {
             memory_bytes: used.memory_bytes,
@@ -160,12 +157,35 @@ impl Engine {
             cpu_us: used.cpu_us,
             pids: used.pids.map(without_keeper),
             pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
-            scratch_bytes: seen.map(|usage| usage.scratch_bytes),
-            scratch_limit_bytes: limits.map(|limits| limits.scratch_bytes.value()),
+            scratch_bytes: seen.and_then(|usage| usage.scratch_bytes),
+            scratch_limit_bytes: isolated.map(|limits| limits.scratch_bytes.value()),
             output_bytes: seen.filter(|_| logged).map(|usage| usage.output_bytes),
             output_dropped_bytes: seen
                 .filter(|_| logged)
                 .map(|usage| usage.output_dropped_bytes),
+        }
+    }
+
+    /// A keeper that does not answer takes nothing away from the rest. One that
+    /// cannot, because it is paused with its box, is not asked, nor is whoever
+    /// else answers.
+    fn seen_by_keeper(&self, id: &BoxId, observed: &Observed) -> Option<KeeperUsage> {
+        observed.keeper.as_ref()?;
+        if observed.is_attached() && observed.state() == State::Paused {
+            return None;
+        }
+        match line::ask(&observed.record, id, &Call::Usage).ok()?.0 {
+            Report::Usage(usage) => Some(usage),
+            Report::Terminal
+            | Report::SetupFailed { .. }
+            | Report::LaunchFailed { .. }
+            | Report::Started
+            | Report::Exited { .. }
+            | Report::TimedOut
+            | Report::Detached
+            | Report::Done
+            | Report::Input { .. }
+            | Report::Refused(_) => None,
         }
     }
 
@@ -258,9 +278,13 @@ fn lease_end(observed: &Observed) -> Option<Timestamp> {
     Some(Timestamp::now().after(left))
 }
 
-fn texts<T: AsRef<std::ffi::OsStr>>(words: &[T]) -> Vec<String> {
-    let text = |word: &T| String::from_utf8_lossy(word.as_ref().as_bytes()).into_owned();
+fn texts<T: AsRef<OsStr>>(words: &[T]) -> Vec<String> {
     words.iter().map(text).collect()
+}
+
+/// What is no text is shown as well as it can be.
+fn text<T: AsRef<OsStr>>(word: T) -> String {
+    word.as_ref().to_string_lossy().into_owned()
 }
 
 /// What was asked for, without the values of the environment.
@@ -270,32 +294,43 @@ fn shown_spec(spec: &Spec, observed: &Observed) -> serde_json::Value {
     json!({
         "command": texts(&spec.command),
         "env": texts(&keys),
-        "workdir": spec.workdir,
+        "workdir": spec.workdir.as_ref().map(text),
         "user": format!("{}:{}", spec.user.uid, spec.user.gid),
         "rootfs": match &spec.root {
             Root::HostView => None,
-            Root::Directory(path) => Some(path),
+            Root::Directory(path) => Some(text(path)),
         },
-        "volumes": spec.volumes,
+        "volumes": spec.volumes.iter().map(shown_volume).collect::<Vec<_>>(),
         "network": spec.network,
-        "isolation": match spec.isolation {
-            Isolation::Full => "full",
-            Isolation::Contain => "contain",
-        },
+        "isolation": spec.isolation,
         "seccomp": spec.seccomp,
         "privilege": spec.privilege,
+        "terminal": spec.terminal != Terminal::Pipes,
+        "stdin": options.map(|options| options.stdin),
         "timeout_ms": spec.timeout.map(|timeout| timeout.as_millis()),
-        "limits": {
-            "memory_bytes": spec.limits.memory_bytes.value(),
-            "cpus": spec.limits.cpus.map(|cpus| f64::from(cpus.milli) / 1000.0),
-            "pids": spec.limits.pids.value(),
-            "nofile": spec.limits.nofile,
-            "scratch_bytes": spec.limits.scratch_bytes.value(),
-        },
-        "lease_ms": options.and_then(|options| options.lease).map(|lease| lease.as_millis()),
+        "limits": shown_limits(&spec.limits),
         "retention_ms": options.map(|options| options.retention.as_millis()),
-        "remove": options.is_some_and(|options| options.remove),
+        "remove": options.is_none_or(|options| options.remove),
         "keep": options.is_some_and(|options| options.keep),
-        "log_bytes_max": options.map(|options| options.log_bytes_max),
+        "log_bytes_max": options.map(|options| options.log_bytes_max.value()),
+        "output_kill": options.map(|options| options.kill_past_log),
+    })
+}
+
+fn shown_limits(limits: &Limits) -> serde_json::Value {
+    json!({
+        "memory_bytes": limits.memory_bytes.value(),
+        "cpus": limits.cpus.map(|cpus| f64::from(cpus.milli) / 1000.0),
+        "pids": limits.pids.value(),
+        "nofile": limits.nofile,
+        "scratch_bytes": limits.scratch_bytes.value(),
+    })
+}
+
+fn shown_volume(volume: &Volume) -> serde_json::Value {
+    json!({
+        "host": text(&volume.host),
+        "target": text(&volume.target),
+        "access": volume.access,
     })
 }

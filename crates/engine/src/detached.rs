@@ -24,7 +24,7 @@ use crate::id::BoxId;
 use crate::keeper::{self, Unmade};
 use crate::record::Locked;
 use crate::reports::{Heard, Reports};
-use crate::spec::Spec;
+use crate::spec::{Limit, Spec, bytes};
 
 /// How long a box may take to start; a file system of a volume that does not
 /// answer must not hold its creator for ever.
@@ -41,6 +41,7 @@ pub struct Started {
 impl Engine {
     /// Makes a box that belongs to nobody, and returns when its command runs.
     pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
+        let options = &with_log_in_memory(options, spec)?;
         let id = BoxId::random();
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
         let mut record = Locked::create(&self.layout, &id, &self.host, spec, Some(options))?;
@@ -61,6 +62,32 @@ impl Engine {
             }
         }
     }
+}
+
+/// The log is memory of the box where the state root is in memory, as it is by
+/// default: it may take this part of it.
+const LOG_PART_OF_MEMORY: u64 = 4;
+
+fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOptions, Error> {
+    let most = spec.limits.memory_bytes.value() / LOG_PART_OF_MEMORY;
+    let log_bytes_max = match options.log_bytes_max {
+        Limit::Asked(asked) if asked > most => {
+            let message = "the log of a detached box cannot be so large";
+            let why = format!(
+                "it counts as memory of the box, of which it gets a quarter: {}",
+                bytes::show(most)
+            );
+            return Err(Error::new(ErrorKind::BadRequest, message)
+                .because(why)
+                .with_hint("give less --output-limit, or more --memory"));
+        }
+        Limit::Asked(asked) => Limit::Asked(asked),
+        Limit::Default(default) => Limit::Default(default.min(most)),
+    };
+    Ok(DetachOptions {
+        log_bytes_max,
+        ..options.clone()
+    })
 }
 
 /// Waits until the command runs, then leaves the box to itself.

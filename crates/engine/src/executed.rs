@@ -12,14 +12,14 @@ use tare_kernel::clock::boot_ns;
 
 use crate::attached::{Event, GRACE, Streams, event};
 use crate::engine::Engine;
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::failure;
 use crate::id::BoxId;
 use crate::line::{self, Line};
 use crate::plan::from_now;
 use crate::record::Record;
 use crate::reports::Heard;
-use crate::spec::{Terminal, User};
+use crate::spec::{Isolation, Terminal, User};
 use crate::stdio::{Owner, Stdin, Stdio};
 
 /// What is to be started.
@@ -84,6 +84,7 @@ impl Engine {
     /// Starts another process in a live box; how that went comes as events.
     pub fn exec(&self, id: &BoxId, spec: &ExecSpec, stdin: Stdin) -> Result<Executed, Error> {
         let record = self.awake(id)?;
+        refuse_user(&record, id, spec)?;
         Executed::start(&record, id, spec.request(), spec.user, stdin).map(|executed| Executed {
             command: spec.command.first().cloned(),
             workdir: spec.workdir.clone(),
@@ -174,6 +175,21 @@ impl Executed {
     pub fn kill(&self) {
         self.line.hang_up();
     }
+}
+
+/// Containment changes nobody's ids.
+fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error> {
+    let intent = record.account.intent.as_ref();
+    let contained = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Contain);
+    if spec.user.is_none() || !contained {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::BadRequest,
+        format!("box {id} has no users of its own"),
+    )
+    .because("it was started with --contain")
+    .with_hint("leave -u out"))
 }
 
 /// Who the process is on the host.

@@ -127,7 +127,9 @@ pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
         LaunchStep::Mark => failed("cannot mark the command's process tree", why),
         LaunchStep::Session => failed("cannot give the command a session", why),
         LaunchStep::Limits => failed("cannot set the command's limits", why),
-        LaunchStep::Credentials => failed("cannot give the command its user", why),
+        LaunchStep::Credentials => failed("cannot give the command its user", why).with_hint(
+            "a box has the users 0 to 65535; without privileges it has one, and -u cannot be used",
+        ),
         LaunchStep::Seccomp => failed("cannot filter the command's system calls", why),
     }
 }

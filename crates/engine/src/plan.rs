@@ -48,7 +48,7 @@ pub fn plan(
     let inherited = trees.all();
     Plan {
         workload_cgroup: cgroups.workload.is_some(),
-        detached: detached.map(|options| detached_plan(spec, options)),
+        detached: detached.map(detached_plan),
         inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         hostname: isolated.then(|| hostname.to_owned()),
@@ -70,14 +70,9 @@ pub fn from_now(duration: Duration) -> u64 {
     boot_ns().saturating_add(left)
 }
 
-/// The log is memory of the box where the state root is in memory, as it is by
-/// default: it may take this part of it.
-const LOG_PART_OF_MEMORY: u64 = 4;
-
-fn detached_plan(spec: &Spec, options: &DetachOptions) -> DetachedPlan {
-    let memory_bytes = spec.limits.memory_bytes.value();
+fn detached_plan(options: &DetachOptions) -> DetachedPlan {
     DetachedPlan {
-        log_bytes_max: options.log_bytes_max.min(memory_bytes / LOG_PART_OF_MEMORY),
+        log_bytes_max: options.log_bytes_max.value(),
         kill_past_log: options.kill_past_log,
         stdin: options.stdin,
         lease_ns: options.lease.map(from_now),

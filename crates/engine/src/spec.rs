@@ -69,6 +69,7 @@ pub enum Root {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Network {
     /// Own network namespace, loopback up, nothing else.
     None,
@@ -78,6 +79,7 @@ pub enum Network {
 
 /// How much of the host the box is kept from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Isolation {
     /// The whole default profile.
     Full,
@@ -87,6 +89,7 @@ pub enum Isolation {
 
 /// What the workload may do inside its own box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Privilege {
     /// An ordinary user with no capability at all.
     Unprivileged,
@@ -96,6 +99,7 @@ pub enum Privilege {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SeccompProfile {
     Default,
     /// Default plus ptrace and process_vm_*.

@@ -10,6 +10,7 @@
 //!     ─▶ scratch unmounted ─▶ names released ─▶ record removed               (remove)
 //! ```
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -94,7 +95,7 @@ impl Site<'_> {
 
     fn remove(&self, record: Locked) -> Result<(), Error> {
         if may_keep_scratch(&record) {
-            scratch::release(self.layout, self.id)?;
+            scratch::release(self.layout, record.as_fd(), self.id)?;
         }
         match record.account.intent {
             Some(_) => {

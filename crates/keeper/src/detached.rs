@@ -55,47 +55,40 @@ impl Detached {
     ) -> Result<(Self, Streams), Failure> {
         let ring = Writer::new(files.log, plan.log_bytes_max);
         let life = Life::new(files.life);
-        let failing = |subject: &'static str| (SetupStep::Streams, subject);
-        match terminal {
+        let (seen, terminal) = match terminal {
             Some(Pair { master, slave }) => {
-                let (step, subject) = failing("terminal");
-                let seen = master.try_clone().failing(step, subject)?;
-                let output = Output::terminal(ring, plan, seen).failing(step, subject)?;
-                let input = Some(Input::Terminal(master));
-                Ok((
-                    Self {
-                        life,
-                        output,
-                        input,
-                    },
-                    Streams::Terminal(slave),
-                ))
+                let seen = master.try_clone().failing(SetupStep::Streams, "terminal")?;
+                (Some(seen), Some((master, slave)))
+            }
+            None => (None, None),
+        };
+        let output = Output::new(ring, plan, owner, seen).failing(SetupStep::Streams, "pipes")?;
+        let detached = |input| Self {
+            life,
+            output,
+            input,
+        };
+        match terminal {
+            Some((master, slave)) => {
+                let detached = detached(Some(Input::Terminal(master)));
+                Ok((detached, Streams::Terminal(slave)))
             }
             None => {
-                let (step, subject) = failing("pipes");
-                let output = Output::pipes(ring, plan, owner).failing(step, subject)?;
                 let (stdin, input) = stdin(plan, owner)?;
-                let detached = Self {
-                    life,
-                    output,
-                    input,
-                };
+                let detached = detached(input);
                 let streams = detached.given(stdin)?;
                 Ok((detached, streams))
             }
         }
     }
 
-    /// Streams of a process whose output belongs into the log; without one of
-    /// its own it is a terminal's, which belongs to the command alone.
+    /// Streams of a process whose output belongs into the log.
     pub fn for_exec(&self) -> Result<Streams, Failure> {
         self.given(null()?)
     }
 
     fn given(&self, stdin: OwnedFd) -> Result<Streams, Failure> {
-        let Some([stdout, stderr]) = self.output.writers() else {
-            return Ok(Streams::Given([stdin, null()?, null()?]));
-        };
+        let [stdout, stderr] = self.output.writers();
         let again = |fd: &OwnedFd| fd.try_clone().failing(SetupStep::Streams, "log");
         Ok(Streams::Given([stdin, again(stdout)?, again(stderr)?]))
     }

@@ -180,6 +180,7 @@ impl Ready {
             },
             template: self.plan.workload,
             cgroup: self.cgroup,
+            has_scratch: self.plan.filesystem.is_some(),
             detached: self.detached,
             callers: Callers::default(),
             executions: Vec::new(),

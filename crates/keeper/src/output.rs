@@ -21,32 +21,24 @@ const LAST_ROUNDS_MAX: usize = 64;
 pub struct Output {
     ring: Writer,
     sources: Vec<(Stream, OwnedFd)>,
-    /// For later processes of the box, whose output belongs here too.
-    writers: Option<[OwnedFd; 2]>,
+    writers: [OwnedFd; 2],
     bytes_max: u64,
     kill_past: bool,
 }
 
 impl Output {
-    /// Over pipes; the command's ends are [`Self::writers`].
-    pub fn pipes(ring: Writer, plan: &DetachedPlan, owner: Option<Identity>) -> io::Result<Self> {
-        let (stdout, stdout_writer) = pipe_of(owner)?;
-        let (stderr, stderr_writer) = pipe_of(owner)?;
-        let sources = vec![(Stream::Stdout, stdout), (Stream::Stderr, stderr)];
-        Self::new(ring, plan, sources, Some([stdout_writer, stderr_writer]))
-    }
-
-    /// From the master side of a terminal.
-    pub fn terminal(ring: Writer, plan: &DetachedPlan, master: OwnedFd) -> io::Result<Self> {
-        Self::new(ring, plan, vec![(Stream::Stdout, master)], None)
-    }
-
-    fn new(
+    /// The pipes are for whoever's output belongs into the log; of a command
+    /// with a terminal, its master side is one more source.
+    pub fn new(
         ring: Writer,
         plan: &DetachedPlan,
-        sources: Vec<(Stream, OwnedFd)>,
-        writers: Option<[OwnedFd; 2]>,
+        owner: Option<Identity>,
+        terminal: Option<OwnedFd>,
     ) -> io::Result<Self> {
+        let (stdout, stdout_writer) = pipe_of(owner)?;
+        let (stderr, stderr_writer) = pipe_of(owner)?;
+        let mut sources = vec![(Stream::Stdout, stdout), (Stream::Stderr, stderr)];
+        sources.extend(terminal.map(|master| (Stream::Stdout, master)));
         for (_, source) in &sources {
             let flags = fcntl_getfl(source)?;
             fcntl_setfl(source, flags | OFlags::NONBLOCK)?;
@@ -54,15 +46,15 @@ impl Output {
         Ok(Self {
             ring,
             sources,
-            writers,
+            writers: [stdout_writer, stderr_writer],
             bytes_max: plan.log_bytes_max,
             kill_past: plan.kill_past_log,
         })
     }
 
-    /// The ends that a process writes to, if they are pipes.
-    pub fn writers(&self) -> Option<&[OwnedFd; 2]> {
-        self.writers.as_ref()
+    /// The ends that a process writes to.
+    pub fn writers(&self) -> &[OwnedFd; 2] {
+        &self.writers
     }
 
     pub fn sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

@@ -71,6 +71,7 @@ pub struct Supervisor {
     /// What later processes of the box have in common with its command.
     pub template: Workload,
     pub cgroup: Option<OwnedFd>,
+    pub has_scratch: bool,
     pub detached: Option<Detached>,
     pub callers: Callers,
     pub executions: Vec<Execution>,
@@ -294,7 +295,10 @@ impl Supervisor {
     fn usage(&self) -> KeeperUsage {
         let output = self.detached.as_ref().map(|detached| &detached.output);
         KeeperUsage {
-            scratch_bytes: scratch_bytes(),
+            scratch_bytes: match self.has_scratch {
+                true => scratch_bytes(),
+                false => None,
+            },
             output_bytes: output.map_or(0, |output| output.received_bytes()),
             output_dropped_bytes: output.map_or(0, |output| output.dropped_bytes()),
         }
@@ -325,14 +329,11 @@ impl Supervisor {
     }
 }
 
-/// What is used of the one tmpfs that holds all that is writable. Of a box that
-/// only contains, nothing.
-fn scratch_bytes() -> u64 {
-    let Ok(space) = rustix::fs::statfs("/work") else {
-        return 0;
-    };
+/// What is used of the one tmpfs that holds all that is writable.
+fn scratch_bytes() -> Option<u64> {
+    let space = rustix::fs::statfs("/work").ok()?;
     let used = space.f_blocks.saturating_sub(space.f_bfree);
-    used.saturating_mul(u64::try_from(space.f_bsize).unwrap_or(0))
+    Some(used.saturating_mul(u64::try_from(space.f_bsize).ok()?))
 }
 
 fn drain(child_signal: &OwnedFd) {

@@ -1,10 +1,13 @@
 //! Removing a directory tree beneath a descriptor, following no symlink.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, chmodat, openat, renameat_with,
+    unlinkat,
+};
 use rustix::io::Errno;
 
 /// Records are shallow; anything deeper is not one of ours.
@@ -42,8 +45,93 @@ fn remove_at_depth(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Res
     }
 }
 
+/// Removes a directory that somebody else has filled, however deep, and whatever
+/// its directories' modes are; it must belong to us. Absent is as wanted.
+///
+/// Directories are moved up to the top before their parent goes, so that two
+/// descriptors are enough for any depth.
+pub fn remove_deep(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let top = open_for_removal(parent, name)?;
+    let mut moved = 0;
+    while flatten(top.as_fd(), &mut moved)? {}
+    Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes all that is at the top, but for the directories beneath, which then
+/// are there; `false` when it was empty.
+fn flatten(top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<bool> {
+    let mut found = false;
+    for name in names(top)? {
+        found = true;
+        if is_removed(top, &name)? {
+            continue;
+        }
+        let directory = open_for_removal(top, &name)?;
+        for below in names(directory.as_fd())? {
+            if !is_removed(directory.as_fd(), &below)? {
+                // A directory is only moved by who may write it.
+                open_for_removal(directory.as_fd(), &below)?;
+                move_up(directory.as_fd(), &below, top, moved)?;
+            }
+        }
+        unlinkat(top, &name, AtFlags::REMOVEDIR)?;
+    }
+    Ok(found)
+}
+
+/// `false` for a directory.
+fn is_removed(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::ISDIR | Errno::PERM) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Under a name that nothing there has.
+fn move_up(
+    from: BorrowedFd<'_>,
+    name: &CStr,
+    top: BorrowedFd<'_>,
+    moved: &mut u64,
+) -> io::Result<()> {
+    loop {
+        let new = format!("tare.{moved}");
+        *moved += 1;
+        match renameat_with(from, name, top, &new, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// With the rights to read and change it, which its mode may deny to its owner.
+fn open_for_removal(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = openat(parent, name, OFlags::PATH | flags, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    chmodat(CWD, path, Mode::RWXU, AtFlags::empty())?;
+    Ok(openat(found, c".", OFlags::RDONLY | flags, Mode::empty())?)
+}
+
+fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        if entry.file_name() != c"." && entry.file_name() != c".." {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    Ok(names)
+}
+
 /// The names of the directories in a directory.
-pub fn subdirectories(directory: BorrowedFd<'_>) -> io::Result<Vec<std::ffi::CString>> {
+pub fn subdirectories(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -53,4 +141,38 @@ pub fn subdirectories(directory: BorrowedFd<'_>) -> io::Result<Vec<std::ffi::CSt
         }
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_tree_of_thousands_of_levels_and_any_mode_is_removed_and_nothing_else() {
+        let home = std::env::temp_dir().join(format!("tare-tree-{}", std::process::id()));
+        fs::create_dir(&home).unwrap();
+        fs::write(home.join("precious"), "precious").unwrap();
+        let top = home.join("top");
+        fs::create_dir(&top).unwrap();
+        fs::create_dir(top.join("tare.0")).unwrap();
+        symlink(&home, top.join("link")).unwrap();
+        fs::create_dir(top.join("closed")).unwrap();
+        fs::create_dir(top.join("closed/inside")).unwrap();
+        fs::write(top.join("closed/inside/file"), "x").unwrap();
+        fs::set_permissions(top.join("closed/inside"), fs::Permissions::from_mode(0o555)).unwrap();
+        fs::set_permissions(top.join("closed"), fs::Permissions::from_mode(0)).unwrap();
+        let mut directory = openat(CWD, &top, OFlags::RDONLY, Mode::empty()).unwrap();
+        for _ in 0..3000 {
+            rustix::fs::mkdirat(&directory, "d", Mode::RWXU).unwrap();
+            directory = openat(&directory, "d", OFlags::RDONLY, Mode::empty()).unwrap();
+        }
+        let parent = openat(CWD, &home, OFlags::RDONLY, Mode::empty()).unwrap();
+        remove_deep(parent.as_fd(), c"top").unwrap();
+        remove_deep(parent.as_fd(), c"top").unwrap();
+        let left: Vec<_> = fs::read_dir(&home).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        fs::remove_dir_all(home).unwrap();
+    }
 }

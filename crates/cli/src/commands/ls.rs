@@ -119,7 +119,7 @@ fn state(status: &Status) -> String {
 fn lease(status: &Status, now: Timestamp) -> String {
     match status.lease_ends_at {
         _ if status.state == State::Exited => cells::NOTHING.to_owned(),
-        Some(end) => cells::time(end.since(now)),
+        Some(end) => cells::time_left(end.since(now)),
         None if status.attached => cells::NOTHING.to_owned(),
         None => "never".to_owned(),
     }

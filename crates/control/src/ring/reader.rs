@@ -201,7 +201,7 @@ impl Reader {
             offset: place.offset + frame.size() as u64,
             ..place
         });
-        let expected = self.position.unwrap_or(frame.position);
+        let expected = self.position.unwrap_or(0);
         self.position = Some(frame.position.saturating_add(frame.length as u64));
         Entry {
             time_ms: frame.time_ms,

@@ -13,6 +13,7 @@ use rustix::fs::{Mode, mkdirat};
 use rustix::io::Errno;
 use tare_control::TreeSource;
 use tare_kernel::mount::{self, NOSUID_NODEV, Reach};
+use tare_kernel::tree;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::id::BoxId;
@@ -76,19 +77,25 @@ fn cannot_limit() -> Error {
     .with_hint("run as root, or leave one of the two out")
 }
 
-/// Takes the mount away, with all that is in it; the directory goes with the
-/// record. Absent, and no mount at all, are as wanted.
-pub fn release(layout: &Layout, id: &BoxId) -> Result<(), Error> {
+/// Takes it away with all that is in it. Absent, and no mount at all, are as
+/// wanted.
+pub fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the scratch space of box {id}");
+    unmount(layout, id)
+        .and_then(|()| tree::remove_deep(record, c"scratch"))
+        .doing(doing)
+}
+
+fn unmount(layout: &Layout, id: &BoxId) -> io::Result<()> {
     let path = layout.scratch(id);
     for _ in 0..STACKED_MAX {
         match mount::detach(&path) {
             Ok(()) => {}
             Err(error) if is_absent(&error) => return Ok(()),
-            Err(error) => return Err(error).doing(doing),
+            Err(error) => return Err(error),
         }
     }
-    Err(Errno::BUSY).doing(doing)
+    Err(Errno::BUSY.into())
 }
 
 /// One, unless somebody else mounted there too.

@@ -28,6 +28,7 @@ const BOX_TREES_REFUSED: [&str; 3] = ["/proc", "/sys", "/dev"];
 const FORM: &str = "write HOST:BOX or HOST:BOX:ro, such as ./data:/data:ro";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     ReadOnly,
     ReadWrite,

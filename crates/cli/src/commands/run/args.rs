@@ -177,7 +177,7 @@ pub struct RunArgs {
     /// such as bwrap or qemu; the host's files, network and user stay as they are
     #[arg(
         long,
-        conflicts_with_all = ["rootfs", "volume", "net", "root", "user", "seccomp", "scratch"],
+        conflicts_with_all = ["rootfs", "volume", "net", "root", "user", "seccomp", "scratch", "keep"],
         help_heading = "Isolation"
     )]
     pub contain: bool,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tare_engine::spec::duration;
+use tare_engine::spec::{Limit, duration};
 use tare_engine::{BoxId, DetachOptions, Doing, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
@@ -49,8 +49,8 @@ pub struct DetachArgs {
     )]
     pub rm: bool,
 
-    /// Keep what the box wrote for as long as its record; 'tare inspect' says
-    /// where (holdings, scratch)
+    /// Keep what the box wrote for as long as its record: 'tare cp' gets it out,
+    /// 'tare inspect' says where it is (holdings, scratch)
     #[arg(long, requires = "detach", help_heading = "Detached box")]
     pub keep: bool,
 
@@ -110,7 +110,9 @@ fn options(args: &RunArgs) -> DetachOptions {
         retention: detached.retention.unwrap_or(RETENTION),
         remove: detached.rm,
         keep: detached.keep,
-        log_bytes_max: args.output_limit.unwrap_or(LOG_BYTES),
+        log_bytes_max: args
+            .output_limit
+            .map_or(Limit::Default(LOG_BYTES), Limit::Asked),
         kill_past_log: args.output_kill,
         stdin: args.process.interactive,
     }
@@ -132,7 +134,7 @@ mod tests {
         );
         assert_eq!(
             (options.log_bytes_max, options.kill_past_log),
-            (16 << 20, false)
+            (Limit::Default(16 << 20), false)
         );
         assert!(!options.remove && !options.keep && !options.stdin);
     }
@@ -146,6 +148,6 @@ mod tests {
         let words = ["-d", "--rm", "--output-limit", "1k", "--output-kill"];
         let given = options(&args(&words));
         assert!(given.remove && given.kill_past_log);
-        assert_eq!(given.log_bytes_max, 1024);
+        assert_eq!(given.log_bytes_max, Limit::Asked(1024));
     }
 }

@@ -1,0 +1,143 @@
+//! `--keep`: what a box wrote, after its end.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use tare_harness::{Tare, TemporaryDirectory, skip, tare};
+
+const WRITES: &str = "mkdir -p deep/er; echo kept > deep/er/file; echo too > /tmp/other
+mkdir closed; echo x > closed/in; chmod 500 closed; ln -s /etc link; exit 3";
+
+#[track_caller]
+fn ended_box(tare: &Tare, options: &[&str]) -> String {
+    let command = ["--quiet", "--keep", "--name", "a", "--", "sh", "-c", WRITES];
+    let id = tare.detached(options.iter().chain(&command));
+    tare.ended(&id);
+    assert_eq!(tare.look(&id)["exit_code"], 3);
+    id
+}
+
+/// What the kept files are, by the one path that `inspect` tells.
+#[track_caller]
+fn kept(tare: &Tare, id: &str) -> std::path::PathBuf {
+    let details = tare.json(["inspect", id]);
+    let holdings = details[0]["holdings"].as_array().expect("an array").clone();
+    let scratch = holdings.iter().find(|one| one["kind"] == "scratch");
+    let path = scratch.expect("it has one")["what"].clone();
+    path.as_str().expect("a path").into()
+}
+
+#[test]
+fn what_a_box_wrote_is_there_after_its_end_and_gone_with_it() {
+    let tare = tare!();
+    let id = ended_box(&tare, &[]);
+    let scratch = kept(&tare, &id);
+    assert_eq!(
+        fs::read_to_string(scratch.join("work/deep/er/file")).unwrap(),
+        "kept\n"
+    );
+    assert_eq!(tare.processes_in(&id).len(), 0);
+    tare.remove(&id);
+    assert!(!scratch.exists());
+}
+
+#[test]
+fn kept_files_come_out_by_their_names_in_the_box() {
+    let tare = tare!();
+    let id = ended_box(&tare, &[]);
+    let out = TemporaryDirectory::new();
+    let to = out.join("out");
+    let to = to.to_str().unwrap();
+    tare.call(["cp", "a:/work/deep", to]).ok().said_nothing();
+    assert_eq!(
+        fs::read_to_string(out.join("out/er/file")).unwrap(),
+        "kept\n"
+    );
+    tare.call(["cp", "a:/tmp/other", to]).ok();
+    assert_eq!(fs::read_to_string(out.join("out/other")).unwrap(), "too\n");
+    tare.call(["cp", "a:/etc/passwd", to])
+        .exited(1)
+        .said(&["/etc/passwd", "kept"]);
+    tare.remove(&id);
+}
+
+/// E106: a link that the box left leads nowhere on the host.
+#[test]
+fn a_kept_link_is_copied_and_never_followed() {
+    let tare = tare!();
+    let id = ended_box(&tare, &[]);
+    let out = TemporaryDirectory::new();
+    let to = out.path().to_str().unwrap();
+    tare.call(["cp", "a:/work/link/passwd", to]).exited(1);
+    tare.call(["cp", "a:/work/link", to]).ok();
+    assert_eq!(
+        fs::read_link(out.join("link")).unwrap().to_str(),
+        Some("/etc")
+    );
+    // E014: whatever it is replaced by, only what is the box's own is removed.
+    let victim = TemporaryDirectory::new();
+    let precious = victim.write("precious", "precious\n");
+    let deep = kept(&tare, &id).join("work/deep");
+    fs::remove_dir_all(&deep).unwrap();
+    symlink(victim.path(), &deep).unwrap();
+    tare.remove(&id);
+    assert_eq!(fs::read_to_string(precious).unwrap(), "precious\n");
+}
+
+#[test]
+fn a_kept_scratch_space_has_the_size_that_was_asked_for() {
+    let tare = tare!();
+    if !tare_harness::skip::is_root() {
+        skip!("without privileges it is a directory");
+    }
+    let fill = "head -c 64m /dev/zero > /work/large; test $(stat -c %s /work/large) -lt 17000000";
+    let options = ["--keep", "--scratch", "16m", "--", "sh", "-c", fill];
+    let id = tare.detached(options);
+    tare.ended(&id);
+    assert_eq!(tare.look(&id)["exit_code"], 0, "{}", tare.look(&id));
+    tare.remove(&id);
+}
+
+#[test]
+fn without_privileges_it_is_kept_and_removed_all_the_same() {
+    let tare = tare!(unprivileged);
+    let id = ended_box(&tare, &[]);
+    assert!(kept(&tare, &id).join("work/deep/er/file").exists());
+    tare.remove(&id);
+    let asked = ["-d", "--quiet", "--keep", "--scratch", "16m", "--", "true"];
+    tare.run(asked).exited(125).said(&["--scratch", "--keep"]);
+}
+
+#[test]
+fn a_kept_scratch_space_of_a_removed_or_killed_box_is_gone() {
+    let tare = tare!();
+    for round in 0..3 {
+        let options = ["--keep", "--name", "a", "--", "sleep", "1000"];
+        let id = tare.detached(options);
+        match round {
+            0 => tare.call(["rm", "-f", "a"]).ok(),
+            1 => {
+                tare.call(["kill", "a"]).ok();
+                tare.call(["rm", "a"]).ok()
+            }
+            _ => {
+                fs::write(tare.record(&id).join("record.json"), "garbage").unwrap();
+                tare.call(["rm", "-f", &id]).ok()
+            }
+        };
+        let left = tare.difference_now();
+        let left: Vec<_> = left
+            .iter()
+            .filter(|line| !line.contains("zombie"))
+            .collect();
+        assert!(left.is_empty(), "round {round}: {left:?}");
+    }
+}
+
+#[test]
+fn containment_has_nothing_to_keep() {
+    let tare = tare!();
+    tare.run(["-d", "--contain", "--keep", "--", "true"])
+        .exited(125)
+        .said(&["--contain", "--keep"]);
+}
