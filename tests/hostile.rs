@@ -86,23 +86,6 @@ pub const ATTACKS: [Attack; 19] = [
         };
         vec![peer.exec(strange), peer.exec(command(&[""]))]
     }),
-    ("a hundred thousand variables", |peer| {
-        let env = (0..100_000).map(|number| format!("V{number}={number}").into_bytes());
-        let large = Exec {
-            env: env.collect(),
-            ..command(&["true"])
-        };
-        vec![peer.exec(large)]
-    }),
-    ("four million empty variables and arguments", |peer| {
-        let empty = |count| vec![Vec::new(); count];
-        let many = Exec {
-            env: empty(2_000_000),
-            program: Program::Command(empty(2_000_000)),
-            ..command(&["true"])
-        };
-        vec![peer.exec(many)]
-    }),
     ("absurd times, sizes, ids and paths", absurd),
     ("requests without an end", |peer| {
         let connection = peer.exec(command(&["sleep", "1000"]));
@@ -134,6 +117,23 @@ pub const ATTACKS: [Attack; 19] = [
             held.push(peer.exec(own));
         }
         held
+    }),
+    ("a hundred thousand variables", |peer| {
+        let env = (0..100_000).map(|number| format!("V{number}={number}").into_bytes());
+        let large = Exec {
+            env: env.collect(),
+            ..command(&["true"])
+        };
+        vec![peer.exec(large)]
+    }),
+    ("four million empty variables and arguments", |peer| {
+        let empty = |count| vec![Vec::new(); count];
+        let many = Exec {
+            env: empty(2_000_000),
+            program: Program::Command(empty(2_000_000)),
+            ..command(&["true"])
+        };
+        vec![peer.exec(many)]
     }),
 ];
 

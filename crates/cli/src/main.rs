@@ -16,9 +16,8 @@ mod watch;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-/// musl's own allocator asks the kernel for pages at every turn.
 #[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+static ALLOCATOR: tare_kernel::memory::Allocator = tare_kernel::memory::Allocator;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();

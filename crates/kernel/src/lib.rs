@@ -12,6 +12,7 @@ pub mod fds;
 pub mod idmap;
 pub mod landlock;
 pub mod launch;
+pub mod memory;
 pub mod mount;
 pub mod network;
 pub mod process;
