@@ -52,12 +52,14 @@ fn identity(pid: u32) -> Value {
     let pidfd = pidfd_open(number.expect("a number"), PidfdFlags::empty()).expect("it is there");
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is there");
     let (_, fields) = stat.rsplit_once(") ").expect("as in proc(5)");
-    let tick = fields
+    let tick: u64 = fields
         .split(' ')
         .nth(19)
-        .and_then(|it| it.parse::<u64>().ok());
+        .expect("a tick")
+        .parse()
+        .expect("a number");
     let inode = rustix::fs::fstat(&pidfd).expect("it is open").st_ino;
-    json!({"pid": pid, "pidfd_inode": inode, "birth_tick": tick.expect("a tick")})
+    json!({"pid": pid, "pidfd_inode": inode, "birth_tick": tick})
 }
 
 /// The lines of a record.

@@ -87,7 +87,7 @@ fn a_kept_link_is_copied_and_never_followed() {
 #[test]
 fn a_kept_scratch_space_has_the_size_that_was_asked_for() {
     let tare = tare!();
-    if !tare_harness::skip::is_root() {
+    if !skip::is_root() {
         skip!("without privileges it is a directory");
     }
     let fill = "head -c 64m /dev/zero > /work/large; test $(stat -c %s /work/large) -lt 17000000";

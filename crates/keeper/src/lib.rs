@@ -15,6 +15,7 @@
 //!                     LaunchFailed
 //! ```
 
+mod callers;
 mod channel;
 mod copy;
 mod detached;
@@ -35,9 +36,9 @@ mod workload;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
+use callers::Callers;
 use channel::Channel;
 use detached::Detached;
-use executions::Callers;
 use inherited::{Inherited, Planned};
 use rustix::io::Errno;
 use setup::{Failing, Failure};

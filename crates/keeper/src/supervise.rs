@@ -13,9 +13,10 @@ use tare_control::{
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::launch;
 
+use crate::callers::{Caller, Callers};
 use crate::channel::{Channel, Heard};
 use crate::detached::Detached;
-use crate::executions::{self, Caller, Callers, Execution, Surroundings};
+use crate::executions::{self, Execution, Surroundings};
 
 const SIGTERM: i32 = 15;
 /// Between rounds of killing a process tree that outruns them.
