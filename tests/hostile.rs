@@ -53,9 +53,9 @@ pub const ATTACKS: [Attack; 19] = [
     ("a length of 4 GiB", |peer| vec![peer.say(&[0xff; 64])]),
     ("a frame of nothing", |peer| vec![peer.say(&[0; 64])]),
     ("unknown values", |peer| {
-        (0..=255)
-            .map(|kind| peer.say(&[1, 0, 0, 0, kind]))
-            .collect()
+        // One of the others is to pause the box, which is a wish like any other.
+        let unknown = 7..=255;
+        unknown.map(|kind| peer.say(&[1, 0, 0, 0, kind])).collect()
     }),
     ("half a frame and the end", |peer| {
         drop(peer.say(&half_a_frame()));
@@ -299,8 +299,8 @@ pub fn nonsense(control: &Path, mut random: Random, rounds: u32) {
         if let (Some(head), true) = (bytes.first_chunk_mut::<4>(), random.below(4) > 0) {
             *head = u32::try_from(length - 4).expect("small").to_le_bytes();
         }
-        // Never what ends or stops a box: those are wishes, and fulfilled.
-        if matches!(bytes.get(4), Some(1..=3)) {
+        // Never what ends, stops or pauses a box: those are wishes, and fulfilled.
+        if matches!(bytes.get(4), Some(1..=3 | 6)) {
             bytes[4] = 0;
         }
         connection.write_all(&bytes).ok();

@@ -145,3 +145,34 @@ fn a_box_that_has_ended_can_be_neither_paused_nor_resumed() {
     }
     tare.remove(&id);
 }
+
+/// A process that is stopped before it has begun does not stop the keeper, who
+/// waits for it: the box answers, keeps its lease and can be resumed.
+#[test]
+fn a_box_that_is_paused_while_a_process_starts_still_answers() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let _ = frozen!(tare, id);
+    for _ in 0..40 {
+        let starting: Vec<_> = (0..3)
+            .map(|_| tare.spawn_call(["exec", "a", "--", "true"]))
+            .collect();
+        let output = tare.call(["pause", "a"]).ok();
+        assert!(output.lasted < Duration::from_secs(5), "{output}");
+        let usage = tare.json(["stats", "--json", "a"])[0].clone();
+        assert!(
+            usage["scratch_bytes"].is_u64(),
+            "its keeper is silent: {usage}"
+        );
+        tare.call(["resume", "a"]).ok();
+        for one in starting {
+            let output = one.wait();
+            match output.code {
+                0 => {}
+                // It came too late to begin.
+                _ => drop(output.exited(125).said(&["paused"])),
+            }
+        }
+    }
+    tare.remove(&id);
+}

@@ -27,6 +27,12 @@ fn follows(command: &[&str]) -> bool {
     command[0] == "logs"
 }
 
+/// Those first that another may have to wait for.
+fn in_order<'a, T>(mut calls: Vec<(&'a Vec<&'a str>, T)>) -> Vec<(&'a Vec<&'a str>, T)> {
+    calls.sort_by_key(|(command, _)| command[0] != "pause");
+    calls
+}
+
 #[track_caller]
 fn nothing_left(tare: &Tare, after: &str) {
     let left = tare.difference_now();
@@ -60,8 +66,12 @@ fn every_pair_of_commands_ends_in_a_state_that_one_after_the_other_could_have_ma
             let calls = [first, second].map(|it| (it, tare.spawn_call(it)));
             let (followers, others): (Vec<_>, Vec<_>) =
                 calls.into_iter().partition(|(it, _)| follows(it));
-            for (command, call) in others {
+            for (command, call) in in_order(others) {
                 check(command, call, &after);
+                // Whoever has begun in a box that was paused then goes on.
+                if command[0] == "pause" {
+                    tare.call(["resume", "a"]);
+                }
             }
             clear(&tare, &after);
             for (command, call) in followers {

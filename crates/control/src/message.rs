@@ -42,6 +42,8 @@ pub enum Call {
     Usage,
     /// The way to the command's standard input comes with the answer.
     Input,
+    /// Stop everyone of the workload where they are.
+    Freeze,
 }
 
 /// Another process of the workload, with the box's own limits and filters.
@@ -188,6 +190,10 @@ pub enum Refusal {
     NoLog,
     /// The frame or its descriptors make no sense.
     Malformed,
+    /// Nobody would begin to run.
+    Paused,
+    /// The workload has no cgroup of its own.
+    NoFreezer,
 }
 
 /// What only a keeper can see.

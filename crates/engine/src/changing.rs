@@ -47,10 +47,16 @@ impl Engine {
             true => None,
             false => Some(self.lock(id)?),
         };
-        match (self.observe(id)?.state(), frozen) {
-            (State::Running | State::Stopping, true) | (State::Paused, false) => {
-                cgroup::freeze(&self.host.cgroups, id, frozen)
+        let observed = self.observe(id)?;
+        match (observed.state(), frozen) {
+            (State::Running | State::Stopping, true) => {
+                if !observed.is_attached() {
+                    // Never while a process is born: its keeper waits for that.
+                    line::tell(&observed.record, id, &Call::Freeze)?;
+                }
+                cgroup::freeze(&self.host.cgroups, id, true)
             }
+            (State::Paused, false) => cgroup::freeze(&self.host.cgroups, id, false),
             (State::Paused, true) | (State::Running | State::Stopping, false) => Ok(()),
             (state @ (State::Starting | State::Stuck), _) => Err(Error::new(
                 ErrorKind::Failed,

@@ -130,6 +130,8 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
             "it is attached to the tare that started it and has no log",
             "leave -d out, or start the box with 'tare run -d'",
         ),
+        Refusal::Paused => ("it is paused", "'tare resume' lets it go on"),
+        Refusal::NoFreezer => ("it has no cgroup to be paused in", "see 'tare doctor'"),
         Refusal::Malformed => (
             "its keeper does not understand",
             "was it started by another version of tare?",

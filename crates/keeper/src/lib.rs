@@ -23,6 +23,7 @@ mod devices;
 mod executions;
 mod family;
 mod filesystem;
+mod freezer;
 mod inherited;
 mod landlock;
 mod life;
@@ -39,6 +40,7 @@ use std::process::ExitCode;
 use callers::Callers;
 use channel::Channel;
 use detached::Detached;
+use freezer::Freezer;
 use inherited::{Inherited, Planned};
 use rustix::io::Errno;
 use setup::{Failing, Failure};
@@ -84,6 +86,7 @@ struct Ready {
     socket: OwnedFd,
     child_signal: OwnedFd,
     cgroup: Option<OwnedFd>,
+    freezer: Option<Freezer>,
     detached: Option<Detached>,
     streams: Streams,
 }
@@ -98,6 +101,14 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
     let cgroup = match plan.workload_cgroup {
         true => Some(planned.take().failing(SetupStep::ReadPlan, "cgroup")?),
         false => None,
+    };
+    // The box that is made next has no way to it.
+    let freezer = match &cgroup {
+        Some(cgroup) => {
+            let opened = Freezer::open(cgroup.as_fd()).map_err(std::io::Error::from);
+            Some(opened.failing(SetupStep::ReadPlan, "cgroup.freeze")?)
+        }
+        None => None,
     };
     let files = match plan.detached {
         Some(_) => Some(detached::Files::take(&mut planned)?),
@@ -116,6 +127,7 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
         socket,
         child_signal,
         cgroup,
+        freezer,
         detached,
         streams,
     }))
@@ -181,6 +193,7 @@ impl Ready {
             },
             template: self.plan.workload,
             cgroup: self.cgroup,
+            freezer: self.freezer,
             has_scratch: self.plan.filesystem.is_some(),
             detached: self.detached,
             callers: Callers::default(),

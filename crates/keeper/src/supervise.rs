@@ -17,6 +17,7 @@ use crate::callers::{Caller, Callers};
 use crate::channel::{Channel, Heard};
 use crate::detached::Detached;
 use crate::executions::{self, Execution, Surroundings};
+use crate::freezer::Freezer;
 
 const SIGTERM: i32 = 15;
 /// Between rounds of killing a process tree that outruns them.
@@ -72,6 +73,7 @@ pub struct Supervisor {
     /// What later processes of the box have in common with its command.
     pub template: Workload,
     pub cgroup: Option<OwnedFd>,
+    pub freezer: Option<Freezer>,
     pub has_scratch: bool,
     pub detached: Option<Detached>,
     pub callers: Callers,
@@ -265,13 +267,25 @@ impl Supervisor {
                 self.deadlines.lease_ns = ends_ns;
                 Report::Done
             }
+            Call::Freeze => self.freeze(),
             Call::Usage => Report::Usage(self.usage()),
             Call::Input => return self.hand_over_input(&channel),
         };
         channel.report(&report);
     }
 
+    fn freeze(&self) -> Report {
+        let frozen = self.freezer.as_ref().map(Freezer::freeze);
+        match frozen {
+            Some(Ok(())) => Report::Done,
+            Some(Err(_)) | None => Report::Refused(Refusal::NoFreezer),
+        }
+    }
+
     fn execute(&mut self, channel: Channel, exec: tare_control::Exec) {
+        if self.freezer.as_ref().is_some_and(Freezer::is_frozen) {
+            return channel.report(&Report::Refused(Refusal::Paused));
+        }
         let around = Surroundings {
             template: &self.template,
             cgroup: self.cgroup.as_ref(),

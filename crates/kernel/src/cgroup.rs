@@ -109,9 +109,9 @@ impl Cgroup {
         }
     }
 
-    /// Makes a v2 directory below this one, and lets `uid` move processes from
-    /// here to there: what the kernel asks for is the right to write both
-    /// membership files (cgroup-v2.rst, "Delegation").
+    /// Makes a v2 directory below this one, and lets `uid` freeze it and move
+    /// processes from here to there: what the kernel asks for is the right to
+    /// write both membership files (cgroup-v2.rst, "Delegation").
     pub fn make_below(&self, name: &str, uid: Option<u32>) -> io::Result<Self> {
         mkdirat(&self.directory, name, Mode::from_raw_mode(0o755))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -123,6 +123,13 @@ impl Cgroup {
             for directory in [&self.directory, &below.directory] {
                 chownat(directory, "cgroup.procs", uid, None, AtFlags::empty())?;
             }
+            chownat(
+                &below.directory,
+                "cgroup.freeze",
+                uid,
+                None,
+                AtFlags::empty(),
+            )?;
         }
         Ok(below)
     }

@@ -1,0 +1,35 @@
+//! Stopping the workload where it is.
+//!
+//! It is the keeper who does it, between two processes that it starts: it waits
+//! for each of them until that has executed (see `launch::until_exec`), and one
+//! that is stopped before would stop the keeper, with all deadlines, too.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::{pread, pwrite};
+
+#[derive(Debug)]
+pub struct Freezer {
+    file: OwnedFd,
+}
+
+impl Freezer {
+    /// Of the workload's cgroup.
+    pub fn open(cgroup: BorrowedFd<'_>) -> rustix::io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let file = openat(cgroup, c"cgroup.freeze", flags, Mode::empty())?;
+        Ok(Self { file })
+    }
+
+    /// Everyone stops when they next leave the kernel.
+    pub fn freeze(&self) -> rustix::io::Result<()> {
+        pwrite(&self.file, b"1", 0).map(drop)
+    }
+
+    /// Whether somebody wants it so: who is started now would not begin.
+    pub fn is_frozen(&self) -> bool {
+        let mut wanted = [0];
+        matches!(pread(&self.file, &mut wanted, 0), Ok(1)) && wanted == *b"1"
+    }
+}
