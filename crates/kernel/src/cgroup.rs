@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, chownat, fstatfs, mkdirat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chownat, fchmod, fstatfs, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
 use crate::fds::read_text;
@@ -130,6 +130,8 @@ impl Cgroup {
                 None,
                 AtFlags::empty(),
             )?;
+            // It must be able to find that file, whatever our umask is.
+            fchmod(&below.directory, Mode::from_raw_mode(0o755))?;
         }
         Ok(below)
     }
