@@ -5,6 +5,7 @@ mod hostile;
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -198,7 +199,8 @@ impl Random {
             .ok()
             .and_then(|it| it.parse().ok());
         let seed = seed.unwrap_or_else(|| tare_harness::unix_now().max(1) as u64);
-        println!("TARE_SEED={seed}");
+        let said = std::io::stderr().write_all(format!("TARE_SEED={seed}\n").as_bytes());
+        said.expect("standard error can be written");
         Self(seed)
     }
 

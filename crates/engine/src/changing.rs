@@ -13,7 +13,6 @@ use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::line;
-use crate::plan::from_now;
 use crate::record::{Locked, Record};
 use crate::spec::{Cpus, Limit, Name};
 use crate::status::State;
@@ -48,14 +47,13 @@ impl Engine {
             false => Some(self.lock(id)?),
         };
         match (self.observe(id)?.state(), frozen) {
-            (State::Running | State::Stopping, true) | (State::Paused, false) => {
+            (State::Running | State::Paused, _) | (State::Stopping, false) => {
                 cgroup::freeze(&self.host.cgroups, id, frozen)
             }
-            (State::Paused, true) | (State::Running | State::Stopping, false) => Ok(()),
-            (state @ (State::Starting | State::Stuck), _) => Err(Error::new(
-                ErrorKind::Failed,
-                format!("box {id} is {state}"),
-            )),
+            // It has a grace to use.
+            (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => Err(
+                Error::new(ErrorKind::Failed, format!("box {id} is {state}")),
+            ),
             (State::Exited, _) => Err(has_ended(id)),
         }
     }
@@ -106,10 +104,7 @@ impl Engine {
             cpu: changes.cpus.is_some(),
         };
         cgroup::change(&self.host.cgroups, id, &limits, which)?;
-        let lease = changes.lease.map(|lease| match lease {
-            None => Lease::Never,
-            Some(left) => Lease::EndsNs(from_now(left)),
-        });
+        let lease = changes.lease.map(Lease::of);
         if let Some(lease) = lease {
             let ends_ns = lease.ends_ns();
             line::tell(&record, id, &Call::Lease { ends_ns })?;
