@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn a_box_that_fails_is_gone_past_and_remembered() {
         let boxes = ["a", "bad", "c"].map(str::to_owned);
-        let (found, code) = gather(&boxes, |reference| match reference {
+        let (found, code) = gather(&boxes, |reference| match reference.as_str() {
             "bad" => Err(Error::new(ErrorKind::Failed, "a box of this test")),
             other => Ok(other.to_owned()),
         });
