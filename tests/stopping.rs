@@ -344,7 +344,7 @@ fn several_boxes_are_all_asked_before_the_first_is_ended() {
     let words: Vec<&str> = ["stop", "-t", "2s"].into_iter().chain(references).collect();
     let output = tare.call(words).ok();
     assert_eq!(output.stdout_text().lines().collect::<Vec<_>>(), ids);
-    let text = |value: &serde_json::Value| value.as_str().expect("a time").to_owned();
+    let text = |value: &Value| value.as_str().expect("a time").to_owned();
     let ended = ids.iter().map(|id| text(&tare.look(id)["ended_at"]));
     let asked = ids.iter().map(|id| {
         let log = tare.call(["logs", "--timestamps", id]).ok().stdout_text();
