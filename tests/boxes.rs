@@ -480,3 +480,16 @@ fn paths_and_arguments_that_are_no_text_are_listed_and_inspected() {
     assert_eq!(tare.look(&id)["command"][2], "sleep 1000; : \u{fffd}");
     tare.remove(&id);
 }
+
+#[test]
+fn what_is_told_of_a_box_that_does_nothing_does_not_change() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let seen: std::collections::BTreeSet<String> = (0..20)
+        .map(|_| tare.look(&id)["lease_ends_at"].to_string())
+        .collect();
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    tare.remove(&id);
+    let output = tare.call(["stats", "--json", "nosuch"]).exited(1);
+    assert_eq!(output.stdout_text(), "[]\n");
+}

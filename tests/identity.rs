@@ -52,14 +52,12 @@ fn identity(pid: u32) -> Value {
     let pidfd = pidfd_open(number.expect("a number"), PidfdFlags::empty()).expect("it is there");
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is there");
     let (_, fields) = stat.rsplit_once(") ").expect("as in proc(5)");
-    let tick: u64 = fields
+    let tick = fields
         .split(' ')
         .nth(19)
-        .expect("a tick")
-        .parse()
-        .expect("a number");
+        .and_then(|it| it.parse::<u64>().ok());
     let inode = rustix::fs::fstat(&pidfd).expect("it is open").st_ino;
-    json!({"pid": pid, "pidfd_inode": inode, "birth_tick": tick})
+    json!({"pid": pid, "pidfd_inode": inode, "birth_tick": tick.expect("a tick")})
 }
 
 /// The lines of a record.

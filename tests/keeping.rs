@@ -53,6 +53,10 @@ fn kept_files_come_out_by_their_names_in_the_box() {
         fs::read_to_string(out.join("out/er/file")).unwrap(),
         "kept\n"
     );
+    let inside = out.join("inside");
+    tare.call(["cp", "a:/work/deep/.", inside.to_str().unwrap()])
+        .ok();
+    assert!(inside.join("er/file").exists());
     tare.call(["cp", "a:/tmp/other", to]).ok();
     assert_eq!(fs::read_to_string(out.join("out/other")).unwrap(), "too\n");
     tare.call(["cp", "a:/etc/passwd", to])

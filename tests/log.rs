@@ -433,3 +433,15 @@ fn what_the_log_has_lost_is_said() {
         .printed("999999\n1000000\n");
     tare.remove(&id);
 }
+
+#[test]
+fn attach_gives_the_exit_code_of_a_box_that_leaves_no_record() {
+    let tare = tare!();
+    let script = "read line; echo last; exit 5";
+    let id = tare.detached(["-i", "--rm", "--", "sh", "-c", script]);
+    let mut attached = tare.spawn_call(["attach", &id]);
+    attached.write(b"go\n");
+    let output = attached.wait().exited(5);
+    assert_eq!(output.stdout_text(), "last\n");
+    assert_eq!(tare.list().len(), 0);
+}

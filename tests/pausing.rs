@@ -176,3 +176,19 @@ fn a_box_that_is_paused_while_a_process_starts_still_answers() {
     }
     tare.remove(&id);
 }
+
+/// It has a grace to use.
+#[test]
+fn a_box_that_is_stopping_is_not_paused() {
+    let tare = tare!();
+    let script = "trap 'echo asked' TERM; echo up; while :; do sleep 0.02; done";
+    let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
+    tare.logged(&id, "up");
+    let stopping = tare.spawn_call(["stop", "-t", "30s", "a"]);
+    tare.logged(&id, "asked");
+    tare.call(["pause", "a"]).exited(1).said(&["stopping"]);
+    tare.call(["resume", "a"]).ok();
+    tare.call(["stop", "-t", "0", "a"]).ok();
+    stopping.wait().ok();
+    tare.remove(&id);
+}

@@ -329,3 +329,53 @@ fn stop_kill_and_rm_work_on_a_box_that_somebody_is_attached_to() {
         nothing_left(&tare);
     }
 }
+
+/// Ten seconds for each of many boxes would be minutes for all of them.
+#[test]
+fn several_boxes_are_all_asked_before_the_first_is_ended() {
+    let tare = tare!();
+    let script = "trap 'echo asked' TERM; echo up; while :; do sleep 0.02; done";
+    let ids = [(); 4].map(|()| {
+        let id = tare.detached(["--", "sh", "-c", script]);
+        tare.logged(&id, "up");
+        id
+    });
+    let references = ids.iter().map(String::as_str);
+    let words: Vec<&str> = ["stop", "-t", "2s"].into_iter().chain(references).collect();
+    let output = tare.call(words).ok();
+    assert_eq!(output.stdout_text().lines().collect::<Vec<_>>(), ids);
+    let text = |value: &Value| value.as_str().expect("a time").to_owned();
+    let ended = ids.iter().map(|id| text(&tare.look(id)["ended_at"]));
+    let asked = ids.iter().map(|id| {
+        let log = tare.call(["logs", "--timestamps", id]).ok().stdout_text();
+        let line = log.lines().find(|line| line.ends_with("asked"));
+        let line = line.expect("it was asked").to_owned();
+        line.split(' ').next().expect("a time").to_owned()
+    });
+    // RFC 3339 in UTC sorts as text.
+    assert!(asked.max() < ended.min());
+    ids.iter().for_each(|id| tare.remove(id));
+}
+
+#[test]
+fn an_attached_box_is_stopped_whoever_is_faster_with_its_record() {
+    let tare = tare!();
+    for _ in 0..8 {
+        let attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
+        attached.see("up");
+        tare.call(["stop", "a"]).ok().printed("a\n");
+        assert_eq!(attached.wait().code, 143);
+    }
+}
+
+#[test]
+fn a_box_that_has_ended_cannot_be_killed_again() {
+    let tare = tare!();
+    let id = started(&tare, &[], "echo up");
+    tare.ended(&id);
+    for command in [&["kill"][..], &["kill", "-s", "TERM"]] {
+        let words: Vec<&str> = command.iter().copied().chain([id.as_str()]).collect();
+        tare.call(words).exited(1).said(&["ended"]);
+    }
+    tare.remove(&id);
+}

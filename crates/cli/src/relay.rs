@@ -33,7 +33,10 @@ pub use terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window, window}
 /// How long a pipe of a box that has ended may stay silent without being at
 /// its end. Every writer is dead by then; this bounds what cannot happen.
 const DRAIN_SILENCE: Duration = Duration::from_secs(3);
-/// The same for a caller who asked twice to stop: what is there at once.
+/// What may be left in two pipes, each of the largest size that an unprivileged
+/// user can give one (pipe(7)).
+const LAST_BYTES_MAX: u64 = 2 << 20;
+/// The silence for a caller who asked twice to stop: what is there at once.
 const HASTY_SILENCE: Duration = Duration::from_millis(50);
 
 /// How the loop ended.
@@ -91,6 +94,17 @@ pub struct Settings {
     pub output: Output,
     pub output_bytes_max: u64,
     pub past_limit: PastLimit,
+    pub writers: Writers,
+}
+
+/// Who may still write when the command has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writers {
+    /// Nobody: its box has ended with it.
+    Dead,
+    /// What it left in the background. The command's own output is in the pipes
+    /// by then; nobody waits for theirs.
+    MayLive,
 }
 
 #[derive(Debug)]
@@ -101,6 +115,7 @@ pub struct Relay<'fd> {
     outputs: [Option<Stream<'fd>>; 2],
     budget: Budget,
     past_limit: PastLimit,
+    writers: Writers,
     /// The first signal that asked the command to stop.
     asked: Option<i32>,
     terminal: Option<(OwnedFd, RawMode<'fd>)>,
@@ -124,6 +139,7 @@ impl<'fd> Relay<'fd> {
             outputs: [stdout, stderr],
             budget: Budget::new(settings.output_bytes_max),
             past_limit: settings.past_limit,
+            writers: settings.writers,
             asked: None,
             terminal: None,
         })
@@ -145,9 +161,11 @@ impl<'fd> Relay<'fd> {
     pub fn drain(&mut self, outcome: &Outcome, signals: &SignalFd) -> io::Result<()> {
         self.stdin = None;
         let hasty = matches!(outcome, Outcome::Interrupted(_) | Outcome::OutputKilled);
-        let silence = if hasty { HASTY_SILENCE } else { DRAIN_SILENCE };
-        while !is_over(&self.outputs) {
-            let ready = self.poll(&[signals.as_fd()], Some(silence))?;
+        if self.writers == Writers::MayLive {
+            self.budget = Budget::new(LAST_BYTES_MAX);
+        }
+        while !is_over(&self.outputs) && !self.has_drained_enough() {
+            let ready = self.poll(&[signals.as_fd()], Some(self.silence(hasty)))?;
             if ready.has(0) && asked_to_stop(signals)?.is_some() {
                 return Ok(());
             }
@@ -157,6 +175,21 @@ impl<'fd> Relay<'fd> {
             self.advance(&ready);
         }
         Ok(())
+    }
+
+    /// How long silence lasts that is taken for the end.
+    fn silence(&self, hasty: bool) -> Duration {
+        let waits_for_writers = outputs_waiting_for(&self.outputs, Waiting::Source);
+        match (hasty, self.writers) {
+            (true, _) => HASTY_SILENCE,
+            (false, Writers::MayLive) if waits_for_writers => Duration::ZERO,
+            (false, Writers::Dead | Writers::MayLive) => DRAIN_SILENCE,
+        }
+    }
+
+    /// Whoever writes on and on did not end with the command.
+    fn has_drained_enough(&self) -> bool {
+        self.writers == Writers::MayLive && self.budget.is_passed()
     }
 
     /// The terminal is the caller's own again.
@@ -353,6 +386,11 @@ fn is_over(outputs: &[Option<Stream<'_>>]) -> bool {
         .iter()
         .flatten()
         .all(|stream| stream.ended().is_some())
+}
+
+fn outputs_waiting_for(outputs: &[Option<Stream<'_>>], side: Waiting) -> bool {
+    let mut open = outputs.iter().flatten().filter(|one| one.ended().is_none());
+    open.any(|stream| stream.waiting() == side)
 }
 
 /// Stops streams whose source stayed silent; all of them in haste.

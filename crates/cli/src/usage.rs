@@ -122,6 +122,9 @@ fn missing(error: &clap::Error) -> String {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::Strings(missing)) => {
             let missing: Vec<_> = missing.iter().map(|word| any_of(word)).collect();
+            if missing == ["--detach"] {
+                return "--lease, --keep and --retention need --detach".to_owned();
+            }
             let verb = if missing.len() == 1 { "is" } else { "are" };
             format!("{} {verb} missing", missing.join(" and "))
         }
@@ -246,7 +249,7 @@ mod tests {
         for (line, expected) in [
             (
                 &["tare", "run", "--lease", "1h", "true"][..],
-                "--detach is missing (try 'tare run --help')",
+                "--lease, --keep and --retention need --detach (try 'tare run --help')",
             ),
             (
                 &["tare", "exec"],

@@ -8,6 +8,7 @@ use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 
 use crate::exit::code_of;
+use crate::plan::from_now;
 use crate::spec::{Cpus, Limit, Name, Spec};
 use crate::status::EndedBy;
 use crate::timestamp::Timestamp;
@@ -55,8 +56,7 @@ pub struct KeeperIdentity {
     pub cgroup_inode: Option<u64>,
     /// The host's id of the box's user 0, if it has a range of its own.
     pub first_uid: Option<u32>,
-    /// On the boot clock; a detached box has one unless it never ends.
-    pub lease_ns: Option<u64>,
+    pub lease: Lease,
 }
 
 /// What `update` changed; `None` leaves it as it was.
@@ -73,15 +73,37 @@ pub struct Update {
 #[serde(rename_all = "snake_case")]
 pub enum Lease {
     Never,
-    /// On the boot clock.
-    EndsNs(u64),
+    Ends {
+        /// On the boot clock: this is what counts.
+        at_ns: u64,
+        /// The same for people, by the wall clock of when it was given.
+        at: Timestamp,
+    },
 }
 
 impl Lease {
+    /// From now on.
+    pub fn of(duration: Option<Duration>) -> Self {
+        match duration {
+            None => Self::Never,
+            Some(left) => Self::Ends {
+                at_ns: from_now(left),
+                at: Timestamp::now().after(left),
+            },
+        }
+    }
+
     pub fn ends_ns(self) -> Option<u64> {
         match self {
             Self::Never => None,
-            Self::EndsNs(at) => Some(at),
+            Self::Ends { at_ns, .. } => Some(at_ns),
+        }
+    }
+
+    pub fn ends_at(self) -> Option<Timestamp> {
+        match self {
+            Self::Never => None,
+            Self::Ends { at, .. } => Some(at),
         }
     }
 }
@@ -172,7 +194,7 @@ impl Account {
 
     fn update(&mut self, update: &Update) {
         if let (Some(keeper), Some(lease)) = (&mut self.keeper, update.lease) {
-            keeper.lease_ns = lease.ends_ns();
+            keeper.lease = lease;
         }
         let Some(intent) = &mut self.intent else {
             return;
@@ -204,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_lease_that_never_ends_is_no_missing_lease() {
-        for lease in [None, Some(Lease::Never), Some(Lease::EndsNs(7))] {
+        let hour = Lease::of(Some(Duration::from_secs(3600)));
+        for lease in [None, Some(Lease::Never), Some(hour)] {
             let update = Update {
                 lease,
                 ..Update::default()

@@ -2,11 +2,9 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use serde_json::json;
 use tare_control::{Call, KeeperUsage, Report};
-use tare_kernel::clock::boot_ns;
 
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
@@ -268,14 +266,9 @@ fn without_keeper(pids: u64) -> u64 {
     pids.saturating_sub(1)
 }
 
-/// The lease is on the boot clock, which people do not read.
 fn lease_end(observed: &Observed) -> Option<Timestamp> {
-    if !observed.is_live() {
-        return None;
-    }
-    let lease_ns = observed.record.account.keeper.as_ref()?.lease_ns?;
-    let left = Duration::from_nanos(lease_ns.saturating_sub(boot_ns()));
-    Some(Timestamp::now().after(left))
+    let keeper = observed.record.account.keeper.as_ref();
+    keeper?.lease.ends_at().filter(|_| observed.is_live())
 }
 
 fn texts<T: AsRef<OsStr>>(words: &[T]) -> Vec<String> {

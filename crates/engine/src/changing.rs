@@ -13,7 +13,6 @@ use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::line;
-use crate::plan::from_now;
 use crate::record::{Locked, Record};
 use crate::spec::{Cpus, Limit, Name};
 use crate::status::State;
@@ -49,19 +48,20 @@ impl Engine {
         };
         let observed = self.observe(id)?;
         match (observed.state(), frozen) {
-            (State::Running | State::Stopping, true) => {
+            (State::Running | State::Paused, true) => {
                 if !observed.is_attached() {
                     // Never while a process is born: its keeper waits for that.
                     line::tell(&observed.record, id, &Call::Freeze)?;
                 }
                 cgroup::freeze(&self.host.cgroups, id, true)
             }
-            (State::Paused, false) => cgroup::freeze(&self.host.cgroups, id, false),
-            (State::Paused, true) | (State::Running | State::Stopping, false) => Ok(()),
-            (state @ (State::Starting | State::Stuck), _) => Err(Error::new(
-                ErrorKind::Failed,
-                format!("box {id} is {state}"),
-            )),
+            (State::Running | State::Paused | State::Stopping, false) => {
+                cgroup::freeze(&self.host.cgroups, id, false)
+            }
+            // It has a grace to use.
+            (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => Err(
+                Error::new(ErrorKind::Failed, format!("box {id} is {state}")),
+            ),
             (State::Exited, _) => Err(has_ended(id)),
         }
     }
@@ -112,10 +112,7 @@ impl Engine {
             cpu: changes.cpus.is_some(),
         };
         cgroup::change(&self.host.cgroups, id, &limits, which)?;
-        let lease = changes.lease.map(|lease| match lease {
-            None => Lease::Never,
-            Some(left) => Lease::EndsNs(from_now(left)),
-        });
+        let lease = changes.lease.map(Lease::of);
         if let Some(lease) = lease {
             let ends_ns = lease.ends_ns();
             line::tell(&record, id, &Call::Lease { ends_ns })?;

@@ -159,7 +159,14 @@ fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
 
 /// The box's words, which may be anything.
 fn cannot_copy(id: &BoxId, why: &str) -> Error {
-    Error::new(ErrorKind::Failed, format!("box {id} did not copy")).because(why.to_owned())
+    let error = Error::new(ErrorKind::Failed, format!("box {id} did not copy"));
+    let is_full = ["No space left", "File too large"];
+    match is_full.iter().any(|words| why.contains(words)) {
+        true => error
+            .because(why.to_owned())
+            .with_hint("its scratch space has a size: --scratch of 'tare run'"),
+        false => error.because(why.to_owned()),
+    }
 }
 
 /// What was found, or why nothing will be copied.

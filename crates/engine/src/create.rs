@@ -13,7 +13,7 @@ use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::spawn::Spawned;
 
-use crate::account::{DetachOptions, KeeperIdentity};
+use crate::account::{DetachOptions, KeeperIdentity, Lease};
 use crate::attached::Streams;
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
@@ -70,9 +70,9 @@ pub struct Made {
     pub streams: Streams,
     /// Of its uid range, if it has one.
     pub first_uid: Option<u32>,
-    /// On the boot clock, as the keeper knows them.
+    /// On the boot clock, as the keeper knows it.
     pub deadline_ns: Option<u64>,
-    pub lease_ns: Option<u64>,
+    pub lease: Lease,
     pub notes: Vec<String>,
 }
 
@@ -147,8 +147,9 @@ impl Engine {
             keeper::bear(spec, id, &self.host, held.map, &held.inheritance())?;
         let keeper = newborn.go();
         held.cgroups.join.clear();
-        let options = ends.options();
-        let plan = plan::plan(spec, id, &self.host, &held.cgroups, &held.trees, options);
+        let lease = Lease::of(ends.options().and_then(|options| options.lease));
+        let detached = ends.options().map(|options| (options, lease));
+        let plan = plan::plan(spec, id, &self.host, &held.cgroups, &held.trees, detached);
         match keeper::send_plan(&control, &plan) {
             Err(error) if error.kind() == ErrorKind::BadRequest => {
                 return Err(Unmade::with(error, keeper));
@@ -165,7 +166,7 @@ impl Engine {
             streams: held.stdio.ours,
             first_uid: held.map.first_uid(),
             deadline_ns: plan.deadline_ns,
-            lease_ns: plan.detached.and_then(|detached| detached.lease_ns),
+            lease,
         })
     }
 
@@ -186,7 +187,7 @@ impl Engine {
             },
             cgroup_inode: cgroup_inode.transpose().doing(doing)?,
             first_uid: made.first_uid,
-            lease_ns: made.lease_ns,
+            lease: made.lease,
         };
         record.add_keeper(identity).doing(doing)?;
         keeper::send_request(&made.control, &Request::Go).ok();

@@ -2,7 +2,7 @@
 //! one way out, and returns when emptiness was observed.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tare_control::Call;
 use tare_control::life::{self, LifeEvent};
@@ -10,13 +10,13 @@ use tare_kernel::fds::read_text;
 use tare_kernel::process::Process;
 
 use crate::account::EndedEntry;
-use crate::boxes::no_box;
+use crate::boxes::has_ended;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::holdings::cgroup;
 use crate::id::BoxId;
 use crate::line;
-use crate::observed::provable_keeper;
+use crate::observed::{Observed, provable_keeper};
 use crate::record::{Locked, Record};
 use crate::status::{Ended, State};
 use crate::teardown::{OWN_WITHIN, wait_gone};
@@ -35,6 +35,23 @@ enum Leave {
     Nothing,
 }
 
+/// A box that was asked to stop.
+#[derive(Debug)]
+pub struct Stopping {
+    id: BoxId,
+    /// Who has been asked, and ends the box after the grace.
+    keeper: Option<Process>,
+    until: Instant,
+}
+
+/// What tells the end of a box.
+#[derive(Debug)]
+pub struct EndWatch {
+    id: BoxId,
+    /// Open, it can be read to the end whoever removes it.
+    life: Option<OwnedFd>,
+}
+
 impl Engine {
     /// Passes a signal to the command of a box.
     pub fn signal(&self, id: &BoxId, signal: i32) -> Result<(), Error> {
@@ -43,33 +60,57 @@ impl Engine {
 
     /// Asks the command to stop; what has not after the grace is ended.
     pub fn stop(&self, id: &BoxId, grace: Duration) -> Result<(), Error> {
+        self.end_stop(self.begin_stop(id, grace)?)
+    }
+
+    /// The first half of [`Self::stop`], which does not wait. Whether or not the
+    /// other half follows, the box ends after the grace.
+    pub fn begin_stop(&self, id: &BoxId, grace: Duration) -> Result<Stopping, Error> {
         let observed = self.observe(id)?;
+        let stopping = |keeper| Stopping {
+            id: id.clone(),
+            keeper,
+            until: Instant::now() + grace.saturating_add(AFTER_GRACE),
+        };
         match observed.state() {
-            State::Exited => return Ok(()),
-            State::Starting | State::Stuck => return self.end(id, Leave::Record),
+            // Nobody can be asked: the one way out comes next.
+            State::Exited | State::Starting | State::Stuck => return Ok(stopping(None)),
             State::Running | State::Paused | State::Stopping => {}
         }
-        let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
-        let is_paused = observed.state() == State::Paused;
-        if is_paused && observed.is_attached() {
-            // Its keeper is frozen too and could not hear anything.
-            cgroup::freeze(&self.host.cgroups, id, false)?;
+        if observed.is_attached() {
+            // If it is paused, its keeper is too and could not hear anything.
+            self.thaw(id, &observed)?;
         }
+        let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         // A keeper that cannot be asked is ended without.
         let asked = line::tell(&observed.record, id, &Call::Stop { grace_ns });
-        if is_paused && !observed.is_attached() {
-            cgroup::freeze(&self.host.cgroups, id, false)?;
-        }
-        if let (Ok(()), Some(keeper)) = (asked, &observed.keeper) {
+        self.thaw(id, &observed)?;
+        Ok(stopping(observed.keeper.filter(|_| asked.is_ok())))
+    }
+
+    /// Returns when emptiness was observed.
+    pub fn end_stop(&self, stopping: Stopping) -> Result<(), Error> {
+        if let Some(keeper) = stopping.keeper {
+            let left = stopping.until.saturating_duration_since(Instant::now());
             // Whatever this says, the one way out comes next.
-            keeper.wait_dead(grace.saturating_add(AFTER_GRACE)).ok();
+            keeper.wait_dead(left).ok();
         }
-        self.end(id, Leave::Record)
+        self.end(&stopping.id, Leave::Record)
+    }
+
+    fn thaw(&self, id: &BoxId, observed: &Observed) -> Result<(), Error> {
+        match observed.is_frozen() {
+            true => cgroup::freeze(&self.host.cgroups, id, false),
+            false => Ok(()),
+        }
     }
 
     /// SIGKILL to the whole box.
     pub fn kill(&self, id: &BoxId) -> Result<(), Error> {
-        self.end(id, Leave::Record)
+        match self.observe(id)?.is_live() {
+            true => self.end(id, Leave::Record),
+            false => Err(has_ended(id)),
+        }
     }
 
     /// Removes a box; one that is not over only by force.
@@ -90,37 +131,47 @@ impl Engine {
 
     /// Waits for the end of a box.
     pub fn wait(&self, id: &BoxId) -> Result<Ended, Error> {
-        let mut observed = self.observe(id)?;
-        // Open, it can be read to the end by us whoever removes it.
-        let life = observed.record.open_life();
-        while observed.ended.is_none() {
+        self.await_end(&self.watch_end(id)?)
+    }
+
+    /// Whoever has this learns how the box ended, also when nothing of it is left
+    /// by then.
+    pub fn watch_end(&self, id: &BoxId) -> Result<EndWatch, Error> {
+        let observed = self.observe(id)?;
+        Ok(EndWatch {
+            id: id.clone(),
+            life: observed.record.open_life(),
+        })
+    }
+
+    pub fn await_end(&self, watch: &EndWatch) -> Result<Ended, Error> {
+        let id = &watch.id;
+        loop {
+            let Ok(observed) = self.observe(id) else {
+                let said = watch.life.as_ref().and_then(said);
+                return said.ok_or_else(|| removed(id));
+            };
+            if let Some(ended) = &observed.ended {
+                return Ok(Ended::from(ended));
+            }
             match &observed.keeper {
                 Some(keeper) => drop(keeper.wait_dead(WAIT)),
                 // It is being made or ended by somebody, and there is nothing to
                 // wait on. A look-again, bounded by what those may take.
                 None => std::thread::sleep(LOOK_AGAIN),
             }
-            observed = match self.observe(id) {
-                Ok(observed) => observed,
-                Err(_) => return life.and_then(|life| said(&life)).ok_or_else(|| removed(id)),
-            };
         }
-        let ended = observed.ended.ok_or_else(|| removed(id))?;
-        Ok(Ended {
-            exit_code: Some(ended.exit_code),
-            ended_by: Some(ended.by),
-            oom: ended.oom,
-        })
     }
 
     fn end(&self, id: &BoxId, leave: Leave) -> Result<(), Error> {
         let boxes = self.boxes()?;
-        let record = Record::look(boxes.as_fd(), id)
-            .map_err(|error| cannot_look(id, error))?
-            .ok_or_else(|| no_box(id.as_str()))?;
+        let record = Record::look(boxes.as_fd(), id).map_err(|error| cannot_look(id, error))?;
+        // Its own tare, or another command, was faster.
+        let Some(record) = record else {
+            return Ok(());
+        };
         self.kill_attached(&record, id)?;
         let Some(locked) = record.lock(boxes.as_fd(), id, OWN_WITHIN)? else {
-            // Its own tare, or another command, was faster.
             return Ok(());
         };
         let site = self.site(id);
@@ -150,12 +201,18 @@ fn kill(keeper: &Process, id: &BoxId) -> Result<(), Error> {
 /// What the keeper of a box that is gone has said about its end.
 fn said(life: &OwnedFd) -> Option<Ended> {
     let events = life::parse(&read_text(life.as_fd()).ok()?);
-    let ended = EndedEntry::of(&events, false);
-    events.contains(&LifeEvent::Detached).then_some(Ended {
-        exit_code: Some(ended.exit_code),
-        ended_by: Some(ended.by),
-        oom: ended.oom,
-    })
+    let was_left = events.contains(&LifeEvent::Detached);
+    was_left.then(|| Ended::from(&EndedEntry::of(&events, false)))
+}
+
+impl From<&EndedEntry> for Ended {
+    fn from(entry: &EndedEntry) -> Self {
+        Self {
+            exit_code: Some(entry.exit_code),
+            ended_by: Some(entry.by),
+            oom: entry.oom,
+        }
+    }
 }
 
 /// Only what was left to itself has a record worth keeping.

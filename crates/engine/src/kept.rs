@@ -36,7 +36,9 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
         Error::new(ErrorKind::BadRequest, doing())
             .because("box has ended, and only its /work, /tmp and /dev/shm are kept")
     })?;
-    let (parent, name) = match place.file_name() {
+    // `Path` hides a dot at the end, which says that the directory is meant.
+    let is_directory = path.as_os_str().as_bytes().ends_with(b"/.");
+    let (parent, name) = match place.file_name().filter(|_| !is_directory) {
         Some(name) => (place.parent().unwrap_or(Path::new(".")), name.to_owned()),
         None => (place.as_path(), ".".into()),
     };

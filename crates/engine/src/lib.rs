@@ -47,6 +47,7 @@ pub use attachment::Attachment;
 pub use changing::Changes;
 pub use copying::{Copying, Found};
 pub use detached::Started;
+pub use ending::{EndWatch, Stopping};
 pub use engine::Engine;
 pub use error::{Doing, Error, ErrorKind};
 pub use executed::{ExecSpec, Executed};

@@ -123,6 +123,11 @@ impl Observed {
         }
     }
 
+    /// Whether its processes stand still, whatever else it is doing.
+    pub fn is_frozen(&self) -> bool {
+        self.facts.frozen
+    }
+
     pub fn is_attached(&self) -> bool {
         self.facts.tie == Tie::Attached
     }
@@ -247,11 +252,8 @@ fn is_expired(record: &Record, host: &Host) -> bool {
 }
 
 fn is_overdue(record: &Record) -> bool {
-    let lease_ns = record
-        .account
-        .keeper
-        .as_ref()
-        .and_then(|keeper| keeper.lease_ns);
+    let keeper = record.account.keeper.as_ref();
+    let lease_ns = keeper.and_then(|keeper| keeper.lease.ends_ns());
     let late_ns = u64::try_from(OVERDUE_AFTER.as_nanos()).unwrap_or(u64::MAX);
     lease_ns.is_some_and(|at| at.saturating_add(late_ns) <= boot_ns())
 }

@@ -10,7 +10,7 @@ use tare_control::{
 };
 use tare_kernel::clock::boot_ns;
 
-use crate::account::DetachOptions;
+use crate::account::{DetachOptions, Lease};
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::Host;
 use crate::id::BoxId;
@@ -41,14 +41,14 @@ pub fn plan(
     host: &Host,
     cgroups: &CgroupHolding,
     trees: &Trees,
-    detached: Option<&DetachOptions>,
+    detached: Option<(&DetachOptions, Lease)>,
 ) -> Plan {
     let isolated = spec.isolation == Isolation::Full;
     let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
     let inherited = trees.all();
     Plan {
         workload_cgroup: cgroups.workload.is_some(),
-        detached: detached.map(detached_plan),
+        detached: detached.map(|(options, lease)| detached_plan(options, lease)),
         inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         hostname: isolated.then(|| hostname.to_owned()),
@@ -70,12 +70,12 @@ pub fn from_now(duration: Duration) -> u64 {
     boot_ns().saturating_add(left)
 }
 
-fn detached_plan(options: &DetachOptions) -> DetachedPlan {
+fn detached_plan(options: &DetachOptions, lease: Lease) -> DetachedPlan {
     DetachedPlan {
         log_bytes_max: options.log_bytes_max.value(),
         kill_past_log: options.kill_past_log,
         stdin: options.stdin,
-        lease_ns: options.lease.map(from_now),
+        lease_ns: lease.ends_ns(),
     }
 }
 

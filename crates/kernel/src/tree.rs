@@ -162,7 +162,7 @@ mod tests {
         fs::create_dir(top.join("closed/inside")).unwrap();
         fs::write(top.join("closed/inside/file"), "x").unwrap();
         fs::set_permissions(top.join("closed/inside"), fs::Permissions::from_mode(0o555)).unwrap();
-        fs::set_permissions(top.join("closed"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(top.join("closed"), fs::Permissions::from_mode(0o0)).unwrap();
         let mut directory = openat(CWD, &top, OFlags::RDONLY, Mode::empty()).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&directory, "d", Mode::RWXU).unwrap();

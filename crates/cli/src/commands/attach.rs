@@ -25,9 +25,10 @@ Examples:
   tare attach web
   tare run -d -it --name shell -- bash && tare attach shell
 
-The first SIGINT or SIGTERM goes to the box's command; a second one, SIGHUP, or
-Ctrl-P Ctrl-Q in a terminal leaves the box, which lives on. The end of the
-caller's input ends nothing. What was written before is in 'tare logs'.";
+The first SIGINT or SIGTERM goes to the box's command; a second one, or SIGHUP,
+leaves the box, which lives on, and so does Ctrl-P Ctrl-Q if it was started with
+--tty. The end of the caller's input ends nothing. What was written before is in
+'tare logs', which follows it with -f and passes no signal on.";
 
 /// Watch what a box writes from now on, and write to it
 ///
@@ -45,13 +46,14 @@ pub fn run(args: &AttachArgs, state_root: Option<PathBuf>) -> Result<u8, Error> 
     let taken = relay::take_over()?;
     let engine = Engine::open(state_root)?;
     let id = engine.find(&args.reference)?;
+    let end = engine.watch_end(&id)?;
     let tell = |signal| engine.signal(&id, signal);
     let mut wire = Wire::new(engine.attach(&id)?, Caller::of_this_process(), &tell)?;
     let left = wire.until_end(&taken)?;
     // The terminal is the caller's own again.
     drop(wire);
     match left {
-        Left::Ended => Ok(ended_code(&engine.wait(&id)?)),
+        Left::Ended => Ok(ended_code(&engine.await_end(&end)?)),
         Left::Detached => Ok(DONE),
         Left::Interrupted(signal) => {
             print_note(&format!("left box {id}, which lives on"));

@@ -46,7 +46,8 @@ BOX:PATH is a path in a box, from its root. A path of the host that holds a
 colon is written with a slash before it, as ./a:b. When DST is a directory, SRC
 is copied into it; otherwise SRC is copied as DST, whose directory must exist.
 Symlinks are copied as they are. Sockets, fifos and devices are refused by name;
-what was copied before one of them stays. The box must be running.";
+what was copied before one of them stays. The box must be running; out of one that
+has ended come the files that --keep has left.";
 
 /// Copy files between the host and a box, or as a tar stream
 #[derive(Debug, Args)]

@@ -26,19 +26,24 @@ pub fn each(engine: &Engine, boxes: &[String], act: impl Fn(&BoxId) -> Result<()
 
 /// Prints the line that each box gives, as soon as it does.
 pub fn in_turn(boxes: &[String], mut act: impl FnMut(&str) -> Result<String, Error>) -> u8 {
-    let (_, code) = gather(boxes, |reference| {
-        let line = escaped(&act(reference)?);
-        print_result(&format!("{line}\n"))
-    });
+    let (_, code) = gather(boxes, |reference| print_line(&act(reference)?));
     code
 }
 
+/// A box, or what is said of it, on a line.
+pub fn print_line(line: &str) -> Result<(), Error> {
+    print_result(&format!("{}\n", escaped(line)))
+}
+
 /// What each box gives, all together, and the exit code.
-pub fn gather<T>(boxes: &[String], mut act: impl FnMut(&str) -> Result<T, Error>) -> (Vec<T>, u8) {
+pub fn gather<B, T>(
+    boxes: impl IntoIterator<Item = B>,
+    mut act: impl FnMut(B) -> Result<T, Error>,
+) -> (Vec<T>, u8) {
     let mut code = DONE;
     let mut found = Vec::new();
-    for reference in boxes {
-        match act(reference) {
+    for one in boxes {
+        match act(one) {
             Ok(value) => found.push(value),
             Err(error) => {
                 print_error(&error);
@@ -57,7 +62,7 @@ mod tests {
     #[test]
     fn a_box_that_fails_is_gone_past_and_remembered() {
         let boxes = ["a", "bad", "c"].map(str::to_owned);
-        let (found, code) = gather(&boxes, |reference| match reference {
+        let (found, code) = gather(&boxes, |reference| match reference.as_str() {
             "bad" => Err(Error::new(ErrorKind::Failed, "a box of this test")),
             other => Ok(other.to_owned()),
         });

@@ -16,7 +16,7 @@ use tare_kernel::signals;
 
 use super::DONE;
 use super::process::{self, ProcessArgs};
-use crate::relay::{self, Outcome, Output, PastLimit, Settings};
+use crate::relay::{self, Outcome, Output, PastLimit, Settings, Writers};
 use crate::verdict::Verdict;
 
 const EXAMPLES: &str = "\
@@ -121,6 +121,7 @@ const SETTINGS: Settings = Settings {
     output: Output::Pass,
     output_bytes_max: u64::MAX,
     past_limit: PastLimit::Truncate,
+    writers: Writers::MayLive,
 };
 
 /// Returns when the command runs.

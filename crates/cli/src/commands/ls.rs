@@ -20,7 +20,7 @@ Examples:
   tare ls
   tare ls -a --filter label=team=blue --filter state=exited
   tare ls --json | jq -r '.[] | select(.memory_bytes > 1e9) | .id'
-  tare rm -f $(tare ls -q --filter name=web)";
+  tare ls -q --filter name=web | xargs -r tare rm -f";
 
 const COLUMNS: [Column; 8] = [
     Column::whole("ID"),

@@ -7,6 +7,7 @@ use tare_engine::spec::{Name, name};
 use tare_engine::{Engine, Error};
 
 use super::DONE;
+use super::each::print_line;
 
 /// Give a box another name
 ///
@@ -26,5 +27,6 @@ pub struct RenameArgs {
 pub fn run(args: &RenameArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let engine = Engine::open(state_root)?;
     engine.rename(&engine.find(&args.reference)?, &args.name)?;
+    print_line(args.name.as_str())?;
     Ok(DONE)
 }

@@ -10,7 +10,7 @@ use super::each::each;
 const EXAMPLES: &str = "\
 Examples:
   tare rm web
-  tare rm -f $(tare ls -q --filter label=team=blue)
+  tare ls -q --filter label=team=blue | xargs -r tare rm -f
   tare rm -f --all";
 
 /// Remove boxes: record, log, exit code and kept scratch

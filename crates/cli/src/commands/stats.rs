@@ -67,7 +67,8 @@ pub fn run(args: &StatsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         }
         let (samples, worst) = gather(&args.boxes, |reference| sample(&engine, reference));
         code = worst;
-        Ok((!samples.is_empty()).then(|| render(args.json, &samples)))
+        // A table of nothing says nothing; an empty array does.
+        Ok((args.json || !samples.is_empty()).then(|| render(args.json, &samples)))
     })?;
     Ok(code)
 }

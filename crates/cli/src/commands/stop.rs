@@ -7,7 +7,7 @@ use clap::Args;
 use tare_engine::spec::duration;
 use tare_engine::{Engine, Error};
 
-use super::each::{Boxes, each};
+use super::each::{Boxes, gather, print_line};
 
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -15,7 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   tare stop web
   tare stop -t 1m database web
-  tare stop $(tare ls -q --filter label=team=blue)";
+  tare ls -q --filter label=team=blue | xargs -r tare stop";
 
 /// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything
 ///
@@ -42,9 +42,16 @@ pub struct StopArgs {
 pub fn run(args: &StopArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let engine = Engine::open(state_root)?;
     let grace = args.grace.unwrap_or(GRACE);
-    Ok(each(&engine, &args.boxes.boxes, |id| {
-        engine.stop(id, grace)
-    }))
+    // All are asked before any is waited for: their graces run together.
+    let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {
+        let stopping = engine.begin_stop(&engine.find(reference)?, grace)?;
+        Ok((reference.to_owned(), stopping))
+    });
+    let (_, not_stopped) = gather(stopping, |(reference, stopping)| {
+        engine.end_stop(stopping)?;
+        print_line(&reference)
+    });
+    Ok(not_asked.max(not_stopped))
 }
 
 /// A duration; unlike a timeout it may be nothing.

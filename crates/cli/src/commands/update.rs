@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   tare update --memory 1g web
   tare update --lease 8h web database
-  tare update --cpus 0.5 --pids 64 $(tare ls -q)";
+  tare ls -q | xargs -r tare update --cpus 0.5 --pids 64";
 
 /// Change the limits or the lease of boxes that live
 ///

@@ -86,6 +86,7 @@ fn keep(output_bytes_max: u64, past_limit: PastLimit) -> Settings {
         output: Output::Keep,
         output_bytes_max,
         past_limit,
+        writers: Writers::Dead,
     }
 }
 

@@ -40,10 +40,10 @@ pub struct DetachArgs {
     )]
     pub lease: Option<Lease>,
 
-    /// Keep nothing of the box when it has ended, neither log nor exit code
+    /// Keep nothing of the box when it has ended, neither log nor exit code; a
+    /// box that is not detached never leaves anything
     #[arg(
         long,
-        requires = "detach",
         conflicts_with_all = ["keep", "retention"],
         help_heading = "Detached box"
     )]

@@ -12,7 +12,7 @@ use tare_engine::{Error, ErrorKind, Stdin};
 use super::args::{Net, RunArgs, Seccomp};
 use crate::commands::process::{self, Window};
 use crate::error::of_option;
-use crate::relay::{self, Output, PastLimit};
+use crate::relay::{self, Output, PastLimit, Writers};
 
 const MEMORY_BYTES: u64 = 512 << 20;
 const PIDS: u32 = 256;
@@ -84,6 +84,7 @@ pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
                 true => PastLimit::Kill,
                 false => PastLimit::Truncate,
             },
+            writers: Writers::Dead,
         },
         quiet: args.quiet,
     })
