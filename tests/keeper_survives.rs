@@ -409,7 +409,7 @@ fn after_every_hostile_peer_the_box_answers_within_a_second() {
         let bytes = tare.keeper_private_bytes(&id);
         let bytes_max = match name.contains("variables") {
             // Small pieces stay with the allocator, for the next who needs them.
-            true => 8 << 20,
+            true => 16 << 20,
             false => PRIVATE_BYTES_MAX,
         };
         assert!(bytes <= bytes_max, "{name}: {bytes} bytes are left");

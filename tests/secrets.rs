@@ -204,7 +204,7 @@ fn the_state_root_is_its_owners_alone() {
         let end = "TARE_STATE_ROOT=$TARE_STATE_ROOT/deeper $TARE rm -f --all";
         tare.shell(end).ok();
         fs::remove_dir_all(&root).expect("it is ours");
-        assert_eq!(output.stdout_text().lines().count(), 6, "{output}");
+        assert_eq!(output.stdout_text().lines().count(), 7, "{output}");
         let mut kinds = BTreeSet::new();
         for (path, (kind, mode, uid)) in described {
             let expected = match kind {
