@@ -164,3 +164,31 @@ fn a_secret_is_seen_by_its_process_alone() {
     assert_eq!(holders_of(&secret), BTreeSet::new());
     tare.remove(&id);
 }
+
+/// A number that is no process's is not taken for one: `kill` would take it for a
+/// group of the box.
+#[test]
+fn where_no_process_can_be_made_that_is_said_and_the_box_can_be_ended() {
+    let tare = tare!();
+    let fill = "import os, time
+try:
+    while True:
+        if os.fork() == 0: time.sleep(1000)
+except BlockingIOError: print('full', flush=True)
+time.sleep(1000)";
+    let id = tare.detached(["--pids", "20", "--", "python3", "-c", fill]);
+    tare.logged(&id, "full");
+    let processes = tare.workload(&id).len();
+    let host = TemporaryDirectory::new();
+    let copy = host.join("hosts").into_os_string().into_string().unwrap();
+    for call in [
+        ["exec", "--timeout", "2s", &id, "true"].to_vec(),
+        ["cp", &format!("{id}:/etc/hosts"), &copy].to_vec(),
+    ] {
+        tare.call(call)
+            .said(&["cannot start a process in the box", "--pids"]);
+    }
+    assert_eq!(tare.workload(&id).len(), processes);
+    tare.call(["stop", "-t", "0", &id]).ok();
+    tare.remove(&id);
+}

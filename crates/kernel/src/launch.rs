@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::UnshareFlags;
 
@@ -72,10 +73,11 @@ fn birth(into: Option<BorrowedFd<'_>>, flags: i32) -> libc::clone_args {
     }
 }
 
+/// `Pid` takes negative numbers as they come, and to `kill` those are groups.
 fn child_pid(result: isize) -> io::Result<Pid> {
-    match i32::try_from(result).ok().and_then(Pid::from_raw) {
-        Some(pid) => Ok(pid),
-        None => Err(io::Error::from_raw_os_error(-result as i32)),
+    match i32::try_from(result) {
+        Ok(pid @ 1..) => Pid::from_raw(pid).ok_or_else(|| Errno::INVAL.into()),
+        Ok(_) | Err(_) => Err(io::Error::from_raw_os_error(-result as i32)),
     }
 }
 
