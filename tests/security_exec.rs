@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::{Duration, Instant};
 
 use tare_harness::{TemporaryDirectory, processes, tare};
 
@@ -162,6 +163,35 @@ fn a_secret_is_seen_by_its_process_alone() {
         client.wait().ok();
     }
     assert_eq!(holders_of(&secret), BTreeSet::new());
+    tare.remove(&id);
+}
+
+/// Stops whoever it may, all the time.
+const STOPPER: &str = "import os, signal
+print('up', flush=True)
+while True:
+    try: os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError: pass";
+
+/// A process that is about to become its program is the box's user already, and
+/// may be stopped by it. The keeper must not wait for that one.
+#[test]
+fn a_box_that_stops_every_process_does_not_stop_its_keeper() {
+    let tare = tare!();
+    let id = tare.detached(["--lease", "1m", "--", "python3", "-c", STOPPER]);
+    tare.logged(&id, "up");
+    // The way to it is long, so that there is time to be stopped on it.
+    let workdir = format!("/work/{}", "./".repeat(1900));
+    for _ in 0..12 {
+        let call = ["exec", "--timeout", "200ms", "-w", &workdir, &id, "true"];
+        let started = Instant::now();
+        tare.call(call);
+        // The client gives a keeper that does not answer four seconds more.
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(3), "{took:?}");
+    }
+    let stats = tare.json(["stats", "--json", &id]);
+    assert!(stats[0]["output_bytes"].is_u64(), "{stats}");
     tare.remove(&id);
 }
 
