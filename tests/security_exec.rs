@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use tare_harness::{TemporaryDirectory, processes, tare};
+use tare_harness::fixture::compiled_with;
+use tare_harness::{TemporaryDirectory, processes, skip, tare};
 
 /// What binds a process, as it sees it itself.
 const BONDS: &str =
@@ -192,6 +193,54 @@ fn a_box_that_stops_every_process_does_not_stop_its_keeper() {
     }
     let stats = tare.json(["stats", "--json", &id]);
     assert!(stats[0]["output_bytes"].is_u64(), "{stats}");
+    tare.remove(&id);
+}
+
+/// Its first thread is gone as soon as there is a second, which leaves a child.
+const LEADERLESS: &str = r#"
+typedef long word;
+__attribute__((used)) char stack[65536];
+static word call(word number, word first, word second) {
+  word result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second), "d"(0)
+                   : "rcx", "r11", "memory");
+  return result;
+}
+static void sleep_ms(word ms) {
+  word time[2] = {ms / 1000, ms % 1000 * 1000000};
+  call(35, (word)time, 0);
+}
+__attribute__((used)) void thread(void) {
+  sleep_ms(200);
+  if (call(57, 0, 0) == 0) { call(112, 0, 0); call(3, 0, 0); call(3, 1, 0); call(3, 2, 0); }
+  for (;;) sleep_ms(1000000);
+}
+__attribute__((naked)) void _start(void) {
+  __asm__ volatile(
+    "mov $56, %eax\n mov $0x10f00, %edi\n lea stack+65000(%rip), %rsi\n and $-16, %rsi\n"
+    "xor %edx, %edx\n xor %r10d, %r10d\n xor %r8d, %r8d\n syscall\n test %eax, %eax\n"
+    "jz 1f\n mov $60, %eax\n xor %edi, %edi\n syscall\n 1: call thread");
+}
+"#;
+
+/// However fast its first thread is gone, and however slow the keeper is.
+#[test]
+fn a_process_without_its_first_thread_leaves_nobody_after_its_timeout() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let flags = ["-static", "-nostdlib", "-fno-stack-protector"];
+    let Some(_) = compiled_with(&directory, "leaderless", LEADERLESS, &flags) else {
+        skip!("there is no C compiler here");
+    };
+    let volume = format!("{}:/programs:ro", directory.path().display());
+    let busy = "for i in 1 2 3 4; do while :; do :; done & done; wait";
+    let id = tare.detached(["-v", &volume, "--", "sh", "-c", busy]);
+    for _ in 0..20 {
+        let call = ["exec", "--timeout", "400ms", &id, "/programs/leaderless"];
+        tare.call(call).exited(124);
+    }
+    let left = tare.exec(&id, ["ps", "-eo", "args"]).ok().stdout_text();
+    assert!(!left.contains("leaderless"), "{left}");
     tare.remove(&id);
 }
 

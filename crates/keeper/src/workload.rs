@@ -33,19 +33,11 @@ pub enum Streams {
     Given([OwnedFd; 3]),
 }
 
-/// Whether a process tree is to be known by a mark (see `family`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Marking {
-    Marked,
-    Unmarked,
-}
-
 /// Everything that a process is born with.
 #[derive(Debug)]
 pub struct Birth<'a> {
     pub workload: &'a Workload,
     pub streams: Streams,
-    pub marking: Marking,
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
@@ -97,7 +89,8 @@ pub fn start_own(birth: &Birth<'_>, own: impl FnOnce() -> u8) -> Result<Pid, Rep
 /// The exit code of a part of tare that must not run unconfined.
 const CANNOT_CONFINE: u8 = 125;
 
-fn launch_failed((step, error): LaunchFailure) -> Report {
+/// What is said about it.
+pub fn launch_failed((step, error): LaunchFailure) -> Report {
     let errno = error.raw_os_error().unwrap_or(0);
     Report::LaunchFailed { step, errno }
 }
@@ -159,9 +152,6 @@ fn confine(
     program: &[Instruction],
 ) -> Result<(), LaunchFailure> {
     let at = |step: LaunchStep| move |error: io::Error| (step, error);
-    if birth.marking == Marking::Marked {
-        launch::own_hostname_namespace().map_err(at(LaunchStep::Mark))?;
-    }
     new_session(&birth.streams).map_err(at(LaunchStep::Session))?;
     set_limits(birth.workload).map_err(at(LaunchStep::Limits))?;
     give_up_privileges(birth.workload).map_err(at(LaunchStep::Credentials))?;

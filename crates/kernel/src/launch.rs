@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::clock::{boot_ns, timespec};
 use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
@@ -250,6 +250,12 @@ pub fn own_cgroup_namespace() -> io::Result<()> {
 /// Moves into a copy of the namespace of the host's name.
 pub fn own_hostname_namespace() -> io::Result<()> {
     unshare(UnshareFlags::NEWUTS)
+}
+
+/// Moves back into one that this process was in before.
+pub fn enter_hostname_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
+    Ok(move_into_link_name_space(namespace, kind)?)
 }
 
 /// One of the namespaces above and no other.
