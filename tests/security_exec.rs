@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::{Duration, Instant};
 
-use tare_harness::{TemporaryDirectory, processes, tare};
+use tare_harness::fixture::compiled_with;
+use tare_harness::{TemporaryDirectory, processes, skip, tare};
 
 /// What binds a process, as it sees it itself.
 const BONDS: &str =
@@ -162,5 +164,110 @@ fn a_secret_is_seen_by_its_process_alone() {
         client.wait().ok();
     }
     assert_eq!(holders_of(&secret), BTreeSet::new());
+    tare.remove(&id);
+}
+
+/// Stops whoever it may, all the time.
+const STOPPER: &str = "import os, signal
+print('up', flush=True)
+while True:
+    try: os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError: pass";
+
+/// A process that is about to become its program is the box's user already, and
+/// may be stopped by it. The keeper must not wait for that one.
+#[test]
+fn a_box_that_stops_every_process_does_not_stop_its_keeper() {
+    let tare = tare!();
+    let id = tare.detached(["--lease", "1m", "--", "python3", "-c", STOPPER]);
+    tare.logged(&id, "up");
+    // The way to it is long, so that there is time to be stopped on it.
+    let workdir = format!("/work/{}", "./".repeat(1900));
+    for _ in 0..12 {
+        let call = ["exec", "--timeout", "200ms", "-w", &workdir, &id, "true"];
+        let started = Instant::now();
+        tare.call(call);
+        // The client gives a keeper that does not answer four seconds more.
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(3), "{took:?}");
+    }
+    let stats = tare.json(["stats", "--json", &id]);
+    assert!(stats[0]["output_bytes"].is_u64(), "{stats}");
+    tare.remove(&id);
+}
+
+/// Its first thread is gone as soon as there is a second, which leaves a child.
+const LEADERLESS: &str = r#"
+typedef long word;
+__attribute__((used)) char stack[65536];
+static word call(word number, word first, word second) {
+  word result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second), "d"(0)
+                   : "rcx", "r11", "memory");
+  return result;
+}
+static void sleep_ms(word ms) {
+  word time[2] = {ms / 1000, ms % 1000 * 1000000};
+  call(35, (word)time, 0);
+}
+__attribute__((used)) void thread(void) {
+  sleep_ms(200);
+  if (call(57, 0, 0) == 0) { call(112, 0, 0); call(3, 0, 0); call(3, 1, 0); call(3, 2, 0); }
+  for (;;) sleep_ms(1000000);
+}
+__attribute__((naked)) void _start(void) {
+  __asm__ volatile(
+    "mov $56, %eax\n mov $0x10f00, %edi\n lea stack+65000(%rip), %rsi\n and $-16, %rsi\n"
+    "xor %edx, %edx\n xor %r10d, %r10d\n xor %r8d, %r8d\n syscall\n test %eax, %eax\n"
+    "jz 1f\n mov $60, %eax\n xor %edi, %edi\n syscall\n 1: call thread");
+}
+"#;
+
+/// However fast its first thread is gone, and however slow the keeper is.
+#[test]
+fn a_process_without_its_first_thread_leaves_nobody_after_its_timeout() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let flags = ["-static", "-nostdlib", "-fno-stack-protector"];
+    let Some(_) = compiled_with(&directory, "leaderless", LEADERLESS, &flags) else {
+        skip!("there is no C compiler here");
+    };
+    let volume = format!("{}:/programs:ro", directory.path().display());
+    let busy = "for i in 1 2 3 4; do while :; do :; done & done; wait";
+    let id = tare.detached(["-v", &volume, "--", "sh", "-c", busy]);
+    for _ in 0..20 {
+        let call = ["exec", "--timeout", "400ms", &id, "/programs/leaderless"];
+        tare.call(call).exited(124);
+    }
+    let left = tare.exec(&id, ["ps", "-eo", "args"]).ok().stdout_text();
+    assert!(!left.contains("leaderless"), "{left}");
+    tare.remove(&id);
+}
+
+/// A number that is no process's is not taken for one: `kill` would take it for a
+/// group of the box.
+#[test]
+fn where_no_process_can_be_made_that_is_said_and_the_box_can_be_ended() {
+    let tare = tare!();
+    let fill = "import os, time
+try:
+    while True:
+        if os.fork() == 0: time.sleep(1000)
+except BlockingIOError: print('full', flush=True)
+time.sleep(1000)";
+    let id = tare.detached(["--pids", "20", "--", "python3", "-c", fill]);
+    tare.logged(&id, "full");
+    let processes = tare.workload(&id).len();
+    let host = TemporaryDirectory::new();
+    let copy = host.join("hosts").into_os_string().into_string().unwrap();
+    for call in [
+        ["exec", "--timeout", "2s", &id, "true"].to_vec(),
+        ["cp", &format!("{id}:/etc/hosts"), &copy].to_vec(),
+    ] {
+        tare.call(call)
+            .said(&["cannot start a process in the box", "--pids"]);
+    }
+    assert_eq!(tare.workload(&id).len(), processes);
+    tare.call(["stop", "-t", "0", &id]).ok();
     tare.remove(&id);
 }

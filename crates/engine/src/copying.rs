@@ -28,6 +28,8 @@ use crate::stdio::Stdin;
 const WORDS_BYTES_MAX: u64 = 4096;
 /// How long a box may take to say what it found.
 const FOUND_WITHIN: Duration = Duration::from_secs(10);
+/// And its keeper, to say why nothing was found.
+const REASON_WITHIN: Duration = Duration::from_secs(1);
 
 /// An archive on its way.
 #[derive(Debug)]
@@ -146,15 +148,27 @@ fn finish_box(mut executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), 
     }
 }
 
-/// It may not have been started at all.
+/// It may not have been started at all: its streams are closed by then, and why
+/// is just about to be said.
 fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
-    match executed.next_event() {
-        Some(Event::Failed(error)) => error,
-        Some(_) | None => {
-            let message = format!("box {id} does not say what it found");
-            Error::new(ErrorKind::Failed, message).because(error)
+    let until = Instant::now() + REASON_WITHIN;
+    loop {
+        match executed.next_event() {
+            Some(Event::Failed(error)) => return error,
+            Some(Event::Started | Event::Terminal(_)) => continue,
+            Some(Event::Exited(_) | Event::TimedOut | Event::Gone) => break,
+            None => {}
         }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let events = PollFd::from_borrowed_fd(executed.events_fd(), PollFlags::IN);
+        // An interrupted wait is one more look.
+        poll(&mut [events], Some(&timespec(left))).ok();
     }
+    let message = format!("box {id} does not say what it found");
+    Error::new(ErrorKind::Failed, message).because(error)
 }
 
 /// The box's words, which may be anything.

@@ -333,6 +333,16 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot remove the record of box {id}");
     let boxes = openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()).doing(doing)?;
     let name = CString::new(id.as_str()).doing(doing)?;
+    // A life without an account looks like a damaged record, which nobody touches:
+    // whoever is killed in between must not leave that.
+    if let Ok(record) = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty()) {
+        for first in [LIFE, FILE] {
+            match unlinkat(&record, first, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno).doing(doing),
+            }
+        }
+    }
     tree::remove(boxes.as_fd(), &name).doing(doing)
 }
 

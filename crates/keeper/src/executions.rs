@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, WaitStatus};
 use tare_control::{
-    Exec, ExecStreams, Program, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
+    Exec, ExecStreams, LaunchStep, Program, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
 };
 use tare_kernel::clock::boot_ns;
 use tare_kernel::launch;
@@ -23,7 +23,7 @@ use crate::detached::Detached;
 use crate::family::Mark;
 use crate::setup::Failure;
 use crate::terminal;
-use crate::workload::{self, Birth, Marking, Streams};
+use crate::workload::{self, Birth, Streams};
 
 /// How many processes a keeper looks after for others at once.
 const EXECUTIONS_MAX: usize = 256;
@@ -245,18 +245,16 @@ fn begin(
     streams: Streams,
     around: &Surroundings<'_>,
 ) -> Result<(Pid, Option<Mark>), Report> {
-    let marking = match &program {
-        Program::Command(_) => Marking::Marked,
-        Program::Pack(_) | Program::Unpack(_) => Marking::Unmarked,
-    };
     let birth = Birth {
         workload,
         streams,
-        marking,
         cgroup: around.cgroup.map(AsFd::as_fd),
     };
     match program {
-        Program::Command(_) => workload::start(&birth).map(|pid| (pid, Mark::of(pid))),
+        Program::Command(_) => match Mark::during(|| workload::start(&birth)) {
+            Ok((started, mark)) => started.map(|pid| (pid, Some(mark))),
+            Err(error) => Err(workload::launch_failed((LaunchStep::Mark, error))),
+        },
         Program::Pack(path) => {
             workload::start_own(&birth, || copy::pack(&path)).map(|pid| (pid, None))
         }

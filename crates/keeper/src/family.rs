@@ -10,12 +10,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
-use rustix::process::Pid;
+use tare_kernel::launch;
 use tare_kernel::process::Process;
 
 /// A mark that a process and all its descendants bear.
@@ -27,15 +27,16 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Of a process that was born with one; `None` when it is gone already.
-    pub fn of(pid: Pid) -> Option<Self> {
-        let path = namespace(&PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero())));
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let pin = openat(CWD, path, flags, Mode::empty()).ok()?;
-        let inode = fstat(&pin).ok()?.st_ino;
-        // Our own would be everyone's.
-        let own = fs::metadata("/proc/self/ns/uts").ok()?.ino();
-        (inode != own).then_some(Self { inode, _pin: pin })
+    /// Whoever is started meanwhile is born with a new mark. It is on us before
+    /// there is anybody else, and not read from who bears it: that one may have
+    /// nothing left to read it from (its first thread has exited), and yet live.
+    pub fn during<T>(start: impl FnOnce() -> T) -> io::Result<(T, Self)> {
+        let (home, _) = own_namespace()?;
+        launch::own_hostname_namespace()?;
+        let started = own_namespace().map(|(pin, inode)| (start(), Self { inode, _pin: pin }));
+        // Our own mark would be everyone's.
+        launch::enter_hostname_namespace(home.as_fd())?;
+        started
     }
 
     /// SIGKILL to everyone who bears it; `true` when nobody did.
@@ -76,6 +77,14 @@ impl Mark {
             .filter_map(Result::ok)
             .any(|thread| inode(&thread.path()) == Some(self.inode))
     }
+}
+
+/// That of the keeper itself, and its number.
+fn own_namespace() -> io::Result<(OwnedFd, u64)> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let fd = openat(CWD, c"/proc/self/ns/uts", flags, Mode::empty())?;
+    let inode = fstat(&fd)?.st_ino;
+    Ok((fd, inode))
 }
 
 fn namespace(directory: &Path) -> PathBuf {

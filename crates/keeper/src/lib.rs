@@ -48,7 +48,7 @@ use supervise::{Deadlines, End, Supervisor};
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::launch;
 use terminal::Pair;
-use workload::{Birth, Marking, Streams};
+use workload::{Birth, Streams};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 256;
@@ -162,7 +162,6 @@ impl Ready {
         let birth = Birth {
             workload: &self.plan.workload,
             streams: self.streams,
-            marking: Marking::Unmarked,
             cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
         };
         let started = workload::start(&birth).and_then(|command| {

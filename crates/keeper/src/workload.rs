@@ -33,19 +33,11 @@ pub enum Streams {
     Given([OwnedFd; 3]),
 }
 
-/// Whether a process tree is to be known by a mark (see `family`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Marking {
-    Marked,
-    Unmarked,
-}
-
 /// Everything that a process is born with.
 #[derive(Debug)]
 pub struct Birth<'a> {
     pub workload: &'a Workload,
     pub streams: Streams,
-    pub marking: Marking,
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
@@ -57,6 +49,7 @@ struct Command<'a> {
     env: Vec<CString>,
     /// The paths to try, in order.
     candidates: Vec<CString>,
+    workdir: CString,
     program: Vec<Instruction>,
 }
 
@@ -79,8 +72,10 @@ pub fn start(birth: &Birth<'_>) -> Result<Pid, Report> {
 /// of the keeper's than a copy of its memory.
 pub fn start_own(birth: &Birth<'_>, own: impl FnOnce() -> u8) -> Result<Pid, Report> {
     let program = instructions(birth.workload);
+    let workdir = workdir(birth.workload)
+        .ok_or_else(|| launch_failed((LaunchStep::WorkingDirectory, Errno::INVAL.into())))?;
     launch::forked(birth.cgroup, || {
-        let confined = confine(birth, &program)
+        let confined = confine(birth, &workdir, &program)
             .and_then(|()| fds::close_from(3).map_err(|error| (LaunchStep::Session, error)));
         match confined {
             Ok(()) => own(),
@@ -94,7 +89,8 @@ pub fn start_own(birth: &Birth<'_>, own: impl FnOnce() -> u8) -> Result<Pid, Rep
 /// The exit code of a part of tare that must not run unconfined.
 const CANNOT_CONFINE: u8 = 125;
 
-fn launch_failed((step, error): LaunchFailure) -> Report {
+/// What is said about it.
+pub fn launch_failed((step, error): LaunchFailure) -> Report {
     let errno = error.raw_os_error().unwrap_or(0);
     Report::LaunchFailed { step, errno }
 }
@@ -118,6 +114,7 @@ impl<'a> Command<'a> {
         Some(Self {
             birth,
             candidates,
+            workdir: workdir(birth.workload)?,
             program: instructions(birth.workload),
             argv,
             env,
@@ -126,7 +123,7 @@ impl<'a> Command<'a> {
 
     /// In the child; returns only when something failed.
     fn execute(&self, vectors: &(Vector<'_>, Vector<'_>)) -> LaunchFailure {
-        match confine(self.birth, &self.program) {
+        match confine(self.birth, &self.workdir, &self.program) {
             Ok(()) => (LaunchStep::Exec, self.become_program(vectors)),
             Err(failure) => failure,
         }
@@ -149,15 +146,16 @@ impl<'a> Command<'a> {
 }
 
 /// In the child: from here on it can do nothing but what the plan says.
-fn confine(birth: &Birth<'_>, program: &[Instruction]) -> Result<(), LaunchFailure> {
+fn confine(
+    birth: &Birth<'_>,
+    workdir: &CStr,
+    program: &[Instruction],
+) -> Result<(), LaunchFailure> {
     let at = |step: LaunchStep| move |error: io::Error| (step, error);
-    if birth.marking == Marking::Marked {
-        launch::own_hostname_namespace().map_err(at(LaunchStep::Mark))?;
-    }
     new_session(&birth.streams).map_err(at(LaunchStep::Session))?;
     set_limits(birth.workload).map_err(at(LaunchStep::Limits))?;
     give_up_privileges(birth.workload).map_err(at(LaunchStep::Credentials))?;
-    enter_directory(birth.workload).map_err(at(LaunchStep::WorkingDirectory))?;
+    enter_directory(workdir).map_err(at(LaunchStep::WorkingDirectory))?;
     filter(birth.workload, program).map_err(at(LaunchStep::Seccomp))
 }
 
@@ -239,16 +237,23 @@ fn assume(identity: Identity) -> io::Result<()> {
 }
 
 /// As the user that the command runs as; magic links would lead out of the box.
-fn enter_directory(workload: &Workload) -> io::Result<()> {
+/// A C string: of anything else that is long a copy would be made, and a child
+/// that is killed meanwhile would have the lock of the keeper's memory.
+fn enter_directory(workdir: &CStr) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat2(
         CWD,
-        workload.workdir.as_slice(),
+        workdir,
         flags,
         Mode::empty(),
         ResolveFlags::NO_MAGICLINKS,
     )?;
     Ok(rustix::process::fchdir(directory)?)
+}
+
+/// `None` as above.
+fn workdir(workload: &Workload) -> Option<CString> {
+    CString::new(workload.workdir.as_slice()).ok()
 }
 
 /// As C strings.

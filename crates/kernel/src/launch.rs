@@ -3,32 +3,80 @@
 
 use std::ffi::{CStr, c_char};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::process::Pid;
-use rustix::thread::UnshareFlags;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+use crate::clock::{boot_ns, timespec};
 use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
 
 /// What the child may use of stack: it formats nothing and recurses nowhere.
 const STACK_BYTES: usize = 64 << 10;
+/// How long a child may take to become its program: the disk may be slow, but a
+/// keeper that waits keeps no deadline.
+const EXECUTES_WITHIN_NS: u64 = 5_000_000_000;
+/// How often somebody looks whether it was stopped.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Runs `child` in a new process that shares this one's memory, and returns
 /// when that has executed or ended. No page table is copied, and what the child
 /// writes to what it borrows is there afterwards. It is born in the cgroup v2
 /// directory `into`, or where its parent is.
+///
+/// The wait is not the kernel's own (`CLONE_VFORK`), which has no end: as soon as
+/// the child is somebody else, that one may stop it, and a frozen cgroup does. So
+/// a child that is stopped, or takes too long, is killed, and that is an error.
 pub fn until_exec<F: FnOnce()>(into: Option<BorrowedFd<'_>>, child: F) -> io::Result<Pid> {
     let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / size_of::<u128>());
     let mut child = Some(child);
+    let (done, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    // Nothing that the child places as its streams may be in its way.
+    let theirs = fcntl_dupfd_cloexec(theirs, 3)?;
     let arguments = libc::clone_args {
         stack: stack.as_mut_ptr() as u64,
         stack_size: STACK_BYTES as u64,
-        ..birth(into, libc::CLONE_VM | libc::CLONE_VFORK)
+        ..birth(into, libc::CLONE_VM)
     };
-    // SAFETY: CLONE_VFORK keeps us here until the child is done with the stack
-    // and the closure, and there is no other thread that could use either.
-    let pid = with_signals_blocked(|| unsafe { start(&arguments, &mut child) });
-    child_pid(pid)
+    // SAFETY: we stay here until the child is done with the stack and the closure,
+    // and there is no other thread that could use either. What we do meanwhile
+    // leaves alone what the child uses, `errno` included.
+    let pid = child_pid(with_signals_blocked(|| unsafe {
+        start(&arguments, &mut child)
+    }))?;
+    drop(theirs);
+    match has_executed(pid, &done) {
+        true => Ok(pid),
+        false => Err(Errno::INTR.into()),
+    }
+}
+
+/// Waits until `done` is closed at its other end: by `execve` or by the exit of
+/// the child, both of which leave our memory first. `false` when it was killed
+/// for not coming to either.
+fn has_executed(child: Pid, done: &OwnedFd) -> bool {
+    let until_ns = boot_ns().saturating_add(EXECUTES_WITHIN_NS);
+    let mut look_again = Some(timespec(LOOK_AGAIN));
+    loop {
+        let mut fds = [PollFd::new(done, PollFlags::IN)];
+        if let Ok(1..) = poll(&mut fds, look_again.as_ref()) {
+            return look_again.is_some();
+        }
+        if look_again.is_some() && (is_stopped(child) || boot_ns() >= until_ns) {
+            // It is our unreaped child: the number is its own.
+            kill_process(child, Signal::KILL).ok();
+            look_again = None;
+        }
+    }
+}
+
+fn is_stopped(child: Pid) -> bool {
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(child), options), Ok(Some(_)))
 }
 
 /// Runs `child` in a new process with a copy of this one's memory; what it
@@ -72,10 +120,11 @@ fn birth(into: Option<BorrowedFd<'_>>, flags: i32) -> libc::clone_args {
     }
 }
 
+/// `Pid` takes negative numbers as they come, and to `kill` those are groups.
 fn child_pid(result: isize) -> io::Result<Pid> {
-    match i32::try_from(result).ok().and_then(Pid::from_raw) {
-        Some(pid) => Ok(pid),
-        None => Err(io::Error::from_raw_os_error(-result as i32)),
+    match i32::try_from(result) {
+        Ok(pid @ 1..) => Pid::from_raw(pid).ok_or_else(|| Errno::INVAL.into()),
+        Ok(_) | Err(_) => Err(io::Error::from_raw_os_error(-result as i32)),
     }
 }
 
@@ -135,7 +184,7 @@ pub fn reset_signals() {
 }
 
 /// Blocks SIGCHLD and returns a descriptor that is readable when one is pending.
-pub fn child_signal() -> io::Result<std::os::fd::OwnedFd> {
+pub fn child_signal() -> io::Result<OwnedFd> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
@@ -149,7 +198,7 @@ pub fn child_signal() -> io::Result<std::os::fd::OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call above made this descriptor and nobody else has it.
-    Ok(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) })
+    Ok(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) })
 }
 
 /// Makes the terminal at `fd` the controlling one of this session.
@@ -201,6 +250,12 @@ pub fn own_cgroup_namespace() -> io::Result<()> {
 /// Moves into a copy of the namespace of the host's name.
 pub fn own_hostname_namespace() -> io::Result<()> {
     unshare(UnshareFlags::NEWUTS)
+}
+
+/// Moves back into one that this process was in before.
+pub fn enter_hostname_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
+    Ok(move_into_link_name_space(namespace, kind)?)
 }
 
 /// One of the namespaces above and no other.

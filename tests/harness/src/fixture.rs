@@ -12,13 +12,25 @@ use crate::temporary::TemporaryDirectory;
 
 /// Compiles a C program into `directory`; `None` when this host has no compiler.
 pub fn compiled(directory: &TemporaryDirectory, name: &str, source: &str) -> Option<PathBuf> {
+    compiled_with(directory, name, source, &["-pthread"])
+}
+
+/// The same with other flags.
+pub fn compiled_with(
+    directory: &TemporaryDirectory,
+    name: &str,
+    source: &str,
+    flags: &[&str],
+) -> Option<PathBuf> {
     if !has_program("gcc") {
         return None;
     }
     let program = directory.join(name);
     let file = directory.write(&format!("{name}.c"), source);
     let status = Command::new("gcc")
-        .args(["-O1", "-pthread", "-o"])
+        .arg("-O1")
+        .args(flags)
+        .arg("-o")
         .arg(&program)
         .arg(&file)
         .status()
