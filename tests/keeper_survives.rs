@@ -217,7 +217,6 @@ impl Random {
 fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
     let tare = tare!();
     let id = tare.idle_box();
-    tare.exec(&id, ["true"]).ok();
     let idle = tare.keeper_descriptors(&id);
     let mut random = Random::new();
     let script = "setsid sleep 1000 & head -c 3000000 /dev/zero; exec sleep 1000";
@@ -388,7 +387,6 @@ fn a_full_disk_has_no_room_for_another_box_and_leaves_nothing_of_it() {
 fn after_every_hostile_peer_the_box_answers_within_a_second() {
     let tare = tare!();
     let id = tare.idle_box();
-    tare.exec(&id, ["true"]).ok();
     let library = Library::open(&tare, &id);
     let keeper = tare.keeper(&id);
     let idle = tare.keeper_descriptors(&id);

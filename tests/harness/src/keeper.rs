@@ -4,14 +4,19 @@ use std::fs;
 
 use crate::snapshot::process::{Process, box_processes};
 use crate::tare::Tare;
+use crate::wait::eventually;
 
 impl Tare {
-    /// How many descriptors the keeper of the box has open.
+    /// How many descriptors the keeper of the box has open, once it has nothing to
+    /// do: whoever has ended may be a moment ahead of it.
     #[track_caller]
     pub fn keeper_descriptors(&self, id: &str) -> usize {
-        let directory = format!("/proc/{}/fd", self.keeper(id).pid);
-        let entries = fs::read_dir(directory).expect("the keeper is there and ours to look at");
-        entries.count()
+        let keeper = self.keeper(id).pid;
+        eventually("the keeper has nothing to do", || is_asleep(keeper));
+        let entries = fs::read_dir(format!("/proc/{keeper}/fd"));
+        entries
+            .expect("the keeper is there and ours to look at")
+            .count()
     }
 
     /// The memory that is the keeper's alone (`Anonymous` of proc_pid_smaps(5)).
@@ -33,4 +38,10 @@ impl Tare {
         all.retain(|one| one.pid_namespace == namespace);
         all
     }
+}
+
+fn is_asleep(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, fields)| fields.starts_with('S'))
 }
