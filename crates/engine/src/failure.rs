@@ -38,7 +38,7 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     };
     let doing = setup_message(step, &subject.escape_debug().to_string());
     let error = Error::new(kind, doing).because(io::Error::from_raw_os_error(errno));
-    match setup_hint(step) {
+    match setup_hint(step, errno) {
         Some(hint) => error.with_hint(hint),
         None => error,
     }
@@ -67,8 +67,14 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
     }
 }
 
-fn setup_hint(step: SetupStep) -> Option<&'static str> {
+/// How the keeper tells of a process that was stopped before it had executed.
+const EINTR: i32 = 4;
+
+fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
     match step {
+        SetupStep::Fork if errno == EINTR => {
+            Some("it was stopped on its way: does something in the box stop other processes?")
+        }
         SetupStep::Root => {
             Some("with --rootfs, what tare mounts on must be real directories, not symlinks")
         }
