@@ -3,7 +3,6 @@
 
 mod hostile;
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
@@ -13,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
-use tare_engine::spec::Terminal;
 use tare_engine::{BoxId, Engine, Event, ExecSpec, Exit, Stdin};
 use tare_harness::skip::is_root;
 use tare_harness::{Tare, eventually, skip, tare};
@@ -39,15 +37,7 @@ impl Library {
 
     #[track_caller]
     fn run(&self, command: &[&str]) -> u8 {
-        let spec = ExecSpec {
-            command: command.iter().map(OsString::from).collect(),
-            env: Vec::new(),
-            workdir: None,
-            user: None,
-            terminal: Terminal::Pipes,
-            timeout: None,
-            detached: false,
-        };
+        let spec = ExecSpec::of(command);
         let executed = self.engine.exec(&self.id, &spec, Stdin::Empty);
         let mut executed = executed.unwrap_or_else(|error| panic!("{error}"));
         loop {
@@ -141,15 +131,7 @@ fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
 }
 
 fn tare_refuses(library: &Library) {
-    let spec = ExecSpec {
-        command: vec![OsString::from("no-such-program")],
-        env: Vec::new(),
-        workdir: None,
-        user: None,
-        terminal: Terminal::Pipes,
-        timeout: None,
-        detached: false,
-    };
+    let spec = ExecSpec::of(["no-such-program"]);
     let executed = library.engine.exec(&library.id, &spec, Stdin::Empty);
     let mut executed = executed.unwrap_or_else(|error| panic!("{error}"));
     loop {

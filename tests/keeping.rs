@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use tare_harness::{Tare, TemporaryDirectory, skip, tare};
+use tare_harness::{Tare, TemporaryDirectory, skip, tare, unprivileged};
 
 const WRITES: &str = "mkdir -p deep/er; echo kept > deep/er/file; echo too > /tmp/other
 mkdir closed; echo x > closed/in; chmod 500 closed; ln -s /etc link; exit 3";
@@ -104,7 +104,7 @@ fn a_kept_scratch_space_has_the_size_that_was_asked_for() {
 
 #[test]
 fn without_privileges_it_is_kept_and_removed_all_the_same() {
-    let tare = tare!(unprivileged);
+    let tare = unprivileged!();
     let id = ended_box(&tare, &[]);
     assert!(kept(&tare, &id).join("work/deep/er/file").exists());
     tare.remove(&id);

@@ -5,25 +5,9 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tare_harness::{box_processes, eventually_within, skip, tare};
+use tare_harness::{box_processes, eventually_within, unprivileged};
 
 const SOON: Duration = Duration::from_secs(15);
-
-/// Whether this host lets users make user namespaces at all.
-fn user_namespaces_are_allowed() -> bool {
-    let allowed = |file: &str| fs::read_to_string(file).map_or(true, |text| text.trim() != "0");
-    allowed("/proc/sys/user/max_user_namespaces")
-        && allowed("/proc/sys/kernel/unprivileged_userns_clone")
-}
-
-macro_rules! unprivileged {
-    () => {{
-        if !user_namespaces_are_allowed() {
-            skip!("this host forbids user namespaces to users");
-        }
-        tare!(unprivileged)
-    }};
-}
 
 #[test]
 fn hello_from_a_box() {

@@ -1,28 +1,11 @@
 //! Boxes that live on, as a user without any privilege: the same commands, and
 //! the PID namespace of the keeper in place of cgroups.
 
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tare_harness::{Tare, TemporaryDirectory, box_processes, eventually, skip, tare};
-
-/// Whether this host lets users make user namespaces at all.
-fn user_namespaces_are_allowed() -> bool {
-    let allowed = |file: &str| fs::read_to_string(file).map_or(true, |text| text.trim() != "0");
-    allowed("/proc/sys/user/max_user_namespaces")
-        && allowed("/proc/sys/kernel/unprivileged_userns_clone")
-}
-
-macro_rules! unprivileged {
-    () => {{
-        if !user_namespaces_are_allowed() {
-            skip!("this host forbids user namespaces to users");
-        }
-        tare!(unprivileged)
-    }};
-}
+use tare_harness::{Tare, TemporaryDirectory, box_processes, eventually, unprivileged};
 
 #[track_caller]
 fn start(tare: &Tare, options: &[&str], script: &str) -> String {

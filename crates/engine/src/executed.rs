@@ -39,6 +39,19 @@ pub struct ExecSpec {
 }
 
 impl ExecSpec {
+    /// A command over pipes, all else as the box's own.
+    pub fn of<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            command: command.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            workdir: None,
+            user: None,
+            terminal: Terminal::Pipes,
+            timeout: None,
+            detached: false,
+        }
+    }
+
     fn streams(&self) -> ExecStreams {
         match (self.detached, self.terminal) {
             (true, _) => ExecStreams::Log,

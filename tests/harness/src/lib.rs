@@ -48,6 +48,18 @@ macro_rules! tare {
     };
 }
 
+/// The same for a test that is about that user: skips where the host lets no user
+/// make namespaces.
+#[macro_export]
+macro_rules! unprivileged {
+    () => {{
+        if !$crate::skip::user_namespaces_are_allowed() {
+            $crate::skip!("this host forbids user namespaces to users");
+        }
+        $crate::tare!(unprivileged)
+    }};
+}
+
 /// Ends the test aloud, for a reason that lies in the host and not in tare.
 #[macro_export]
 macro_rules! skip {

@@ -4,7 +4,7 @@
 //! (the test runner captures only what `eprintln!` writes) and a line in the file
 //! that `TARE_SKIPS` names, so that the check can count them.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
@@ -35,6 +35,13 @@ pub fn has_program(name: &str) -> bool {
     ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
         .iter()
         .any(|directory| Path::new(directory).join(name).exists())
+}
+
+/// Whether this host lets users make user namespaces at all.
+pub fn user_namespaces_are_allowed() -> bool {
+    let allowed = |file: &str| fs::read_to_string(file).map_or(true, |text| text.trim() != "0");
+    allowed("/proc/sys/user/max_user_namespaces")
+        && allowed("/proc/sys/kernel/unprivileged_userns_clone")
 }
 
 pub fn is_root() -> bool {

@@ -1,13 +1,11 @@
 //! exec as a library call: a program that has opened the engine once and asks
 //! for one process after another. No tare process is started for it.
 
-use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_engine::spec::Terminal;
 use tare_engine::{BoxId, Engine, Event, ExecSpec, Executed, Exit, Stdin};
 
 use super::super::RunOnce;
@@ -41,16 +39,7 @@ pub fn subject(
 }
 
 fn run(engine: &Engine, id: &BoxId, command: &[&str]) -> Result<u8, String> {
-    let spec = ExecSpec {
-        command: command.iter().map(OsString::from).collect(),
-        env: Vec::new(),
-        workdir: None,
-        user: None,
-        terminal: Terminal::Pipes,
-        timeout: None,
-        detached: false,
-    };
-    let executed = engine.exec(id, &spec, Stdin::Empty);
+    let executed = engine.exec(id, &ExecSpec::of(command), Stdin::Empty);
     exit_code(executed.map_err(|error| error.to_string())?)
 }
 
