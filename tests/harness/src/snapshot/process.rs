@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use super::Things;
-use super::cgroup::is_of_tare;
+use super::cgroup::{is_of_a_soak, is_of_tare};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -55,13 +55,16 @@ pub fn box_processes() -> Vec<Process> {
         .collect()
 }
 
-/// Every process on the host. One that ends while we look is left out.
+/// Every process on the host. One that ends while we look is left out, and so is
+/// a soak's where others share the host.
 pub fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
+    let is_shared = std::env::var_os("TARE_TESTS_SHARED_HOST").is_some();
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(read_process)
+        .filter(|process| !is_shared || !process.is_of_a_soak())
         .collect()
 }
 
@@ -87,6 +90,12 @@ impl Process {
 
     fn is_in_tare_cgroup(&self) -> bool {
         self.cgroups.iter().any(|path| is_of_tare(Path::new(path)))
+    }
+
+    fn is_of_a_soak(&self) -> bool {
+        self.cgroups
+            .iter()
+            .any(|path| is_of_a_soak(Path::new(path)))
     }
 
     fn is_compiler(&self) -> bool {
