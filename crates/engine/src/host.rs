@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::process::{getegid, geteuid};
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
-use tare_kernel::fds::read_text;
+use tare_kernel::fds::{read_list, read_text};
 
 use crate::holdings::cgroup::Meters;
 
@@ -64,6 +64,11 @@ fn read(path: &str) -> String {
     text.unwrap_or_default()
 }
 
+fn mount_table() -> String {
+    let table = File::open("/proc/self/mountinfo").and_then(|file| read_list(file.as_fd()));
+    table.unwrap_or_default()
+}
+
 /// A directory under which a box's cgroup directory is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupRoots {
@@ -80,7 +85,7 @@ impl CgroupRoots {
         let place = Path::new("/sys/fs/cgroup");
         Self::pure(place)
             .or_else(|| Self::hybrid(place))
-            .unwrap_or_else(|| Self::mounted(&hierarchies(&read("/proc/self/mountinfo"))))
+            .unwrap_or_else(|| Self::mounted(&hierarchies(&mount_table())))
     }
 
     /// One hierarchy at the place itself.

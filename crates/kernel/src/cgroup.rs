@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chownat, fchmod, fstatfs, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
-use crate::fds::read_text;
+use crate::fds::{read_list, read_text};
 use crate::process::Process;
 use crate::tree::subdirectories;
 
@@ -165,6 +165,13 @@ impl Cgroup {
         read_text(fd.as_fd())
     }
 
+    /// The text of a list that may be long.
+    pub fn read_list(&self, file: &str) -> io::Result<String> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = openat(&self.directory, file, flags, Mode::empty())?;
+        read_list(fd.as_fd())
+    }
+
     /// The number behind a key of a flat keyed file such as `cgroup.events`.
     pub fn read_key(&self, file: &str, key: &str) -> io::Result<Option<u64>> {
         Ok(keyed_number(&self.read(file)?, key))
@@ -234,14 +241,14 @@ fn kill_members(directory: BorrowedFd<'_>) -> io::Result<()> {
     let cgroup = Cgroup {
         directory: directory.try_clone_to_owned()?,
     };
-    let members = cgroup.read("cgroup.procs").unwrap_or_default();
+    let members = cgroup.read_list("cgroup.procs").unwrap_or_default();
     for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()) {
         let Ok(process) = Process::open(pid) else {
             continue;
         };
         // The pidfd pins the number: if it is still listed, it is a member.
         if cgroup
-            .read("cgroup.procs")?
+            .read_list("cgroup.procs")?
             .lines()
             .any(|line| line.parse() == Ok(pid))
         {

@@ -55,15 +55,26 @@ fn close_range(first: RawFd, flags: libc::c_uint) -> io::Result<()> {
     }
 }
 
-/// The text of a small file of the kernel's.
+/// The text of a small file of the kernel's, or of a file on a disk: one read is
+/// all it takes, because there less than was asked for is the end of it.
 pub fn read_text(file: BorrowedFd<'_>) -> io::Result<String> {
+    read_until(file, |length, asked| length < asked)
+}
+
+/// The text of a list of the kernel's, which may be long. The kernel hands out
+/// whole lines, at most a page of them at a time, so that any read may bring less
+/// than was asked for.
+pub fn read_list(file: BorrowedFd<'_>) -> io::Result<String> {
+    read_until(file, |length, _| length == 0)
+}
+
+fn read_until(file: BorrowedFd<'_>, is_last: fn(usize, usize) -> bool) -> io::Result<String> {
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
     while text.len() < TEXT_BYTES_MAX {
         let length = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer))?;
         text.extend_from_slice(&buffer[..length]);
-        // Of a file, less than was asked for is the end of it.
-        if length < buffer.len() {
+        if is_last(length, buffer.len()) {
             break;
         }
     }
@@ -139,4 +150,22 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
         bytes: received.bytes,
         fds,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_long_list_of_the_kernels_is_read_to_its_end() {
+        let file = File::open("/proc/self/smaps").unwrap();
+        let whole = read_list(file.as_fd()).unwrap();
+        assert!(whole.len() > 2 * 4096, "{}", whole.len());
+        assert!(
+            whole.lines().any(|line| line.ends_with("[stack]")),
+            "{whole}"
+        );
+    }
 }
