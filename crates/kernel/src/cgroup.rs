@@ -5,6 +5,8 @@
 //! system says that it is one: on hybrid hosts `/sys/fs/cgroup` is a writable
 //! tmpfs in which `mkdir` succeeds and means nothing.
 
+pub mod tree;
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tare_harness::skip;
+use tare_kernel::cgroup::tree::{self, Members};
 use tare_kernel::cgroup::{self, Cgroup, Version, hierarchies, kill_until_empty};
 
 const BOUND: Duration = Duration::from_secs(10);
@@ -102,4 +104,45 @@ fn nested_cgroups_are_emptied_and_removed_bottom_up() {
 #[test]
 fn removing_a_cgroup_that_is_already_gone_succeeds() {
     cgroup::remove(&PathBuf::from("/sys/fs/cgroup/tare-test-never-made")).unwrap();
+}
+
+/// A page of process numbers is about 700 of them.
+#[test]
+fn everyone_in_a_cgroup_and_below_is_found_however_many_they_are() {
+    let Some((path, cgroup)) = own_cgroup("members") else {
+        skip!("no cgroup v2 hierarchy that we may write");
+    };
+    let below = cgroup.make_below("below", None).unwrap();
+    let children = "import os, signal\n\
+        for _ in range(900):\n    if os.fork() == 0: signal.pause()\n\
+        print('ready', flush=True)\nsignal.pause()";
+    let mut many = start_in(&cgroup, children);
+    let mut one = start_in(
+        &below,
+        "print('ready', flush=True)\nimport signal; signal.pause()",
+    );
+    let root = fs::File::open(path.parent().unwrap()).unwrap();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let read = |usual| tree::read(root.as_fd(), name, usual, Members::Read).unwrap();
+    for usual in ["below", "other"] {
+        let found = read(usual);
+        assert_eq!(found.members.len(), 902);
+        assert!(found.members.contains(&i32::try_from(one.id()).unwrap()));
+        let paths: Vec<_> = found.directories.iter().map(|it| it.path.clone()).collect();
+        assert_eq!(
+            paths,
+            [PathBuf::from(name), PathBuf::from(name).join("below")]
+        );
+        assert_eq!(found.directories[0].inode, cgroup.inode().unwrap());
+    }
+    let id = below.inode().unwrap();
+    // Who may not open by handle is not told.
+    let has_id = || tree::has_id(root.as_fd(), id).ok();
+    assert_ne!(has_id(), Some(false));
+    assert!(kill_until_empty(&cgroup, BOUND).unwrap());
+    cgroup::remove(&path).unwrap();
+    assert_ne!(has_id(), Some(true));
+    assert_eq!(read("below").directories, []);
+    many.wait().unwrap();
+    one.wait().unwrap();
 }

@@ -1,0 +1,174 @@
+//! A cgroup with all that is below it, as it is now: which directories there are,
+//! and who is in them. Only reads.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use rustix::io::Errno;
+
+use crate::fds::{read_list, read_text};
+use crate::tree::subdirectories;
+
+/// What was found, the cgroup itself first.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct CgroupTree {
+    pub directories: Vec<CgroupDirectory>,
+    /// The processes in all of them; threads of the same are told once for each.
+    pub members: Vec<i32>,
+    /// Whether this is all of it.
+    pub complete: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct CgroupDirectory {
+    /// Below the root that was given.
+    pub path: PathBuf,
+    /// In v2 the kernel's own id of it.
+    pub inode: u64,
+}
+
+/// Who is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Members {
+    Read,
+    Leave,
+}
+
+/// Whoever may make cgroups may make many: more than so many nobody needs to be
+/// told, only that there are more.
+const DIRECTORIES_MAX: usize = 10_000;
+
+/// The cgroup `name` below an open root with all that is below it; nothing where
+/// it is absent. `usual` is the name of the directory that most have below
+/// them: no list has to be read for that one.
+pub fn read(
+    root: BorrowedFd<'_>,
+    name: &str,
+    usual: &str,
+    members: Members,
+) -> io::Result<CgroupTree> {
+    let mut tree = CgroupTree {
+        complete: true,
+        ..CgroupTree::default()
+    };
+    let mut pending = vec![PathBuf::from(name)];
+    while let Some(path) = pending.pop() {
+        if tree.directories.len() == DIRECTORIES_MAX {
+            tree.complete = false;
+            break;
+        }
+        // One that goes while we look is not there.
+        let Some((inode, below)) = look(root, &path)? else {
+            continue;
+        };
+        if members == Members::Read {
+            tree.members.extend(processes(root, &path)?);
+        }
+        match below {
+            0 => {}
+            1 if path == Path::new(name) && is_there(root, &path.join(usual)) => {
+                pending.push(path.join(usual));
+            }
+            _ => pending.extend(children(root, &path)),
+        }
+        tree.directories.push(CgroupDirectory { path, inode });
+    }
+    Ok(tree)
+}
+
+/// The inode of a directory, and how many are in it: its links beside the two
+/// that every directory has.
+fn look(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<(u64, u64)>> {
+    match statat(root, path, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some((stat.st_ino, stat.st_nlink.saturating_sub(2)))),
+        Err(Errno::NOENT | Errno::NODEV) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn is_there(root: BorrowedFd<'_>, path: &Path) -> bool {
+    statat(root, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+fn children(root: BorrowedFd<'_>, path: &Path) -> Vec<PathBuf> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(root, path, flags, Mode::empty()).map_err(io::Error::from);
+    let names = opened.and_then(|directory| subdirectories(directory.as_fd()));
+    let names = names.unwrap_or_default().into_iter();
+    names
+        .map(|name| path.join(std::ffi::OsStr::from_bytes(name.as_bytes())))
+        .collect()
+}
+
+/// A process that we cannot see, because it is in no PID namespace of ours, is
+/// told as 0. A threaded cgroup has none of its own; who they are is told above.
+fn processes(root: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<i32>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = match openat(root, path.join("cgroup.procs"), flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NODEV) => return Ok(Vec::new()),
+        Err(errno) => return Err(errno.into()),
+    };
+    match read_list(file.as_fd()) {
+        Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).collect()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EOPNOTSUPP)) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a v2 cgroup of this id is there; one that was removed is not, whoever
+/// still refers to it. `root` is an open directory of the hierarchy. It takes the
+/// right to open by handle, without which this is an error.
+pub fn has_id(root: BorrowedFd<'_>, id: u64) -> io::Result<bool> {
+    let handle = Handle {
+        bytes: 8,
+        kind: KERNFS_HANDLE,
+        id,
+    };
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    // SAFETY: reads the 16 bytes of `handle`, whose first field says that eight
+    // follow the header; returns a new descriptor, or an error.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            root.as_raw_fd(),
+            &raw const handle,
+            flags,
+        )
+    };
+    if result >= 0 {
+        // SAFETY: it was just opened for us, and nobody else has its number.
+        drop(unsafe { OwnedFd::from_raw_fd(result as i32) });
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ESTALE) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// `struct file_handle` of linux/fs.h with the id of a file of kernfs.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    id: u64,
+}
+
+/// `FILEID_KERNFS` of linux/exportfs.h.
+const KERNFS_HANDLE: i32 = 0xfe;
+
+/// The number of cgroups in the hierarchy that were removed and that the kernel
+/// has not freed yet, whoever they were; `None` where it does not say.
+pub fn dying(root: BorrowedFd<'_>) -> Option<u64> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat(root, c"cgroup.stat", flags, Mode::empty()).ok()?;
+    super::keyed_number(&read_text(file.as_fd()).ok()?, "nr_dying_descendants")
+}

@@ -1,0 +1,202 @@
+//! What processes have open, by kind.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+
+use rustix::fs::{AtFlags, Dir, Mode, openat, readlinkat, statat};
+
+use super::{DIRECTORY, Look, ShownProcess};
+
+/// What a descriptor is open on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DescriptorKind {
+    /// A file, directory or device: whatever has a path.
+    File,
+    Pipe,
+    Socket,
+    /// Memory with a descriptor of its own.
+    Memfd,
+    Epoll,
+    Eventfd,
+    Inotify,
+    IoUring,
+    Namespace,
+    Pidfd,
+    Signalfd,
+    Timerfd,
+    Other,
+}
+
+impl DescriptorKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Pipe => "pipe",
+            Self::Socket => "socket",
+            Self::Memfd => "memfd",
+            Self::Epoll => "epoll",
+            Self::Eventfd => "eventfd",
+            Self::Inotify => "inotify",
+            Self::IoUring => "io_uring",
+            Self::Namespace => "namespace",
+            Self::Pidfd => "pidfd",
+            Self::Signalfd => "signalfd",
+            Self::Timerfd => "timerfd",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// The descriptors of one process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    pub kinds: BTreeMap<DescriptorKind, u64>,
+    /// The inodes of its sockets.
+    pub sockets: Vec<u64>,
+}
+
+impl Descriptors {
+    pub fn total(&self) -> u64 {
+        self.kinds.values().sum()
+    }
+}
+
+impl ShownProcess<'_> {
+    /// How many descriptors it has open. Where the size of the directory says
+    /// so, everybody may know.
+    pub fn descriptor_count(&self) -> Look<u64> {
+        if self.procfs.counts_descriptors {
+            let stat = statat(&self.directory, c"fd", AtFlags::empty());
+            return Look::of(stat).map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
+        }
+        Look::of(openat(&self.directory, c"fd", DIRECTORY, Mode::empty()))
+            .and_then(|directory| Look::of(Dir::read_from(&directory)))
+            .map(|entries| entries.filter_map(Result::ok).filter(is_number).count() as u64)
+    }
+
+    /// What it has open. The links are read, never followed: a file system with
+    /// a server in the box could make whoever asks it for anything wait.
+    pub fn descriptors(&self) -> Look<Descriptors> {
+        let opened = openat(&self.directory, c"fd", DIRECTORY, Mode::empty());
+        Look::of(opened).and_then(|directory| {
+            let entries = match Dir::read_from(&directory) {
+                Ok(entries) => entries,
+                Err(errno) => return Look::of(Err(errno)),
+            };
+            let mut found = Descriptors::default();
+            let mut buffer = Vec::with_capacity(LINK_BYTES);
+            for entry in entries.filter_map(Result::ok).filter(is_number) {
+                buffer.clear();
+                // One that was closed meanwhile is none.
+                if let Ok(target) = readlinkat(&directory, entry.file_name(), buffer) {
+                    found.note(target.as_bytes());
+                    buffer = target.into_bytes();
+                } else {
+                    buffer = Vec::with_capacity(LINK_BYTES);
+                }
+            }
+            Look::Seen(found)
+        })
+    }
+}
+
+/// Most targets are shorter.
+const LINK_BYTES: usize = 256;
+
+fn is_number(entry: &rustix::fs::DirEntry) -> bool {
+    let name: &CStr = entry.file_name();
+    name.to_bytes().iter().all(u8::is_ascii_digit)
+}
+
+impl Descriptors {
+    fn note(&mut self, target: &[u8]) {
+        let (kind, socket) = kind(target);
+        *self.kinds.entry(kind).or_default() += 1;
+        self.sockets.extend(socket);
+    }
+}
+
+/// By the target of its link, and the inode if it is a socket (proc_pid_fd(5)).
+/// A path begins with `/`; what does not is the kernel's own word.
+fn kind(target: &[u8]) -> (DescriptorKind, Option<u64>) {
+    if target.starts_with(b"/memfd:") {
+        return (DescriptorKind::Memfd, None);
+    }
+    if target.starts_with(b"/") {
+        return (DescriptorKind::File, None);
+    }
+    let text = String::from_utf8_lossy(target);
+    let Some((class, rest)) = text.split_once(':') else {
+        return (DescriptorKind::Other, None);
+    };
+    let inside = rest.trim_start_matches('[').trim_end_matches(']');
+    let kind = match class {
+        "pipe" => DescriptorKind::Pipe,
+        "socket" => return (DescriptorKind::Socket, inside.parse().ok()),
+        "cgroup" | "ipc" | "mnt" | "net" | "pid" | "time" | "user" | "uts" => {
+            DescriptorKind::Namespace
+        }
+        "anon_inode" => anonymous(inside),
+        _ => DescriptorKind::Other,
+    };
+    (kind, None)
+}
+
+fn anonymous(name: &str) -> DescriptorKind {
+    match name {
+        "eventfd" => DescriptorKind::Eventfd,
+        "eventpoll" => DescriptorKind::Epoll,
+        // Since Linux 6.19 it is written as others are.
+        "inotify" => DescriptorKind::Inotify,
+        "io_uring" => DescriptorKind::IoUring,
+        // On a file system of their own since Linux 6.9.
+        "pidfd" => DescriptorKind::Pidfd,
+        "signalfd" => DescriptorKind::Signalfd,
+        "timerfd" => DescriptorKind::Timerfd,
+        _ => DescriptorKind::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Procfs;
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_known_by_its_link() {
+        for (target, expected) in [
+            ("/dev/null", DescriptorKind::File),
+            ("/a:b", DescriptorKind::File),
+            ("/memfd:x (deleted)", DescriptorKind::Memfd),
+            ("pipe:[12]", DescriptorKind::Pipe),
+            ("anon_inode:[eventpoll]", DescriptorKind::Epoll),
+            ("anon_inode:inotify", DescriptorKind::Inotify),
+            ("anon_inode:[pidfd]", DescriptorKind::Pidfd),
+            ("anon_inode:\u{1b}[2J", DescriptorKind::Other),
+            ("net:[4026531833]", DescriptorKind::Namespace),
+            ("nonsense", DescriptorKind::Other),
+        ] {
+            assert_eq!(kind(target.as_bytes()), (expected, None), "{target}");
+        }
+        assert_eq!(kind(b"socket:[77]"), (DescriptorKind::Socket, Some(77)));
+    }
+
+    #[test]
+    fn our_own_are_counted_and_told_apart() {
+        let procfs = Procfs::open().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let shown = procfs.process(own).seen().unwrap();
+        let of = |kind| {
+            let found = shown.descriptors().seen().unwrap();
+            found.kinds.get(&kind).copied().unwrap_or(0)
+        };
+        let pipes = of(DescriptorKind::Pipe);
+        let pair = std::io::pipe().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(of(DescriptorKind::Pipe) >= pipes + 2);
+        let inode = super::super::inode(&listener).unwrap();
+        assert!(shown.descriptors().seen().unwrap().sockets.contains(&inode));
+        assert!(shown.descriptor_count().seen().unwrap() >= 3);
+        drop((pair, listener));
+    }
+}
