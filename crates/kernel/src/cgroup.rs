@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::fds::{read_list, read_text};
 use crate::process::Process;
+use crate::step::step;
 use crate::tree::subdirectories;
 
 /// `statfs` magic of cgroup v2.
@@ -97,14 +98,16 @@ pub struct Cgroup {
 impl Cgroup {
     /// Makes the directory; it must not exist.
     pub fn create(path: &Path) -> io::Result<Self> {
-        mkdirat(CWD, path, Mode::from_raw_mode(0o755))?;
+        step("cgroup made", || {
+            mkdirat(CWD, path, Mode::from_raw_mode(0o755))
+        })?;
         Self::open(path)
     }
 
     /// Opens it, if it is what it should be.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(CWD, path, flags, Mode::empty())?;
+        let directory = step("cgroup opened", || openat(CWD, path, flags, Mode::empty()))?;
         match version(fstatfs(&directory)?.f_type as u64) {
             Some(_) => Ok(Self { directory }),
             None => Err(io::Error::other("not a cgroup file system")),
@@ -115,23 +118,26 @@ impl Cgroup {
     /// processes from here to there: what the kernel asks for is the right to
     /// write both membership files (cgroup-v2.rst, "Delegation").
     pub fn make_below(&self, name: &str, uid: Option<u32>) -> io::Result<Self> {
-        mkdirat(&self.directory, name, Mode::from_raw_mode(0o755))?;
+        step("cgroup made below", || {
+            mkdirat(&self.directory, name, Mode::from_raw_mode(0o755))
+        })?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let below = Self {
-            directory: openat(&self.directory, name, flags, Mode::empty())?,
+            directory: step("cgroup below opened", || {
+                openat(&self.directory, name, flags, Mode::empty())
+            })?,
         };
         if let Some(uid) = uid {
             let uid = Some(rustix::fs::Uid::from_raw(uid));
-            for directory in [&self.directory, &below.directory] {
-                chownat(directory, "cgroup.procs", uid, None, AtFlags::empty())?;
+            for (directory, file) in [
+                (&self.directory, "cgroup.procs"),
+                (&below.directory, "cgroup.procs"),
+                (&below.directory, "cgroup.freeze"),
+            ] {
+                step("cgroup file given away", || {
+                    chownat(directory, file, uid, None, AtFlags::empty())
+                })?;
             }
-            chownat(
-                &below.directory,
-                "cgroup.freeze",
-                uid,
-                None,
-                AtFlags::empty(),
-            )?;
             // It must be able to find that file, whatever our umask is.
             fchmod(&below.directory, Mode::from_raw_mode(0o755))?;
         }
@@ -155,15 +161,19 @@ impl Cgroup {
 
     pub fn write(&self, file: &str, value: &str) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let fd = openat(&self.directory, file, flags, Mode::empty())?;
-        rustix::io::write(&fd, value.as_bytes())?;
-        Ok(())
+        step("cgroup file written", || {
+            let fd = openat(&self.directory, file, flags, Mode::empty())?;
+            rustix::io::write(&fd, value.as_bytes()).map(drop)
+        })
+        .map_err(io::Error::from)
     }
 
     /// The text of a small file.
     pub fn read(&self, file: &str) -> io::Result<String> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd = openat(&self.directory, file, flags, Mode::empty())?;
+        let fd = step("cgroup file opened", || {
+            openat(&self.directory, file, flags, Mode::empty())
+        })?;
         read_text(fd.as_fd())
     }
 
@@ -182,7 +192,8 @@ impl Cgroup {
     /// The v1 `tasks` file, for a single thread to write itself in.
     pub fn tasks(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        Ok(openat(&self.directory, "tasks", flags, Mode::empty())?)
+        let open = || openat(&self.directory, "tasks", flags, Mode::empty());
+        Ok(step("cgroup tasks opened", open)?)
     }
 
     /// Whether any process, zombies apart, is in it or below it.
@@ -274,7 +285,8 @@ pub fn remove(path: &Path) -> io::Result<()> {
 }
 
 fn remove_at(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
-    match unlinkat(parent, name, AtFlags::REMOVEDIR) {
+    let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
+    match step("cgroup removed", remove) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::BUSY) => {}
         Err(errno) => return Err(errno.into()),
@@ -284,7 +296,7 @@ fn remove_at(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
     for below in subdirectories(directory.as_fd())? {
         remove_at(directory.as_fd(), &below)?;
     }
-    Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+    Ok(step("emptied cgroup removed", remove)?)
 }
 
 #[cfg(test)]

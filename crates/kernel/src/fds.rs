@@ -10,6 +10,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::step::step;
+
 /// Takes over a descriptor that this process was born with. Each number may be
 /// taken once; a number that is not open is an error.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
@@ -95,14 +97,17 @@ pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
         l_pid: 0,
     };
     // SAFETY: F_OFD_SETLK reads the live `lock` and writes nothing.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if result == 0 {
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(error),
+    let set = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    let claimed = step("byte claimed", || match set() {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    });
+    match claimed {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+            _ => Err(error),
+        },
     }
 }
 
@@ -121,7 +126,8 @@ pub fn send_with(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let bytes = [IoSlice::new(bytes)];
-    Ok(sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?)
+    let send = || sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL);
+    Ok(step("message sent", send)?)
 }
 
 /// What one read of a stream socket gave.

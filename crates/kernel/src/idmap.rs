@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::process::Process;
+use crate::step::{once, step};
 
 /// `count` ids from `inside` on are `outside` on in the parent namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +43,12 @@ pub fn write_maps(
     let pid = child.pid();
     let write = |name: &str, text: &str| -> io::Result<()> {
         let path = format!("/proc/{pid}/{name}");
-        File::options()
-            .write(true)
-            .open(path)?
-            .write_all(text.as_bytes())
+        step("id map written", || {
+            File::options()
+                .write(true)
+                .open(&path)?
+                .write_all(text.as_bytes())
+        })
     };
     if groups == SetGroups::Denied {
         write("setgroups", "deny")?;
@@ -57,7 +60,7 @@ pub fn write_maps(
 /// A user namespace that nobody lives in, to hang an id-mapped mount on. It
 /// lives as long as the descriptor or the mount.
 pub fn carrier(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
-    let child = paused_child()?;
+    let child = once("carrier of a map born", paused_child)?;
     let made = write_maps(&child, uids, gids, SetGroups::Allowed).and_then(|()| {
         let path = format!("/proc/{}/ns/user", child.pid());
         Ok(openat(

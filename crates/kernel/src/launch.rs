@@ -14,6 +14,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use crate::clock::{boot_ns, timespec};
 use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
+use crate::step::{once, step};
 
 /// What the child may use of stack: it formats nothing and recurses nowhere.
 const STACK_BYTES: usize = 64 << 10;
@@ -34,7 +35,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub fn until_exec<F: FnOnce()>(into: Option<BorrowedFd<'_>>, child: F) -> io::Result<Pid> {
     let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / size_of::<u128>());
     let mut child = Some(child);
-    let (done, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (done, theirs) = step("pipe of a birth made", || pipe_with(PipeFlags::CLOEXEC))?;
     // Nothing that the child places as its streams may be in its way.
     let theirs = fcntl_dupfd_cloexec(theirs, 3)?;
     let arguments = libc::clone_args {
@@ -45,9 +46,8 @@ pub fn until_exec<F: FnOnce()>(into: Option<BorrowedFd<'_>>, child: F) -> io::Re
     // SAFETY: we stay here until the child is done with the stack and the closure,
     // and there is no other thread that could use either. What we do meanwhile
     // leaves alone what the child uses, `errno` included.
-    let pid = child_pid(with_signals_blocked(|| unsafe {
-        start(&arguments, &mut child)
-    }))?;
+    let bear = || unsafe { start(&arguments, &mut child) };
+    let pid = once("program born", || child_pid(with_signals_blocked(bear)))?;
     drop(theirs);
     match has_executed(pid, &done) {
         true => Ok(pid),
@@ -86,8 +86,8 @@ pub fn forked<F: FnOnce() -> u8>(into: Option<BorrowedFd<'_>>, child: F) -> io::
     let arguments = birth(into, 0);
     // SAFETY: no stack is named, so the child goes on with its own copy of ours,
     // on which it finds its copy of the closure.
-    let pid = with_signals_blocked(|| unsafe { start(&arguments, &mut child) });
-    child_pid(pid)
+    let bear = || unsafe { start(&arguments, &mut child) };
+    once("copy born", || child_pid(with_signals_blocked(bear)))
 }
 
 /// # Safety
@@ -255,12 +255,14 @@ pub fn own_hostname_namespace() -> io::Result<()> {
 /// Moves back into one that this process was in before.
 pub fn enter_hostname_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
     let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
-    Ok(move_into_link_name_space(namespace, kind)?)
+    let enter = || move_into_link_name_space(namespace, kind);
+    Ok(step("namespace entered", enter)?)
 }
 
 /// One of the namespaces above and no other.
 fn unshare(namespace: UnshareFlags) -> io::Result<()> {
     // SAFETY: unsharing one of these changes no memory, descriptor or identity
     // of this process.
-    Ok(unsafe { rustix::thread::unshare_unsafe(namespace) }?)
+    let unshare = || unsafe { rustix::thread::unshare_unsafe(namespace) };
+    Ok(step("namespace made", unshare)?)
 }

@@ -21,6 +21,7 @@ pub mod seccomp;
 pub mod signals;
 pub mod sockets;
 pub mod spawn;
+pub mod step;
 pub mod tree;
 pub mod usage;
 pub mod watch;

@@ -14,6 +14,8 @@ use rustix::mount::{
 
 pub use rustix::mount::MountAttrFlags as Attributes;
 
+use crate::step::step;
+
 /// No set-user-id, no devices: what every mount but `/dev` has.
 pub const NOSUID_NODEV: Attributes =
     Attributes::MOUNT_ATTR_NOSUID.union(Attributes::MOUNT_ATTR_NODEV);
@@ -36,6 +38,16 @@ struct MountAttr {
 
 /// A new file system, mounted nowhere yet. Options are `key=value`, or a bare key.
 pub fn filesystem(
+    kind: &CStr,
+    options: &[(&str, &str)],
+    attributes: Attributes,
+) -> io::Result<OwnedFd> {
+    step("file system made", || {
+        make_filesystem(kind, options, attributes)
+    })
+}
+
+fn make_filesystem(
     kind: &CStr,
     options: &[(&str, &str)],
     attributes: Attributes,
@@ -66,41 +78,38 @@ pub fn detached_copy(directory: BorrowedFd<'_>, path: &CStr, reach: Reach) -> io
         Reach::One => OpenTreeFlags::empty(),
         Reach::Recursive => OpenTreeFlags::AT_RECURSIVE,
     };
-    Ok(open_tree(directory, path, flags | recursive)?)
+    let copy = || open_tree(directory, path, flags | recursive);
+    Ok(step("mount copied", copy)?)
 }
 
 /// Attaches a detached mount at a path beneath `directory` (an empty path: at
 /// the open directory or file itself).
 pub fn attach(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    Ok(move_mount(mount, c"", directory, path, flags)?)
+    let attach = || move_mount(mount, c"", directory, path, flags);
+    Ok(step("mount attached", attach)?)
 }
 
 /// Attaches a detached mount on top of the root directory: out of everyone's
 /// way, reachable through its descriptor only.
 pub fn attach_over_root(mount: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(move_mount(
-        mount,
-        c"",
-        CWD,
-        c"/",
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )?)
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    let attach = || move_mount(mount, c"", CWD, c"/", flags);
+    Ok(step("mount attached over the root", attach)?)
 }
 
 /// Lets go of what is mounted at a path, whoever still uses it; never through a
 /// link.
 pub fn detach(path: &std::path::Path) -> io::Result<()> {
-    Ok(unmount(
-        path,
-        UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
-    )?)
+    let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    Ok(step("mount let go of", || unmount(path, flags))?)
 }
 
 /// The host's `source` seen at `target` as well, mounts below it included; the
 /// target is relative to the current directory.
 pub fn bind(source: &CStr, target: &CStr) -> io::Result<()> {
-    Ok(mount_bind_recursive(source, target)?)
+    let bind = || mount_bind_recursive(source, target);
+    Ok(step("mount bound", bind)?)
 }
 
 /// Adds attributes to a mount.
@@ -135,7 +144,7 @@ fn set_attributes(mount: BorrowedFd<'_>, attr: &MountAttr, reach: Reach) -> io::
     };
     // SAFETY: the kernel reads `size_of::<MountAttr>()` bytes of the live `attr`
     // and an empty path, whose flag says that the descriptor itself is meant.
-    let result = unsafe {
+    let set = || unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
@@ -145,23 +154,22 @@ fn set_attributes(mount: BorrowedFd<'_>, attr: &MountAttr, reach: Reach) -> io::
             size_of::<MountAttr>(),
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    step("mount's attributes set", || match set() {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    })
 }
 
 /// Nothing mounted here is seen elsewhere, and nothing from elsewhere here.
 pub fn make_everything_private() -> io::Result<()> {
     let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    Ok(mount_change(c"/", flags)?)
+    Ok(step("mounts made private", || mount_change(c"/", flags))?)
 }
 
 /// What the host mounts later still appears here, nothing goes back.
 pub fn make_everything_follow() -> io::Result<()> {
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    Ok(mount_change(c"/", flags)?)
+    Ok(step("mounts made to follow", || mount_change(c"/", flags))?)
 }
 
 /// What may be mounted over the old root; each takes one unmount.
@@ -170,7 +178,7 @@ const STACKED_MAX: usize = 64;
 /// Makes `root` the root directory and lets the old one go, for good.
 pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(root)?;
-    rustix::process::pivot_root(c".", c".")?;
+    step("root changed", || rustix::process::pivot_root(c".", c"."))?;
     // The old root now lies on top of the new one, and on top of it whatever was
     // mounted over it. Each unmount takes away the topmost, with all below it in
     // the tree; what stayed could be reached as `/..`.

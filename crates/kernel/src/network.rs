@@ -18,6 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::process::Process;
 use crate::raw::{clone3, syscall, with_signals_blocked};
+use crate::step::{once, step};
 
 /// A namespace in the making. Dropped early, it is left to its maker.
 #[derive(Debug)]
@@ -66,10 +67,11 @@ pub fn prepare() -> io::Result<Preparing> {
     let argument = (&raw mut *shared).cast();
     // SAFETY: stack and result live in `shared`, which is only freed once the
     // maker was seen dead.
-    let pid = with_signals_blocked(|| unsafe { clone3(&arguments, make, argument) });
-    if pid < 0 {
-        return Err(io::Error::from_raw_os_error(-pid as i32));
-    }
+    let bear = || with_signals_blocked(|| unsafe { clone3(&arguments, make, argument) });
+    let pid = once("maker of a network born", || match bear() {
+        pid @ 0.. => Ok(pid),
+        errno => Err(io::Error::from_raw_os_error(-errno as i32)),
+    })?;
     // SAFETY: clone3 succeeded with CLONE_PIDFD: a new descriptor, ours alone.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Preparing {
@@ -92,7 +94,8 @@ impl Preparing {
         // SAFETY: the maker opened it for us and is gone.
         let namespace = unsafe { OwnedFd::from_raw_fd(result) };
         let network = Some(LinkNameSpaceType::Network);
-        Ok(move_into_link_name_space(namespace.as_fd(), network)?)
+        let enter = || move_into_link_name_space(namespace.as_fd(), network);
+        Ok(step("network entered", enter)?)
     }
 }
 

@@ -6,9 +6,12 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 
 use crate::clock::timespec;
+use crate::step::step;
 
 /// `statfs` magic of pidfs.
 const PIDFS_MAGIC: u64 = 0x5049_4446;
@@ -36,7 +39,7 @@ impl Process {
     /// meant, the caller checks afterwards while the pidfd is held.
     pub fn open(pid: i32) -> io::Result<Self> {
         let number = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        let pidfd = rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty())?;
+        let pidfd = step("process opened", || pidfd_open(number, PidfdFlags::empty()))?;
         Ok(Self { pidfd, pid })
     }
 
@@ -112,7 +115,9 @@ impl Process {
 
     /// SIGKILL; a process that is already dead is as wanted.
     pub fn kill(&self) -> io::Result<()> {
-        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+        match step("process killed", || {
+            pidfd_send_signal(&self.pidfd, Signal::KILL)
+        }) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -121,7 +126,9 @@ impl Process {
     /// Whether it was seen dead within the time.
     pub fn wait_dead(&self, bound: Duration) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match poll(&mut fds, Some(&timespec(bound))) {
+        match step("process waited for", || {
+            poll(&mut fds, Some(&timespec(bound)))
+        }) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),
@@ -131,7 +138,9 @@ impl Process {
     /// Reaps a child that is dead; `None` while it lives or when it is not ours.
     pub fn reap(&self) -> io::Result<Option<Status>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+        match step("process reaped", || {
+            waitid(WaitId::PidFd(self.pidfd.as_fd()), options)
+        }) {
             Ok(Some(status)) => Ok(Some(match status.exit_status() {
                 Some(code) => Status::Exited(code),
                 None => Status::Signaled(status.terminating_signal().unwrap_or(0)),

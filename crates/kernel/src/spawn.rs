@@ -18,6 +18,7 @@ use std::time::Duration;
 use crate::effective::as_user;
 use crate::process::Process;
 use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
+use crate::step::{handed_down, once, step};
 
 /// Namespaces that a child is born into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,12 +103,13 @@ struct Order {
     join: Vec<RawFd>,
     executable: RawFd,
     argv: Vec<*const c_char>,
-    environ: [*const c_char; 1],
+    environ: Vec<*const c_char>,
     descriptors: Vec<RawFd>,
     privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,
     _arguments: Vec<CString>,
+    _environment: Vec<CString>,
 }
 
 /// The child's stack: it calls nothing deep.
@@ -150,7 +152,7 @@ impl Newborn {
     /// Lets the child go on to execute. One that was killed meanwhile cannot be
     /// told; whoever waits for it will see that.
     pub fn go(self) -> Spawned {
-        rustix::io::write(&self.go, b"g").ok();
+        step("go", || rustix::io::write(&self.go, b"g")).ok();
         self.spawned
     }
 }
@@ -187,25 +189,29 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
         .map(|one| CString::from(*one))
         .collect();
     let pointers = arguments.iter().map(|one| one.as_ptr());
+    let environment = handed_down();
+    let environ = environment.iter().map(|one| one.as_ptr());
     let order = Box::new(Order {
         go_read: go_read.as_raw_fd(),
         go_write: go_write.as_raw_fd(),
         join: birth.join.iter().map(AsRawFd::as_raw_fd).collect(),
         executable: birth.executable.as_raw_fd(),
         argv: pointers.chain([ptr::null()]).collect(),
-        environ: [ptr::null()],
+        environ: environ.chain([ptr::null()]).collect(),
         descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
         privilege: birth.privilege,
         failure: AtomicU32::new(0),
         _arguments: arguments,
+        _environment: environment,
     });
     let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
-    let process = with_signals_blocked(|| match birth.privilege {
+    let bear = || match birth.privilege {
         Privilege::BecomeRoot { owner } => {
             as_user(owner, || clone_child(birth, &order, &mut stack))
         }
         Privilege::Unchanged | Privilege::Ambient => clone_child(birth, &order, &mut stack),
-    })?;
+    };
+    let process = once("process born", || with_signals_blocked(bear))?;
     Ok(Newborn {
         go: go_write,
         spawned: Spawned {

@@ -10,6 +10,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::step::step;
+
 /// Records are shallow; anything deeper is not one of ours.
 const DEPTH_MAX: usize = 8;
 
@@ -19,7 +21,7 @@ pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
 }
 
 fn remove_at_depth(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Result<()> {
-    match unlinkat(parent, name, AtFlags::empty()) {
+    match step("file removed", || unlinkat(parent, name, AtFlags::empty())) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(errno) => return Err(errno.into()),
@@ -39,7 +41,9 @@ fn remove_at_depth(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Res
             remove_at_depth(directory.as_fd(), entry.file_name(), depth - 1)?;
         }
     }
-    match unlinkat(parent, name, AtFlags::REMOVEDIR) {
+    match step("directory removed", || {
+        unlinkat(parent, name, AtFlags::REMOVEDIR)
+    }) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
@@ -59,7 +63,8 @@ pub fn remove_deep(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let top = open_for_removal(parent, name)?;
     let mut moved = 0;
     while flatten(top.as_fd(), &mut moved)? {}
-    Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+    let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
+    Ok(step("deep directory removed", remove)?)
 }
 
 /// Removes all that is at the top, but for the directories beneath, which then
