@@ -13,6 +13,7 @@ use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
+use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
@@ -95,7 +96,8 @@ pub fn bear(
     map: IdMap,
     inheritance: &Inheritance<'_>,
 ) -> Result<Waiting, Unmade> {
-    let (control, theirs) = UnixStream::pair().doing(|| "cannot make a control socket".into())?;
+    let (control, theirs) = step("control socket made", UnixStream::pair)
+        .doing(|| "cannot make a control socket".into())?;
     let program = program(host).doing(|| "cannot open the keeper's program".into())?;
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
@@ -130,7 +132,8 @@ pub fn bear(
 /// besides, which is read-only for everyone.
 fn program(host: &Host) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let opened = openat(CWD, c"/proc/self/exe", flags, Mode::empty())?;
+    let open = || openat(CWD, c"/proc/self/exe", flags, Mode::empty());
+    let opened = step("keeper's program opened", open)?;
     if !host.is_privileged() {
         return Ok(opened);
     }
@@ -218,13 +221,12 @@ pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
         .because(error)
         .with_hint("pass large data through stdin or a volume")
     })?;
-    control
-        .write_all(&frame)
+    step("plan sent", || control.write_all(&frame))
         .doing(|| "cannot hand the plan to the keeper".into())
 }
 
 /// A request is small: the socket takes it whole or the keeper is gone.
 pub fn send_request(mut control: &UnixStream, request: &Request) -> io::Result<()> {
     let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
-    control.write_all(&frame)
+    step("request sent", || control.write_all(&frame))
 }

@@ -10,6 +10,7 @@ use rustix::net::{SendFlags, send};
 use tare_control::{CALL_BYTES_MAX, Call, REQUEST_BYTES_MAX, Refusal, Report, Request, encode};
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::send_with;
+use tare_kernel::step::step;
 
 use crate::error::{Error, ErrorKind};
 use crate::id::BoxId;
@@ -61,7 +62,9 @@ impl Line {
 
     pub fn request(&self, request: &Request) -> io::Result<()> {
         let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
-        send(&self.socket, &frame, SendFlags::NOSIGNAL)?;
+        step("request sent on", || {
+            send(&self.socket, &frame, SendFlags::NOSIGNAL)
+        })?;
         Ok(())
     }
 

@@ -29,6 +29,7 @@ use rustix::net::{
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::FILE_NAMES;
 use tare_kernel::fds::read_text;
+use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::account::{Account, DetachOptions, Entry, Intent, KeeperIdentity};
@@ -70,7 +71,8 @@ pub struct DetachedFiles {
 impl Record {
     /// `None` when there is no such box.
     pub fn look(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Option<Self>> {
-        match openat(boxes, id.as_str(), DIRECTORY, Mode::empty()) {
+        let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
+        match step("record opened", open) {
             Ok(directory) => Ok(Some(Self::read(directory))),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -112,7 +114,8 @@ impl Record {
             rustix::net::sockopt::Timeout::Send,
             Some(CONNECT_WITHIN),
         )?;
-        connect(&socket, &self.control_address()?)?;
+        let address = self.control_address()?;
+        step("keeper called", || connect(&socket, &address))?;
         Ok(socket)
     }
 
@@ -147,7 +150,8 @@ impl Record {
     ) -> Result<Option<Locked>, Error> {
         let doing = || format!("cannot lock box {id}");
         let start = Instant::now();
-        while let Err(errno) = flock(&self.directory, FlockOperation::NonBlockingLockExclusive) {
+        let lock = || flock(&self.directory, FlockOperation::NonBlockingLockExclusive);
+        while let Err(errno) = step("record locked", lock) {
             if errno != Errno::WOULDBLOCK {
                 return Err(errno).doing(doing);
             }
@@ -157,7 +161,8 @@ impl Record {
             // A bounded look-again: a lock that is waited for cannot be given up.
             std::thread::sleep(LOOK_AGAIN);
         }
-        let now = match openat(boxes, id.as_str(), DIRECTORY, Mode::empty()) {
+        let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
+        let now = match step("locked record looked at", open) {
             Ok(directory) => fstat(&directory).doing(doing)?,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(errno).doing(doing),
@@ -223,10 +228,14 @@ impl Locked {
 
     fn make(boxes: &Path, id: &BoxId) -> io::Result<Self> {
         let boxes = open_boxes(boxes)?;
-        flock(&boxes, FlockOperation::LockShared)?;
-        mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))?;
-        let locked = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty()).and_then(|directory| {
-            flock(&directory, FlockOperation::LockExclusive).map(|()| directory)
+        step("records held", || flock(&boxes, FlockOperation::LockShared))?;
+        step("record made", || {
+            mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))
+        })?;
+        let open = || openat(&boxes, id.as_str(), DIRECTORY, Mode::empty());
+        let locked = step("new record opened", open).and_then(|directory| {
+            let lock = || flock(&directory, FlockOperation::LockExclusive);
+            step("new record locked", lock).map(|()| directory)
         });
         match locked {
             Ok(directory) => Ok(Self(Record {
@@ -234,7 +243,9 @@ impl Locked {
                 account: Account::default(),
             })),
             Err(errno) => {
-                unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR)?;
+                step("new record given up", || {
+                    unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR)
+                })?;
                 Err(errno.into())
             }
         }
@@ -245,7 +256,8 @@ impl Locked {
         let socket = unix_socket()?;
         // The name gets the mode of the socket (unix(7)).
         fchmod(&socket, PRIVATE)?;
-        bind(&socket, &self.control_address()?)?;
+        let address = self.control_address()?;
+        step("socket bound", || bind(&socket, &address))?;
         Ok(socket)
     }
 
@@ -253,10 +265,13 @@ impl Locked {
     pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
         let make = |name: &str| {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-            openat(&self.directory, name, flags, PRIVATE)
+            let make = || openat(&self.directory, name, flags, PRIVATE);
+            step("file of a detached box made", make)
         };
         let life = make(LIFE)?;
-        rustix::io::pwrite(&life, &[b' '; LIFE_BYTES], 0)?;
+        step("room for its life made", || {
+            rustix::io::pwrite(&life, &[b' '; LIFE_BYTES], 0)
+        })?;
         Ok(DetachedFiles {
             life,
             log: [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?],
@@ -271,10 +286,11 @@ impl Locked {
     pub fn add(&mut self, entry: Entry) -> io::Result<()> {
         let flags =
             OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory, FILE, flags, PRIVATE)?;
+        let open = || openat(&self.directory, FILE, flags, PRIVATE);
+        let mut file = fs::File::from(step("account opened", open)?);
         let mut line = serde_json::to_vec(&entry)?;
         line.push(b'\n');
-        io::Write::write_all(&mut fs::File::from(file), &line)?;
+        step("line written", || io::Write::write_all(&mut file, &line))?;
         self.0.account.note(entry);
         Ok(())
     }
@@ -282,26 +298,25 @@ impl Locked {
     /// Lets others at it again.
     pub fn unlock(self) -> Record {
         // It cannot fail for an open descriptor, and closing it does the same.
-        flock(&self.directory, FlockOperation::Unlock).ok();
+        step("record unlocked", || {
+            flock(&self.directory, FlockOperation::Unlock)
+        })
+        .ok();
         self.0
     }
 }
 
 fn unix_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
-    Ok(socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        flags,
-        None,
-    )?)
+    let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    Ok(step("socket made", make)?)
 }
 
 /// A small file of a record; never through a link, which is not ours.
 fn read_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = openat(directory, name, flags, Mode::empty())?;
-    read_text(file.as_fd())
+    let open = || openat(directory, name, flags, Mode::empty());
+    read_text(step("file of a record opened", open)?.as_fd())
 }
 
 /// The directory of all records.
@@ -311,10 +326,11 @@ pub fn open_all(layout: &Layout) -> io::Result<OwnedFd> {
 
 /// An empty state root that somebody made is as good as one of ours.
 fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
-    match openat(CWD, boxes, DIRECTORY, Mode::empty()) {
+    let open = || openat(CWD, boxes, DIRECTORY, Mode::empty());
+    match step("records opened", open) {
         Err(Errno::NOENT) => {
             make_private(boxes)?;
-            openat(CWD, boxes, DIRECTORY, Mode::empty())
+            open()
         }
         other => other,
     }
@@ -322,7 +338,8 @@ fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
 
 /// Whoever else makes it at the same time makes the same.
 pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
-    match mkdirat(CWD, directory, Mode::from_raw_mode(0o700)) {
+    let make = || mkdirat(CWD, directory, Mode::from_raw_mode(0o700));
+    match step("part of the state root made", make) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(errno),
     }
@@ -337,7 +354,8 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     // whoever is killed in between must not leave that.
     if let Ok(record) = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty()) {
         for first in [LIFE, FILE] {
-            match unlinkat(&record, first, AtFlags::empty()) {
+            let remove = || unlinkat(&record, first, AtFlags::empty());
+            match step("account or life removed", remove) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno).doing(doing),
             }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
 use rustix::pipe::{PipeFlags, pipe_with};
+use tare_kernel::step::step;
 
 use crate::attached::Streams;
 use crate::spec::User;
@@ -82,14 +83,15 @@ impl Stdio {
 /// A pipe whose owner can open it again by name: programs do so with
 /// `/dev/stdout`, and a pipe of root's would refuse them.
 fn pipe_of(owner: Owner) -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
     if let Some((uid, gid)) = owner.0 {
-        fchown(&read, Some(uid), Some(gid))?;
+        step("pipe given away", || fchown(&read, Some(uid), Some(gid)))?;
     }
     Ok((read, write))
 }
 
 pub fn null() -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(openat(CWD, c"/dev/null", flags, Mode::empty())?)
+    let open = || openat(CWD, c"/dev/null", flags, Mode::empty());
+    Ok(step("nothing opened", open)?)
 }

@@ -18,6 +18,7 @@ use tare_control::{
     VolumePlan,
 };
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
+use tare_kernel::step::step;
 
 use crate::devices;
 use crate::procfs;
@@ -142,7 +143,9 @@ fn make_scratch(
 
 /// A directory with exactly this mode, whatever the umask.
 fn make_directory(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> rustix::io::Result<()> {
-    mkdirat(parent, name, Mode::from_raw_mode(mode))?;
+    step("directory of the box made", || {
+        mkdirat(parent, name, Mode::from_raw_mode(mode))
+    })?;
     rustix::fs::chmodat(parent, name, Mode::from_raw_mode(mode), AtFlags::empty())
 }
 

@@ -8,6 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::{pread, pwrite};
+use tare_kernel::step::step;
 
 #[derive(Debug)]
 pub struct Freezer {
@@ -18,13 +19,14 @@ impl Freezer {
     /// Of the workload's cgroup.
     pub fn open(cgroup: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let file = openat(cgroup, c"cgroup.freeze", flags, Mode::empty())?;
+        let open = || openat(cgroup, c"cgroup.freeze", flags, Mode::empty());
+        let file = step("freezer opened", open)?;
         Ok(Self { file })
     }
 
     /// Everyone stops when they next leave the kernel.
     pub fn freeze(&self) -> rustix::io::Result<()> {
-        pwrite(&self.file, b"1", 0).map(drop)
+        step("workload frozen", || pwrite(&self.file, b"1", 0)).map(drop)
     }
 
     /// Whether somebody wants it so: who is started now would not begin.

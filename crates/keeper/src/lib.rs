@@ -47,6 +47,7 @@ use setup::{Failing, Failure};
 use supervise::{Deadlines, End, Supervisor};
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::launch;
+use tare_kernel::step::step;
 use terminal::Pair;
 use workload::{Birth, Streams};
 
@@ -121,7 +122,8 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
         return Ok(None);
     }
     // Before there is a child, so that no end of one is missed.
-    let child_signal = launch::child_signal().failing(SetupStep::Fork, "signals")?;
+    let child_signal =
+        step("children listened to", launch::child_signal).failing(SetupStep::Fork, "signals")?;
     Ok(Some(Ready {
         plan,
         socket,
@@ -166,9 +168,11 @@ impl Ready {
         };
         let started = workload::start(&birth).and_then(|command| {
             workload::let_go_of_streams().map_err(Failure::into_report)?;
-            rustix::net::listen(&self.socket, BACKLOG)
-                .failing(SetupStep::Streams, "socket")
-                .map_err(Failure::into_report)?;
+            step("socket listened on", || {
+                rustix::net::listen(&self.socket, BACKLOG)
+            })
+            .failing(SetupStep::Streams, "socket")
+            .map_err(Failure::into_report)?;
             Ok(command)
         });
         drop(birth);

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
 use tare_control::EndedBy;
 use tare_control::life::LifeEvent;
+use tare_kernel::step::step;
 
 #[derive(Debug)]
 pub struct Life {
@@ -40,7 +41,8 @@ impl Life {
     /// for any other reason there is nobody to tell.
     fn write(&mut self, event: LifeEvent) {
         let line = format!("{event}\n");
-        if let Ok(written) = rustix::io::pwrite(&self.file, line.as_bytes(), self.bytes) {
+        let write = || rustix::io::pwrite(&self.file, line.as_bytes(), self.bytes);
+        if let Ok(written) = step("life written", write) {
             self.bytes += written as u64;
         }
     }

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::ring::{Stream, Writer};
 use tare_control::{DetachedPlan, Identity};
+use tare_kernel::step::step;
 
 /// What one read takes; the keeper has no more memory for it.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -109,7 +110,7 @@ fn copy(ring: &mut Writer, stream: Stream, source: &OwnedFd, rounds_max: usize) 
 
 /// A pipe whose owner can open it again by name (`/dev/stdout`).
 pub fn pipe_of(owner: Option<Identity>) -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
     if let Some(Identity { uid, gid }) = owner {
         fchown(&read, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
     }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::process::umask;
 use tare_control::{Filesystem, OWN_NETWORK, Plan, Report, SetupStep};
 use tare_kernel::network::{self, Preparing};
+use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
 use crate::filesystem::{self, Trees};
@@ -80,8 +81,10 @@ pub fn make_box(
 ) -> Result<Option<Pair>, Failure> {
     // Nobody in the box may read or trace PID 1, and nothing it will ever fork
     // is readable before it has executed.
-    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
-        .failing(SetupStep::ReadPlan, "dumpable")?;
+    step("memory closed to others", || {
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+    })
+    .failing(SetupStep::ReadPlan, "dumpable")?;
     if plan.filesystem.is_some() {
         // What the box is made of, and what its command makes, must not depend on
         // the caller's; around an existing launcher it stays the caller's.
@@ -92,7 +95,10 @@ pub fn make_box(
         None => contain_files()?,
     }
     if let Some(hostname) = &plan.hostname {
-        rustix::system::sethostname(hostname.as_bytes()).failing(SetupStep::Hostname, hostname)?;
+        step("host named", || {
+            rustix::system::sethostname(hostname.as_bytes())
+        })
+        .failing(SetupStep::Hostname, hostname)?;
     }
     let terminal = match plan.terminal {
         Some(wanted) => Some(terminal::open(wanted, plan.workload.identity)?),
@@ -100,7 +106,8 @@ pub fn make_box(
     };
     if let Some(landlock) = &plan.landlock {
         let volumes = plan.filesystem.iter().flat_map(|files| &files.volumes);
-        landlock::restrict(landlock, volumes).failing(SetupStep::Landlock, "")?;
+        once("files restricted", || landlock::restrict(landlock, volumes))
+            .failing(SetupStep::Landlock, "")?;
     }
     // Last, because it is the longest in the making.
     if let Some(network) = network {

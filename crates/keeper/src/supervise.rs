@@ -12,6 +12,7 @@ use tare_control::{
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::launch;
+use tare_kernel::step::step;
 
 use crate::callers::{Caller, Callers};
 use crate::channel::{Channel, Heard};
@@ -229,7 +230,8 @@ impl Supervisor {
         let (Some(link), Some(detached)) = (&self.link, &mut self.detached) else {
             return;
         };
-        if rustix::process::set_parent_process_death_signal(None).is_err() {
+        let outlive = || rustix::process::set_parent_process_death_signal(None);
+        if step("creator outlived", outlive).is_err() {
             return;
         }
         // Either may be so already.
@@ -244,7 +246,7 @@ impl Supervisor {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // Whoever gave up meanwhile, or a table of descriptors that is full for a
         // moment: both are for the next look.
-        if let Ok(socket) = accept_with(&self.listener, flags) {
+        if let Ok(socket) = step("caller accepted", || accept_with(&self.listener, flags)) {
             self.callers.add(Caller::new(socket));
         }
     }
@@ -303,7 +305,10 @@ impl Supervisor {
             detached.life.stopping();
         }
         self.deadlines.stop_ns = Some(self.deadlines.stop_ns.map_or(at, |set| set.min(at)));
-        launch::signal_child(self.command, SIGTERM).ok();
+        step("command asked to stop", || {
+            launch::signal_child(self.command, SIGTERM)
+        })
+        .ok();
         Report::Done
     }
 

@@ -12,6 +12,7 @@ use rustix::thread::{CapabilitySet, set_thread_groups, set_thread_res_gid, set_t
 use tare_control::{Capabilities, Identity, LaunchStep, Report, SetupStep, Workload};
 use tare_kernel::launch::{self, Vector};
 use tare_kernel::seccomp::Instruction;
+use tare_kernel::step::step;
 use tare_kernel::{caps, fds, seccomp};
 
 use crate::setup::{Failing, Failure};
@@ -99,10 +100,11 @@ pub fn launch_failed((step, error): LaunchFailure) -> Report {
 /// closes it, not when the keeper ends.
 pub fn let_go_of_streams() -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let placed = openat(CWD, c"/dev/null", flags, Mode::empty())
-        .map_err(io::Error::from)
-        .and_then(|null| (0..=2).try_for_each(|number| fds::place(null.as_fd(), number)));
-    placed.failing(SetupStep::Fork, "/dev/null")
+    let let_go = || {
+        let null = openat(CWD, c"/dev/null", flags, Mode::empty())?;
+        (0..=2).try_for_each(|number| fds::place(null.as_fd(), number))
+    };
+    step("streams let go of", let_go).failing(SetupStep::Fork, "/dev/null")
 }
 
 impl<'a> Command<'a> {

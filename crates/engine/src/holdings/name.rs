@@ -7,6 +7,7 @@ use rustix::fs::{
     AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
+use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::id::BoxId;
@@ -17,7 +18,8 @@ use crate::spec::Name;
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot take the name {}", name.as_str());
     let names = open_or_make(layout).doing(doing)?;
-    match symlinkat(id.as_str(), &names, name.as_str()) {
+    let take = || symlinkat(id.as_str(), &names, name.as_str());
+    match step("name taken", take) {
         Err(Errno::EXIST) => Err(Error::new(
             ErrorKind::BadRequest,
             format!("the name {} is taken by another box", name.as_str()),
@@ -43,7 +45,8 @@ pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     };
     match readlinkat(&names, name.as_str(), Vec::new()) {
         Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {
-            unlinkat(&names, name.as_str(), AtFlags::empty()).doing(doing)
+            let release = || unlinkat(&names, name.as_str(), AtFlags::empty());
+            step("name released", release).doing(doing)
         }
         Ok(_) | Err(Errno::NOENT | Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno).doing(doing),
@@ -62,7 +65,8 @@ pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
         let entry = entry.doing(doing)?;
         let holder = readlinkat(&names, entry.file_name(), Vec::new());
         if holder.is_ok_and(|holder| holder.to_bytes() == id.as_str().as_bytes()) {
-            unlinkat(&names, entry.file_name(), AtFlags::empty()).doing(doing)?;
+            let release = || unlinkat(&names, entry.file_name(), AtFlags::empty());
+            step("name found and released", release).doing(doing)?;
         }
     }
     Ok(())
@@ -73,8 +77,11 @@ pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
 /// it fails as long as the link is there.
 fn open_to_release(layout: &Layout) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let names = openat(CWD, layout.names(), flags, Mode::empty())?;
-    flock(&names, FlockOperation::LockExclusive)?;
+    let open = || openat(CWD, layout.names(), flags, Mode::empty());
+    let names = step("names opened", open)?;
+    step("names locked", || {
+        flock(&names, FlockOperation::LockExclusive)
+    })?;
     Ok(names)
 }
 

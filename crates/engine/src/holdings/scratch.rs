@@ -13,6 +13,7 @@ use rustix::fs::{Mode, mkdirat};
 use rustix::io::Errno;
 use tare_control::TreeSource;
 use tare_kernel::mount::{self, NOSUID_NODEV, Reach};
+use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -35,7 +36,10 @@ pub fn acquire(
     if first_uid.is_none() && limits.scratch_bytes.is_asked() {
         return Err(cannot_limit());
     }
-    mkdirat(record, SCRATCH, Mode::from_raw_mode(0o700)).doing(doing)?;
+    step("place of the scratch space made", || {
+        mkdirat(record, SCRATCH, Mode::from_raw_mode(0o700))
+    })
+    .doing(doing)?;
     match first_uid {
         Some(first) => mounted(record, limits, first).doing(doing),
         None => {

@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::fds::claim_byte;
+use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::layout::Layout;
@@ -52,7 +53,9 @@ pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
 /// Never through a link: it is made in the state root alone.
 fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::from_raw_mode(0o600))
+    step("claims opened", || {
+        openat(CWD, path, flags, Mode::from_raw_mode(0o600))
+    })
 }
 
 /// Anywhere: ranges of other state roots are unknown here, and a random place
