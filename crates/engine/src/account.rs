@@ -9,6 +9,7 @@ use tare_kernel::clock::boot_ns;
 
 use crate::exit::code_of;
 use crate::plan::from_now;
+use crate::reason::Reason;
 use crate::spec::{Cpus, Limit, Name, Spec};
 use crate::status::EndedBy;
 use crate::timestamp::Timestamp;
@@ -18,6 +19,8 @@ use crate::timestamp::Timestamp;
 pub struct Intent {
     pub boot_id: String,
     pub created_at: Timestamp,
+    /// The same on the boot clock, as all times of a record that end in `_ns`.
+    pub created_ns: u64,
     pub cgroup_roots: Vec<PathBuf>,
     /// What is read back of it is without the values of the environment.
     pub spec: Spec,
@@ -57,11 +60,14 @@ pub struct KeeperIdentity {
     /// The host's id of the box's user 0, if it has a range of its own.
     pub first_uid: Option<u32>,
     pub lease: Lease,
+    /// When this was written: the command may start from here on.
+    pub at_ns: u64,
 }
 
 /// What `update` changed; `None` leaves it as it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {
+    pub at_ns: u64,
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
     pub cpus: Option<Cpus>,
@@ -108,6 +114,32 @@ impl Lease {
     }
 }
 
+/// Another name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renaming {
+    pub name: Name,
+    pub at_ns: u64,
+}
+
+/// Somebody is about to kill all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndingEntry {
+    pub why: Reason,
+    /// Who does it.
+    pub pid: u32,
+    pub at_ns: u64,
+}
+
+impl EndingEntry {
+    pub fn now(why: Reason) -> Self {
+        Self {
+            why,
+            pid: std::process::id(),
+            at_ns: boot_ns(),
+        }
+    }
+}
+
 /// How a detached box ended; everything of it but the record is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedEntry {
@@ -117,6 +149,8 @@ pub struct EndedEntry {
     pub at: Timestamp,
     /// On the boot clock: retention counts from here.
     pub at_ns: u64,
+    /// How long it took whoever ended it, or found it over, to see it empty.
+    pub emptied_ms: u64,
 }
 
 /// The `wait` status of a process that SIGKILL ended.
@@ -124,7 +158,7 @@ const KILLED: i32 = 9;
 
 impl EndedEntry {
     /// By what its keeper said. One that could not say anything was killed.
-    pub fn of(life: &[LifeEvent], oom: bool) -> Self {
+    pub fn of(life: &[LifeEvent], oom: bool, emptied: Duration) -> Self {
         let said = life.iter().find_map(|event| match event {
             LifeEvent::Exited {
                 wait_status,
@@ -140,6 +174,7 @@ impl EndedEntry {
             oom,
             at,
             at_ns: boot_ns(),
+            emptied_ms: u64::try_from(emptied.as_millis()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -149,10 +184,11 @@ impl EndedEntry {
 pub enum Entry {
     Intent(Box<Intent>),
     Keeper(KeeperIdentity),
-    Renamed(Name),
+    Renamed(Renaming),
     Updated(Update),
     /// Why the last try to end it failed.
     Stuck(String),
+    Ending(EndingEntry),
     Ended(EndedEntry),
 }
 
@@ -164,6 +200,7 @@ pub struct Account {
     /// Every name that it may hold; the last is its own.
     pub names: Vec<Name>,
     pub stuck: Option<String>,
+    pub ending: Option<EndingEntry>,
     pub ended: Option<EndedEntry>,
 }
 
@@ -185,9 +222,10 @@ impl Account {
                 self.intent = Some(*intent);
             }
             Entry::Keeper(identity) => self.keeper = Some(identity),
-            Entry::Renamed(name) => self.names.push(name),
+            Entry::Renamed(renaming) => self.names.push(renaming.name),
             Entry::Updated(update) => self.update(&update),
             Entry::Stuck(why) => self.stuck = Some(why),
+            Entry::Ending(ending) => self.ending = Some(ending),
             Entry::Ended(ended) => self.ended = Some(ended),
         }
     }
@@ -243,8 +281,8 @@ mod tests {
             "{\"keeper\":{\"boot\n\
              {\"stuck\":\"its keeper does not die\"}\n\
              \u{0}\u{0}\u{0}\n\
-             {\"renamed\":\"b\"}\n\
-             {\"renamed\":\"../c\"}\n\
+             {\"renamed\":{\"name\":\"b\",\"at_ns\":1}}\n\
+             {\"renamed\":{\"name\":\"../c\",\"at_ns\":2}}\n\
              {\"ended\":{\"exit",
         );
         assert!(account.intent.is_none() && account.keeper.is_none() && account.ended.is_none());

@@ -4,8 +4,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use tare_control::Call;
+use tare_kernel::clock::boot_ns;
 
-use crate::account::{Entry, Lease, Update};
+use crate::account::{Entry, Lease, Renaming, Update};
 use crate::boxes::{has_ended, no_box};
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
@@ -76,7 +77,11 @@ impl Engine {
         name::acquire(&self.layout, wanted, id)?;
         // Both are this box's until it is written down which one is left.
         let former = record.account.names.clone();
-        if let Err(error) = record.add(Entry::Renamed(wanted.clone())) {
+        let renaming = Renaming {
+            name: wanted.clone(),
+            at_ns: boot_ns(),
+        };
+        if let Err(error) = record.add(Entry::Renamed(renaming)) {
             name::release(&self.layout, wanted, id)?;
             return Err(error).doing(|| format!("cannot record the name of box {id}"));
         }
@@ -118,6 +123,7 @@ impl Engine {
             line::tell(&record, id, &Call::Lease { ends_ns })?;
         }
         let update = Update {
+            at_ns: boot_ns(),
             memory_bytes: changes.memory_bytes,
             pids: changes.pids,
             cpus: changes.cpus,

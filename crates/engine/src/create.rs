@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 
 use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
+use tare_kernel::clock::boot_ns;
 use tare_kernel::spawn::Spawned;
 
 use crate::account::{DetachOptions, KeeperIdentity, Lease};
@@ -23,6 +24,7 @@ use crate::holdings::{name, scratch, uids};
 use crate::id::BoxId;
 use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
 use crate::plan::{self, Trees};
+use crate::reason::Reason;
 use crate::record::{DetachedFiles, Locked};
 use crate::spec::{Isolation, Network, Spec, Terminal};
 use crate::stdio::{Owner, Stdin, Stdio, null};
@@ -102,7 +104,7 @@ impl Engine {
     ) -> Result<(), Error> {
         match keeper {
             Some(keeper) => self.site(id).tear_down_own(record, &keeper.process),
-            None => self.site(id).tear_down(record, OWN_WITHIN),
+            None => self.site(id).tear_down(record, OWN_WITHIN, Reason::Own),
         }
     }
 
@@ -188,6 +190,7 @@ impl Engine {
             cgroup_inode: cgroup_inode.transpose().doing(doing)?,
             first_uid: made.first_uid,
             lease: made.lease,
+            at_ns: boot_ns(),
         };
         record.add_keeper(identity).doing(doing)?;
         keeper::send_request(&made.control, &Request::Go).ok();

@@ -17,6 +17,7 @@ use crate::holdings::cgroup;
 use crate::id::BoxId;
 use crate::line;
 use crate::observed::{Observed, provable_keeper};
+use crate::reason::Reason;
 use crate::record::{Locked, Record};
 use crate::status::{Ended, State};
 use crate::teardown::{OWN_WITHIN, wait_gone};
@@ -176,8 +177,10 @@ impl Engine {
         };
         let site = self.site(id);
         match (leave, is_kept(&locked)) {
-            (Leave::Record, true) => site.finish(locked, OWN_WITHIN),
-            (Leave::Record, false) | (Leave::Nothing, _) => site.tear_down(locked, OWN_WITHIN),
+            (Leave::Record, true) => site.finish(locked, OWN_WITHIN, Reason::Asked),
+            (Leave::Record, false) | (Leave::Nothing, _) => {
+                site.tear_down(locked, OWN_WITHIN, Reason::Asked)
+            }
         }
     }
 
@@ -202,7 +205,7 @@ fn kill(keeper: &Process, id: &BoxId) -> Result<(), Error> {
 fn said(life: &OwnedFd) -> Option<Ended> {
     let events = life::parse(&read_text(life.as_fd()).ok()?);
     let was_left = events.contains(&LifeEvent::Detached);
-    was_left.then(|| Ended::from(&EndedEntry::of(&events, false)))
+    was_left.then(|| Ended::from(&EndedEntry::of(&events, false, Duration::ZERO)))
 }
 
 impl From<&EndedEntry> for Ended {

@@ -29,6 +29,7 @@ mod line;
 pub mod logs;
 mod observed;
 mod plan;
+mod reason;
 mod record;
 mod reports;
 pub mod seccomp;

@@ -12,6 +12,7 @@ use crate::holdings::cgroup::{self, Lodging};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::lifecycle::{self, Care, Facts, KeeperIs, Tie};
+use crate::reason::Reason;
 use crate::record::Record;
 use crate::status::State;
 
@@ -73,7 +74,7 @@ impl Observed {
         let ended = match lifecycle::state(&facts) {
             State::Exited => {
                 let written = record.account.ended.clone();
-                Some(written.unwrap_or_else(|| EndedEntry::of(&life, false)))
+                Some(written.unwrap_or_else(|| EndedEntry::of(&life, false, Duration::ZERO)))
             }
             State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
                 None
@@ -102,6 +103,24 @@ impl Observed {
             ..self.facts
         };
         lifecycle::care(&ours)
+    }
+
+    /// Why whoever is not its creator does what is to be done about it.
+    pub fn reason(&self, host: &Host) -> Reason {
+        let account = &self.record.account;
+        let intent = account.intent.as_ref();
+        if intent.is_some_and(|intent| intent.boot_id != host.boot_id) {
+            return Reason::Rebooted;
+        }
+        match self.facts.tie {
+            Tie::HalfMade | Tie::Attached | Tie::Detaching => Reason::Abandoned,
+            Tie::Damaged => Reason::Asked,
+            Tie::Detached if self.facts.overdue => Reason::Overdue,
+            Tie::Detached => match account.detached() {
+                Some(options) if options.remove => Reason::NotKept,
+                Some(_) | None => Reason::Expired,
+            },
+        }
     }
 
     /// What it is stuck on, if it is.

@@ -28,6 +28,7 @@ use rustix::net::{
 };
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::FILE_NAMES;
+use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::read_text;
 use tare_kernel::step::step;
 use tare_kernel::tree;
@@ -214,6 +215,7 @@ impl Locked {
         let intent = Intent {
             boot_id: host.boot_id.clone(),
             created_at: Timestamp::now(),
+            created_ns: boot_ns(),
             cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
             spec: spec.clone(),
             detached: detached.cloned(),

@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::process::Process;
 
-use crate::account::{EndedEntry, Entry};
+use crate::account::{EndedEntry, EndingEntry, Entry};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::{cgroup, name, scratch};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
 use crate::observed::provable_keeper;
+use crate::reason::Reason;
 use crate::record::{self, Locked};
 
 /// How long a box may take to die before it counts as stuck.
@@ -46,28 +47,40 @@ impl Site<'_> {
     }
 
     /// Ends any box, and removes all of it.
-    pub fn tear_down(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
-        self.end_recorded(&mut record, within)?;
+    pub fn tear_down(
+        &self,
+        mut record: Locked,
+        within: Duration,
+        why: Reason,
+    ) -> Result<(), Error> {
+        self.end_recorded(&mut record, within, why)?;
         self.remove(record)
     }
 
     /// Ends a detached box and writes down how it ended, if nobody has.
-    pub fn finish(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
+    pub fn finish(&self, mut record: Locked, within: Duration, why: Reason) -> Result<(), Error> {
         if record.account.ended.is_some() {
             return Ok(());
         }
         // While the directories are there: afterwards nobody can tell.
         let oom = cgroup::oom_kills(&self.roots(&record), self.id) > 0;
-        self.end_recorded(&mut record, within)?;
-        let ended = EndedEntry::of(&record.life(), oom);
+        let start = Instant::now();
+        self.end_recorded(&mut record, within, why)?;
+        let ended = EndedEntry::of(&record.life(), oom, start.elapsed());
         record
             .add(Entry::Ended(ended))
             .doing(|| format!("cannot record the end of box {}", self.id))
     }
 
     /// What cannot be ended says so on record, for whoever looks next.
-    fn end_recorded(&self, record: &mut Locked, within: Duration) -> Result<(), Error> {
+    fn end_recorded(
+        &self,
+        record: &mut Locked,
+        within: Duration,
+        why: Reason,
+    ) -> Result<(), Error> {
         let keeper = provable_keeper(record, self.id, self.host);
+        note_kill(record, keeper.as_ref(), why);
         let result = self.end(record, keeper.as_ref(), within);
         if let Err(error) = &result {
             let why = std::error::Error::source(error);
@@ -115,6 +128,15 @@ impl Site<'_> {
             let roots = self.host.cgroups.all().into_iter();
             roots.map(Path::to_owned).collect()
         })
+    }
+}
+
+/// A kill is told before it is done, once however often it is tried. That it cannot
+/// be told, for want of room, is no reason to leave it.
+fn note_kill(record: &mut Locked, keeper: Option<&Process>, why: Reason) {
+    let is_alive = |keeper: &Process| matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
+    if record.account.ending.is_none() && keeper.is_some_and(is_alive) {
+        record.add(Entry::Ending(EndingEntry::now(why))).ok();
     }
 }
 

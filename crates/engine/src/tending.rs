@@ -88,10 +88,12 @@ impl Engine {
         let Ok(Some(record)) = Record::look(boxes, id) else {
             return;
         };
-        match Observed::of(record, id, &self.host, Depth::Care).care_of_ours() {
+        let observed = Observed::of(record, id, &self.host, Depth::Care);
+        let why = observed.reason(&self.host);
+        match observed.care_of_ours() {
             Care::Nothing => {}
-            Care::Finish => drop(self.site(id).finish(locked, OTHERS_WITHIN)),
-            Care::Remove => drop(self.site(id).tear_down(locked, OTHERS_WITHIN)),
+            Care::Finish => drop(self.site(id).finish(locked, OTHERS_WITHIN, why)),
+            Care::Remove => drop(self.site(id).tear_down(locked, OTHERS_WITHIN, why)),
         }
     }
 }
