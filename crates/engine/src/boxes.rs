@@ -116,7 +116,7 @@ impl Engine {
         let account = &observed.record.account;
         let spec = spec_of(observed);
         let used = match observed.is_live() {
-            true => self.host.meters().usage(id),
+            true => self.host.meters().usage(self.layout.tagged(id)),
             false => CgroupUsage::default(),
         };
         let ended = observed.ended.as_ref();
@@ -141,7 +141,7 @@ impl Engine {
     }
 
     fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
-        let used = self.host.meters().usage_with_cpu(id);
+        let used = self.host.meters().usage_with_cpu(self.layout.tagged(id));
         let spec = spec_of(observed);
         let limits = spec.map(|spec| &spec.limits);
         // Containment has no scratch space of its own.
@@ -195,7 +195,7 @@ impl Engine {
             holdings.push(holding("keeper", format!("pid {}", keeper.pid())));
         }
         for root in self.host.cgroups.all() {
-            let directory = layout::cgroup(root, id);
+            let directory = layout::cgroup(root, self.layout.tagged(id));
             if directory.exists() {
                 holdings.push(holding("cgroup", directory.display()));
             }

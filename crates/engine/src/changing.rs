@@ -54,10 +54,10 @@ impl Engine {
                     // Never while a process is born: its keeper waits for that.
                     line::tell(&observed.record, id, &Call::Freeze)?;
                 }
-                cgroup::freeze(&self.host.cgroups, id, true)
+                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), true)
             }
             (State::Running | State::Paused | State::Stopping, false) => {
-                cgroup::freeze(&self.host.cgroups, id, false)
+                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)
             }
             // It has a grace to use.
             (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => Err(
@@ -116,7 +116,7 @@ impl Engine {
             pids: changes.pids.is_some(),
             cpu: changes.cpus.is_some(),
         };
-        cgroup::change(&self.host.cgroups, id, &limits, which)?;
+        cgroup::change(&self.host.cgroups, self.layout.tagged(id), &limits, which)?;
         let lease = changes.lease.map(Lease::of);
         if let Some(lease) = lease {
             let ends_ns = lease.ends_ns();

@@ -122,7 +122,8 @@ impl Engine {
         }
         let range = uids::acquire(&self.layout)?;
         let map = self.id_map(spec, range.first);
-        let cgroups = cgroup::acquire(&self.host, id, &spec.limits, residence(ends, map))?;
+        let tagged = self.layout.tagged(id);
+        let cgroups = cgroup::acquire(&self.host, tagged, &spec.limits, residence(ends, map))?;
         let scratch = self.kept_scratch(spec, ends, id, record, map)?;
         Ok(Held {
             range,
@@ -145,8 +146,13 @@ impl Engine {
         id: &BoxId,
         mut held: Held,
     ) -> Result<Made, Unmade> {
-        let Waiting { newborn, control } =
-            keeper::bear(spec, id, &self.host, held.map, &held.inheritance())?;
+        let Waiting { newborn, control } = keeper::bear(
+            spec,
+            self.layout.tagged(id),
+            &self.host,
+            held.map,
+            &held.inheritance(),
+        )?;
         let keeper = newborn.go();
         held.cgroups.join.clear();
         let lease = Lease::of(ends.options().and_then(|options| options.lease));

@@ -101,7 +101,7 @@ impl Engine {
 
     fn thaw(&self, id: &BoxId, observed: &Observed) -> Result<(), Error> {
         match observed.is_frozen() {
-            true => cgroup::freeze(&self.host.cgroups, id, false),
+            true => cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false),
             false => Ok(()),
         }
     }
@@ -188,7 +188,7 @@ impl Engine {
     /// is the keeper that is killed first; the creator does the rest.
     fn kill_attached(&self, record: &Record, id: &BoxId) -> Result<(), Error> {
         let attached = record.account.intent.is_some() && record.account.detached().is_none();
-        match provable_keeper(record, id, &self.host) {
+        match provable_keeper(record, self.layout.tagged(id), &self.host) {
             Some(keeper) if attached => kill(&keeper, id),
             Some(_) | None => Ok(()),
         }

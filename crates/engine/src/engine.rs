@@ -14,6 +14,7 @@ use crate::layout::Layout;
 use crate::record::{self, Locked};
 use crate::spec::Spec;
 use crate::stdio::Stdin;
+use crate::tag::Tag;
 use crate::teardown::Site;
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl Engine {
         let host = Host::probe();
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
-        let layout = Layout::new(root);
+        let layout = Layout::new(root.clone(), Tag::of(&root));
         record::prepare_state_root(&layout)?;
         let mut engine = Self {
             layout,

@@ -129,15 +129,14 @@ impl CgroupRoots {
         }
     }
 
-    /// Every root that may hold a directory of a box, each once.
+    /// Every root that may hold a directory of a box, each once. The unified one is
+    /// last: as long as anything of a box is left in any, it is there.
     pub fn all(&self) -> Vec<&Path> {
-        let mut roots: Vec<&Path> = [&self.unified, &self.memory, &self.pids, &self.cpu]
-            .into_iter()
-            .flatten()
-            .map(PathBuf::as_path)
-            .collect();
+        let v1 = [&self.memory, &self.pids, &self.cpu].into_iter().flatten();
+        let mut roots: Vec<&Path> = v1.map(PathBuf::as_path).collect();
         roots.sort();
         roots.dedup();
+        roots.extend(self.unified.as_deref());
         roots
     }
 }

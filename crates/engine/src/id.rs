@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct BoxId(String);
 
 const LENGTH: usize = 12;
-const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+pub(crate) const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 impl BoxId {
     pub fn random() -> Self {

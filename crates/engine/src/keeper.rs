@@ -18,8 +18,8 @@ use tare_kernel::step::step;
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::id::BoxId;
 use crate::spec::{Isolation, Network, Spec};
+use crate::tag::Tagged;
 
 /// What the keeper gets at birth besides its control socket.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl IdMap {
 /// Makes the keeper, in its cgroup and namespaces, with its ids mapped.
 pub fn bear(
     spec: &Spec,
-    id: &BoxId,
+    of: Tagged<'_>,
     host: &Host,
     map: IdMap,
     inheritance: &Inheritance<'_>,
@@ -103,7 +103,7 @@ pub fn bear(
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
     descriptors.extend([inheritance.claim, inheritance.socket]);
     descriptors.extend(&inheritance.planned);
-    let arguments = arguments(spec, id);
+    let arguments = arguments(spec, of);
     let arguments: Vec<&CStr> = arguments.iter().map(CString::as_c_str).collect();
     let join: Vec<BorrowedFd<'_>> = inheritance.join.iter().map(AsFd::as_fd).collect();
     let newborn = spawn(&Birth {
@@ -143,15 +143,17 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
     Ok(alone)
 }
 
-/// Last its box, for whoever looks at the host's processes.
-fn arguments(spec: &Spec, id: &BoxId) -> Vec<CString> {
+/// Last the tag of its state root and its box, for whoever looks at the host's
+/// processes.
+fn arguments(spec: &Spec, of: Tagged<'_>) -> Vec<CString> {
     let network = match (spec.isolation, spec.network) {
         (Isolation::Full, Network::None) => Some(OWN_NETWORK),
         (Isolation::Full, Network::Host) | (Isolation::Contain, _) => None,
     };
-    let id = CString::new(id.as_str()).expect("an id has no NUL");
+    let of = [of.tag.as_str(), of.id.as_str()];
+    let of = of.map(|word| CString::new(word).expect("neither has a NUL"));
     let words = [KEEPER_NAME].into_iter().chain(network);
-    words.map(CString::from).chain([id]).collect()
+    words.map(CString::from).chain(of).collect()
 }
 
 fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {

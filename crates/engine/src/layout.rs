@@ -1,19 +1,21 @@
-//! Every name that a box may have on the host, as a pure function of the roots
-//! and its id. Nothing here touches the host.
+//! Every name that a box may have on the host, as a pure function of the roots,
+//! the tag of its state root and its id. Nothing here touches the host.
 
 use std::path::{Path, PathBuf};
 
 use crate::id::BoxId;
+use crate::tag::{Tag, Tagged};
 
 /// The names under one state root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     root: PathBuf,
+    tag: Tag,
 }
 
 impl Layout {
-    pub fn new(root: PathBuf) -> Self {
-        Self { root }
+    pub fn new(root: PathBuf, tag: Tag) -> Self {
+        Self { root, tag }
     }
 
     /// `/run/tare` for root, a private directory for everyone else.
@@ -27,6 +29,11 @@ impl Layout {
 
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// A box of this state root, as the host knows it.
+    pub fn tagged<'a>(&'a self, id: &'a BoxId) -> Tagged<'a> {
+        Tagged { tag: &self.tag, id }
     }
 
     /// One directory per box: the records.
@@ -52,8 +59,8 @@ impl Layout {
 
 /// A box's directory in a cgroup hierarchy. It lies directly under its root, so
 /// that no parent has to be made, shared and removed.
-pub fn cgroup(root: &Path, id: &BoxId) -> PathBuf {
-    root.join(format!("tare-{id}"))
+pub fn cgroup(root: &Path, of: Tagged<'_>) -> PathBuf {
+    root.join(format!("tare-{}-{}", of.tag, of.id))
 }
 
 /// The scratch space in the record of a box that keeps it.

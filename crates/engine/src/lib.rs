@@ -36,6 +36,7 @@ pub mod seccomp;
 pub mod spec;
 mod status;
 mod stdio;
+mod tag;
 mod teardown;
 mod tending;
 mod timestamp;

@@ -10,11 +10,11 @@ use tare_kernel::process::Process;
 use crate::account::{EndedEntry, KeeperIdentity};
 use crate::holdings::cgroup::{self, Lodging};
 use crate::host::Host;
-use crate::id::BoxId;
 use crate::lifecycle::{self, Care, Facts, KeeperIs, Tie};
 use crate::reason::Reason;
 use crate::record::Record;
 use crate::status::State;
+use crate::tag::Tagged;
 
 /// What a keeper may need to end its box after a deadline.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of(record: Record, id: &BoxId, host: &Host, depth: Depth) -> Self {
+    pub fn of(record: Record, of: Tagged<'_>, host: &Host, depth: Depth) -> Self {
         let ended = record.account.ended.is_some();
         let life = match record.account.detached() {
             Some(_) => record.life(),
@@ -47,11 +47,11 @@ impl Observed {
         };
         let (tie, keeper) = match (ended, tie(&record, &life)) {
             (true, tie) => (tie, None),
-            (false, tie @ (Tie::HalfMade | Tie::Damaged)) => (tie, listening_keeper(&record, id)),
+            (false, tie @ (Tie::HalfMade | Tie::Damaged)) => (tie, listening_keeper(&record, of)),
             (false, tie @ (Tie::Attached | Tie::Detaching)) => {
-                (tie, living_keeper(&record, id, host))
+                (tie, living_keeper(&record, of, host))
             }
-            (false, Tie::Detached) => detached_keeper(&record, id, host),
+            (false, Tie::Detached) => detached_keeper(&record, of, host),
         };
         let alive = keeper.is_some();
         let lives_alone = alive && tie == Tie::Detached;
@@ -65,7 +65,7 @@ impl Observed {
             // Of a box that lives by itself it does not matter.
             busy: !(ended || lives_alone) && record.is_busy(),
             stopping: life.contains(&LifeEvent::Stopping),
-            frozen: alive && depth == Depth::State && host.meters().is_frozen(id, lodging(tie)),
+            frozen: alive && depth == Depth::State && host.meters().is_frozen(of, lodging(tie)),
             stuck: record.account.stuck.is_some(),
             ended,
             expired: is_expired(&record, host),
@@ -176,41 +176,41 @@ fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
 
 /// Whoever listens on the box's socket, if it is the keeper of the box: where
 /// the record does not say who that is.
-fn listening_keeper(record: &Record, id: &BoxId) -> Option<Process> {
+fn listening_keeper(record: &Record, of: Tagged<'_>) -> Option<Process> {
     let process = Process::open(record.listener().ok()?).ok()?;
-    is_keeper_of(&process, id).then_some(process)
+    is_keeper_of(&process, of).then_some(process)
 }
 
 /// A box whose keeper seems to be dead, but answers, has a record that is wrong
 /// about it: that is no reason to end it.
-fn detached_keeper(record: &Record, id: &BoxId, host: &Host) -> (Tie, Option<Process>) {
-    if let Some(keeper) = living_keeper(record, id, host) {
+fn detached_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> (Tie, Option<Process>) {
+    if let Some(keeper) = living_keeper(record, of, host) {
         return (Tie::Detached, Some(keeper));
     }
-    match listening_keeper(record, id) {
+    match listening_keeper(record, of) {
         Some(keeper) => (Tie::Damaged, Some(keeper)),
         None => (Tie::Detached, None),
     }
 }
 
 /// Whether it is what only the keeper of this box is: the first process of a PID
-/// namespace, under a keeper's name, last the box's id. Others may have the id
-/// among their arguments (`tare wait ID`).
-fn is_keeper_of(process: &Process, id: &BoxId) -> bool {
+/// namespace, under a keeper's name, last its state root's tag and the box's id.
+/// Others may have the id among their arguments (`tare wait ID`).
+fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
     let named = process.arguments().is_ok_and(|arguments| {
         let first = arguments.first().map(String::as_bytes);
-        first == Some(KEEPER_NAME.to_bytes())
-            && arguments.last().is_some_and(|last| last == id.as_str())
+        let last = [of.tag.as_str(), of.id.as_str()];
+        first == Some(KEEPER_NAME.to_bytes()) && arguments.ends_with(&last.map(str::to_owned))
     });
     named && process.is_first_of_namespace().unwrap_or(false)
 }
 
 /// Two processes can have a number and a tick in common, one after the other:
 /// where these are all that is known, it is looked where the process is.
-fn living_keeper(record: &Record, id: &BoxId, host: &Host) -> Option<Process> {
+fn living_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> Option<Process> {
     let identity = record.account.keeper.as_ref()?;
     let process = process_of(identity, host)?;
-    if identity.pidfd_inode.is_none() && !is_in_box(&process, identity, id) {
+    if identity.pidfd_inode.is_none() && !is_in_box(&process, identity, of) {
         return None;
     }
     matches!(process.wait_dead(Duration::ZERO), Ok(false)).then_some(process)
@@ -236,22 +236,22 @@ fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
 /// recorded identity it is where nobody else is: in the box's own cgroup or,
 /// where there is none, under the box's id. Where the record says nothing, or
 /// what is not so, it is who listens.
-pub fn provable_keeper(record: &Record, id: &BoxId, host: &Host) -> Option<Process> {
+pub fn provable_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> Option<Process> {
     let identity = record.account.keeper.as_ref();
     let recorded = identity.and_then(|identity| {
         let process = process_of(identity, host)?;
-        is_in_box(&process, identity, id).then_some(process)
+        is_in_box(&process, identity, of).then_some(process)
     });
-    recorded.or_else(|| listening_keeper(record, id))
+    recorded.or_else(|| listening_keeper(record, of))
 }
 
-fn is_in_box(process: &Process, identity: &KeeperIdentity, id: &BoxId) -> bool {
+fn is_in_box(process: &Process, identity: &KeeperIdentity, of: Tagged<'_>) -> bool {
     match identity.cgroup_inode {
         Some(_) => {
             let path = process.cgroup().ok().flatten();
-            path.is_some_and(|path| cgroup::is_of(&path, id))
+            path.is_some_and(|path| cgroup::is_of(&path, of))
         }
-        None => is_keeper_of(process, id),
+        None => is_keeper_of(process, of),
     }
 }
 

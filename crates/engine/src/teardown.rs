@@ -25,6 +25,7 @@ use crate::layout::Layout;
 use crate::observed::provable_keeper;
 use crate::reason::Reason;
 use crate::record::{self, Locked};
+use crate::tag::Tagged;
 
 /// How long a box may take to die before it counts as stuck.
 pub const OWN_WITHIN: Duration = Duration::from_secs(10);
@@ -63,7 +64,7 @@ impl Site<'_> {
             return Ok(());
         }
         // While the directories are there: afterwards nobody can tell.
-        let oom = cgroup::oom_kills(&self.roots(&record), self.id) > 0;
+        let oom = cgroup::oom_kills(&self.roots(&record), self.tagged()) > 0;
         let start = Instant::now();
         self.end_recorded(&mut record, within, why)?;
         let ended = EndedEntry::of(&record.life(), oom, start.elapsed());
@@ -79,7 +80,7 @@ impl Site<'_> {
         within: Duration,
         why: Reason,
     ) -> Result<(), Error> {
-        let keeper = provable_keeper(record, self.id, self.host);
+        let keeper = provable_keeper(record, self.tagged(), self.host);
         note_kill(record, keeper.as_ref(), why);
         let result = self.end(record, keeper.as_ref(), within);
         if let Err(error) = &result {
@@ -103,7 +104,7 @@ impl Site<'_> {
                 .doing(|| format!("cannot kill the keeper of box {}", self.id))?;
             wait_gone(keeper, self.id, within)?;
         }
-        cgroup::release(&self.roots(record), self.id, within)
+        cgroup::release(&self.roots(record), self.tagged(), within)
     }
 
     fn remove(&self, record: Locked) -> Result<(), Error> {
@@ -119,6 +120,10 @@ impl Site<'_> {
             None => name::release_all(self.layout, self.id)?,
         }
         record::remove(self.layout, self.id)
+    }
+
+    fn tagged(&self) -> Tagged<'_> {
+        self.layout.tagged(self.id)
     }
 
     fn roots(&self, record: &Locked) -> Vec<PathBuf> {

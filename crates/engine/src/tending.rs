@@ -60,7 +60,7 @@ impl Engine {
         depth: Depth,
     ) -> Option<Observed> {
         let record = Record::look(boxes, id).ok()??;
-        let observed = Observed::of(record, id, &self.host, depth);
+        let observed = Observed::of(record, self.layout.tagged(id), &self.host, depth);
         match observed.care() {
             Care::Nothing => return Some(observed),
             Care::Finish | Care::Remove => {}
@@ -79,7 +79,12 @@ impl Engine {
             self.act(boxes, id, locked?);
         }
         let record = Record::look(boxes, id).ok()??;
-        Some(Observed::of(record, id, &self.host, depth))
+        Some(Observed::of(
+            record,
+            self.layout.tagged(id),
+            &self.host,
+            depth,
+        ))
     }
 
     /// Once more, now that nobody else changes it. What cannot be ended says so
@@ -88,7 +93,7 @@ impl Engine {
         let Ok(Some(record)) = Record::look(boxes, id) else {
             return;
         };
-        let observed = Observed::of(record, id, &self.host, Depth::Care);
+        let observed = Observed::of(record, self.layout.tagged(id), &self.host, Depth::Care);
         let why = observed.reason(&self.host);
         match observed.care_of_ours() {
             Care::Nothing => {}

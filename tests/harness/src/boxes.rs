@@ -189,10 +189,9 @@ impl Tare {
 
     /// Whoever is alive in the box, its keeper included.
     pub fn processes_in(&self, id: &str) -> Vec<Process> {
-        let name = format!("tare-{id}");
         let is_inside = |process: &Process| {
             let mut parts = process.cgroups.iter().flat_map(|path| path.split('/'));
-            !process.is_zombie && parts.any(|part| part == name)
+            !process.is_zombie && parts.any(|part| is_cgroup_of(part, id))
         };
         box_processes().into_iter().filter(is_inside).collect()
     }
@@ -215,9 +214,15 @@ impl Tare {
 
     /// The box's directories in all cgroup hierarchies.
     pub fn cgroups_of(&self, id: &str) -> Vec<PathBuf> {
-        let name = format!("tare-{id}");
-        let paths = hierarchies().into_iter().map(|root| root.join(&name));
-        paths.filter(|path| path.exists()).collect()
+        let roots = hierarchies()
+            .into_iter()
+            .filter_map(|root| fs::read_dir(root).ok());
+        let is_of = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| is_cgroup_of(name, id))
+        };
+        let paths = roots.flat_map(|entries| entries.flatten().map(|entry| entry.path()));
+        paths.filter(is_of).collect()
     }
 
     #[track_caller]
@@ -238,6 +243,14 @@ fn id_of(output: &Output) -> String {
         "not an id: {output}"
     );
     id.to_owned()
+}
+
+/// Whether this is what a box's cgroup directory is called: `tare-<tag>-<id>`.
+fn is_cgroup_of(name: &str, id: &str) -> bool {
+    let tagged = name.strip_prefix("tare-");
+    tagged
+        .and_then(|rest| rest.split_once('-'))
+        .is_some_and(|(_, last)| last == id)
 }
 
 /// Whether it is the first process of a PID namespace: its last number is 1

@@ -15,9 +15,9 @@ pub use live::{CgroupUsage, Lodging, Meters, Which, change, freeze};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::{CgroupRoots, Host};
-use crate::id::BoxId;
 use crate::layout;
 use crate::spec::{Cpus, Limits};
+use crate::tag::Tagged;
 
 /// How the kernel is told about a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,18 +95,18 @@ impl Controller {
 /// box down; what was made so far has derived names.
 pub fn acquire(
     host: &Host,
-    id: &BoxId,
+    of: Tagged<'_>,
     limits: &Limits,
     residence: Residence,
 ) -> Result<CgroupHolding, Error> {
     let mut holding = CgroupHolding::default();
     let roots = &host.cgroups;
     if let Some(root) = &roots.unified {
-        holding.unified = make(root, id)?;
+        holding.unified = make(root, of)?;
     }
     if let (Some(unified), Residence::Below { keeper_uid }) = (&holding.unified, residence) {
         let workload = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
-        holding.workload = Some(workload.doing(|| format!("cannot make box {id} a cgroup"))?);
+        holding.workload = Some(workload.doing(|| format!("cannot make box {} a cgroup", of.id))?);
     }
     let on_unified = match &holding.unified {
         Some(_) => unified_controllers(roots.unified.as_deref()),
@@ -115,8 +115,8 @@ pub fn acquire(
     let wanted = ALL.into_iter().filter(|one| one.wanted(limits, residence));
     for controller in wanted {
         let enforced = match on_unified.contains(&controller) {
-            true => enforce_unified(&mut holding, controller, limits, roots, id)?,
-            false => enforce_v1(&mut holding, controller, limits, roots, id)?,
+            true => enforce_unified(&mut holding, controller, limits, roots, of)?,
+            false => enforce_v1(&mut holding, controller, limits, roots, of)?,
         };
         if !enforced && controller.asked(limits) {
             return Err(cannot_enforce(controller));
@@ -126,8 +126,8 @@ pub fn acquire(
 }
 
 /// `None` where the hierarchy is not ours to write.
-fn make(root: &Path, id: &BoxId) -> Result<Option<Cgroup>, Error> {
-    let path = layout::cgroup(root, id);
+fn make(root: &Path, of: Tagged<'_>) -> Result<Option<Cgroup>, Error> {
+    let path = layout::cgroup(root, of);
     match Cgroup::create(&path) {
         Ok(cgroup) => Ok(Some(cgroup)),
         Err(error) if is_refusal(&error) => Ok(None),
@@ -185,7 +185,7 @@ fn enforce_unified(
     controller: Controller,
     limits: &Limits,
     roots: &CgroupRoots,
-    id: &BoxId,
+    of: Tagged<'_>,
 ) -> Result<bool, Error> {
     let Some(cgroup) = &holding.unified else {
         return Ok(false);
@@ -202,7 +202,7 @@ fn enforce_unified(
         let path = roots
             .unified
             .as_deref()
-            .map(|root| layout::cgroup(root, id));
+            .map(|root| layout::cgroup(root, of));
         let again = path.and_then(|path| Cgroup::open(&path).ok());
         holding.memory = again.map(|cgroup| (cgroup, "memory.events"));
     }
@@ -214,13 +214,13 @@ fn enforce_v1(
     controller: Controller,
     limits: &Limits,
     roots: &CgroupRoots,
-    id: &BoxId,
+    of: Tagged<'_>,
 ) -> Result<bool, Error> {
     // Without the unified directory nothing would be killed with it.
     let (Some(root), Some(_)) = (controller.v1_root(roots), &holding.unified) else {
         return Ok(false);
     };
-    let Some(cgroup) = make(root, id)? else {
+    let Some(cgroup) = make(root, of)? else {
         return Ok(false);
     };
     write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
@@ -365,15 +365,15 @@ impl CgroupHolding {
 }
 
 /// Whether a path in the hierarchy is that of a box, and not of one below it.
-pub fn is_of(path: &str, id: &BoxId) -> bool {
-    Path::new(path) == layout::cgroup(Path::new(path).parent().unwrap_or(Path::new("/")), id)
+pub fn is_of(path: &str, of: Tagged<'_>) -> bool {
+    Path::new(path) == layout::cgroup(Path::new(path).parent().unwrap_or(Path::new("/")), of)
 }
 
 /// Processes of a box that the kernel has killed for memory, wherever it counts
 /// them; 0 where the directories are gone.
-pub fn oom_kills(roots: &[PathBuf], id: &BoxId) -> u64 {
+pub fn oom_kills(roots: &[PathBuf], of: Tagged<'_>) -> u64 {
     let counted = roots.iter().filter_map(|root| {
-        let cgroup = Cgroup::open(&layout::cgroup(root, id)).ok()?;
+        let cgroup = Cgroup::open(&layout::cgroup(root, of)).ok()?;
         let in_file = |file: &str| cgroup.read_key(file, "oom_kill").ok().flatten();
         in_file("memory.events").or_else(|| in_file("memory.oom_control"))
     });
@@ -386,13 +386,13 @@ const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 /// Kills whoever is left and removes the directories; returns once all of it
 /// was seen gone, or could not be within the time. Absent and half-made are as
 /// good as whole.
-pub fn release(roots: &[PathBuf], id: &BoxId, within: Duration) -> Result<(), Error> {
+pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<(), Error> {
     for root in roots {
-        let path = layout::cgroup(root, id);
+        let path = layout::cgroup(root, of);
         empty(&path, within).doing(|| format!("cannot empty cgroup {}", path.display()))?;
     }
     for root in roots {
-        let path = layout::cgroup(root, id);
+        let path = layout::cgroup(root, of);
         remove(&path).doing(|| format!("cannot remove cgroup {}", path.display()))?;
     }
     Ok(())

@@ -69,13 +69,14 @@ fn random_slot() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tag::Tag;
     use std::collections::HashSet;
 
     #[test]
     fn ranges_held_at_once_never_overlap_and_never_hold_host_root() {
         let root = std::env::temp_dir().join(format!("tare-uids-{}", std::process::id()));
         std::fs::create_dir(&root).unwrap();
-        let layout = Layout::new(root.clone());
+        let layout = Layout::new(root.clone(), Tag::of(&root));
         let held: Vec<UidRange> = (0..200).map(|_| acquire(&layout).unwrap()).collect();
         let distinct: HashSet<u32> = held.iter().map(|range| range.first).collect();
         assert_eq!(distinct.len(), held.len());

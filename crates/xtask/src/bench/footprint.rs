@@ -11,7 +11,7 @@
 use crate::failure::{Doing, Failure};
 use clap::Args;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -210,15 +210,18 @@ fn end_boxes(tare: &Path, state_root: &Path) -> Result<(), Failure> {
 
 /// The directories that these boxes have in any cgroup hierarchy.
 pub fn cgroups_of<'a>(ids: impl IntoIterator<Item = &'a str>) -> Vec<PathBuf> {
-    let roots = cgroup_roots();
-    ids.into_iter()
-        .flat_map(|id| {
-            roots
-                .iter()
-                .map(move |root| root.join(format!("tare-{id}")))
-        })
-        .filter(|path| path.is_dir())
-        .collect()
+    let ids: HashSet<&str> = ids.into_iter().collect();
+    let entries = cgroup_roots()
+        .into_iter()
+        .filter_map(|root| fs::read_dir(root).ok());
+    let directories = entries.flat_map(|entries| entries.flatten().map(|entry| entry.path()));
+    // `tare-<tag>-<id>`.
+    let is_theirs = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let tagged = name.and_then(|name| name.strip_prefix("tare-")?.split_once('-'));
+        tagged.is_some_and(|(_, id)| ids.contains(id))
+    };
+    directories.filter(is_theirs).collect()
 }
 
 fn remove_all(directory: &Path, cgroups: Vec<PathBuf>) -> Result<(), Failure> {

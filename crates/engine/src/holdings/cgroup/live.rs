@@ -12,9 +12,9 @@ use tare_kernel::fds::read_text;
 use super::{ALL, Controller, cannot_enforce, unified_settings, v1_settings, write_settings};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::CgroupRoots;
-use crate::id::BoxId;
 use crate::layout;
 use crate::spec::Limits;
+use crate::tag::Tagged;
 
 /// What the kernel has counted; `None` where it does not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,11 +56,11 @@ impl Meters {
     }
 
     /// How many processes a box has and what memory they use.
-    pub fn usage(&self, id: &BoxId) -> CgroupUsage {
+    pub fn usage(&self, of: Tagged<'_>) -> CgroupUsage {
         let number = |v1_root: &Option<OwnedFd>, v1_file: &str, v2_file: &str| {
             let text = match v1_root {
-                Some(_) => read(v1_root, id, v1_file),
-                None => read(&self.unified, id, v2_file),
+                Some(_) => read(v1_root, of, v1_file),
+                None => read(&self.unified, of, v2_file),
             };
             text?.trim().parse().ok()
         };
@@ -72,41 +72,41 @@ impl Meters {
     }
 
     /// The same with the processor's time, which v2 counts in any case.
-    pub fn usage_with_cpu(&self, id: &BoxId) -> CgroupUsage {
-        let text = read(&self.unified, id, "cpu.stat").unwrap_or_default();
+    pub fn usage_with_cpu(&self, of: Tagged<'_>) -> CgroupUsage {
+        let text = read(&self.unified, of, "cpu.stat").unwrap_or_default();
         CgroupUsage {
             cpu_us: keyed_number(&text, "usage_usec"),
-            ..self.usage(id)
+            ..self.usage(of)
         }
     }
 
     /// Whether the workload is to stand still; a box without cgroups never is.
-    pub fn is_frozen(&self, id: &BoxId, lodging: Lodging) -> bool {
+    pub fn is_frozen(&self, of: Tagged<'_>, lodging: Lodging) -> bool {
         let text = match lodging {
-            Lodging::Shared => read(&self.unified, id, "cgroup.freeze"),
+            Lodging::Shared => read(&self.unified, of, "cgroup.freeze"),
             Lodging::Below => {
                 let file = format!("{}/cgroup.freeze", layout::WORKLOAD_CGROUP);
-                read(&self.unified, id, &file)
+                read(&self.unified, of, &file)
             }
         };
         text.is_some_and(|text| text.trim() == "1")
     }
 }
 
-fn read(root: &Option<OwnedFd>, id: &BoxId, file: &str) -> Option<String> {
-    let path = layout::cgroup(Path::new(""), id).join(file);
+fn read(root: &Option<OwnedFd>, of: Tagged<'_>, file: &str) -> Option<String> {
+    let path = layout::cgroup(Path::new(""), of).join(file);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = openat(root.as_ref()?, path, flags, Mode::empty()).ok()?;
     read_text(file.as_fd()).ok()
 }
 
-fn open(root: Option<&Path>, id: &BoxId) -> Option<Cgroup> {
-    Cgroup::open(&layout::cgroup(root?, id)).ok()
+fn open(root: Option<&Path>, of: Tagged<'_>) -> Option<Cgroup> {
+    Cgroup::open(&layout::cgroup(root?, of)).ok()
 }
 
 /// The cgroup of the workload: of an attached box, with its keeper.
-fn workload(roots: &CgroupRoots, id: &BoxId) -> Option<Cgroup> {
-    let path = layout::cgroup(roots.unified.as_deref()?, id);
+fn workload(roots: &CgroupRoots, of: Tagged<'_>) -> Option<Cgroup> {
+    let path = layout::cgroup(roots.unified.as_deref()?, of);
     let below = Cgroup::open(&path.join(layout::WORKLOAD_CGROUP));
     below.or_else(|_| Cgroup::open(&path)).ok()
 }
@@ -118,12 +118,12 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// Stops or continues the workload; returns once that was seen. What cannot be
 /// stopped in time goes on.
-pub fn freeze(roots: &CgroupRoots, id: &BoxId, frozen: bool) -> Result<(), Error> {
+pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), Error> {
     let doing = || match frozen {
-        true => format!("cannot pause box {id}"),
-        false => format!("cannot resume box {id}"),
+        true => format!("cannot pause box {}", of.id),
+        false => format!("cannot resume box {}", of.id),
     };
-    let Some(workload) = workload(roots, id) else {
+    let Some(workload) = workload(roots, of) else {
         return Err(Error::new(ErrorKind::Unsupported, doing())
             .because("it has no cgroup: none is writable here")
             .with_hint("see 'tare doctor'"));
@@ -151,25 +151,30 @@ pub struct Which {
 }
 
 /// Sets limits anew. One that cannot be enforced is an error.
-pub fn change(roots: &CgroupRoots, id: &BoxId, limits: &Limits, which: Which) -> Result<(), Error> {
+pub fn change(
+    roots: &CgroupRoots,
+    of: Tagged<'_>,
+    limits: &Limits,
+    which: Which,
+) -> Result<(), Error> {
     let asked = |one: &Controller| match one {
         Controller::Memory => which.memory,
         Controller::Pids => which.pids,
         Controller::Cpu => which.cpu,
     };
     for controller in ALL.into_iter().filter(asked) {
-        set(roots, id, limits, controller)?;
+        set(roots, of, limits, controller)?;
     }
     Ok(())
 }
 
 fn set(
     roots: &CgroupRoots,
-    id: &BoxId,
+    of: Tagged<'_>,
     limits: &Limits,
     controller: Controller,
 ) -> Result<(), Error> {
-    if let Some(cgroup) = open(controller.v1_root(roots), id) {
+    if let Some(cgroup) = open(controller.v1_root(roots), of) {
         let mut settings = v1_settings(controller, limits);
         // Memory with swap can never be less than memory without: whichever way
         // it goes, one order is refused.
@@ -184,7 +189,7 @@ fn set(
         Controller::Pids => "pids.max",
         Controller::Cpu => "cpu.max",
     };
-    let unified = open(roots.unified.as_deref(), id);
+    let unified = open(roots.unified.as_deref(), of);
     match unified.filter(|cgroup| has(cgroup, file)) {
         Some(cgroup) => write_settings(&cgroup, controller, &unified_settings(controller, limits)),
         None => Err(cannot_enforce(controller)),
