@@ -6,7 +6,6 @@ mod hostile;
 use std::fs;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -279,23 +278,35 @@ signal.pause()";
 }
 
 /// A small disk, mounted where the state root is.
-struct SmallDisk(PathBuf);
+struct SmallDisk<'a>(&'a Tare);
 
-impl SmallDisk {
-    fn mount(tare: &Tare) -> Self {
-        let place = tare.state_root();
+impl<'a> SmallDisk<'a> {
+    fn mount(tare: &'a Tare) -> Self {
         let options = ["-t", "tmpfs", "-o", "size=256k,mode=0700", "tare-test"];
         let mut command = Command::new("mount");
-        let status = command.args(options).arg(&place).status();
+        let status = command.args(options).arg(tare.state_root()).status();
         assert!(status.expect("it can be started").success());
-        Self(place)
+        Self(tare)
+    }
+
+    /// Not one more byte.
+    fn fill(&self) {
+        let filler = self.0.state_root().join("filler");
+        fs::write(filler, vec![0; 1 << 20]).expect_err("the disk is full");
     }
 }
 
-impl Drop for SmallDisk {
+impl Drop for SmallDisk<'_> {
+    /// Of a test that has failed: whatever happens here, that failure is the one to
+    /// be told, and its boxes go while their records can be seen.
     fn drop(&mut self) {
-        let status = Command::new("umount").arg(&self.0).status();
-        assert!(status.expect("it can be started").success());
+        let failed = std::thread::panicking();
+        if failed {
+            self.0.sweep();
+        }
+        let status = Command::new("umount").arg(self.0.state_root()).status();
+        let is_done = status.is_ok_and(|status| status.success());
+        assert!(is_done || failed, "somebody uses it");
     }
 }
 
@@ -303,6 +314,22 @@ impl Drop for SmallDisk {
 const LOUD: &str = "echo begin; read line
 head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end
 read line; exit 7";
+/// All of that: `begin`, the long line, `end`.
+const LOUD_BYTES: usize = 6 + 3_000_000 + 1 + 4;
+
+/// All of the output is in the log or told to be missing.
+#[track_caller]
+fn assert_missing_is_told(tare: &Tare) {
+    let output = tare.call(["logs", "a"]).ok();
+    let said = output.stderr_text();
+    let numbers = said
+        .split_whitespace()
+        .filter_map(|it| it.parse::<usize>().ok());
+    let missing_bytes: usize = numbers.sum();
+    let kept_bytes = output.stdout_text().len();
+    assert_eq!(kept_bytes + missing_bytes, LOUD_BYTES, "{said}");
+    assert!(missing_bytes > 0, "{said}");
+}
 
 #[test]
 fn a_full_disk_costs_the_output_that_it_cannot_take_and_nothing_else() {
@@ -317,25 +344,22 @@ fn a_full_disk_costs_the_output_that_it_cannot_take_and_nothing_else() {
     attached.write(b"go\n");
     let stats = || tare.json(["stats", "--json", "a"])[0].clone();
     eventually("all of its output was taken", || {
-        stats()["output_bytes"].as_u64() >= Some(3_000_000)
+        stats()["output_bytes"] == LOUD_BYTES
     });
     assert!(
         stats()["output_dropped_bytes"].as_u64() >= Some(1),
         "{}",
         stats()
     );
-    // Whoever filled it: not one more byte.
-    fs::write(disk.0.join("filler"), vec![0; 1 << 20]).expect_err("the disk is full");
+    disk.fill();
     tare.exec("a", ["echo", "usable"]).ok().printed("usable\n");
     assert_eq!(tare.state(&id), "running");
-    let said = tare.call(["logs", "a"]).ok().stderr_text();
-    assert!(
-        said.contains("bytes"),
-        "nobody says what is missing: {said:?}"
-    );
+    assert_missing_is_told(&tare);
     attached.write(b"go\n");
     tare.call(["wait", "a"]).ok().printed("7\n");
     attached.wait().exited(7);
+    // Nobody is left who could be asked.
+    assert_missing_is_told(&tare);
     assert_eq!(tare.look(&id)["exit_code"], 7);
     tare.call(["exec", "a", "--", "true"]).exited(125);
     tare.call(["rm", "a"]).ok();
@@ -351,8 +375,7 @@ fn a_full_disk_has_no_room_for_another_box_and_leaves_nothing_of_it() {
     }
     let disk = SmallDisk::mount(&tare);
     let id = tare.idle_box();
-    let filler = disk.0.join("filler");
-    fs::write(&filler, vec![0; 1 << 20]).expect_err("the disk is full");
+    disk.fill();
     let output = tare.call(["run", "-d", "--name", "b", "--", "sleep", "1000"]);
     output
         .exited(125)

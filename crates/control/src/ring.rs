@@ -4,7 +4,7 @@
 //! log.0, log.1:  segments, numbered by the order in which they were begun;
 //!                an even number lies in log.0, an odd one in log.1
 //!
-//! segment = "tarelog" version    sequence u64
+//! segment = "tarelog" version    sequence u64    dropped_to u64    dropped_to u64
 //!           record*
 //! record  = time_ms u64    position u64    length u32    stream u8    0 0 0
 //!           the bytes
@@ -15,7 +15,10 @@
 //! emptied and begins the next one, so at least the last half of the limit is
 //! always there. A record's *position* is how many bytes the workload had written
 //! before it, those that could not be kept included: whatever is missing between
-//! two records, a reader knows how much.
+//! two records, a reader knows how much. What is missing behind the last one is told
+//! by *dropped_to*: the position behind the last bytes that could not be kept. The
+//! newest segment that is there has room for it from the beginning, so that it takes
+//! no more of a disk that is full; the creator of a box makes that of the first one.
 //!
 //! The keeper has the [`Writer`]; everyone else has a [`Reader`], holds no lock,
 //! and takes whatever it finds for hostile input. What lets them run side by side:
@@ -24,13 +27,16 @@
 //!   whole or is not there yet;
 //! - a segment's bytes are never changed, only cut off: a reader whose segment has
 //!   the same sequence *after* it read has read that segment;
-//! - the one exception is a record that a full disk cut short, in whose place the
-//!   next one is put: whoever reads during that finds two different positions.
+//! - one exception is a record that a full disk cut short, in whose place the
+//!   next one is put: whoever reads during that finds two different positions;
+//! - the other is *dropped_to*, which only grows: whoever reads it while it is
+//!   written finds two different numbers. Records before it are there before it is,
+//!   so whoever reads it first and then finds no record before it knows that none comes.
 
 mod reader;
 mod writer;
 
-pub use reader::{Damage, Entry, Place, ReadError, Reader};
+pub use reader::{Damage, End, Entry, Place, ReadError, Reader};
 pub use writer::Writer;
 
 /// The names of the two files in the record of a box.
@@ -40,8 +46,10 @@ pub const RECORD_BYTES_MAX: usize = 64 << 10;
 /// A smaller limit becomes this one: less holds no useful record.
 pub const LOG_BYTES_MIN: u64 = 4096;
 
-const MAGIC: [u8; 8] = *b"tarelog\x01";
-const SEGMENT_HEADER_BYTES: usize = 16;
+const MAGIC: [u8; 8] = *b"tarelog\x02";
+const SEGMENT_HEADER_BYTES: usize = 32;
+/// Where in it the two numbers are that are written again.
+const DROPPED_TO_OFFSET: u64 = 16;
 const RECORD_HEADER_BYTES: usize = 24;
 const RECORD_TRAILER_BYTES: usize = 8;
 /// What a record takes beside its bytes.
@@ -59,17 +67,43 @@ fn file_of(sequence: u64) -> usize {
     usize::from(sequence % 2 == 1)
 }
 
+/// What the first of the two files holds before anything is written to it.
+pub fn first_header() -> [u8; SEGMENT_HEADER_BYTES] {
+    encode_segment(0)
+}
+
+/// The header of a segment that has dropped nothing.
 fn encode_segment(sequence: u64) -> [u8; SEGMENT_HEADER_BYTES] {
     let mut bytes = [0; SEGMENT_HEADER_BYTES];
     bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..].copy_from_slice(&sequence.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
     bytes
 }
 
-/// The sequence; `None` for what is not the beginning of a segment.
-fn decode_segment(bytes: &[u8; SEGMENT_HEADER_BYTES]) -> Option<u64> {
-    let sequence = bytes.strip_prefix(&MAGIC)?.first_chunk()?;
-    Some(u64::from_le_bytes(*sequence))
+/// What the header of a segment says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SegmentHeader {
+    sequence: u64,
+    /// `None` while it is being written.
+    dropped_to: Option<u64>,
+}
+
+/// `None` for what is not the beginning of a segment.
+fn decode_segment(bytes: &[u8; SEGMENT_HEADER_BYTES]) -> Option<SegmentHeader> {
+    let (sequence, rest) = bytes.strip_prefix(&MAGIC)?.split_first_chunk()?;
+    let (dropped_to, again) = rest.split_first_chunk()?;
+    Some(SegmentHeader {
+        sequence: u64::from_le_bytes(*sequence),
+        dropped_to: (again == dropped_to).then_some(u64::from_le_bytes(*dropped_to)),
+    })
+}
+
+/// What the header of a segment says from now on.
+fn encode_dropped_to(position: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&position.to_le_bytes());
+    bytes[8..].copy_from_slice(&position.to_le_bytes());
+    bytes
 }
 
 /// What stands before and after the bytes of a record.

@@ -3,9 +3,9 @@
 //! comes.
 //!
 //! ```text
-//! open ─▶ since ─▶ tail ─▶ next_record* ─▶ (None) ─▶ wait on the watch ─┐
-//!                               ▲                                       │
-//!                               └───────────────────────────────────────┘
+//! open ─▶ since ─▶ tail ─▶ next_record* ─▶ (None) ─▶ missed_at_end ─▶ wait on the watch ─┐
+//!                               ▲                                                        │
+//!                               └────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! Nothing of a log is held in memory but one record, however long it is. The
@@ -14,7 +14,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, openat};
-use tare_control::ring::{Entry, FILE_NAMES, Place, ReadError, Reader};
+use tare_control::ring::{End, Entry, FILE_NAMES, ReadError, Reader};
 use tare_kernel::watch::Watch;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -39,7 +39,7 @@ pub struct Logs {
     since: Option<Timestamp>,
     skip: Skip,
     /// Where to stop; `None`: never.
-    end: Option<Place>,
+    end: Option<End>,
 }
 
 /// What lies before the last lines.
@@ -131,7 +131,16 @@ impl Logs {
         Ok(None)
     }
 
-    /// Announces whatever is written from now on.
+    /// How much output came after the last record and is lost, once there is no next
+    /// record. What was told is not told again.
+    pub fn missed_at_end(&mut self) -> Result<u64, Error> {
+        match &self.end {
+            Some(end) => Ok(self.reader.missed_before(end)),
+            None => self.reader.missed_at_end().map_err(unreadable),
+        }
+    }
+
+    /// Announces whatever is written from now on, and whatever is lost.
     pub fn watch(&self) -> Result<Watch, Error> {
         Watch::files(self.reader.files()).doing(|| "cannot watch the log".to_owned())
     }
@@ -141,12 +150,13 @@ impl Logs {
         self.skip = Skip::default();
     }
 
-    /// The next record before this place that is not too old.
-    fn next_entry(&mut self, end: Option<Place>) -> Result<Option<Entry>, Error> {
-        while let Some(entry) = self.reader.next_entry().map_err(unreadable)? {
-            if end.is_some_and(|end| entry.place >= end) {
-                break;
-            }
+    /// The next record before this end that is not too old.
+    fn next_entry(&mut self, end: Option<End>) -> Result<Option<Entry>, Error> {
+        let mut next = || match &end {
+            Some(end) => self.reader.next_entry_before(end),
+            None => self.reader.next_entry(),
+        };
+        while let Some(entry) = next().map_err(unreadable)? {
             if self
                 .since
                 .is_none_or(|since| entry.time_ms >= since.as_ms())
@@ -158,7 +168,7 @@ impl Logs {
     }
 
     /// Counts from the beginning, and not further than so many lines.
-    fn count(&mut self, lines_max: u64, end: Place) -> Result<Census, Error> {
+    fn count(&mut self, lines_max: u64, end: End) -> Result<Census, Error> {
         self.rewind();
         let mut census = Census::default();
         while census.counted.lines() < lines_max {

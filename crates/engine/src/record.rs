@@ -27,7 +27,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
-use tare_control::ring::FILE_NAMES;
+use tare_control::ring::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::read_text;
 use tare_kernel::step::step;
@@ -263,7 +263,8 @@ impl Locked {
         Ok(socket)
     }
 
-    /// The files of a detached box, with room for its life from the beginning.
+    /// The files of a detached box, with room from the beginning for its life and
+    /// for what is missing in its log.
     pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
         let make = |name: &str| {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
@@ -274,10 +275,11 @@ impl Locked {
         step("room for its life made", || {
             rustix::io::pwrite(&life, &[b' '; LIFE_BYTES], 0)
         })?;
-        Ok(DetachedFiles {
-            life,
-            log: [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?],
-        })
+        let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
+        step("room for what its log will lack made", || {
+            rustix::io::pwrite(&log[0], &ring::first_header(), 0)
+        })?;
+        Ok(DetachedFiles { life, log })
     }
 
     pub fn add_keeper(&mut self, identity: KeeperIdentity) -> io::Result<()> {

@@ -221,7 +221,7 @@ impl Tare {
     /// After a failed test: its boxes are removed, and should that fail too, their
     /// keepers are killed; whatever they still have with a name goes the way that
     /// every tare command goes first. Best effort, nothing is proven.
-    fn sweep(&self) {
+    pub fn sweep(&self) {
         if self.is_lasting() {
             self.try_call(&["rm", "-f", "--all"]);
             orphans::kill();

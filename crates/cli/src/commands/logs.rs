@@ -169,7 +169,14 @@ fn show_more(logs: &mut Logs, printer: &mut Printer<'_>) -> Result<(), Stop> {
                 }
                 printer.print(&record)?;
             }
-            Ok(None) => return Ok(printer.flush()?),
+            Ok(None) => {
+                printer.flush()?;
+                let missed_bytes = logs.missed_at_end()?;
+                if missed_bytes > 0 {
+                    print_note(&gap(missed_bytes));
+                }
+                return Ok(());
+            }
             Err(error) => {
                 printer.flush()?;
                 return Err(error.into());

@@ -25,7 +25,7 @@ use rustix::io::{pread, retry_on_intr};
 
 use super::{
     Decoded, FILE_NAMES, Frame, RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RECORD_OVERHEAD,
-    SEGMENT_HEADER_BYTES, Stream, decode_segment, file_of,
+    SEGMENT_HEADER_BYTES, SegmentHeader, Stream, decode_segment, file_of,
 };
 
 /// How often to look before garbage is believed. An honest log needs four looks
@@ -51,6 +51,15 @@ pub struct Entry {
 pub struct Place {
     sequence: u64,
     offset: u64,
+}
+
+/// How far a log went at some moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// Behind the last record.
+    pub place: Place,
+    /// What the workload had written before here is in a record or dropped.
+    dropped_to: u64,
 }
 
 /// Where a log stops to make sense.
@@ -115,16 +124,20 @@ enum Look {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Segment {
     Absent,
-    Numbered(u64),
+    Begun(SegmentHeader),
     Garbage,
 }
 
 impl Segment {
-    fn number(&self) -> Option<u64> {
+    fn header(&self) -> Option<&SegmentHeader> {
         match self {
-            Self::Numbered(sequence) => Some(*sequence),
+            Self::Begun(header) => Some(header),
             Self::Absent | Self::Garbage => None,
         }
+    }
+
+    fn number(&self) -> Option<u64> {
+        self.header().map(|header| header.sequence)
     }
 }
 
@@ -147,21 +160,27 @@ impl Reader {
 
     /// Behind all that is there now: whoever stops here comes to an end however
     /// fast the log grows.
-    pub fn end(&self) -> Result<Place, ReadError> {
+    pub fn end(&self) -> Result<End, ReadError> {
+        // First: what was kept before it was written is before the place.
+        let dropped_to = self.dropped_to()?;
         let segments = [self.segment(0)?, self.segment(1)?];
         let Some(sequence) = segments.iter().filter_map(Segment::number).max() else {
-            return Ok(Place {
-                sequence: 0,
-                offset: 0,
+            let (sequence, offset) = (0, 0);
+            return Ok(End {
+                place: Place { sequence, offset },
+                dropped_to,
             });
         };
         let found = fstat(&self.files[file_of(sequence)]);
         let size = found
             .map_err(|errno| ReadError::Read(errno.into()))?
             .st_size;
-        Ok(Place {
-            sequence,
-            offset: size.unsigned_abs(),
+        Ok(End {
+            place: Place {
+                sequence,
+                offset: size.unsigned_abs(),
+            },
+            dropped_to,
         })
     }
 
@@ -175,9 +194,45 @@ impl Reader {
 
     /// The next record; `None` when there is none, though there may be later.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ReadError> {
+        let found = self.find_next()?;
+        Ok(found.map(|(place, frame)| self.take(place, &frame)))
+    }
+
+    /// The next record that was there at that end.
+    pub fn next_entry_before(&mut self, end: &End) -> Result<Option<Entry>, ReadError> {
+        let found = self.find_next()?.filter(|(place, _)| *place < end.place);
+        Ok(found.map(|(place, frame)| self.take(place, &frame)))
+    }
+
+    /// How many bytes came after the last record and were dropped, when there is no
+    /// next record. What was told is not told again.
+    pub fn missed_at_end(&mut self) -> Result<u64, ReadError> {
+        let end = self.end()?;
+        match self.find_next()? {
+            Some(_) => Ok(0),
+            None => Ok(self.missed_before(&end)),
+        }
+    }
+
+    /// The same for whoever has read all that is before that end.
+    pub fn missed_before(&mut self, end: &End) -> u64 {
+        let expected = self.position.unwrap_or(0);
+        let missed_bytes = end.dropped_to.saturating_sub(expected);
+        if missed_bytes > 0 {
+            self.position = Some(end.dropped_to);
+        }
+        missed_bytes
+    }
+
+    /// The bytes of the record that [`Self::next_entry`] gave.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[self.current.clone()]
+    }
+
+    fn find_next(&mut self) -> Result<Option<(Place, Frame)>, ReadError> {
         for _ in 0..LOOKS_MAX {
             match self.look()? {
-                Look::Record(place, frame) => return Ok(Some(self.take(place, &frame))),
+                Look::Record(place, frame) => return Ok(Some((place, frame))),
                 Look::End => return Ok(None),
                 Look::Again => {}
             }
@@ -188,9 +243,17 @@ impl Reader {
         Err(damaged(file_of(sequence), offset))
     }
 
-    /// The bytes of the record that [`Self::next_entry`] gave.
-    pub fn bytes(&self) -> &[u8] {
-        &self.buffer[self.current.clone()]
+    /// 0 when nothing was; what never makes sense says nothing.
+    fn dropped_to(&self) -> Result<u64, ReadError> {
+        for _ in 0..LOOKS_MAX {
+            let segments = [self.segment(0)?, self.segment(1)?];
+            let mut headers = segments.iter().filter_map(Segment::header);
+            let most = headers.try_fold(0, |most, header| Some(header.dropped_to?.max(most)));
+            if let Some(most) = most {
+                return Ok(most);
+            }
+        }
+        Ok(0)
     }
 
     fn take(&mut self, place: Place, frame: &Frame) -> Entry {
@@ -262,7 +325,7 @@ impl Reader {
         let read = retry_on_intr(|| pread(file, &mut self.buffer[..], place.offset));
         self.filled = 0..read.map_err(|errno| ReadError::Read(errno.into()))?;
         // After reading, not before: only then was all of it of this segment.
-        if self.segment(file_of(place.sequence))? == Segment::Numbered(place.sequence) {
+        if self.segment(file_of(place.sequence))?.number() == Some(place.sequence) {
             return Ok(true);
         }
         self.place = None;
@@ -275,15 +338,15 @@ impl Reader {
     fn leave(&mut self, place: Place) -> Result<Look, ReadError> {
         let other = 1 - file_of(place.sequence);
         match self.segment(other)? {
-            Segment::Numbered(next) if next > place.sequence => {
+            Segment::Begun(next) if next.sequence > place.sequence => {
                 // What was written here between our look and that is there now.
                 if self.fill(place)? && self.decode() == Decoded::Part {
-                    self.go_to(next);
+                    self.go_to(next.sequence);
                 }
                 Ok(Look::Again)
             }
             Segment::Garbage => Err(damaged(other, 0)),
-            Segment::Numbered(_) | Segment::Absent => Ok(Look::End),
+            Segment::Begun(_) | Segment::Absent => Ok(Look::End),
         }
     }
 
@@ -295,7 +358,7 @@ impl Reader {
             return Ok(Segment::Absent);
         }
         Ok(match decode_segment(&header) {
-            Some(sequence) if file_of(sequence) == file => Segment::Numbered(sequence),
+            Some(header) if file_of(header.sequence) == file => Segment::Begun(header),
             Some(_) | None => Segment::Garbage,
         })
     }

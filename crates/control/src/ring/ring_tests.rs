@@ -157,8 +157,9 @@ fn the_end_lies_behind_all_that_is_there_and_before_all_that_comes() {
     for _ in 0..300 {
         let end = reader.end().unwrap();
         writer.append_at(1, Stream::Stdout, b"0123456789");
+        assert_eq!(reader.next_entry_before(&end).unwrap(), None);
         let entry = reader.next_entry().unwrap().unwrap();
-        assert!(entry.place >= end && entry.place < reader.end().unwrap());
+        assert!(entry.place >= end.place && entry.place < reader.end().unwrap().place);
     }
 }
 
@@ -255,6 +256,8 @@ fn read_hostile(files: [OwnedFd; 2]) -> usize {
         assert!(reader.bytes().len() <= RECORD_BYTES_MAX);
         records += 1;
     }
+    let told = reader.missed_at_end();
+    assert!(told.is_err() || reader.missed_at_end().unwrap() == 0);
     records
 }
 
@@ -284,7 +287,7 @@ fn damage_is_named_by_file_and_offset() {
     let mut reader = Reader::new(clones(&files));
     assert!(reader.next_entry().unwrap().is_some());
     let error = reader.next_entry().unwrap_err();
-    assert_eq!(error.to_string(), "log.0 is damaged at byte 51");
+    assert_eq!(error.to_string(), "log.0 is damaged at byte 67");
     pwrite(&files[0], b"T", 0).unwrap();
     let error = Reader::new(clones(&files)).next_entry().unwrap_err();
     assert_eq!(error.to_string(), "log.0 is damaged at byte 0");
@@ -353,16 +356,45 @@ fn create(directory: BorrowedFd<'_>, name: &str) -> OwnedFd {
     openat(directory, name, flags, Mode::RUSR | Mode::WUSR).unwrap()
 }
 
+/// A small disk with a log, and something else on it that can make room.
+struct SmallDisk {
+    ballast: OwnedFd,
+    files: [OwnedFd; 2],
+}
+
+impl SmallDisk {
+    fn new() -> Option<Self> {
+        let disk = tmpfs("256k").ok()?;
+        let ballast = create(disk.as_fd(), "ballast");
+        pwrite(&ballast, &[0; 64 << 10], 0).unwrap();
+        let files = FILE_NAMES.map(|name| create(disk.as_fd(), name));
+        pwrite(&files[0], &first_header(), 0).unwrap();
+        Some(Self { ballast, files })
+    }
+
+    /// Takes what is left of it.
+    fn fill(&self) {
+        let mut end = fstat(&self.ballast).unwrap().st_size.cast_unsigned();
+        while let Ok(written) = pwrite(&self.ballast, &[0; 4096], end) {
+            end += written as u64;
+        }
+    }
+
+    fn reader(&self) -> Reader {
+        Reader::new(clones(&self.files))
+    }
+
+    fn writer(&self, bytes_max: u64) -> Writer {
+        Writer::new(clones(&self.files), bytes_max)
+    }
+}
+
 #[test]
 fn a_disk_that_fills_up_leaves_a_log_that_goes_on_when_there_is_room() {
-    let Ok(disk) = tmpfs("256k") else {
+    let Some(disk) = SmallDisk::new() else {
         skip!("no tmpfs can be made without privileges");
     };
-    let ballast = create(disk.as_fd(), "ballast");
-    pwrite(&ballast, &[0; 64 << 10], 0).unwrap();
-    let files = FILE_NAMES.map(|name| create(disk.as_fd(), name));
-    let mut reader = Reader::new(clones(&files));
-    let mut writer = Writer::new(files, 1 << 20);
+    let (mut reader, mut writer) = (disk.reader(), disk.writer(1 << 20));
     // Longer than a page: of the first one that does not fit, a part does.
     for number in 0..60 {
         let chunk = numbered(number * 1000..number * 1000 + 1000);
@@ -373,7 +405,7 @@ fn a_disk_that_fills_up_leaves_a_log_that_goes_on_when_there_is_room() {
     let dropped_bytes = writer.dropped_bytes();
     assert_eq!(dropped_bytes + before.len() as u64, 60 * 12_000);
 
-    ftruncate(&ballast, 0).unwrap();
+    ftruncate(&disk.ballast, 0).unwrap();
     writer.append_at(2, Stream::Stderr, b"room again\n");
     writer.append_at(3, Stream::Stdout, b"and more\n");
     let expected = [
@@ -381,5 +413,69 @@ fn a_disk_that_fills_up_leaves_a_log_that_goes_on_when_there_is_room() {
         (3, Stream::Stdout, 0, "and more\n".to_owned()),
     ];
     assert_eq!(rest(&mut reader), expected);
+    assert_eq!(reader.missed_at_end().unwrap(), 0);
     assert_eq!(writer.dropped_bytes(), dropped_bytes);
+}
+
+#[test]
+fn what_a_full_disk_dropped_last_is_told_once_without_a_record_behind_it() {
+    let Some(disk) = SmallDisk::new() else {
+        skip!("no tmpfs can be made without privileges");
+    };
+    disk.fill();
+    let (mut reader, mut writer) = (disk.reader(), disk.writer(1 << 20));
+    // Not one record was ever kept.
+    writer.append_at(1, Stream::Stdout, &[b'x'; 5000]);
+    assert_eq!(writer.dropped_bytes(), 5000);
+    assert_eq!(rest(&mut reader), []);
+    assert_eq!(reader.missed_at_end().unwrap(), 5000);
+    assert_eq!(reader.missed_at_end().unwrap(), 0);
+    ftruncate(&disk.ballast, 0).unwrap();
+    writer.append_at(2, Stream::Stdout, b"kept");
+    let kept = (2, Stream::Stdout, 0, "kept".to_owned());
+    assert_eq!(rest(&mut reader), [kept]);
+    disk.fill();
+    writer.append_at(3, Stream::Stdout, &[b'x'; 6000]);
+    writer.append_at(3, Stream::Stdout, &[b'x'; 7000]);
+    assert_eq!(reader.missed_at_end().unwrap(), 13_000);
+    assert_eq!(reader.missed_at_end().unwrap(), 0);
+    // Whoever stops here learns it too, whatever comes later.
+    let mut reader = disk.reader();
+    let end = reader.end().unwrap();
+    ftruncate(&disk.ballast, 0).unwrap();
+    writer.append_at(4, Stream::Stdout, b"later");
+    let mut missed_bytes = 0;
+    while let Some(entry) = reader.next_entry_before(&end).unwrap() {
+        missed_bytes += entry.missed_bytes;
+    }
+    assert_eq!(missed_bytes + reader.missed_before(&end), 18_000);
+}
+
+#[test]
+fn a_full_disk_at_the_turn_of_a_segment_is_told_and_loses_no_later_record() {
+    let whole_segment = (BYTES_MAX / 2) as usize - SEGMENT_HEADER_BYTES - RECORD_OVERHEAD;
+    // Room for nothing at all, or for a part of the first record.
+    for pages in [0, 1] {
+        let Some(disk) = SmallDisk::new() else {
+            skip!("no tmpfs can be made without privileges");
+        };
+        let (mut reader, mut writer) = (disk.reader(), disk.writer(BYTES_MAX));
+        writer.append_at(1, Stream::Stdout, &vec![b'x'; whole_segment]);
+        disk.fill();
+        let end = fstat(&disk.ballast).unwrap().st_size.cast_unsigned();
+        ftruncate(&disk.ballast, end - pages * 4096).unwrap();
+        for _ in 0..2 {
+            writer.append_at(2, Stream::Stdout, &[b'y'; 9000]);
+        }
+        assert_eq!(writer.dropped_bytes(), 18_000);
+        assert_eq!(rest(&mut reader).len(), 1);
+        assert_eq!(reader.missed_at_end().unwrap(), 18_000);
+
+        ftruncate(&disk.ballast, 0).unwrap();
+        writer.append_at(3, Stream::Stdout, b"room again");
+        let expected = (3, Stream::Stdout, 0, "room again".to_owned());
+        assert_eq!(rest(&mut reader), [expected]);
+        let missed: Vec<u64> = rest(&mut disk.reader()).iter().map(|it| it.2).collect();
+        assert_eq!(missed, [0, 18_000]);
+    }
 }

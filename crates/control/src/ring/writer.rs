@@ -1,18 +1,19 @@
 //! The keeper's side of the log: appends, and never fails, waits or grows.
 //!
 //! A disk that is full costs the output that it cannot take and nothing else.
-//! The counters say how much that was, and the next record is tried again.
+//! The counters say how much that was, the newest header says where it ended, and
+//! the next record is tried again.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::ftruncate;
-use rustix::io::{Errno, pwritev, retry_on_intr};
+use rustix::io::{Errno, pwrite, pwritev, retry_on_intr};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{
-    Frame, LOG_BYTES_MIN, RECORD_BYTES_MAX, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES, Stream,
-    encode_segment, file_of,
+    DROPPED_TO_OFFSET, Frame, LOG_BYTES_MIN, RECORD_BYTES_MAX, RECORD_OVERHEAD,
+    SEGMENT_HEADER_BYTES, Stream, encode_dropped_to, encode_segment, file_of, first_header,
 };
 
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub struct Writer {
     segment_bytes_max: u64,
     /// Of the segment that is being written.
     sequence: u64,
-    /// The end of its last whole record; 0 before its header is written.
+    /// The end of its last whole record, or of its header; 0 before that is written.
     offset: u64,
     behind: Behind,
     received_bytes: u64,
@@ -38,12 +39,21 @@ enum Behind {
 
 impl Writer {
     /// Begins a log in two files, which hold `bytes_max` together at most.
+    ///
+    /// Where [`first_header`] is in the first file already, nothing that is dropped
+    /// later goes untold, whatever room the disk has from now on.
     pub fn new(files: [OwnedFd; 2], bytes_max: u64) -> Self {
+        let header = first_header();
+        let begun = retry_on_intr(|| pwrite(&files[0], &header, 0));
+        let offset = match begun {
+            Ok(SEGMENT_HEADER_BYTES) => SEGMENT_HEADER_BYTES as u64,
+            Ok(_) | Err(_) => 0,
+        };
         Self {
             files,
             segment_bytes_max: bytes_max.max(LOG_BYTES_MIN) / 2,
             sequence: 0,
-            offset: 0,
+            offset,
             behind: Behind::Remains,
             received_bytes: 0,
             dropped_bytes: 0,
@@ -111,8 +121,26 @@ impl Writer {
             .and_then(|()| self.write(&frame, piece))
         {
             Ok(written) => self.offset += written,
-            Err(_) => self.dropped_bytes += piece.len() as u64,
+            Err(_) => {
+                self.dropped_bytes += piece.len() as u64;
+                self.tell_dropped();
+            }
         }
+    }
+
+    /// In the newest segment that is there: readers come to it last.
+    fn tell_dropped(&self) {
+        let newest = match self.offset {
+            0 => self.sequence.checked_sub(1),
+            _ => Some(self.sequence),
+        };
+        let Some(newest) = newest else {
+            return;
+        };
+        let told = encode_dropped_to(self.received_bytes);
+        // Over bytes that are there. Where even that fails, the next record tells.
+        let file = &self.files[file_of(newest)];
+        let _ = retry_on_intr(|| pwrite(file, &told, DROPPED_TO_OFFSET));
     }
 
     /// Nothing may follow the last record when the next is written: a shorter
@@ -139,8 +167,12 @@ impl Writer {
         // A disk that fills up on the way is told by a short count (write(2)).
         match retry_on_intr(|| pwritev(file, parts, self.offset)) {
             Ok(written) if written == size => Ok(size as u64),
-            Ok(_) => {
+            Ok(written) => {
                 self.behind = Behind::Remains;
+                // A header that is there stays: readers may have gone to it.
+                if self.offset == 0 && written >= segment.len() {
+                    self.offset = segment.len() as u64;
+                }
                 Err(Errno::NOSPC)
             }
             Err(errno) => Err(errno),

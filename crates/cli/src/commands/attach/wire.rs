@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::Signal;
-use tare_engine::logs::{Logs, Record, Stream};
+use tare_engine::logs::{Logs, Stream};
 use tare_engine::spec::bytes;
 use tare_engine::{Attachment, Doing, Error};
 use tare_kernel::process::Process;
@@ -121,9 +121,10 @@ impl<'a> Wire<'a> {
                 return Ok(Passed::Blocked);
             }
             let Some(record) = self.logs.next_record()? else {
+                say_missed(self.logs.missed_at_end()?);
                 return Ok(Passed::All);
             };
-            say_missed(&record);
+            say_missed(record.missed_bytes);
             let output = &mut self.outputs[index(record.stream)];
             if output.put(record.bytes).doing(cannot_pass_on)? == Taker::Gone {
                 return Ok(Passed::Gone);
@@ -249,10 +250,10 @@ fn index(stream: Stream) -> usize {
     }
 }
 
-/// The ring turned faster than the caller reads.
-fn say_missed(record: &Record<'_>) {
-    if record.missed_bytes > 0 {
-        let missed = bytes::show(record.missed_bytes);
+/// The ring turned faster than the caller reads, or its disk is full.
+fn say_missed(missed_bytes: u64) {
+    if missed_bytes > 0 {
+        let missed = bytes::show(missed_bytes);
         print_note(&format!("{missed} of the box's output are lost here"));
     }
 }
