@@ -73,26 +73,6 @@ fn a_tare_that_is_killed_itself() {
     }
 }
 
-/// leak B1: at any moment, also before the box is there.
-#[test]
-fn a_tare_that_is_killed_while_it_starts() {
-    let tare = tare!();
-    for step in 0..40 {
-        let running = tare.spawn(["--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(250 * step));
-        running.signal(Signal::KILL);
-        running.wait().exited(-9);
-    }
-    eventually_within(Duration::from_secs(2), "the boxes die with tare", || {
-        in_boxes(0) == 0
-    });
-    tare.run(["--", "true"]).ok();
-    tare.reap_orphans();
-    let left = tare.difference_now();
-    assert!(left.is_empty(), "{}", left.join("\n"));
-}
-
 /// leak C8
 #[test]
 fn a_keeper_that_is_killed_ends_its_box_and_tare() {

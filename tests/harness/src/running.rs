@@ -162,7 +162,8 @@ impl Running {
             .unwrap_or_else(|| panic!("{name} is still held open after {} ended", self.command))
     }
 
-    fn ends_within(&self, bound: Duration) -> bool {
+    /// Whether it ends within this time.
+    pub fn ends_within(&self, bound: Duration) -> bool {
         let timeout = Timespec::try_from(bound).expect("the bound is small");
         let mut fds = [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
         poll(&mut fds, Some(&timeout)).expect("a pidfd can be polled") == 1

@@ -42,7 +42,11 @@ pub fn observe_descriptors() -> Things {
 
 /// Every process on the host that belongs to a box or is tare itself.
 pub fn box_processes() -> Vec<Process> {
-    let all = processes();
+    box_processes_of(processes())
+}
+
+/// The same of processes that were seen before.
+pub fn box_processes_of(all: Vec<Process>) -> Vec<Process> {
     let own_namespace = link("/proc/self/ns/pid");
     let ancestors = ancestors_of(std::process::id(), &all);
     all.into_iter()

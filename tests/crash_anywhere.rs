@@ -1,0 +1,10 @@
+//! SIGKILL to tare, to a keeper, to both, to the whole process group, at any moment
+//! of any command: after the next command nobody is alive and nothing is there that
+//! no box accounts for, and boxes that should live are whole.
+
+#[path = "crash_anywhere/calls.rs"]
+mod calls;
+#[path = "crash_anywhere/instants.rs"]
+mod instants;
+#[path = "crash_anywhere/scene.rs"]
+mod scene;

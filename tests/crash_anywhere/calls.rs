@@ -1,0 +1,245 @@
+//! leak B1: tare, or a keeper, is killed when it is about to make its k-th system call, for
+//! every k: what lies between two of them changes nothing but memory.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tare_harness::random::{fresh_seed, number_in};
+use tare_harness::skip::is_root;
+use tare_harness::{Running, TemporaryDirectory, fixture, skip, tare};
+
+use crate::scene::{Expected, Fate, Scene, in_lanes, keeper_of};
+
+const KILL_AT_CALL: &str = include_str!("../probes/kill_at_call.c");
+
+/// How the probe ends when it has killed, and when there was no such call.
+const KILLED: i32 = 0;
+const NO_SUCH_CALL: i32 = 3;
+
+/// How many crashes are checked together.
+const BATCH: u64 = 40;
+/// More calls than any of these operations makes.
+const CALLS_MAX: u64 = 5_000;
+/// Every so many-th call is met, from a random one on, unless the environment wants
+/// all of them.
+const STRIDE: u64 = 2;
+/// How long a keeper may be busy after its client has the answer.
+const AFTER_ANSWER: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whom {
+    Tare,
+    /// The keeper that the command makes.
+    NewKeeper,
+    /// The keeper of the box that the command is about.
+    OldKeeper,
+}
+
+#[derive(Debug)]
+struct Operation {
+    whom: Whom,
+    /// The box that it is about, or that it makes, comes as its last argument or as
+    /// the name that it asks for.
+    call: fn(&str) -> Vec<&str>,
+    needs_box: bool,
+    /// What may have become of the box when somebody was killed on the way.
+    fates: &'static [Fate],
+}
+
+fn run(name: &str) -> Vec<&str> {
+    vec!["run", "--name", name, "--", "true"]
+}
+
+fn detach(name: &str) -> Vec<&str> {
+    vec!["run", "-d", "--name", name, "--", "sleep", "1000"]
+}
+
+fn detach_brief(name: &str) -> Vec<&str> {
+    vec!["run", "-d", "--name", name, "--", "true"]
+}
+
+fn exec(name: &str) -> Vec<&str> {
+    vec!["exec", name, "--", "true"]
+}
+
+fn stop(name: &str) -> Vec<&str> {
+    vec!["stop", name]
+}
+
+fn remove(name: &str) -> Vec<&str> {
+    vec!["rm", "-f", name]
+}
+
+#[test]
+fn run_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::Tare,
+        call: run,
+        needs_box: false,
+        fates: &[Fate::Absent],
+    });
+}
+
+#[test]
+fn a_detached_run_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::Tare,
+        call: detach,
+        needs_box: false,
+        fates: &[Fate::Absent, Fate::Running],
+    });
+}
+
+#[test]
+fn exec_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::Tare,
+        call: exec,
+        needs_box: true,
+        fates: &[Fate::Running],
+    });
+}
+
+#[test]
+fn stop_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::Tare,
+        call: stop,
+        needs_box: true,
+        fates: &[Fate::Running, Fate::Exited],
+    });
+}
+
+#[test]
+fn rm_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::Tare,
+        call: remove,
+        needs_box: true,
+        fates: &[Fate::Running, Fate::Exited, Fate::Absent],
+    });
+}
+
+#[test]
+fn a_keeper_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::NewKeeper,
+        call: run,
+        needs_box: false,
+        fates: &[Fate::Absent],
+    });
+}
+
+#[test]
+fn a_keeper_of_a_detached_box_is_killed_at_each_of_its_calls() {
+    each_call(Operation {
+        whom: Whom::NewKeeper,
+        call: detach_brief,
+        needs_box: false,
+        fates: &[Fate::Absent, Fate::Exited],
+    });
+}
+
+#[test]
+fn a_keeper_is_killed_at_each_of_its_calls_in_an_exec() {
+    each_call(Operation {
+        whom: Whom::OldKeeper,
+        call: exec,
+        needs_box: true,
+        fates: &[Fate::Running, Fate::Exited],
+    });
+}
+
+#[test]
+fn a_keeper_is_killed_at_each_of_its_calls_while_it_stops() {
+    each_call(Operation {
+        whom: Whom::OldKeeper,
+        call: stop,
+        needs_box: true,
+        fates: &[Fate::Exited],
+    });
+}
+
+#[track_caller]
+fn each_call(operation: Operation) {
+    if !is_root() {
+        skip!("only root can trace a keeper");
+    }
+    let scene = Scene::new(tare!());
+    let directory = TemporaryDirectory::new();
+    let Some(probe) = fixture::compiled(&directory, "kill_at_call", KILL_AT_CALL) else {
+        skip!("this host has no C compiler");
+    };
+    let stride = number_in("TARE_CRASH_STRIDE").unwrap_or(STRIDE);
+    let mut first = 1 + fresh_seed() % stride;
+    loop {
+        let calls: Vec<u64> = (0..BATCH).map(|at| first + at * stride).collect();
+        let killed = in_lanes(&calls, |call| operation.crash(&scene, &probe, *call));
+        let expected = calls.iter().map(|call| Expected {
+            name: name(*call),
+            fates: operation.fates,
+        });
+        scene.check(&expected.collect::<Vec<_>>());
+        scene.clear();
+        // The last ones of the batch were past the end.
+        if killed.contains(&false) {
+            return;
+        }
+        first += BATCH * stride;
+        assert!(first < CALLS_MAX, "{operation:?} does not end");
+    }
+}
+
+fn name(call: u64) -> String {
+    format!("call-{call}")
+}
+
+impl Operation {
+    /// Whether there was such a call.
+    fn crash(&self, scene: &Scene, probe: &PathBuf, call: u64) -> bool {
+        let name = name(call);
+        let id = self.needs_box.then(|| scene.box_named(&name));
+        let ended = match (self.whom, id) {
+            (Whom::OldKeeper, Some(id)) => return self.crash_old(scene, probe, call, &id),
+            (Whom::OldKeeper, None) => unreachable!("an old keeper has a box"),
+            (Whom::Tare, _) => self.traced(scene, probe, "itself", call).wait(),
+            (Whom::NewKeeper, _) => self.traced(scene, probe, "child", call).wait(),
+        };
+        assert!([KILLED, NO_SUCH_CALL].contains(&ended.code), "{ended}");
+        ended.code == KILLED
+    }
+
+    fn traced(&self, scene: &Scene, probe: &PathBuf, whom: &str, call: u64) -> Running {
+        let mut command = Command::new(probe);
+        command.arg(whom).arg(call.to_string());
+        command.arg(scene.tare.program());
+        command.args((self.call)(&name(call)));
+        start(scene, command)
+    }
+
+    /// The keeper is seized first; then somebody makes it work.
+    fn crash_old(&self, scene: &Scene, probe: &PathBuf, call: u64, id: &str) -> bool {
+        let keeper = keeper_of(scene, id);
+        let mut command = Command::new(probe);
+        command.args(["process", &call.to_string(), &keeper.to_string()]);
+        let tracer = start(scene, command);
+        tracer.see("ready");
+        let output = scene.tare.call((self.call)(&name(call)));
+        if output.code != 0 {
+            // Who is not answered says so.
+            output.said(&["tare: "]);
+        } else if !tracer.ends_within(AFTER_ANSWER) {
+            // Dropped, it lets the keeper go.
+            return false;
+        }
+        tracer.wait().code == KILLED
+    }
+}
+
+fn start(scene: &Scene, mut command: Command) -> Running {
+    command.env("TARE_STATE_ROOT", scene.tare.state_root());
+    command.stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    scene.tare.start_command(command)
+}

@@ -1,0 +1,289 @@
+//! leak B1: somebody kills tare, a keeper, both or the whole process group at a moment that
+//! nobody chose.
+
+use std::fmt;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process_group, pidfd_send_signal};
+use tare_harness::random::{Random, fresh_seed, number_in};
+use tare_harness::{Running, tare};
+
+use crate::scene::{Expected, Fate, Scene, in_lanes, keeper_of, pid, pidfd};
+
+/// How many crashes are checked together.
+const BATCH: usize = 50;
+/// As many as were promised; more by the environment.
+const CRASHES: u64 = 3_000;
+/// A batch that is run again meets another moment each time.
+const REPETITIONS: u64 = 20;
+/// Every second crash falls into the time in which most is made.
+const EARLY: Duration = Duration::from_millis(6);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Run,
+    Detach,
+    Exec,
+    Stop,
+    Remove,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Tare,
+    Keeper,
+    Both,
+    Group,
+}
+
+const OPERATIONS: [Operation; 5] = [
+    Operation::Run,
+    Operation::Detach,
+    Operation::Exec,
+    Operation::Stop,
+    Operation::Remove,
+];
+const VICTIMS: [Victim; 4] = [Victim::Tare, Victim::Keeper, Victim::Both, Victim::Group];
+
+#[derive(Debug, Clone)]
+struct Crash {
+    operation: Operation,
+    victim: Victim,
+    after: Duration,
+    /// The command in the box ends by itself, or never.
+    brief: bool,
+    name: String,
+}
+
+impl fmt::Display for Crash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            operation,
+            victim,
+            after,
+            brief,
+            name,
+        } = self;
+        write!(
+            f,
+            "{name}: {operation:?}{} ",
+            if *brief { " (brief)" } else { "" }
+        )?;
+        write!(f, "{victim:?} killed after {} us", after.as_micros())
+    }
+}
+
+/// What was seen of a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    /// A keeper was there to be killed.
+    keeper_killed: bool,
+    /// The command ended before anybody killed it, with success.
+    acknowledged: bool,
+}
+
+#[test]
+fn nothing_is_left_of_three_thousand_crashes_at_random_instants() {
+    let scene = Scene::new(tare!());
+    let durations = Durations::measured(&scene);
+    if let Some(seed) = number_in("TARE_CRASH_SEED") {
+        (0..REPETITIONS).for_each(|_| batch(&scene, &durations, seed));
+        return;
+    }
+    let mut seeds = Random::seeded(fresh_seed());
+    let crashes = number_in("TARE_CRASHES").unwrap_or(CRASHES);
+    for _ in 0..crashes.div_ceil(BATCH as u64) {
+        batch(&scene, &durations, seeds.below(1 << 32));
+    }
+}
+
+/// How long each operation lasts here and now, when nobody interferes.
+#[derive(Debug)]
+struct Durations([(Operation, Duration); OPERATIONS.len()]);
+
+impl Durations {
+    fn measured(scene: &Scene) -> Self {
+        let measured = OPERATIONS.map(|operation| {
+            let crash = Crash {
+                operation,
+                victim: Victim::Tare,
+                after: Duration::ZERO,
+                brief: true,
+                name: "measured".into(),
+            };
+            crash.prepare(scene);
+            let lasted = crash.start(scene).wait().lasted;
+            scene.clear();
+            (operation, lasted)
+        });
+        Self(measured)
+    }
+
+    fn of(&self, operation: Operation) -> Duration {
+        let found = self.0.iter().find(|(it, _)| *it == operation);
+        found.expect("each was measured").1
+    }
+}
+
+#[track_caller]
+fn batch(scene: &Scene, durations: &Durations, seed: u64) {
+    let mut random = Random::seeded(seed);
+    let crashes: Vec<Crash> = (0..BATCH)
+        .map(|number| Crash::random(&mut random, durations, number))
+        .collect();
+    let _story = Story {
+        seed,
+        crashes: &crashes,
+    };
+    let seen = in_lanes(&crashes, |crash| crash.happen(scene));
+    let expected = crashes.iter().zip(seen).map(|(crash, seen)| Expected {
+        name: crash.name.clone(),
+        fates: crash.fates(seen),
+    });
+    scene.check(&expected.collect::<Vec<_>>());
+    scene.clear();
+}
+
+/// Tells what happened, if the test fails while it is there.
+struct Story<'a> {
+    seed: u64,
+    crashes: &'a [Crash],
+}
+
+impl Drop for Story<'_> {
+    #[expect(clippy::print_stderr, reason = "a failed test shows it")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let lines: Vec<String> = self.crashes.iter().map(Crash::to_string).collect();
+            eprintln!("{}", lines.join("\n"));
+            eprintln!("the same again: TARE_CRASH_SEED={}", self.seed);
+        }
+    }
+}
+
+impl Crash {
+    fn random(random: &mut Random, durations: &Durations, number: usize) -> Self {
+        let operation = *random.pick(&OPERATIONS);
+        let span = match random.once_in(2) {
+            true => EARLY,
+            // Somewhat more than it takes, since others have the processor too.
+            false => durations.of(operation).mul_f64(1.25),
+        };
+        let span_us = u64::try_from(span.as_micros()).expect("it was short");
+        Self {
+            operation,
+            victim: *random.pick(&VICTIMS),
+            after: Duration::from_micros(random.below(span_us.max(1))),
+            brief: random.once_in(2),
+            name: format!("box-{number}"),
+        }
+    }
+
+    /// The box that it needs, if it does.
+    fn prepare(&self, scene: &Scene) -> Option<String> {
+        match self.operation {
+            Operation::Run | Operation::Detach => None,
+            Operation::Exec | Operation::Stop | Operation::Remove => {
+                Some(scene.box_named(&self.name))
+            }
+        }
+    }
+
+    fn happen(&self, scene: &Scene) -> Seen {
+        let keeper = self
+            .prepare(scene)
+            .filter(|_| self.is_for_keeper())
+            .map(|id| pidfd(keeper_of(scene, &id)).expect("nobody has ended the box"));
+        let running = self.start(scene);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(self.after);
+        let keepers = match self.is_for_keeper() {
+            true => keeper.into_iter().chain(children(running.pid())).collect(),
+            false => Vec::new(),
+        };
+        if self.victim == Victim::Group {
+            // It leads a group of its own, and is not reaped yet: the number is its.
+            kill_process_group(pid(running.pid()), Signal::KILL).expect("the group is there");
+        }
+        let no_keeper = keepers.is_empty();
+        if matches!(self.victim, Victim::Tare | Victim::Both) || no_keeper {
+            running.signal(Signal::KILL);
+        }
+        for keeper in &keepers {
+            // It may have ended by itself.
+            let _ = pidfd_send_signal(keeper, Signal::KILL);
+        }
+        Seen {
+            keeper_killed: !no_keeper,
+            acknowledged: running.wait().code == 0,
+        }
+    }
+
+    fn is_for_keeper(&self) -> bool {
+        matches!(self.victim, Victim::Keeper | Victim::Both)
+    }
+
+    fn start(&self, scene: &Scene) -> Running {
+        let (program, argument) = match self.brief {
+            true => ("true", None),
+            false => ("sleep", Some("1000")),
+        };
+        let name = self.name.as_str();
+        let mut call = match self.operation {
+            Operation::Run => vec!["run", "--name", name, "--", program],
+            // What it runs is looked for afterwards.
+            Operation::Detach => vec!["run", "-d", "--name", name, "--", "sleep", "1000"],
+            Operation::Exec => vec!["exec", name, "--", program],
+            Operation::Stop => vec!["stop", name],
+            Operation::Remove => vec!["rm", "-f", name],
+        };
+        if matches!(self.operation, Operation::Run | Operation::Exec) {
+            call.extend(argument);
+        }
+        let mut command = scene.tare.command(call);
+        command.process_group(0).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        scene.tare.start_command(command)
+    }
+
+    /// What may have become of its box.
+    fn fates(&self, seen: Seen) -> &'static [Fate] {
+        use Fate::{Absent, Exited, Running};
+        match (self.operation, seen.keeper_killed, seen.acknowledged) {
+            (Operation::Run, _, _) => &[Absent],
+            // Its keeper may have been killed after it was told that all is well.
+            (Operation::Detach, true, _) => &[Absent, Exited],
+            (Operation::Detach, false, true) => &[Running],
+            (Operation::Detach, false, false) => &[Absent, Running],
+            (Operation::Exec, true, _) => &[Exited],
+            (Operation::Exec, false, _) => &[Running],
+            (Operation::Stop, true, _) | (Operation::Stop, false, true) => &[Exited],
+            (Operation::Stop, false, false) => &[Running, Exited],
+            (Operation::Remove, _, true) => &[Absent],
+            (Operation::Remove, true, false) => &[Absent, Exited],
+            (Operation::Remove, false, false) => &[Absent, Running, Exited],
+        }
+    }
+}
+
+/// Whoever this process has started and not reaped (`children` of proc_pid_task(5)).
+fn children(parent: u32) -> Vec<OwnedFd> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let numbers = || -> Vec<u32> {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let words = text.split_whitespace();
+        words.filter_map(|word| word.parse().ok()).collect()
+    };
+    // Still its child after it was opened: the number had not become another's.
+    let opened = numbers().into_iter().map(|child| (child, pidfd(child)));
+    let opened: Vec<_> = opened.collect();
+    let still = numbers();
+    let ours = opened
+        .into_iter()
+        .filter(|(child, _)| still.contains(child));
+    ours.filter_map(|(_, descriptor)| descriptor).collect()
+}

@@ -1,0 +1,71 @@
+//! What the boxes of one test have on the host, cheaper than a snapshot and blind to
+//! what others do on this host: for tests that look a thousand times.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use crate::snapshot::cgroup::hierarchies;
+use crate::snapshot::process::{Process, box_processes_of, processes};
+use crate::tare::Tare;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footprint {
+    /// Names of the directories in `boxes/`.
+    pub records: BTreeSet<String>,
+    /// Names of the links in `names/`.
+    pub names: BTreeSet<String>,
+    /// Directories of boxes in all hierarchies, of whatever state root.
+    pub cgroups: BTreeSet<PathBuf>,
+    /// Whoever is alive and in a box that we, or those that we started, have made.
+    pub processes: Vec<Process>,
+}
+
+impl Tare {
+    pub fn footprint(&self) -> Footprint {
+        Footprint {
+            records: self.entries("boxes"),
+            names: self.entries("names"),
+            cgroups: cgroups(),
+            processes: our_processes(),
+        }
+    }
+
+    fn entries(&self, directory: &str) -> BTreeSet<String> {
+        let entries = fs::read_dir(self.state_root().join(directory));
+        let names = entries.into_iter().flatten().flatten();
+        names
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+}
+
+fn cgroups() -> BTreeSet<PathBuf> {
+    let roots = hierarchies().into_iter();
+    let entries = roots.flat_map(fs::read_dir).flatten().flatten();
+    let of_tare = entries.filter(|e| e.file_name().as_encoded_bytes().starts_with(b"tare-"));
+    of_tare.map(|entry| entry.path()).collect()
+}
+
+/// All orphans come to the test process, so whoever is in a box of ours descends
+/// from it.
+fn our_processes() -> Vec<Process> {
+    let all = processes();
+    let parents: BTreeMap<u32, u32> = all.iter().map(|it| (it.pid, it.parent)).collect();
+    let own = std::process::id();
+    let is_ours = |process: &Process| {
+        let mut next = Some(process.parent);
+        // No chain is longer than there are processes.
+        for _ in 0..=parents.len() {
+            match next {
+                Some(pid) if pid == own => return true,
+                Some(pid) => next = parents.get(&pid).copied(),
+                None => return false,
+            }
+        }
+        false
+    };
+    let mut inside = box_processes_of(all);
+    inside.retain(|process| !process.is_zombie && is_ours(process));
+    inside
+}
