@@ -14,9 +14,15 @@ use crate::spec::{Cpus, Limit, Name, Spec};
 use crate::status::EndedBy;
 use crate::timestamp::Timestamp;
 
+/// How records are written. One of a greater version may mean something else by the
+/// same words.
+pub const VERSION: u32 = 1;
+
 /// What is written before anything is acquired.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
+    /// Of the record as a whole; see [`VERSION`].
+    pub version: u32,
     pub boot_id: String,
     pub created_at: Timestamp,
     /// The same on the boot clock, as all times of a record that end in `_ns`.
@@ -195,6 +201,8 @@ pub enum Entry {
 /// All lines together.
 #[derive(Debug, Default)]
 pub struct Account {
+    /// Of a tare that writes records differently.
+    pub newer: Option<u32>,
     pub intent: Option<Intent>,
     pub keeper: Option<KeeperIdentity>,
     /// Every name that it may hold; the last is its own.
@@ -208,10 +216,15 @@ impl Account {
     /// A line that is cut off or damaged says nothing, and hides no other.
     pub fn read(text: &str) -> Self {
         let mut account = Self::default();
-        let entries = text
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok());
-        entries.for_each(|entry| account.note(entry));
+        for line in text.lines() {
+            match serde_json::from_str(line) {
+                Ok(Entry::Intent(intent)) if intent.version > VERSION => {
+                    account.newer = Some(intent.version);
+                }
+                Ok(entry) => account.note(entry),
+                Err(_) => account.newer = account.newer.or_else(|| newer_version(line)),
+            }
+        }
         account
     }
 
@@ -258,6 +271,20 @@ impl Account {
     }
 }
 
+/// The version of an intent that says more, or less, than this tare understands.
+fn newer_version(line: &str) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    #[derive(Deserialize)]
+    struct Beginning {
+        intent: Versioned,
+    }
+    let version = serde_json::from_str::<Beginning>(line).ok()?.intent.version;
+    (version > VERSION).then_some(version)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +300,15 @@ mod tests {
             let text = serde_json::to_string(&update).unwrap();
             assert_eq!(serde_json::from_str::<Update>(&text).unwrap(), update);
         }
+    }
+
+    #[test]
+    fn a_record_of_a_newer_version_is_known_as_one() {
+        let account = Account::read("{\"intent\":{\"version\":2,\"all\":\"new\"}}\n{\"x\":1}\n");
+        assert_eq!(account.newer, Some(2));
+        let account = Account::read("{\"intent\":{\"version\":1,\"all\":\"new\"}}\n{\"x\":1}\n");
+        assert_eq!(account.newer, None);
+        assert!(account.intent.is_none());
     }
 
     #[test]

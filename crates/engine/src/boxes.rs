@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use serde_json::json;
 use tare_control::{Call, KeeperUsage, Report};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Manner};
 use crate::error::{Doing, Error, ErrorKind};
+use crate::flaw::Flaw;
 use crate::holdings::cgroup::CgroupUsage;
 use crate::holdings::name;
 use crate::id::BoxId;
@@ -23,8 +24,10 @@ use crate::timestamp::Timestamp;
 impl Engine {
     /// The box with this id, this name, or an id that begins so.
     pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
-        let boxes = self.boxes()?;
-        let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+        let ids = match self.boxes_if_any()? {
+            Some(boxes) => record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?,
+            None => Vec::new(),
+        };
         let whole = ids.iter().find(|id| id.as_str() == reference).cloned();
         let named = || {
             let wanted = names::parse(reference).ok()?;
@@ -39,14 +42,16 @@ impl Engine {
 
     /// Every box, the oldest first.
     pub fn list(&self) -> Result<Vec<Status>, Error> {
-        let boxes = self.boxes()?;
+        let Some(boxes) = self.boxes_if_any()? else {
+            return Ok(Vec::new());
+        };
         let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
-        let mut statuses: Vec<Status> = ids
-            .iter()
-            .filter_map(|id| {
-                Some(self.status_of(id, &self.tend_in(boxes.as_fd(), id, Depth::State)?))
-            })
-            .collect();
+        let status = |id: &BoxId| match self.tend_in(boxes.as_fd(), id, Depth::State) {
+            Ok(observed) => Some(self.status_of(id, &observed?)),
+            // It is there: what is not known of it is no reason to hide it.
+            Err(error) => Some(Status::unknown(id, Flaw::unreadable(&error).to_string())),
+        };
+        let mut statuses: Vec<Status> = ids.iter().filter_map(status).collect();
         statuses.sort_by(|one, other| {
             let key = |status: &Status| (status.created_at, status.id.to_string());
             key(one).cmp(&key(other))
@@ -81,16 +86,28 @@ impl Engine {
     }
 
     pub(crate) fn boxes(&self) -> Result<OwnedFd, Error> {
-        record::open_all(&self.layout).doing(|| {
-            let boxes = self.layout.boxes();
-            format!("cannot open {}", boxes.display())
-        })
+        let doing = || format!("cannot open {}", self.layout.boxes().display());
+        match self.manner {
+            Manner::Tending => record::open_all(&self.layout).doing(doing),
+            Manner::Looking => {
+                let boxes = self.boxes_if_any()?;
+                boxes.ok_or(rustix::io::Errno::NOENT).doing(doing)
+            }
+        }
+    }
+
+    /// `None` where there has never been a box.
+    pub(crate) fn boxes_if_any(&self) -> Result<Option<OwnedFd>, Error> {
+        let doing = || format!("cannot open {}", self.layout.boxes().display());
+        record::open_all_if_any(&self.layout).doing(doing)
     }
 
     /// A box as it is now, after it was looked after.
     pub(crate) fn observe(&self, id: &BoxId) -> Result<Observed, Error> {
         let boxes = self.boxes()?;
-        self.tend_in(boxes.as_fd(), id, Depth::State)
+        let observed = self.tend_in(boxes.as_fd(), id, Depth::State);
+        observed
+            .doing(|| format!("cannot open the record of box {id}"))?
             .ok_or_else(|| no_box(id.as_str()))
     }
 

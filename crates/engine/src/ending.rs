@@ -185,9 +185,10 @@ impl Engine {
     }
 
     /// The lock of an attached box is its creator's until the box is gone. So it
-    /// is the keeper that is killed first; the creator does the rest.
+    /// is the keeper that is killed first; the creator does the rest. A record that
+    /// does not say whose box it is may be that of one.
     fn kill_attached(&self, record: &Record, id: &BoxId) -> Result<(), Error> {
-        let attached = record.account.intent.is_some() && record.account.detached().is_none();
+        let attached = record.account.detached().is_none();
         match provable_keeper(record, self.layout.tagged(id), &self.host) {
             Some(keeper) if attached => kill(&keeper, id),
             Some(_) | None => Ok(()),
@@ -221,7 +222,12 @@ impl From<&EndedEntry> for Ended {
 /// Only what was left to itself has a record worth keeping.
 fn is_kept(record: &Locked) -> bool {
     let options = record.account.detached();
-    options.is_some_and(|options| !options.remove) && record.life().contains(&LifeEvent::Detached)
+    let was_left = || {
+        // What cannot be read is no reason to lose the rest.
+        let life = record.life();
+        life.map_or(true, |life| life.contains(&LifeEvent::Detached))
+    };
+    options.is_some_and(|options| !options.remove) && was_left()
 }
 
 fn cannot_look(id: &BoxId, error: std::io::Error) -> Error {

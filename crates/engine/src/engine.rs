@@ -21,26 +21,49 @@ use crate::teardown::Site;
 pub struct Engine {
     pub(crate) layout: Layout,
     pub(crate) host: Host,
+    pub(crate) manner: Manner,
     /// Boxes that nobody looked after, and that are gone since this was opened.
     pub(crate) tended: Vec<BoxId>,
+}
+
+/// What is done about boxes that need it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// What there is to be done.
+    Tending,
+    /// Nothing.
+    Looking,
 }
 
 impl Engine {
     /// Opens a state root, making it if need be; `None` for the default one.
     /// Boxes that somebody has to look after are looked after on the way.
     pub fn open(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        let mut engine = Self::at(state_root, Manner::Tending);
+        record::prepare_state_root(&engine.layout)?;
+        engine.tended = engine.tend_some();
+        Ok(engine)
+    }
+
+    /// The same to look only: nothing is made, and nothing changed. A state root
+    /// that is not there has no boxes.
+    pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        let engine = Self::at(state_root, Manner::Looking);
+        record::inspect_state_root(&engine.layout)?;
+        Ok(engine)
+    }
+
+    fn at(state_root: Option<PathBuf>, manner: Manner) -> Self {
         let host = Host::probe();
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
-        let layout = Layout::new(root.clone(), Tag::of(&root));
-        record::prepare_state_root(&layout)?;
-        let mut engine = Self {
-            layout,
+        let tag = Tag::of(&root);
+        Self {
+            layout: Layout::new(root, tag),
             host,
+            manner,
             tended: Vec::new(),
-        };
-        engine.tended = engine.tend_some();
-        Ok(engine)
+        }
     }
 
     pub(crate) fn site<'a>(&'a self, id: &'a BoxId) -> Site<'a> {

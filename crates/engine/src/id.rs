@@ -6,7 +6,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
 
 /// Twelve characters of `[a-z2-7]`: 60 random bits, never used twice.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct BoxId(String);
 
 const LENGTH: usize = 12;

@@ -31,6 +31,10 @@ impl Layout {
         &self.root
     }
 
+    pub fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
     /// A box of this state root, as the host knows it.
     pub fn tagged<'a>(&'a self, id: &'a BoxId) -> Tagged<'a> {
         Tagged { tag: &self.tag, id }
@@ -63,6 +67,13 @@ pub fn cgroup(root: &Path, of: Tagged<'_>) -> PathBuf {
     root.join(format!("tare-{}-{}", of.tag, of.id))
 }
 
+/// The box whose directory in a cgroup hierarchy has this name, if it is one of the
+/// state root with this tag.
+pub fn box_of(name: &str, tag: &Tag) -> Option<BoxId> {
+    let tagged = name.strip_prefix("tare-")?.strip_prefix(tag.as_str())?;
+    BoxId::parse(tagged.strip_prefix('-')?)
+}
+
 /// The scratch space in the record of a box that keeps it.
 pub const SCRATCH: &str = "scratch";
 
@@ -72,6 +83,24 @@ pub const WORKLOAD_CGROUP: &str = "work";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_box_is_known_by_its_directory_and_no_other_directory_is_a_box() {
+        let (tag, id) = (Tag::of(Path::new("/run/tare")), BoxId::random());
+        let tagged = Tagged { tag: &tag, id: &id };
+        let name = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let known = name(cgroup(Path::new(""), tagged));
+        assert_eq!(box_of(&known, &tag), Some(id.clone()));
+        assert_eq!(box_of(&known, &Tag::of(Path::new("/run/other"))), None);
+        for other in [
+            "tare-x",
+            "tare-abcdefghijkl",
+            &format!("tare-{tag}-"),
+            &format!("{known}x"),
+        ] {
+            assert_eq!(box_of(other, &tag), None, "{other}");
+        }
+    }
 
     #[test]
     fn an_unprivileged_user_gets_a_state_root_of_its_own() {

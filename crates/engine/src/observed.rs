@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use tare_control::KEEPER_NAME;
 use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
 use crate::account::{EndedEntry, KeeperIdentity};
+use crate::flaw::Flaw;
 use crate::holdings::cgroup::{self, Lodging};
 use crate::host::Host;
 use crate::lifecycle::{self, Care, Facts, KeeperIs, Tie};
@@ -15,6 +15,7 @@ use crate::reason::Reason;
 use crate::record::Record;
 use crate::status::State;
 use crate::tag::Tagged;
+use crate::traces;
 
 /// What a keeper may need to end its box after a deadline.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
@@ -40,18 +41,19 @@ pub struct Observed {
 
 impl Observed {
     pub fn of(record: Record, of: Tagged<'_>, host: &Host, depth: Depth) -> Self {
-        let ended = record.account.ended.is_some();
-        let life = match record.account.detached() {
-            Some(_) => record.life(),
-            None => Vec::new(),
+        let mut record = record;
+        let life = match (&record.account.ended, record.account.detached()) {
+            (None, Some(_)) => record.life(),
+            (Some(_), _) | (_, None) => Ok(Vec::new()),
         };
+        let life = life.unwrap_or_else(|error| {
+            record.flaw.get_or_insert(Flaw::unreadable(&error));
+            Vec::new()
+        });
+        let ended = record.account.ended.is_some() && record.flaw.is_none();
         let (tie, keeper) = match (ended, tie(&record, &life)) {
             (true, tie) => (tie, None),
-            (false, tie @ (Tie::HalfMade | Tie::Damaged)) => (tie, listening_keeper(&record, of)),
-            (false, tie @ (Tie::Attached | Tie::Detaching)) => {
-                (tie, living_keeper(&record, of, host))
-            }
-            (false, Tie::Detached) => detached_keeper(&record, of, host),
+            (false, tie) => held_against_kernel(tie, &mut record, of, host),
         };
         let alive = keeper.is_some();
         let lives_alone = alive && tie == Tie::Detached;
@@ -96,6 +98,11 @@ impl Observed {
         lifecycle::care(&self.facts)
     }
 
+    /// The same for whoever does not wait until it is time to try again.
+    pub fn care_now(&self) -> Care {
+        lifecycle::care(&self.facts)
+    }
+
     /// The same for whoever has the lock of the record.
     pub fn care_of_ours(&self) -> Care {
         let ours = Facts {
@@ -128,8 +135,12 @@ impl Observed {
         if self.state() != State::Stuck {
             return None;
         }
+        let flaw = self.record.flaw.as_ref();
         let known = self.record.account.stuck.clone();
-        Some(known.unwrap_or_else(|| "its record is damaged; 'tare rm -f' ends it".to_owned()))
+        let known = flaw
+            .map(|flaw| format!("{flaw}; 'tare rm -f' ends it"))
+            .or(known);
+        Some(known.unwrap_or_else(|| format!("{}; 'tare rm -f' ends it", Flaw::Incomplete)))
     }
 
     /// Whether it has anything but its record.
@@ -147,6 +158,20 @@ impl Observed {
         self.facts.frozen
     }
 
+    /// Whether somebody is making or changing it.
+    pub fn is_busy(&self) -> bool {
+        self.facts.busy
+    }
+
+    /// Whether it should have ended by itself.
+    pub fn is_overdue(&self) -> bool {
+        self.facts.overdue
+    }
+
+    pub fn tie(&self) -> Tie {
+        self.facts.tie
+    }
+
     pub fn is_attached(&self) -> bool {
         self.facts.tie == Tie::Attached
     }
@@ -161,6 +186,9 @@ fn lodging(tie: Tie) -> Lodging {
 
 fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
     let was_left = life.contains(&LifeEvent::Detached);
+    if record.flaw.is_some() {
+        return Tie::Damaged;
+    }
     match (&record.account.intent, &record.account.keeper) {
         // Only what is to outlive its creator has a life of its own.
         (None, _) if record.has_life() => Tie::Damaged,
@@ -181,28 +209,69 @@ fn listening_keeper(record: &Record, of: Tagged<'_>) -> Option<Process> {
     is_keeper_of(&process, of).then_some(process)
 }
 
-/// A box whose keeper seems to be dead, but answers, has a record that is wrong
-/// about it: that is no reason to end it.
-fn detached_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> (Tie, Option<Process>) {
-    if let Some(keeper) = living_keeper(record, of, host) {
-        return (Tie::Detached, Some(keeper));
+/// Who keeps a box that its record ties so. A box that lives although its record
+/// says, or lets assume, that it does not, has a record that is wrong about it: that
+/// is no reason to end it.
+fn held_against_kernel(
+    tie: Tie,
+    record: &mut Record,
+    of: Tagged<'_>,
+    host: &Host,
+) -> (Tie, Option<Process>) {
+    let recorded = match tie {
+        Tie::Attached | Tie::Detaching | Tie::Detached => living_keeper(record, of, host),
+        Tie::HalfMade | Tie::Damaged => None,
+    };
+    match tie {
+        // It never outlives its creator, who has the lock.
+        Tie::Attached => return (tie, recorded),
+        // Just made; or taken over by somebody who ends it.
+        Tie::HalfMade if record.is_blank() || record.account.ending.is_some() => {
+            return (tie, None);
+        }
+        Tie::Detaching | Tie::Detached if recorded.is_some() => return (tie, recorded),
+        Tie::HalfMade | Tie::Detaching | Tie::Detached | Tie::Damaged => {}
     }
-    match listening_keeper(record, of) {
-        Some(keeper) => (Tie::Damaged, Some(keeper)),
-        None => (Tie::Detached, None),
+    let listening = listening_keeper(record, of);
+    if tie == Tie::Damaged {
+        record.flaw.get_or_insert(Flaw::Incomplete);
+        return (tie, listening);
     }
+    let lives = listening.is_some() || is_populated(of, host);
+    // Whoever has the lock is not finished with it.
+    let is_unfinished = || tie != Tie::Detached && record.is_busy();
+    if !lives || is_unfinished() {
+        return (tie, listening);
+    }
+    record.flaw = Some(match tie {
+        Tie::Detached => Flaw::Wrong,
+        Tie::HalfMade | Tie::Detaching | Tie::Attached | Tie::Damaged => Flaw::Incomplete,
+    });
+    (Tie::Damaged, listening)
 }
+
+/// Whether anybody is in the box, by its cgroup. The kernel may be a moment late to
+/// say that the last one is gone.
+fn is_populated(of: Tagged<'_>, host: &Host) -> bool {
+    (0..POPULATED_LOOKS).all(|look| {
+        if look > 0 {
+            // A bounded look-again.
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        host.meters().is_populated(of)
+    })
+}
+
+const POPULATED_LOOKS: u32 = 10;
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Whether it is what only the keeper of this box is: the first process of a PID
 /// namespace, under a keeper's name, last its state root's tag and the box's id.
 /// Others may have the id among their arguments (`tare wait ID`).
 fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
-    let named = process.arguments().is_ok_and(|arguments| {
-        let first = arguments.first().map(String::as_bytes);
-        let last = [of.tag.as_str(), of.id.as_str()];
-        first == Some(KEEPER_NAME.to_bytes()) && arguments.ends_with(&last.map(str::to_owned))
-    });
-    named && process.is_first_of_namespace().unwrap_or(false)
+    let arguments = process.arguments();
+    arguments.is_ok_and(|arguments| traces::is_called(&arguments, of))
+        && process.is_first_of_namespace().unwrap_or(false)
 }
 
 /// Two processes can have a number and a tick in common, one after the other:
@@ -242,7 +311,13 @@ pub fn provable_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> Option<P
         let process = process_of(identity, host)?;
         is_in_box(&process, identity, of).then_some(process)
     });
-    recorded.or_else(|| listening_keeper(record, of))
+    recorded
+        .or_else(|| listening_keeper(record, of))
+        .or_else(|| {
+            // Where it has a cgroup, that tells who is in the box.
+            let is_unknown = identity.is_none() && !host.meters().has(of);
+            is_unknown.then(|| traces::keeper_of(of))?
+        })
 }
 
 fn is_in_box(process: &Process, identity: &KeeperIdentity, of: Tagged<'_>) -> bool {

@@ -19,8 +19,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, mkdirat, openat, statat,
-    unlinkat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, fstat, mkdirat, openat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{
@@ -29,23 +29,26 @@ use rustix::net::{
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
-use tare_kernel::fds::read_text;
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
-use crate::account::{Account, DetachOptions, Entry, Intent, KeeperIdentity};
+use crate::account::{Account, DetachOptions, Entry, Intent, KeeperIdentity, VERSION};
 use crate::error::{Doing, Error, ErrorKind};
+use crate::flaw::Flaw;
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
-use crate::spec::Spec;
+use crate::spec::{Isolation, Spec};
 use crate::timestamp::Timestamp;
 
 /// A record as it was when it was looked at.
 #[derive(Debug)]
 pub struct Record {
+    /// Or what is in its place.
     directory: OwnedFd,
     pub account: Account,
+    /// Why what is, or is not, in the account is nothing to go by.
+    pub flaw: Option<Flaw>,
 }
 
 /// A record that nobody else changes meanwhile.
@@ -76,23 +79,49 @@ impl Record {
         match step("record opened", open) {
             Ok(directory) => Ok(Some(Self::read(directory))),
             Err(Errno::NOENT) => Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => Self::closed(boxes, id, Flaw::NoDirectory),
+            Err(Errno::ACCESS) => Self::closed(boxes, id, Flaw::Closed),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What is there instead of a directory that we can read: it is a box all the
+    /// same, of which only the id is known.
+    fn closed(boxes: BorrowedFd<'_>, id: &BoxId, flaw: Flaw) -> io::Result<Option<Self>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(boxes, id.as_str(), flags, Mode::empty()) {
+            Ok(directory) => Ok(Some(Self {
+                directory,
+                account: Account::default(),
+                flaw: Some(flaw),
+            })),
+            Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
     }
 
     fn read(directory: OwnedFd) -> Self {
-        // What cannot be read says nothing: teardown works from the id alone.
-        let text = read_file(directory.as_fd(), FILE).unwrap_or_default();
+        let (account, flaw) = match read_account(directory.as_fd()) {
+            Ok(account) => {
+                let newer = account.newer.map(|version| Flaw::Newer { version });
+                (account, newer)
+            }
+            // What cannot be read says nothing: teardown works from the id alone.
+            Err(flaw) => (Account::default(), Some(flaw)),
+        };
         Self {
-            account: Account::read(&text),
             directory,
+            account,
+            flaw,
         }
     }
 
     /// What the keeper of a detached box has said so far.
-    pub fn life(&self) -> Vec<LifeEvent> {
-        let text = read_file(self.directory.as_fd(), LIFE).unwrap_or_default();
-        life::parse(&text)
+    pub fn life(&self) -> io::Result<Vec<LifeEvent>> {
+        Ok(life::parse(&read_file_if_any(
+            self.directory.as_fd(),
+            LIFE,
+        )?))
     }
 
     /// The same, to be read later.
@@ -103,7 +132,26 @@ impl Record {
 
     /// Whether it is, or was, that of a box that outlives its creator.
     pub fn has_life(&self) -> bool {
-        statat(&self.directory, LIFE, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        self.has(LIFE)
+    }
+
+    /// Whether it holds nothing at all, as when it was just made.
+    pub fn is_blank(&self) -> bool {
+        ![FILE, CONTROL, LIFE].into_iter().any(|name| self.has(name))
+    }
+
+    /// Whether it is to hold what the box had written.
+    pub fn keeps_scratch(&self) -> bool {
+        let intent = self.account.intent.as_ref();
+        let is_full = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Full);
+        is_full && self.account.detached().is_some_and(|options| options.keep)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        !matches!(
+            statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW),
+            Err(Errno::NOENT)
+        )
     }
 
     /// A connection to the keeper.
@@ -134,6 +182,9 @@ impl Record {
 
     /// Whether somebody changes the box just now.
     pub fn is_busy(&self) -> bool {
+        if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
+            return false;
+        }
         let lock = FlockOperation::NonBlockingLockShared;
         let free = flock(&self.directory, lock).is_ok();
         if free {
@@ -150,6 +201,9 @@ impl Record {
         within: Duration,
     ) -> Result<Option<Locked>, Error> {
         let doing = || format!("cannot lock box {id}");
+        if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
+            return Ok(Some(Locked::replace(boxes, id).doing(doing)?));
+        }
         let start = Instant::now();
         let lock = || flock(&self.directory, FlockOperation::NonBlockingLockExclusive);
         while let Err(errno) = step("record locked", lock) {
@@ -211,8 +265,10 @@ impl Locked {
     ) -> Result<Self, Error> {
         let boxes = layout.boxes();
         let doing = || format!("cannot make the record of box {id} in {}", boxes.display());
-        let mut record = Self::make(&boxes, id).doing(doing)?;
+        let opened = open_boxes(&boxes).doing(doing)?;
+        let mut record = Self::make(opened, id).doing(doing)?;
         let intent = Intent {
+            version: VERSION,
             boot_id: host.boot_id.clone(),
             created_at: Timestamp::now(),
             created_ns: boot_ns(),
@@ -228,8 +284,28 @@ impl Locked {
         Ok(record)
     }
 
-    fn make(boxes: &Path, id: &BoxId) -> io::Result<Self> {
-        let boxes = open_boxes(boxes)?;
+    /// The record of a box of which nothing but its id is known, in place of
+    /// whatever is there; an error if that is a record.
+    pub fn claim(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Self> {
+        Self::make(openat(boxes, c".", DIRECTORY, Mode::empty())?, id)
+    }
+
+    /// The same in place of what cannot be opened as a record.
+    fn replace(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Self> {
+        let remove = || unlinkat(boxes, id.as_str(), AtFlags::empty());
+        match step("no record removed", remove) {
+            Ok(()) | Err(Errno::NOENT) => return Self::claim(boxes, id),
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let open_up = || chmodat(boxes, id.as_str(), Mode::RWXU, AtFlags::empty());
+        step("record opened up", open_up)?;
+        let directory = openat(boxes, id.as_str(), DIRECTORY, Mode::empty())?;
+        flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self(Record::read(directory)))
+    }
+
+    fn make(boxes: OwnedFd, id: &BoxId) -> io::Result<Self> {
         step("records held", || flock(&boxes, FlockOperation::LockShared))?;
         step("record made", || {
             mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))
@@ -243,6 +319,7 @@ impl Locked {
             Ok(directory) => Ok(Self(Record {
                 directory,
                 account: Account::default(),
+                flaw: None,
             })),
             Err(errno) => {
                 step("new record given up", || {
@@ -316,11 +393,64 @@ fn unix_socket() -> io::Result<OwnedFd> {
     Ok(step("socket made", make)?)
 }
 
+/// What another user could have written says nothing.
+fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Flaw> {
+    let unreadable = |error: io::Error| Flaw::unreadable(&error);
+    check_owner(directory)?;
+    let text = match open_file(directory, FILE).map_err(unreadable)? {
+        Some(file) => {
+            check_owner(file.as_fd())?;
+            read_damaged(file).map_err(unreadable)?
+        }
+        None => String::new(),
+    };
+    Ok(Account::read(&text))
+}
+
+fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
+    let stat = fstat(of).map_err(|errno| Flaw::unreadable(&errno.into()))?;
+    match stat.st_uid == rustix::process::geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(Flaw::NotOurs { uid: stat.st_uid }),
+    }
+}
+
+fn read_file_if_any(directory: BorrowedFd<'_>, name: &str) -> io::Result<String> {
+    match open_file(directory, name)? {
+        Some(file) => read_damaged(file),
+        None => Ok(String::new()),
+    }
+}
+
+/// Whatever is in it: a byte that is no text takes only its own line away.
+fn read_damaged(file: OwnedFd) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let file = io::Read::take(fs::File::from(file), FILE_BYTES_MAX);
+    io::Read::read_to_end(&mut { file }, &mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// No file of a record is longer.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
 /// A small file of a record; never through a link, which is not ours.
-fn read_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<String> {
+fn open_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let open = || openat(directory, name, flags, Mode::empty());
-    read_text(step("file of a record opened", open)?.as_fd())
+    match step("file of a record opened", open) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The directory of all records, if it is there.
+pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
+    match openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()) {
+        Ok(boxes) => Ok(Some(boxes)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// The directory of all records.
@@ -396,7 +526,21 @@ pub fn prepare_state_root(layout: &Layout) -> Result<(), Error> {
     let root = open_or_make(layout)
         .doing(doing)
         .map_err(|error| error.with_hint(hint))?;
-    let stat = fstat(&root).doing(doing)?;
+    check_state_root(layout, &root)
+}
+
+/// The same of one that is only looked at; absent is as good.
+pub fn inspect_state_root(layout: &Layout) -> Result<(), Error> {
+    match openat(CWD, layout.root(), DIRECTORY, Mode::empty()) {
+        Ok(root) => check_state_root(layout, &root),
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno).doing(|| format!("cannot look at {}", layout.root().display())),
+    }
+}
+
+fn check_state_root(layout: &Layout, root: &OwnedFd) -> Result<(), Error> {
+    let doing = || format!("cannot use {} as a state root", layout.root().display());
+    let stat = fstat(root).doing(doing)?;
     let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
     if ours {
         return Ok(());

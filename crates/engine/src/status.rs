@@ -94,6 +94,29 @@ pub struct Status {
     pub stuck_on: Option<String>,
 }
 
+impl Status {
+    /// Of a box of which nothing but its id is known.
+    pub(crate) fn unknown(id: &BoxId, why: String) -> Self {
+        Self {
+            id: id.clone(),
+            name: None,
+            state: State::Stuck,
+            created_at: Timestamp::from_ms(0),
+            lease_ends_at: None,
+            command: Vec::new(),
+            labels: BTreeMap::new(),
+            pids: None,
+            memory_bytes: None,
+            exit_code: None,
+            attached: false,
+            ended_at: None,
+            ended_by: None,
+            oom: false,
+            stuck_on: Some(why),
+        }
+    }
+}
+
 /// What a box uses now, and what it may; `None` is not known here.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Usage {

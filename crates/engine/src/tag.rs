@@ -3,7 +3,8 @@
 //!
 //! It is a function of where the state root is, and of nothing in it: the same when
 //! the state root was removed and made again, so that whatever is left of its boxes
-//! is found; another one for the same path in another container.
+//! is found; another one for the same path on another file system, as in another
+//! container, or when something is mounted there.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -22,9 +23,10 @@ impl Tag {
     /// The tag of the state root at this path, whether or not it is there.
     pub fn of(root: &Path) -> Self {
         let path = canonical(root);
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        let device = std::fs::metadata(parent).map_or(0, |parent| parent.dev());
-        Self::from(path.as_os_str().as_bytes(), device)
+        let device = |path: &Path| Some(std::fs::metadata(path).ok()?.dev());
+        // Where it is not there it will be made: on the file system of its parent.
+        let device = device(&path).or_else(|| device(path.parent()?));
+        Self::from(path.as_os_str().as_bytes(), device.unwrap_or(0))
     }
 
     fn from(path: &[u8], device: u64) -> Self {

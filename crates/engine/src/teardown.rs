@@ -67,7 +67,7 @@ impl Site<'_> {
         let oom = cgroup::oom_kills(&self.roots(&record), self.tagged()) > 0;
         let start = Instant::now();
         self.end_recorded(&mut record, within, why)?;
-        let ended = EndedEntry::of(&record.life(), oom, start.elapsed());
+        let ended = EndedEntry::of(&record.life().unwrap_or_default(), oom, start.elapsed());
         record
             .add(Entry::Ended(ended))
             .doing(|| format!("cannot record the end of box {}", self.id))

@@ -1,12 +1,13 @@
 //! Looking after boxes: every command does it in passing, so that no program
 //! for it has to run.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Manner};
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::lifecycle::Care;
@@ -32,7 +33,7 @@ impl Engine {
             ids.rotate_left(start);
         }
         ids.truncate(LOOK_AT_MOST);
-        let is_gone = |id: &BoxId| self.tend_in(boxes.as_fd(), id, Depth::Care).is_none();
+        let is_gone = |id: &BoxId| matches!(self.tend_in(boxes.as_fd(), id, Depth::Care), Ok(None));
         ids.retain(is_gone);
         ids
     }
@@ -45,7 +46,8 @@ impl Engine {
         let Ok(boxes) = record::open_all(&self.layout) else {
             return;
         };
-        self.tend_in(boxes.as_fd(), &holder, Depth::Care);
+        // What cannot be looked at now keeps its name.
+        self.tend_in(boxes.as_fd(), &holder, Depth::Care).ok();
         if matches!(Record::look(boxes.as_fd(), &holder), Ok(None)) {
             // If this fails, taking the name does, in its own words.
             name::release(&self.layout, wanted, &holder).ok();
@@ -58,33 +60,49 @@ impl Engine {
         boxes: BorrowedFd<'_>,
         id: &BoxId,
         depth: Depth,
-    ) -> Option<Observed> {
-        let record = Record::look(boxes, id).ok()??;
-        let observed = Observed::of(record, self.layout.tagged(id), &self.host, depth);
-        match observed.care() {
-            Care::Nothing => return Some(observed),
-            Care::Finish | Care::Remove => {}
+    ) -> io::Result<Option<Observed>> {
+        let Some(observed) = self.look_at(boxes, id, depth)? else {
+            return Ok(None);
+        };
+        match (observed.care(), self.manner) {
+            (Care::Nothing, _) | (_, Manner::Looking) => return Ok(Some(observed)),
+            (Care::Finish | Care::Remove, Manner::Tending) => {}
         }
         // Half-made may be just made, by somebody who is about to lock it.
         let may_be_new = observed.record.account.intent.is_none();
         if may_be_new && !record::hold_still(boxes) {
-            return Some(observed);
+            return Ok(Some(observed));
         }
         let locked = observed.record.lock(boxes, id, Duration::ZERO);
         if may_be_new {
             record::let_go(boxes);
         }
         // Whoever has the lock by now does the same.
-        if let Ok(locked) = locked {
-            self.act(boxes, id, locked?);
+        match locked {
+            Ok(Some(locked)) => self.act(boxes, id, locked),
+            Ok(None) => return Ok(None),
+            Err(_) => {}
         }
-        let record = Record::look(boxes, id).ok()??;
-        Some(Observed::of(
-            record,
-            self.layout.tagged(id),
-            &self.host,
-            depth,
-        ))
+        self.look_at(boxes, id, depth)
+    }
+
+    /// A box as it is now. A record that seems to be wrong may have been read while
+    /// somebody wrote it.
+    fn look_at(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        depth: Depth,
+    ) -> io::Result<Option<Observed>> {
+        let look = || {
+            let record = Record::look(boxes, id)?;
+            let observed = |record| Observed::of(record, self.layout.tagged(id), &self.host, depth);
+            Ok::<_, io::Error>(record.map(observed))
+        };
+        match look()? {
+            Some(observed) if observed.record.flaw.is_some() => look(),
+            other => Ok(other),
+        }
     }
 
     /// Once more, now that nobody else changes it. What cannot be ended says so

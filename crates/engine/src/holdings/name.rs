@@ -31,9 +31,29 @@ pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
 
 /// Whose it is; `None` when it is free, or held by what is no box.
 pub fn holder(layout: &Layout, name: &Name) -> Option<BoxId> {
+    holder_of(layout, name.as_str())
+}
+
+/// The same of what may be no name that anybody would be given.
+pub fn holder_of(layout: &Layout, name: &str) -> Option<BoxId> {
     let names = open(layout).ok()?;
-    let holder = readlinkat(&names, name.as_str(), Vec::new()).ok()?;
+    let holder = readlinkat(&names, name, Vec::new()).ok()?;
     BoxId::parse(holder.to_str().ok()?)
+}
+
+/// Every name that leads to the id of a box, whether or not there is one.
+pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(names) = openat(CWD, layout.names(), flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    let entries = Dir::read_from(&names).into_iter().flatten();
+    let named = |entry: rustix::fs::DirEntry| {
+        let holder = readlinkat(&names, entry.file_name(), Vec::new()).ok()?;
+        let id = BoxId::parse(holder.to_str().ok()?)?;
+        Some((entry.file_name().to_str().ok()?.to_owned(), id))
+    };
+    entries.filter_map(Result::ok).filter_map(named).collect()
 }
 
 /// Lets go of the name if it is this box's; absent is as wanted.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use tare_kernel::cgroup::{Cgroup, keyed_number};
 use tare_kernel::fds::read_text;
 
@@ -78,6 +78,19 @@ impl Meters {
             cpu_us: keyed_number(&text, "usage_usec"),
             ..self.usage(of)
         }
+    }
+
+    /// Whether it has a cgroup.
+    pub fn has(&self, of: Tagged<'_>) -> bool {
+        let path = layout::cgroup(Path::new(""), of);
+        let unified = self.unified.as_ref();
+        unified.is_some_and(|root| statat(root, path, AtFlags::empty()).is_ok())
+    }
+
+    /// Whether anybody is alive in it; nobody where there is no such cgroup.
+    pub fn is_populated(&self, of: Tagged<'_>) -> bool {
+        let text = read(&self.unified, of, "cgroup.events");
+        text.is_some_and(|text| keyed_number(&text, "populated") == Some(1))
     }
 
     /// Whether the workload is to stand still; a box without cgroups never is.
