@@ -363,15 +363,27 @@ impl Locked {
         self.add(Entry::Keeper(identity))
     }
 
-    /// One more line, for everybody to read.
+    /// One more line, for everybody to read: all of it, or nothing.
     pub fn add(&mut self, entry: Entry) -> io::Result<()> {
         let flags =
-            OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            OFlags::CREATE | OFlags::APPEND | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || openat(&self.directory, FILE, flags, PRIVATE);
         let mut file = fs::File::from(step("account opened", open)?);
-        let mut line = serde_json::to_vec(&entry)?;
+        let bytes_before = file.metadata()?.len();
+        let mut line = Vec::new();
+        // Whoever was killed while it wrote left half a line.
+        if !ends_a_line(&file, bytes_before)? {
+            line.push(b'\n');
+        }
+        serde_json::to_writer(&mut line, &entry)?;
         line.push(b'\n');
-        step("line written", || io::Write::write_all(&mut file, &line))?;
+        let write = || io::Write::write_all(&mut file, &line);
+        if let Err(error) = step("line written", write) {
+            // A disk that is full takes part of it. If this fails too, the next line
+            // begins with its own end of line.
+            file.set_len(bytes_before).ok();
+            return Err(error);
+        }
         self.0.account.note(entry);
         Ok(())
     }
@@ -385,6 +397,14 @@ impl Locked {
         .ok();
         self.0
     }
+}
+
+fn ends_a_line(file: &fs::File, bytes: u64) -> io::Result<bool> {
+    let mut last = *b"\n";
+    if let Some(at) = bytes.checked_sub(1) {
+        std::os::unix::fs::FileExt::read_at(file, &mut last, at)?;
+    }
+    Ok(last == *b"\n")
 }
 
 fn unix_socket() -> io::Result<OwnedFd> {
