@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use clap::error::ErrorKind as Clap;
 use tare_engine::{Doing, Error};
+use tare_kernel::memory;
 
 use crate::args::{Cli, Command};
 use crate::error::{RUN_FAILED, print_error, print_result, run_code};
@@ -37,9 +38,16 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 const WRONG_USAGE: u8 = 2;
 
+/// For when there is no memory to make a sentence of.
+const EXHAUSTED: &str = "tare: cannot go on: Out of memory (the next tare command ends what \
+                         this one began)\n";
+
 /// The exit code of a whole command line.
 pub fn run(args: Vec<OsString>) -> u8 {
     let command = usage::command_of(&args);
+    let is_run = matches!(command.and_then(OsStr::to_str), Some("run" | "exec"));
+    let exhausted_code = if is_run { RUN_FAILED } else { FAILED };
+    memory::exhausted_means(EXHAUSTED, exhausted_code.into());
     match Cli::try_parse_from(&args) {
         Ok(cli) => dispatch(cli),
         Err(error) if matches!(error.kind(), Clap::DisplayHelp | Clap::DisplayVersion) => {
@@ -48,10 +56,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
         }
         Err(error) => {
             print_error(&usage::explain(&error, command));
-            match command.and_then(OsStr::to_str) {
-                Some("run" | "exec") => RUN_FAILED,
-                Some(_) | None => WRONG_USAGE,
-            }
+            if is_run { RUN_FAILED } else { WRONG_USAGE }
         }
     }
 }

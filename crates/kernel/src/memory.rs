@@ -5,7 +5,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dlmalloc::Dlmalloc;
 
@@ -14,6 +14,27 @@ use dlmalloc::Dlmalloc;
 pub struct Allocator;
 
 static SMALL: Mutex<Dlmalloc> = Mutex::new(Dlmalloc::new());
+
+/// What is said, and the exit code, when there is no memory any more.
+static LAST_WORDS: OnceLock<(&'static str, i32)> = OnceLock::new();
+
+/// From now on, when not even a small block is to be had, this process writes `line`
+/// to standard error and exits with `code`. Otherwise the language ends it, in words
+/// of its own and with a signal. A large block that is refused is an ordinary error.
+pub fn exhausted_means(line: &'static str, code: i32) {
+    // Who came first has said it.
+    LAST_WORDS.set((line, code)).ok();
+}
+
+fn or_last_words(block: *mut u8) -> *mut u8 {
+    if let (true, Some((line, code))) = (block.is_null(), LAST_WORDS.get()) {
+        // SAFETY: the line lives for ever and has this length.
+        unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+        // SAFETY: it ends this process, whatever its state; nothing of it runs then.
+        unsafe { libc::_exit(*code) };
+    }
+    block
+}
 
 /// From here on a block is a mapping of its own, as with other allocators.
 const LARGE_BYTES: usize = 128 << 10;
@@ -37,7 +58,7 @@ unsafe impl GlobalAlloc for Allocator {
         match is_large(layout) {
             true => map(layout.size()),
             // SAFETY: any size and alignment of a layout is a valid wish.
-            false => unsafe { small().malloc(layout.size(), layout.align()) },
+            false => or_last_words(unsafe { small().malloc(layout.size(), layout.align()) }),
         }
     }
 
@@ -55,7 +76,7 @@ unsafe impl GlobalAlloc for Allocator {
             // The kernel's pages are.
             true => map(layout.size()),
             // SAFETY: as for `alloc`.
-            false => unsafe { small().calloc(layout.size(), layout.align()) },
+            false => or_last_words(unsafe { small().calloc(layout.size(), layout.align()) }),
         }
     }
 
@@ -66,9 +87,9 @@ unsafe impl GlobalAlloc for Allocator {
             // SAFETY: as for `dealloc`.
             (true, true) => unsafe { remap(block, layout.size(), size) },
             // SAFETY: as for `dealloc`.
-            (false, false) => unsafe {
+            (false, false) => or_last_words(unsafe {
                 small().realloc(block, layout.size(), layout.align(), size)
-            },
+            }),
             // SAFETY: as for `dealloc`; both are layouts of ours.
             (true, false) | (false, true) => unsafe { self.move_to(block, layout, wanted) },
         }

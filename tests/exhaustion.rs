@@ -1,0 +1,422 @@
+//! When something is used up (processes, descriptors, disk, memory; the box's, the
+//! user's or tare's own), boxes are still listed, stopped and removed, and a box that
+//! cannot be made is refused with the reason and leaves nothing.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tare_harness::skip::is_root;
+use tare_harness::{Output, Tare, hierarchies, skip, tare, unprivileged};
+
+/// What was promised for tare's own descriptors.
+const FEW_DESCRIPTORS: u64 = 32;
+/// More than any command has open.
+const ENOUGH_DESCRIPTORS: u64 = 64;
+
+const PAGE_BYTES: u64 = 4096;
+/// As much as one box and its log need, many times.
+const SMALL_DISK_PAGES: u64 = 64;
+const SMALL_DISK_NAMES: u64 = 64;
+/// From nothing to more than one box needs.
+const FREE: std::ops::RangeInclusive<u64> = 0..=10;
+
+/// `tare ARGS` behind a prefix of a command line or a script.
+#[track_caller]
+fn under(tare: &Tare, limit: &str, args: &str) -> Output {
+    tare.shell(&format!("{limit} \"$TARE\" {args}"))
+}
+
+/// No box was made, the reason was told, and nothing is left.
+#[track_caller]
+fn refused(tare: &Tare, output: Output, reason: &str) {
+    output.exited(125).printed("").said(&["tare: ", reason]);
+    let left = tare.footprint();
+    assert!(left.records.is_empty(), "{reason}: {:?}", left.records);
+    assert!(left.names.is_empty(), "{reason}: {:?}", left.names);
+    assert!(left.processes.is_empty(), "{reason}: {:?}", left.processes);
+}
+
+/// Boxes are made or refused, one line in any case; returns whether it was made.
+#[track_caller]
+fn made_or_refused(tare: &Tare, limit: &str, args: &str, reason: &str) -> bool {
+    let output = under(tare, limit, args);
+    let is_made = output.code == 0;
+    if !is_made {
+        refused(tare, output, reason);
+    }
+    tare.call(["rm", "-f", "--all"]).ok();
+    tare.reap_orphans();
+    is_made
+}
+
+/// Two boxes that are there before anything is used up.
+#[track_caller]
+fn two_boxes(tare: &Tare) -> [String; 2] {
+    ["stopped", "removed"]
+        .map(|name| tare.detached(["--quiet", "--name", name, "--", "sleep", "1000"]))
+}
+
+/// Somebody without means lists, stops and removes them.
+#[track_caller]
+fn are_cared_for(tare: &Tare, ids: [String; 2], limit: &str) {
+    let listed = under(tare, limit, "ls -a --json").ok().said_nothing();
+    assert_eq!(
+        listed.stdout_text().matches("\"running\"").count(),
+        2,
+        "{listed}"
+    );
+    under(tare, limit, "stop stopped").ok().said_nothing();
+    let processes = tare.processes_in(&ids[0]);
+    assert!(processes.is_empty(), "{processes:?}");
+    let listed = under(tare, limit, "ls -a --json").ok().said_nothing();
+    assert_eq!(
+        listed.stdout_text().matches("\"exited\"").count(),
+        1,
+        "{listed}"
+    );
+    under(tare, limit, "rm -f removed").ok().said_nothing();
+    under(tare, limit, "rm stopped").ok().said_nothing();
+    ids.iter().for_each(|id| tare.assert_gone(id));
+}
+
+#[test]
+fn a_box_that_has_used_up_its_processes_is_cared_for() {
+    let tare = tare!();
+    let ids = ["stopped", "removed"].map(|name| {
+        let id = tare.detached(["--name", name, "--pids", "6", "--", "sleep", "1000"]);
+        let more = || tare.call(["exec", "-d", name, "--", "sleep", "1000"]);
+        let refused = (0..10).map(|_| more()).find(|output| output.code != 0);
+        let refused = refused.expect("six is less than ten");
+        refused.exited(125).said(&["tare: ", "--pids"]);
+        assert_eq!(tare.state(&id), "running");
+        id
+    });
+    are_cared_for(&tare, ids, "exec");
+}
+
+#[test]
+fn a_user_without_processes_cares_for_boxes_and_gets_no_new_one() {
+    let tare = unprivileged!();
+    let limit = "exec prlimit --nproc=1";
+    for call in ["run --quiet -- true", "run --quiet -d --name x -- true"] {
+        refused(&tare, under(&tare, limit, call), "processes");
+    }
+    let ids = two_boxes(&tare);
+    are_cared_for(&tare, ids, limit);
+}
+
+#[test]
+fn without_processes_for_tare_boxes_are_cared_for_and_no_new_one_is_made() {
+    let tare = tare!();
+    let Some(around) = Around::new("pids", "pids.max", "1") else {
+        skip!("no cgroup with a limit of processes can be made here");
+    };
+    let ids = two_boxes(&tare);
+    are_cared_for(&tare, ids, &around.limit());
+    for call in ["run -- true", "run -d --name x -- true"] {
+        refused(&tare, under(&tare, &around.limit(), call), "processes");
+    }
+}
+
+#[test]
+fn with_thirty_two_descriptors_boxes_are_cared_for() {
+    let tare = tare!();
+    let ids = two_boxes(&tare);
+    are_cared_for(&tare, ids, &descriptors(FEW_DESCRIPTORS));
+}
+
+#[test]
+fn with_any_number_of_descriptors_a_box_is_made_or_refused_with_the_reason() {
+    let tare = tare!();
+    for call in ["run -- true", "run -d --name x -- sleep 1000"] {
+        let mut enough = None;
+        // Three are the standard streams.
+        for count in 3..=ENOUGH_DESCRIPTORS {
+            let is_made = made_or_refused(&tare, &descriptors(count), call, "descriptor");
+            assert!(
+                is_made || enough.is_none(),
+                "{enough:?} are enough, {count} not"
+            );
+            enough = enough.or(is_made.then_some(count));
+        }
+        assert!(enough.is_some(), "{ENOUGH_DESCRIPTORS} are not enough");
+    }
+}
+
+fn descriptors(count: u64) -> String {
+    format!("exec prlimit --nofile={count}:{count}")
+}
+
+#[test]
+fn on_a_full_disk_boxes_are_cared_for_and_no_new_one_is_made() {
+    let tare = tare!();
+    let Some(disk) = SmallDisk::new(&tare) else {
+        skip!("only root can mount a small disk");
+    };
+    let ids = two_boxes(&tare);
+    disk.leave_pages(0);
+    for call in ["run -- true", "run -d --name x -- true"] {
+        let output = under(&tare, "exec", call);
+        output
+            .exited(125)
+            .printed("")
+            .said(&["tare: ", "No space left on device"]);
+        assert_eq!(tare.footprint().records.len(), ids.len());
+    }
+    are_cared_for(&tare, ids, "exec");
+    disk.unmount();
+}
+
+/// Its end is one more line in the record, for which there may be no room.
+#[test]
+fn a_box_is_stopped_where_its_end_cannot_be_written_down() {
+    let tare = tare!();
+    let Some(disk) = SmallDisk::new(&tare) else {
+        skip!("only root can mount a small disk");
+    };
+    let id = tare.detached(["--name", "long", "--", "sh", "-c", "sleep 1000"]);
+    let account = tare.record(&id).join("record.json");
+    let bytes = fs::metadata(&account).expect("a box has an account").len();
+    tare.remove(&id);
+    // A few bytes less than a page.
+    let word = "x".repeat(usize::try_from(PAGE_BYTES - bytes - 8).expect("it is short"));
+    let id = tare.detached(["--name", "long", "--", "sh", "-c", "sleep 1000", &word]);
+    disk.leave_pages(0);
+    tare.call(["update", "--pids", "50", "long"])
+        .exited(1)
+        .said(&["No space left on device"]);
+    tare.call(["stop", "long"]).ok().said_nothing();
+    let look = tare.look(&id);
+    assert_eq!(
+        (&look["state"], &look["ended_by"]),
+        (&"exited".into(), &"stop".into())
+    );
+    tare.call(["wait", "long"]).ok().printed("143\n");
+    // What was cut short spoils no line that comes after it.
+    disk.leave_pages(1);
+    tare.call(["ls"]).ok();
+    let text = fs::read_to_string(tare.record(&id).join("record.json")).expect("it is there");
+    let is_line = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
+    assert!(text.ends_with('\n') && text.lines().all(is_line), "{text}");
+    assert!(
+        text.lines().any(|line| line.contains("\"ended\"")),
+        "{text}"
+    );
+    tare.remove(&id);
+    disk.unmount();
+}
+
+#[test]
+fn with_any_room_on_the_disk_a_box_is_made_or_refused_with_the_reason() {
+    let tare = tare!();
+    let Some(disk) = SmallDisk::new(&tare) else {
+        skip!("only root can mount a small disk");
+    };
+    for call in ["run -- true", "run -d --keep --name x -- sleep 1000"] {
+        for leave in [SmallDisk::leave_pages, SmallDisk::leave_names] {
+            let made = FREE.map(|free| {
+                leave(&disk, free);
+                made_or_refused(&tare, "exec", call, "No space left on device")
+            });
+            let made: Vec<bool> = made.collect();
+            assert!(!made[0] && made[made.len() - 1], "{call}: {made:?}");
+            disk.empty();
+        }
+    }
+    disk.unmount();
+}
+
+/// The kernel kills whoever asks for more; what that leaves, the next command ends.
+#[test]
+fn without_memory_for_tare_a_box_is_made_or_nothing_is_left() {
+    let tare = tare!();
+    let Some(around) = Around::new("memory", "memory.limit_in_bytes", "1m") else {
+        skip!("no cgroup with a limit of memory can be made here");
+    };
+    let ids = two_boxes(&tare);
+    are_cared_for(&tare, ids, &around.limit());
+    for kib in (400..1200).step_by(50) {
+        around.set(&format!("{kib}k"));
+        for call in ["run -- true", "run -d --name x -- sleep 1000"] {
+            let output = under(&tare, &around.limit(), call);
+            assert!([0, -9, 125].contains(&output.code), "{kib} KiB: {output}");
+            tare.call(["ls"]).ok();
+            tare.call(["rm", "-f", "--all"]).ok();
+            tare.reap_orphans();
+            let left = tare.footprint();
+            assert!(
+                left.records.is_empty() && left.processes.is_empty(),
+                "{left:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn without_memory_to_ask_for_tare_says_so() {
+    let tare = tare!();
+    let limit = |kib: u64| format!("exec prlimit --as={}", kib << 10);
+    let works = |kib: u64| under(&tare, &limit(kib), "ls").code == 0;
+    let mut least = (1..1024).map(|at| at * 128);
+    let least = least
+        .find(|kib| works(*kib))
+        .expect("128 MiB are enough to list nothing");
+    let mut said = 0;
+    // With less, a program cannot even begin.
+    for kib in (least..least + 512).step_by(16) {
+        for call in ["run -- true", "run -d -- true", "ls"] {
+            let output = under(&tare, &limit(kib), call);
+            // Where the stack cannot grow, nobody can say anything.
+            if ![0, -11].contains(&output.code) {
+                let failure = if call == "ls" { 1 } else { 125 };
+                output.exited(failure).said(&["tare: ", "Out of memory"]);
+                said += 1;
+            } else if output.code == 0 {
+                // What was made may be there.
+                tare.call(["rm", "-f", "--all"]).ok();
+            }
+            tare.call(["ls"]).ok();
+        }
+        tare.reap_orphans();
+        let left = tare.footprint();
+        assert!(
+            left.records.is_empty() && left.processes.is_empty(),
+            "{left:?}"
+        );
+    }
+    assert!(said > 0, "memory was never short");
+    let ids = two_boxes(&tare);
+    are_cared_for(&tare, ids, &limit(least + 512));
+}
+
+#[test]
+fn a_box_that_has_used_up_its_memory_is_cared_for() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("without a cgroup a box has no limit of memory as a whole");
+    }
+    let fill = "head -c 100m /dev/zero > /tmp/fill; echo full; sleep 1000";
+    let ids = ["stopped", "removed"].map(|name| {
+        let options = ["--name", name, "--memory", "16m", "--scratch", "14m"];
+        let id = tare.detached(options.iter().chain(&["--", "sh", "-c", fill]));
+        tare.logged(&id, "full");
+        id
+    });
+    are_cared_for(&tare, ids, "exec");
+}
+
+/// A cgroup for tare itself, with a limit.
+struct Around {
+    directory: PathBuf,
+    file: &'static str,
+}
+
+impl Around {
+    /// In the first hierarchy that knows this file.
+    fn new(controller: &str, file: &'static str, value: &str) -> Option<Self> {
+        let name = format!("exhausted-{controller}-{}", std::process::id());
+        let roots = hierarchies().into_iter().filter(|_| is_root());
+        let mut made = roots.filter_map(|root| {
+            let directory = root.join(&name);
+            fs::create_dir(&directory).ok()?;
+            let around = Self { directory, file };
+            around.directory.join(file).exists().then_some(around)
+        });
+        let around = made.next()?;
+        around.set(value);
+        Some(around)
+    }
+
+    #[track_caller]
+    fn set(&self, value: &str) {
+        fs::write(self.directory.join(self.file), value).expect("the limit can be set");
+    }
+
+    /// A shell that goes into it and becomes tare.
+    fn limit(&self) -> String {
+        format!("echo 0 > {}/cgroup.procs; exec", self.directory.display())
+    }
+}
+
+impl Drop for Around {
+    fn drop(&mut self) {
+        // What cannot be removed is in the way of the next one, which says so.
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+/// The state root is a disk of its own, with little room.
+struct SmallDisk<'a> {
+    tare: &'a Tare,
+    root: PathBuf,
+}
+
+impl<'a> SmallDisk<'a> {
+    fn new(tare: &'a Tare) -> Option<Self> {
+        let root = tare.state_root();
+        let options = format!(
+            "size={},nr_inodes={SMALL_DISK_NAMES},mode=700",
+            SMALL_DISK_PAGES * PAGE_BYTES
+        );
+        let options = std::ffi::CString::new(options).expect("it has no zero");
+        is_root().then_some(())?;
+        let flags = MountFlags::empty();
+        mount("small", &root, "tmpfs", flags, options.as_c_str()).ok()?;
+        Some(Self { tare, root })
+    }
+
+    /// Fills it, but for so many pages.
+    #[track_caller]
+    fn leave_pages(&self, free: u64) {
+        let file = self.root.join("filling");
+        let _ = fs::remove_file(&file);
+        let available = || {
+            let disk = rustix::fs::statvfs(&self.root).expect("it is mounted");
+            disk.f_bavail
+        };
+        let filled = available().saturating_sub(free) * PAGE_BYTES;
+        let bytes = vec![0; usize::try_from(filled).expect("it is small")];
+        fs::write(&file, bytes).expect("there is room");
+        assert_eq!(available(), free);
+    }
+
+    /// Takes all names, but for so many.
+    #[track_caller]
+    fn leave_names(&self, free: u64) {
+        self.empty();
+        let disk = rustix::fs::statvfs(&self.root).expect("it is mounted");
+        for number in free..disk.f_favail {
+            let file = self.root.join(format!("filling-{number}"));
+            fs::write(file, "").expect("there are names");
+        }
+    }
+
+    fn empty(&self) {
+        let entries = fs::read_dir(&self.root).expect("it is mounted");
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("filling") {
+                fs::remove_file(entry.path()).expect("it is ours");
+            }
+        }
+    }
+
+    /// At the end of the test, when no box is there.
+    #[track_caller]
+    fn unmount(self) {
+        self.empty();
+        assert!(self.tare.list().is_empty());
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Its boxes are known nowhere else.
+            let mut command = self.tare.command(["rm", "-f", "--all"]);
+            let _ = command.stdout(Stdio::null()).status();
+        }
+        let _ = unmount(&self.root, UnmountFlags::DETACH);
+    }
+}
