@@ -145,6 +145,25 @@ fn with_any_number_of_descriptors_a_box_is_made_or_refused_with_the_reason() {
     }
 }
 
+/// A box that lives is never said to have ended, nor its record to be damaged.
+#[test]
+fn with_any_number_of_descriptors_a_box_is_listed_as_it_is_or_with_the_reason() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    for count in 3..=FEW_DESCRIPTORS {
+        let output = under(&tare, &descriptors(count), "ls --json");
+        if output.code != 0 {
+            output.exited(1).printed("").said(&["tare: ", "descriptor"]);
+        } else {
+            let text = output.stdout_text();
+            let is_unreadable = text.contains("\"stuck\"") && text.contains("descriptor");
+            let is_running = text.contains("\"running\"");
+            assert!(is_running || is_unreadable, "with {count}: {output}");
+        }
+    }
+    tare.remove(&id);
+}
+
 fn descriptors(count: u64) -> String {
     format!("exec prlimit --nofile={count}:{count}")
 }

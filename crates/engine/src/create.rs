@@ -346,13 +346,13 @@ fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {
 /// up all of its own: as many as teardown has open at once.
 #[derive(Debug)]
 pub struct Reserve {
-    _spare: [OwnedFd; 4],
+    _spare: [OwnedFd; 6],
 }
 
 impl Reserve {
     pub(crate) fn take() -> std::io::Result<Self> {
         Ok(Self {
-            _spare: [null()?, null()?, null()?, null()?],
+            _spare: [null()?, null()?, null()?, null()?, null()?, null()?],
         })
     }
 }
