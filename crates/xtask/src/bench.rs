@@ -12,10 +12,10 @@
 mod boxes;
 mod breakdown;
 mod crun;
-mod footprint;
-mod launch;
-mod peers;
-mod report;
+pub mod footprint;
+pub mod launch;
+pub mod peers;
+pub mod report;
 mod run;
 
 use crate::failure::{Doing, Failure};
@@ -54,7 +54,7 @@ pub fn perform(bench: Bench) -> Result<(), Failure> {
 }
 
 /// The binary that is measured, in its place under target/.
-fn build() -> Result<(), Failure> {
+pub fn build() -> Result<(), Failure> {
     let status = cargo()
         .args(["build", "--release", "--package", "tare"])
         .status()
@@ -167,10 +167,11 @@ fn micros(duration: Duration) -> f64 {
 }
 
 /// SplitMix64: enough for an order that nobody attacks.
-struct Random(u64);
+#[derive(Debug)]
+pub struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -10,6 +10,7 @@
 mod bench;
 mod failure;
 mod licences;
+mod soak;
 mod tidy;
 mod workspace;
 
@@ -32,6 +33,11 @@ enum Job {
     Bench(bench::Bench),
     /// Check that each dependency is under a licence that is allowed
     Licences,
+    /// Very many boxes, timeouts and crashes: what is left of them, with a plot
+    Soak(soak::Options),
+    /// (internal) a process of a soak, inside its namespaces
+    #[command(hide = true)]
+    SoakInside(soak::Inside),
     /// Check the rules of style that a program can check
     Tidy,
 }
@@ -50,6 +56,8 @@ fn perform(job: Job) -> Result<(), Failure> {
     match job {
         Job::Bench(bench) => bench::perform(bench),
         Job::Licences => licences::check(),
+        Job::Soak(options) => soak::perform(&options),
+        Job::SoakInside(inside) => soak::serve_inside(&inside),
         Job::Tidy => tidy::check(),
     }
 }

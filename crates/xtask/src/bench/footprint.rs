@@ -72,8 +72,13 @@ pub struct Footprint {
 impl Footprint {
     /// With the binary, if boxes are to be ended as well.
     pub fn acquire(tare: Option<&Path>) -> Result<Self, Failure> {
+        Self::acquire_as("tare-bench", tare)
+    }
+
+    /// The same for somebody who is no bench.
+    pub fn acquire_as(purpose: &str, tare: Option<&Path>) -> Result<Self, Failure> {
         let own = std::env::current_exe().doing(|| "cannot find this program".into())?;
-        let name = format!("tare-bench-{}", std::process::id());
+        let name = format!("{purpose}-{}", std::process::id());
         Self::acquire_by(
             Place {
                 parent: in_memory(),

@@ -1,0 +1,191 @@
+//! Starting commands, and ending them in the ways that a supervisor or a crash
+//! would.
+//!
+//! What a command says goes to a file: a process that it left behind and that
+//! held a pipe open would be waited for.
+
+use crate::bench::launch::Launch;
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+use tare_kernel::process::Process;
+
+/// How long a crash waits for its victim to be born.
+const BIRTH_WAIT_MAX: Duration = Duration::from_millis(200);
+const BIRTH_PAUSE: Duration = Duration::from_micros(300);
+
+/// No command here takes longer, unless it hangs.
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+
+/// Who is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Victim {
+    /// The process that we started.
+    Itself,
+    /// Its child: tare's keeper, bwrap's inner half.
+    Child,
+}
+
+/// One who calls commands, one at a time.
+#[derive(Debug)]
+pub struct Caller {
+    said: PathBuf,
+}
+
+impl Caller {
+    pub fn new(said: PathBuf) -> Self {
+        Self { said }
+    }
+
+    /// Until its end. One that hangs is killed and is an error.
+    pub fn run(&self, launch: &Launch) -> io::Result<ExitStatus> {
+        let mut child = self.spawn(launch)?;
+        if self.outlasts(&child, COMMAND_MAX)? {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!("no end after {COMMAND_MAX:?}")));
+        }
+        child.wait()
+    }
+
+    /// As a naive supervisor does it: what is still there after this time gets
+    /// SIGKILL, by the one pid that is known.
+    pub fn run_for(&self, launch: &Launch, bound: Duration) -> io::Result<ExitStatus> {
+        let mut child = self.spawn(launch)?;
+        if self.outlasts(&child, bound)? {
+            child.kill()?;
+        }
+        child.wait()
+    }
+
+    /// Kills the victim at this moment after the start, then waits for the end of
+    /// what was started.
+    pub fn crash(&self, launch: &Launch, after: Duration, victim: Victim) -> io::Result<()> {
+        let mut child = self.spawn(launch)?;
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(after);
+        match victim {
+            Victim::Itself => child.kill()?,
+            Victim::Child => self.kill_child_of(&child)?,
+        }
+        if self.outlasts(&child, COMMAND_MAX)? {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!(
+                "no end {COMMAND_MAX:?} after its {victim:?} was killed"
+            )));
+        }
+        child.wait()?;
+        Ok(())
+    }
+
+    /// What the last command said on stderr, or printed if that was asked for.
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    fn spawn(&self, launch: &Launch) -> io::Result<Child> {
+        let said = File::create(&self.said)?;
+        let mut command = launch.command();
+        command.stdout(said.try_clone()?).stderr(said);
+        command.spawn()
+    }
+
+    fn outlasts(&self, child: &Child, bound: Duration) -> io::Result<bool> {
+        Ok(!Process::open(child.id().cast_signed())?.wait_dead(bound)?)
+    }
+
+    /// Its first child, once it has one; not if it ends before.
+    fn kill_child_of(&self, parent: &Child) -> io::Result<()> {
+        let process = Process::open(parent.id().cast_signed())?;
+        let start = Instant::now();
+        while start.elapsed() < BIRTH_WAIT_MAX && !process.wait_dead(BIRTH_PAUSE)? {
+            let Some(pid) = first_child(parent.id()) else {
+                continue;
+            };
+            // Opened and still its child: no pid was reused in between.
+            let found = Process::open(pid).ok();
+            if let Some(child) = found.filter(|_| first_child(parent.id()) == Some(pid)) {
+                // It may have ended by itself just now.
+                let _ = child.kill();
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// proc_pid_children(5); nothing where the kernel has no such file.
+pub fn first_child(pid: u32) -> Option<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn caller(test: &str) -> Caller {
+        let name = format!("xtask-{test}-{}", std::process::id());
+        Caller::new(std::env::temp_dir().join(name))
+    }
+
+    fn done(caller: &Caller) {
+        fs::remove_file(&caller.said).unwrap();
+    }
+
+    fn shell(script: &str) -> Launch {
+        Launch::new(["/bin/sh", "-c", script])
+    }
+
+    #[test]
+    fn what_a_command_says_can_be_quoted() {
+        let caller = caller("quote");
+        let status = caller.run(&shell("echo no more pids >&2; exit 3")).unwrap();
+        assert_eq!(
+            (status.code(), &*caller.said()),
+            (Some(3), "no more pids\n")
+        );
+        done(&caller);
+    }
+
+    #[test]
+    fn a_naive_timeout_kills_the_pid_and_waits_for_it_alone() {
+        let caller = caller("naive");
+        let start = Instant::now();
+        let bound = Duration::from_millis(20);
+        let status = caller.run_for(&shell("sleep 2 & wait"), bound).unwrap();
+        assert_eq!(status.signal(), Some(9));
+        assert!(start.elapsed() < Duration::from_secs(2));
+        let status = caller
+            .run_for(&shell("exit 4"), Duration::from_secs(9))
+            .unwrap();
+        assert_eq!(status.code(), Some(4));
+        done(&caller);
+    }
+
+    #[test]
+    fn a_crash_reaches_the_child_and_tolerates_that_there_is_none() {
+        let caller = caller("crash");
+        let start = Instant::now();
+        let parent = shell("sleep 60; exit 0");
+        caller
+            .crash(&parent, Duration::ZERO, Victim::Child)
+            .unwrap();
+        assert!(start.elapsed() < Duration::from_secs(30));
+        caller
+            .crash(
+                &Launch::new(["/bin/true"]),
+                Duration::from_millis(9),
+                Victim::Child,
+            )
+            .unwrap();
+        caller
+            .crash(&parent, Duration::ZERO, Victim::Itself)
+            .unwrap();
+        done(&caller);
+    }
+}

@@ -1,0 +1,268 @@
+//! Drives a subject through the mix, inside the ground.
+//!
+//! Some workers take box after box. At every point of the [`schedule`] they all
+//! finish what they are at, the next ordinary command runs, and what is there is
+//! counted. What the kernel frees late has a bounded time for it.
+
+use super::commands::Caller;
+use super::count::Hierarchies;
+use super::ground::Orientation;
+use super::measure::Measure;
+use super::mix::Job;
+use super::naive::Naive;
+use super::sample::{Place, Sample, Values, is_as_before};
+use super::series::{Done, Event};
+use super::subject::{Kind, Subject, Surprise};
+use super::tare::Tare;
+use crate::failure::Failure;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How many samples there are, evenly spread; of a short soak fewer, since
+/// everybody waits for each.
+const SAMPLES_MAX: u64 = 50;
+const BOXES_BETWEEN_MIN: u64 = 250;
+
+/// Before the first of those there are some more, each after twice as many boxes.
+const FIRST_SAMPLE: u64 = 25;
+
+const SETTLE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The residents are new: what differs then is what is meant.
+const LOOK_TWICE: Duration = Duration::from_millis(400);
+
+/// Enough to see what went wrong.
+const SURPRISES_KEPT: usize = 20;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Orders {
+    pub subject: Kind,
+    pub boxes: u64,
+    pub seconds_max: u64,
+    pub workers: u64,
+    pub seed: u64,
+    pub tare: PathBuf,
+}
+
+pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
+    let orders = &orientation.orders;
+    let mut subject: Box<dyn Subject> = match orders.subject {
+        Kind::Tare => Box::new(Tare::new(
+            orders.tare.clone(),
+            orientation.state().join("root"),
+        )),
+        Kind::Bwrap => Box::new(Naive::default()),
+    };
+    let callers = (0..orders.workers).map(|it| {
+        let said = orientation.said().join(it.to_string());
+        Caller::new(said)
+    });
+    let callers: Vec<Caller> = callers.collect();
+    let place = Place {
+        hierarchies: Hierarchies {
+            roots: orientation.roots.clone(),
+        },
+        state: orientation.state(),
+    };
+    let mut driver = Driver {
+        orders,
+        place,
+        start: Instant::now(),
+        progress: Mutex::new(Done::default()),
+        before: Values::new(),
+    };
+    driver.perform(subject.as_mut(), &callers)
+}
+
+struct Driver<'a> {
+    orders: &'a Orders,
+    place: Place,
+    start: Instant,
+    progress: Mutex<Done>,
+    /// What everything is held against.
+    before: Values,
+}
+
+impl Driver<'_> {
+    fn perform(&mut self, subject: &mut dyn Subject, callers: &[Caller]) -> Result<(), Failure> {
+        let first = &callers[0];
+        subject.make_ready(first).map_err(Failure::new)?;
+        // All else is not known yet.
+        self.before = Values::from([(Measure::DyingCgroups, 0.0)]);
+        let empty = self.sample(subject, first);
+        self.before = empty.values.clone();
+        Event::Empty(empty.clone()).tell()?;
+        subject.start_residents(first).map_err(Failure::new)?;
+        let before = self.sample_settled_by(subject, first, subject.patience().min(LOOK_TWICE));
+        self.before = before.values.clone();
+        Event::Before(before).tell()?;
+
+        let mut done = 0;
+        for point in schedule(self.orders.boxes) {
+            self.leg(subject, callers, done..point);
+            done = self.boxes();
+            Event::Sample(self.sample(subject, first)).tell()?;
+            if done < point {
+                break;
+            }
+        }
+        subject
+            .end_residents(first)
+            .unwrap_or_else(|it| self.note(it));
+        self.before = empty.values;
+        Event::Emptied(self.sample(subject, first)).tell()?;
+        Event::Done(self.finished()).tell()
+    }
+
+    /// All the boxes with these numbers, or fewer when it is time to stop.
+    fn leg(&self, subject: &dyn Subject, callers: &[Caller], numbers: std::ops::Range<u64>) {
+        let next = AtomicU64::new(numbers.start);
+        thread::scope(|scope| {
+            for caller in callers {
+                scope.spawn(|| {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= numbers.end || self.is_to_stop(subject) {
+                            return;
+                        }
+                        self.one(subject, caller, number);
+                    }
+                });
+            }
+        });
+    }
+
+    fn one(&self, subject: &dyn Subject, caller: &Caller, number: u64) {
+        let job = Job::new(self.orders.seed, number);
+        let name = job.purpose.name();
+        let lived = subject.live(job, caller);
+        let mut progress = self.progress();
+        progress.boxes += 1;
+        *progress.kinds.entry(name.to_owned()).or_default() += 1;
+        progress.execs += lived.as_ref().copied().unwrap_or_default();
+        drop(progress);
+        if let Err(surprise) = lived {
+            self.note(format!("box {number}: {surprise}"));
+        }
+    }
+
+    fn is_to_stop(&self, subject: &dyn Subject) -> bool {
+        let reason = if self.start.elapsed() >= Duration::from_secs(self.orders.seconds_max) {
+            format!("its {} minutes were over", self.orders.seconds_max / 60)
+        } else if let Some(max) = subject.processes_max()
+            && self.place.hierarchies.pids().unwrap_or_default() >= max as f64
+        {
+            format!("{max} processes were there")
+        } else {
+            return self.progress().stopped.is_some();
+        };
+        self.progress().stopped.get_or_insert(reason);
+        true
+    }
+
+    /// After the next command, once everything is as before or does not get there.
+    fn sample(&self, subject: &dyn Subject, caller: &Caller) -> Sample {
+        self.sample_settled_by(subject, caller, subject.patience())
+    }
+
+    fn sample_settled_by(
+        &self,
+        subject: &dyn Subject,
+        caller: &Caller,
+        patience: Duration,
+    ) -> Sample {
+        let start = Instant::now();
+        let mut listed = None;
+        loop {
+            match subject.next_command(caller) {
+                Ok(count) => listed = count,
+                Err(surprise) => self.note(surprise),
+            }
+            if self.settles(&listed, SETTLE_PAUSE * 10) || start.elapsed() >= patience {
+                break;
+            }
+        }
+        let settled = start.elapsed();
+        let mut values = self.place.all();
+        if let Some(listed) = listed {
+            values.insert(Measure::Listed, listed as f64);
+        }
+        Sample {
+            boxes: self.boxes(),
+            seconds: self.start.elapsed().as_secs_f64(),
+            settled_after_seconds: settled.as_secs_f64(),
+            values,
+        }
+    }
+
+    /// Whether everything is as before within this time. A box that still has its
+    /// lease needs another command after that.
+    fn settles(&self, listed: &Option<u64>, bound: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            let mut now = self.place.counted();
+            if let Some(listed) = listed {
+                now.insert(Measure::Listed, *listed as f64);
+            }
+            if is_as_before(&self.before, &now) {
+                return true;
+            }
+            if start.elapsed() >= bound {
+                return false;
+            }
+            // Bounded by `bound`: the kernel tells nobody when it has freed something.
+            thread::sleep(SETTLE_PAUSE);
+        }
+    }
+
+    fn boxes(&self) -> u64 {
+        self.progress().boxes
+    }
+
+    fn note(&self, surprise: Surprise) {
+        let mut progress = self.progress();
+        progress.surprises += 1;
+        if progress.first_surprises.len() < SURPRISES_KEPT {
+            progress.first_surprises.push(surprise);
+        }
+    }
+
+    fn finished(&self) -> Done {
+        let mut done = self.progress().clone();
+        done.seconds = self.start.elapsed().as_secs_f64();
+        done
+    }
+
+    fn progress(&self) -> std::sync::MutexGuard<'_, Done> {
+        self.progress.lock().expect("no worker panics")
+    }
+}
+
+/// After how many boxes everything is counted.
+fn schedule(boxes: u64) -> Vec<u64> {
+    let step = (boxes / SAMPLES_MAX).max(BOXES_BETWEEN_MIN);
+    let early = std::iter::successors(Some(FIRST_SAMPLE), |it| Some(it * 2));
+    let mut points: Vec<u64> = early.take_while(|it| *it < step.min(boxes)).collect();
+    points.extend((1..).map(|it| it * step).take_while(|it| *it < boxes));
+    points.push(boxes);
+    points
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_dense_at_first_and_end_with_the_last_box() {
+        let points = schedule(100_000);
+        assert_eq!(points[..4], [25, 50, 100, 200]);
+        assert_eq!(points.last(), Some(&100_000));
+        assert!(points.is_sorted() && points.contains(&2_000));
+        assert_eq!(schedule(1), [1]);
+        assert_eq!(schedule(300), [25, 50, 100, 200, 250, 300]);
+    }
+}

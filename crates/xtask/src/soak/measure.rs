@@ -1,0 +1,151 @@
+//! What is measured, and what is asked of it.
+
+use serde::{Deserialize, Serialize};
+
+/// One thing that is counted or weighed at every sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    Listed,
+    Processes,
+    Descriptors,
+    Cgroups,
+    DyingCgroups,
+    Mounts,
+    Namespaces,
+    StateFiles,
+    StateBytes,
+    ResidentBytes,
+    ChargedBytes,
+    KernelBytes,
+    HostAvailableBytes,
+    HostSlabBytes,
+    HostPerCpuBytes,
+    HostNetworks,
+    HostMemoryCgroups,
+}
+
+/// How a measure is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Demand {
+    /// A number of things that are the soak's own: afterwards as before, exactly.
+    Equal,
+    /// Bytes that are the soak's own: they come and go, but do not grow.
+    NoSlope,
+    /// The whole host's, where others live too: told, not judged.
+    Told,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    Things,
+    Bytes,
+}
+
+impl Measure {
+    pub const ALL: [Self; 17] = [
+        Self::Processes,
+        Self::Descriptors,
+        Self::Cgroups,
+        Self::DyingCgroups,
+        Self::Mounts,
+        Self::Namespaces,
+        Self::StateFiles,
+        Self::StateBytes,
+        Self::Listed,
+        Self::ResidentBytes,
+        Self::ChargedBytes,
+        Self::KernelBytes,
+        Self::HostAvailableBytes,
+        Self::HostSlabBytes,
+        Self::HostPerCpuBytes,
+        Self::HostNetworks,
+        Self::HostMemoryCgroups,
+    ];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Listed => "boxes that tare ls -a lists",
+            Self::Processes => "processes",
+            Self::Descriptors => "descriptors",
+            Self::Cgroups => "cgroup directories",
+            Self::DyingCgroups => "dying cgroups (v2)",
+            Self::Mounts => "mounts",
+            Self::Namespaces => "namespaces",
+            Self::StateFiles => "files in the state root",
+            Self::StateBytes => "bytes in the state root",
+            Self::ResidentBytes => "memory of the processes (RSS)",
+            Self::ChargedBytes => "memory charged to the soak",
+            Self::KernelBytes => "of that, the kernel's",
+            Self::HostAvailableBytes => "host: MemAvailable",
+            Self::HostSlabBytes => "host: slab",
+            Self::HostPerCpuBytes => "host: per-CPU memory",
+            Self::HostNetworks => "host: network namespaces",
+            Self::HostMemoryCgroups => "host: memory cgroups, dying too",
+        }
+    }
+
+    pub fn unit(self) -> Unit {
+        match self {
+            Self::Listed
+            | Self::Processes
+            | Self::Descriptors
+            | Self::Cgroups
+            | Self::DyingCgroups
+            | Self::Mounts
+            | Self::Namespaces
+            | Self::StateFiles
+            | Self::HostNetworks
+            | Self::HostMemoryCgroups => Unit::Things,
+            Self::StateBytes
+            | Self::ResidentBytes
+            | Self::ChargedBytes
+            | Self::KernelBytes
+            | Self::HostAvailableBytes
+            | Self::HostSlabBytes
+            | Self::HostPerCpuBytes => Unit::Bytes,
+        }
+    }
+
+    pub fn demand(self) -> Demand {
+        match self {
+            Self::Listed
+            | Self::Processes
+            | Self::Descriptors
+            | Self::Cgroups
+            | Self::DyingCgroups
+            | Self::Mounts
+            | Self::Namespaces
+            | Self::StateFiles
+            | Self::StateBytes => Demand::Equal,
+            Self::ResidentBytes | Self::ChargedBytes | Self::KernelBytes => Demand::NoSlope,
+            Self::HostAvailableBytes
+            | Self::HostSlabBytes
+            | Self::HostPerCpuBytes
+            | Self::HostNetworks
+            | Self::HostMemoryCgroups => Demand::Told,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_measure_is_in_the_list_once_under_a_title_of_its_own() {
+        let distinct: BTreeSet<Measure> = Measure::ALL.into_iter().collect();
+        assert_eq!(distinct.len(), Measure::ALL.len());
+        let titles: BTreeSet<&str> = Measure::ALL.into_iter().map(Measure::title).collect();
+        assert_eq!(titles.len(), Measure::ALL.len());
+    }
+
+    #[test]
+    fn nothing_of_the_whole_host_is_judged() {
+        for measure in Measure::ALL {
+            let of_host = measure.title().starts_with("host:");
+            assert_eq!(measure.demand() == Demand::Told, of_host, "{measure:?}");
+        }
+    }
+}
