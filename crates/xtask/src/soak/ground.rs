@@ -85,11 +85,16 @@ impl Ground {
 
     /// Drives the subject in here, and tells how far it is.
     pub fn run(&self, orders: &Orders) -> Result<Series, Failure> {
+        // Of its own: a build meanwhile must not put another one in its place.
+        let mut orders = orders.clone();
+        let tare = self.footprint.directory().join("tare");
+        fs::copy(&orders.tare, &tare).doing(|| format!("cannot copy to {}", tare.display()))?;
+        orders.tare = tare;
         let inside = Orientation {
             name: self.footprint.name().to_owned(),
             directory: self.footprint.directory(),
             roots: self.roots.clone(),
-            orders: orders.clone(),
+            orders,
         };
         let mut child = Command::new("unshare")
             .args(UNSHARE)
@@ -100,7 +105,7 @@ impl Ground {
             .spawn()
             .doing(|| "cannot start unshare".into())?;
         let events = child.stdout.take().expect("it was asked to be a pipe");
-        let mut series = Series::new(orders);
+        let mut series = Series::new(&inside.orders);
         let mut heard = Ok(());
         for line in BufReader::new(events).lines() {
             let event = line
