@@ -112,6 +112,21 @@ impl Hierarchies {
         self.first_amount("cgroup.stat", "nr_dying_descendants")
     }
 
+    /// Has the kernel take back what it can of the memory here: the names and
+    /// nodes of files that it remembers are charged, and are no leak.
+    pub fn reclaim(&self) {
+        for root in &self.roots {
+            // v1; then v2, which is told how much. It reports that it could not
+            // take as much as that, and has taken what there was.
+            for (file, amount) in [("memory.force_empty", "0"), ("memory.reclaim", "1G")] {
+                let file = root.join(file);
+                if file.exists() {
+                    let _ = fs::write(file, amount);
+                }
+            }
+        }
+    }
+
     /// How many processes and threads are here.
     pub fn pids(&self) -> Option<f64> {
         self.first_number("pids.current")

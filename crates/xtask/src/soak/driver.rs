@@ -156,7 +156,7 @@ impl Driver<'_> {
         } else if let Some(max) = subject.processes_max()
             && self.place.hierarchies.pids().unwrap_or_default() >= max as f64
         {
-            format!("{max} processes were there")
+            format!("{max} processes were left")
         } else {
             return self.progress().stopped.is_some();
         };

@@ -205,7 +205,11 @@ fn frame(x: &Axis, y: &Axis, unit: Unit) -> String {
         let name = axis::short_count(value);
         text.push_str(&label(at, bottom + 15.0, "middle", "soft", &name));
     }
-    text.push_str(&label(right, bottom + 26.0, "end", "soft", "boxes so far"));
+    let name = match x.scale() {
+        Scale::Linear(..) => "boxes so far",
+        Scale::Logarithmic(..) => "boxes so far (logarithmic)",
+    };
+    text.push_str(&label(right, bottom + 26.0, "end", "soft", name));
     text
 }
 

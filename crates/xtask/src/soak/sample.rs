@@ -63,6 +63,7 @@ impl Place {
         let mut values = self.counted();
         let resident: f64 = processes().iter().map(|it| it.resident_bytes()).sum();
         values.insert(Measure::ResidentBytes, resident);
+        self.hierarchies.reclaim();
         let (charged, kernel) = cgroup_memory(&self.hierarchies);
         put(&mut values, Measure::ChargedBytes, charged);
         put(&mut values, Measure::KernelBytes, kernel);

@@ -78,6 +78,10 @@ impl Axis {
         self.page_first + share * (self.page_last - self.page_first)
     }
 
+    pub fn scale(&self) -> Scale {
+        self.scale
+    }
+
     pub fn ticks(&self) -> Vec<f64> {
         self.ticks.clone()
     }
