@@ -50,6 +50,36 @@ macro_rules! frozen {
     }};
 }
 
+/// `ls` asks the kernel only about boxes whose record says that they may be paused.
+#[test]
+fn a_box_that_is_paused_often_is_listed_right_and_its_record_does_not_grow() {
+    let tare = tare!();
+    let (id, never_paused) = (tare.idle_box(), tare.idle_box());
+    frozen!(tare, id);
+    let record_bytes = || count(&tare.record(&id).join("record.json"));
+    let listed = || {
+        let boxes = tare.list();
+        let state = |id: &str| {
+            let found = boxes.iter().find(|it| it["id"] == id).expect("it is there");
+            found["state"].as_str().map(str::to_owned)
+        };
+        assert_eq!(state(&never_paused).as_deref(), Some("running"));
+        state(&id)
+    };
+    assert_eq!(listed().as_deref(), Some("running"));
+    let mut sizes = Vec::new();
+    for _ in 0..10 {
+        tare.call(["pause", &id]).ok();
+        assert_eq!(listed().as_deref(), Some("paused"));
+        tare.call(["resume", &id]).ok();
+        assert_eq!(listed().as_deref(), Some("running"));
+        sizes.push(record_bytes());
+    }
+    assert_eq!(sizes, vec![sizes[0]; 10]);
+    tare.remove(&id);
+    tare.remove(&never_paused);
+}
+
 /// Another box is the clock: while it counts, the paused one does not.
 #[test]
 fn a_paused_box_stands_still_until_it_is_resumed() {

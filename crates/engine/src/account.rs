@@ -127,6 +127,13 @@ pub struct Renaming {
     pub at_ns: u64,
 }
 
+/// It is paused for the first time, in a moment: from here on the kernel is asked
+/// whether it is. Once is enough, or whoever pauses it often would fill its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PausingEntry {
+    pub at_ns: u64,
+}
+
 /// Somebody is about to kill all of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndingEntry {
@@ -192,6 +199,7 @@ pub enum Entry {
     Keeper(KeeperIdentity),
     Renamed(Renaming),
     Updated(Update),
+    Pausing(PausingEntry),
     /// Why the last try to end it failed.
     Stuck(String),
     Ending(EndingEntry),
@@ -207,6 +215,7 @@ pub struct Account {
     pub keeper: Option<KeeperIdentity>,
     /// Every name that it may hold; the last is its own.
     pub names: Vec<Name>,
+    pub pausing: Option<PausingEntry>,
     pub stuck: Option<String>,
     pub ending: Option<EndingEntry>,
     pub ended: Option<EndedEntry>,
@@ -237,6 +246,7 @@ impl Account {
             Entry::Keeper(identity) => self.keeper = Some(identity),
             Entry::Renamed(renaming) => self.names.push(renaming.name),
             Entry::Updated(update) => self.update(&update),
+            Entry::Pausing(pausing) => self.pausing = Some(pausing),
             Entry::Stuck(why) => self.stuck = Some(why),
             Entry::Ending(ending) => self.ending = Some(ending),
             Entry::Ended(ended) => self.ended = Some(ended),

@@ -46,7 +46,7 @@ impl Engine {
             return Ok(Vec::new());
         };
         let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
-        let status = |id: &BoxId| match self.tend_in(boxes.as_fd(), id, Depth::State) {
+        let status = |id: &BoxId| match self.tend_in(boxes.as_fd(), id, Depth::List) {
             Ok(observed) => Some(self.status_of(id, &observed?)),
             // It is there: what is not known of it is no reason to hide it.
             Err(error) => Some(Status::unknown(id, Flaw::unreadable(&error).to_string())),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tare_control::Call;
 use tare_kernel::clock::boot_ns;
 
-use crate::account::{Entry, Lease, Renaming, Update};
+use crate::account::{Entry, Lease, PausingEntry, Renaming, Update};
 use crate::boxes::{has_ended, no_box};
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
@@ -43,16 +43,17 @@ impl Engine {
 
     fn freeze(&self, id: &BoxId, frozen: bool) -> Result<(), Error> {
         // An attached box is its creator's to lock, who never does this.
-        let _others_wait = match self.observe(id)?.is_attached() {
+        let mut record = match self.observe(id)?.is_attached() {
             true => None,
             false => Some(self.lock(id)?),
         };
         let observed = self.observe(id)?;
         match (observed.state(), frozen) {
             (State::Running | State::Paused, true) => {
-                if !observed.is_attached() {
+                if let Some(record) = &mut record {
+                    note_pausing(record, id)?;
                     // Never while a process is born: its keeper waits for that.
-                    line::tell(&observed.record, id, &Call::Freeze)?;
+                    line::tell(record, id, &Call::Freeze)?;
                 }
                 cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), true)
             }
@@ -155,6 +156,17 @@ impl Engine {
         }
         self.lock(id)
     }
+}
+
+/// Before it is, so that no list is wrong about it, whoever is killed when.
+fn note_pausing(record: &mut Locked, id: &BoxId) -> Result<(), Error> {
+    if record.account.pausing.is_some() {
+        return Ok(());
+    }
+    let pausing = PausingEntry { at_ns: boot_ns() };
+    record
+        .add(Entry::Pausing(pausing))
+        .doing(|| format!("cannot record that box {id} is paused"))
 }
 
 fn damaged(id: &BoxId) -> Error {

@@ -25,7 +25,10 @@ const OVERDUE_AFTER: Duration = Duration::from_secs(2);
 pub enum Depth {
     /// Whether anything has to be done about it; every command does so.
     Care,
-    /// In which state it is, too.
+    /// In which state it is, too, as far as tare has brought it there: a list asks
+    /// the kernel nothing whose answer is on record.
+    List,
+    /// In which state it is, whoever has brought it there.
     State,
 }
 
@@ -67,7 +70,9 @@ impl Observed {
             // Of a box that lives by itself it does not matter.
             busy: !(ended || lives_alone) && record.is_busy(),
             stopping: life.contains(&LifeEvent::Stopping),
-            frozen: alive && depth == Depth::State && host.meters().is_frozen(of, lodging(tie)),
+            frozen: alive
+                && may_be_frozen(&record, tie, depth)
+                && host.meters().is_frozen(of, lodging(tie)),
             stuck: record.account.stuck.is_some(),
             ended,
             expired: is_expired(&record, host),
@@ -174,6 +179,16 @@ impl Observed {
 
     pub fn is_attached(&self) -> bool {
         self.facts.tie == Tie::Attached
+    }
+}
+
+/// The record of an attached box is its creator's, so whoever pauses that one
+/// cannot note it.
+fn may_be_frozen(record: &Record, tie: Tie, depth: Depth) -> bool {
+    match depth {
+        Depth::Care => false,
+        Depth::List => tie != Tie::Detached || record.account.pausing.is_some(),
+        Depth::State => true,
     }
 }
 
