@@ -6,5 +6,3 @@
 mod calls;
 #[path = "crash_anywhere/instants.rs"]
 mod instants;
-#[path = "crash_anywhere/scene.rs"]
-mod scene;

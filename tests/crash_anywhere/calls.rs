@@ -6,10 +6,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tare_harness::random::{fresh_seed, number_in};
+use tare_harness::scene::{Expected, Fate, Scene, in_lanes, keeper_of};
 use tare_harness::skip::is_root;
 use tare_harness::{Running, TemporaryDirectory, fixture, skip, tare};
-
-use crate::scene::{Expected, Fate, Scene, in_lanes, keeper_of};
 
 const KILL_AT_CALL: &str = include_str!("../probes/kill_at_call.c");
 
@@ -178,7 +177,7 @@ fn each_call(operation: Operation) {
         let killed = in_lanes(&calls, |call| operation.crash(&scene, &probe, *call));
         let expected = calls.iter().map(|call| Expected {
             name: name(*call),
-            fates: operation.fates,
+            fates: operation.fates.to_vec(),
         });
         scene.check(&expected.collect::<Vec<_>>());
         scene.clear();

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process_group, pidfd_send_signal};
 use tare_harness::random::{Random, fresh_seed, number_in};
+use tare_harness::scene::{Expected, Fate, Scene, in_lanes, keeper_of, pid, pidfd};
 use tare_harness::{Running, tare};
-
-use crate::scene::{Expected, Fate, Scene, in_lanes, keeper_of, pid, pidfd};
 
 /// How many crashes are checked together.
 const BATCH: usize = 50;
@@ -142,7 +141,7 @@ fn batch(scene: &Scene, durations: &Durations, seed: u64) {
     let seen = in_lanes(&crashes, |crash| crash.happen(scene));
     let expected = crashes.iter().zip(seen).map(|(crash, seen)| Expected {
         name: crash.name.clone(),
-        fates: crash.fates(seen),
+        fates: crash.fates(seen).to_vec(),
     });
     scene.check(&expected.collect::<Vec<_>>());
     scene.clear();

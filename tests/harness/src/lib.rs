@@ -19,6 +19,7 @@ mod keeper;
 mod orphans;
 pub mod random;
 mod running;
+pub mod scene;
 pub mod skip;
 mod snapshot;
 mod tare;

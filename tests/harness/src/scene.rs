@@ -6,15 +6,18 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::footprint::Footprint;
+use crate::tare::Tare;
+use crate::wait::{eventually, eventually_within};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
-use tare_harness::{Footprint, Tare, eventually, eventually_within};
 
 /// What may have become of a box.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     Absent,
     Running,
+    Paused,
     Exited,
 }
 
@@ -22,7 +25,7 @@ pub enum Fate {
 #[derive(Debug)]
 pub struct Expected {
     pub name: String,
-    pub fates: &'static [Fate],
+    pub fates: Vec<Fate>,
 }
 
 /// The keeper and the one process that it started.
@@ -66,7 +69,8 @@ impl Scene {
         self.holds_only_what_is_listed(&first, &footprint);
         // Whoever was told to stop has some grace.
         eventually("no box is on its way", || {
-            let is_settled = |one: &Value| one["state"] == "running" || one["state"] == "exited";
+            let settled = ["running", "paused", "exited"];
+            let is_settled = |one: &Value| settled.iter().any(|state| one["state"] == *state);
             self.by_name().values().all(is_settled)
         });
         let listed = self.by_name();
@@ -112,7 +116,7 @@ impl Scene {
     /// Those that live are as they were, and nobody else is there.
     #[track_caller]
     fn boxes_are_whole(&self, listed: &BTreeMap<String, Value>) {
-        let alive = listed.values().filter(|one| one["state"] == "running");
+        let alive = listed.values().filter(|one| one["state"] != "exited");
         let count = alive.count() * PROCESSES_OF_A_BOX;
         let mut processes = Vec::new();
         eventually_within(SOON, "only those in boxes that run are alive", || {
@@ -172,6 +176,7 @@ fn fate(listed: Option<&Value>) -> Fate {
     match listed {
         None => Fate::Absent,
         Some(one) if one["state"] == "running" => Fate::Running,
+        Some(one) if one["state"] == "paused" => Fate::Paused,
         Some(_) => Fate::Exited,
     }
 }
