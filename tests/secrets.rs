@@ -63,6 +63,8 @@ fn assert_not_in_state_root(tare: &Tare, secret: &str) {
 fn assert_not_said(tare: &Tare, id: &str, secret: &str) {
     for call in [
         &["inspect", id][..],
+        &["explain", id],
+        &["explain", id, "--json"],
         &["ls", "-a"],
         &["ls", "-a", "--json"],
         &["stats", "--json"],

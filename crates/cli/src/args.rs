@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    attach, completion, cp, doctor, exec, inspect, kill, logs, ls, pause, rename, resume, rm, run,
-    stats, stop, update, wait,
+    attach, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename, resume,
+    rm, run, stats, stop, update, wait,
 };
 
 /// Runs code that nobody trusts, and leaves nothing behind.
@@ -55,6 +55,8 @@ pub enum Command {
     Stats(stats::StatsArgs),
     /// Print all that is known of boxes, as a JSON array
     Inspect(inspect::InspectArgs),
+    /// Tell the story of a box, also of one that is gone
+    Explain(explain::ExplainArgs),
     /// Wait until boxes have ended, and print the exit code of each on a line
     Wait(wait::WaitArgs),
     /// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything

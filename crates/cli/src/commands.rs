@@ -18,6 +18,7 @@ pub mod cp;
 pub mod doctor;
 mod each;
 pub mod exec;
+pub mod explain;
 pub mod inspect;
 pub mod kill;
 mod lease;
@@ -81,6 +82,7 @@ fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> 
         Command::Logs(args) => logs::run(args, state_root),
         Command::Stats(args) => stats::run(args, state_root),
         Command::Inspect(args) => inspect::run(args, state_root),
+        Command::Explain(args) => explain::run(args, state_root),
         Command::Wait(args) => wait::run(args, state_root),
         Command::Stop(args) => stop::run(args, state_root),
         Command::Kill(args) => kill::run(args, state_root),

@@ -4,8 +4,10 @@
 //! sends the [`Plan`] first and then [`Request`]s, and to every later client, who
 //! sends a [`Call`]. Both get [`Report`]s. The host treats every report as
 //! untrusted input: a frame has a size limit and decoding cannot panic.
-//! What a detached box writes goes through no socket but into a log ([`ring`]).
+//! What a detached box writes goes through no socket but into a log ([`ring`]), and
+//! what becomes of it into a file of one page ([`life`], [`events`]).
 
+pub mod events;
 mod frame;
 pub mod life;
 mod message;

@@ -1,6 +1,7 @@
 //! The life of a detached box, as its keeper writes it down: a file that the
 //! creator made, with room for all that will ever be said, so that a full disk
 //! takes nothing away. One line for each event; what is not written yet is blank.
+//! Behind these lines, in the same file, is what happened on the way (`events`).
 //!
 //! ```text
 //! detached
@@ -13,7 +14,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The file's size from the beginning: blanks.
+/// The room of these lines: blanks from the beginning.
 pub const LIFE_BYTES: usize = 256;
 
 /// What ended a box.
@@ -94,7 +95,8 @@ impl fmt::Display for LifeEvent {
 }
 
 /// The events of a life; what a hostile keeper wrote instead of one is left out.
-pub fn parse(text: &str) -> Vec<LifeEvent> {
+pub fn parse(file: &[u8]) -> Vec<LifeEvent> {
+    let text = String::from_utf8_lossy(&file[..file.len().min(LIFE_BYTES)]);
     text.lines().filter_map(parse_line).collect()
 }
 
@@ -130,7 +132,7 @@ mod tests {
         let text: String = events.iter().map(|event| format!("{event}\n")).collect();
         assert!(text.len() <= LIFE_BYTES);
         let blank = " ".repeat(LIFE_BYTES - text.len());
-        assert_eq!(parse(&(text + &blank)), events);
+        assert_eq!(parse((text + &blank).as_bytes()), events);
     }
 
     #[test]
@@ -142,9 +144,8 @@ mod tests {
 
     #[test]
     fn what_is_no_event_is_left_out() {
-        assert_eq!(
-            parse("exited x command 1\nexited 1 magic 2\n\u{0}\u{0}"),
-            []
-        );
+        assert_eq!(parse(b"exited x command 1\nexited 1 magic 2\n\0\0\xff"), []);
+        let behind = [&[b' '; LIFE_BYTES][..], b"\ndetached\n"].concat();
+        assert_eq!(parse(&behind), []);
     }
 }

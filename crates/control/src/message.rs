@@ -44,6 +44,8 @@ pub enum Call {
     Input,
     /// Stop everyone of the workload where they are.
     Freeze,
+    /// They go on, since somebody has let them: to be written down.
+    Resumed,
 }
 
 /// Another process of the workload, with the box's own limits and filters.

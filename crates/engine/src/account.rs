@@ -206,6 +206,12 @@ pub enum Entry {
     Ended(EndedEntry),
 }
 
+/// The lines that say something.
+pub fn entries(text: &str) -> impl Iterator<Item = Entry> {
+    let lines = text.lines();
+    lines.filter_map(|line| serde_json::from_str(line).ok())
+}
+
 /// All lines together.
 #[derive(Debug, Default)]
 pub struct Account {

@@ -24,6 +24,12 @@ use crate::timestamp::Timestamp;
 impl Engine {
     /// The box with this id, this name, or an id that begins so.
     pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
+        let found = self.find_recorded(reference)?;
+        found.ok_or_else(|| no_box(reference))
+    }
+
+    /// The same; `None` when there is no such box.
+    pub(crate) fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
         let ids = match self.boxes_if_any()? {
             Some(boxes) => record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?,
             None => Vec::new(),
@@ -35,7 +41,7 @@ impl Engine {
             ids.contains(&holder).then_some(holder)
         };
         match whole.or_else(named) {
-            Some(id) => Ok(id),
+            Some(id) => Ok(Some(id)),
             None => by_prefix(reference, ids, &self.tended),
         }
     }
@@ -240,16 +246,13 @@ pub(crate) fn spec_of(observed: &Observed) -> Option<&Spec> {
 }
 
 /// A box that this very command has found half-made and removed is not unknown.
-fn by_prefix(reference: &str, ids: Vec<BoxId>, removed: &[BoxId]) -> Result<BoxId, Error> {
+fn by_prefix(reference: &str, ids: Vec<BoxId>, removed: &[BoxId]) -> Result<Option<BoxId>, Error> {
     let begins = |id: &&BoxId| !reference.is_empty() && id.as_str().starts_with(reference);
     let mut found: Vec<BoxId> = ids.iter().filter(begins).cloned().collect();
     found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
     match found.as_slice() {
-        [] => match removed.iter().find(begins) {
-            Some(id) => Ok(id.clone()),
-            None => Err(no_box(reference)),
-        },
-        [one] => Ok(one.clone()),
+        [] => Ok(removed.iter().find(begins).cloned()),
+        [one] => Ok(Some(one.clone())),
         several => Err(ambiguous(reference, several)),
     }
 }

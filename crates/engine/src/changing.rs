@@ -58,7 +58,12 @@ impl Engine {
                 cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), true)
             }
             (State::Running | State::Paused | State::Stopping, false) => {
-                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)
+                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)?;
+                if observed.is_frozen() && !observed.is_attached() {
+                    // It goes on whether or not that is written down.
+                    line::tell(&observed.record, id, &Call::Resumed).ok();
+                }
+                Ok(())
             }
             // It has a grace to use.
             (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => Err(

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use tare_control::Call;
 use tare_control::life::{self, LifeEvent};
-use tare_kernel::fds::read_text;
 use tare_kernel::process::Process;
 
 use crate::account::EndedEntry;
@@ -18,7 +17,7 @@ use crate::id::BoxId;
 use crate::line;
 use crate::observed::{Observed, provable_keeper};
 use crate::reason::Reason;
-use crate::record::{Locked, Record};
+use crate::record::{Locked, Record, life_of};
 use crate::status::{Ended, State};
 use crate::teardown::{OWN_WITHIN, wait_gone};
 
@@ -204,7 +203,7 @@ fn kill(keeper: &Process, id: &BoxId) -> Result<(), Error> {
 
 /// What the keeper of a box that is gone has said about its end.
 fn said(life: &OwnedFd) -> Option<Ended> {
-    let events = life::parse(&read_text(life.as_fd()).ok()?);
+    let events = life::parse(&life_of(life.as_fd()).ok()?);
     let was_left = events.contains(&LifeEvent::Detached);
     was_left.then(|| Ended::from(&EndedEntry::of(&events, false, Duration::ZERO)))
 }

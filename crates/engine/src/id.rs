@@ -3,10 +3,11 @@
 use std::fmt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Twelve characters of `[a-z2-7]`: 60 random bits, never used twice.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct BoxId(String);
 
 const LENGTH: usize = 12;
@@ -28,6 +29,14 @@ impl BoxId {
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl TryFrom<String> for BoxId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("this is not the id of a box")
     }
 }
 

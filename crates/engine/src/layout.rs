@@ -55,6 +55,11 @@ impl Layout {
         self.boxes().join(id.as_str()).join(SCRATCH)
     }
 
+    /// The stories of boxes that are gone.
+    pub fn history(&self) -> PathBuf {
+        self.root.join("history")
+    }
+
     /// The file whose bytes are claims on uid ranges.
     pub fn uid_claims(&self) -> PathBuf {
         self.root.join("uids")

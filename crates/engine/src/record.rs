@@ -22,17 +22,18 @@ use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, fstat, mkdirat, openat,
     statat, unlinkat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
+use tare_control::events::{self, Event, LIFE_FILE_BYTES};
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
-use crate::account::{Account, DetachOptions, Entry, Intent, KeeperIdentity, VERSION};
+use crate::account::{self, Account, DetachOptions, Entry, Intent, KeeperIdentity, VERSION};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::flaw::Flaw;
 use crate::host::Host;
@@ -118,10 +119,23 @@ impl Record {
 
     /// What the keeper of a detached box has said so far.
     pub fn life(&self) -> io::Result<Vec<LifeEvent>> {
-        Ok(life::parse(&read_file_if_any(
-            self.directory.as_fd(),
-            LIFE,
-        )?))
+        let file = open_file(self.directory.as_fd(), LIFE)?;
+        let file = file.map(|file| life_of(file.as_fd())).transpose()?;
+        Ok(life::parse(&file.unwrap_or_default()))
+    }
+
+    /// The lines of the account as they are, one after another.
+    pub fn entries(&self) -> Vec<Entry> {
+        let file = open_file(self.directory.as_fd(), FILE).ok().flatten();
+        let text = file.and_then(|file| read_damaged(file).ok());
+        account::entries(&text.unwrap_or_default()).collect()
+    }
+
+    /// What the keeper of a detached box has written down on the way.
+    pub fn events(&self) -> Vec<Event> {
+        let file = self.open_life();
+        let file = file.and_then(|file| read_start(file.as_fd(), LIFE_FILE_BYTES).ok());
+        events::parse(&file.unwrap_or_default())
     }
 
     /// The same, to be read later.
@@ -350,7 +364,11 @@ impl Locked {
         };
         let life = make(LIFE)?;
         step("room for its life made", || {
-            rustix::io::pwrite(&life, &[b' '; LIFE_BYTES], 0)
+            match rustix::io::pwrite(&life, &[b' '; LIFE_FILE_BYTES], 0) {
+                Ok(LIFE_FILE_BYTES) => Ok(()),
+                Ok(_) => Err(Errno::NOSPC),
+                Err(errno) => Err(errno),
+            }
         })?;
         let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
         step("room for what its log will lack made", || {
@@ -435,13 +453,6 @@ fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
     }
 }
 
-fn read_file_if_any(directory: BorrowedFd<'_>, name: &str) -> io::Result<String> {
-    match open_file(directory, name)? {
-        Some(file) => read_damaged(file),
-        None => Ok(String::new()),
-    }
-}
-
 /// Whatever is in it: a byte that is no text takes only its own line away.
 fn read_damaged(file: OwnedFd) -> io::Result<String> {
     let mut bytes = Vec::new();
@@ -471,6 +482,19 @@ pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// What a keeper has said, of the open file; see [`life::parse`].
+pub fn life_of(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    read_start(file, LIFE_BYTES)
+}
+
+/// What there is of the first bytes of a file that may be written meanwhile.
+fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; bytes];
+    let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;
+    content.truncate(length);
+    Ok(content)
 }
 
 /// The directory of all records.

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! keeper killed ─▶ cgroups seen empty ─▶ keeper reaped ─▶ cgroups removed    (end)
-//!     ─▶ scratch unmounted ─▶ names released ─▶ record removed               (remove)
+//!     ─▶ scratch unmounted ─▶ names released ─▶ story kept ─▶ record removed (remove)
 //! ```
 
 use std::os::fd::AsFd;
@@ -18,6 +18,7 @@ use tare_kernel::process::Process;
 
 use crate::account::{EndedEntry, EndingEntry, Entry};
 use crate::error::{Doing, Error, ErrorKind};
+use crate::explaining::keep_story;
 use crate::holdings::{cgroup, name, scratch};
 use crate::host::Host;
 use crate::id::BoxId;
@@ -25,6 +26,7 @@ use crate::layout::Layout;
 use crate::observed::provable_keeper;
 use crate::reason::Reason;
 use crate::record::{self, Locked};
+use crate::story::Removal;
 use crate::tag::Tagged;
 
 /// How long a box may take to die before it counts as stuck.
@@ -44,7 +46,7 @@ impl Site<'_> {
     /// Ends a box whose keeper is our child, and removes all of it.
     pub fn tear_down_own(&self, record: Locked, keeper: &Process) -> Result<(), Error> {
         self.end(&record, Some(keeper), OWN_WITHIN)?;
-        self.remove(record)
+        self.remove(record, None)
     }
 
     /// Ends any box, and removes all of it.
@@ -54,8 +56,17 @@ impl Site<'_> {
         within: Duration,
         why: Reason,
     ) -> Result<(), Error> {
+        let is_over = record.account.ended.is_some();
+        let oom = !is_over && self.was_out_of_memory(&record, why);
+        let start = Instant::now();
         self.end_recorded(&mut record, within, why)?;
-        self.remove(record)
+        let removal = Removal {
+            why,
+            pid: std::process::id(),
+            emptied: (!is_over).then(|| start.elapsed()),
+            oom,
+        };
+        self.remove(record, Some(&removal))
     }
 
     /// Ends a detached box and writes down how it ended, if nobody has.
@@ -63,8 +74,7 @@ impl Site<'_> {
         if record.account.ended.is_some() {
             return Ok(());
         }
-        // While the directories are there: afterwards nobody can tell.
-        let oom = cgroup::oom_kills(&self.roots(&record), self.tagged()) > 0;
+        let oom = self.was_out_of_memory(&record, why);
         let start = Instant::now();
         self.end_recorded(&mut record, within, why)?;
         let ended = EndedEntry::of(&record.life().unwrap_or_default(), oom, start.elapsed());
@@ -108,7 +118,13 @@ impl Site<'_> {
         cgroup::release(&self.roots(record), self.tagged(), within)
     }
 
-    fn remove(&self, record: Locked) -> Result<(), Error> {
+    /// While the directories are there: afterwards nobody can tell.
+    fn was_out_of_memory(&self, record: &Locked, why: Reason) -> bool {
+        why != Reason::Own && cgroup::oom_kills(&self.roots(record), self.tagged()) > 0
+    }
+
+    /// With the story of it, unless it is its creator who has it.
+    fn remove(&self, record: Locked, told: Option<&Removal>) -> Result<(), Error> {
         if may_keep_scratch(&record) {
             scratch::release(self.layout, record.as_fd(), self.id)?;
         }
@@ -119,6 +135,9 @@ impl Site<'_> {
                 }
             }
             None => name::release_all(self.layout, self.id)?,
+        }
+        if let Some(removal) = told {
+            keep_story(self.layout, self.host, self.id, &record, removal);
         }
         record::remove(self.layout, self.id)
     }

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, WaitStatus};
+use tare_control::events::{Happening, Name};
 use tare_control::{
     Exec, ExecStreams, LaunchStep, Program, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
 };
@@ -45,6 +46,17 @@ pub struct Execution {
     mark: Option<Mark>,
     deadline_ns: Option<u64>,
     stage: Stage,
+    /// Under which it is known in the account of the box's life.
+    pub number: u32,
+    end: Option<Ending>,
+}
+
+/// How it came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Itself { wait_status: i32 },
+    Timeout,
+    HungUp,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +84,19 @@ impl Execution {
         matches!(self.stage, Stage::Ending(_))
     }
 
+    /// What there is to be written down when it is over.
+    pub fn happened(&self) -> Option<Happening> {
+        let process = self.number;
+        self.end.map(|end| match end {
+            Ending::Itself { wait_status } => Happening::Ended {
+                process,
+                wait_status,
+            },
+            Ending::Timeout => Happening::TimedOut { process },
+            Ending::HungUp => Happening::HungUp { process },
+        })
+    }
+
     pub fn deadline_ns(&self) -> Option<u64> {
         match self.stage {
             Stage::Running => self.deadline_ns,
@@ -85,6 +110,7 @@ impl Execution {
         match &self.stage {
             Stage::Running => {
                 let wait_status = status.as_raw();
+                self.end = Some(Ending::Itself { wait_status });
                 self.conclude(Some(&Report::Exited { wait_status }));
             }
             // It was alone: nobody is left.
@@ -111,17 +137,18 @@ impl Execution {
             heard = channel.rest(REQUEST_BYTES_MAX);
         }
         self.channel = None;
-        self.end(None);
+        self.end(Ending::HungUp, None);
     }
 
     pub fn time_out(&mut self) {
-        self.end(Some(Report::TimedOut));
+        self.end(Ending::Timeout, Some(Report::TimedOut));
     }
 
-    fn end(&mut self, report: Option<Report>) {
+    fn end(&mut self, end: Ending, report: Option<Report>) {
         if self.stage != Stage::Running {
             return;
         }
+        self.end = Some(end);
         // It is our unreaped child: the number is its own. Its end follows.
         launch::signal_child(self.pid, SIGKILL).ok();
         self.stage = Stage::Ending(report);
@@ -146,6 +173,38 @@ impl Execution {
 }
 
 const SIGKILL: i32 = 9;
+
+/// What a call is about, as far as it is written down.
+#[derive(Debug)]
+pub enum Subject {
+    Command(Name),
+    CopyIn,
+    CopyOut,
+}
+
+pub fn subject_of(exec: &Exec) -> Subject {
+    match &exec.program {
+        Program::Command(argv) => {
+            Subject::Command(Name::of(argv.first().map_or(b"", |program| program)))
+        }
+        Program::Pack(_) => Subject::CopyOut,
+        Program::Unpack(_) => Subject::CopyIn,
+    }
+}
+
+/// What is written down of a start, or of one that failed.
+pub fn begun(process: u32, subject: Subject, started: bool) -> Happening {
+    match (subject, started) {
+        (Subject::Command(name), true) => Happening::ExecStarted { process, name },
+        (Subject::Command(name), false) => Happening::ExecFailed { process, name },
+        (Subject::CopyIn, true) => Happening::CopyIn { process },
+        (Subject::CopyOut, true) => Happening::CopyOut { process },
+        (Subject::CopyIn | Subject::CopyOut, false) => Happening::ExecFailed {
+            process,
+            name: Name::of(b"cp"),
+        },
+    }
+}
 
 /// Starts what a client asked for; what could not be done is said to it.
 pub fn start(
@@ -174,6 +233,8 @@ pub fn start(
                 mark,
                 deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
                 stage: Stage::Running,
+                number: 0,
+                end: None,
             })
         }
         Err(report) => {

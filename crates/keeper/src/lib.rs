@@ -45,6 +45,7 @@ use inherited::{Inherited, Planned};
 use rustix::io::Errno;
 use setup::{Failing, Failure};
 use supervise::{Deadlines, End, Supervisor};
+use tare_control::events::Happening;
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::launch;
 use tare_kernel::step::step;
@@ -160,7 +161,7 @@ fn streams(
 
 impl Ready {
     /// Starts the command; `None` when that failed and was said.
-    fn start(self, link: Channel) -> Option<Supervisor> {
+    fn start(mut self, link: Channel) -> Option<Supervisor> {
         let birth = Birth {
             workload: &self.plan.workload,
             streams: self.streams,
@@ -184,6 +185,9 @@ impl Ready {
             }
         };
         link.report(&Report::Started);
+        if let Some(detached) = &mut self.detached {
+            detached.life.note(Happening::Started);
+        }
         Some(Supervisor {
             command,
             link: Some(link),
@@ -210,7 +214,12 @@ fn conclude(supervisor: &mut Supervisor, end: End) {
     // A command can be faster than the creator of its box.
     supervisor.await_detachment();
     let by = match (end, supervisor.is_stopping()) {
-        (End::Abandoned, _) => return,
+        (End::Abandoned, _) => {
+            if let Some(detached) = &mut supervisor.detached {
+                detached.life.note(Happening::Abandoned);
+            }
+            return;
+        }
         (End::Command(_), false) => EndedBy::Command,
         (End::Command(_), true) => EndedBy::Stop,
         (End::Limit(by), _) => by,
@@ -229,6 +238,10 @@ fn conclude(supervisor: &mut Supervisor, end: End) {
         (None, Some(detached)) => {
             detached.output.collect_last();
             detached.life.exited(wait_status, by);
+            detached.life.note(match end {
+                End::Limit(by) => Happening::Killed { by },
+                End::Command(_) | End::Abandoned => Happening::CommandEnded { wait_status },
+            });
         }
         (None, None) => {}
     }

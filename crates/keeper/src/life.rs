@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::time::{ClockId, clock_gettime};
 use tare_control::EndedBy;
+use tare_control::events::{Event, Happening};
 use tare_control::life::LifeEvent;
+use tare_kernel::clock::boot_ns;
 use tare_kernel::step::step;
 
 #[derive(Debug)]
@@ -12,11 +14,41 @@ pub struct Life {
     file: OwnedFd,
     /// What has been written so far.
     bytes: u64,
+    /// How many events there were.
+    events: u32,
+    /// How many processes were started for others.
+    processes: u32,
 }
 
 impl Life {
     pub fn new(file: OwnedFd) -> Self {
-        Self { file, bytes: 0 }
+        Self {
+            file,
+            bytes: 0,
+            events: 0,
+            processes: 0,
+        }
+    }
+
+    /// The number of one more process that is started for somebody.
+    pub fn count_process(&mut self) -> u32 {
+        self.processes = self.processes.saturating_add(1);
+        self.processes
+    }
+
+    /// One more event. Whoever waits for an answer has it by then.
+    pub fn note(&mut self, what: Happening) {
+        let event = Event {
+            number: self.events,
+            at_us: boot_ns() / 1000,
+            what,
+        };
+        let (slot, at) = event.slot();
+        step("event written", || {
+            rustix::io::pwrite(&self.file, &slot, at)
+        })
+        .ok();
+        self.events = self.events.saturating_add(1);
     }
 
     pub fn detached(&mut self) {

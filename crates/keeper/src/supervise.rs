@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
+use tare_control::events::Happening;
 use tare_control::{
     Call, EndedBy, KeeperUsage, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
 };
@@ -239,6 +240,7 @@ impl Supervisor {
         rustix::process::chdir("/").ok();
         detached.life.detached();
         link.report(&Report::Detached);
+        detached.life.note(Happening::Detached);
         self.link = None;
     }
 
@@ -258,29 +260,43 @@ impl Supervisor {
     }
 
     fn answer(&mut self, channel: Channel, call: Call) {
-        let report = match call {
+        let (report, happened) = match call {
             Call::Exec(exec) => return self.execute(channel, exec),
             Call::Signal(signal) => {
                 launch::signal_child(self.command, signal).ok();
-                Report::Done
+                (Report::Done, Some(Happening::Signalled { signal }))
             }
-            Call::Stop { grace_ns } => self.stop(grace_ns),
+            Call::Stop { grace_ns } => {
+                let grace_ms = u32::try_from(grace_ns / 1_000_000).unwrap_or(u32::MAX);
+                (self.stop(grace_ns), Some(Happening::StopAsked { grace_ms }))
+            }
             Call::Lease { ends_ns } => {
                 self.deadlines.lease_ns = ends_ns;
-                Report::Done
+                (Report::Done, None)
             }
             Call::Freeze => self.freeze(),
-            Call::Usage => Report::Usage(self.usage()),
+            Call::Resumed => (Report::Done, Some(Happening::Resumed)),
+            Call::Usage => (Report::Usage(self.usage()), None),
             Call::Input => return self.hand_over_input(&channel),
         };
         channel.report(&report);
+        if let Some(happened) = happened {
+            self.note(happened);
+        }
     }
 
-    fn freeze(&self) -> Report {
+    /// Of an attached box it is known to its creator what happens.
+    fn note(&mut self, happened: Happening) {
+        if let Some(detached) = &mut self.detached {
+            detached.life.note(happened);
+        }
+    }
+
+    fn freeze(&self) -> (Report, Option<Happening>) {
         let frozen = self.freezer.as_ref().map(Freezer::freeze);
         match frozen {
-            Some(Ok(())) => Report::Done,
-            Some(Err(_)) | None => Report::Refused(Refusal::NoFreezer),
+            Some(Ok(())) => (Report::Done, Some(Happening::Paused)),
+            Some(Err(_)) | None => (Report::Refused(Refusal::NoFreezer), None),
         }
     }
 
@@ -294,7 +310,14 @@ impl Supervisor {
             detached: self.detached.as_ref(),
         };
         let running = self.executions.len();
-        let started = executions::start(channel, exec, &around, running);
+        let subject = executions::subject_of(&exec);
+        let mut started = executions::start(channel, exec, &around, running);
+        if let Some(detached) = &mut self.detached {
+            let process = detached.life.count_process();
+            let happened = executions::begun(process, subject, started.is_some());
+            detached.life.note(happened);
+            started.iter_mut().for_each(|one| one.number = process);
+        }
         self.executions.extend(started);
     }
 
@@ -345,7 +368,14 @@ impl Supervisor {
             }
             execution.go_on_ending();
         }
-        self.executions.retain(|execution| !execution.is_over());
+        for index in (0..self.executions.len()).rev() {
+            if self.executions[index].is_over() {
+                let over = self.executions.remove(index);
+                if let Some(happened) = over.happened() {
+                    self.note(happened);
+                }
+            }
+        }
     }
 }
 

@@ -21,8 +21,9 @@ use crate::turn::Turn;
 /// sub-ids: not `nobody`, whose number the kernel uses for what it cannot map.
 const UNPRIVILEGED_ID: u32 = 65533;
 
-/// What tare keeps in a state root when no box is there; each is a fixed name.
-const FIXED_NAMES: [&str; 3] = ["boxes", "names", "uids"];
+/// What tare keeps in a state root when no box is there; each is a fixed name, and
+/// `history` has the stories of boxes that are gone, on purpose.
+const FIXED_NAMES: [&str; 4] = ["boxes", "names", "uids", "history"];
 
 /// Who runs the program under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,86 @@
+//! `tare explain`: what became of a box, step by step, also after it is gone.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use tare_engine::spec::duration;
+use tare_engine::spec::received::escaped;
+use tare_engine::{Engine, Error, Explanation, Step};
+
+use super::DONE;
+use crate::error::{print_json, print_result};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare explain web
+  tare explain web --json | jq -r '.steps[] | select(.event == \"killed\").text'";
+
+/// Tell the story of a box, also of one that is gone
+///
+/// From its creation to its removal, each step with the time since the creation:
+/// what was started in it and how that ended, who stopped, paused or changed it, what
+/// killed it, how long it took until it was seen empty, who removed it and why. The
+/// times are of a clock that nobody can set. The last 60 things that its keeper saw
+/// are kept. After its removal the story stays for its --retention, at most 1 MiB of
+/// all of them. A box without -d has one only if its own tare was killed.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ExplainArgs {
+    /// An id, the beginning of one, or a name, also a former one
+    #[arg(value_name = "BOX")]
+    reference: String,
+
+    /// Print it as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &ExplainArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::look(state_root)?;
+    let explanation = engine.explain(&args.reference)?;
+    match args.json {
+        true => print_json(&as_json(&explanation))?,
+        false => print_result(&as_text(&explanation))?,
+    }
+    Ok(DONE)
+}
+
+fn as_json(explanation: &Explanation) -> serde_json::Value {
+    let story = &explanation.story;
+    json!({
+        "id": story.id,
+        "name": story.name(),
+        "state": explanation.state,
+        "created_at": story.created_at,
+        "steps": story.steps,
+        "forgotten": story.forgotten,
+    })
+}
+
+fn as_text(explanation: &Explanation) -> String {
+    let story = &explanation.story;
+    let state = match explanation.state {
+        Some(state) => state.as_str(),
+        None => "removed",
+    };
+    let mut text = match story.name() {
+        Some(name) => format!("{} ({}), {state}", story.id, escaped(name)),
+        None => format!("{}, {state}", story.id),
+    };
+    text += &format!("; created at {}\n", story.created_at);
+    if story.forgotten > 0 {
+        text += &format!("({} of its steps are not kept any more)\n", story.forgotten);
+    }
+    let times: Vec<String> = story.steps.iter().map(time).collect();
+    let width = times.iter().map(String::len).max().unwrap_or(0);
+    for (time, step) in times.iter().zip(&story.steps) {
+        text += &format!("  +{time:<width$}  {}\n", escaped(&step.text));
+    }
+    text
+}
+
+fn time(step: &Step) -> String {
+    duration::show(Duration::from_millis(step.after_ms))
+}

@@ -1,0 +1,488 @@
+//! `tare explain`: the story of a box, in order, while it lives and after it is gone.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::Value;
+use tare_harness::skip::is_root;
+use tare_harness::{Process, Tare, TemporaryDirectory, eventually, skip, tare};
+
+const STUBBORN: &str = "trap '' TERM; echo up; while :; do sleep 1000; done";
+
+#[track_caller]
+fn explained(tare: &Tare, reference: &str) -> Value {
+    tare.json(["explain", reference, "--json"])
+}
+
+/// What happened, a word each.
+#[track_caller]
+fn events(tare: &Tare, reference: &str) -> Vec<String> {
+    let story = explained(tare, reference);
+    let steps = story["steps"].as_array().expect("steps are an array");
+    let times = steps
+        .iter()
+        .map(|step| step["after_ms"].as_u64().expect("a number"));
+    assert!(times.is_sorted(), "{story}");
+    let event = |step: &Value| step["event"].as_str().expect("a word").to_owned();
+    steps.iter().map(event).collect()
+}
+
+/// The one step of this kind.
+#[track_caller]
+fn step(tare: &Tare, reference: &str, event: &str) -> Value {
+    let story = explained(tare, reference);
+    let steps = story["steps"].as_array().expect("steps are an array");
+    let mut found = steps.iter().filter(|step| step["event"] == event);
+    match (found.next(), found.next()) {
+        (Some(step), None) => step.clone(),
+        _ => panic!("not one {event}: {story}"),
+    }
+}
+
+#[track_caller]
+fn says(tare: &Tare, reference: &str, event: &str, text: &str) {
+    let step = step(tare, reference, event);
+    let said = step["text"].as_str().expect("a sentence");
+    assert!(said.contains(text), "{said}");
+}
+
+#[track_caller]
+fn kill(process: u32) {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+    let pidfd = pidfd_open(pid.expect("it has a pid"), PidfdFlags::empty());
+    pidfd_send_signal(pidfd.expect("it is there"), Signal::KILL).expect("it can be signalled");
+}
+
+const MADE: [&str; 4] = ["created", "go", "started", "detached"];
+
+#[track_caller]
+fn assert_story(tare: &Tare, reference: &str, then: &[&str]) {
+    let expected: Vec<&str> = MADE.into_iter().chain(then.iter().copied()).collect();
+    // A keeper writes down what it did after it has answered.
+    eventually(&format!("{reference} has come to {expected:?}"), || {
+        events(tare, reference) == expected
+    });
+}
+
+#[test]
+fn a_box_that_ends_by_itself() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sh", "-c", "exit 3"]);
+    tare.ended(&id);
+    assert_story(&tare, "a", &["command_ended", "emptied"]);
+    let story = explained(&tare, &id[..6]);
+    assert_eq!(story["id"], *id, "{story}");
+    assert_eq!(story["name"], "a", "{story}");
+    assert_eq!(story["state"], "exited", "{story}");
+    assert_eq!(story["forgotten"], 0, "{story}");
+    assert_eq!(story["created_at"], story["steps"][0]["at"], "{story}");
+    assert_eq!(step(&tare, "a", "command_ended")["exit_code"], 3);
+    tare.remove(&id);
+    assert_story(&tare, "a", &["command_ended", "emptied", "removed"]);
+    assert_eq!(explained(&tare, &id)["state"], Value::Null);
+}
+
+#[test]
+fn people_get_a_line_for_each_step() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let output = tare.call(["explain", "a"]).ok().said_nothing();
+    let text = output.stdout_text();
+    let mut lines = text.lines();
+    let first = lines.next().expect("a line");
+    assert!(
+        first.starts_with(&format!("{id} (a), running; created at 20")),
+        "{output}"
+    );
+    assert!(
+        lines
+            .next()
+            .is_some_and(|line| line.ends_with("  created: sleep 1000")),
+        "{output}"
+    );
+    assert!(lines.all(|line| line.starts_with("  +")), "{output}");
+    tare.remove(&id);
+    let output = tare.call(["explain", "a"]).ok().said_nothing();
+    assert!(output.stdout_text().contains("(a), removed;"), "{output}");
+}
+
+#[test]
+fn a_box_that_is_stopped_and_one_that_has_to_be_killed() {
+    let tare = tare!();
+    let polite = tare.detached(["--name", "polite", "--", "sleep", "1000"]);
+    tare.call(["stop", "polite"]).ok();
+    assert_story(&tare, "polite", &["stop_asked", "command_ended", "emptied"]);
+    says(&tare, "polite", "stop_asked", "grace of 10s");
+    says(&tare, "polite", "command_ended", "signal 15");
+    let stubborn = tare.detached(["--name", "stubborn", "--", "sh", "-c", STUBBORN]);
+    tare.logged(&stubborn, "up");
+    tare.call(["stop", "-t", "300ms", "stubborn"]).ok();
+    assert_story(&tare, "stubborn", &["stop_asked", "killed", "emptied"]);
+    says(&tare, "stubborn", "killed", "within its grace");
+    assert_eq!(step(&tare, "stubborn", "killed")["exit_code"], 137);
+    tare.remove(&polite);
+    tare.remove(&stubborn);
+}
+
+#[test]
+fn a_box_that_is_killed_and_one_that_is_removed_by_force() {
+    let tare = tare!();
+    let killed = tare.detached(["--name", "killed", "--", "sleep", "1000"]);
+    tare.call(["kill", "-s", "USR1", "killed"]).ok();
+    tare.ended(&killed);
+    says(&tare, "killed", "signalled", "signal 10");
+    let removed = tare.detached(["--name", "removed", "--", "sleep", "1000"]);
+    let caller = tare.spawn_call(["rm", "-f", "removed"]);
+    let pid = caller.pid();
+    caller.wait().ok();
+    assert_story(&tare, "removed", &["killed", "emptied", "removed"]);
+    says(
+        &tare,
+        "removed",
+        "killed",
+        &format!("(pid {pid}): as somebody asked"),
+    );
+    says(&tare, "removed", "removed", &format!("(pid {pid})"));
+    assert_eq!(explained(&tare, &removed)["name"], "removed");
+    tare.remove(&killed);
+}
+
+#[test]
+fn a_box_that_passes_a_limit() {
+    let tare = tare!();
+    for (name, options, why, code) in [
+        ("timeout", &["--timeout", "300ms"][..], "its timeout", 124),
+        ("lease", &["--lease", "300ms"], "its lease", 124),
+        (
+            "output",
+            &["--output-limit", "64k", "--output-kill"],
+            "its output",
+            137,
+        ),
+    ] {
+        let command = ["--name", name, "--", "sh", "-c", "yes & sleep 1000"];
+        let id = tare.detached(options.iter().chain(&command));
+        tare.ended(&id);
+        assert_story(&tare, name, &["killed", "emptied"]);
+        says(&tare, name, "killed", why);
+        assert_eq!(step(&tare, name, "killed")["exit_code"], code);
+        tare.remove(&id);
+    }
+}
+
+#[test]
+fn a_box_that_runs_out_of_memory() {
+    let tare = tare!();
+    if tare
+        .call(["doctor"])
+        .stdout_text()
+        .contains("no writable cgroup")
+    {
+        skip!("no cgroup counts memory here");
+    }
+    let script = "x = bytearray(1 << 28)";
+    let id = tare.detached(["--memory", "32m", "--", "python3", "-c", script]);
+    tare.ended(&id);
+    assert_story(&tare, &id, &["command_ended", "oom", "emptied"]);
+    says(&tare, &id, "command_ended", "signal 9");
+    tare.remove(&id);
+}
+
+#[test]
+fn processes_that_are_started_later() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    tare.exec("a", ["sh", "-c", "exit 7"]).exited(7);
+    tare.call(["exec", "--timeout", "200ms", "a", "--", "sleep", "1000"])
+        .exited(124);
+    tare.exec("a", ["no-such-program"]).exited(127);
+    let client = tare.spawn_call(["exec", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
+    client.see("up");
+    client.signal(Signal::KILL);
+    client.wait();
+    eventually("the keeper has noticed", || {
+        events(&tare, "a")
+            .last()
+            .is_some_and(|it| it == "exec_hung_up")
+    });
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("file", "text");
+    tare.call(["cp", &file.display().to_string(), "a:/work/file"])
+        .ok();
+    tare.call(["cp", "a:/work/file", directory.text()]).ok();
+    let then = [
+        "exec_started",
+        "exec_ended",
+        "exec_started",
+        "exec_timed_out",
+        "exec_failed",
+        "exec_started",
+        "exec_hung_up",
+        "copy_in",
+        "copy_ended",
+        "copy_out",
+        "copy_ended",
+    ];
+    assert_story(&tare, "a", &then);
+    let ended = step(&tare, "a", "exec_ended");
+    assert_eq!(
+        (&ended["process"], &ended["exit_code"]),
+        (&1.into(), &7.into())
+    );
+    says(&tare, "a", "exec_failed", "no-such-program");
+    assert_eq!(step(&tare, "a", "exec_timed_out")["process"], 2);
+    tare.remove(&id);
+}
+
+#[test]
+fn a_box_that_is_paused_and_changed() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let can_pause = tare.call(["pause", "a"]).stderr_text().is_empty();
+    tare.call(["resume", "a"]);
+    tare.call(["rename", "a", "b"]).ok();
+    tare.call(["update", "--lease", "2h", "b"]).ok();
+    tare.call(["update", "--lease", "never", "b"]).ok();
+    let paused: &[&str] = match can_pause {
+        true => &["paused", "resumed"],
+        false => &[],
+    };
+    let changed = ["renamed", "updated", "updated"];
+    assert_story(&tare, "b", &[paused, &changed].concat());
+    says(&tare, "b", "renamed", "renamed to b");
+    tare.call(["explain", "a"]).exited(1).printed("");
+    tare.remove(&id);
+    // Both names are nobody's now.
+    for name in ["a", "b"] {
+        assert_eq!(explained(&tare, name)["id"], *id);
+    }
+    let next = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    assert_eq!(explained(&tare, "a")["id"], *next);
+    tare.remove(&next);
+    assert_eq!(explained(&tare, "a")["id"], *next, "the last of that name");
+}
+
+#[test]
+fn a_box_whose_creator_was_killed() {
+    let tare = tare!();
+    let creator = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
+    creator.see("up");
+    creator.signal(Signal::KILL);
+    creator.wait().exited(-9);
+    let mut removers = Vec::new();
+    eventually("somebody removes it", || {
+        let remover = tare.spawn_call(["ls", "-aq"]);
+        removers.push(remover.pid());
+        remover.wait().ok().stdout.is_empty()
+    });
+    tare.reap_orphans();
+    let events = events(&tare, "a");
+    assert_eq!(events.first().map(String::as_str), Some("created"));
+    assert!(events.ends_with(&["abandoned".into(), "emptied".into(), "removed".into()]));
+    says(&tare, "a", "abandoned", "its creator had ended");
+    let removed = step(&tare, "a", "removed")["text"].to_string();
+    let is_by = |pid: &u32| removed.contains(&format!("(pid {pid}): its creator had ended"));
+    assert!(removers.iter().any(is_by), "{removed} {removers:?}");
+}
+
+#[test]
+fn a_box_whose_keeper_was_killed() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let Process { pid, .. } = tare.keeper(&id);
+    kill(pid);
+    tare.ended(&id);
+    assert_story(&tare, "a", &["lost", "emptied"]);
+    says(&tare, "a", "lost", "killed from elsewhere");
+    assert_eq!(step(&tare, "a", "lost")["exit_code"], 137);
+    tare.remove(&id);
+}
+
+#[test]
+fn a_story_is_kept_for_the_retention_of_its_box() {
+    let tare = tare!();
+    let id = tare.detached(["--retention", "2s", "--name", "a", "--", "sleep", "1000"]);
+    tare.remove(&id);
+    assert_story(&tare, "a", &["killed", "emptied", "removed"]);
+    eventually("its retention passes", || {
+        tare.call(["explain", "a"]).code == 1
+    });
+    // The next story lets go of it in the file, too.
+    let next = tare.detached(["--", "true"]);
+    tare.ended(&next);
+    tare.remove(&next);
+    let history = fs::read_to_string(tare.state_root().join("history")).unwrap();
+    assert!(
+        !history.contains(&id) && history.contains(&next),
+        "{history}"
+    );
+    // A box that is not to be kept leaves its story all the same.
+    let gone = tare.detached(["--rm", "--", "sh", "-c", "exit 4"]);
+    eventually("it is removed", || tare.listed(&gone).is_none());
+    says(&tare, &gone, "removed", "--rm");
+    assert_eq!(step(&tare, &gone, "command_ended")["exit_code"], 4);
+}
+
+#[test]
+fn an_ordinary_run_leaves_no_story() {
+    let tare = tare!();
+    tare.run(["--name", "a", "--", "true"]).ok();
+    tare.run(["--timeout", "100ms", "--", "sleep", "1000"])
+        .exited(124);
+    tare.run(["-d", "--", "no-such-program"]).exited(127);
+    assert!(!tare.state_root().join("history").exists());
+}
+
+#[test]
+fn a_box_that_is_unknown_is_one_sentence() {
+    let tare = tare!();
+    for unknown in ["nosuch", "abcdefghij23", "", "\u{1b}[2J"] {
+        let output = tare.call(["explain", unknown]).exited(1).printed("");
+        let said = output.stderr_text();
+        assert!(said.starts_with("tare: there is no box '"), "{output}");
+        assert!(said.contains("('tare ls -a' lists all") && !said.contains('\u{1b}'));
+        assert_eq!(said.lines().count(), 1, "{output}");
+    }
+    tare.call(["explain"]).exited(2).printed("");
+    tare.call(["explain", "a", "b"]).exited(2).printed("");
+}
+
+/// Whoever is in the box chooses what its programs are called.
+#[test]
+fn nothing_that_a_terminal_obeys_comes_out_of_a_story() {
+    let tare = tare!();
+    let evil = "/tmp/\u{1b}]0;owned\u{7}\u{9b}2J\r\n\u{202e}";
+    let script = ": \u{1b}[31m\n\u{9b}; sleep 1000";
+    let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
+    let copy = format!("cp /bin/true '{evil}'");
+    tare.exec("a", ["sh", "-c", &copy]).ok();
+    tare.exec("a", [evil]).ok();
+    tare.exec("a", [format!("{evil}{}", "x".repeat(3000))]);
+    let check = || {
+        for call in [&["explain", "a"][..], &["explain", "a", "--json"]] {
+            let output = tare.call(call).ok();
+            let text = String::from_utf8(output.stdout).expect("it is text");
+            let bad = |it: char| (it.is_control() && it != '\n') || it == '\u{202e}';
+            assert!(!text.contains(bad), "{text:?}");
+            assert!(text.contains("owned"), "{text}");
+        }
+    };
+    check();
+    tare.remove(&id);
+    check();
+}
+
+/// The keeper could be anybody's: readers believe nothing of what it wrote.
+#[test]
+fn a_keeper_that_lies_is_shown_in_bounds() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let life = tare.record(&id).join("life");
+    let mut bytes = fs::read(&life).unwrap();
+    assert_eq!(bytes.len(), 4096, "a page, whatever happens");
+    let lie = b"4294967242 999999999999999 exec 1 \x1b[2J\xff";
+    for at in (256..4096).step_by(64) {
+        bytes[at..at + lie.len()].copy_from_slice(lie);
+    }
+    fs::write(&life, &bytes).unwrap();
+    assert_eq!(tare.state(&id), "running");
+    assert_eq!(events(&tare, "a"), ["created", "go"]);
+    tare.remove(&id);
+    assert_eq!(events(&tare, "a")[..2], ["created", "go"]);
+}
+
+#[test]
+fn the_last_things_are_kept_however_many_there_were() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    for _ in 0..40 {
+        tare.exec("a", ["true"]).ok();
+    }
+    tare.exec("a", ["sh", "-c", "exit 9"]).exited(9);
+    eventually("the last is written down", || {
+        explained(&tare, "a")["steps"][61]["exit_code"] == 9
+    });
+    let story = explained(&tare, "a");
+    assert_eq!(story["steps"].as_array().unwrap().len(), 62, "{story}");
+    assert_eq!(story["forgotten"], 2 + 82 - 60, "{story}");
+    let text = tare.call(["explain", "a"]).ok().stdout_text();
+    assert!(
+        text.contains("(24 of its steps are not kept any more)"),
+        "{text}"
+    );
+    tare.remove(&id);
+}
+
+#[test]
+fn a_history_that_is_not_tares_stops_nobody() {
+    let tare = tare!();
+    let history = tare.state_root().join("history");
+    let directory = TemporaryDirectory::new();
+    let target = directory.write("target", "precious");
+    symlink(&target, &history).unwrap();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    assert_story(&tare, "a", &[]);
+    tare.remove(&id);
+    assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+    tare.call(["explain", "a"])
+        .exited(1)
+        .said(&["history", "remove it"]);
+    fs::remove_file(&history).unwrap();
+    fs::write(&history, vec![b'['; 3 << 20]).unwrap();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    tare.remove(&id);
+    assert_eq!(explained(&tare, "a")["id"], *id);
+    assert!(fs::metadata(&history).unwrap().len() < 1 << 20);
+}
+
+#[test]
+fn boxes_that_are_removed_at_once_all_have_their_stories() {
+    let tare = tare!();
+    let ids: Vec<String> = (0..8).map(|_| tare.idle_box()).collect();
+    let removers: Vec<_> = ids
+        .iter()
+        .map(|id| tare.spawn_call(["rm", "-f", id]))
+        .collect();
+    removers.into_iter().for_each(|one| drop(one.wait().ok()));
+    for id in &ids {
+        assert_eq!(
+            events(&tare, id).last().map(String::as_str),
+            Some("removed")
+        );
+    }
+}
+
+#[test]
+fn on_a_full_disk_the_story_is_lost_and_nothing_else() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can mount a small file system");
+    }
+    let disk = TemporaryDirectory::new();
+    let size = Some(c"size=256k,mode=700");
+    mount("tmpfs", disk.path(), "tmpfs", MountFlags::NODEV, size).expect("root can mount");
+    let on_disk = |args: &[&str]| {
+        let call = ["--state-root", disk.text()].into_iter();
+        tare.spawn_call(call.chain(args.iter().copied())).wait()
+    };
+    let output = on_disk(&["run", "-d", "--name", "a", "--", "sleep", "1000"]).ok();
+    let id = output.stdout_text().trim().to_owned();
+    fs::write(disk.join("filler"), vec![0; 1 << 20]).expect_err("the disk is small");
+    on_disk(&["exec", "a", "--", "true"]).ok();
+    let text = on_disk(&["explain", "a"]).ok().stdout_text();
+    assert!(text.contains("exec 1 exited with 0"), "{text}");
+    on_disk(&["rm", "-f", "a"]).ok();
+    tare.assert_gone(&id);
+    on_disk(&["explain", "a"])
+        .exited(1)
+        .said(&["there is no box"]);
+    fs::remove_file(disk.join("filler")).unwrap();
+    on_disk(&["run", "-d", "--name", "b", "--", "sleep", "1000"]).ok();
+    let output = on_disk(&["rm", "-f", "b"]).ok();
+    assert!(output.lasted < Duration::from_secs(10), "{output}");
+    on_disk(&["explain", "b"]).ok();
+    unmount(disk.path(), UnmountFlags::empty()).expect("nobody uses it");
+}
