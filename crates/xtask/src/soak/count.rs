@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tare_kernel::cgroup::Version;
 
@@ -15,6 +16,9 @@ pub const OWN_LEAF: &str = "soak";
 
 /// The kinds of namespaces, as `/proc/PID/ns` names them.
 const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
+
+/// What `st_blocks` of stat(2) counts in.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// A process of the ground.
 #[derive(Debug)]
@@ -177,20 +181,35 @@ pub fn used_by_tare() -> Vec<PathBuf> {
     mounts
 }
 
-/// What a file system holds.
-#[derive(Debug, PartialEq, Eq)]
+/// What a file system holds, or one file of it.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Used {
     pub files: u64,
     pub bytes: u64,
 }
 
-pub fn used(file_system: &Path) -> Used {
-    match rustix::fs::statvfs(file_system) {
-        Ok(it) => Used {
+impl Used {
+    pub fn by_file_system(path: &Path) -> Self {
+        rustix::fs::statvfs(path).map_or(Self::default(), |it| Self {
             files: it.f_files - it.f_ffree,
             bytes: (it.f_blocks - it.f_bfree) * it.f_frsize,
-        },
-        Err(_) => Used { files: 0, bytes: 0 },
+        })
+    }
+
+    /// Nothing, if there is none.
+    pub fn by_file(path: &Path) -> Self {
+        fs::symlink_metadata(path).map_or(Self::default(), |it| Self {
+            files: 1,
+            bytes: it.blocks() * STAT_BLOCK_BYTES,
+        })
+    }
+
+    /// All of it but a part.
+    pub fn without(self, part: &Self) -> Self {
+        Self {
+            files: self.files.saturating_sub(part.files),
+            bytes: self.bytes.saturating_sub(part.bytes),
+        }
     }
 }
 
@@ -215,6 +234,18 @@ mod tests {
         assert_eq!(amount(meminfo, "Slab:", 1), Some(12.0));
         assert_eq!(amount("memory\t4\t23\t1\n", "memory", 2), Some(23.0));
         assert_eq!(amount(meminfo, "Percpu:", 1), None);
+    }
+
+    #[test]
+    fn a_part_of_what_is_used_can_be_left_out() {
+        let own = Used::by_file(&std::env::current_exe().unwrap());
+        assert!(own.files == 1 && own.bytes > 0);
+        assert_eq!(Used::by_file(Path::new("/nonexistent")), Used::default());
+        let all = Used {
+            files: own.files + 4,
+            bytes: own.bytes + 9,
+        };
+        assert_eq!(all.without(&own), Used { files: 4, bytes: 9 });
     }
 
     #[test]

@@ -41,6 +41,7 @@ impl Drift {
         let complaint = match measure.demand() {
             Demand::Equal => unequal(measure, series, before),
             Demand::NoSlope => slope.and_then(|it| growing(measure, series, it)),
+            Demand::AtMost(bound) => above(measure, series, bound),
             Demand::Told => None,
         };
         Some(Self {
@@ -62,7 +63,7 @@ fn points(measure: Measure, series: &Series) -> Vec<(f64, f64)> {
     let boxes = series.samples.last().map_or(0, |it| it.boxes);
     let first = match measure.demand() {
         Demand::Equal => 0.0,
-        Demand::NoSlope | Demand::Told => boxes as f64 * WARM_UP_SHARE,
+        Demand::NoSlope | Demand::AtMost(_) | Demand::Told => boxes as f64 * WARM_UP_SHARE,
     };
     let samples = series.before.iter().chain(&series.samples);
     let counted = samples.filter(|it| it.boxes as f64 >= first);
@@ -88,6 +89,15 @@ fn unequal(measure: Measure, series: &Series, before: f64) -> Option<String> {
     (empty != emptied).then(|| {
         format!("{title}: {emptied} when every box was removed, {empty} before there was one")
     })
+}
+
+fn above(measure: Measure, series: &Series, bound: u64) -> Option<String> {
+    let values = series
+        .samples
+        .iter()
+        .filter_map(|it| it.values.get(&measure));
+    let most = values.copied().fold(0.0, f64::max);
+    (most > bound as f64).then(|| format!("{}: {most} bytes, not {bound}", measure.title()))
 }
 
 fn growing(measure: Measure, series: &Series, slope: Slope) -> Option<String> {
@@ -239,6 +249,16 @@ mod tests {
             .insert(Measure::Cgroups, 1.0);
         let drift = Drift::of(Measure::Cgroups, &series).unwrap();
         assert!(drift.complaint.unwrap().contains("every box was removed"));
+    }
+
+    #[test]
+    fn what_is_kept_on_purpose_may_grow_up_to_its_bound() {
+        let drift = |values: &[f64]| {
+            let series = series(Measure::HistoryBytes, values);
+            Drift::of(Measure::HistoryBytes, &series).unwrap()
+        };
+        assert_eq!(drift(&[0.0, 5e5, 1_048_576.0]).complaint, None);
+        assert!(drift(&[0.0, 2e6, 5e5]).complaint.is_some());
     }
 
     #[test]

@@ -51,10 +51,7 @@ pub struct Orders {
 pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
     let orders = &orientation.orders;
     let mut subject: Box<dyn Subject> = match orders.subject {
-        Kind::Tare => Box::new(Tare::new(
-            orders.tare.clone(),
-            orientation.state().join("root"),
-        )),
+        Kind::Tare => Box::new(Tare::new(orders.tare.clone(), orientation.state_root())),
         Kind::Bwrap => Box::new(Naive::default()),
     };
     let callers = (0..orders.workers).map(|it| {
@@ -67,6 +64,7 @@ pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
             roots: orientation.roots.clone(),
         },
         state: orientation.state(),
+        history: orientation.state_root().join("history"),
     };
     let mut driver = Driver {
         orders,
@@ -152,7 +150,7 @@ impl Driver<'_> {
 
     fn is_to_stop(&self, subject: &dyn Subject) -> bool {
         let reason = if self.start.elapsed() >= Duration::from_secs(self.orders.seconds_max) {
-            format!("its {} minutes were over", self.orders.seconds_max / 60)
+            "its time was over".to_owned()
         } else if let Some(max) = subject.processes_max()
             && self.place.hierarchies.pids().unwrap_or_default() >= max as f64
         {

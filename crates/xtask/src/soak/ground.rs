@@ -153,6 +153,11 @@ impl Orientation {
         self.directory.join("state")
     }
 
+    /// tare makes it, and for itself alone.
+    pub fn state_root(&self) -> PathBuf {
+        self.state().join("root")
+    }
+
     /// Another one, for what commands say.
     pub fn said(&self) -> PathBuf {
         self.directory.join("said")

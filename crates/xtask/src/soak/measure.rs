@@ -15,6 +15,7 @@ pub enum Measure {
     Namespaces,
     StateFiles,
     StateBytes,
+    HistoryBytes,
     ResidentBytes,
     ChargedBytes,
     KernelBytes,
@@ -32,9 +33,15 @@ pub enum Demand {
     Equal,
     /// Bytes that are the soak's own: they come and go, but do not grow.
     NoSlope,
+    /// Bytes that are kept on purpose, up to so many.
+    AtMost(u64),
     /// The whole host's, where others live too: told, not judged.
     Told,
 }
+
+/// The stories of boxes that are gone are kept for `tare explain`; the oldest go
+/// first when there are more than this.
+const HISTORY_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
@@ -43,7 +50,7 @@ pub enum Unit {
 }
 
 impl Measure {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Processes,
         Self::Descriptors,
         Self::Cgroups,
@@ -52,6 +59,7 @@ impl Measure {
         Self::Namespaces,
         Self::StateFiles,
         Self::StateBytes,
+        Self::HistoryBytes,
         Self::Listed,
         Self::ResidentBytes,
         Self::ChargedBytes,
@@ -74,6 +82,7 @@ impl Measure {
             Self::Namespaces => "namespaces",
             Self::StateFiles => "files in the state root",
             Self::StateBytes => "bytes in the state root",
+            Self::HistoryBytes => "history, kept on purpose",
             Self::ResidentBytes => "memory of the processes (RSS)",
             Self::ChargedBytes => "memory charged to the soak",
             Self::KernelBytes => "of that, the kernel's",
@@ -98,6 +107,7 @@ impl Measure {
             | Self::HostNetworks
             | Self::HostMemoryCgroups => Unit::Things,
             Self::StateBytes
+            | Self::HistoryBytes
             | Self::ResidentBytes
             | Self::ChargedBytes
             | Self::KernelBytes
@@ -119,6 +129,7 @@ impl Measure {
             | Self::StateFiles
             | Self::StateBytes => Demand::Equal,
             Self::ResidentBytes | Self::ChargedBytes | Self::KernelBytes => Demand::NoSlope,
+            Self::HistoryBytes => Demand::AtMost(HISTORY_BYTES_MAX),
             Self::HostAvailableBytes
             | Self::HostSlabBytes
             | Self::HostPerCpuBytes

@@ -120,10 +120,12 @@ impl Subject {
     fn verdict(&self, drift: &Drift) -> &'static str {
         match (self.series.subject, drift.measure.demand()) {
             (Kind::Bwrap, _) | (_, Demand::Told) => "",
-            (Kind::Tare, Demand::Equal | Demand::NoSlope) => match drift.complaint {
-                Some(_) => "   FAILED",
-                None => "",
-            },
+            (Kind::Tare, Demand::Equal | Demand::NoSlope | Demand::AtMost(_)) => {
+                match drift.complaint {
+                    Some(_) => "   FAILED",
+                    None => "",
+                }
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //! processes, the first one and the driver, are left out.
 
 use super::count::{
-    Hierarchies, amount_in, cgroup_memory, namespaces_and_mounts, own_mounts, processes, used,
+    Hierarchies, Used, amount_in, cgroup_memory, namespaces_and_mounts, own_mounts, processes,
 };
 use super::measure::{Demand, Measure};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,8 @@ pub struct Place {
     pub hierarchies: Hierarchies,
     /// A file system of its own, so that it knows what is in it.
     pub state: PathBuf,
+    /// What tare keeps there on purpose, and is counted by itself.
+    pub history: PathBuf,
 }
 
 impl Place {
@@ -38,7 +40,7 @@ impl Place {
     pub fn counted(&self) -> Values {
         let processes = processes();
         let (namespaces, mounts) = namespaces_and_mounts(&processes);
-        let state = used(&self.state);
+        let state = Used::by_file_system(&self.state).without(&self.history());
         let mut values = Values::from([
             (Measure::Processes, processes.len() as f64),
             (
@@ -58,6 +60,10 @@ impl Place {
         values
     }
 
+    fn history(&self) -> Used {
+        Used::by_file(&self.history)
+    }
+
     /// All of it. What the kernel does not tell is not there.
     pub fn all(&self) -> Values {
         let mut values = self.counted();
@@ -65,7 +71,14 @@ impl Place {
         values.insert(Measure::ResidentBytes, resident);
         self.hierarchies.reclaim();
         let (charged, kernel) = cgroup_memory(&self.hierarchies);
-        put(&mut values, Measure::ChargedBytes, charged);
+        // A state root in memory is memory, too.
+        let history = self.history().bytes as f64;
+        values.insert(Measure::HistoryBytes, history);
+        put(
+            &mut values,
+            Measure::ChargedBytes,
+            charged.map(|it| it - history),
+        );
         put(&mut values, Measure::KernelBytes, kernel);
         let kilobytes = |name| amount_in("/proc/meminfo", name, 1).map(|it| it * 1024.0);
         for (measure, name) in [
