@@ -4,7 +4,7 @@ use tare_control::EndedBy;
 use tare_control::events::Name;
 
 use super::*;
-use crate::account::entries;
+use crate::account::{VERSION, entries};
 
 const ID: &str = "abcdefghij23";
 /// On the boot clock, when the boxes of these tests were made.
@@ -33,7 +33,7 @@ fn event(number: u32, ms: u64, what: Happening) -> Event {
 fn intent(command: &str) -> String {
     let created_at = Timestamp::from_ms(1_000_000);
     serde_json::json!({"intent": {
-        "boot_id": "b", "created_at": created_at, "created_ns": BEGAN_NS,
+        "version": VERSION, "boot_id": "b", "created_at": created_at, "created_ns": BEGAN_NS,
         "cgroup_roots": [], "detached": null,
         "spec": {
             "command": ["sh", "-c", command], "name": "web", "labels": {}, "env": [],
