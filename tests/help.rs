@@ -79,8 +79,8 @@ fn help_of_run_names_every_option_and_every_exit_code() {
 fn help_of_every_command_has_an_example() {
     let tare = tare!();
     let commands = [
-        "run", "exec", "cp", "attach", "ls", "logs", "stats", "inspect", "explain", "wait", "stop",
-        "kill", "rm", "pause", "resume", "rename", "update",
+        "run", "exec", "cp", "attach", "ls", "logs", "stats", "inspect", "explain", "audit",
+        "wait", "stop", "kill", "rm", "pause", "resume", "rename", "update",
     ];
     for command in commands {
         let output = tare.call([command, "--help"]).ok().said_nothing();

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    attach, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename, resume,
-    rm, run, stats, stop, update, wait,
+    attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename,
+    resume, rm, run, stats, stop, update, wait,
 };
 
 /// Runs code that nobody trusts, and leaves nothing behind.
@@ -57,6 +57,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Tell the story of a box, also of one that is gone
     Explain(explain::ExplainArgs),
+    /// Prove that nothing is left: what each box holds, and what is nobody's
+    Audit(audit::AuditArgs),
     /// Wait until boxes have ended, and print the exit code of each on a line
     Wait(wait::WaitArgs),
     /// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything

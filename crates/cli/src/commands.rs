@@ -13,6 +13,7 @@ use crate::error::{RUN_FAILED, print_error, print_result, run_code};
 use crate::usage;
 
 pub mod attach;
+pub mod audit;
 pub mod completion;
 pub mod cp;
 pub mod doctor;
@@ -83,6 +84,7 @@ fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> 
         Command::Stats(args) => stats::run(args, state_root),
         Command::Inspect(args) => inspect::run(args, state_root),
         Command::Explain(args) => explain::run(args, state_root),
+        Command::Audit(args) => audit::run(args, state_root),
         Command::Wait(args) => wait::run(args, state_root),
         Command::Stop(args) => stop::run(args, state_root),
         Command::Kill(args) => kill::run(args, state_root),

@@ -24,7 +24,6 @@ use crate::record::{self, Record};
 use crate::traces;
 
 #[derive(Debug)]
-#[allow(dead_code, reason = "the boxes are what an audit tells about")]
 pub struct Comparison {
     /// Every box on record.
     pub boxes: Vec<Compared>,
@@ -33,7 +32,6 @@ pub struct Comparison {
 }
 
 #[derive(Debug)]
-#[allow(dead_code, reason = "the boxes are what an audit tells about")]
 pub struct Compared {
     pub id: BoxId,
     pub observed: Observed,

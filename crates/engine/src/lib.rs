@@ -7,6 +7,7 @@
 mod account;
 mod attached;
 mod attachment;
+mod audit;
 mod boxes;
 mod changing;
 mod comparison;
@@ -52,6 +53,7 @@ mod view;
 pub use account::DetachOptions;
 pub use attached::{Attached, Ending, Event, Streams};
 pub use attachment::Attachment;
+pub use audit::{Audit, AuditedBox, Fading, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy};
 pub use changing::Changes;
 pub use comparison::{Differences, Lost, LostKind, Orphan, OrphanKind, Would};
 pub use copying::{Copying, Found};

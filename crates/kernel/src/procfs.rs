@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, openat, openat2, statat
 use rustix::fs::{ResolveFlags, StatFs, fstatfs};
 use rustix::io::Errno;
 
-use crate::fds::{read_list, read_text};
+use crate::fds::read_list;
 
 pub use descriptors::{DescriptorKind, Descriptors};
 pub use namespaces::{NAMESPACE_KINDS, NamespaceKind};
@@ -130,6 +130,9 @@ pub struct ShownProcess<'a> {
     procfs: &'a Procfs,
 }
 
+/// A name of at most 64 bytes and 51 numbers of at most 20 digits.
+const STAT_BYTES_MAX: usize = 2048;
+
 /// x86_64 counts in no others.
 const PAGE_BYTES: u64 = 4096;
 
@@ -153,10 +156,13 @@ impl ShownProcess<'_> {
     pub fn stat(&self) -> Look<Stat> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         Look::of(openat(&self.directory, c"stat", flags, Mode::empty())).and_then(|file| {
-            match read_text(file.as_fd()) {
-                Ok(text) => parse_stat(&text).map_or(Look::Hidden, Look::Seen),
-                Err(error) => Look::of(Err(errno(&error))),
-            }
+            // Its name may be anything, and need not be text.
+            let mut bytes = [0; STAT_BYTES_MAX];
+            let read = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes));
+            Look::of(read).and_then(|length| {
+                let text = String::from_utf8_lossy(&bytes[..length]);
+                parse_stat(&text).map_or(Look::Hidden, Look::Seen)
+            })
         })
     }
 
@@ -195,12 +201,6 @@ impl<T> Look<T> {
             Self::Gone => Look::Gone,
         }
     }
-}
-
-fn errno(error: &io::Error) -> Errno {
-    error
-        .raw_os_error()
-        .map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
 fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
@@ -298,6 +298,29 @@ mod tests {
         assert_eq!(shown.threads(), Look::Gone);
         assert_eq!(shown.stat(), Look::Gone);
         assert!(matches!(procfs.process(pid), Look::Gone));
+    }
+
+    /// Whoever gives itself such a name is not to be hidden by it.
+    #[test]
+    fn a_process_whose_name_is_no_text_is_shown_too() {
+        use std::io::{BufRead, BufReader};
+        let rename = r"printf '\377) R\n1' > /proc/$$/comm; echo renamed; read line";
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", rename])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let procfs = Procfs::open().unwrap();
+        let stat = procfs.process(pid).seen().unwrap().stat().seen();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(stat.map(|stat| (stat.parent, stat.threads)), Some((own, 1)));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The cgroups of a box that lives: what it uses, and what can be changed.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
+use tare_kernel::cgroup::tree::{self, CgroupTree, Members};
 use tare_kernel::cgroup::{Cgroup, keyed_number};
 use tare_kernel::fds::read_text;
 
@@ -78,6 +79,23 @@ impl Meters {
             cpu_us: keyed_number(&text, "usage_usec"),
             ..self.usage(of)
         }
+    }
+
+    /// Its cgroup with all that is below it, and who is in there; nothing where
+    /// there is none.
+    pub fn tree(&self, of: Tagged<'_>) -> CgroupTree {
+        let Some(root) = &self.unified else {
+            return CgroupTree::default();
+        };
+        let name = layout::cgroup(Path::new(""), of);
+        let name = name.to_str().unwrap_or_default();
+        let read = tree::read(root.as_fd(), name, layout::WORKLOAD_CGROUP, Members::Read);
+        read.unwrap_or_default()
+    }
+
+    /// The root of the unified hierarchy.
+    pub fn unified(&self) -> Option<BorrowedFd<'_>> {
+        self.unified.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether it has a cgroup.

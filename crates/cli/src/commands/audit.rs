@@ -1,0 +1,157 @@
+//! `tare audit`: the proof that records and host agree, or what is different.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::spec::received::escaped;
+use tare_engine::{Audit, AuditedBox, Engine, Error, Fading, KeptBy, Would};
+
+use super::{DONE, FAILED};
+use crate::cells;
+use crate::error::{print_json, print_result};
+use crate::table::{self, Column};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare audit
+  tare audit --wait && echo clean
+  tare audit --json | jq '.boxes[] | {id, ports}'";
+
+const COLUMNS: [Column; 13] = [
+    Column::whole("ID"),
+    Column::cut("NAME", 8),
+    Column::whole("STATE"),
+    Column::whole("PROCS"),
+    Column::whole("THREADS"),
+    Column::whole("FDS"),
+    Column::whole("MEMORY"),
+    Column::whole("CGROUPS"),
+    Column::whole("NS"),
+    Column::whole("MOUNTS"),
+    Column::whole("PORTS"),
+    Column::whole("SCRATCH"),
+    Column::whole("KEPT BY"),
+];
+
+/// Prove that nothing is left: what each box holds, and what is nobody's
+///
+/// Lists every box with what it holds on the host right now: processes, threads,
+/// descriptors, memory, cgroup directories, namespaces, mounts, ports of the host's
+/// network, scratch bytes, and who keeps it alive. Then what is on the host and in no
+/// record, what is in a record and not on the host, and what 'tare sweep' would do
+/// about each. Changes nothing. Exits with 0 if there is no difference, else with 1.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct AuditArgs {
+    /// Print it as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &AuditArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let audit = Engine::look(state_root)?.audit()?;
+    match args.json {
+        true => print_json(&audit)?,
+        false => print_result(&as_text(&audit))?,
+    }
+    Ok(match audit.is_clean() {
+        true => DONE,
+        false => FAILED,
+    })
+}
+
+fn as_text(audit: &Audit) -> String {
+    let mut text = String::new();
+    if !audit.boxes.is_empty() {
+        let rows: Vec<_> = audit.boxes.iter().map(row).collect();
+        text += &table::render(&COLUMNS, &rows, table::columns_of_stdout());
+        text.push('\n');
+    }
+    let orphans = audit.orphans.iter().map(|it| (&it.sentence, it.would));
+    text += &section("On the host, and in no record:", orphans);
+    let lost = audit.lost.iter().map(|it| (&it.sentence, it.would));
+    text += &section("In a record, and not so on the host:", lost);
+    text += &verdict(audit);
+    text += &fading(&audit.fading);
+    text
+}
+
+fn section<'a>(title: &str, found: impl Iterator<Item = (&'a String, Would)>) -> String {
+    let line = |(sentence, would): (&String, Would)| {
+        format!("  {}: sweep would {}\n", escaped(sentence), would.as_str())
+    };
+    let lines: String = found.map(line).collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("{title}\n{lines}"),
+    }
+}
+
+fn verdict(audit: &Audit) -> String {
+    let boxes = counted(audit.boxes.len(), "box", "boxes");
+    let differences = audit.orphans.len() + audit.lost.len();
+    match differences {
+        0 => {
+            format!("{boxes}. Records and host agree: nothing is left over, nothing is missing.\n")
+        }
+        some => format!("{boxes}, {}.\n", counted(some, "difference", "differences")),
+    }
+}
+
+fn fading(fading: &Fading) -> String {
+    let mut what = Vec::new();
+    if fading.network_namespaces == Some(true) {
+        what.push("network namespaces".to_owned());
+    }
+    if let Some(cgroups) = fading.cgroups.filter(|count| *count > 0) {
+        what.push(counted(
+            usize::try_from(cgroups).unwrap_or(usize::MAX),
+            "cgroup",
+            "cgroups",
+        ));
+    }
+    match what.is_empty() {
+        true => String::new(),
+        false => format!(
+            "The kernel is still freeing {}, whoever had them.\n",
+            what.join(" and ")
+        ),
+    }
+}
+
+fn counted(count: usize, one: &str, several: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        other => format!("{other} {several}"),
+    }
+}
+
+fn row(of: &AuditedBox) -> [String; 13] {
+    let held = &of.held;
+    let length = |count: usize| count.to_string();
+    let descriptors = held.processes.iter().map(|process| process.descriptors);
+    [
+        of.id.to_string(),
+        cells::text(of.name.as_deref()),
+        of.state.to_string(),
+        length(held.processes.len()),
+        held.threads.to_string(),
+        cells::count(descriptors.sum()),
+        cells::size(held.memory_bytes),
+        length(held.cgroups.len()),
+        cells::count(held.namespaces.as_ref().map(|all| all.len() as u64)),
+        cells::count(held.mounts),
+        length(held.ports.len()),
+        cells::size(held.scratch_bytes),
+        kept_by(&of.kept_by),
+    ]
+}
+
+fn kept_by(of: &KeptBy) -> String {
+    match of {
+        KeptBy::Keeper { pid } => format!("process {pid}"),
+        KeptBy::Processes { pids } => counted(pids.len(), "process", "processes"),
+        KeptBy::Retention { until } => format!("retention, until {until}"),
+        KeptBy::Nobody => cells::NOTHING.to_owned(),
+    }
+}

@@ -1,0 +1,134 @@
+//! The proof: every box with all that it holds on the host now, and the two
+//! differences between records and host.
+//!
+//! Only reads, makes nothing, asks no keeper: what is told comes from the kernel.
+//! One pass over `/proc` is for all boxes.
+
+mod census;
+mod fading;
+mod held;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::comparison::{Compared, Comparison, Lost, Orphan};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::id::BoxId;
+use crate::observed::{Depth, Observed};
+use crate::status::State;
+use crate::timestamp::Timestamp;
+
+use census::Census;
+pub use fading::Fading;
+pub use held::{Held, HeldNamespace, HeldPort, HeldProcess};
+
+#[derive(Debug, Serialize)]
+pub struct Audit {
+    /// The oldest first.
+    pub boxes: Vec<AuditedBox>,
+    pub orphans: Vec<Orphan>,
+    pub lost: Vec<Lost>,
+    pub fading: Fading,
+}
+
+/// A box on record, and what it holds.
+#[derive(Debug, Serialize)]
+pub struct AuditedBox {
+    pub id: BoxId,
+    pub name: Option<String>,
+    pub state: State,
+    pub created_at: Timestamp,
+    pub kept_by: KeptBy,
+    pub stuck_on: Option<String>,
+    #[serde(flatten)]
+    pub held: Held,
+}
+
+/// Without whom nothing of a box would be there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum KeptBy {
+    /// Everyone in the box dies with this process.
+    Keeper { pid: i32 },
+    /// It has no keeper, and these processes live in it.
+    Processes { pids: Vec<i32> },
+    /// It is over: its record is kept for its retention.
+    Retention { until: Timestamp },
+    /// Nobody: only names are left.
+    Nobody,
+}
+
+impl Audit {
+    /// Whether records and host agree.
+    pub fn is_clean(&self) -> bool {
+        self.orphans.is_empty() && self.lost.is_empty()
+    }
+}
+
+impl Engine {
+    /// Everything that boxes hold, and what of it should not be there.
+    pub fn audit(&self) -> Result<Audit, Error> {
+        let Comparison {
+            boxes,
+            orphans,
+            lost,
+        } = self.compare(Depth::State)?;
+        let census = Census::take(self);
+        let mut boxes: Vec<AuditedBox> = boxes
+            .iter()
+            .map(|Compared { id, observed }| self.audited(id, observed, &census))
+            .collect();
+        boxes.sort_by(|one, other| {
+            let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
+            key(one).cmp(&key(other))
+        });
+        Ok(Audit {
+            boxes,
+            orphans,
+            lost,
+            fading: Fading::look(&self.host, &census),
+        })
+    }
+
+    fn audited(&self, id: &BoxId, observed: &Observed, census: &Census) -> AuditedBox {
+        let account = &observed.record.account;
+        let held = self.held_by(id, observed, census);
+        let created = account.intent.as_ref().map(|intent| intent.created_at);
+        AuditedBox {
+            id: id.clone(),
+            name: account.name().map(ToString::to_string),
+            state: observed.state(),
+            created_at: created.unwrap_or(Timestamp::from_ms(0)),
+            kept_by: kept_by(observed, &held),
+            stuck_on: observed.stuck_on(),
+            held,
+        }
+    }
+
+    /// Where a box has something mounted on the host.
+    fn scratch_of(&self, id: &BoxId, observed: &Observed) -> Option<PathBuf> {
+        let keeps = observed.record.keeps_scratch();
+        keeps.then(|| self.layout.scratch(id))
+    }
+}
+
+fn kept_by(observed: &Observed, held: &Held) -> KeptBy {
+    if let Some(keeper) = &observed.keeper {
+        return KeptBy::Keeper { pid: keeper.pid() };
+    }
+    if !held.processes.is_empty() {
+        let pids = held.processes.iter().map(|process| process.pid);
+        return KeptBy::Processes {
+            pids: pids.collect(),
+        };
+    }
+    let options = observed.record.account.detached();
+    match (&observed.record.account.ended, options) {
+        (Some(ended), Some(options)) => KeptBy::Retention {
+            until: ended.at.after(options.retention),
+        },
+        (None, _) | (_, None) => KeptBy::Nobody,
+    }
+}

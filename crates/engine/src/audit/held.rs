@@ -1,0 +1,215 @@
+//! What one box holds on the host now.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use tare_kernel::cgroup::tree::CgroupTree;
+use tare_kernel::procfs::{NAMESPACE_KINDS, ShownProcess};
+use tare_kernel::sockets::Listening;
+
+use super::census::Census;
+use crate::engine::Engine;
+use crate::id::BoxId;
+use crate::layout;
+use crate::observed::Observed;
+
+/// `None` is what the kernel does not show to us.
+#[derive(Debug, Default, Serialize)]
+pub struct Held {
+    pub processes: Vec<HeldProcess>,
+    pub threads: u64,
+    /// Of all processes together, by kind.
+    pub descriptors: Option<BTreeMap<&'static str, u64>>,
+    /// What the kernel counts for the box.
+    pub memory_bytes: Option<u64>,
+    /// What its processes have in memory, each for itself.
+    pub resident_bytes: u64,
+    pub cgroups: Vec<PathBuf>,
+    pub namespaces: Option<Vec<HeldNamespace>>,
+    /// In its mount namespaces.
+    pub mounts: Option<u64>,
+    /// On the host itself.
+    pub host_mounts: Vec<PathBuf>,
+    /// Of the host's network, that it listens on.
+    pub ports: Vec<HeldPort>,
+    pub scratch_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct HeldProcess {
+    pub pid: i32,
+    pub threads: u64,
+    pub descriptors: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct HeldNamespace {
+    pub kind: &'static str,
+    pub inode: u64,
+    /// Whoever of the box is in it.
+    pub pids: Vec<i32>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct HeldPort {
+    pub transport: &'static str,
+    pub address: SocketAddr,
+    /// Whoever of the box has it open.
+    pub pids: Vec<i32>,
+}
+
+/// What the look at all processes of a box has brought.
+#[derive(Debug, Default)]
+struct Seen {
+    descriptors: BTreeMap<&'static str, u64>,
+    hides_descriptors: bool,
+    sockets: BTreeMap<u64, Vec<i32>>,
+    namespaces: BTreeMap<(usize, u64), Vec<i32>>,
+    hides_namespaces: bool,
+    mounts: BTreeMap<u64, u64>,
+}
+
+impl Engine {
+    pub(super) fn held_by(&self, id: &BoxId, observed: &Observed, census: &Census) -> Held {
+        let mut held = Held::default();
+        let tree = self.host.meters().tree(self.layout.tagged(id));
+        let members = members(observed, &tree, census);
+        let mut seen = Seen::default();
+        for pid in members {
+            let shown = census.procfs.as_ref().and_then(|it| it.process(pid).seen());
+            if let Some(shown) = shown {
+                seen.look(pid, &shown, census, &mut held);
+            }
+        }
+        let keeper = observed.keeper.as_ref();
+        let shown_keeper = keeper.and_then(|keeper| {
+            let procfs = census.procfs.as_ref()?;
+            procfs.process(keeper.pid()).seen()
+        });
+        held.memory_bytes = match observed.is_live() {
+            true => {
+                self.host
+                    .meters()
+                    .usage(self.layout.tagged(id))
+                    .memory_bytes
+            }
+            false => None,
+        };
+        held.scratch_bytes = shown_keeper.as_ref().and_then(scratch_of_living);
+        held.cgroups = self.cgroup_directories(id, &tree);
+        held.host_mounts = self.scratch_of(id, observed).into_iter().collect();
+        held.ports = ports(&seen, &tree, &census.listening);
+        held.take(seen);
+        held
+    }
+
+    /// Those of v1 have none below them: nobody in a box sees them.
+    fn cgroup_directories(&self, id: &BoxId, tree: &CgroupTree) -> Vec<PathBuf> {
+        let tagged = self.layout.tagged(id);
+        let unified = self.host.cgroups.unified.as_deref();
+        let of_v1 = self.host.cgroups.all().into_iter();
+        let of_v1 = of_v1.filter(|root| Some(*root) != unified);
+        let mut found: Vec<PathBuf> = of_v1
+            .map(|root| layout::cgroup(root, tagged))
+            .filter(|path| path.is_dir())
+            .collect();
+        let below = tree.directories.iter();
+        found.extend(below.filter_map(|it| Some(unified?.join(&it.path))));
+        found
+    }
+}
+
+/// Whoever is in its cgroup, or descends from its keeper.
+fn members(observed: &Observed, tree: &CgroupTree, census: &Census) -> BTreeSet<i32> {
+    let mut members: BTreeSet<i32> = tree.members.iter().copied().collect();
+    if let Some(keeper) = &observed.keeper {
+        members.extend(census.family(keeper.pid()));
+    }
+    members
+}
+
+impl Seen {
+    fn look(&mut self, pid: i32, shown: &ShownProcess<'_>, census: &Census, held: &mut Held) {
+        let stat = census.stat(pid).or_else(|| shown.stat().seen());
+        let Some(stat) = stat else { return };
+        let descriptors = shown.descriptors().seen();
+        held.threads += stat.threads;
+        held.resident_bytes += stat.resident_bytes;
+        held.processes.push(HeldProcess {
+            pid,
+            threads: stat.threads,
+            descriptors: match &descriptors {
+                Some(known) => Some(known.total()),
+                None => shown.descriptor_count().seen(),
+            },
+        });
+        match descriptors {
+            Some(found) => {
+                for (kind, count) in &found.kinds {
+                    *self.descriptors.entry(kind.as_str()).or_default() += count;
+                }
+                for inode in found.sockets {
+                    self.sockets.entry(inode).or_default().push(pid);
+                }
+            }
+            None => self.hides_descriptors = true,
+        }
+        self.look_at_namespaces(pid, shown, census);
+    }
+
+    fn look_at_namespaces(&mut self, pid: i32, shown: &ShownProcess<'_>, census: &Census) {
+        let Some(inodes) = shown.namespaces(&NAMESPACE_KINDS).seen() else {
+            self.hides_namespaces = true;
+            return;
+        };
+        for (kind, inode) in inodes.into_iter().enumerate() {
+            if census.own_namespaces.get(kind) != Some(&inode) {
+                self.namespaces.entry((kind, inode)).or_default().push(pid);
+            }
+        }
+        let namespace = shown.mount_namespace().seen();
+        if let Some(namespace) = namespace
+            && !self.mounts.contains_key(&namespace.inode)
+            && let Some(mounts) = namespace.mounts.or_else(|| shown.listed_mounts().seen())
+        {
+            self.mounts.insert(namespace.inode, mounts);
+        }
+    }
+}
+
+impl Held {
+    fn take(&mut self, seen: Seen) {
+        self.descriptors = (!seen.hides_descriptors).then_some(seen.descriptors);
+        self.mounts = (!seen.mounts.is_empty()).then(|| seen.mounts.values().sum());
+        let namespaces = seen.namespaces.into_iter();
+        let namespaces = namespaces.map(|((kind, inode), pids)| HeldNamespace {
+            kind: NAMESPACE_KINDS[kind].as_str(),
+            inode,
+            pids,
+        });
+        self.namespaces = (!seen.hides_namespaces).then(|| namespaces.collect());
+    }
+}
+
+/// By the cgroup in which the socket was made, or by who has it open.
+fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPort> {
+    let is_inside = |cgroup| tree.directories.iter().any(|it| Some(it.inode) == cgroup);
+    let its = listening.iter().filter(|port| {
+        seen.sockets.contains_key(&port.inode) || (port.cgroup.is_some() && is_inside(port.cgroup))
+    });
+    its.map(|port| HeldPort {
+        transport: port.transport.as_str(),
+        address: port.address,
+        pids: seen.sockets.get(&port.inode).cloned().unwrap_or_default(),
+    })
+    .collect()
+}
+
+/// Its own directory is on it, in every box that has one.
+fn scratch_of_living(keeper: &ShownProcess<'_>) -> Option<u64> {
+    let space = keeper.space_at("work").seen()?;
+    let blocks = space.f_blocks.saturating_sub(space.f_bfree);
+    Some(blocks * u64::try_from(space.f_bsize).ok()?)
+}
