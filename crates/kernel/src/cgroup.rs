@@ -31,6 +31,8 @@ const CGROUP1_MAGIC: u64 = 0x0027_e0eb;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
     pub mount: PathBuf,
+    /// The cgroup that is seen at the mount: in a container not the first one.
+    pub root: PathBuf,
     /// v1: the controllers bound to it; v2: empty, ask the directory.
     pub controllers: Vec<String>,
     pub version: Version,
@@ -62,18 +64,22 @@ pub fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
 
 fn hierarchy(line: &str) -> Option<Hierarchy> {
     let (mount_part, fs_part) = line.split_once(" - ")?;
-    let mount = PathBuf::from(unescape(mount_part.split(' ').nth(4)?));
+    let mut places = mount_part.split(' ').skip(3);
+    let root = PathBuf::from(unescape(places.next()?));
+    let mount = PathBuf::from(unescape(places.next()?));
     let mut fields = fs_part.split(' ');
     let kind = fields.next()?;
     let options = fields.nth(1).unwrap_or_default();
     match kind {
         "cgroup2" => Some(Hierarchy {
             mount,
+            root,
             controllers: Vec::new(),
             version: Version::V2,
         }),
         "cgroup" => Some(Hierarchy {
             mount,
+            root,
             controllers: options.split(',').map(str::to_owned).collect(),
             version: Version::V1,
         }),
@@ -307,12 +313,13 @@ mod tests {
     fn a_hybrid_host_has_its_v1_controllers_and_a_v2_hierarchy() {
         let found = hierarchies(
             "30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
-             31 20 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n\
+             31 20 0:27 /part /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n\
              32 20 0:28 / /with\\040blank rw shared:3 - tmpfs tmpfs rw\n",
         );
         assert_eq!(found.len(), 2);
         assert!(found[0].controllers.contains(&"cpu".to_owned()));
         assert_eq!(found[1].version, Version::V2);
+        assert_eq!(found[1].root, Path::new("/part"));
     }
 
     #[test]
