@@ -16,8 +16,8 @@ use crate::holdings::cgroup::Meters;
 pub struct Host {
     pub uid: u32,
     pub gid: u32,
-    /// Root, and not only of a user namespace that has a few ids.
-    owns_all_ids: bool,
+    /// Not in a user namespace that has a few ids.
+    has_every_id: bool,
     pub boot_id: String,
     /// Where cgroup directories can be tried, best first; see [`CgroupRoots`].
     pub cgroups: CgroupRoots,
@@ -30,7 +30,7 @@ impl Host {
         let boot_id = read("/proc/sys/kernel/random/boot_id");
         let uid = geteuid().as_raw();
         Self {
-            owns_all_ids: uid == 0 && maps_every_id(&read("/proc/self/uid_map")),
+            has_every_id: maps_every_id(&read("/proc/self/uid_map")),
             uid,
             gid: getegid().as_raw(),
             boot_id: boot_id.trim().to_owned(),
@@ -45,7 +45,11 @@ impl Host {
 
     /// Whether id maps, mounts and cgroups of the host are ours to make.
     pub fn is_privileged(&self) -> bool {
-        self.owns_all_ids
+        self.uid == 0 && self.has_every_id
+    }
+
+    pub fn is_in_first_user_namespace(&self) -> bool {
+        self.has_every_id
     }
 }
 

@@ -1,0 +1,203 @@
+//! How full is full: a level for each gauge, and when it changes. Pure: nothing here
+//! measures.
+//!
+//! ```text
+//!           ≥ warn            ≥ alert           ≥ full
+//!         ─────────▶        ─────────▶        ─────────▶
+//!  normal            warn              alert             full
+//!         ◀─────────        ◀─────────        ◀─────────
+//!      < warn - margin   < alert - margin   < full - margin
+//! ```
+//!
+//! Any number of steps may be taken at once. What lies between a threshold and its
+//! margin keeps the level that it has, so that a gauge that swings around a
+//! threshold is told once, and not at every swing.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind};
+
+/// In order: the fuller, the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    Normal,
+    /// Somebody should know.
+    Warn,
+    /// Somebody should act: what can be given back is.
+    Alert,
+    /// No new box.
+    Full,
+}
+
+impl Level {
+    pub const ALL: [Self; 4] = [Self::Normal, Self::Warn, Self::Alert, Self::Full];
+
+    /// The name in metrics, events and hooks; it stays as it is.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Warn => "warn",
+            Self::Alert => "alert",
+            Self::Full => "full",
+        }
+    }
+
+    /// The level after this one, now that so much of the limit is used.
+    pub fn next(self, fraction: f64, thresholds: &Thresholds) -> Self {
+        let risen = thresholds.level_at(fraction, 0);
+        let held = thresholds.level_at(fraction, thresholds.margin);
+        self.clamp(risen, held)
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Where levels begin, in percent of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    warn: u8,
+    alert: u8,
+    full: u8,
+    /// How far below its threshold a level ends.
+    margin: u8,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self {
+            warn: 60,
+            alert: 80,
+            full: 95,
+            margin: 5,
+        }
+    }
+}
+
+impl Thresholds {
+    /// Each level must be one that can be reached, and left.
+    pub fn new(warn: u8, alert: u8, full: u8, margin: u8) -> Result<Self, Error> {
+        if warn < alert && alert < full && full <= 100 && margin < warn {
+            return Ok(Self {
+                warn,
+                alert,
+                full,
+                margin,
+            });
+        }
+        let given = format!("warn {warn}, alert {alert}, full {full}, margin {margin}");
+        let message = format!("cannot use these thresholds in percent: {given}");
+        Err(Error::new(ErrorKind::BadRequest, message)
+            .because("they must rise up to 100, and the margin be less than the first"))
+    }
+
+    /// The highest level whose threshold, so many percent lower, is reached.
+    fn level_at(&self, fraction: f64, lower: u8) -> Level {
+        let is_reached = |percent: u8| fraction >= f64::from(percent.saturating_sub(lower)) / 100.0;
+        if is_reached(self.full) {
+            Level::Full
+        } else if is_reached(self.alert) {
+            Level::Alert
+        } else if is_reached(self.warn) {
+            Level::Warn
+        } else {
+            Level::Normal
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Level::{Alert, Full, Normal, Warn};
+    use super::*;
+
+    /// From a percentage on: what becomes of normal, warn, alert and full.
+    const TABLE: [(u8, [Level; 4]); 7] = [
+        (0, [Normal, Normal, Normal, Normal]),
+        (55, [Normal, Warn, Warn, Warn]),
+        (60, [Warn, Warn, Warn, Warn]),
+        (75, [Warn, Warn, Alert, Alert]),
+        (80, [Alert, Alert, Alert, Alert]),
+        (90, [Alert, Alert, Alert, Full]),
+        (95, [Full, Full, Full, Full]),
+    ];
+
+    fn expected(percent: u8) -> [Level; 4] {
+        let row = TABLE.iter().rev().find(|(from, _)| *from <= percent);
+        row.unwrap().1
+    }
+
+    #[test]
+    fn every_level_at_every_percent_becomes_what_the_table_says() {
+        for percent in 0..=120 {
+            let fraction = f64::from(percent) / 100.0;
+            let next = Level::ALL.map(|old| old.next(fraction, &Thresholds::default()));
+            assert_eq!(next, expected(percent), "at {percent} %");
+        }
+    }
+
+    /// Thirds and sevenths have no exact value; a limit is a number of things.
+    #[test]
+    fn a_threshold_is_reached_exactly_where_the_numbers_reach_it() {
+        let thresholds = Thresholds::default();
+        for limit in 1..=700_u32 {
+            for used in 0..=limit {
+                let next = Normal.next(f64::from(used) / f64::from(limit), &thresholds);
+                let reached = |percent: u32| used * 100 >= limit * percent;
+                let count = [60, 80, 95].into_iter().filter(|it| reached(*it)).count();
+                assert_eq!(next, Level::ALL[count], "{used} of {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_swings_around_a_threshold_changes_once() {
+        let thresholds = Thresholds::default();
+        let mut level = Normal;
+        let mut changes = 0;
+        for swing in 0..100 {
+            let fraction = if swing % 2 == 0 { 0.81 } else { 0.76 };
+            let next = level.next(fraction, &thresholds);
+            changes += usize::from(next != level);
+            level = next;
+        }
+        assert_eq!((level, changes), (Alert, 1));
+    }
+
+    #[test]
+    fn no_next_level_has_another_next_level() {
+        for permille in 0..=1100 {
+            let fraction = f64::from(permille) / 1000.0;
+            for old in Level::ALL {
+                let next = old.next(fraction, &Thresholds::default());
+                assert_eq!(next, next.next(fraction, &Thresholds::default()));
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_the_limit_is_full() {
+        for fraction in [1.0, 7.5, f64::INFINITY] {
+            assert_eq!(Normal.next(fraction, &Thresholds::default()), Full);
+        }
+    }
+
+    #[test]
+    fn thresholds_that_cannot_be_told_apart_or_never_left_are_refused() {
+        assert!(Thresholds::new(60, 80, 95, 5).is_ok());
+        assert!(Thresholds::new(10, 20, 100, 0).is_ok());
+        for (warn, alert, full, margin) in [
+            (80, 80, 95, 5),
+            (60, 96, 95, 5),
+            (60, 80, 101, 5),
+            (5, 80, 95, 5),
+            (0, 80, 95, 0),
+        ] {
+            let refused = Thresholds::new(warn, alert, full, margin);
+            assert!(refused.is_err(), "{warn} {alert} {full} {margin}");
+        }
+    }
+}
