@@ -224,12 +224,16 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
         .write(true)
         .open(outer.join("cgroup.procs"))
         .unwrap();
+    // Somebody stays, so that what is left behind is the fuller one.
+    let mut sleepers = Sleepers::default();
+    assert!(sleepers.add());
     let opened = all_descriptors();
     door.write_all(b"0").unwrap();
     let reading = read(&mut gauges, Gauge::PidsCgroup);
     drop(opened);
     assert_eq!((reading.limit, reading.limit_is), (400, by(&outer)));
     assert_eq!(reading.used, number(outer.join("pids.current")));
+    drop(sleepers);
     // One that is lifted is not measured, and no longer in the way.
     fs::write(outer.join("pids.max"), "1").unwrap();
     gauges.measure();
@@ -453,18 +457,21 @@ fn the_memory_of_a_cgroup_is_what_cannot_be_had_back() {
     drop(taken);
 }
 
-/// Others live on this host: what is compared was the same before and after.
+/// Others live on this host, and may come and go between two looks. What is wrong by
+/// itself is wrong most of the time.
 #[track_caller]
 fn agrees(gauges: &mut Gauges, gauge: Gauge, told: impl Fn() -> (u64, u64)) {
-    let mut seen = None;
-    eventually("the host holds still for a moment", || {
+    let mut seen = Vec::new();
+    eventually("the host holds still for some moments", || {
         let before = told();
         let reading = read(gauges, gauge);
-        seen = Some((before, (reading.used, reading.limit)));
-        before == told()
+        if before == told() {
+            seen.push((before, (reading.used, reading.limit)));
+        }
+        seen.len() == 20
     });
-    let (told, read) = seen.unwrap();
-    assert_eq!(read, told, "{gauge}");
+    let agreeing = seen.iter().filter(|(told, read)| told == read);
+    assert!(agreeing.count() > 10, "{gauge}: {seen:?}");
 }
 
 fn words(path: &str) -> Vec<String> {
