@@ -112,6 +112,17 @@ fn around_memory(bytes: u64) -> Option<Around> {
     files.find_map(|file| Around::new(file, &bytes.to_string()))
 }
 
+/// With limits of processes and of memory: two cgroups in v1, one in v2.
+fn around_all() -> Option<Vec<Around>> {
+    let pids = Around::new("pids.max", "300")?;
+    let memory = pids.directory.join("memory.max");
+    if memory.exists() {
+        fs::write(memory, "256M").unwrap();
+        return Some(vec![pids]);
+    }
+    Some(vec![pids, around_memory(256 * MIB)?])
+}
+
 /// As many descriptors as there are left.
 fn all_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
@@ -200,29 +211,35 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
         let Some(around) = Around::new("pids.max", "400") else {
             skip!("no cgroup with a limit of processes can be made here");
         };
-        let below = around.below("below");
+        // v2 lets a cgroup count only what the one around it hands down.
+        let handed_down = around.directory.join("cgroup.subtree_control");
+        if handed_down.exists() {
+            fs::write(handed_down, "+pids").unwrap();
+        }
+        let [first, second] = ["first", "second"].map(|name| around.below(name));
         let directory = TemporaryDirectory::new();
-        tell_cgroup(&directory, "outer", &around);
-        tell_cgroup(&directory, "below", &below);
+        for (name, cgroup) in [("outer", &around), ("first", &first), ("second", &second)] {
+            tell_cgroup(&directory, name, cgroup);
+        }
         let test = "a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed";
         return run_inner(
             test,
             &directory,
-            &format!("{} ulimit -n 64; exec", below.enter()),
+            &format!("{} ulimit -n 64; exec", first.enter()),
         );
     };
-    let (outer, below) = (own_cgroup("outer"), own_cgroup("below"));
+    let [outer, first, second] = ["outer", "first", "second"].map(own_cgroup);
     let mut gauges = gauges(&directory, GaugeSettings::default());
     let by = |cgroup: &Path| format!("pids.max of the cgroup {}", cgroup.display());
     let reading = read(&mut gauges, Gauge::PidsCgroup);
     assert_eq!((reading.limit, reading.limit_is), (400, by(&outer)));
     // A limit that is set meanwhile is found, and the nearer to its end counts.
-    fs::write(below.join("pids.max"), "50").unwrap();
+    fs::write(first.join("pids.max"), "50").unwrap();
     let reading = read(&mut gauges, Gauge::PidsCgroup);
-    assert_eq!((reading.limit, reading.limit_is), (50, by(&below)));
+    assert_eq!((reading.limit, reading.limit_is), (50, by(&first)));
     let mut door = File::options()
         .write(true)
-        .open(outer.join("cgroup.procs"))
+        .open(second.join("cgroup.procs"))
         .unwrap();
     // Somebody stays, so that what is left behind is the fuller one.
     let mut sleepers = Sleepers::default();
@@ -264,11 +281,10 @@ fn open_descriptors(from: u64) -> u64 {
 fn descriptors_are_counted_and_every_gauge_works_when_there_are_none_left() {
     let Some(directory) = inner() else {
         let _turn = Turn::take();
-        let around = (Around::new("pids.max", "300"), around_memory(256 * MIB));
-        let (Some(pids), Some(memory)) = around else {
+        let Some(around) = around_all() else {
             skip!("no cgroup with a limit of processes and one of memory can be made here");
         };
-        let enter = format!("{} {}", pids.enter(), memory.enter());
+        let enter: String = around.iter().map(Around::enter).collect();
         let directory = TemporaryDirectory::new();
         let test = "descriptors_are_counted_and_every_gauge_works_when_there_are_none_left";
         let around = format!("{enter} ulimit -n 128; exec");
@@ -454,6 +470,10 @@ fn the_memory_of_a_cgroup_is_what_cannot_be_had_back() {
     let all = ["memory.current", "memory.usage_in_bytes"].map(|it| cgroup.join(it));
     let all = number(all.iter().find(|it| it.exists()).unwrap());
     assert!(all > with_memory.used, "{all}: {with_memory}");
+    // v2 only, and only where the kernel keeps account of it.
+    let is_kept = fs::read_to_string(cgroup.join("memory.pressure")).is_ok();
+    let pressure = gauges.reading(Gauge::MemoryPressureCgroup);
+    assert_eq!(pressure.is_some(), is_kept);
     drop(taken);
 }
 
