@@ -59,6 +59,9 @@ pub fn text(text: Option<&str>) -> String {
 
 /// A command as a shell would read it, on one line.
 pub fn command(words: &[String]) -> String {
+    if words.is_empty() {
+        return NOTHING.to_owned();
+    }
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     escaped(&words.join(" "))
 }

@@ -70,6 +70,7 @@ pub enum Capabilities {
 /// One process of the workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
+    /// Empty: the box has no command, and waits for what is executed in it.
     pub argv: Vec<Vec<u8>>,
     /// `KEY=VALUE` each.
     pub env: Vec<Vec<u8>>,

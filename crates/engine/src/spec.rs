@@ -122,7 +122,7 @@ pub enum Terminal {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Never empty; no element holds a NUL.
+    /// No element holds a NUL. Empty: the box waits for what is executed in it.
     #[serde(with = "text::list")]
     pub command: Vec<OsString>,
     pub name: Option<Name>,

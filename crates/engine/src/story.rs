@@ -367,7 +367,10 @@ fn created(intent: &Intent) -> Draft {
         .command
         .iter()
         .map(|word| word.to_string_lossy());
-    let text = format!("created: {}", Vec::from_iter(words).join(" "));
+    let text = match Vec::from_iter(words).join(" ") {
+        none if none.is_empty() => "created, without a command".to_owned(),
+        words => format!("created: {words}"),
+    };
     Draft::of(intent.created_ns, StepKind::Created, text)
 }
 

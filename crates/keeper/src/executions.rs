@@ -127,10 +127,10 @@ impl Execution {
         let mut heard = channel.hear(REQUEST_BYTES_MAX);
         loop {
             match heard {
-                Heard::Message(Request::Signal(signal)) if self.stage == Stage::Running => {
-                    launch::signal_child(self.pid, signal).ok();
+                Heard::Message(Request::Signal(signal)) => {
+                    signal_running(&self.stage, self.pid, signal)
                 }
-                Heard::Message(_) => {}
+                Heard::Message(Request::Go | Request::Detach) => {}
                 Heard::Nothing => return,
                 Heard::Closed => break,
             }
@@ -138,6 +138,10 @@ impl Execution {
         }
         self.channel = None;
         self.end(Ending::HungUp, None);
+    }
+
+    pub fn signal(&self, signal: i32) {
+        signal_running(&self.stage, self.pid, signal);
     }
 
     pub fn time_out(&mut self) {
@@ -173,6 +177,13 @@ impl Execution {
 }
 
 const SIGKILL: i32 = 9;
+
+/// While it runs it is not reaped, and the number is its own.
+fn signal_running(stage: &Stage, pid: Pid, signal: i32) {
+    if *stage == Stage::Running {
+        launch::signal_child(pid, signal).ok();
+    }
+}
 
 /// What a call is about, as far as it is written down.
 #[derive(Debug)]

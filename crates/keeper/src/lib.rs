@@ -167,7 +167,11 @@ impl Ready {
             streams: self.streams,
             cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
         };
-        let started = workload::start(&birth).and_then(|command| {
+        let begun = match self.plan.workload.argv.as_slice() {
+            [] => Ok(None),
+            [..] => workload::start(&birth).map(Some),
+        };
+        let started = begun.and_then(|command| {
             workload::let_go_of_streams().map_err(Failure::into_report)?;
             step("socket listened on", || {
                 rustix::net::listen(&self.socket, BACKLOG)
@@ -185,7 +189,7 @@ impl Ready {
             }
         };
         link.report(&Report::Started);
-        if let Some(detached) = &mut self.detached {
+        if let (Some(detached), Some(_)) = (&mut self.detached, command) {
             detached.life.note(Happening::Started);
         }
         Some(Supervisor {
@@ -238,10 +242,14 @@ fn conclude(supervisor: &mut Supervisor, end: End) {
         (None, Some(detached)) => {
             detached.output.collect_last();
             detached.life.exited(wait_status, by);
-            detached.life.note(match end {
-                End::Limit(by) => Happening::Killed { by },
-                End::Command(_) | End::Abandoned => Happening::CommandEnded { wait_status },
-            });
+            let happened = match (end, supervisor.command) {
+                (End::Limit(by), _) => Some(Happening::Killed { by }),
+                (End::Command(_), None) => None,
+                (End::Command(_) | End::Abandoned, _) => {
+                    Some(Happening::CommandEnded { wait_status })
+                }
+            };
+            happened.into_iter().for_each(|one| detached.life.note(one));
         }
         (None, None) => {}
     }

@@ -22,6 +22,8 @@ use crate::executions::{self, Execution, Surroundings};
 use crate::freezer::Freezer;
 
 const SIGTERM: i32 = 15;
+/// The `wait` status of whoever has nothing to complain of.
+const ENDED_WELL: i32 = 0;
 /// Between rounds of killing a process tree that outruns them.
 const KILL_AGAIN: Duration = Duration::from_millis(1);
 
@@ -66,7 +68,8 @@ pub enum End {
 
 #[derive(Debug)]
 pub struct Supervisor {
-    pub command: Pid,
+    /// `None`: the box waits for what is executed in it.
+    pub command: Option<Pid>,
     /// The creator; `None` after it has left the box to itself.
     pub link: Option<Channel>,
     pub listener: OwnedFd,
@@ -133,7 +136,8 @@ impl Supervisor {
         }
         self.answer_callers();
         self.look_after_executions();
-        None
+        self.has_stopped_waiting()
+            .then_some(End::Command(ENDED_WELL))
     }
 
     /// Waits for whatever comes first.
@@ -186,7 +190,7 @@ impl Supervisor {
     fn reap(&mut self) -> Option<WaitStatus> {
         drain(&self.child_signal);
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            if pid == self.command {
+            if Some(pid) == self.command {
                 return Some(status);
             }
             let started = self.executions.iter_mut().find(|one| one.pid() == pid);
@@ -201,9 +205,7 @@ impl Supervisor {
     fn obey_creator(&mut self) -> bool {
         while let Some(link) = &mut self.link {
             match link.hear(REQUEST_BYTES_MAX) {
-                Heard::Message(Request::Signal(signal)) => {
-                    launch::signal_child(self.command, signal).ok();
-                }
+                Heard::Message(Request::Signal(signal)) => self.signal(signal),
                 Heard::Message(Request::Detach) => self.detach(),
                 Heard::Message(Request::Go) => {}
                 Heard::Nothing => return true,
@@ -263,7 +265,7 @@ impl Supervisor {
         let (report, happened) = match call {
             Call::Exec(exec) => return self.execute(channel, exec),
             Call::Signal(signal) => {
-                launch::signal_child(self.command, signal).ok();
+                self.signal(signal);
                 (Report::Done, Some(Happening::Signalled { signal }))
             }
             Call::Stop { grace_ns } => {
@@ -328,11 +330,24 @@ impl Supervisor {
             detached.life.stopping();
         }
         self.deadlines.stop_ns = Some(self.deadlines.stop_ns.map_or(at, |set| set.min(at)));
-        step("command asked to stop", || {
-            launch::signal_child(self.command, SIGTERM)
-        })
-        .ok();
+        self.signal(SIGTERM);
         Report::Done
+    }
+
+    /// To the command; where there is none, to all that were started in its place.
+    fn signal(&self, signal: i32) {
+        match self.command {
+            // Whoever has just ended needs no signal.
+            Some(pid) => drop(step("command signalled", || {
+                launch::signal_child(pid, signal)
+            })),
+            None => self.executions.iter().for_each(|one| one.signal(signal)),
+        }
+    }
+
+    /// A box without a command ends when it was asked to and nobody is left who was.
+    fn has_stopped_waiting(&self) -> bool {
+        self.command.is_none() && self.is_stopping() && self.executions.is_empty()
     }
 
     fn usage(&self) -> KeeperUsage {

@@ -37,8 +37,10 @@ ends the box.";
 /// host's environment. Whatever it started ends with it.
 ///
 /// Without --detach, tare stays with the box and leaves nothing behind. With
-/// it, the box lives on by itself, and its id is printed once the command runs.
+/// it, the box lives on by itself, and its id is printed once the command runs;
+/// without a command it waits for 'tare exec'.
 #[derive(Debug, Args)]
+#[command(mut_arg("command", |arg| arg.required(false).required_unless_present("detach")))]
 #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub struct RunArgs {
     /// End the box after this time, with exit code 124 [default: none]

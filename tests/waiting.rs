@@ -1,0 +1,62 @@
+//! A box without a command: it waits for what is executed in it.
+
+use std::time::Duration;
+
+use tare_harness::{eventually_within, tare};
+
+#[test]
+fn a_box_without_a_command_waits_for_what_is_executed_in_it() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "agent"]);
+    assert!(tare.workload(&id).is_empty(), "nobody is in it");
+    assert_eq!(tare.state(&id), "running");
+    tare.exec("agent", ["sh", "-c", "echo one > /work/file"])
+        .ok();
+    assert!(tare.workload(&id).is_empty(), "nobody is left in it");
+    tare.exec("agent", ["cat", "/work/file"])
+        .ok()
+        .printed("one\n");
+    tare.remove(&id);
+}
+
+/// The one who listens ends by the signal, not by the end of its grace.
+#[test]
+fn its_stop_asks_those_who_were_executed_and_it_ends_with_them() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "agent"]);
+    let script = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.01; done";
+    let running = tare.spawn_call(["exec", "agent", "--", "sh", "-c", script]);
+    running.see("ready");
+    tare.call(["stop", "-t", "600s", "agent"]).ok();
+    running.wait().ok().printed("ready\nasked\n");
+    let ended = tare.ended(&id);
+    assert_eq!(
+        (&ended["exit_code"], &ended["ended_by"]),
+        (&0.into(), &"stop".into())
+    );
+    tare.remove(&id);
+}
+
+#[test]
+fn whoever_does_not_stop_in_it_is_killed_after_the_grace() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "agent"]);
+    let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
+    let running = tare.spawn_call(["exec", "agent", "--", "sh", "-c", script]);
+    running.see("ready");
+    tare.call(["stop", "-t", "100ms", "agent"]).ok();
+    assert_eq!(tare.ended(&id)["exit_code"], 137);
+    running.wait();
+    tare.remove(&id);
+}
+
+#[test]
+fn its_lease_ends_it() {
+    let tare = tare!();
+    let id = tare.detached(["--lease", "100ms"]);
+    eventually_within(Duration::from_secs(5), "its lease has passed", || {
+        tare.state(&id) == "exited"
+    });
+    assert_eq!(tare.ended(&id)["ended_by"], "lease");
+    tare.remove(&id);
+}
