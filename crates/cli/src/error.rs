@@ -21,7 +21,11 @@ pub fn run_code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::CommandNotFound => NOT_FOUND,
         ErrorKind::CommandNotExecutable => NOT_EXECUTABLE,
-        ErrorKind::BadRequest | ErrorKind::Unsupported | ErrorKind::Failed => RUN_FAILED,
+        ErrorKind::BadRequest
+        | ErrorKind::NoSuchBox
+        | ErrorKind::Conflict
+        | ErrorKind::Unsupported
+        | ErrorKind::Failed => RUN_FAILED,
     }
 }
 
@@ -171,6 +175,8 @@ mod tests {
             (ErrorKind::CommandNotFound, 127),
             (ErrorKind::CommandNotExecutable, 126),
             (ErrorKind::BadRequest, 125),
+            (ErrorKind::NoSuchBox, 125),
+            (ErrorKind::Conflict, 125),
             (ErrorKind::Unsupported, 125),
             (ErrorKind::Failed, 125),
         ] {

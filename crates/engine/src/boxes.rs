@@ -121,7 +121,7 @@ impl Engine {
     pub(crate) fn awake(&self, id: &BoxId) -> Result<Record, Error> {
         let observed = self.observe(id)?;
         let problem = |what: &str, hint: &str| {
-            Error::new(ErrorKind::Failed, format!("box {id} {what}")).with_hint(hint)
+            Error::new(ErrorKind::Conflict, format!("box {id} {what}")).with_hint(hint)
         };
         match observed.state() {
             State::Running | State::Stopping => Ok(observed.record),
@@ -274,11 +274,11 @@ fn ambiguous(reference: &str, several: &[BoxId]) -> Error {
 
 pub(crate) fn no_box(reference: &str) -> Error {
     let message = format!("there is no box {}", quoted(reference));
-    Error::new(ErrorKind::BadRequest, message).with_hint("'tare ls -a' lists all")
+    Error::new(ErrorKind::NoSuchBox, message).with_hint("'tare ls -a' lists all")
 }
 
 pub(crate) fn has_ended(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Failed, format!("box {id} has ended"))
+    Error::new(ErrorKind::Conflict, format!("box {id} has ended"))
         .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
 }
 

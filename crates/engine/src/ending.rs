@@ -122,7 +122,7 @@ impl Engine {
             let observed = self.observe(id)?;
             if observed.is_live() {
                 let message = format!("box {id} is {}", observed.state());
-                return Err(Error::new(ErrorKind::Failed, message)
+                return Err(Error::new(ErrorKind::Conflict, message)
                     .with_hint("stop it first, or use 'tare rm -f'"));
             }
         }

@@ -8,6 +8,10 @@ use std::fmt;
 pub enum ErrorKind {
     /// The request is wrong: a value, a path that does not exist.
     BadRequest,
+    /// There is no such box.
+    NoSuchBox,
+    /// It cannot be done to this box now, or not beside another one.
+    Conflict,
     /// The host cannot do what was asked for.
     Unsupported,
     /// The command is not in the box.

@@ -141,7 +141,7 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         ),
     };
     Error::new(
-        ErrorKind::Failed,
+        ErrorKind::Conflict,
         format!("box {id} does not do what was asked for"),
     )
     .because(why)
@@ -171,7 +171,7 @@ fn unreachable_keeper(id: &BoxId, error: io::Error) -> Error {
 }
 
 fn ended_meanwhile(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Failed, format!("box {id} has ended"))
+    Error::new(ErrorKind::Conflict, format!("box {id} has ended"))
         .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
 }
 

@@ -16,6 +16,7 @@ pub mod bytes;
 pub mod count;
 pub mod cpus;
 mod decimal;
+pub mod defaults;
 pub mod duration;
 pub mod env;
 pub mod name;

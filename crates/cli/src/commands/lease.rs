@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tare_engine::Error;
-use tare_engine::spec::duration;
+use tare_engine::spec::{defaults, duration};
 
 /// What a box has that nobody gave a lease.
-pub const DEFAULT: Lease = Lease::For(Duration::from_secs(24 * 60 * 60));
+pub const DEFAULT: Lease = Lease::For(defaults::LEASE);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {

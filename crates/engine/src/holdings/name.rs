@@ -21,7 +21,7 @@ pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let take = || symlinkat(id.as_str(), &names, name.as_str());
     match step("name taken", take) {
         Err(Errno::EXIST) => Err(Error::new(
-            ErrorKind::BadRequest,
+            ErrorKind::Conflict,
             format!("the name {} is taken by another box", name.as_str()),
         )
         .with_hint("choose another, or 'tare rm' that box first")),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tare_engine::spec::{Limit, duration};
+use tare_engine::spec::{Limit, defaults, duration};
 use tare_engine::{BoxId, DetachOptions, Doing, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
@@ -15,12 +15,6 @@ use crate::commands::lease::{self, Lease};
 use crate::error::{print_json, print_note, print_result};
 use crate::relay;
 use crate::verdict::Verdict;
-
-/// How long the record of a box that has ended is kept.
-const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
-/// What is kept of the output for `tare logs`. Less than what is passed on to a
-/// caller: it lies in the state root, which usually is memory.
-const LOG_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Args)]
 pub struct DetachArgs {
@@ -107,12 +101,12 @@ fn options(args: &RunArgs) -> DetachOptions {
     let detached = &args.detached;
     DetachOptions {
         lease: detached.lease.unwrap_or(lease::DEFAULT).duration(),
-        retention: detached.retention.unwrap_or(RETENTION),
+        retention: detached.retention.unwrap_or(defaults::RETENTION),
         remove: detached.rm,
         keep: detached.keep,
         log_bytes_max: args
             .output_limit
-            .map_or(Limit::Default(LOG_BYTES), Limit::Asked),
+            .map_or(Limit::Default(defaults::LOG_BYTES), Limit::Asked),
         kill_past_log: args.output_kill,
         stdin: args.process.interactive,
     }

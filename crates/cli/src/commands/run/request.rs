@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tare_engine::spec::{
     Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
-    Volume, arguments, env, name, volume,
+    Volume, arguments, defaults, env, name, volume,
 };
 use tare_engine::{Error, ErrorKind, Stdin};
 
@@ -14,21 +14,7 @@ use crate::commands::process::{self, Window};
 use crate::error::of_option;
 use crate::relay::{self, Output, PastLimit, Writers};
 
-const MEMORY_BYTES: u64 = 512 << 20;
-const PIDS: u32 = 256;
-const NOFILE: u32 = 1024;
-const SCRATCH_BYTES: u64 = 256 << 20;
-const OUTPUT_BYTES: u64 = 64 << 20;
-const USER: User = User {
-    uid: 1000,
-    gid: 1000,
-};
-const BOX_ROOT: User = User { uid: 0, gid: 0 };
-
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const HOME: &str = "/work";
 const ROOT_HOME: &str = "/root";
-const LANG: &str = "C.UTF-8";
 
 /// What tare knows of the process that started it.
 #[derive(Debug, Clone)]
@@ -79,7 +65,7 @@ pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
                 true => Output::Keep,
                 false => Output::Pass,
             },
-            output_bytes_max: args.output_limit.unwrap_or(OUTPUT_BYTES),
+            output_bytes_max: args.output_limit.unwrap_or(defaults::OUTPUT_BYTES),
             past_limit: match args.output_kill {
                 true => PastLimit::Kill,
                 false => PastLimit::Truncate,
@@ -124,11 +110,11 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
 
 fn limits(args: &RunArgs) -> Limits {
     Limits {
-        memory_bytes: limit(args.memory, MEMORY_BYTES),
+        memory_bytes: limit(args.memory, defaults::MEMORY_BYTES),
         cpus: args.cpus,
-        pids: limit(args.pids, PIDS),
-        nofile: args.nofile.unwrap_or(NOFILE),
-        scratch_bytes: limit(args.scratch, SCRATCH_BYTES),
+        pids: limit(args.pids, defaults::PIDS),
+        nofile: args.nofile.unwrap_or(defaults::NOFILE),
+        scratch_bytes: limit(args.scratch, defaults::SCRATCH_BYTES),
     }
 }
 
@@ -140,8 +126,8 @@ fn limit<T>(asked: Option<T>, default: T) -> Limit<T> {
 fn user_of(args: &RunArgs, around: &Surroundings) -> User {
     match (args.contain, args.root) {
         (true, _) => around.user,
-        (false, true) => BOX_ROOT,
-        (false, false) => args.user.unwrap_or(USER),
+        (false, true) => defaults::BOX_ROOT,
+        (false, false) => args.user.unwrap_or(defaults::USER),
     }
 }
 
@@ -203,13 +189,9 @@ fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<env::Pair>, 
 fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<env::Pair> {
     let home = match (args.root, &args.rootfs) {
         (true, Some(_)) => ROOT_HOME,
-        (true, None) | (false, _) => HOME,
+        (true, None) | (false, _) => defaults::HOME,
     };
-    let mut pairs: Vec<env::Pair> = vec![
-        ("PATH".into(), PATH.into()),
-        ("HOME".into(), home.into()),
-        ("LANG".into(), LANG.into()),
-    ];
+    let mut pairs = defaults::env(home);
     if args.process.tty {
         pairs.push(("TERM".into(), process::TERM.into()));
     }

@@ -1,0 +1,93 @@
+//! What a box is given when nobody says otherwise.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::env::Pair;
+use super::{
+    Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
+};
+use crate::account::DetachOptions;
+
+pub const MEMORY_BYTES: u64 = 512 << 20;
+pub const PIDS: u32 = 256;
+pub const NOFILE: u32 = 1024;
+pub const SCRATCH_BYTES: u64 = 256 << 20;
+/// What is passed on of a command's output.
+pub const OUTPUT_BYTES: u64 = 64 << 20;
+/// What is kept of the output of a detached box. Less than what is passed on to a
+/// caller: it lies in the state root, which usually is memory.
+pub const LOG_BYTES: u64 = 16 << 20;
+pub const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long the record of a box that has ended is kept.
+pub const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
+pub const USER: User = User {
+    uid: 1000,
+    gid: 1000,
+};
+pub const BOX_ROOT: User = User { uid: 0, gid: 0 };
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The box's own writable home, and where its command starts.
+pub const HOME: &str = "/work";
+const LANG: &str = "C.UTF-8";
+
+/// The variables of every command.
+pub fn env(home: &str) -> Vec<Pair> {
+    vec![
+        ("PATH".into(), PATH.into()),
+        ("HOME".into(), home.into()),
+        ("LANG".into(), LANG.into()),
+    ]
+}
+
+impl Spec {
+    /// The default box for this command.
+    pub fn of(command: Vec<OsString>) -> Self {
+        Self {
+            command,
+            name: None,
+            labels: BTreeMap::new(),
+            env: env(HOME),
+            workdir: None,
+            user: USER,
+            privilege: Privilege::Unprivileged,
+            limits: Limits::default(),
+            timeout: None,
+            root: Root::HostView,
+            volumes: Vec::new(),
+            network: Network::None,
+            isolation: Isolation::Full,
+            seccomp: SeccompProfile::Default,
+            terminal: Terminal::Pipes,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: Limit::Default(MEMORY_BYTES),
+            cpus: None,
+            pids: Limit::Default(PIDS),
+            nofile: NOFILE,
+            scratch_bytes: Limit::Default(SCRATCH_BYTES),
+        }
+    }
+}
+
+impl Default for DetachOptions {
+    fn default() -> Self {
+        Self {
+            lease: Some(LEASE),
+            retention: RETENTION,
+            remove: false,
+            keep: false,
+            log_bytes_max: Limit::Default(LOG_BYTES),
+            kill_past_log: false,
+            stdin: false,
+        }
+    }
+}
