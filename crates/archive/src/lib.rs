@@ -34,7 +34,9 @@ mod writer;
 
 pub use error::{Error, ErrorKind};
 pub use pack::pack;
+pub use reader::{Entry, Kind, Reader};
 pub use unpack::{Options, Summary, Top, unpack};
+pub use writer::Writer;
 
 /// How much of a file is held in memory at a time.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -34,6 +34,7 @@ pub enum Kind {
     HardLink { target: Vec<u8> },
 }
 
+/// An archive from a stream, an entry after the other.
 pub struct Reader<'a> {
     input: BufReader<&'a mut dyn Read>,
     /// Of the current entry: what was not read yet, and what fills its last block.
@@ -43,6 +44,12 @@ pub struct Reader<'a> {
     begun: bool,
     /// From a global header.
     mtime: Option<i64>,
+}
+
+impl std::fmt::Debug for Reader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").finish_non_exhaustive()
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -58,7 +65,7 @@ impl<'a> Reader<'a> {
 
     /// Skips what is left of the current entry; `None` after the last one, when
     /// the stream was read to its end.
-    pub fn next(&mut self) -> Result<Option<Entry>, Error> {
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, Error> {
         self.skip()?;
         let mut records = Records::default();
         while let Some(header) = self.header()? {

@@ -87,7 +87,7 @@ pub fn unpack(
         summary: Summary::default(),
     };
     let mut reader = Reader::new(input);
-    while let Some(entry) = reader.next()? {
+    while let Some(entry) = reader.next_entry()? {
         unpacking.put(entry, &mut reader)?;
     }
     unpacking.go_back_to(0)?;

@@ -6,8 +6,15 @@ use std::io::{self, BufWriter, Write};
 use crate::header::{BLOCK_BYTES, EMPTY, Header, NAME_BYTES_MAX, SIZE_MAX, Type};
 use crate::{BUFFER_BYTES, EXTENDED_BYTES_MAX, pax};
 
+/// An archive onto a stream, an entry after the other.
 pub struct Writer<'a> {
     out: BufWriter<&'a mut dyn Write>,
+}
+
+impl std::fmt::Debug for Writer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").finish_non_exhaustive()
+    }
 }
 
 impl<'a> Writer<'a> {
@@ -17,7 +24,22 @@ impl<'a> Writer<'a> {
         }
     }
 
-    pub fn header(&mut self, header: &Header) -> io::Result<()> {
+    /// A whole file that its owner may write.
+    pub fn file(&mut self, name: &[u8], content: &[u8]) -> io::Result<()> {
+        let size = content.len() as u64;
+        self.header(&Header {
+            name: name.to_vec(),
+            kind: Type::File,
+            mode: 0o644,
+            size,
+            mtime: 0,
+            link: Vec::new(),
+        })?;
+        self.data(content)?;
+        self.end_of_data(size)
+    }
+
+    pub(crate) fn header(&mut self, header: &Header) -> io::Result<()> {
         let records = extended_records(header);
         if !records.is_empty() {
             self.extended(&records)?;

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename,
-    resume, rm, run, stats, stop, update, wait,
+    resume, rm, run, serve, stats, stop, update, wait,
 };
 
 /// Runs code that nobody trusts, and leaves nothing behind.
@@ -75,6 +75,8 @@ pub enum Command {
     Rename(rename::RenameArgs),
     /// Change the limits or the lease of boxes that live
     Update(update::UpdateArgs),
+    /// Serve boxes over HTTP
+    Serve(serve::ServeArgs),
     /// Say what this host can do, and what tare does about each thing missing
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell

@@ -31,6 +31,7 @@ pub mod rename;
 pub mod resume;
 pub mod rm;
 pub mod run;
+pub mod serve;
 pub mod stats;
 pub mod stop;
 pub mod update;
@@ -93,6 +94,7 @@ fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> 
         Command::Resume(args) => resume::run(args, state_root),
         Command::Rename(args) => rename::run(args, state_root),
         Command::Update(args) => update::run(args, state_root),
+        Command::Serve(args) => serve::run(args, state_root),
         Command::Doctor(args) => doctor::run(args),
         Command::Completion(args) => completion::run(args),
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use tare_control::{Report, Request};
 use tare_kernel::clock::timespec;
+use tare_kernel::process::Process;
 
 use crate::account::DetachOptions;
 use crate::attached::{self, Event};
@@ -36,6 +37,8 @@ pub struct Started {
     pub id: BoxId,
     /// Defaults that this host cannot enforce, a sentence each.
     pub notes: Vec<String>,
+    /// A child of this process: whoever lives on has to reap it.
+    pub keeper: Process,
 }
 
 impl Engine {
@@ -46,14 +49,19 @@ impl Engine {
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
         let mut record = Locked::create(&self.layout, &id, &self.host, spec, Some(options))?;
         let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
-        let result = made.and_then(|made| match let_go(&made, spec) {
-            Ok(()) => Ok(made.notes),
+        let result = made.and_then(|mut made| match let_go(&made, spec) {
+            Ok(()) => {
+                // A server makes very many: nothing may be left of any.
+                made.keeper.has_executed();
+                Ok((made.notes, made.keeper.process.try_clone()))
+            }
             Err(error) => Err(Unmade::with(error, made.keeper)),
         });
         match result {
-            Ok(notes) => {
+            Ok((notes, keeper)) => {
                 record.unlock();
-                Ok(Started { id, notes })
+                let keeper = keeper.doing(|| "cannot keep an eye on the box".into())?;
+                Ok(Started { id, notes, keeper })
             }
             Err(Unmade { error, keeper }) => {
                 drop(reserve);

@@ -129,6 +129,11 @@ impl Engine {
         self.end(id, Leave::Nothing)
     }
 
+    /// The first process of a box, which lives as long as the box.
+    pub fn keeper(&self, id: &BoxId) -> Result<Option<Process>, Error> {
+        Ok(self.observe(id)?.keeper)
+    }
+
     /// Waits for the end of a box.
     pub fn wait(&self, id: &BoxId) -> Result<Ended, Error> {
         self.await_end(&self.watch_end(id)?)

@@ -70,4 +70,5 @@ pub use id::BoxId;
 pub use status::{Details, Ended, EndedBy, Holding, State, Status, Usage};
 pub use stdio::Stdin;
 pub use story::{Step, StepKind, Story};
+pub use tare_kernel::process::Process as Keeper;
 pub use timestamp::Timestamp;

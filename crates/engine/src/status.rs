@@ -13,6 +13,7 @@ use crate::id::BoxId;
 use crate::spec::received::quoted;
 use crate::timestamp::Timestamp;
 
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -72,12 +73,16 @@ impl FromStr for State {
     }
 }
 
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub id: BoxId,
     pub name: Option<String>,
     pub state: State,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub created_at: Timestamp,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub lease_ends_at: Option<Timestamp>,
     pub command: Vec<String>,
     pub labels: BTreeMap<String, String>,
@@ -87,7 +92,9 @@ pub struct Status {
     pub exit_code: Option<u8>,
     /// Whether it ends with the tare that started it.
     pub attached: bool,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub ended_at: Option<Timestamp>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub ended_by: Option<EndedBy>,
     /// Whether the kernel killed a process of it for its memory limit.
     pub oom: bool,
@@ -118,6 +125,7 @@ impl Status {
 }
 
 /// What a box uses now, and what it may; `None` is not known here.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Usage {
     pub memory_bytes: Option<u64>,
@@ -132,16 +140,19 @@ pub struct Usage {
 }
 
 /// One thing of the host that a box holds now.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holding {
     pub kind: &'static str,
     pub what: String,
 }
 
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
     #[serde(flatten)]
     pub status: Status,
+    #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub spec: serde_json::Value,
     pub usage: Option<Usage>,
     pub holdings: Vec<Holding>,

@@ -135,6 +135,14 @@ impl Process {
         }
     }
 
+    /// The same process, known a second time.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            pidfd: self.pidfd.try_clone()?,
+            pid: self.pid,
+        })
+    }
+
     /// Reaps a child that is dead; `None` while it lives or when it is not ours.
     pub fn reap(&self) -> io::Result<Option<Status>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;

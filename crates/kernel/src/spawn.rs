@@ -112,6 +112,10 @@ struct Order {
     _environment: Vec<CString>,
 }
 
+// SAFETY: the pointers lead to strings that the order itself owns and that nobody
+// changes; which thread has it is the same to them.
+unsafe impl Send for Order {}
+
 /// The child's stack: it calls nothing deep.
 const STACK_BYTES: usize = 32 << 10;
 
@@ -131,6 +135,8 @@ pub struct Spawned {
     pub process: Process,
     order: ManuallyDrop<Box<Order>>,
     stack: ManuallyDrop<Box<Stack>>,
+    /// Whether the child is known to run in memory of its own.
+    has_executed: bool,
 }
 
 impl std::fmt::Debug for Spawned {
@@ -166,12 +172,19 @@ impl Spawned {
     }
 }
 
+impl Spawned {
+    /// The program that the child executed has been heard from.
+    pub fn has_executed(&mut self) {
+        self.has_executed = true;
+    }
+}
+
 impl Drop for Spawned {
-    /// The child runs in this memory until it has executed. Only when it is
-    /// seen dead is it certain that it has; else the memory is left to it.
+    /// The child runs in this memory until it has executed. If that is not known, it
+    /// is certain only when it is seen dead; else the memory is left to it.
     fn drop(&mut self) {
-        if matches!(self.process.wait_dead(Duration::ZERO), Ok(true)) {
-            // SAFETY: taken once, here, and the child that used it is dead.
+        if self.has_executed || matches!(self.process.wait_dead(Duration::ZERO), Ok(true)) {
+            // SAFETY: taken once, here, and the child has no use for it any more.
             drop(unsafe { ManuallyDrop::take(&mut self.order) });
             // SAFETY: as above.
             drop(unsafe { ManuallyDrop::take(&mut self.stack) });
@@ -218,6 +231,7 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
             process,
             order: ManuallyDrop::new(order),
             stack: ManuallyDrop::new(stack),
+            has_executed: false,
         },
     })
 }

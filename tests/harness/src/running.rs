@@ -92,7 +92,7 @@ impl Running {
             "{needle:?} did not come from {}: {:?}\nstderr: {}",
             self.command,
             stream.text_so_far(),
-            self.errors_so_far()
+            self.stderr_so_far()
         );
         self
     }
@@ -132,7 +132,7 @@ impl Running {
         self.close_stdin();
         let left = CALL_MAX.saturating_sub(self.started.elapsed());
         if !self.ends_within(left) {
-            let (out, err) = (self.output_so_far(), self.errors_so_far());
+            let (out, err) = (self.output_so_far(), self.stderr_so_far());
             self.kill();
             panic!(
                 "{} did not end within {CALL_MAX:?}\nstdout: {out}\nstderr: {err}",
@@ -187,7 +187,7 @@ impl Running {
             .unwrap_or_default()
     }
 
-    fn errors_so_far(&self) -> String {
+    pub fn stderr_so_far(&self) -> String {
         self.stderr
             .as_ref()
             .map(Capture::text_so_far)

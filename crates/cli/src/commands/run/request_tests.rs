@@ -200,7 +200,7 @@ fn the_defaults_are_those_of_the_help() {
     assert_eq!((spec.limits.cpus, spec.limits.nofile), (None, 1024));
     assert_eq!(spec.limits.scratch_bytes, Limit::Default(256 << 20));
     assert_eq!((spec.timeout, &spec.workdir), (None, &None));
-    assert_eq!(spec.user, USER);
+    assert_eq!(spec.user, defaults::USER);
     assert_eq!(spec.privilege, Privilege::Unprivileged);
     assert_eq!(
         (spec.network, spec.isolation),
@@ -213,11 +213,8 @@ fn the_defaults_are_those_of_the_help() {
     );
     assert_eq!(request.relay.output_bytes_max, 64 << 20);
     assert_eq!(request.stdin, Stdin::Pipe);
-    let path = format!("PATH={PATH}");
-    assert_eq!(
-        env_of(&request),
-        [path.as_str(), "HOME=/work", "LANG=C.UTF-8"]
-    );
+    let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    assert_eq!(env_of(&request), [path, "HOME=/work", "LANG=C.UTF-8"]);
 }
 
 #[test]
@@ -273,7 +270,7 @@ fn root_is_asked_for_by_name() {
     let zero = request(&["-u", "0"]).spec;
     assert_eq!(
         (zero.user, zero.privilege),
-        (BOX_ROOT, Privilege::Unprivileged)
+        (defaults::BOX_ROOT, Privilege::Unprivileged)
     );
     let root = request(&["--root"]);
     assert_eq!(root.spec.privilege, Privilege::BoxRoot);
@@ -281,7 +278,7 @@ fn root_is_asked_for_by_name() {
     let image = request(&["--root", "--rootfs", "/img"]);
     assert_eq!(
         (image.spec.user, image.spec.privilege),
-        (BOX_ROOT, Privilege::BoxRoot)
+        (defaults::BOX_ROOT, Privilege::BoxRoot)
     );
     assert!(env_of(&image).contains(&"HOME=/root".to_owned()));
 }

@@ -1,0 +1,65 @@
+//! `tare serve`: boxes over HTTP.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tare_engine::Error;
+use tare_kernel::signals;
+use tare_server::{Listen, LogFormat, Options};
+
+use crate::commands::DONE;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare serve
+  curl -s localhost:8080/v1/run -H 'Content-Type: application/json' \\
+      -d '{\"language\": \"python\", \"code\": \"print(6 * 7)\"}'
+  tare serve --listen 0.0.0.0:8080 --api-key-file keys
+  tare serve --listen unix:/run/tare.sock --config tare.toml";
+
+/// Serve boxes over HTTP
+///
+/// GET / lists the routes, GET /openapi.json describes them. SIGTERM lets what runs
+/// end, within a grace, and leaves boxes that live on alone; SIGHUP reads the
+/// configuration again.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// Where to listen: ADDRESS:PORT or unix:PATH [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<Listen>,
+
+    /// A TOML file with limits, keys and more; docs/serve.md has all of it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// A file with an API key on each line; whoever has none of them is refused
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// How the log on stderr is written [default: human]
+    #[arg(long, value_name = "FORMAT")]
+    log: Option<Format>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Human,
+    Json,
+}
+
+pub fn run(args: &ServeArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    signals::keep_ended_children();
+    signals::fail_past_file_limit();
+    tare_server::serve(&Options {
+        state_root,
+        config: args.config.clone(),
+        listen: args.listen.clone(),
+        api_key_file: args.api_key_file.clone(),
+        log: args.log.map(|format| match format {
+            Format::Human => LogFormat::Human,
+            Format::Json => LogFormat::Json,
+        }),
+    })?;
+    Ok(DONE)
+}

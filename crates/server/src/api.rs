@@ -1,0 +1,70 @@
+//! The native API: its routes, and their description.
+
+pub mod boxes;
+pub mod health;
+pub mod run;
+pub mod stream;
+
+use axum::http::StatusCode;
+use axum::response::Html;
+use axum::routing::get;
+use axum::{Router, middleware};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::{edge, guard, page};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "tare",
+        description = "Runs code that nobody trusts, and leaves nothing behind"
+    ),
+    tags(
+        (name = "run", description = "One command in a box of its own"),
+        (name = "boxes", description = "Boxes that live on"),
+        (name = "server", description = "The server itself"),
+    )
+)]
+struct Description;
+
+/// Every route there is.
+pub fn router(app: App) -> Router {
+    let (routes, description) = OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(run::run))
+        .routes(routes!(boxes::create, boxes::list))
+        .routes(routes!(boxes::inspect, boxes::remove))
+        .routes(routes!(boxes::stop))
+        .routes(routes!(boxes::pause))
+        .routes(routes!(boxes::resume))
+        .routes(routes!(boxes::lease))
+        .routes(routes!(health::health))
+        .routes(routes!(health::ready))
+        .split_for_parts();
+    let page = page::of(&description);
+    routes
+        .route("/openapi.json", get(async move || axum::Json(description)))
+        .route("/", get(async move || Html(page)))
+        .fallback(async || {
+            ApiError::new(
+                StatusCode::NOT_FOUND,
+                "no_such_route",
+                "there is nothing here",
+            )
+            .with_hint("GET /openapi.json describes what there is")
+        })
+        .method_not_allowed_fallback(async || {
+            ApiError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "that cannot be done here",
+            )
+            .with_hint("GET /openapi.json describes what can")
+        })
+        .layer(middleware::from_fn_with_state(app.clone(), guard::layer))
+        .layer(middleware::from_fn_with_state(app.clone(), edge::layer))
+        .with_state(app)
+}

@@ -1,0 +1,408 @@
+//! `/v1/boxes`: boxes that live on, as `tare ls --json` shows them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tare_engine::{BoxId, Changes, DetachOptions, Details, Engine, State as BoxState, Status};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::app::{App, Phase};
+use crate::edge::{ErrorBody, RequestId};
+use crate::error::ApiError;
+use crate::extract::Json;
+use crate::journal::Happening;
+use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
+
+/// A box that lives on by itself.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BoxRequest {
+    /// Without one the box waits for what is executed in it.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Of no other box.
+    #[schema(pattern = "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")]
+    pub name: Option<String>,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    pub workdir: Option<String>,
+    #[serde(default)]
+    pub limits: LimitsAsked,
+    #[serde(default)]
+    pub network: NetworkAsked,
+    /// It ends after so long, 24 h if left out.
+    #[schema(minimum = 1)]
+    pub lease_ms: Option<u64>,
+    /// Its record, exit code and log stay so long after its end, 24 h if left out.
+    #[schema(minimum = 1)]
+    pub retention_ms: Option<u64>,
+    /// Whether what it wrote is kept as long as its record.
+    #[serde(default)]
+    pub keep: bool,
+    /// Whether nothing of it is kept after its end.
+    #[serde(default)]
+    pub remove: bool,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// Boxes in this state; without it all that have not ended.
+    #[param(value_type = Option<String>)]
+    pub state: Option<String>,
+    /// Those that have ended, too.
+    #[serde(default)]
+    pub all: bool,
+    /// The box with this name.
+    pub name: Option<String>,
+    /// `KEY` or `KEY=VALUE`.
+    pub label: Option<String>,
+    /// At most so many.
+    #[param(minimum = 1, maximum = 1000)]
+    pub limit: Option<usize>,
+    /// Those after the box with this id, the last of the page before.
+    pub after: Option<String>,
+}
+
+/// The oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct BoxList {
+    pub boxes: Vec<Status>,
+    /// For `after`, if there are more.
+    pub next: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RemoveQuery {
+    /// Also if it runs.
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct StopRequest {
+    /// For its command to stop, 10 s if left out.
+    pub grace_ms: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseRequest {
+    /// From now on.
+    #[schema(minimum = 1)]
+    pub lease_ms: u64,
+}
+
+const LIST_DEFAULT: usize = 1000;
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Create a box
+///
+/// Answers when its command runs. It belongs to nobody: it outlives this server.
+#[utoipa::path(
+    post,
+    path = "/v1/boxes",
+    tag = "boxes",
+    request_body = BoxRequest,
+    responses(
+        (status = 201, body = Status),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    )
+)]
+pub async fn create(
+    State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
+    Json(request): Json<BoxRequest>,
+) -> Result<Response, ApiError> {
+    if app.stopping.phase() > Phase::Serving {
+        return Err(ApiError::unavailable("stopping", "the server is stopping"));
+    }
+    let (spec, options) = request.take(&app)?;
+    let watch = Arc::clone(&app.watch);
+    let status = app
+        .ask(move |engine| {
+            let started = engine.start(&spec, &options)?;
+            // What cannot be watched now is watched later.
+            watch.add(started.id.clone(), started.keeper).ok();
+            engine.status(&started.id)
+        })
+        .await?;
+    app.journal.note(Happening::BoxCreated {
+        box_id: status.id.as_str(),
+        request_id: &request_id,
+    });
+    Ok((StatusCode::CREATED, axum::Json(status)).into_response())
+}
+
+impl BoxRequest {
+    fn take(self, app: &App) -> Result<(tare_engine::spec::Spec, DetachOptions), ApiError> {
+        let config = app.config();
+        let asked = Asked {
+            command: self.command,
+            env: self.env,
+            workdir: self.workdir,
+            limits: self.limits,
+            network: self.network,
+        };
+        let mut spec = asked.into_spec(&config.limits)?;
+        spec.name = self.name.as_deref().map(spec::box_name).transpose()?;
+        spec.labels = spec::labels(&self.labels)?;
+        let mut options = DetachOptions {
+            keep: self.keep,
+            remove: self.remove,
+            ..DetachOptions::default()
+        };
+        if self.keep && self.remove {
+            return Err(ApiError::bad_request(
+                "invalid",
+                "keep and remove exclude each other",
+            ));
+        }
+        if let Some(asked) = self.lease_ms {
+            options.lease = Some(spec::milliseconds("lease_ms", asked)?);
+        }
+        if let Some(asked) = self.retention_ms {
+            options.retention = spec::milliseconds("retention_ms", asked)?;
+        }
+        Ok((spec, options))
+    }
+}
+
+/// List boxes
+#[utoipa::path(
+    get,
+    path = "/v1/boxes",
+    tag = "boxes",
+    params(ListQuery),
+    responses((status = 200, body = BoxList), (status = "4XX", body = ErrorBody))
+)]
+pub async fn list(
+    State(app): State<App>,
+    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<axum::Json<BoxList>, ApiError> {
+    let query = taken(query)?;
+    let wanted = Wanted::of(&query)?;
+    let limit = query.limit.unwrap_or(LIST_DEFAULT);
+    if limit == 0 || limit > LIST_DEFAULT {
+        let message = format!("limit: it has to be 1 to {LIST_DEFAULT}");
+        return Err(ApiError::bad_request("invalid", message));
+    }
+    let mut boxes = app.ask(Engine::list).await?;
+    if let Some(after) = &query.after {
+        let place = boxes
+            .iter()
+            .position(|one| one.id.as_str() == after.as_str());
+        boxes.drain(..place.map_or(0, |place| place + 1));
+    }
+    boxes.retain(|one| wanted.has(one));
+    let more = boxes.len() > limit;
+    boxes.truncate(limit);
+    let last = boxes.last().map(|one| one.id.to_string());
+    Ok(axum::Json(BoxList {
+        next: last.filter(|_| more),
+        boxes,
+    }))
+}
+
+/// Query parameters, or what is wrong with them.
+pub fn taken<T>(
+    query: Result<Query<T>, axum::extract::rejection::QueryRejection>,
+) -> Result<T, ApiError> {
+    match query {
+        Ok(Query(query)) => Ok(query),
+        Err(rejection) => Err(ApiError::bad_request(
+            "invalid_query",
+            rejection.body_text(),
+        )),
+    }
+}
+
+/// Which boxes a list is of.
+struct Wanted<'a> {
+    state: Option<BoxState>,
+    all: bool,
+    name: Option<&'a str>,
+    label: Option<(&'a str, Option<&'a str>)>,
+}
+
+impl<'a> Wanted<'a> {
+    fn of(query: &'a ListQuery) -> Result<Self, ApiError> {
+        let label = query
+            .label
+            .as_deref()
+            .map(|text| match text.split_once('=') {
+                Some((key, value)) => (key, Some(value)),
+                None => (text, None),
+            });
+        Ok(Self {
+            state: query.state.as_deref().map(str::parse).transpose()?,
+            all: query.all,
+            name: query.name.as_deref(),
+            label,
+        })
+    }
+
+    fn has(&self, one: &Status) -> bool {
+        let in_state = match self.state {
+            Some(state) => one.state == state,
+            None => self.all || one.state != BoxState::Exited,
+        };
+        let is_named = self
+            .name
+            .is_none_or(|name| one.name.as_deref() == Some(name));
+        let has_label = self.label.is_none_or(|(key, value)| {
+            let found = one.labels.get(key);
+            found.is_some_and(|found| value.is_none_or(|value| found == value))
+        });
+        in_state && is_named && has_label
+    }
+}
+
+/// Everything that is known of a box
+#[utoipa::path(
+    get,
+    path = "/v1/boxes/{id}",
+    tag = "boxes",
+    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    responses((status = 200, body = Details), (status = "4XX", body = ErrorBody))
+)]
+pub async fn inspect(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Details>, ApiError> {
+    let details = app
+        .ask(move |engine| engine.details(&engine.find(&id)?))
+        .await?;
+    Ok(axum::Json(details))
+}
+
+/// Remove a box
+///
+/// Answers when nothing of it is left.
+#[utoipa::path(
+    delete,
+    path = "/v1/boxes/{id}",
+    tag = "boxes",
+    params(("id" = String, Path, description = "An id, the beginning of one, or a name"), RemoveQuery),
+    responses((status = 204), (status = "4XX", body = ErrorBody))
+)]
+pub async fn remove(
+    State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
+    Path(id): Path<String>,
+    query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<StatusCode, ApiError> {
+    let force = taken(query)?.force;
+    let removed = app.ask(move |engine| {
+        let id = engine.find(&id)?;
+        engine.remove(&id, force).map(|()| id)
+    });
+    let removed = removed.await?;
+    app.journal.note(Happening::BoxRemoved {
+        box_id: removed.as_str(),
+        request_id: &request_id,
+    });
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Stop a box: SIGTERM, a grace, then SIGKILL
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/stop",
+    tag = "boxes",
+    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    request_body = StopRequest,
+    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+)]
+pub async fn stop(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Json(request): Json<StopRequest>,
+) -> Result<axum::Json<Status>, ApiError> {
+    let grace = request.grace_ms.map_or(GRACE, Duration::from_millis);
+    if grace > app.config().limits.timeout_max {
+        return Err(ApiError::bad_request("invalid", "grace_ms: it is too long"));
+    }
+    change(app, id, move |engine, id| engine.stop(id, grace)).await
+}
+
+/// Freeze every process of a box
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/pause",
+    tag = "boxes",
+    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+)]
+pub async fn pause(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Status>, ApiError> {
+    change(app, id, Engine::pause).await
+}
+
+/// Let a paused box go on
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/resume",
+    tag = "boxes",
+    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+)]
+pub async fn resume(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Status>, ApiError> {
+    change(app, id, Engine::resume).await
+}
+
+/// Give a box another lease
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/lease",
+    tag = "boxes",
+    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    request_body = LeaseRequest,
+    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+)]
+pub async fn lease(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Json(request): Json<LeaseRequest>,
+) -> Result<axum::Json<Status>, ApiError> {
+    let lease = spec::milliseconds("lease_ms", request.lease_ms)?;
+    change(app, id, move |engine, id| {
+        let changes = Changes {
+            lease: Some(Some(lease)),
+            ..Changes::default()
+        };
+        engine.update(id, &changes)
+    })
+    .await
+}
+
+/// Does something to a box, and tells what it is then.
+async fn change(
+    app: App,
+    reference: String,
+    act: impl FnOnce(&Engine, &BoxId) -> Result<(), tare_engine::Error> + Send + 'static,
+) -> Result<axum::Json<Status>, ApiError> {
+    let status = app.ask(move |engine| {
+        let id = engine.find(&reference)?;
+        act(engine, &id)?;
+        engine.status(&id)
+    });
+    Ok(axum::Json(status.await?))
+}

@@ -1,0 +1,96 @@
+//! Whether the server lives, and whether it can do what it is for.
+
+use std::sync::atomic::Ordering;
+
+use axum::extract::State;
+use serde::Serialize;
+use tare_engine::ExecSpec;
+use tare_engine::spec::Spec;
+use utoipa::ToSchema;
+
+use crate::app::{App, Phase};
+use crate::edge::ErrorBody;
+use crate::error::ApiError;
+use crate::oneshot::{self, OneShot, Output};
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Health {
+    /// `ok`, or `stopping`.
+    pub status: &'static str,
+    pub version: &'static str,
+    pub uptime_ms: u64,
+    pub recovery: RecoveryHealth,
+}
+
+/// The look at what was there before this server.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RecoveryHealth {
+    pub done: bool,
+    /// How many boxes it found.
+    pub boxes: usize,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Readiness {
+    pub status: &'static str,
+    /// What a box took, from its making to its removal.
+    pub duration_ms: u64,
+}
+
+/// Whether the server answers
+#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, body = Health)))]
+pub async fn health(State(app): State<App>) -> axum::Json<Health> {
+    let uptime_ms = app.started.elapsed().as_millis();
+    axum::Json(Health {
+        status: match app.stopping.phase() {
+            Phase::Serving => "ok",
+            Phase::Draining | Phase::Ending => "stopping",
+        },
+        version: env!("CARGO_PKG_VERSION"),
+        uptime_ms: u64::try_from(uptime_ms).unwrap_or(u64::MAX),
+        recovery: RecoveryHealth {
+            done: app.recovery.is_done.load(Ordering::Acquire),
+            boxes: app.recovery.boxes.load(Ordering::Relaxed),
+        },
+    })
+}
+
+/// Whether it can run a box: it runs one
+#[utoipa::path(
+    get,
+    path = "/ready",
+    tag = "server",
+    responses((status = 200, body = Readiness), (status = 503, body = ErrorBody))
+)]
+pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiError> {
+    let not_ready = |why: String| ApiError {
+        detail: Some(why),
+        ..ApiError::unavailable("not_ready", "no box can be run now")
+    };
+    if app.stopping.phase() > Phase::Serving {
+        return Err(not_ready("the server is stopping".into()));
+    }
+    let permit = app.admission.run().await?;
+    let what = OneShot {
+        spec: Spec::of(Vec::new()),
+        exec: ExecSpec {
+            timeout: Some(app.config().limits.timeout),
+            ..ExecSpec::of(["true"])
+        },
+        stdin: None,
+        files: Vec::new(),
+        outputs: Vec::new(),
+        output_bytes_max: 0,
+    };
+    let outcome = oneshot::start(&app, permit, what, Output::Keep)
+        .result()
+        .await;
+    let outcome = outcome.map_err(|error| not_ready(error.detail.unwrap_or(error.message)))?;
+    match outcome.exit.code() {
+        0 => Ok(axum::Json(Readiness {
+            status: "ready",
+            duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+        })),
+        code => Err(not_ready(format!("true ended with {code}"))),
+    }
+}

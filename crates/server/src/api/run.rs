@@ -1,0 +1,231 @@
+//! `POST /v1/run`: one command in a box of its own; nothing is left of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tare_engine::ExecSpec;
+use utoipa::ToSchema;
+
+use crate::api::stream::{self, Form};
+use crate::app::{App, Phase};
+use crate::edge::ErrorBody;
+use crate::error::ApiError;
+use crate::extract::Json;
+use crate::language::Language;
+use crate::oneshot::{self, FileIn, OneShot, Outcome, Output};
+use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
+use crate::text::{Encoding, base64, from_base64};
+
+/// One command, or some code.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunRequest {
+    /// A program and its arguments; no shell is involved. Either this or `code`.
+    #[schema(example = json!(["echo", "hello"]))]
+    pub command: Option<Vec<String>>,
+    /// Code in this language.
+    pub language: Option<Language>,
+    pub code: Option<String>,
+    /// What the command reads; nothing if left out.
+    pub stdin: Option<String>,
+    /// Files in its working directory, `/work`.
+    #[serde(default)]
+    pub files: Vec<FileGiven>,
+    /// Files and directories that come back, as far as they are there.
+    #[serde(default)]
+    pub outputs: Vec<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// The operator's default if left out, 30 s unless configured.
+    #[schema(minimum = 1)]
+    pub timeout_ms: Option<u64>,
+    #[serde(default)]
+    pub limits: LimitsAsked,
+    #[serde(default)]
+    pub network: NetworkAsked,
+    /// How the output is written.
+    #[serde(default)]
+    pub encoding: Encoding,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileGiven {
+    /// Below `/work`.
+    pub path: String,
+    /// As text; either this or `content_base64`.
+    pub content: Option<String>,
+    pub content_base64: Option<String>,
+}
+
+/// What came of a command.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RunResult {
+    /// Of the box, which is gone.
+    pub id: String,
+    /// The command's own, 128+N after signal N, 124 after its timeout.
+    pub exit_code: u8,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+    /// Whether some of the output is missing, because it passed its limit.
+    pub truncated: bool,
+    pub timed_out: bool,
+    /// Whether the kernel killed a process of it for its memory limit.
+    pub oom: bool,
+    /// With the making and the removal of its box.
+    pub duration_ms: u64,
+    pub files: Vec<FileReturned>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct FileReturned {
+    pub path: String,
+    pub size_bytes: u64,
+    pub content_base64: String,
+}
+
+/// Run a command in a fresh box
+///
+/// The answer comes when the command has ended and nothing is left of its box. With
+/// `Accept: text/event-stream` or `application/x-ndjson` the output comes as it is
+/// written, and the result last. A client that hangs up ends the command.
+#[utoipa::path(
+    post,
+    path = "/v1/run",
+    tag = "run",
+    request_body = RunRequest,
+    responses(
+        (status = 200, body = RunResult, description = "It ran, whatever its exit code"),
+        (status = "4XX", body = ErrorBody, description = "It cannot be run as asked"),
+        (status = "5XX", body = ErrorBody, description = "It cannot be run now"),
+    )
+)]
+pub async fn run(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Json(request): Json<RunRequest>,
+) -> Result<Response, ApiError> {
+    let form = Form::wanted(&headers);
+    let encoding = request.encoding;
+    let what = one_shot(request, &app)?;
+    if app.stopping.phase() > Phase::Serving {
+        return Err(ApiError::unavailable("stopping", "the server is stopping"));
+    }
+    let permit = app.admission.run().await?;
+    match form {
+        Form::Whole => {
+            let mut running = oneshot::start(&app, permit, what, Output::Keep);
+            let outcome = running.result().await?;
+            Ok(axum::Json(RunResult::of(outcome, encoding)).into_response())
+        }
+        Form::Events | Form::Lines => Ok(stream::run(&app, permit, what, encoding, form)),
+    }
+}
+
+fn one_shot(request: RunRequest, app: &App) -> Result<OneShot, ApiError> {
+    let config = app.config();
+    let most = &config.limits;
+    let mut files = request
+        .files
+        .into_iter()
+        .map(FileGiven::take)
+        .collect::<Result<Vec<_>, _>>()?;
+    let command = match (request.command, request.language, request.code) {
+        (Some(command), None, None) if !command.is_empty() => command,
+        (None, Some(language), Some(code)) => {
+            files.push(FileIn::new(language.file(), code.into_bytes())?);
+            language.command()
+        }
+        (_, _, _) => {
+            return Err(ApiError::bad_request(
+                "invalid",
+                "either a command, or a language and code have to be given",
+            ));
+        }
+    };
+    let exec = ExecSpec {
+        env: spec::pairs(&request.env)?,
+        timeout: Some(spec::timeout(request.timeout_ms, most)?),
+        ..ExecSpec::of(spec::words(command))
+    };
+    tare_engine::spec::arguments::check(&exec.command, &exec.env)?;
+    let asked = Asked {
+        limits: request.limits,
+        network: request.network,
+        ..Asked::default()
+    };
+    Ok(OneShot {
+        spec: asked.into_spec(most)?,
+        exec,
+        stdin: request.stdin.map(String::into_bytes),
+        files,
+        outputs: outputs(request.outputs)?,
+        output_bytes_max: most.output_bytes,
+    })
+}
+
+fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {
+    let path = |text: String| match text.is_empty() || text.contains('\0') {
+        true => Err(ApiError::bad_request(
+            "invalid_path",
+            "outputs: a path is empty or has a NUL",
+        )),
+        false => Ok(PathBuf::from(text)),
+    };
+    asked.into_iter().map(path).collect()
+}
+
+impl FileGiven {
+    fn take(self) -> Result<FileIn, ApiError> {
+        let content = match (self.content, self.content_base64) {
+            (Some(text), None) => Some(text.into_bytes()),
+            (None, Some(text)) => from_base64(&text),
+            (None, None) | (Some(_), Some(_)) => None,
+        };
+        let content = content.ok_or_else(|| {
+            let message = format!(
+                "files: {:?} needs either content or content_base64",
+                self.path
+            );
+            ApiError::bad_request("invalid", message)
+        })?;
+        FileIn::new(&self.path, content)
+    }
+}
+
+impl RunResult {
+    pub fn of(outcome: Outcome, encoding: Encoding) -> Self {
+        let Outcome {
+            exit,
+            stdout,
+            stderr,
+            ..
+        } = outcome;
+        let file = |file: oneshot::FileOut| FileReturned {
+            path: file.path,
+            size_bytes: file.content.len() as u64,
+            content_base64: base64(&file.content),
+        };
+        Self {
+            id: outcome.id.to_string(),
+            exit_code: exit.code(),
+            signal: match exit {
+                tare_engine::Exit::Code(_) => None,
+                tare_engine::Exit::Signal(signal) => Some(signal),
+            },
+            truncated: stdout.truncated || stderr.truncated,
+            stdout: encoding.whole(stdout.bytes),
+            stderr: encoding.whole(stderr.bytes),
+            timed_out: outcome.timed_out,
+            oom: outcome.oom,
+            duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+            files: outcome.files.into_iter().map(file).collect(),
+        }
+    }
+}

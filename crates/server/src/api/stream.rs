@@ -1,0 +1,190 @@
+//! Output as it comes: server-sent events, or a JSON object on each line.
+//!
+//! Frames are `stdout` and `stderr` with `data`, then one `result`, or one `error` if
+//! there is none. A reader who takes nothing is cut off, and with him the command.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::admission::Permit;
+use crate::api::run::RunResult;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::oneshot::{self, Chunk, OneShot, Output, Running};
+use crate::text::{Encoding, Pieces};
+
+/// How much output waits for its reader: so many times what a pipe holds.
+const CHUNKS_WAITING: usize = 4;
+
+/// How an answer is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    Whole,
+    Events,
+    Lines,
+}
+
+impl Form {
+    pub fn wanted(headers: &HeaderMap) -> Self {
+        let accepted = headers
+            .get(header::ACCEPT)
+            .and_then(|value| value.to_str().ok());
+        let accepted = accepted.unwrap_or("");
+        let accepts = |kind: &str| accepted.split(',').any(|one| essence(one) == kind);
+        match (
+            accepts("text/event-stream"),
+            accepts("application/x-ndjson"),
+        ) {
+            (true, _) => Self::Events,
+            (false, true) => Self::Lines,
+            (false, false) => Self::Whole,
+        }
+    }
+
+    fn media_type(self) -> &'static str {
+        match self {
+            Self::Whole => "application/json",
+            Self::Events => "text/event-stream",
+            Self::Lines => "application/x-ndjson",
+        }
+    }
+
+    /// One frame.
+    pub fn frame(self, name: &str, mut value: Value) -> String {
+        match self {
+            Self::Events => format!("event: {name}\ndata: {value}\n\n"),
+            Self::Whole | Self::Lines => {
+                if let Value::Object(fields) = &mut value {
+                    fields.insert("type".to_owned(), name.into());
+                }
+                format!("{value}\n")
+            }
+        }
+    }
+
+    /// An answer whose frames come from here.
+    pub fn response(
+        self,
+        frames: impl futures_util::Stream<Item = Result<String, std::convert::Infallible>>
+        + Send
+        + 'static,
+    ) -> Response {
+        let mut response = Response::new(Body::from_stream(frames));
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static(self.media_type()),
+        );
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+}
+
+fn essence(media_range: &str) -> &str {
+    media_range.split(';').next().unwrap_or("").trim()
+}
+
+pub fn run(app: &App, permit: Permit, what: OneShot, encoding: Encoding, form: Form) -> Response {
+    let (to, chunks) = mpsc::channel(CHUNKS_WAITING);
+    let patience = app.config().limits.client;
+    let running = oneshot::start(app, permit, what, Output::Pass { to, patience });
+    let frames = Frames {
+        running,
+        chunks,
+        stdout: Pieces::new(encoding),
+        stderr: Pieces::new(encoding),
+        form,
+        is_over: false,
+    };
+    form.response(stream::unfold(frames, |mut frames| async move {
+        let frame = frames.next().await?;
+        Some((Ok(frame), frames))
+    }))
+}
+
+struct Frames {
+    /// Dropped with the answer, when its client is gone: that ends the command.
+    running: Running,
+    chunks: mpsc::Receiver<Chunk>,
+    stdout: Pieces,
+    stderr: Pieces,
+    form: Form,
+    is_over: bool,
+}
+
+impl Frames {
+    async fn next(&mut self) -> Option<String> {
+        if self.is_over {
+            return None;
+        }
+        if let Some(chunk) = self.chunks.recv().await {
+            let (name, data) = match chunk {
+                Chunk::Stdout(bytes) => ("stdout", self.stdout.next(bytes)),
+                Chunk::Stderr(bytes) => ("stderr", self.stderr.next(bytes)),
+            };
+            return Some(self.form.frame(name, json!({ "data": data })));
+        }
+        self.is_over = true;
+        let mut frames = String::new();
+        for (name, pieces) in [("stdout", &mut self.stdout), ("stderr", &mut self.stderr)] {
+            let data = pieces.last();
+            if !data.is_empty() {
+                frames.push_str(&self.form.frame(name, json!({ "data": data })));
+            }
+        }
+        let (name, last) = match self.running.result().await {
+            Ok(outcome) => {
+                let result = RunResult::of(outcome, Encoding::Utf8);
+                (
+                    "result",
+                    serde_json::to_value(result).unwrap_or(Value::Null),
+                )
+            }
+            Err(error) => ("error", told(&error)),
+        };
+        frames.push_str(&self.form.frame(name, last));
+        Some(frames)
+    }
+}
+
+/// In a stream there is no status any more.
+fn told(error: &ApiError) -> Value {
+    json!({
+        "status": error.status.as_u16(),
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_accepted_decides_the_form() {
+        let form = |accept: &'static str| {
+            let value = HeaderValue::from_static(accept);
+            Form::wanted(&HeaderMap::from_iter([(header::ACCEPT, value)]))
+        };
+        assert_eq!(Form::wanted(&HeaderMap::new()), Form::Whole);
+        assert_eq!(form("*/*"), Form::Whole);
+        assert_eq!(form("application/json"), Form::Whole);
+        assert_eq!(form("text/event-stream"), Form::Events);
+        assert_eq!(form("application/x-ndjson;q=0.9, */*"), Form::Lines);
+    }
+
+    /// Output cannot make a frame of its own.
+    #[test]
+    fn a_frame_is_one_line_of_data_whatever_is_in_it() {
+        let value = || json!({ "data": "a\n\nevent: result\ndata: {}\n\n" });
+        let event = Form::Events.frame("stdout", value());
+        assert_eq!(event.matches('\n').count(), 3, "{event}");
+        let line = Form::Lines.frame("stdout", value());
+        assert_eq!(line.matches('\n').count(), 1, "{line}");
+    }
+}

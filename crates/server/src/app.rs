@@ -1,0 +1,141 @@
+//! What every request shares.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use tare_engine::Engine;
+use tokio::sync::watch;
+
+use crate::admission::Admission;
+use crate::config::Config;
+use crate::error::ApiError;
+use crate::journal::Journal;
+use crate::makers::Makers;
+use crate::watch::Watch;
+
+/// Cheap to clone: one for each request.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Shared>);
+
+#[derive(Debug)]
+pub struct Shared {
+    pub engine: Arc<Engine>,
+    pub makers: Makers,
+    pub journal: Journal,
+    pub admission: Admission,
+    pub recovery: Recovery,
+    /// Whether only whoever is on this host can reach this server.
+    pub listens_locally: bool,
+    pub started: Instant,
+    pub stopping: Stopping,
+    pub watch: Arc<Watch>,
+    config: RwLock<Arc<Config>>,
+}
+
+/// How far the look at what was there before has come.
+#[derive(Debug, Default)]
+pub struct Recovery {
+    pub is_done: AtomicBool,
+    pub boxes: AtomicUsize,
+}
+
+/// That the server is to end: first nothing new, then nothing at all.
+#[derive(Debug)]
+pub struct Stopping {
+    phase: watch::Sender<Phase>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    Serving,
+    /// What runs may end; nothing begins.
+    Draining,
+    /// What still runs is ended.
+    Ending,
+}
+
+impl Default for Stopping {
+    fn default() -> Self {
+        Self {
+            phase: watch::Sender::new(Phase::Serving),
+        }
+    }
+}
+
+impl Stopping {
+    pub fn enter(&self, phase: Phase) {
+        self.phase.send_if_modified(|now| {
+            let goes_on = *now < phase;
+            *now = phase.max(*now);
+            goes_on
+        });
+    }
+
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub async fn reached(&self, phase: Phase) {
+        let mut phases = self.phase.subscribe();
+        // Its sender is in this very value.
+        phases.wait_for(|now| *now >= phase).await.ok();
+    }
+}
+
+impl App {
+    pub fn new(engine: Engine, makers: Makers, watch: Arc<Watch>, config: Config) -> Self {
+        Self(Arc::new(Shared {
+            engine: Arc::new(engine),
+            makers,
+            journal: Journal::new(config.log),
+            admission: Admission::new(&config.limits),
+            recovery: Recovery::default(),
+            listens_locally: config.listen.is_local(),
+            started: Instant::now(),
+            stopping: Stopping::default(),
+            watch,
+            config: RwLock::new(Arc::new(config)),
+        }))
+    }
+
+    /// As it is now; it may be another one for the next request.
+    pub fn config(&self) -> Arc<Config> {
+        let config = self.config.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&config)
+    }
+
+    pub fn configure(&self, config: Config) {
+        let mut held = self.config.write().unwrap_or_else(PoisonError::into_inner);
+        *held = Arc::new(config);
+    }
+
+    /// Asks the engine, which waits for the kernel and for other tares, in a thread
+    /// that may wait. Not for making attached boxes: see [`crate::makers`].
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let engine = Arc::clone(&self.engine);
+        match tokio::task::spawn_blocking(move || ask(&engine)).await {
+            Ok(result) => Ok(result?),
+            Err(panicked) => Err(ApiError::internal(panicked.to_string())),
+        }
+    }
+}
+
+impl Recovery {
+    pub fn done(&self, boxes: usize) {
+        self.boxes.store(boxes, Ordering::Relaxed);
+        self.is_done.store(true, Ordering::Release);
+    }
+}
+
+impl Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}

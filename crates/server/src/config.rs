@@ -1,0 +1,281 @@
+//! `tare.toml`: what an operator says once. A file that is not understood whole is
+//! refused whole.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use sha2::{Digest, Sha256};
+use tare_engine::spec::{bytes, duration};
+use tare_engine::{Error, ErrorKind};
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    #[serde(deserialize_with = "parsed")]
+    pub listen: Listen,
+    /// Other names of this host under which it is asked without a key.
+    pub allowed_hosts: Vec<String>,
+    /// Web pages that may use this server.
+    pub allowed_origins: Vec<String>,
+    /// Whoever has none of these is refused; without any, all on this host are heard.
+    pub keys: Vec<Key>,
+    pub limits: Limits,
+    pub log: LogFormat,
+}
+
+/// Where the server is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    Tcp(SocketAddr),
+    /// A socket of mode 0600.
+    Unix(PathBuf),
+}
+
+/// A key is known by its hash: the file can be read by whoever may see that.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
+    /// Under which it is in the log.
+    pub name: String,
+    #[serde(deserialize_with = "hex")]
+    pub sha256: [u8; 32],
+}
+
+/// What one server takes on at once, and what one request may ask for.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    pub connections: usize,
+    /// `POST /v1/run` at once.
+    pub runs: usize,
+    /// That wait for one of those to end.
+    pub runs_waiting: usize,
+    /// Boxes that live at once.
+    pub boxes: usize,
+    #[serde(deserialize_with = "size")]
+    pub body_bytes: u64,
+    /// Of each stream of a `run`, and of the files that come back.
+    #[serde(deserialize_with = "size")]
+    pub output_bytes: u64,
+    #[serde(deserialize_with = "time")]
+    pub timeout: Duration,
+    #[serde(deserialize_with = "time")]
+    pub timeout_max: Duration,
+    #[serde(deserialize_with = "size")]
+    pub memory_max: u64,
+    /// Whether a box may be given the host's network.
+    pub host_network: bool,
+    /// For a whole request body to come, and for a client to take what is sent.
+    #[serde(deserialize_with = "time")]
+    pub client: Duration,
+    /// For what runs to end after SIGTERM.
+    #[serde(deserialize_with = "time")]
+    pub drain: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    #[default]
+    Human,
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            keys: Vec::new(),
+            limits: Limits::default(),
+            log: LogFormat::default(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            runs: 64,
+            runs_waiting: 256,
+            boxes: 1000,
+            body_bytes: 32 << 20,
+            output_bytes: 8 << 20,
+            timeout: Duration::from_secs(30),
+            timeout_max: Duration::from_secs(600),
+            memory_max: 4 << 30,
+            host_network: false,
+            client: Duration::from_secs(30),
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Config {
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
+            let message = format!("cannot use the configuration {}", path.display());
+            Error::new(ErrorKind::BadRequest, message).because(source)
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.into()))?;
+        toml::from_str(&text).map_err(|error| failed(error.into()))
+    }
+
+    /// Keys are what stands between the network and this host.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.keys.is_empty() && !self.listen.is_local() {
+            let message = format!("refusing to listen on {} without an API key", self.listen);
+            return Err(Error::new(ErrorKind::BadRequest, message)
+                .with_hint("give --api-key-file, or [[keys]] in the configuration"));
+        }
+        Ok(())
+    }
+}
+
+impl Listen {
+    /// Whether only whoever is on this host can reach it.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().is_loopback(),
+            Self::Unix(_) => true,
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(PathBuf::from(path)));
+        }
+        text.parse().map(Self::Tcp).map_err(|_| {
+            let message = format!("{text:?} is no address to listen on");
+            Error::new(ErrorKind::BadRequest, message)
+                .with_hint("write ADDRESS:PORT, such as 127.0.0.1:8080, or unix:PATH")
+        })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Key {
+    pub fn of(name: &str, key: &[u8]) -> Self {
+        Self {
+            name: name.to_owned(),
+            sha256: Sha256::digest(key).into(),
+        }
+    }
+
+    /// A file with a key on each line; empty ones and those that begin with # do not
+    /// count.
+    pub fn read_file(path: &Path) -> Result<Vec<Self>, Error> {
+        let message = || format!("cannot use the keys in {}", path.display());
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::new(ErrorKind::BadRequest, message()).because(error))?;
+        let lines = text.lines().map(str::trim);
+        let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let named =
+            |(number, key): (usize, &str)| Self::of(&format!("key-{}", number + 1), key.as_bytes());
+        let keys: Vec<Self> = keys.enumerate().map(named).collect();
+        match keys.is_empty() {
+            true => Err(Error::new(ErrorKind::BadRequest, message()).because("there is none")),
+            false => Ok(keys),
+        }
+    }
+}
+
+fn parsed<'de, D: Deserializer<'de>>(input: D) -> Result<Listen, D::Error> {
+    with(input, str::parse)
+}
+
+fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
+    with(input, bytes::parse)
+}
+
+fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+    with(input, duration::parse)
+}
+
+fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
+    let wrong = || {
+        let message = "a sha256 has 64 hexadecimal digits";
+        Error::new(ErrorKind::BadRequest, message).with_hint("printf %s KEY | sha256sum")
+    };
+    with(input, |text| {
+        let digits = text.as_bytes().as_chunks::<2>();
+        let mut bytes = [0; 32];
+        if !text.is_ascii() || !digits.1.is_empty() || digits.0.len() != bytes.len() {
+            return Err(wrong());
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.0) {
+            let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+        }
+        Ok(bytes)
+    })
+}
+
+/// A text that the engine's own parser takes, with its hint.
+fn with<'de, D: Deserializer<'de>, T>(
+    input: D,
+    parse: impl FnOnce(&str) -> Result<T, Error>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(input)?;
+    parse(&text).map_err(|error| match error.hint() {
+        Some(hint) => D::Error::custom(format!("{error} ({hint})")),
+        None => D::Error::custom(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_has_a_default() {
+        let config: Config = toml::from_str("").expect("an empty file");
+        assert_eq!(config, Config::default());
+        assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        let wrong = |text: &str| toml::from_str::<Config>(text).expect_err(text).to_string();
+        assert!(wrong("listn = 'x'").contains("listn"));
+        assert!(wrong("[limits]\ntimeout = '-1s'").contains("timeout"));
+        assert!(wrong("listen = '8080'").contains("ADDRESS:PORT"));
+        assert!(wrong("[[keys]]\nname = 'a'\nsha256 = '00'").contains("64 hexadecimal"));
+    }
+
+    #[test]
+    fn beyond_this_host_nothing_is_heard_without_a_key() {
+        let open = |listen: &str| Config {
+            listen: listen.parse().expect("an address"),
+            ..Config::default()
+        };
+        for listen in ["127.0.0.1:0", "[::1]:80", "unix:/run/tare.sock"] {
+            assert!(open(listen).check().is_ok(), "{listen}");
+        }
+        for listen in ["0.0.0.0:80", "[::]:80", "192.0.2.1:80"] {
+            let mut config = open(listen);
+            assert!(config.check().is_err(), "{listen}");
+            config.keys = vec![Key::of("ci", b"secret")];
+            assert!(config.check().is_ok(), "{listen}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Errors as HTTP has them: a status, a stable code, a sentence, a hint.
+//!
+//! What a client did wrong is said in the engine's own words. What went wrong here is
+//! not: it may name paths of the host. That goes to the log, under the request's id.
+
+use std::error::Error as StdError;
+use std::io;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use rustix::io::Errno;
+use tare_engine::{Error as EngineError, ErrorKind};
+
+/// What is said to the client, and what only the log gets.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub code: &'static str,
+    pub message: String,
+    pub hint: Option<String>,
+    pub retry_after_s: Option<u32>,
+    /// For the log alone.
+    pub detail: Option<String>,
+}
+
+/// How long whoever was refused for want of something may as well wait.
+const RETRY_AFTER_S: u32 = 2;
+
+impl ApiError {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            code,
+            message: message.into(),
+            hint: None,
+            retry_after_s: None,
+            detail: None,
+        }
+    }
+
+    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// Something is used up, or too much is asked for at once: later it may work.
+    pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            retry_after_s: Some(RETRY_AFTER_S),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+        }
+    }
+
+    /// A fault of ours.
+    pub fn internal(detail: impl Into<String>) -> Self {
+        let message = "something went wrong that should not have";
+        Self {
+            detail: Some(detail.into()),
+            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+        }
+        .with_hint("the server's log says more under this request's id")
+    }
+
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let said = in_full(&error);
+        let (status, code) = match error.kind() {
+            ErrorKind::BadRequest => (StatusCode::BAD_REQUEST, "invalid"),
+            ErrorKind::CommandNotFound => (StatusCode::BAD_REQUEST, "command_not_found"),
+            ErrorKind::CommandNotExecutable => (StatusCode::BAD_REQUEST, "command_not_executable"),
+            ErrorKind::NoSuchBox => (StatusCode::NOT_FOUND, "no_such_box"),
+            ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
+            ErrorKind::Unsupported => (StatusCode::UNPROCESSABLE_ENTITY, "unsupported"),
+            ErrorKind::Failed => {
+                return match used_up(&error) {
+                    Some(what) => Self {
+                        detail: Some(said),
+                        ..Self::unavailable("exhausted", format!("the host has no {what} left"))
+                    },
+                    None => Self::internal(said),
+                };
+            }
+        };
+        let hint = error.hint().map(for_http);
+        Self {
+            hint,
+            ..Self::new(status, code, said)
+        }
+    }
+}
+
+/// Where the engine speaks of its commands, the same is a route here.
+fn for_http(hint: &str) -> String {
+    hint.replace("'tare ls -a' lists all", "GET /v1/boxes lists all")
+        .replace("use 'tare rm -f'", "use DELETE with ?force=true")
+        .replace(
+            "'tare resume' lets it go on",
+            "POST to its /resume lets it go on",
+        )
+}
+
+fn in_full(error: &EngineError) -> String {
+    let mut said = error.to_string();
+    for why in sources(error) {
+        said.push_str(": ");
+        said.push_str(&why.to_string());
+    }
+    said
+}
+
+fn sources<'a>(error: &'a EngineError) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(error.source(), |&why| why.source())
+}
+
+/// What the host has no more of, if that is why.
+fn used_up(error: &EngineError) -> Option<&'static str> {
+    let errno = |why: &(dyn StdError + 'static)| {
+        let of_io = || why.downcast_ref::<io::Error>()?.raw_os_error();
+        let raw = why
+            .downcast_ref::<Errno>()
+            .map(|errno| errno.raw_os_error());
+        raw.or_else(of_io).map(Errno::from_raw_os_error)
+    };
+    match sources(error).find_map(errno)? {
+        Errno::MFILE | Errno::NFILE => Some("descriptors"),
+        Errno::AGAIN => Some("processes"),
+        Errno::NOMEM => Some("memory"),
+        Errno::NOSPC | Errno::DQUOT => Some("space for names and records"),
+        _ => None,
+    }
+}
+
+/// The edge makes the body of it, with the request's id ([`crate::edge`]).
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_went_wrong_here_is_not_told_to_a_client() {
+        let error = EngineError::new(ErrorKind::Failed, "cannot open /secret/path")
+            .because(io::Error::from(Errno::IO));
+        let error = ApiError::from(error);
+        assert_eq!(error.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!error.message.contains("secret"));
+        assert!(error.detail.is_some_and(|detail| detail.contains("secret")));
+    }
+
+    #[test]
+    fn what_the_host_has_no_more_of_is_named_and_may_be_there_later() {
+        for (errno, what) in [
+            (Errno::MFILE, "descriptors"),
+            (Errno::AGAIN, "processes"),
+            (Errno::NOSPC, "space"),
+        ] {
+            let source = io::Error::from(errno);
+            let error = EngineError::new(ErrorKind::Failed, "cannot make it").because(source);
+            let error = ApiError::from(error);
+            assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+            assert!(error.message.contains(what), "{}", error.message);
+            assert!(error.retry_after_s.is_some());
+        }
+    }
+
+    #[test]
+    fn a_hint_names_what_there_is_here() {
+        let error = EngineError::new(ErrorKind::NoSuchBox, "there is no box 'x'")
+            .with_hint("'tare ls -a' lists all");
+        let error = ApiError::from(error);
+        assert_eq!(error.status, StatusCode::NOT_FOUND);
+        assert_eq!(error.hint.as_deref(), Some("GET /v1/boxes lists all"));
+    }
+}

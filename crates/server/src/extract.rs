@@ -1,0 +1,122 @@
+//! JSON bodies: strict, bounded in size and time, and with errors that name the place.
+
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use serde::de::DeserializeOwned;
+use tare_engine::spec::bytes;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// A body that is one JSON value of this type and nothing else.
+#[derive(Debug)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        check_type(request.headers())?;
+        let bytes = whole(request, app).await?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// Only a page that this server allows can send this type: whatever a browser sends by
+/// itself has another.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|given| given.to_str().ok());
+    let essence = given.map(|given| given.split(';').next().unwrap_or("").trim());
+    match essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+        true => Ok(()),
+        false => Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "the body has to be JSON",
+        )
+        .with_hint("send 'Content-Type: application/json'")),
+    }
+}
+
+async fn whole(request: Request, app: &App) -> Result<Vec<u8>, ApiError> {
+    let limits = &app.config().limits;
+    let most = limits.body_bytes;
+    let too_large = || {
+        let message = format!("the body has more than {}", bytes::show(most));
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    };
+    let body = Limited::new(
+        request.into_body(),
+        usize::try_from(most).unwrap_or(usize::MAX),
+    );
+    match tokio::time::timeout(limits.client, body.collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes().into()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::bad_request(
+            "incomplete",
+            "the body ended too early",
+        )),
+        Err(_) => Err(ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "slow_body",
+            "the body did not come in time",
+        )),
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut input = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut input).map_err(|error| {
+        let (path, why) = (error.path().to_string(), error.inner().to_string());
+        let place = match path.as_str() {
+            "." => String::new(),
+            path => format!("{path}: "),
+        };
+        ApiError::bad_request("invalid_json", format!("{place}{why}"))
+    })?;
+    input
+        .end()
+        .map_err(|error| ApiError::bad_request("invalid_json", error.to_string()))?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "what is parsed is not looked at")]
+    struct Body {
+        command: Vec<String>,
+        env: Option<BTreeMap<String, String>>,
+    }
+
+    fn refusal(text: &str) -> String {
+        let error = parse::<Body>(text.as_bytes()).expect_err(text);
+        assert_eq!(error.status, StatusCode::BAD_REQUEST);
+        error.message
+    }
+
+    /// B025 to B029
+    #[test]
+    fn what_is_wrong_with_a_body_is_named_with_its_place() {
+        assert!(refusal(r#"{"command":["a",1]}"#).contains("command[1]"));
+        assert!(refusal(r#"{"command":[],"env":{"A":null}}"#).contains("env.A"));
+        assert!(refusal(r#"{"command":[],"commnad":1}"#).contains("commnad"));
+        assert!(refusal(r#"{"command":[],"command":[]}"#).contains("duplicate field"));
+        assert!(refusal("{}").contains("missing field `command`"));
+        for text in ["", "null", "[]", "7", "\u{feff}{}", r#"{"command":[],}"#] {
+            refusal(text);
+        }
+        assert!(refusal(r#"{"command":[]} x"#).contains("trailing"));
+        refusal(&"[".repeat(100_000));
+    }
+}

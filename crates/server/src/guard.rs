@@ -1,0 +1,222 @@
+//! Who may ask at all: a key where keys are in force, and never a web page in the
+//! operator's browser.
+//!
+//! A page can send requests to this host, and read the answers of a name of its own
+//! that it makes point here. So a request with a foreign `Origin` is refused whatever it
+//! asks, and without keys so is one for a host name that is not this server's.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::app::App;
+use crate::config::{Config, Key};
+use crate::error::ApiError;
+
+const API_KEY: &str = "x-api-key";
+const BEARER: &str = "bearer ";
+
+/// Whose key it was; in the request's extensions. Without keys it is nobody's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Caller(pub Option<String>);
+
+pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let config = app.config();
+    let is_local = app.listens_locally;
+    match admit(request.headers(), &config, is_local) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn admit(headers: &HeaderMap, config: &Config, is_local: bool) -> Result<Caller, ApiError> {
+    check_origin(headers, config)?;
+    if config.keys.is_empty() {
+        if is_local {
+            check_host(headers, config)?;
+        }
+        return Ok(Caller(None));
+    }
+    let given = given_key(headers)?;
+    let found = given.and_then(|given| holder(&config.keys, given));
+    found
+        .map(|key| Caller(Some(key.name.clone())))
+        .ok_or_else(|| {
+            ApiError::new(
+                StatusCode::UNAUTHORIZED,
+                "unauthorized",
+                "no valid API key was given",
+            )
+            .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
+        })
+}
+
+fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
+    let allowed = |origin: &[u8]| {
+        let mut known = config.allowed_origins.iter();
+        known.any(|one| one.as_bytes() == origin)
+    };
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    match origins.all(|origin| allowed(origin.as_bytes())) {
+        true => Ok(()),
+        false => Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "foreign_origin",
+            "web pages may not use this server",
+        )
+        .with_hint("name the page's origin in 'allowed_origins'")),
+    }
+}
+
+/// Names of this host that a browser does not let a page choose.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let name = host.map_or("", without_port);
+    let configured = || config.allowed_hosts.iter().any(|one| one == name);
+    match LOCAL_HOSTS.contains(&name) || configured() {
+        true => Ok(()),
+        false => Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "foreign_host",
+            "this server does not go by that name",
+        )
+        .with_hint("name it in 'allowed_hosts'")),
+    }
+}
+
+fn without_port(host: &str) -> &str {
+    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) => name,
+        Some(_) | None => host,
+    }
+}
+
+/// The one key that was given. Two of them may be two callers.
+fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
+    let mut given = headers
+        .get_all(API_KEY)
+        .iter()
+        .map(|value| value.as_bytes())
+        .chain(
+            headers
+                .get_all(header::AUTHORIZATION)
+                .iter()
+                .map(|value| bearer(value.as_bytes())),
+        );
+    match (given.next(), given.next()) {
+        (first, None) => Ok(first),
+        (_, Some(_)) => Err(ApiError::bad_request(
+            "ambiguous_key",
+            "more than one API key was given",
+        )),
+    }
+}
+
+/// Empty, which is nobody's key, for another scheme.
+fn bearer(value: &[u8]) -> &[u8] {
+    match value.split_at_checked(BEARER.len()) {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case(BEARER.as_bytes()) => key,
+        Some(_) | None => b"",
+    }
+}
+
+/// All are compared, each in constant time: how long it takes says nothing.
+fn holder<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
+    let given: [u8; 32] = Sha256::digest(given).into();
+    let matches = |key: &Key| bool::from(key.sha256.ct_eq(&given));
+    keys.iter().fold(None, |found, key| match matches(key) {
+        true => Some(key),
+        false => found,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(name, value)| {
+            (
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            )
+        });
+        pairs.collect()
+    }
+
+    fn with_key(key: &str) -> Config {
+        Config {
+            keys: vec![Key::of("ci", key.as_bytes())],
+            ..Config::default()
+        }
+    }
+
+    /// B080, B081
+    #[test]
+    fn only_the_whole_key_is_the_key() {
+        let config = with_key("secret");
+        let code = |pairs: &[(&'static str, &'static str)]| {
+            admit(&headers(pairs), &config, true).map_err(|error| error.status.as_u16())
+        };
+        let ci = Ok(Caller(Some("ci".into())));
+        assert_eq!(code(&[("x-api-key", "secret")]), ci);
+        assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
+        assert_eq!(code(&[("authorization", "bearer secret")]), ci);
+        for wrong in ["", "secre", "secret ", "secrets", "Secret"] {
+            assert_eq!(code(&[("x-api-key", wrong)]), Err(401), "{wrong:?}");
+        }
+        for wrong in ["Bearer", "Bearer ", "Basic secret", "secret"] {
+            assert_eq!(code(&[("authorization", wrong)]), Err(401), "{wrong:?}");
+        }
+        assert_eq!(code(&[]), Err(401));
+        let both = [("x-api-key", "secret"), ("authorization", "Bearer secret")];
+        assert_eq!(code(&both), Err(400));
+    }
+
+    /// B084
+    #[test]
+    fn a_page_is_refused_whatever_key_it_has() {
+        let mut config = with_key("secret");
+        let asked = |origin, config: &Config| {
+            let pairs = [("x-api-key", "secret"), ("origin", origin)];
+            admit(&headers(&pairs), config, true).map_err(|error| error.status.as_u16())
+        };
+        for origin in ["https://evil.example", "null", "", "http://localhost"] {
+            assert_eq!(asked(origin, &config), Err(403), "{origin:?}");
+        }
+        config.allowed_origins = vec!["https://desk.example".into()];
+        assert!(asked("https://desk.example", &config).is_ok());
+    }
+
+    /// A name of the page's own that it made point to this host.
+    #[test]
+    fn without_keys_only_this_hosts_own_names_are_answered_to() {
+        let config = Config::default();
+        let asked = |host| admit(&headers(&[("host", host)]), &config, true).is_ok();
+        for host in [
+            "localhost",
+            "localhost:8080",
+            "127.0.0.1:1",
+            "[::1]:8080",
+            "[::1]",
+        ] {
+            assert!(asked(host), "{host}");
+        }
+        for host in ["evil.example", "127.0.0.1.evil.example", "", "localhost:x"] {
+            assert!(!asked(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What the service manager is told (`sd_notify(3)`), where there is one.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+pub fn ready() {
+    tell(b"READY=1");
+}
+
+pub fn stopping() {
+    tell(b"STOPPING=1");
+}
+
+/// A manager that does not listen is none.
+fn tell(state: &[u8]) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
+    told.ok();
+}

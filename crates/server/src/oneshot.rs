@@ -1,0 +1,287 @@
+//! One command in a box of its own, from the request to nothing left.
+//!
+//! ```text
+//! make ─▶ put files ─▶ exec ─▶ relay ─▶ collect files ─▶ the one way out ─▶ rest of the output
+//!   └────────┴──────────┴────────┴── client gone, server ending ──▲
+//! ```
+//!
+//! It runs in a task of its own, which nobody cancels: from the moment that there is a
+//! box every path leads through [`Attached::end`]. A client that goes away is noticed
+//! by the handle that it held.
+
+mod files;
+mod relay;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tare_engine::spec::Spec;
+use tare_engine::{Attached, BoxId, Ending, Event, ExecSpec, Exit, Stdin};
+use tokio::sync::oneshot;
+
+pub use files::{FileIn, FileOut};
+use relay::Ended;
+pub use relay::{Chunk, Kept, Output};
+
+use crate::admission::Permit;
+use crate::app::{App, Phase};
+use crate::error::ApiError;
+use crate::events::Events;
+use crate::journal::Happening;
+
+/// For the box to be made. A file system that does not answer must not hold anybody.
+const MADE_WITHIN: Duration = Duration::from_secs(60);
+/// For files to be put into it, and to be collected, in which whatever still runs in
+/// the box has a say.
+const COPIED_WITHIN: Duration = Duration::from_secs(30);
+
+/// What is to be done.
+#[derive(Debug)]
+pub struct OneShot {
+    /// Without a command: that is in `exec`.
+    pub spec: Spec,
+    pub exec: ExecSpec,
+    pub stdin: Option<Vec<u8>>,
+    pub files: Vec<FileIn>,
+    /// What is to come back, as far as it is there.
+    pub outputs: Vec<PathBuf>,
+    pub output_bytes_max: u64,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    pub id: BoxId,
+    pub exit: Exit,
+    pub timed_out: bool,
+    pub oom: bool,
+    pub stdout: Kept,
+    pub stderr: Kept,
+    pub files: Vec<FileOut>,
+    pub duration: Duration,
+}
+
+/// A one-shot that runs. Whoever drops it ends it.
+#[derive(Debug)]
+pub struct Running {
+    result: oneshot::Receiver<Result<Outcome, ApiError>>,
+}
+
+impl Running {
+    pub async fn result(&mut self) -> Result<Outcome, ApiError> {
+        let lost = || ApiError::internal("the task of a one-shot is gone");
+        (&mut self.result).await.unwrap_or_else(|_| Err(lost()))
+    }
+}
+
+/// Starts it; `permit` is given back when nothing is left.
+pub fn start(app: &App, permit: Permit, what: OneShot, output: Output) -> Running {
+    let (mut done, result) = oneshot::channel();
+    let app = app.clone();
+    tokio::spawn(async move {
+        let _permit = permit;
+        let outcome = Course::run(&app, what, &output, &mut done).await;
+        // Nobody wants it any more: it was done all the same.
+        done.send(outcome).ok();
+    });
+    Running { result }
+}
+
+/// Why it does not go on.
+enum Cut {
+    /// Nobody waits for it.
+    Gone,
+    /// The server is to end.
+    Ending,
+    Failed(ApiError),
+}
+
+impl From<ApiError> for Cut {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Cut {
+    fn into_error(self) -> ApiError {
+        match self {
+            Self::Gone => ApiError::internal("nobody waited for it"),
+            Self::Ending => ApiError::unavailable("stopping", "the server is stopping"),
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+struct Course<'a> {
+    app: &'a App,
+    attached: Attached,
+    done: &'a mut oneshot::Sender<Result<Outcome, ApiError>>,
+}
+
+/// What was learned on the way.
+struct Ran {
+    ended: Ended,
+    files: Vec<FileOut>,
+    reading: relay::Reading,
+}
+
+impl<'a> Course<'a> {
+    async fn run(
+        app: &'a App,
+        what: OneShot,
+        output: &Output,
+        done: &'a mut oneshot::Sender<Result<Outcome, ApiError>>,
+    ) -> Result<Outcome, ApiError> {
+        let started = Instant::now();
+        let attached = make(app, &what.spec).await?;
+        let id = attached.id().clone();
+        let mut course = Self {
+            app,
+            attached,
+            done,
+        };
+        let ran = course.go(what, output).await;
+        if ran.is_err() {
+            course.attached.kill();
+        }
+        let ending = course.end().await?;
+        let mut ran = ran.map_err(Cut::into_error)?;
+        // Everyone who could write is dead: what is left is in the pipes.
+        ran.reading.rest(output).await;
+        let [stdout, stderr] = ran.reading.into_kept();
+        let (exit, timed_out) = ran.ended.verdict();
+        Ok(Outcome {
+            id,
+            exit,
+            timed_out,
+            oom: ending.oom_kills > 0,
+            stdout,
+            stderr,
+            files: ran.files,
+            duration: started.elapsed(),
+        })
+    }
+
+    async fn go(&mut self, what: OneShot, output: &Output) -> Result<Ran, Cut> {
+        self.await_made().await?;
+        let id = self.attached.id().clone();
+        if !what.files.is_empty() {
+            let put = files::put(self.app.clone(), id.clone(), what.files);
+            self.unless_cut(COPIED_WITHIN, put).await??;
+        }
+        let stdin = match what.stdin {
+            Some(_) => Stdin::Pipe,
+            None => Stdin::Empty,
+        };
+        let (of, exec) = (id.clone(), what.exec);
+        let executed = self.app.ask(move |engine| engine.exec(&of, &exec, stdin));
+        let mut executed = executed.await?;
+        let mut reading = relay::Reading::of(executed.streams(), what.output_bytes_max)?;
+        let ended = self
+            .relay(&mut executed, &mut reading, what.stdin, output)
+            .await?;
+        let mut files = Vec::new();
+        if !what.outputs.is_empty() && !matches!(ended, Ended::Gone) {
+            let most = what.output_bytes_max;
+            let collect = files::collect(self.app.clone(), id, what.outputs, most);
+            files = self.unless_cut(COPIED_WITHIN, collect).await??;
+        }
+        Ok(Ran {
+            ended,
+            files,
+            reading,
+        })
+    }
+
+    /// Until its keeper says that the box is made.
+    async fn await_made(&mut self) -> Result<(), Cut> {
+        let events = Events::of(self.attached.events_fd())?;
+        let attached = &mut self.attached;
+        let made = async {
+            match events.next(|| attached.next_event()).await? {
+                Event::Started => Ok(()),
+                Event::Failed(error) => Err(ApiError::from(error)),
+                Event::Terminal(_) | Event::Exited(_) | Event::TimedOut | Event::Gone => {
+                    Err(ApiError::internal("the box ended before it was made"))
+                }
+            }
+        };
+        tokio::select! {
+            made = made => Ok(made?),
+            () = self.done.closed() => Err(Cut::Gone),
+            () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
+            () = tokio::time::sleep(MADE_WITHIN) => {
+                Err(Cut::Failed(ApiError::internal("the box was not made in time")))
+            }
+        }
+    }
+
+    async fn relay(
+        &mut self,
+        executed: &mut tare_engine::Executed,
+        reading: &mut relay::Reading,
+        stdin: Option<Vec<u8>>,
+        output: &Output,
+    ) -> Result<Ended, Cut> {
+        let relayed = relay::relay(executed, reading, stdin, output);
+        tokio::select! {
+            ended = relayed => match ended? {
+                relay::Relayed::Ended(ended) => Ok(ended),
+                relay::Relayed::NobodyReads => Err(Cut::Gone),
+            },
+            () = self.done.closed() => Err(Cut::Gone),
+            () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
+        }
+    }
+
+    /// Something that the box has a say in, and that blocks a thread until it is over:
+    /// whoever does not wait any longer kills the box, which ends it.
+    async fn unless_cut<T>(
+        &mut self,
+        within: Duration,
+        what: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<Result<T, ApiError>, Cut> {
+        tokio::pin!(what);
+        let cut = tokio::select! {
+            done = &mut what => return Ok(done),
+            () = self.done.closed() => Cut::Gone,
+            () = self.app.stopping.reached(Phase::Ending) => Cut::Ending,
+            () = tokio::time::sleep(within) => {
+                let message = "the box did not copy its files in time";
+                Cut::Failed(ApiError::bad_request("files_stalled", message))
+            }
+        };
+        self.attached.kill();
+        what.await.ok();
+        Err(cut)
+    }
+
+    /// The one way out. What cannot be ended is on record, and tried again by whoever
+    /// looks next.
+    async fn end(self) -> Result<Ending, ApiError> {
+        let (app, id) = (self.app.clone(), self.attached.id().clone());
+        let ended = tokio::task::spawn_blocking(move || self.attached.end()).await;
+        let ended = ended.map_err(|panicked| ApiError::internal(panicked.to_string()))?;
+        ended.map_err(|error| {
+            let error = ApiError::from(error);
+            app.journal.note(Happening::TeardownStuck {
+                box_id: id.as_str(),
+                why: error.detail.as_deref().unwrap_or(&error.message),
+            });
+            error
+        })
+    }
+}
+
+async fn make(app: &App, spec: &Spec) -> Result<Attached, ApiError> {
+    let (engine, spec) = (Arc::clone(&app.engine), spec.clone());
+    let made = app.makers.make(move || engine.run(&spec, Stdin::Empty));
+    match made.await {
+        Ok(made) => Ok(made?),
+        Err(_busy) => Err(ApiError::unavailable(
+            "busy",
+            "too many boxes are being made",
+        )),
+    }
+}

@@ -1,0 +1,181 @@
+//! Files that go into a box before its command, and those that come out after it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use tare_archive::{Kind, Reader, Writer};
+use tare_engine::spec::defaults::HOME;
+use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// A file that is put into the working directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileIn {
+    /// Relative; no part of it is empty, `.` or `..`.
+    pub path: String,
+    pub content: Vec<u8>,
+}
+
+/// A file that the command left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileOut {
+    /// In the working directory where it is in there, else absolute.
+    pub path: String,
+    pub content: Vec<u8>,
+}
+
+impl FileIn {
+    /// Nothing but names below the working directory.
+    pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ApiError> {
+        let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
+            "" => path,
+            rest => rest.strip_prefix('/').unwrap_or(path),
+        });
+        let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
+        match relative.split('/').all(is_name) {
+            true => Ok(Self {
+                path: relative.to_owned(),
+                content,
+            }),
+            false => Err(ApiError::bad_request(
+                "invalid_path",
+                format!("{path:?} is no file in {HOME}"),
+            )
+            .with_hint("write names below it, such as data/input.csv")),
+        }
+    }
+}
+
+pub async fn put(app: App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiError> {
+    app.ask(move |engine| put_all(engine, &id, &files)).await
+}
+
+fn put_all(engine: &Engine, id: &BoxId, files: &[FileIn]) -> Result<(), Error> {
+    let copying = engine.copy_in(id, Path::new(HOME))?;
+    let stream = copying.stream.try_clone();
+    let mut stream = File::from(stream.doing(|| "cannot send files".into())?);
+    let sent = send(&mut stream, files);
+    drop(stream);
+    // What the box says of it is more telling than a pipe that closed.
+    copying.finish()?;
+    sent.doing(|| format!("cannot send files to box {id}"))
+}
+
+fn send(stream: &mut File, files: &[FileIn]) -> io::Result<()> {
+    let mut archive = Writer::new(stream);
+    for file in files {
+        archive.file(file.path.as_bytes(), &file.content)?;
+    }
+    archive.finish()
+}
+
+/// What is there of `paths`, files and whole directories.
+pub async fn collect(
+    app: App,
+    id: BoxId,
+    paths: Vec<PathBuf>,
+    bytes_max: u64,
+) -> Result<Vec<FileOut>, ApiError> {
+    app.ask(move |engine| {
+        let mut found = Vec::new();
+        let mut left = bytes_max;
+        for path in &paths {
+            collect_one(engine, &id, path, &mut left, &mut found)?;
+        }
+        Ok(found)
+    })
+    .await
+}
+
+fn collect_one(
+    engine: &Engine,
+    id: &BoxId,
+    path: &Path,
+    left: &mut u64,
+    found: &mut Vec<FileOut>,
+) -> Result<(), Error> {
+    let whole = Path::new(HOME).join(path);
+    // What is not there does not come back.
+    let Ok(copying) = engine.copy_out(id, &whole) else {
+        return Ok(());
+    };
+    let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
+    let stream = copying.stream.try_clone();
+    let mut stream = File::from(stream.doing(|| "cannot receive files".into())?);
+    let received = receive(&mut stream, &parent, left, found);
+    drop(stream);
+    match received {
+        Ok(()) => copying.finish(),
+        Err(error) => Err(error),
+    }
+}
+
+fn receive(
+    stream: &mut dyn Read,
+    parent: &Path,
+    left: &mut u64,
+    found: &mut Vec<FileOut>,
+) -> Result<(), Error> {
+    let mut archive = Reader::new(stream);
+    let doing = || "cannot read the files of the box".to_owned();
+    while let Some(entry) = archive.next_entry().doing(doing)? {
+        let Kind::File { size } = entry.kind else {
+            continue;
+        };
+        *left = left.checked_sub(size).ok_or_else(too_much)?;
+        let mut content = Vec::new();
+        loop {
+            let part = archive.data().doing(doing)?;
+            if part.is_empty() {
+                break;
+            }
+            let count = part.len();
+            content.extend_from_slice(part);
+            archive.consume(count);
+        }
+        let name = String::from_utf8_lossy(&entry.name).into_owned();
+        let path = parent.join(name);
+        let path = path.strip_prefix(HOME).unwrap_or(&path);
+        found.push(FileOut {
+            path: path.to_string_lossy().into_owned(),
+            content,
+        });
+    }
+    Ok(())
+}
+
+fn too_much() -> Error {
+    let message = "the files that were to come back are too large";
+    Error::new(ErrorKind::BadRequest, message)
+        .with_hint("ask for fewer, or raise [limits] output_bytes in the configuration")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_goes_below_the_working_directory_and_nowhere_else() {
+        let path = |text: &str| FileIn::new(text, Vec::new()).map(|file| file.path).ok();
+        assert_eq!(path("a.txt").as_deref(), Some("a.txt"));
+        assert_eq!(path("a/b.txt").as_deref(), Some("a/b.txt"));
+        assert_eq!(path("/work/a.txt").as_deref(), Some("a.txt"));
+        for wrong in [
+            "",
+            "/",
+            "..",
+            "../a",
+            "a/../b",
+            "/etc/passwd",
+            "/work",
+            "/workx",
+            "a//b",
+            "a/",
+        ] {
+            assert_eq!(path(wrong), None, "{wrong:?}");
+        }
+    }
+}

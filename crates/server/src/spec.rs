@@ -1,0 +1,249 @@
+//! From what a request asks for to a spec, with the operator's limits.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+use tare_engine::spec::{Cpus, Limit, Network, Spec, arguments, bytes, count, cpus, env, name};
+use utoipa::ToSchema;
+
+use crate::config;
+use crate::error::ApiError;
+
+/// What a box may use; each has a default.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsAsked {
+    /// Of the whole box, in bytes.
+    #[schema(minimum = 6291456, example = 536870912)]
+    pub memory_bytes: Option<u64>,
+    /// Processors' worth of time, such as 0.5.
+    #[schema(example = 1.0)]
+    pub cpus: Option<f64>,
+    /// Processes and threads.
+    #[schema(minimum = 1, example = 256)]
+    pub pids: Option<u32>,
+    /// Open files of each process.
+    #[schema(minimum = 8, example = 1024)]
+    pub nofile: Option<u32>,
+    /// Writable space, in bytes.
+    #[schema(example = 268435456)]
+    pub scratch_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkAsked {
+    /// Its own loopback, and nothing else.
+    #[default]
+    None,
+    /// The host's.
+    Host,
+}
+
+/// What every box is asked for with.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub command: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    pub workdir: Option<String>,
+    pub limits: LimitsAsked,
+    pub network: NetworkAsked,
+}
+
+impl Asked {
+    pub fn into_spec(self, most: &config::Limits) -> Result<Spec, ApiError> {
+        let mut spec = Spec::of(words(self.command));
+        spec.env = env::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
+        arguments::check(&spec.command, &spec.env)?;
+        spec.workdir = self.workdir.map(workdir).transpose()?;
+        self.limits.apply(&mut spec, most)?;
+        spec.network = match self.network {
+            NetworkAsked::None => Network::None,
+            NetworkAsked::Host if most.host_network => Network::Host,
+            NetworkAsked::Host => {
+                return Err(ApiError::new(
+                    StatusCode::FORBIDDEN,
+                    "network_forbidden",
+                    "boxes of this server are not given the host's network",
+                )
+                .with_hint("the operator allows it with [limits] host_network"));
+            }
+        };
+        Ok(spec)
+    }
+}
+
+impl LimitsAsked {
+    /// Through the parsers of the command line: the same bounds, the same words.
+    fn apply(&self, spec: &mut Spec, most: &config::Limits) -> Result<(), ApiError> {
+        let limits = &mut spec.limits;
+        let at = |field: &'static str| move |error| of_field(field, error);
+        if let Some(asked) = self.memory_bytes {
+            let asked = bytes::memory(&asked.to_string()).map_err(at("limits.memory_bytes"))?;
+            if asked > most.memory_max {
+                let message = format!(
+                    "limits.memory_bytes: a box has at most {} here",
+                    bytes::show(most.memory_max)
+                );
+                return Err(ApiError::bad_request("invalid", message));
+            }
+            limits.memory_bytes = Limit::Asked(asked);
+        }
+        if let Some(asked) = self.cpus {
+            limits.cpus = Some(processors(asked).map_err(at("limits.cpus"))?);
+        }
+        if let Some(asked) = self.pids {
+            let asked = count::pids(&asked.to_string()).map_err(at("limits.pids"))?;
+            limits.pids = Limit::Asked(asked);
+        }
+        if let Some(asked) = self.nofile {
+            limits.nofile = count::nofile(&asked.to_string()).map_err(at("limits.nofile"))?;
+        }
+        if let Some(asked) = self.scratch_bytes {
+            let asked = bytes::scratch(&asked.to_string()).map_err(at("limits.scratch_bytes"))?;
+            limits.scratch_bytes = Limit::Asked(asked);
+        }
+        Ok(())
+    }
+}
+
+fn processors(asked: f64) -> Result<Cpus, tare_engine::Error> {
+    cpus::parse(&format!("{asked:.3}"))
+}
+
+pub fn words(words: Vec<String>) -> Vec<OsString> {
+    words.into_iter().map(OsString::from).collect()
+}
+
+pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, ApiError> {
+    let parse = |(key, value): (&String, &String)| {
+        let text = OsString::from(format!("{key}={value}"));
+        match key.contains('=') {
+            false => env::parse(&text).map_err(|error| of_field("env", error)),
+            true => Err(ApiError::bad_request(
+                "invalid",
+                format!("env: the name {key:?} has a '=' in it"),
+            )),
+        }
+    };
+    variables.iter().map(parse).collect()
+}
+
+pub fn workdir(path: String) -> Result<PathBuf, ApiError> {
+    match path.starts_with('/') && !path.contains('\0') {
+        true => Ok(PathBuf::from(path)),
+        false => Err(ApiError::bad_request(
+            "invalid",
+            format!("workdir: {path:?} is no absolute path"),
+        )
+        .with_hint("name a directory of the box, such as /work")),
+    }
+}
+
+pub fn box_name(text: &str) -> Result<name::Name, ApiError> {
+    name::parse(text).map_err(|error| {
+        let mut error = of_field("name", error);
+        error.code = "invalid_name";
+        error
+    })
+}
+
+pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ApiError> {
+    let texts: Vec<String> = asked
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let labels = name::labels(texts.iter().map(String::as_str));
+    labels.map_err(|error| of_field("labels", error))
+}
+
+/// Nothing is 0: a default is asked for by leaving it out.
+pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiError> {
+    match asked {
+        0 => Err(ApiError::bad_request(
+            "invalid",
+            format!("{field}: it has to be 1 or more"),
+        )),
+        asked => Ok(Duration::from_millis(asked)),
+    }
+}
+
+pub fn timeout(asked: Option<u64>, most: &config::Limits) -> Result<Duration, ApiError> {
+    let Some(asked) = asked else {
+        return Ok(most.timeout);
+    };
+    let timeout = milliseconds("timeout_ms", asked)?;
+    match timeout <= most.timeout_max {
+        true => Ok(timeout),
+        false => Err(ApiError::bad_request(
+            "invalid",
+            format!("timeout_ms: at most {} here", most.timeout_max.as_millis()),
+        )),
+    }
+}
+
+fn of_field(field: &str, error: tare_engine::Error) -> ApiError {
+    let mut error = ApiError::from(error);
+    error.message = format!("{field}: {}", error.message);
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(limits: LimitsAsked) -> Result<Spec, ApiError> {
+        let asked = Asked {
+            command: vec!["true".into()],
+            limits,
+            ..Asked::default()
+        };
+        asked.into_spec(&config::Limits::default())
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_as_on_the_command_line() {
+        let spec = spec(LimitsAsked::default()).expect("nothing is asked for");
+        assert_eq!(spec, Spec::of(vec!["true".into()]));
+    }
+
+    /// B017, B019, B020
+    #[test]
+    fn a_limit_out_of_range_is_refused_by_name() {
+        let refusal = |limits| spec(limits).expect_err("it is out of range").message;
+        let memory = |bytes| LimitsAsked {
+            memory_bytes: Some(bytes),
+            ..LimitsAsked::default()
+        };
+        for bytes in [0, 1, 4096, 1 << 40, u64::MAX] {
+            assert!(
+                refusal(memory(bytes)).starts_with("limits.memory_bytes: "),
+                "{bytes}"
+            );
+        }
+        for value in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e9] {
+            let cpus = LimitsAsked {
+                cpus: Some(value),
+                ..LimitsAsked::default()
+            };
+            assert!(refusal(cpus).starts_with("limits.cpus: "), "{value}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_network_is_the_operators_to_give() {
+        let asked = || Asked {
+            network: NetworkAsked::Host,
+            ..Asked::default()
+        };
+        let mut most = config::Limits::default();
+        let refused = asked().into_spec(&most).expect_err("it is not allowed");
+        assert_eq!(refused.status, StatusCode::FORBIDDEN);
+        most.host_network = true;
+        assert!(asked().into_spec(&most).is_ok());
+    }
+}

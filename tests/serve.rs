@@ -1,0 +1,10 @@
+//! `tare serve`: the engine over HTTP. One file for each subject.
+
+#[path = "serve/boxes.rs"]
+mod boxes;
+#[path = "serve/doors.rs"]
+mod doors;
+#[path = "serve/life.rs"]
+mod life;
+#[path = "serve/run.rs"]
+mod run;

@@ -1,0 +1,93 @@
+//! `/v1/boxes`: boxes that live on.
+
+use serde_json::json;
+use tare_harness::{Server, tare};
+
+#[test]
+fn a_box_is_the_same_over_http_and_on_the_command_line() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let request = json!({ "command": ["sleep", "1000"], "name": "web", "labels": { "a": "b" } });
+    let made = server.post("/v1/boxes", &request).was(201).json();
+    let id = made["id"].as_str().expect("an id").to_owned();
+    let listed = server.get("/v1/boxes").was(200).json();
+    let shown = tare.look(&id);
+    for field in shown.as_object().expect("an object").keys() {
+        if field != "memory_bytes" {
+            assert_eq!(listed["boxes"][0][field], shown[field], "{field}");
+        }
+    }
+    tare.exec("web", ["true"]).ok();
+    server.delete("/v1/boxes/web").refused(409, "conflict");
+    server.delete("/v1/boxes/web?force=true").was(204);
+    tare.assert_gone(&id);
+    server.delete("/v1/boxes/web").refused(404, "no_such_box");
+    server.stop().ok();
+}
+
+#[test]
+fn a_box_is_paused_resumed_given_a_lease_and_stopped() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let request = json!({ "command": ["sleep", "1000"], "name": "web" });
+    server.post("/v1/boxes", &request).was(201);
+    let act = |what: &str, body| {
+        server
+            .post(&format!("/v1/boxes/web/{what}"), &body)
+            .was(200)
+            .json()
+    };
+    assert_eq!(act("pause", json!({}))["state"], "paused");
+    assert_eq!(act("resume", json!({}))["state"], "running");
+    let before = act("resume", json!({}))["lease_ends_at"].clone();
+    assert_ne!(
+        act("lease", json!({ "lease_ms": 60_000 }))["lease_ends_at"],
+        before
+    );
+    let stopped = act("stop", json!({ "grace_ms": 5000 }));
+    assert_eq!(
+        (&stopped["state"], &stopped["exit_code"]),
+        (&"exited".into(), &143.into())
+    );
+    assert_eq!(server.get("/v1/boxes").json()["boxes"], json!([]));
+    let all = server
+        .get("/v1/boxes?all=true&state=exited")
+        .was(200)
+        .json();
+    assert_eq!(all["boxes"][0]["name"], "web");
+    server.delete("/v1/boxes/web").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn a_long_list_comes_in_pages() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    for number in 0..5 {
+        let label = json!({ "even": (number % 2 == 0).to_string() });
+        server
+            .post("/v1/boxes", &json!({ "labels": label }))
+            .was(201);
+    }
+    let mut after = String::new();
+    let mut pages = Vec::new();
+    loop {
+        let page = server
+            .get(&format!("/v1/boxes?limit=2{after}"))
+            .was(200)
+            .json();
+        pages.push(page["boxes"].as_array().expect("boxes").len());
+        match page["next"].as_str() {
+            Some(next) => after = format!("&after={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(pages, [2, 2, 1]);
+    let even = server.get("/v1/boxes?label=even=true").was(200).json();
+    assert_eq!(even["boxes"].as_array().map(Vec::len), Some(3));
+    server.get("/v1/boxes?limit=0").refused(400, "invalid");
+    server.get("/v1/boxes?sort=x").refused(400, "invalid_query");
+    server.get("/v1/boxes?state=dead").refused(400, "invalid");
+    server.stop().ok();
+    tare.call(["rm", "-f", "--all"]).ok();
+}

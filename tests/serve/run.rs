@@ -1,0 +1,203 @@
+//! `POST /v1/run`: one command in a box of its own.
+
+use std::io::Read;
+
+use serde_json::{Value, json};
+use tare_harness::{Server, eventually, tare};
+
+#[track_caller]
+fn ran(server: &Server, request: Value) -> Value {
+    server.post("/v1/run", &request).was(200).json()
+}
+
+#[test]
+fn a_command_is_run_and_nothing_is_left_when_the_answer_comes() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let result = ran(
+        &server,
+        json!({ "command": ["sh", "-c", "cat; echo no >&2; exit 3"], "stdin": "yes" }),
+    );
+    assert_eq!(result["exit_code"], 3);
+    assert_eq!(
+        (&result["stdout"], &result["stderr"]),
+        (&"yes".into(), &"no\n".into())
+    );
+    assert!(tare.footprint().records.is_empty());
+    assert!(tare.footprint().cgroups.is_empty());
+    server.stop().ok();
+}
+
+#[test]
+fn code_is_run_in_its_language() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    for (language, code) in [
+        ("python", "print('out', __file__)"),
+        ("bash", "echo out $0"),
+        ("node", "console.log('out', 'main.js')"),
+    ] {
+        let result = ran(&server, json!({ "language": language, "code": code }));
+        assert_eq!(result["exit_code"], 0, "{result}");
+        assert!(
+            result["stdout"]
+                .as_str()
+                .is_some_and(|text| text.starts_with("out "))
+        );
+    }
+    server.stop().ok();
+}
+
+#[test]
+fn files_go_in_and_come_out() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let result = ran(
+        &server,
+        json!({
+            "command": ["sh", "-c", "mkdir out; cat in/a in/b > out/both; ln -s /etc/passwd out/link"],
+            "files": [
+                { "path": "in/a", "content": "one " },
+                { "path": "/work/in/b", "content_base64": "AP8=" },
+            ],
+            "outputs": ["out", "nothing"],
+        }),
+    );
+    let files = result["files"].as_array().expect("files");
+    assert_eq!(files.len(), 1, "a link is no file: {files:?}");
+    assert_eq!(files[0]["path"], "out/both");
+    assert_eq!(files[0]["content_base64"], "b25lIAD/");
+    server.stop().ok();
+}
+
+#[test]
+fn a_timeout_and_a_kill_for_memory_are_told_apart() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let late = ran(
+        &server,
+        json!({ "command": ["sh", "-c", "sleep 100 & sleep 100"], "timeout_ms": 200 }),
+    );
+    assert_eq!(
+        (&late["timed_out"], &late["exit_code"]),
+        (&true.into(), &124.into())
+    );
+    let large = ran(
+        &server,
+        json!({
+            "command": ["python3", "-c", "x = bytearray(1 << 30)"],
+            "limits": { "memory_bytes": 64 << 20 },
+        }),
+    );
+    assert_eq!(
+        (&large["oom"], &large["exit_code"]),
+        (&true.into(), &137.into())
+    );
+    assert_eq!(
+        (&late["oom"], &large["timed_out"]),
+        (&false.into(), &false.into())
+    );
+    server.stop().ok();
+}
+
+#[test]
+fn output_past_its_limit_is_cut_and_said_to_be() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let result = ran(
+        &server,
+        json!({ "command": ["sh", "-c", "head -c 20000000 /dev/zero | tr '\\0' x; echo end >&2"] }),
+    );
+    assert_eq!(result["truncated"], true);
+    assert_eq!(result["stdout"].as_str().map(str::len), Some(8 << 20));
+    assert_eq!(result["stderr"], "end\n", "the command went on to its end");
+    server.stop().ok();
+}
+
+#[test]
+fn output_comes_as_it_is_written_when_asked_for() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let body = json!({ "command": ["sh", "-c", "echo first; sleep 1000"] }).to_string();
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("Accept", "application/x-ndjson"),
+    ];
+    let mut stream = server.send("POST", "/v1/run", &headers, body.as_bytes());
+    let mut seen = String::new();
+    while !seen.contains("first") {
+        let mut buffer = [0; 4096];
+        let count = stream.read(&mut buffer).expect("a frame comes");
+        assert_ne!(count, 0, "{seen}");
+        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    drop(stream);
+    eventually("the command ends with its reader", || {
+        tare.footprint().records.is_empty()
+    });
+    server.stop().ok();
+}
+
+#[test]
+fn a_client_that_hangs_up_ends_its_command() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let body = json!({ "command": ["sleep", "1000"] }).to_string();
+    let json = [("Content-Type", "application/json")];
+    let stream = server.send("POST", "/v1/run", &json, body.as_bytes());
+    eventually("it runs", || !tare.footprint().records.is_empty());
+    drop(stream);
+    eventually("it is gone", || tare.footprint().records.is_empty());
+    server.stop().ok();
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_its_reason() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let refused = |request: Value, status, code| {
+        server.post("/v1/run", &request).refused(status, code);
+    };
+    refused(json!({}), 400, "invalid");
+    refused(json!({ "command": [] }), 400, "invalid");
+    refused(json!({ "command": ["true"], "code": "x" }), 400, "invalid");
+    refused(
+        json!({ "command": ["no-such-program"] }),
+        400,
+        "command_not_found",
+    );
+    refused(json!({ "command": ["a\u{0}b"] }), 400, "invalid");
+    refused(
+        json!({ "command": ["true"], "timeout_ms": 0 }),
+        400,
+        "invalid",
+    );
+    refused(
+        json!({ "command": ["true"], "timeout_ms": 1e18 }),
+        400,
+        "invalid_json",
+    );
+    refused(
+        json!({ "language": "rustt", "code": "" }),
+        400,
+        "invalid_json",
+    );
+    refused(
+        json!({ "command": ["true"], "tmeout_ms": 1 }),
+        400,
+        "invalid_json",
+    );
+    let outside = json!([{ "path": "../x", "content": "" }]);
+    refused(
+        json!({ "command": ["true"], "files": outside }),
+        400,
+        "invalid_path",
+    );
+    refused(
+        json!({ "command": ["true"], "network": "host" }),
+        403,
+        "network_forbidden",
+    );
+    assert!(tare.footprint().records.is_empty());
+    server.stop().ok();
+}
