@@ -11,8 +11,8 @@ fn every_shell_gets_a_script_that_knows_the_options() {
     for shell in ["bash", "zsh", "fish"] {
         let output = tare.call(["completion", shell]).ok().said_nothing();
         let words = [
-            "tare", "run", "exec", "explain", "rename", "doctor", "memory", "timeout", "lease",
-            "watch",
+            "tare", "run", "exec", "explain", "audit", "sweep", "dry-run", "rename", "doctor",
+            "memory", "timeout", "lease", "watch",
         ];
         for word in words {
             assert!(

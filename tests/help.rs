@@ -80,7 +80,7 @@ fn help_of_every_command_has_an_example() {
     let tare = tare!();
     let commands = [
         "run", "exec", "cp", "attach", "ls", "logs", "stats", "inspect", "explain", "audit",
-        "wait", "stop", "kill", "rm", "pause", "resume", "rename", "update",
+        "sweep", "wait", "stop", "kill", "rm", "pause", "resume", "rename", "update",
     ];
     for command in commands {
         let output = tare.call([command, "--help"]).ok().said_nothing();

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename,
-    resume, rm, run, serve, stats, stop, update, wait,
+    resume, rm, run, serve, stats, stop, sweep, update, wait,
 };
 
 /// Runs code that nobody trusts, and leaves nothing behind.
@@ -59,6 +59,8 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Prove that nothing is left: what each box holds, and what is nobody's
     Audit(audit::AuditArgs),
+    /// End what is nobody's, and finish every box that is over
+    Sweep(sweep::SweepArgs),
     /// Wait until boxes have ended, and print the exit code of each on a line
     Wait(wait::WaitArgs),
     /// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything

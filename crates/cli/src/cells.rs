@@ -53,6 +53,14 @@ pub fn count(number: Option<u64>) -> String {
     number.map_or(NOTHING.to_owned(), |number| number.to_string())
 }
 
+/// `1 box`, `2 boxes`.
+pub fn counted(count: usize, one: &str, several: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        other => format!("{other} {several}"),
+    }
+}
+
 pub fn text(text: Option<&str>) -> String {
     text.map_or(NOTHING.to_owned(), escaped)
 }

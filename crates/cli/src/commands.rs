@@ -34,6 +34,7 @@ pub mod run;
 pub mod serve;
 pub mod stats;
 pub mod stop;
+pub mod sweep;
 pub mod update;
 pub mod wait;
 
@@ -86,6 +87,7 @@ fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> 
         Command::Inspect(args) => inspect::run(args, state_root),
         Command::Explain(args) => explain::run(args, state_root),
         Command::Audit(args) => audit::run(args, state_root),
+        Command::Sweep(args) => sweep::run(args, state_root),
         Command::Wait(args) => wait::run(args, state_root),
         Command::Stop(args) => stop::run(args, state_root),
         Command::Kill(args) => kill::run(args, state_root),

@@ -153,6 +153,70 @@ impl EndingEntry {
     }
 }
 
+/// The last try to end it failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StuckEntry {
+    /// What was being done.
+    pub step: String,
+    /// Why that failed.
+    pub why: String,
+    /// How often by now.
+    pub tries: u32,
+    pub at_ns: u64,
+}
+
+/// A box that was tried twice in vain is left for this long, then for twice that, and
+/// so on up to the limit: it costs every command that tries it some of its time.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const TRY_AGAIN_WITHIN: Duration = Duration::from_secs(3600);
+
+impl StuckEntry {
+    /// One more try has failed.
+    pub fn after(last: Option<&Self>, step: String, why: String) -> Self {
+        Self {
+            step,
+            why,
+            tries: last.map_or(1, |last| last.tries.saturating_add(1)),
+            at_ns: boot_ns(),
+        }
+    }
+
+    /// What is missing to the next try; nothing after the first, which may have
+    /// failed by chance.
+    fn pause(&self) -> Duration {
+        match self.tries.checked_sub(2) {
+            None => Duration::ZERO,
+            Some(doublings) => {
+                let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+                TRY_AGAIN_AFTER.saturating_mul(factor).min(TRY_AGAIN_WITHIN)
+            }
+        }
+    }
+
+    /// Whether it is time to try again. One that lies ahead is of an earlier boot.
+    pub fn is_due(&self) -> bool {
+        let passed = boot_ns().checked_sub(self.at_ns).map(Duration::from_nanos);
+        passed.is_none_or(|passed| passed >= self.pause())
+    }
+
+    /// Whether this says nothing new: then no line is added before it is time, so
+    /// that whoever tries often does not fill the record.
+    pub fn is_said(&self, last: Option<&Self>) -> bool {
+        last.is_some_and(|last| {
+            !last.is_due() && (&last.step, &last.why) == (&self.step, &self.why)
+        })
+    }
+}
+
+impl std::fmt::Display for StuckEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.why.is_empty() {
+            true => f.write_str(&self.step),
+            false => write!(f, "{}: {}", self.step, self.why),
+        }
+    }
+}
+
 /// How a detached box ended; everything of it but the record is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedEntry {
@@ -200,8 +264,7 @@ pub enum Entry {
     Renamed(Renaming),
     Updated(Update),
     Pausing(PausingEntry),
-    /// Why the last try to end it failed.
-    Stuck(String),
+    Stuck(StuckEntry),
     Ending(EndingEntry),
     Ended(EndedEntry),
 }
@@ -222,7 +285,8 @@ pub struct Account {
     /// Every name that it may hold; the last is its own.
     pub names: Vec<Name>,
     pub pausing: Option<PausingEntry>,
-    pub stuck: Option<String>,
+    /// Since its end: why it cannot be removed.
+    pub stuck: Option<StuckEntry>,
     pub ending: Option<EndingEntry>,
     pub ended: Option<EndedEntry>,
 }
@@ -253,9 +317,12 @@ impl Account {
             Entry::Renamed(renaming) => self.names.push(renaming.name),
             Entry::Updated(update) => self.update(&update),
             Entry::Pausing(pausing) => self.pausing = Some(pausing),
-            Entry::Stuck(why) => self.stuck = Some(why),
+            Entry::Stuck(stuck) => self.stuck = Some(stuck),
             Entry::Ending(ending) => self.ending = Some(ending),
-            Entry::Ended(ended) => self.ended = Some(ended),
+            Entry::Ended(ended) => {
+                self.stuck = None;
+                self.ended = Some(ended);
+            }
         }
     }
 
@@ -318,6 +385,35 @@ mod tests {
         }
     }
 
+    fn failed(times: u32) -> StuckEntry {
+        let again = |last: Option<StuckEntry>, _| {
+            Some(StuckEntry::after(last.as_ref(), "a".into(), "b".into()))
+        };
+        (0..times).fold(None, again).unwrap()
+    }
+
+    #[test]
+    fn what_failed_is_tried_at_once_and_then_less_and_less_often() {
+        let pauses = [1, 2, 3, 4, 13, 14, 40, 4000].map(|times| failed(times).pause().as_secs());
+        assert_eq!(pauses, [0, 1, 2, 4, 2048, 3600, 3600, 3600]);
+        assert!(failed(1).is_due() && !failed(3).is_due());
+        let earlier_boot = StuckEntry {
+            at_ns: u64::MAX,
+            ..failed(9)
+        };
+        assert!(earlier_boot.is_due());
+    }
+
+    #[test]
+    fn the_same_is_not_said_again_before_it_is_time() {
+        let last = failed(5);
+        let again = |why: &str| StuckEntry::after(Some(&last), "a".into(), why.into());
+        assert!(again("b").is_said(Some(&last)));
+        assert!(!again("c").is_said(Some(&last)));
+        assert!(!again("b").is_said(None));
+        assert!(!failed(2).is_said(Some(&failed(1))));
+    }
+
     #[test]
     fn a_record_of_a_newer_version_is_known_as_one() {
         let account = Account::read("{\"intent\":{\"version\":2,\"all\":\"new\"}}\n{\"x\":1}\n");
@@ -331,14 +427,15 @@ mod tests {
     fn a_damaged_line_hides_no_other() {
         let account = Account::read(
             "{\"keeper\":{\"boot\n\
-             {\"stuck\":\"its keeper does not die\"}\n\
+             {\"stuck\":{\"step\":\"a\",\"why\":\"b\",\"tries\":1,\"at_ns\":1}}\n\
              \u{0}\u{0}\u{0}\n\
              {\"renamed\":{\"name\":\"b\",\"at_ns\":1}}\n\
              {\"renamed\":{\"name\":\"../c\",\"at_ns\":2}}\n\
              {\"ended\":{\"exit",
         );
         assert!(account.intent.is_none() && account.keeper.is_none() && account.ended.is_none());
-        assert_eq!(account.stuck.as_deref(), Some("its keeper does not die"));
+        let stuck = account.stuck.as_ref().map(ToString::to_string);
+        assert_eq!(stuck.as_deref(), Some("a: b"));
         assert_eq!(account.name().map(Name::as_str), Some("b"));
     }
 }

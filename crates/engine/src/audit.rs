@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::comparison::{Compared, Comparison, Lost, Orphan};
+use crate::comparison::{Compared, Comparison, Lost, Orphan, Traces};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::id::BoxId;
@@ -21,7 +21,7 @@ use crate::status::State;
 use crate::timestamp::Timestamp;
 
 use census::Census;
-pub use fading::Fading;
+pub use fading::{Fading, FadingPort};
 pub use held::{Held, HeldNamespace, HeldPort, HeldProcess};
 
 #[derive(Debug, Serialize)]
@@ -72,13 +72,14 @@ impl Engine {
     pub fn audit(&self) -> Result<Audit, Error> {
         let Comparison {
             boxes,
+            traces,
             orphans,
             lost,
         } = self.compare(Depth::State)?;
         let census = Census::take(self);
         let mut boxes: Vec<AuditedBox> = boxes
             .iter()
-            .map(|Compared { id, observed }| self.audited(id, observed, &census))
+            .map(|compared| self.audited(compared, &traces, &census))
             .collect();
         boxes.sort_by(|one, other| {
             let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
@@ -88,13 +89,17 @@ impl Engine {
             boxes,
             orphans,
             lost,
-            fading: Fading::look(&self.host, &census),
+            fading: self.fading_beside(census.procfs.as_ref(), &census.listening),
         })
     }
 
-    fn audited(&self, id: &BoxId, observed: &Observed, census: &Census) -> AuditedBox {
+    fn audited(&self, compared: &Compared, traces: &Traces, census: &Census) -> AuditedBox {
+        let Compared { id, observed } = compared;
         let account = &observed.record.account;
-        let held = self.held_by(id, observed, census);
+        let mut held = self.held_by(id, observed, census);
+        // Those of v1 have none below them: nobody in a box sees them.
+        let directories = traces.cgroups.get(id).into_iter().flatten();
+        held.add_cgroups(directories);
         let created = account.intent.as_ref().map(|intent| intent.created_at);
         AuditedBox {
             id: id.clone(),

@@ -6,12 +6,10 @@
 //! on the host and then is in no record is nobody's. Whatever counts was seen so
 //! twice: between two looks at different things a box may have come or gone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-
-use serde::Serialize;
-use tare_kernel::process::Process;
+use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::error::{Doing, Error};
@@ -19,14 +17,19 @@ use crate::flaw::Flaw;
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::lifecycle::{Care, Tie};
-use crate::observed::{Depth, Observed};
+use crate::observed::{Depth, Observed, When};
 use crate::record::{self, Record};
 use crate::traces;
+
+mod difference;
+
+pub use difference::{Differences, Lost, LostKind, Orphan, OrphanKind, Would, would_about};
 
 #[derive(Debug)]
 pub struct Comparison {
     /// Every box on record.
     pub boxes: Vec<Compared>,
+    pub traces: Traces,
     pub orphans: Vec<Orphan>,
     pub lost: Vec<Lost>,
 }
@@ -37,144 +40,20 @@ pub struct Compared {
     pub observed: Observed,
 }
 
-/// The two differences between records and host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Differences {
-    pub orphans: Vec<Orphan>,
-    pub lost: Vec<Lost>,
-}
-
-/// On the host, and in no record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Orphan {
-    #[serde(flatten)]
-    pub what: OrphanKind,
-    pub sentence: String,
-    pub would: Would,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum OrphanKind {
-    /// Directories in cgroup hierarchies, and whoever is in them.
-    Cgroup { id: BoxId, paths: Vec<PathBuf> },
-    /// A keeper that has no cgroup.
-    Keeper { id: BoxId, pid: i32 },
-    /// A name that no box has.
-    Name { id: BoxId, name: String },
-}
-
-/// In a record, and not on the host, or not as it should be.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Lost {
-    pub id: BoxId,
-    #[serde(flatten)]
-    pub what: LostKind,
-    pub sentence: String,
-    pub would: Would,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum LostKind {
-    /// The keeper is dead, and the end not on record.
-    Keeper,
-    /// Whoever made it is gone, and it was not to live on.
-    Creator,
-    /// It should have ended by itself.
-    Lease,
-    /// It lives, and its cgroup is gone.
-    Cgroup,
-    /// Its files were to be kept, and are gone.
-    Scratch,
-    /// The record does not say what it must.
-    Record { why: String },
-}
-
-/// What a sweep does about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Would {
-    /// Kill whoever is in it and remove what is left.
-    End,
-    /// Remove what is left, and write down how it ended.
-    Finish,
-    /// Remove what is left.
-    Remove,
-    /// Nothing: who wants its end says so.
-    Leave,
-}
-
-impl Orphan {
-    fn of(what: OrphanKind) -> Self {
-        let (sentence, would) = match &what {
-            OrphanKind::Cgroup { id, paths } => {
-                let paths = paths.iter().map(|path| path.display().to_string());
-                let paths = paths.collect::<Vec<_>>().join(", ");
-                (
-                    format!("box {id} is in no record, and has {paths}"),
-                    Would::End,
-                )
-            }
-            OrphanKind::Keeper { id, pid } => (
-                format!("box {id} is in no record, and its keeper lives, process {pid}"),
-                Would::End,
-            ),
-            OrphanKind::Name { id, name } => (
-                format!("the name {name} is that of box {id}, which is in no record"),
-                Would::Remove,
-            ),
-        };
-        Self {
-            what,
-            sentence,
-            would,
-        }
-    }
-
-    pub fn id(&self) -> &BoxId {
-        match &self.what {
-            OrphanKind::Cgroup { id, .. }
-            | OrphanKind::Keeper { id, .. }
-            | OrphanKind::Name { id, .. } => id,
-        }
-    }
-}
-
-impl Lost {
-    fn of(id: &BoxId, what: LostKind, would: Would) -> Self {
-        let sentence = match &what {
-            LostKind::Keeper => format!("box {id} is over, and its end is not on record"),
-            LostKind::Creator => format!("box {id} was to end with its tare, which is gone"),
-            LostKind::Lease => format!("box {id} lives past its lease"),
-            LostKind::Cgroup => format!("box {id} lives, and its cgroup is gone"),
-            LostKind::Scratch => format!("the files of box {id} were to be kept, and are gone"),
-            LostKind::Record { why } => format!("box {id}: {why}"),
-        };
-        Self {
-            id: id.clone(),
-            what,
-            sentence,
-            would,
-        }
-    }
-}
-
-impl Would {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::End => "end it",
-            Self::Finish => "remove what is left and write its end down",
-            Self::Remove => "remove what is left",
-            Self::Leave => "leave it alone",
-        }
-    }
-}
-
 /// What bears the tag of this state root on the host, before the records were read.
-struct Traces {
-    cgroups: BTreeMap<BoxId, Vec<PathBuf>>,
-    keepers: Vec<(BoxId, Process)>,
+#[derive(Debug)]
+pub struct Traces {
+    pub cgroups: BTreeMap<BoxId, Vec<PathBuf>>,
+    /// Who has the arguments of a keeper; whether it is one is asked of those that
+    /// matter.
+    claims: BTreeMap<BoxId, Vec<i32>>,
+}
+
+/// What the records say of a box that has something on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnRecord {
+    Living,
+    Over,
 }
 
 impl Engine {
@@ -188,40 +67,38 @@ impl Engine {
     }
 
     pub(crate) fn compare(&self, depth: Depth) -> Result<Comparison, Error> {
-        let traces = Traces {
-            cgroups: traces::cgroups(&self.host.cgroups, self.layout.tag()),
-            keepers: traces::keepers(self.layout.tag()),
+        let mut comparison = Comparison {
+            boxes: Vec::new(),
+            traces: self.traces(),
+            orphans: Vec::new(),
+            lost: Vec::new(),
         };
-        let Some(boxes) = self.boxes_if_any()? else {
-            return Ok(Comparison {
-                boxes: Vec::new(),
-                orphans: self.orphans(&traces, &BTreeSet::new()),
-                lost: Vec::new(),
-            });
-        };
-        let boxes = boxes.as_fd();
-        let ids = record::ids(boxes).doing(|| "cannot list the boxes".into())?;
-        let mut compared = Vec::with_capacity(ids.len());
-        let mut lost = Vec::new();
-        for id in &ids {
-            match self.compare_one(boxes, id, &traces, depth) {
-                Ok(None) => {}
-                Ok(Some((observed, missing))) => {
-                    lost.extend(missing);
-                    let id = id.clone();
-                    compared.push(Compared { id, observed });
-                }
-                Err(error) => {
-                    let why = Flaw::unreadable(&error).to_string();
-                    lost.push(Lost::of(id, LostKind::Record { why }, Would::Leave));
-                }
+        let mut on_record = BTreeMap::new();
+        if let Some(boxes) = self.boxes_if_any()? {
+            let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+            for id in ids {
+                let over = comparison.add(self, boxes.as_fd(), &id, depth);
+                on_record.insert(id, over);
             }
         }
-        Ok(Comparison {
-            boxes: compared,
-            orphans: self.orphans(&traces, &ids.into_iter().collect()),
-            lost,
-        })
+        comparison.orphans = self.orphans(&comparison.traces, &on_record);
+        Ok(comparison)
+    }
+
+    fn traces(&self) -> Traces {
+        let mut claims: BTreeMap<BoxId, Vec<i32>> = BTreeMap::new();
+        for (id, pid) in traces::claims(self.layout.tag()) {
+            claims.entry(id).or_default().push(pid);
+        }
+        Traces {
+            cgroups: traces::cgroups(&self.host.cgroups, self.layout.tag()),
+            claims,
+        }
+    }
+
+    /// Whether somebody is in a box, by what is on the host alone.
+    pub(crate) fn has_life(&self, id: &BoxId) -> bool {
+        self.traces().has_life(id, self)
     }
 
     /// What seems to be wrong is looked at once more.
@@ -271,12 +148,7 @@ impl Engine {
             return missing;
         }
         let ended = observed.record.account.ended.is_some();
-        let would = match observed.care_now() {
-            Care::Nothing => None,
-            Care::Finish if observed.keeper.is_some() => Some(Would::End),
-            Care::Finish => Some(Would::Finish),
-            Care::Remove => Some(Would::Remove),
-        };
+        let would = would_care(observed);
         match (would, observed.tie()) {
             // Kept for as long as it was to be: nothing of it is missing.
             (Some(_), _) if ended => {}
@@ -287,6 +159,13 @@ impl Engine {
                 note(LostKind::Lease, would);
             }
             (Some(would), Tie::Detached | Tie::Damaged) => note(LostKind::Keeper, would),
+            // Whoever made it is gone, and nothing says that it was to live on.
+            (None, Tie::Detaching) if !ended => note(
+                LostKind::Record {
+                    why: Flaw::Incomplete.to_string(),
+                },
+                Would::Leave,
+            ),
             (None, _) => {}
         }
         if self.lacks_cgroup(id, observed) {
@@ -321,26 +200,31 @@ impl Engine {
         is_made && observed.record.keeps_scratch() && !self.layout.scratch(id).is_dir()
     }
 
-    fn orphans(&self, traces: &Traces, on_record: &BTreeSet<BoxId>) -> Vec<Orphan> {
-        let is_orphan = |id: &BoxId| !on_record.contains(id) && !self.has_record(id);
+    fn orphans(&self, traces: &Traces, on_record: &BTreeMap<BoxId, OnRecord>) -> Vec<Orphan> {
+        let is_orphan = |id: &BoxId| !on_record.contains_key(id) && !self.has_record(id);
         let mut orphans = Vec::new();
+        let mut note = |what| orphans.push(Orphan::of(what));
         for (id, paths) in &traces.cgroups {
-            let left: Vec<PathBuf> = match is_orphan(id) {
-                true => paths.iter().filter(|path| path.is_dir()).cloned().collect(),
-                false => Vec::new(),
-            };
-            if !left.is_empty() {
+            let left = || paths.iter().filter(|path| path.is_dir()).cloned().collect();
+            let id = id.clone();
+            match on_record.get(&id) {
+                Some(OnRecord::Living) => {}
+                Some(OnRecord::Over) => note(OrphanKind::Remains { id, paths: left() }),
+                None if is_orphan(&id) => note(OrphanKind::Cgroup { id, paths: left() }),
+                None => {}
+            }
+        }
+        for id in traces.claims.keys() {
+            let is_nobodys = || on_record.get(id) == Some(&OnRecord::Over) || is_orphan(id);
+            if traces.cgroups.contains_key(id) || !is_nobodys() {
+                continue;
+            }
+            if let Some(pid) = traces.keeper(id, self) {
                 let id = id.clone();
-                orphans.push(Orphan::of(OrphanKind::Cgroup { id, paths: left }));
+                note(OrphanKind::Keeper { id, pid });
             }
         }
-        for (id, process) in &traces.keepers {
-            let is_alive = || matches!(process.wait_dead(std::time::Duration::ZERO), Ok(false));
-            if !traces.cgroups.contains_key(id) && is_orphan(id) && is_alive() {
-                let (id, pid) = (id.clone(), process.pid());
-                orphans.push(Orphan::of(OrphanKind::Keeper { id, pid }));
-            }
-        }
+        orphans.retain(Orphan::is_something);
         for (name, id) in name::all(&self.layout) {
             let still_its = || name::holder_of(&self.layout, &name).as_ref() == Some(&id);
             if is_orphan(&id) && still_its() {
@@ -357,26 +241,59 @@ impl Engine {
     }
 }
 
-impl Traces {
-    fn has_life(&self, id: &BoxId, engine: &Engine) -> bool {
-        self.keepers.iter().any(|(of, _)| of == id)
-            || engine.host.meters().is_populated(engine.layout.tagged(id))
+impl Comparison {
+    /// One box on record, and whether that says that it is over.
+    fn add(
+        &mut self,
+        engine: &Engine,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        depth: Depth,
+    ) -> OnRecord {
+        match engine.compare_one(boxes, id, &self.traces, depth) {
+            Ok(None) => OnRecord::Living,
+            Ok(Some((observed, missing))) => {
+                self.lost.extend(missing);
+                let is_over = observed.is_over();
+                let id = id.clone();
+                self.boxes.push(Compared { id, observed });
+                match is_over {
+                    true => OnRecord::Over,
+                    false => OnRecord::Living,
+                }
+            }
+            Err(error) => {
+                let why = Flaw::unreadable(&error).to_string();
+                self.lost
+                    .push(Lost::of(id, LostKind::Record { why }, Would::Leave));
+                OnRecord::Living
+            }
+        }
     }
 }
 
-/// A sweep ends nobody who may live, and touches nothing of a newer tare, or that
-/// may be in order.
-fn would_about(flaw: &Flaw, lives: bool) -> Would {
-    match flaw {
-        Flaw::Newer { .. } | Flaw::Unreadable(_) => Would::Leave,
-        Flaw::NoDirectory
-        | Flaw::Closed
-        | Flaw::NotOurs { .. }
-        | Flaw::Odd
-        | Flaw::Incomplete
-        | Flaw::Wrong => match lives {
-            true => Would::Leave,
-            false => Would::Remove,
-        },
+fn would_care(observed: &Observed) -> Option<Would> {
+    match observed.care(When::Now) {
+        Care::Nothing => None,
+        Care::Finish if observed.keeper.is_some() => Some(Would::End),
+        Care::Finish => Some(Would::Finish),
+        Care::Remove => Some(Would::Remove),
+    }
+}
+
+impl Traces {
+    /// The living keeper of the box among those who are called so.
+    fn keeper(&self, id: &BoxId, engine: &Engine) -> Option<i32> {
+        let tagged = engine.layout.tagged(id);
+        let is_it = |pid: &&i32| {
+            let keeper = traces::keeper_with(tagged, **pid);
+            keeper.is_some_and(|it| matches!(it.wait_dead(Duration::ZERO), Ok(false)))
+        };
+        self.claims.get(id)?.iter().find(is_it).copied()
+    }
+
+    fn has_life(&self, id: &BoxId, engine: &Engine) -> bool {
+        self.keeper(id, engine).is_some()
+            || engine.host.meters().is_populated(engine.layout.tagged(id))
     }
 }

@@ -53,6 +53,13 @@ impl Engine {
         Ok(engine)
     }
 
+    /// The same to sweep: nothing is done before it is asked for.
+    pub fn open_to_sweep(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        let engine = Self::at(state_root, Manner::Tending);
+        record::inspect_state_root(&engine.layout)?;
+        Ok(engine)
+    }
+
     fn at(state_root: Option<PathBuf>, manner: Manner) -> Self {
         let host = Host::probe();
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -43,6 +43,7 @@ pub mod spec;
 mod status;
 mod stdio;
 mod story;
+mod sweep;
 mod tag;
 mod teardown;
 mod tending;
@@ -54,7 +55,9 @@ mod view;
 pub use account::DetachOptions;
 pub use attached::{Attached, Ending, Event, Streams};
 pub use attachment::Attachment;
-pub use audit::{Audit, AuditedBox, Fading, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy};
+pub use audit::{
+    Audit, AuditedBox, Fading, FadingPort, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy,
+};
 pub use changing::Changes;
 pub use comparison::{Differences, Lost, LostKind, Orphan, OrphanKind, Would};
 pub use copying::{Copying, Found};
@@ -70,5 +73,6 @@ pub use id::BoxId;
 pub use status::{Details, Ended, EndedBy, Holding, State, Status, Usage};
 pub use stdio::Stdin;
 pub use story::{Step, StepKind, Story};
+pub use sweep::{Outcome, Swept};
 pub use tare_kernel::process::Process as Keeper;
 pub use timestamp::Timestamp;

@@ -46,6 +46,8 @@ pub struct Facts {
     pub stopping: bool,
     pub frozen: bool,
     pub stuck: bool,
+    /// That is so short a time ago that it is not tried again yet.
+    pub tried_lately: bool,
     /// Its end is on record.
     pub ended: bool,
     /// Nothing of it is to be kept after its end, or not any longer; nothing ever
@@ -66,11 +68,11 @@ pub enum Care {
 }
 
 pub fn state(facts: &Facts) -> State {
-    if facts.ended {
-        return State::Exited;
-    }
     if facts.stuck {
         return State::Stuck;
+    }
+    if facts.ended {
+        return State::Exited;
     }
     match (facts.tie, facts.keeper) {
         (Tie::Damaged, _) => State::Stuck,
@@ -88,6 +90,9 @@ pub fn state(facts: &Facts) -> State {
 }
 
 pub fn care(facts: &Facts) -> Care {
+    if facts.tried_lately {
+        return Care::Nothing;
+    }
     if facts.ended {
         return match facts.expired {
             true => Care::Remove,
@@ -123,6 +128,7 @@ mod tests {
         stopping: false,
         frozen: false,
         stuck: false,
+        tried_lately: false,
         ended: false,
         expired: false,
         overdue: false,
@@ -137,7 +143,7 @@ mod tests {
             Tie::Damaged,
         ];
         let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
-        (0..15 * 128).map(move |number: usize| {
+        (0..15 * 256).map(move |number: usize| {
             let bit = |at: usize| (number / 15) & (1 << at) != 0;
             Facts {
                 tie: ties[number % 5],
@@ -149,6 +155,7 @@ mod tests {
                 ended: bit(4),
                 expired: bit(5),
                 overdue: bit(6),
+                tried_lately: bit(7),
             }
         })
     }
@@ -178,7 +185,8 @@ mod tests {
 
     #[test]
     fn what_its_creator_left_behind_half_made_is_removed() {
-        for facts in all().filter(|facts| !facts.busy && !facts.ended) {
+        let is_due = |facts: &Facts| !facts.busy && !facts.ended && !facts.tried_lately;
+        for facts in all().filter(is_due) {
             match (facts.tie, facts.keeper) {
                 (Tie::Attached | Tie::HalfMade, _)
                 | (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => {
@@ -197,12 +205,23 @@ mod tests {
     #[test]
     fn an_ended_box_stays_until_it_expires() {
         for facts in all().filter(|facts| facts.ended) {
-            let expected = match facts.expired {
+            let expected = match facts.expired && !facts.tried_lately {
                 true => Care::Remove,
                 false => Care::Nothing,
             };
             assert_eq!(care(&facts), expected);
-            assert_eq!(state(&facts), State::Exited);
+            let expected = match facts.stuck {
+                true => State::Stuck,
+                false => State::Exited,
+            };
+            assert_eq!(state(&facts), expected);
+        }
+    }
+
+    #[test]
+    fn what_was_tried_in_vain_a_moment_ago_is_left_alone() {
+        for facts in all().filter(|facts| facts.tried_lately) {
+            assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
         }
     }
 

@@ -32,6 +32,27 @@ pub enum Depth {
     State,
 }
 
+/// When what could not be done is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// When it is time to.
+    Due,
+    Now,
+}
+
+impl When {
+    fn applied_to(self, facts: Facts) -> Facts {
+        let tried_lately = match self {
+            Self::Due => facts.tried_lately,
+            Self::Now => false,
+        };
+        Facts {
+            tried_lately,
+            ..facts
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Observed {
     pub record: Record,
@@ -74,6 +95,7 @@ impl Observed {
                 && may_be_frozen(&record, tie, depth)
                 && host.meters().is_frozen(of, lodging(tie)),
             stuck: record.account.stuck.is_some(),
+            tried_lately: record.account.stuck.as_ref().is_some_and(|it| !it.is_due()),
             ended,
             expired: is_expired(&record, host),
             overdue: alive && is_overdue(&record),
@@ -83,9 +105,8 @@ impl Observed {
                 let written = record.account.ended.clone();
                 Some(written.unwrap_or_else(|| EndedEntry::of(&life, false, Duration::ZERO)))
             }
-            State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
-                None
-            }
+            State::Stuck => record.account.ended.clone(),
+            State::Starting | State::Running | State::Paused | State::Stopping => None,
         };
         Self {
             record,
@@ -99,22 +120,17 @@ impl Observed {
         lifecycle::state(&self.facts)
     }
 
-    pub fn care(&self) -> Care {
-        lifecycle::care(&self.facts)
-    }
-
-    /// The same for whoever does not wait until it is time to try again.
-    pub fn care_now(&self) -> Care {
-        lifecycle::care(&self.facts)
+    pub fn care(&self, when: When) -> Care {
+        lifecycle::care(&when.applied_to(self.facts))
     }
 
     /// The same for whoever has the lock of the record.
-    pub fn care_of_ours(&self) -> Care {
+    pub fn care_of_ours(&self, when: When) -> Care {
         let ours = Facts {
             busy: false,
             ..self.facts
         };
-        lifecycle::care(&ours)
+        lifecycle::care(&when.applied_to(ours))
     }
 
     /// Why whoever is not its creator does what is to be done about it.
@@ -141,7 +157,7 @@ impl Observed {
             return None;
         }
         let flaw = self.record.flaw.as_ref();
-        let known = self.record.account.stuck.clone();
+        let known = self.record.account.stuck.as_ref().map(ToString::to_string);
         let known = flaw
             .map(|flaw| format!("{flaw}; 'tare rm -f' ends it"))
             .or(known);
@@ -161,6 +177,11 @@ impl Observed {
     /// Whether its processes stand still, whatever else it is doing.
     pub fn is_frozen(&self) -> bool {
         self.facts.frozen
+    }
+
+    /// Whether its end is on record, and that is to be believed.
+    pub fn is_over(&self) -> bool {
+        self.facts.ended
     }
 
     /// Whether somebody is making or changing it.
@@ -328,11 +349,18 @@ pub fn provable_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> Option<P
     });
     recorded
         .or_else(|| listening_keeper(record, of))
-        .or_else(|| {
-            // Where it has a cgroup, that tells who is in the box.
-            let is_unknown = identity.is_none() && !host.meters().has(of);
-            is_unknown.then(|| traces::keeper_of(of))?
-        })
+        .or_else(|| identity.is_none().then(|| unrecorded_keeper(of, host))?)
+}
+
+/// By its name alone. Where the box has a cgroup, that tells who is in the box.
+fn unrecorded_keeper(of: Tagged<'_>, host: &Host) -> Option<Process> {
+    match host.meters().has(of) {
+        true => {
+            let mut members = host.meters().tree(of).members.into_iter();
+            members.find_map(|pid| traces::keeper_with(of, pid))
+        }
+        false => traces::keeper_of(of),
+    }
 }
 
 fn is_in_box(process: &Process, identity: &KeeperIdentity, of: Tagged<'_>) -> bool {

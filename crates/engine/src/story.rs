@@ -328,7 +328,7 @@ fn time_of(entry: &Entry) -> Option<u64> {
         Entry::Renamed(renaming) => Some(renaming.at_ns),
         Entry::Updated(update) => Some(update.at_ns),
         Entry::Pausing(pausing) => Some(pausing.at_ns),
-        Entry::Stuck(_) => None,
+        Entry::Stuck(stuck) => Some(stuck.at_ns),
         Entry::Ending(ending) => Some(ending.at_ns),
         Entry::Ended(ended) => Some(ended.at_ns),
     }
@@ -349,8 +349,8 @@ fn from_entry(entry: &Entry, before: Option<&Draft>, sources: &Sources) -> Vec<D
         }
         // Every pause is among the events.
         Entry::Pausing(_) => Vec::new(),
-        Entry::Stuck(why) => {
-            let text = format!("could not be ended: {why}");
+        Entry::Stuck(stuck) => {
+            let text = format!("could not be ended: {stuck}");
             vec![Draft::of(ns, StepKind::Stuck, text)]
         }
         Entry::Ending(ending) => {

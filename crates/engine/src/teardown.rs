@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::process::Process;
 
-use crate::account::{EndedEntry, EndingEntry, Entry};
+use crate::account::{EndedEntry, EndingEntry, Entry, StuckEntry};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::explaining::keep_story;
 use crate::holdings::{cgroup, name, scratch};
@@ -46,7 +46,7 @@ impl Site<'_> {
     /// Ends a box whose keeper is our child, and removes all of it.
     pub fn tear_down_own(&self, record: Locked, keeper: &Process) -> Result<(), Error> {
         self.end(&record, Some(keeper), OWN_WITHIN)?;
-        self.remove(record, None)
+        self.remove(&record, None)
     }
 
     /// Ends any box, and removes all of it.
@@ -66,7 +66,14 @@ impl Site<'_> {
             emptied: (!is_over).then(|| start.elapsed()),
             oom,
         };
-        self.remove(record, Some(&removal))
+        let result = self.remove(&record, Some(&removal));
+        note_stuck(&mut record, &result);
+        result
+    }
+
+    /// Ends what is left of a box whose end is on record already.
+    pub fn clear(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
+        self.end_recorded(&mut record, within, Reason::Asked)
     }
 
     /// Ends a detached box and writes down how it ended, if nobody has.
@@ -84,7 +91,6 @@ impl Site<'_> {
         Ok(())
     }
 
-    /// What cannot be ended says so on record, for whoever looks next.
     fn end_recorded(
         &self,
         record: &mut Locked,
@@ -94,12 +100,7 @@ impl Site<'_> {
         let keeper = provable_keeper(record, self.tagged(), self.host);
         note_kill(record, keeper.as_ref(), why);
         let result = self.end(record, keeper.as_ref(), within);
-        if let Err(error) = &result {
-            let why = std::error::Error::source(error);
-            let why = why.map_or_else(String::new, |why| format!(": {why}"));
-            // A record that cannot be written is no reason to say less now.
-            record.add(Entry::Stuck(format!("{error}{why}"))).ok();
-        }
+        note_stuck(record, &result);
         result
     }
 
@@ -124,8 +125,8 @@ impl Site<'_> {
     }
 
     /// With the story of it, unless it is its creator who has it.
-    fn remove(&self, record: Locked, told: Option<&Removal>) -> Result<(), Error> {
-        if may_keep_scratch(&record) {
+    fn remove(&self, record: &Locked, told: Option<&Removal>) -> Result<(), Error> {
+        if may_keep_scratch(record) {
             scratch::release(self.layout, record.as_fd(), self.id)?;
         }
         match record.account.intent {
@@ -137,7 +138,7 @@ impl Site<'_> {
             None => name::release_all(self.layout, self.id)?,
         }
         if let Some(removal) = told {
-            keep_story(self.layout, self.host, self.id, &record, removal);
+            keep_story(self.layout, self.host, self.id, record, removal);
         }
         record::remove(self.layout, self.id)
     }
@@ -165,6 +166,18 @@ fn note_kill(record: &mut Locked, keeper: Option<&Process>, why: Reason) {
     }
 }
 
+/// What cannot be ended says so on record, for whoever looks next.
+fn note_stuck(record: &mut Locked, result: &Result<(), Error>) {
+    let Err(error) = result else { return };
+    let why = std::error::Error::source(error).map(ToString::to_string);
+    let last = record.account.stuck.as_ref();
+    let entry = StuckEntry::after(last, error.to_string(), why.unwrap_or_default());
+    if !entry.is_said(last) {
+        // A record that cannot be written is no reason to say less now.
+        record.add(Entry::Stuck(entry)).ok();
+    }
+}
+
 /// A record that does not say counts as one that may.
 fn may_keep_scratch(record: &Locked) -> bool {
     let intent = record.account.intent.as_ref();
@@ -177,8 +190,9 @@ pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), E
     let start = Instant::now();
     while !keeper.wait_dead(within).doing(doing)? {
         if start.elapsed() >= within {
-            return Err(Error::new(ErrorKind::Failed, format!("box {id} is stuck"))
-                .because("its keeper does not die")
+            let message = format!("cannot end the keeper of box {id}");
+            return Err(Error::new(ErrorKind::Failed, message)
+                .because(format!("process {} does not die", keeper.pid()))
                 .with_hint(
                     "a process in it may hang in the kernel; it is tried again by the next command",
                 ));

@@ -8,10 +8,11 @@ use std::time::Duration;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::engine::{Engine, Manner};
+use crate::error::Error;
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::lifecycle::Care;
-use crate::observed::{Depth, Observed};
+use crate::observed::{Depth, Observed, When};
 use crate::record::{self, Locked, Record};
 use crate::spec::Name;
 use crate::teardown::OTHERS_WITHIN;
@@ -64,24 +65,16 @@ impl Engine {
         let Some(observed) = self.look_at(boxes, id, depth)? else {
             return Ok(None);
         };
-        match (observed.care(), self.manner) {
+        match (observed.care(When::Due), self.manner) {
             (Care::Nothing, _) | (_, Manner::Looking) => return Ok(Some(observed)),
             (Care::Finish | Care::Remove, Manner::Tending) => {}
         }
-        // Half-made may be just made, by somebody who is about to lock it.
-        let may_be_new = observed.record.account.intent.is_none();
-        if may_be_new && !record::hold_still(boxes) {
-            return Ok(Some(observed));
-        }
-        let locked = observed.record.lock(boxes, id, Duration::ZERO);
-        if may_be_new {
-            record::let_go(boxes);
-        }
-        // Whoever has the lock by now does the same.
-        match locked {
-            Ok(Some(locked)) => self.act(boxes, id, locked),
-            Ok(None) => return Ok(None),
-            Err(_) => {}
+        match take(boxes, id, observed.record) {
+            // What cannot be ended says so in its record.
+            Taken::Ours(locked) => drop(self.act(boxes, id, *locked, IN_PASSING)),
+            Taken::Gone => return Ok(None),
+            // Whoever has it does the same.
+            Taken::Others => {}
         }
         self.look_at(boxes, id, depth)
     }
@@ -105,19 +98,65 @@ impl Engine {
         }
     }
 
-    /// Once more, now that nobody else changes it. What cannot be ended says so
-    /// in its record.
-    fn act(&self, boxes: BorrowedFd<'_>, id: &BoxId, locked: Locked) {
+    /// Once more, now that nobody else changes it. The record, if there was nothing
+    /// to be done.
+    pub(crate) fn act(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        locked: Locked,
+        effort: Effort,
+    ) -> Result<Option<Locked>, Error> {
         let Ok(Some(record)) = Record::look(boxes, id) else {
-            return;
+            return Ok(None);
         };
         let observed = Observed::of(record, self.layout.tagged(id), &self.host, Depth::Care);
         let why = observed.reason(&self.host);
-        match observed.care_of_ours() {
-            Care::Nothing => {}
-            Care::Finish => drop(self.site(id).finish(locked, OTHERS_WITHIN, why)),
-            Care::Remove => drop(self.site(id).tear_down(locked, OTHERS_WITHIN, why)),
+        let site = self.site(id);
+        match observed.care_of_ours(effort.when) {
+            Care::Nothing => return Ok(Some(locked)),
+            Care::Finish => site.finish(locked, effort.within, why)?,
+            Care::Remove => site.tear_down(locked, effort.within, why)?,
         }
+        Ok(None)
+    }
+}
+
+/// How hard it is tried.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    pub when: When,
+    pub within: Duration,
+}
+
+/// No command waits long for another's mess, nor again and again.
+const IN_PASSING: Effort = Effort {
+    when: When::Due,
+    within: OTHERS_WITHIN,
+};
+
+/// What became of an attempt to have a record to oneself, without waiting for it.
+#[derive(Debug)]
+pub enum Taken {
+    Ours(Box<Locked>),
+    Others,
+    Gone,
+}
+
+pub fn take(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> Taken {
+    // Half-made may be just made, by somebody who is about to lock it.
+    let may_be_new = record.account.intent.is_none();
+    if may_be_new && !record::hold_still(boxes) {
+        return Taken::Others;
+    }
+    let locked = record.lock(boxes, id, Duration::ZERO);
+    if may_be_new {
+        record::let_go(boxes);
+    }
+    match locked {
+        Ok(Some(locked)) => Taken::Ours(Box::new(locked)),
+        Ok(None) => Taken::Gone,
+        Err(_) => Taken::Others,
     }
 }
 

@@ -37,25 +37,30 @@ pub fn boxes_in(root: &Path, tag: &Tag) -> Vec<BoxId> {
     entries.filter_map(id).collect()
 }
 
-/// Every process that is a keeper of this state root, by its box.
-pub fn keepers(tag: &Tag) -> Vec<(BoxId, Process)> {
+/// Every process that is called like a keeper of this state root, by its box.
+pub fn claims(tag: &Tag) -> Vec<(BoxId, i32)> {
     let Ok(procfs) = Procfs::open() else {
         return Vec::new();
     };
     let pids = procfs.pids().unwrap_or_default();
-    let keepers = pids.into_iter().filter_map(|pid| {
+    let claims = pids.into_iter().filter_map(|pid| {
         let text = procfs.text(&format!("{pid}/cmdline")).ok()?;
-        let id = box_of_keeper(&text, tag)?;
-        let process = Process::open(pid).ok()?;
-        is_keeper_of(&process, Tagged { tag, id: &id }).then_some((id, process))
+        Some((box_of_keeper(&text, tag)?, pid))
     });
-    keepers.collect()
+    claims.collect()
+}
+
+/// The process of this number, if it is the keeper of the box.
+pub fn keeper_with(of: Tagged<'_>, pid: i32) -> Option<Process> {
+    let process = Process::open(pid).ok()?;
+    is_keeper_of(&process, of).then_some(process)
 }
 
 /// The keeper of one box, by its name alone.
 pub fn keeper_of(of: Tagged<'_>) -> Option<Process> {
-    let mut keepers = keepers(of.tag).into_iter();
-    keepers.find_map(|(id, process)| (id == *of.id).then_some(process))
+    let claims = claims(of.tag).into_iter();
+    let mut its = claims.filter(|(id, _)| id == of.id);
+    its.find_map(|(_, pid)| keeper_with(of, pid))
 }
 
 /// Last in its arguments are its state root's tag and its box.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Audit, AuditedBox, Engine, Error, Fading, KeptBy, Would};
+use tare_engine::{Audit, AuditedBox, Engine, Error, Fading, KeptBy, Timestamp, Would};
 
 use super::{DONE, FAILED};
-use crate::cells;
+use crate::cells::{self, counted};
 use crate::error::{print_json, print_result};
 use crate::table::{self, Column};
 
@@ -46,10 +46,19 @@ pub struct AuditArgs {
     /// Print it as one line of JSON
     #[arg(long)]
     json: bool,
+
+    /// Wait first until the kernel has freed what it frees a little later, such as
+    /// network namespaces; up to ten seconds
+    #[arg(long)]
+    wait: bool,
 }
 
 pub fn run(args: &AuditArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let audit = Engine::look(state_root)?.audit()?;
+    let engine = Engine::look(state_root)?;
+    if args.wait {
+        engine.await_faded();
+    }
+    let audit = engine.audit()?;
     match args.json {
         true => print_json(&audit)?,
         false => print_result(&as_text(&audit))?,
@@ -110,19 +119,14 @@ fn fading(fading: &Fading) -> String {
             "cgroups",
         ));
     }
+    let ports = fading.ports.iter().flatten();
+    what.extend(ports.map(|port| format!("{} port {}", port.transport, port.address)));
     match what.is_empty() {
         true => String::new(),
         false => format!(
             "The kernel is still freeing {}, whoever had them.\n",
-            what.join(" and ")
+            what.join(", ")
         ),
-    }
-}
-
-fn counted(count: usize, one: &str, several: &str) -> String {
-    match count {
-        1 => format!("1 {one}"),
-        other => format!("{other} {several}"),
     }
 }
 
@@ -151,7 +155,10 @@ fn kept_by(of: &KeptBy) -> String {
     match of {
         KeptBy::Keeper { pid } => format!("process {pid}"),
         KeptBy::Processes { pids } => counted(pids.len(), "process", "processes"),
-        KeptBy::Retention { until } => format!("retention, until {until}"),
+        KeptBy::Retention { until } => {
+            let left = cells::time_left(until.since(Timestamp::now()));
+            format!("retention, {left} left")
+        }
         KeptBy::Nobody => cells::NOTHING.to_owned(),
     }
 }

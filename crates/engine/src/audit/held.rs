@@ -12,7 +12,6 @@ use tare_kernel::sockets::Listening;
 use super::census::Census;
 use crate::engine::Engine;
 use crate::id::BoxId;
-use crate::layout;
 use crate::observed::Observed;
 
 /// `None` is what the kernel does not show to us.
@@ -98,26 +97,19 @@ impl Engine {
             false => None,
         };
         held.scratch_bytes = shown_keeper.as_ref().and_then(scratch_of_living);
-        held.cgroups = self.cgroup_directories(id, &tree);
+        held.cgroups = self.unified_directories(&tree);
         held.host_mounts = self.scratch_of(id, observed).into_iter().collect();
         held.ports = ports(&seen, &tree, &census.listening);
         held.take(seen);
         held
     }
 
-    /// Those of v1 have none below them: nobody in a box sees them.
-    fn cgroup_directories(&self, id: &BoxId, tree: &CgroupTree) -> Vec<PathBuf> {
-        let tagged = self.layout.tagged(id);
+    fn unified_directories(&self, tree: &CgroupTree) -> Vec<PathBuf> {
         let unified = self.host.cgroups.unified.as_deref();
-        let of_v1 = self.host.cgroups.all().into_iter();
-        let of_v1 = of_v1.filter(|root| Some(*root) != unified);
-        let mut found: Vec<PathBuf> = of_v1
-            .map(|root| layout::cgroup(root, tagged))
-            .filter(|path| path.is_dir())
-            .collect();
-        let below = tree.directories.iter();
-        found.extend(below.filter_map(|it| Some(unified?.join(&it.path))));
-        found
+        let directories = tree.directories.iter();
+        directories
+            .filter_map(|it| Some(unified?.join(&it.path)))
+            .collect()
     }
 }
 
@@ -180,6 +172,16 @@ impl Seen {
 }
 
 impl Held {
+    pub(super) fn add_cgroups<'a>(&mut self, found: impl Iterator<Item = &'a PathBuf>) {
+        let known: BTreeSet<&PathBuf> = self.cgroups.iter().collect();
+        let others: Vec<PathBuf> = found
+            .filter(|path| !known.contains(path))
+            .cloned()
+            .collect();
+        self.cgroups.extend(others);
+        self.cgroups.sort();
+    }
+
     fn take(&mut self, seen: Seen) {
         self.descriptors = (!seen.hides_descriptors).then_some(seen.descriptors);
         self.mounts = (!seen.mounts.is_empty()).then(|| seen.mounts.values().sum());

@@ -393,7 +393,8 @@ pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<()
     }
     for root in roots {
         let path = layout::cgroup(root, of);
-        remove(&path).doing(|| format!("cannot remove cgroup {}", path.display()))?;
+        remove(&path, within.min(REMOVE_WITHIN))
+            .doing(|| format!("cannot remove cgroup {}", path.display()))?;
     }
     Ok(())
 }
@@ -413,15 +414,14 @@ fn empty(path: &Path, within: Duration) -> io::Result<()> {
     }
 }
 
-fn remove(path: &Path) -> io::Result<()> {
+fn remove(path: &Path, within: Duration) -> io::Result<()> {
     let start = Instant::now();
     loop {
         match cgroup::remove(path) {
             Err(error)
-                if error.kind() == io::ErrorKind::ResourceBusy
-                    && start.elapsed() < REMOVE_WITHIN =>
+                if error.kind() == io::ErrorKind::ResourceBusy && start.elapsed() < within =>
             {
-                // A bounded look-again: gives up at `REMOVE_WITHIN`.
+                // A bounded look-again: gives up at `within`.
                 std::thread::sleep(Duration::from_micros(200));
             }
             other => return other,

@@ -1,0 +1,129 @@
+//! `tare sweep`: what `tare audit` finds, done.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::spec::received::escaped;
+use tare_engine::{Engine, Error, Outcome, Swept, Would};
+
+use super::{DONE, FAILED};
+use crate::cells::counted;
+use crate::error::{print_json, print_result};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare sweep --dry-run
+  tare sweep
+  tare sweep --json | jq -r '.[] | select(.outcome == \"stuck\") | .id'";
+
+/// End what is nobody's, and finish every box that is over
+///
+/// What is on the host and in no record is ended. A box that is over is finished: its
+/// last processes and cgroups go, its end is written down. What was to be kept of it
+/// stays until its retention has passed; then it is removed. A box that lives, or may
+/// live, is never touched, nor is one of another state root.
+/// Every command does some of this when it starts: nobody has to run a sweep. One that
+/// cannot be ended within its bound is 'stuck', on record with the step and the reason,
+/// holds up no other, and is tried again by later commands, less and less often, and by
+/// every sweep. Exits with 1 if anything is stuck or had to be left alone, with 0 after
+/// --dry-run.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct SweepArgs {
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Print a JSON array instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &SweepArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let swept = match args.dry_run {
+        true => Engine::look(state_root)?.plan_sweep()?,
+        false => Engine::open_to_sweep(state_root)?.sweep()?,
+    };
+    match args.json {
+        true => print_json(&swept)?,
+        false => print_result(&as_text(&swept))?,
+    }
+    Ok(
+        match args.dry_run || swept.iter().all(|one| is_well(&one.outcome)) {
+            true => DONE,
+            false => FAILED,
+        },
+    )
+}
+
+/// Whoever is busy with it does what there is to be done.
+fn is_well(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Planned | Outcome::Done | Outcome::Busy => true,
+        Outcome::Left | Outcome::Stuck { .. } => false,
+    }
+}
+
+fn as_text(swept: &[Swept]) -> String {
+    if swept.is_empty() {
+        return "Nothing to sweep.\n".to_owned();
+    }
+    let lines: String = swept.iter().map(line).collect();
+    lines + &summary(swept)
+}
+
+fn line(one: &Swept) -> String {
+    let found = escaped(&one.found.join("; "));
+    let why = match &one.outcome {
+        Outcome::Stuck { step, reason } => escaped(&format!(": {step}: {reason}")),
+        Outcome::Planned | Outcome::Done | Outcome::Busy | Outcome::Left => String::new(),
+    };
+    format!("{:<12}  {found}{why}\n", word(&one.outcome, one.would))
+}
+
+fn word(outcome: &Outcome, would: Would) -> &'static str {
+    match (outcome, would) {
+        (Outcome::Stuck { .. }, _) => "stuck",
+        (Outcome::Busy, _) => "busy",
+        (Outcome::Left, _) | (Outcome::Planned | Outcome::Done, Would::Leave) => "left",
+        (Outcome::Planned, Would::End) => "would end",
+        (Outcome::Planned, Would::Finish) => "would finish",
+        (Outcome::Planned, Would::Remove) => "would remove",
+        (Outcome::Done, Would::End) => "ended",
+        (Outcome::Done, Would::Finish) => "finished",
+        (Outcome::Done, Would::Remove) => "removed",
+    }
+}
+
+fn summary(swept: &[Swept]) -> String {
+    let count = |wanted: fn(&Outcome) -> bool| {
+        let found = swept.iter().filter(|one| wanted(&one.outcome));
+        found.count()
+    };
+    let left = count(|it| matches!(it, Outcome::Left));
+    let parts = [
+        (
+            count(|it| matches!(it, Outcome::Planned)),
+            "to do; nothing was changed",
+        ),
+        (count(|it| matches!(it, Outcome::Done)), "done"),
+        (
+            count(|it| matches!(it, Outcome::Busy)),
+            "left to another command",
+        ),
+        (left, "left alone: 'tare rm -f' ends it"),
+        (
+            count(Outcome::is_stuck),
+            "stuck: tried again by later commands",
+        ),
+    ];
+    let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+    format!(
+        "{}: {}.\n",
+        counted(swept.len(), "box", "boxes"),
+        parts.join("; ")
+    )
+}

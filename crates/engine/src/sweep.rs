@@ -1,0 +1,235 @@
+//! The comparison of records and host, acting: what an audit finds goes through the
+//! one way out, and so does every box that is over.
+//!
+//! Nobody waits for long: every box has its bound, those that were stuck before come
+//! last, and only when all others are done some of the stuck get more time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::account::{EndingEntry, Entry};
+use crate::comparison::{Comparison, Would, would_about};
+use crate::engine::Engine;
+use crate::error::{Doing, Error};
+use crate::id::BoxId;
+use crate::lifecycle::Care;
+use crate::observed::{Depth, Observed, When};
+use crate::reason::Reason;
+use crate::record::{self, Locked, Record};
+use crate::teardown::OTHERS_WITHIN;
+use crate::tending::{Effort, Taken, take};
+
+/// What a box gets that did not end at once, when all others are done.
+const PATIENT_WITHIN: Duration = Duration::from_secs(2);
+/// What all of those get together.
+const PATIENT_FOR: Duration = Duration::from_secs(10);
+
+/// One box, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Swept {
+    pub id: BoxId,
+    /// What there was to be done something about, in sentences.
+    pub found: Vec<String>,
+    pub would: Would,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    #[serde(skip)]
+    was_stuck: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// Nothing yet: it was only looked at.
+    Planned,
+    /// It was done, and seen to be.
+    Done,
+    /// Somebody else is making, changing or ending it.
+    Busy,
+    /// It may live, or be in order: who wants its end says so.
+    Left,
+    /// It could not be done within its bound; it is tried again.
+    Stuck { step: String, reason: String },
+}
+
+impl Engine {
+    /// What a sweep would do. Changes nothing.
+    pub fn plan_sweep(&self) -> Result<Vec<Swept>, Error> {
+        let comparison = self.compare(Depth::Care)?;
+        let mut plan: BTreeMap<BoxId, Swept> = BTreeMap::new();
+        let mut note = |id: &BoxId, sentence: &str, would: Would| {
+            let one = plan.entry(id.clone()).or_insert_with(|| Swept::new(id));
+            one.found.push(sentence.to_owned());
+            one.would = one.would.max(would);
+        };
+        for orphan in &comparison.orphans {
+            note(orphan.id(), &orphan.sentence, orphan.would);
+        }
+        for lost in &comparison.lost {
+            note(&lost.id, &lost.sentence, lost.would);
+        }
+        for (id, sentence) in self.expired(&comparison) {
+            note(id, &sentence, Would::Remove);
+        }
+        for compared in &comparison.boxes {
+            if let Some(one) = plan.get_mut(&compared.id) {
+                one.was_stuck = compared.observed.record.account.stuck.is_some();
+            }
+        }
+        let mut plan: Vec<Swept> = plan.into_values().collect();
+        let leave = plan.iter_mut().filter(|one| one.would == Would::Leave);
+        leave.for_each(|one| one.outcome = Outcome::Left);
+        plan.sort_by_key(|one| one.was_stuck);
+        Ok(plan)
+    }
+
+    /// Does it. What cannot be done is among what is returned.
+    pub fn sweep(&self) -> Result<Vec<Swept>, Error> {
+        let mut plan = self.plan_sweep()?;
+        if plan.iter().all(|one| one.would == Would::Leave) {
+            return Ok(plan);
+        }
+        record::prepare_state_root(&self.layout)?;
+        let boxes = self.boxes()?;
+        for one in &mut plan {
+            self.sweep_one(boxes.as_fd(), one, OTHERS_WITHIN);
+        }
+        let until = Instant::now() + PATIENT_FOR;
+        for one in plan.iter_mut().filter(|one| one.outcome.is_stuck()) {
+            if Instant::now() < until {
+                self.sweep_one(boxes.as_fd(), one, PATIENT_WITHIN);
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Boxes that were kept for as long as they were to be; nothing of them is missing.
+    fn expired<'a>(&self, comparison: &'a Comparison) -> Vec<(&'a BoxId, String)> {
+        let boxes = comparison.boxes.iter().filter(|compared| {
+            let observed = &compared.observed;
+            observed.is_over() && observed.care(When::Now) == Care::Remove
+        });
+        let sentence = |id: &BoxId, observed: &Observed| match observed.reason(&self.host) {
+            Reason::Rebooted => format!("box {id} is of an earlier boot"),
+            Reason::NotKept => format!("box {id} is over, and was not to be kept"),
+            Reason::Own | Reason::Asked | Reason::Abandoned | Reason::Overdue | Reason::Expired => {
+                format!("box {id} is over, and its retention has passed")
+            }
+        };
+        boxes
+            .map(|compared| (&compared.id, sentence(&compared.id, &compared.observed)))
+            .collect()
+    }
+
+    fn sweep_one(&self, boxes: BorrowedFd<'_>, one: &mut Swept, within: Duration) {
+        one.outcome = match one.would {
+            Would::Leave => Outcome::Left,
+            Would::Remove | Would::Finish | Would::End => self
+                .try_to_sweep(boxes, &one.id, within)
+                .unwrap_or_else(|error| Outcome::stuck(&error)),
+        };
+    }
+
+    fn try_to_sweep(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        within: Duration,
+    ) -> Result<Outcome, Error> {
+        let doing = || format!("cannot open the record of box {id}");
+        let Some(record) = Record::look(boxes, id).doing(doing)? else {
+            return self.end_orphan(boxes, id, within);
+        };
+        match take(boxes, id, record) {
+            Taken::Others => Ok(Outcome::Busy),
+            Taken::Gone => Ok(Outcome::Done),
+            Taken::Ours(locked) => self.end_ours(boxes, id, *locked, within),
+        }
+    }
+
+    /// By its id alone. Its record is made first: whatever happens now, the next
+    /// command goes on.
+    fn end_orphan(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        within: Duration,
+    ) -> Result<Outcome, Error> {
+        let mut locked = match Locked::claim(boxes, id) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Outcome::Busy),
+            other => other.doing(|| format!("cannot make a record of box {id}"))?,
+        };
+        let why = Reason::Abandoned;
+        // Without it, whoever lives in there would seem to be none of our business.
+        locked.add(Entry::Ending(EndingEntry::now(why))).ok();
+        self.site(id).tear_down(locked, within, why)?;
+        Ok(Outcome::Done)
+    }
+
+    fn end_ours(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        locked: Locked,
+        within: Duration,
+    ) -> Result<Outcome, Error> {
+        let site = self.site(id);
+        let looked = Record::look(boxes, id).doing(|| format!("cannot look at box {id}"))?;
+        let Some(record) = looked else {
+            return Ok(Outcome::Done);
+        };
+        let observed = Observed::of(record, self.layout.tagged(id), &self.host, Depth::Care);
+        if let Some(flaw) = &observed.record.flaw {
+            return match would_about(flaw, self.has_life(id)) {
+                Would::Leave => Ok(Outcome::Left),
+                Would::Remove | Would::Finish | Would::End => {
+                    let ended = site.tear_down(locked, within, Reason::Asked);
+                    ended.map(|()| Outcome::Done)
+                }
+            };
+        }
+        let effort = Effort {
+            when: When::Now,
+            within,
+        };
+        match self.act(boxes, id, locked, effort)? {
+            // What is left of it apart from its record.
+            Some(locked) if observed.is_over() => site.clear(locked, within)?,
+            Some(_) | None => {}
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Swept {
+    fn new(id: &BoxId) -> Self {
+        Self {
+            id: id.clone(),
+            found: Vec::new(),
+            would: Would::Leave,
+            outcome: Outcome::Planned,
+            was_stuck: false,
+        }
+    }
+}
+
+impl Outcome {
+    fn stuck(error: &Error) -> Self {
+        let reason = std::error::Error::source(error).map(ToString::to_string);
+        Self::Stuck {
+            step: error.to_string(),
+            reason: reason.unwrap_or_default(),
+        }
+    }
+
+    pub fn is_stuck(&self) -> bool {
+        match self {
+            Self::Stuck { .. } => true,
+            Self::Planned | Self::Done | Self::Busy | Self::Left => false,
+        }
+    }
+}
