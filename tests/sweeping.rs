@@ -347,7 +347,9 @@ fn a_stuck_box_holds_up_no_other_and_is_tried_less_and_less_often() {
     }
     let tries = stuck_lines(&tare.record(&id)) - before;
     assert!(tries < 10, "{tries} of 20");
-    tare.call(["audit"]).exited(1);
+    let text = tare.call(["audit"]).exited(1).stdout_text();
+    assert!(text.contains("Stuck, and tried again"), "{text}");
+    assert!(text.contains("does not die"), "{text}");
     freezer.thaw();
     eventually("nobody is in there", || tare.processes_in(&id).is_empty());
     let swept = json(&tare, &["sweep", "--json"], 0);

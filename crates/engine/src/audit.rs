@@ -8,7 +8,8 @@ mod census;
 mod fading;
 mod held;
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -112,10 +113,15 @@ impl Engine {
         }
     }
 
-    /// Where a box has something mounted on the host.
-    fn scratch_of(&self, id: &BoxId, observed: &Observed) -> Option<PathBuf> {
-        let keeps = observed.record.keeps_scratch();
-        keeps.then(|| self.layout.scratch(id))
+    /// Where a box has its scratch space mounted on the host. Without privileges it
+    /// is a directory there.
+    fn mounted_scratch(&self, id: &BoxId, observed: &Observed) -> Option<PathBuf> {
+        if !observed.record.keeps_scratch() {
+            return None;
+        }
+        let path = self.layout.scratch(id);
+        let device = |path: &Path| Some(path.symlink_metadata().ok()?.dev());
+        (device(&path)? != device(path.parent()?)?).then_some(path)
     }
 }
 

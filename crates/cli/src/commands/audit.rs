@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Audit, AuditedBox, Engine, Error, Fading, KeptBy, Timestamp, Would};
+use tare_engine::{
+    Audit, AuditedBox, BoxId, Engine, Error, Fading, KeptBy, LostKind, Timestamp, Would,
+};
 
 use super::{DONE, FAILED};
 use crate::cells::{self, counted};
@@ -80,6 +82,7 @@ fn as_text(audit: &Audit) -> String {
     text += &section("On the host, and in no record:", orphans);
     let lost = audit.lost.iter().map(|it| (&it.sentence, it.would));
     text += &section("In a record, and not so on the host:", lost);
+    text += &stuck(audit);
     text += &verdict(audit);
     text += &fading(&audit.fading);
     text
@@ -96,6 +99,21 @@ fn section<'a>(title: &str, found: impl Iterator<Item = (&'a String, Would)>) ->
     }
 }
 
+/// Why boxes are still there that should not be. What is wrong with a record was said.
+fn stuck(audit: &Audit) -> String {
+    let is_said = |id: &BoxId| {
+        let mut said = audit.lost.iter().filter(|it| it.id == *id);
+        said.any(|it| matches!(it.what, LostKind::Record { .. }))
+    };
+    let stuck = audit.boxes.iter().filter(|one| !is_said(&one.id));
+    let line = |one: &AuditedBox| Some(format!("  {}\n", escaped(one.stuck_on.as_ref()?)));
+    let lines: String = stuck.filter_map(line).collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("Stuck, and tried again by later commands:\n{lines}"),
+    }
+}
+
 fn verdict(audit: &Audit) -> String {
     let boxes = counted(audit.boxes.len(), "box", "boxes");
     let differences = audit.orphans.len() + audit.lost.len();
@@ -103,7 +121,10 @@ fn verdict(audit: &Audit) -> String {
         0 => {
             format!("{boxes}. Records and host agree: nothing is left over, nothing is missing.\n")
         }
-        some => format!("{boxes}, {}.\n", counted(some, "difference", "differences")),
+        some => {
+            let differences = counted(some, "difference", "differences");
+            format!("{boxes}, {differences}; 'tare sweep' does what it would.\n")
+        }
     }
 }
 

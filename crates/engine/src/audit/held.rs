@@ -2,17 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::{StatFs, statfs};
 use serde::Serialize;
 use tare_kernel::cgroup::tree::CgroupTree;
-use tare_kernel::procfs::{NAMESPACE_KINDS, ShownProcess};
+use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ShownProcess};
 use tare_kernel::sockets::Listening;
 
 use super::census::Census;
+use crate::boxes::spec_of;
 use crate::engine::Engine;
+use crate::holdings::cgroup::CgroupUsage;
 use crate::id::BoxId;
 use crate::observed::Observed;
+use crate::spec::Isolation;
 
 /// `None` is what the kernel does not show to us.
 #[derive(Debug, Default, Serialize)]
@@ -67,7 +71,8 @@ struct Seen {
     sockets: BTreeMap<u64, Vec<i32>>,
     namespaces: BTreeMap<(usize, u64), Vec<i32>>,
     hides_namespaces: bool,
-    mounts: BTreeMap<u64, u64>,
+    /// How many there are in each mount namespace.
+    mounts: Vec<u64>,
 }
 
 impl Engine {
@@ -82,23 +87,15 @@ impl Engine {
                 seen.look(pid, &shown, census, &mut held);
             }
         }
-        let keeper = observed.keeper.as_ref();
-        let shown_keeper = keeper.and_then(|keeper| {
-            let procfs = census.procfs.as_ref()?;
-            procfs.process(keeper.pid()).seen()
-        });
-        held.memory_bytes = match observed.is_live() {
-            true => {
-                self.host
-                    .meters()
-                    .usage(self.layout.tagged(id))
-                    .memory_bytes
-            }
-            false => None,
+        let used = match observed.is_live() {
+            true => self.host.meters().usage(self.layout.tagged(id)),
+            false => CgroupUsage::default(),
         };
-        held.scratch_bytes = shown_keeper.as_ref().and_then(scratch_of_living);
+        held.memory_bytes = used.memory_bytes;
+        let mounted = self.mounted_scratch(id, observed);
+        held.scratch_bytes = scratch_bytes(observed, census, mounted.as_deref());
         held.cgroups = self.unified_directories(&tree);
-        held.host_mounts = self.scratch_of(id, observed).into_iter().collect();
+        held.host_mounts = mounted.into_iter().collect();
         held.ports = ports(&seen, &tree, &census.listening);
         held.take(seen);
         held
@@ -157,16 +154,15 @@ impl Seen {
             return;
         };
         for (kind, inode) in inodes.into_iter().enumerate() {
-            if census.own_namespaces.get(kind) != Some(&inode) {
-                self.namespaces.entry((kind, inode)).or_default().push(pid);
+            if census.own_namespaces.get(kind) == Some(&inode) {
+                continue;
             }
-        }
-        let namespace = shown.mount_namespace().seen();
-        if let Some(namespace) = namespace
-            && !self.mounts.contains_key(&namespace.inode)
-            && let Some(mounts) = namespace.mounts.or_else(|| shown.listed_mounts().seen())
-        {
-            self.mounts.insert(namespace.inode, mounts);
+            let known = self.namespaces.entry((kind, inode)).or_default();
+            let is_new = known.is_empty();
+            known.push(pid);
+            if is_new && NAMESPACE_KINDS[kind] == NamespaceKind::Mount {
+                self.mounts.extend(mounts_of(shown));
+            }
         }
     }
 }
@@ -184,7 +180,7 @@ impl Held {
 
     fn take(&mut self, seen: Seen) {
         self.descriptors = (!seen.hides_descriptors).then_some(seen.descriptors);
-        self.mounts = (!seen.mounts.is_empty()).then(|| seen.mounts.values().sum());
+        self.mounts = (!seen.mounts.is_empty()).then(|| seen.mounts.iter().sum());
         let namespaces = seen.namespaces.into_iter();
         let namespaces = namespaces.map(|((kind, inode), pids)| HeldNamespace {
             kind: NAMESPACE_KINDS[kind].as_str(),
@@ -193,6 +189,12 @@ impl Held {
         });
         self.namespaces = (!seen.hides_namespaces).then(|| namespaces.collect());
     }
+}
+
+/// How many mounts there are in its namespace.
+fn mounts_of(shown: &ShownProcess<'_>) -> Option<u64> {
+    let counted = shown.mount_namespace().seen().and_then(|it| it.mounts);
+    counted.or_else(|| shown.listed_mounts().seen())
 }
 
 /// By the cgroup in which the socket was made, or by who has it open.
@@ -209,9 +211,23 @@ fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPor
     .collect()
 }
 
-/// Its own directory is on it, in every box that has one.
-fn scratch_of_living(keeper: &ShownProcess<'_>) -> Option<u64> {
-    let space = keeper.space_at("work").seen()?;
+/// As its keeper sees it, or as it was left.
+fn scratch_bytes(observed: &Observed, census: &Census, mounted: Option<&Path>) -> Option<u64> {
+    // Containment has none of its own.
+    if spec_of(observed)?.isolation != Isolation::Full {
+        return None;
+    }
+    let space = match &observed.keeper {
+        Some(keeper) => {
+            let shown = census.procfs.as_ref()?.process(keeper.pid()).seen()?;
+            shown.space_at("work").seen()?
+        }
+        None => statfs(mounted?).ok()?,
+    };
+    used(space)
+}
+
+fn used(space: StatFs) -> Option<u64> {
     let blocks = space.f_blocks.saturating_sub(space.f_bfree);
     Some(blocks * u64::try_from(space.f_bsize).ok()?)
 }
