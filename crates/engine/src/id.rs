@@ -23,7 +23,8 @@ impl BoxId {
 
     /// `None` for anything that is not the name of a box.
     pub fn parse(text: &str) -> Option<Self> {
-        let valid = text.len() == LENGTH && text.bytes().all(|byte| ALPHABET.contains(&byte));
+        let is_known = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
+        let valid = text.len() == LENGTH && text.bytes().all(is_known);
         valid.then(|| Self(text.to_owned()))
     }
 

@@ -19,8 +19,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, fstat, mkdirat, openat,
-    statat, unlinkat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, chmodat, fchmod, flock, fstat, mkdirat,
+    openat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -542,12 +542,21 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     tree::remove(boxes.as_fd(), &name).doing(doing)
 }
 
-/// The ids of all boxes on record.
+/// The ids of all boxes on record. Every command reads this list, and it may be long:
+/// nothing is copied of an entry but its id.
 pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
-    let entries = rustix::fs::Dir::read_from(boxes)?.filter_map(Result::ok);
-    let id = |entry: rustix::fs::DirEntry| BoxId::parse(entry.file_name().to_str().ok()?);
-    Ok(entries.filter_map(id).collect())
+    let directory = openat(boxes, c".", DIRECTORY, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(LIST_BYTES);
+    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+    let mut ids = Vec::new();
+    while let Some(entry) = entries.next() {
+        ids.extend(entry?.file_name().to_str().ok().and_then(BoxId::parse));
+    }
+    Ok(ids)
 }
+
+/// What the kernel hands out at a time: about a thousand names.
+const LIST_BYTES: usize = 32 << 10;
 
 /// Nobody is between making a record and locking it while this is held; when
 /// somebody is, someone else will look another time.
