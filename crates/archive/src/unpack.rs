@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::fs::{fchmod, futimens, linkat, mkdirat, openat, symlinkat, unlinkat, utimensat};
 use rustix::io::Errno;
+use tare_kernel::step::{once, step};
 
 use crate::descent::{Descent, open_beneath, open_content};
 use crate::error::Error;
@@ -183,7 +184,7 @@ impl Unpacking<'_> {
         self.count(name)?;
         let made = self.place.here().and_then(|here| {
             let mode = Mode::from_raw_mode(0o777);
-            mkdirat(here, component, mode)
+            step("directory unpacked", || mkdirat(here, component, mode))
         });
         made.and_then(|()| self.place.enter(component, None))
             .map_err(|errno| blocked(name, errno))
@@ -213,7 +214,8 @@ impl Unpacking<'_> {
             entered => return entered.map_err(|errno| blocked(name, errno)),
         }
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
-        replacing(here, last, || mkdirat(here, last, Mode::RWXU))
+        let make = || step("directory unpacked", || mkdirat(here, last, Mode::RWXU));
+        replacing(here, last, make)
             .and_then(|()| self.place.enter(last, Some(new)))
             .map_err(|errno| blocked(name, errno))
     }
@@ -230,7 +232,8 @@ impl Unpacking<'_> {
             return Err(Error::refused(cannot_unpack(name.as_bytes()), why));
         }
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
-        replacing(here, last, || symlinkat(target, here, last))
+        let make = || step("symlink unpacked", || symlinkat(target, here, last));
+        replacing(here, last, make)
             .and_then(|()| utimensat(here, last, &times(mtime), AtFlags::SYMLINK_NOFOLLOW))
             .map_err(|errno| blocked(name, errno))
     }
@@ -249,9 +252,8 @@ impl Unpacking<'_> {
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
         let linked = open_beneath(into, parent).and_then(|parent| {
             // Without AT_SYMLINK_FOLLOW: a link to a symlink is one more name of it.
-            replacing(here, last, || {
-                linkat(&parent, target, here, last, AtFlags::empty())
-            })
+            let link = || linkat(&parent, target, here, last, AtFlags::empty());
+            replacing(here, last, || step("hard link unpacked", link))
         });
         match linked {
             Err(Errno::NOENT) => refused("it is a hard link to something that is not there"),
@@ -278,7 +280,8 @@ impl Unpacking<'_> {
         let file = file.map_err(|errno| blocked(name, errno))?;
         if let Err(error) = fill(file.into(), name, size, attributes, reader) {
             // Best effort: the error says already that it is not there.
-            let _ = unlinkat(here, last, AtFlags::empty());
+            let take_back = || unlinkat(here, last, AtFlags::empty());
+            let _ = step("half a file taken back", take_back);
             return Err(error);
         }
         self.summary.bytes = bytes;
@@ -288,8 +291,10 @@ impl Unpacking<'_> {
 
 impl Attributes {
     fn set(self, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        fchmod(file, Mode::from_raw_mode(self.mode))?;
-        futimens(file, &times(self.mtime))
+        step("mode unpacked", || {
+            fchmod(file, Mode::from_raw_mode(self.mode))
+        })?;
+        step("time unpacked", || futimens(file, &times(self.mtime)))
     }
 }
 
@@ -309,7 +314,8 @@ fn times(mtime: i64) -> Timestamps {
 /// A file that is new and nobody else's until it is complete.
 fn create(here: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(here, name, flags, Mode::RUSR | Mode::WUSR)
+    let make = || openat(here, name, flags, Mode::RUSR | Mode::WUSR);
+    step("file unpacked", make)
 }
 
 fn fill(
@@ -329,12 +335,12 @@ fn fill(
         if count >= HOLE_BYTES_MIN && is_zeros(part) {
             file.seek(SeekFrom::Current(count as i64)).map_err(failed)?;
         } else {
-            file.write_all(part).map_err(failed)?;
+            once("content unpacked", || file.write_all(part)).map_err(failed)?;
         }
         reader.consume(count);
     }
     // The last thing may have been a hole.
-    file.set_len(size).map_err(failed)?;
+    step("size unpacked", || file.set_len(size)).map_err(failed)?;
     attributes
         .set(file.as_fd())
         .map_err(|errno| failed(errno.into()))
@@ -349,10 +355,13 @@ fn replacing<T>(
 ) -> rustix::io::Result<T> {
     for _ in 0..ATTEMPTS_MAX {
         match make() {
-            Err(Errno::EXIST) => match unlinkat(here, name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(errno),
-            },
+            Err(Errno::EXIST) => {
+                let remove = || unlinkat(here, name, AtFlags::empty());
+                match step("what was there removed", remove) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
             made => return made,
         }
     }

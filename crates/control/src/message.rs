@@ -167,6 +167,7 @@ pub enum SetupStep {
     Landlock,
     Streams,
     Fork,
+    Detach,
 }
 
 /// The step of starting the command that a failure belongs to.

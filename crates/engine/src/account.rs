@@ -261,6 +261,8 @@ impl EndedEntry {
 pub enum Entry {
     Intent(Box<Intent>),
     Keeper(KeeperIdentity),
+    /// Before another name is taken; then that it has one and no other.
+    Naming(Option<Renaming>),
     Renamed(Renaming),
     Updated(Update),
     Pausing(PausingEntry),
@@ -282,8 +284,10 @@ pub struct Account {
     pub newer: Option<u32>,
     pub intent: Option<Intent>,
     pub keeper: Option<KeeperIdentity>,
-    /// Every name that it may hold; the last is its own.
+    /// Every name that it has had; the last is its own.
     pub names: Vec<Name>,
+    /// The one that somebody was about to give it, until it is known to have one only.
+    pub naming: Option<Name>,
     pub pausing: Option<PausingEntry>,
     /// Since its end: why it cannot be removed.
     pub stuck: Option<StuckEntry>,
@@ -314,6 +318,7 @@ impl Account {
                 self.intent = Some(*intent);
             }
             Entry::Keeper(identity) => self.keeper = Some(identity),
+            Entry::Naming(naming) => self.naming = naming.map(|it| it.name),
             Entry::Renamed(renaming) => self.names.push(renaming.name),
             Entry::Updated(update) => self.update(&update),
             Entry::Pausing(pausing) => self.pausing = Some(pausing),
@@ -347,6 +352,11 @@ impl Account {
 
     pub fn name(&self) -> Option<&Name> {
         self.names.last()
+    }
+
+    /// Every name that may be its.
+    pub fn may_hold(&self) -> impl Iterator<Item = &Name> {
+        self.names.iter().chain(&self.naming)
     }
 
     pub fn detached(&self) -> Option<&DetachOptions> {

@@ -80,21 +80,36 @@ impl Engine {
             return Ok(());
         }
         self.tend_holder(wanted);
-        name::acquire(&self.layout, wanted, id)?;
-        // Both are this box's until it is written down which one is left.
-        let former = record.account.names.clone();
+        let doing = || format!("cannot record the name of box {id}");
         let renaming = Renaming {
             name: wanted.clone(),
             at_ns: boot_ns(),
         };
-        if let Err(error) = record.add(Entry::Renamed(renaming)) {
-            name::release(&self.layout, wanted, id)?;
-            return Err(error).doing(|| format!("cannot record the name of box {id}"));
+        let naming = Entry::Naming(Some(renaming.clone()));
+        record.add(naming).doing(doing)?;
+        let taken = name::acquire(&self.layout, wanted, id)
+            .and_then(|()| record.add(Entry::Renamed(renaming)).doing(doing));
+        // What was not written down is not so.
+        let settled = self.settle_names(&mut record, id);
+        taken.and(settled)
+    }
+
+    /// Lets go of every name that is not, or not any more, the box's own.
+    pub(crate) fn settle_names(&self, record: &mut Locked, id: &BoxId) -> Result<(), Error> {
+        let own = record.account.name().cloned();
+        let others = record
+            .account
+            .may_hold()
+            .filter(|it| Some(*it) != own.as_ref());
+        for other in others {
+            name::release(&self.layout, other, id)?;
         }
-        for name in former.iter().filter(|name| *name != wanted) {
-            name::release(&self.layout, name, id)?;
+        match record.account.naming {
+            Some(_) => record
+                .add(Entry::Naming(None))
+                .doing(|| format!("cannot record the name of box {id}")),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Gives a live box other limits, or another lease from now on.
@@ -147,7 +162,12 @@ impl Engine {
         let record = Record::look(boxes.as_fd(), id).doing(doing)?;
         let record = record.ok_or_else(|| no_box(id.as_str()))?;
         let locked = record.lock(boxes.as_fd(), id, LOCK_WITHIN)?;
-        locked.ok_or_else(|| no_box(id.as_str()))
+        let locked = locked.ok_or_else(|| no_box(id.as_str()))?;
+        match &locked.flaw {
+            // Whoever does not know what it is cannot say what it is to be.
+            Some(flaw) => Err(damaged(id).because(flaw.to_string())),
+            None => Ok(locked),
+        }
     }
 
     /// The same of a box that was left to itself. An attached one is locked by

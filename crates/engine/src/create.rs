@@ -17,7 +17,7 @@ use tare_kernel::spawn::Spawned;
 use crate::account::{DetachOptions, KeeperIdentity, Lease};
 use crate::attached::Streams;
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Doing, Error};
 use crate::holdings::cgroup::{self, CgroupHolding, Residence};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{name, scratch, uids};
@@ -158,12 +158,8 @@ impl Engine {
         let lease = Lease::of(ends.options().and_then(|options| options.lease));
         let detached = ends.options().map(|options| (options, lease));
         let plan = plan::plan(spec, id, &self.host, &held.cgroups, &held.trees, detached);
-        match keeper::send_plan(&control, &plan) {
-            Err(error) if error.kind() == ErrorKind::BadRequest => {
-                return Err(Unmade::with(error, keeper));
-            }
-            // A keeper that is gone has said why, or its death will.
-            Ok(()) | Err(_) => {}
+        if let Err(error) = keeper::send_plan(&control, &plan) {
+            return Err(Unmade::with(error, keeper));
         }
         Ok(Made {
             keeper,
@@ -199,8 +195,8 @@ impl Engine {
             at_ns: boot_ns(),
         };
         record.add_keeper(identity).doing(doing)?;
-        keeper::send_request(&made.control, &Request::Go).ok();
-        Ok(())
+        let go = keeper::send_request(&made.control, &Request::Go);
+        keeper::unless_gone(go).doing(|| "cannot tell the keeper to go".into())
     }
 
     fn id_map(&self, spec: &Spec, first: u32) -> IdMap {

@@ -12,6 +12,7 @@ use crate::account::EndedEntry;
 use crate::boxes::has_ended;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
+use crate::flaw::Flaw;
 use crate::holdings::cgroup;
 use crate::id::BoxId;
 use crate::line;
@@ -179,6 +180,13 @@ impl Engine {
         let Some(locked) = record.lock(boxes.as_fd(), id, OWN_WITHIN)? else {
             return Ok(());
         };
+        if let (Leave::Record, Some(flaw @ Flaw::Unreadable(_))) = (leave, &locked.flaw) {
+            // It may say that it is to be kept.
+            let message = format!("cannot end box {id}");
+            return Err(Error::new(ErrorKind::Failed, message)
+                .because(flaw.to_string())
+                .with_hint("'tare rm -f' ends it all the same, and keeps nothing of it"));
+        }
         let site = self.site(id);
         match (leave, is_kept(&locked)) {
             (Leave::Record, true) => site.finish(locked, OWN_WITHIN, Reason::Asked),

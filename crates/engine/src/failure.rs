@@ -64,6 +64,7 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
         SetupStep::Landlock => "cannot restrict the box with Landlock".to_owned(),
         SetupStep::Streams => format!("cannot connect the command's streams ({subject})"),
         SetupStep::Fork => format!("cannot start a process in the box ({subject})"),
+        SetupStep::Detach => "cannot leave the box to itself".to_owned(),
     }
 }
 
@@ -93,7 +94,8 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
         | SetupStep::Hostname
         | SetupStep::Terminal
         | SetupStep::Landlock
-        | SetupStep::Streams => None,
+        | SetupStep::Streams
+        | SetupStep::Detach => None,
     }
 }
 

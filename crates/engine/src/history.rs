@@ -180,7 +180,7 @@ fn append(file: &File, line: &[u8]) -> io::Result<()> {
     let bytes = [separator, line].concat();
     let written = step("story written", || file.write_all_at(&bytes, end));
     if written.is_err() {
-        file.set_len(end)?;
+        step("half a story taken back", || file.set_len(end))?;
     }
     written
 }

@@ -213,7 +213,8 @@ mod libc_errno {
     pub const ENOSPC: i32 = 28;
 }
 
-/// Hands the plan over; the keeper reads while we write.
+/// Hands the plan over; the keeper reads while we write. One that is gone has said
+/// why, or its death will.
 pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
     let frame = encode(plan, PLAN_BYTES_MAX).map_err(|error| {
         Error::new(
@@ -223,8 +224,22 @@ pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
         .because(error)
         .with_hint("pass large data through stdin or a volume")
     })?;
-    step("plan sent", || control.write_all(&frame))
+    unless_gone(step("plan sent", || control.write_all(&frame)))
         .doing(|| "cannot hand the plan to the keeper".into())
+}
+
+/// What was sent to a keeper that is gone is no failure of ours.
+pub fn unless_gone(sent: io::Result<()>) -> io::Result<()> {
+    let is_gone = |kind| {
+        matches!(
+            kind,
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+        )
+    };
+    match sent {
+        Err(error) if is_gone(error.kind()) => Ok(()),
+        other => other,
+    }
 }
 
 /// A request is small: the socket takes it whole or the keeper is gone.

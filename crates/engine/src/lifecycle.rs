@@ -48,6 +48,8 @@ pub struct Facts {
     pub stuck: bool,
     /// That is so short a time ago that it is not tried again yet.
     pub tried_lately: bool,
+    /// Somebody has begun to end it, and said so on record.
+    pub ending: bool,
     /// Its end is on record.
     pub ended: bool,
     /// Nothing of it is to be kept after its end, or not any longer; nothing ever
@@ -109,9 +111,10 @@ pub fn care(facts: &Facts) -> Care {
         (Tie::Damaged, _) => Care::Nothing,
         (Tie::HalfMade | Tie::Attached, _) => Care::Remove,
         // A creator that is gone has taken it along by now.
-        (Tie::Detaching, KeeperIs::Alive) => Care::Nothing,
-        (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
-        (Tie::Detached, KeeperIs::Alive) if !facts.overdue => Care::Nothing,
+        (Tie::Detaching, KeeperIs::Alive) if !facts.ending => Care::Nothing,
+        (Tie::Detaching, KeeperIs::Alive | KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
+        // What was begun is finished, whoever was killed or failed in the middle of it.
+        (Tie::Detached, KeeperIs::Alive) if !(facts.overdue || facts.ending) => Care::Nothing,
         (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) if facts.expired => Care::Remove,
         (Tie::Detached, KeeperIs::Alive | KeeperIs::Dead | KeeperIs::Unborn) => Care::Finish,
     }
@@ -129,6 +132,7 @@ mod tests {
         frozen: false,
         stuck: false,
         tried_lately: false,
+        ending: false,
         ended: false,
         expired: false,
         overdue: false,
@@ -143,7 +147,7 @@ mod tests {
             Tie::Damaged,
         ];
         let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
-        (0..15 * 256).map(move |number: usize| {
+        (0..15 * 512).map(move |number: usize| {
             let bit = |at: usize| (number / 15) & (1 << at) != 0;
             Facts {
                 tie: ties[number % 5],
@@ -156,6 +160,7 @@ mod tests {
                 expired: bit(5),
                 overdue: bit(6),
                 tried_lately: bit(7),
+                ending: bit(8),
             }
         })
     }
@@ -169,6 +174,7 @@ mod tests {
                 && facts.keeper == KeeperIs::Alive
                 && !facts.ended
                 && !facts.overdue
+                && !facts.ending
         };
         for facts in all().filter(live) {
             assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
@@ -193,6 +199,9 @@ mod tests {
                     assert_eq!(care(&facts), Care::Remove, "{facts:?}");
                 }
                 (Tie::Detached, KeeperIs::Unborn | KeeperIs::Dead) if facts.expired => {
+                    assert_eq!(care(&facts), Care::Remove, "{facts:?}");
+                }
+                (Tie::Detaching, KeeperIs::Alive) if facts.ending => {
                     assert_eq!(care(&facts), Care::Remove, "{facts:?}");
                 }
                 (Tie::Detaching, KeeperIs::Alive) | (Tie::Detached | Tie::Damaged, _) => {

@@ -96,6 +96,7 @@ impl Observed {
                 && host.meters().is_frozen(of, lodging(tie)),
             stuck: record.account.stuck.is_some(),
             tried_lately: record.account.stuck.as_ref().is_some_and(|it| !it.is_due()),
+            ending: record.account.ending.is_some(),
             ended,
             expired: is_expired(&record, host),
             overdue: alive && is_overdue(&record),
@@ -141,6 +142,9 @@ impl Observed {
             return Reason::Rebooted;
         }
         match self.facts.tie {
+            Tie::Detaching | Tie::Detached if account.ending.is_some() => {
+                account.ending.as_ref().map_or(Reason::Asked, |it| it.why)
+            }
             Tie::HalfMade | Tie::Attached | Tie::Detaching => Reason::Abandoned,
             Tie::Damaged => Reason::Asked,
             Tie::Detached if self.facts.overdue => Reason::Overdue,
@@ -182,6 +186,11 @@ impl Observed {
     /// Whether its end is on record, and that is to be believed.
     pub fn is_over(&self) -> bool {
         self.facts.ended
+    }
+
+    /// Whether it may hold more names than one.
+    pub fn is_half_named(&self) -> bool {
+        self.record.account.naming.is_some() && self.record.flaw.is_none()
     }
 
     /// Whether somebody is making or changing it.

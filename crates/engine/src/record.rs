@@ -19,8 +19,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, chmodat, fchmod, flock, fstat, mkdirat,
-    openat, statat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, chmodat, fchmod, flock, fstat,
+    mkdirat, openat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -149,9 +149,15 @@ impl Record {
         self.has(LIFE)
     }
 
-    /// Whether it holds nothing at all, as when it was just made.
+    /// Whether it holds nothing at all, as when it was just made; or a file for a first
+    /// line that was never written.
     pub fn is_blank(&self) -> bool {
-        ![FILE, CONTROL, LIFE].into_iter().any(|name| self.has(name))
+        let file = statat(&self.directory, FILE, AtFlags::SYMLINK_NOFOLLOW);
+        let is_empty = match file {
+            Ok(stat) => FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_size == 0,
+            Err(errno) => errno == Errno::NOENT,
+        };
+        is_empty && ![CONTROL, LIFE].into_iter().any(|name| self.has(name))
     }
 
     /// Whether it is to hold what the box had written.
@@ -200,8 +206,9 @@ impl Record {
             return false;
         }
         let lock = FlockOperation::NonBlockingLockShared;
-        let free = flock(&self.directory, lock).is_ok();
+        let free = step("record tried", || flock(&self.directory, lock)).is_ok();
         if free {
+            // It cannot fail for an open descriptor.
             flock(&self.directory, FlockOperation::Unlock).ok();
         }
         !free
@@ -314,8 +321,10 @@ impl Locked {
         }
         let open_up = || chmodat(boxes, id.as_str(), Mode::RWXU, AtFlags::empty());
         step("record opened up", open_up)?;
-        let directory = openat(boxes, id.as_str(), DIRECTORY, Mode::empty())?;
-        flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
+        let directory = step("opened record opened", open)?;
+        let lock = || flock(&directory, FlockOperation::NonBlockingLockExclusive);
+        step("opened record locked", lock)?;
         Ok(Self(Record::read(directory)))
     }
 
@@ -348,7 +357,7 @@ impl Locked {
     pub fn bind_control(&self) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
         // The name gets the mode of the socket (unix(7)).
-        fchmod(&socket, PRIVATE)?;
+        step("socket made private", || fchmod(&socket, PRIVATE))?;
         let address = self.control_address()?;
         step("socket bound", || bind(&socket, &address))?;
         Ok(socket)
@@ -399,10 +408,28 @@ impl Locked {
         if let Err(error) = step("line written", write) {
             // A disk that is full takes part of it. If this fails too, the next line
             // begins with its own end of line.
-            file.set_len(bytes_before).ok();
+            step("half a line taken back", || file.set_len(bytes_before)).ok();
             return Err(error);
         }
         self.0.account.note(entry);
+        Ok(())
+    }
+
+    /// Removes what it says of the box. A life without an account looks like a damaged
+    /// record, which nobody touches: whoever is killed in between must not leave that.
+    pub fn forget(&self, id: &BoxId) -> Result<(), Error> {
+        let doing = || format!("cannot remove the record of box {id}");
+        for name in [LIFE, FILE] {
+            let remove = || unlinkat(&self.directory, name, AtFlags::empty());
+            match step("account or life removed", remove) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::ISDIR) => {
+                    let name = CString::new(name).doing(doing)?;
+                    tree::remove(self.directory.as_fd(), &name).doing(doing)?;
+                }
+                Err(errno) => return Err(errno).doing(doing),
+            }
+        }
         Ok(())
     }
 
@@ -526,19 +553,9 @@ pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
 /// Removes a record with everything in it; absent is as wanted.
 pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot remove the record of box {id}");
-    let boxes = openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()).doing(doing)?;
+    let open = || openat(CWD, layout.boxes(), DIRECTORY, Mode::empty());
+    let boxes = step("records opened to remove one", open).doing(doing)?;
     let name = CString::new(id.as_str()).doing(doing)?;
-    // A life without an account looks like a damaged record, which nobody touches:
-    // whoever is killed in between must not leave that.
-    if let Ok(record) = openat(&boxes, id.as_str(), DIRECTORY, Mode::empty()) {
-        for first in [LIFE, FILE] {
-            let remove = || unlinkat(&record, first, AtFlags::empty());
-            match step("account or life removed", remove) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(errno).doing(doing),
-            }
-        }
-    }
     tree::remove(boxes.as_fd(), &name).doing(doing)
 }
 
@@ -561,7 +578,8 @@ const LIST_BYTES: usize = 32 << 10;
 /// Nobody is between making a record and locking it while this is held; when
 /// somebody is, someone else will look another time.
 pub fn hold_still(boxes: BorrowedFd<'_>) -> bool {
-    flock(boxes, FlockOperation::NonBlockingLockExclusive).is_ok()
+    let hold = || flock(boxes, FlockOperation::NonBlockingLockExclusive);
+    step("records held still", hold).is_ok()
 }
 
 /// After [`hold_still`].
@@ -604,7 +622,8 @@ fn check_state_root(layout: &Layout, root: &OwnedFd) -> Result<(), Error> {
 }
 
 fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
-    match openat(CWD, layout.root(), DIRECTORY, Mode::empty()) {
+    let open = || openat(CWD, layout.root(), DIRECTORY, Mode::empty());
+    match step("state root opened", open) {
         Ok(root) => return Ok(root),
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(errno.into()),
@@ -612,5 +631,5 @@ fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
     for directory in [layout.root().to_owned(), layout.boxes(), layout.names()] {
         make_private(&directory)?;
     }
-    Ok(openat(CWD, layout.root(), DIRECTORY, Mode::empty())?)
+    Ok(step("state root opened", open)?)
 }

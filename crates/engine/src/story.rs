@@ -154,6 +154,7 @@ impl Beginning {
         let intent = sources.entries.iter().find_map(|entry| match entry {
             Entry::Intent(intent) => Some(intent),
             Entry::Keeper(_)
+            | Entry::Naming(_)
             | Entry::Renamed(_)
             | Entry::Updated(_)
             | Entry::Pausing(_)
@@ -313,6 +314,7 @@ fn name_of(entry: &Entry) -> Option<String> {
         Entry::Intent(intent) => intent.spec.name.as_ref().map(ToString::to_string),
         Entry::Renamed(renaming) => Some(renaming.name.to_string()),
         Entry::Keeper(_)
+        | Entry::Naming(_)
         | Entry::Updated(_)
         | Entry::Pausing(_)
         | Entry::Stuck(_)
@@ -328,6 +330,7 @@ fn time_of(entry: &Entry) -> Option<u64> {
         Entry::Renamed(renaming) => Some(renaming.at_ns),
         Entry::Updated(update) => Some(update.at_ns),
         Entry::Pausing(pausing) => Some(pausing.at_ns),
+        Entry::Naming(_) => None,
         Entry::Stuck(stuck) => Some(stuck.at_ns),
         Entry::Ending(ending) => Some(ending.at_ns),
         Entry::Ended(ended) => Some(ended.at_ns),
@@ -348,7 +351,7 @@ fn from_entry(entry: &Entry, before: Option<&Draft>, sources: &Sources) -> Vec<D
             vec![Draft::of(ns, StepKind::Updated, sentences::updated(update))]
         }
         // Every pause is among the events.
-        Entry::Pausing(_) => Vec::new(),
+        Entry::Naming(_) | Entry::Pausing(_) => Vec::new(),
         Entry::Stuck(stuck) => {
             let text = format!("could not be ended: {stuck}");
             vec![Draft::of(ns, StepKind::Stuck, text)]

@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! keeper killed ─▶ cgroups seen empty ─▶ keeper reaped ─▶ cgroups removed    (end)
-//!     ─▶ scratch unmounted ─▶ names released ─▶ story kept ─▶ record removed (remove)
+//!     ─▶ story kept ─▶ account removed ─▶ scratch unmounted
+//!     ─▶ names released ─▶ record removed                                    (remove)
 //! ```
 
 use std::os::fd::AsFd;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::process::Process;
 
-use crate::account::{EndedEntry, EndingEntry, Entry, StuckEntry};
+use crate::account::{Account, EndedEntry, EndingEntry, Entry, StuckEntry};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::explaining::keep_story;
 use crate::holdings::{cgroup, name, scratch};
@@ -126,21 +127,31 @@ impl Site<'_> {
 
     /// With the story of it, unless it is its creator who has it.
     fn remove(&self, record: &Locked, told: Option<&Removal>) -> Result<(), Error> {
-        if may_keep_scratch(record) {
-            scratch::release(self.layout, record.as_fd(), self.id)?;
-        }
-        match record.account.intent {
-            Some(_) => {
-                for taken in &record.account.names {
-                    name::release(self.layout, taken, self.id)?;
-                }
-            }
-            None => name::release_all(self.layout, self.id)?,
-        }
         if let Some(removal) = told {
             keep_story(self.layout, self.host, self.id, record, removal);
         }
+        // From here on it is nobody's: whoever is killed on the way leaves half a box,
+        // and not one that is listed without its name or what it keeps.
+        record.forget(self.id)?;
+        if may_keep_scratch(record) {
+            scratch::release(self.layout, record.as_fd(), self.id)?;
+        }
+        self.release_names(&record.account)?;
         record::remove(self.layout, self.id)
+    }
+
+    /// Of a record that does not say which they are, or says what is not so, all that
+    /// are the box's.
+    fn release_names(&self, account: &Account) -> Result<(), Error> {
+        let mut is_right = account.intent.is_some();
+        for name in account.may_hold() {
+            let was_held = name::release(self.layout, name, self.id)?;
+            is_right &= was_held || account.name() != Some(name);
+        }
+        match is_right {
+            true => Ok(()),
+            false => name::release_all(self.layout, self.id),
+        }
     }
 
     fn tagged(&self) -> Tagged<'_> {

@@ -62,9 +62,16 @@ impl Engine {
         id: &BoxId,
         depth: Depth,
     ) -> io::Result<Option<Observed>> {
-        let Some(observed) = self.look_at(boxes, id, depth)? else {
+        let Some(mut observed) = self.look_at(boxes, id, depth)? else {
             return Ok(None);
         };
+        if self.manner == Manner::Tending && observed.is_half_named() {
+            self.tend_names(boxes, id);
+            match self.look_at(boxes, id, depth)? {
+                Some(again) => observed = again,
+                None => return Ok(None),
+            }
+        }
         match (observed.care(When::Due), self.manner) {
             (Care::Nothing, _) | (_, Manner::Looking) => return Ok(Some(observed)),
             (Care::Finish | Care::Remove, Manner::Tending) => {}
@@ -77,6 +84,16 @@ impl Engine {
             Taken::Others => {}
         }
         self.look_at(boxes, id, depth)
+    }
+
+    /// Whoever gave it another name was killed before it had only one.
+    fn tend_names(&self, boxes: BorrowedFd<'_>, id: &BoxId) {
+        let record = Record::look(boxes, id).ok().flatten();
+        let locked = record.map(|record| record.lock(boxes, id, Duration::ZERO));
+        if let Some(Ok(Some(mut locked))) = locked {
+            // What cannot be done now is tried again.
+            self.settle_names(&mut locked, id).ok();
+        }
     }
 
     /// A box as it is now. A record that seems to be wrong may have been read while

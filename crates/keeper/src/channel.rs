@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{Shutdown, shutdown};
 use tare_control::{REPORT_BYTES_MAX, Report, decode, encode};
 use tare_kernel::fds;
 
@@ -104,9 +105,12 @@ impl Channel {
         std::mem::take(&mut self.passed)
     }
 
-    /// Tells the other side; if it is gone there is nobody to tell.
+    /// Tells the other side; if it is gone there is nobody to tell. Whoever cannot be
+    /// told does not wait for it: the connection ends.
     pub fn report(&self, report: &Report) {
-        self.report_with(report, None).ok();
+        if self.report_with(report, None).is_err() {
+            shutdown(&self.socket, Shutdown::Both).ok();
+        }
     }
 
     /// The same with a descriptor. Never waits: a client that does not read its

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Mode, mkdirat, symlinkat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
+use tare_kernel::step::step;
 
 use crate::filesystem::make_empty_file;
 use crate::setup::{Failing, Failure};
@@ -48,13 +49,15 @@ pub fn mount_dev(root: BorrowedFd<'_>, dev: BorrowedFd<'_>) -> Result<(), Failur
 /// nodes and for what is mounted in it.
 pub fn make_dev(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     for name in [c"dev", c"dev/pts"] {
-        mkdirat(scratch, name, Mode::from_raw_mode(0o755))?;
+        step("directory of /dev made", || {
+            mkdirat(scratch, name, Mode::from_raw_mode(0o755))
+        })?;
     }
     for (_, node) in NODES {
         make_empty_file(scratch, node)?;
     }
     for (target, name) in LINKS {
-        symlinkat(target, scratch, name)?;
+        step("link of /dev made", || symlinkat(target, scratch, name))?;
     }
     Ok(())
 }

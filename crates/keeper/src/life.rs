@@ -51,12 +51,13 @@ impl Life {
         self.events = self.events.saturating_add(1);
     }
 
-    pub fn detached(&mut self) {
-        self.write(LifeEvent::Detached);
+    /// What is not written down is not so: nobody would know whose the box is.
+    pub fn detached(&mut self) -> rustix::io::Result<()> {
+        self.write(LifeEvent::Detached)
     }
 
     pub fn stopping(&mut self) {
-        self.write(LifeEvent::Stopping);
+        self.write(LifeEvent::Stopping).ok();
     }
 
     pub fn exited(&mut self, wait_status: i32, by: EndedBy) {
@@ -66,16 +67,15 @@ impl Life {
             wait_status,
             by,
             at_ms,
-        });
+        })
+        .ok();
     }
 
-    /// The room was made when the file was: this cannot fail for want of it, and
-    /// for any other reason there is nobody to tell.
-    fn write(&mut self, event: LifeEvent) {
+    /// The room was made when the file was: this cannot fail for want of it.
+    fn write(&mut self, event: LifeEvent) -> rustix::io::Result<()> {
         let line = format!("{event}\n");
         let write = || rustix::io::pwrite(&self.file, line.as_bytes(), self.bytes);
-        if let Ok(written) = step("life written", write) {
-            self.bytes += written as u64;
-        }
+        self.bytes += step("life written", write)? as u64;
+        Ok(())
     }
 }

@@ -112,7 +112,8 @@ fn copy(ring: &mut Writer, stream: Stream, source: &OwnedFd, rounds_max: usize) 
 pub fn pipe_of(owner: Option<Identity>) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
     if let Some(Identity { uid, gid }) = owner {
-        fchown(&read, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        step("pipe given away", || fchown(&read, Some(uid), Some(gid)))?;
     }
     Ok((read, write))
 }

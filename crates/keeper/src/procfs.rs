@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, mkdirat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
+use tare_kernel::step::step;
 
 use crate::filesystem::make_empty_file;
 use crate::setup::{Failing, Failure};
@@ -91,7 +92,9 @@ pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<(), F
 /// The file and the directory that cover others: on the scratch space, where
 /// `/proc` will be mounted over them.
 pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555))?;
+    step("place of masks made", || {
+        mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555))
+    })?;
     make_empty_file(scratch, c"proc/file")?;
     mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
 }

@@ -9,7 +9,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 use tare_control::events::Happening;
 use tare_control::{
-    Call, EndedBy, KeeperUsage, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
+    Call, EndedBy, KeeperUsage, REQUEST_BYTES_MAX, Refusal, Report, Request, SetupStep, Workload,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::launch;
@@ -234,13 +234,18 @@ impl Supervisor {
             return;
         };
         let outlive = || rustix::process::set_parent_process_death_signal(None);
-        if step("creator outlived", outlive).is_err() {
-            return;
+        let alone = step("creator outlived", outlive).and_then(|()| detached.life.detached());
+        if let Err(errno) = alone {
+            // It ends with its creator, who is told why.
+            return link.report(&Report::SetupFailed {
+                step: SetupStep::Detach,
+                subject: String::new(),
+                errno: errno.raw_os_error(),
+            });
         }
         // Either may be so already.
         rustix::process::setsid().ok();
         rustix::process::chdir("/").ok();
-        detached.life.detached();
         link.report(&Report::Detached);
         detached.life.note(Happening::Detached);
         self.link = None;

@@ -145,7 +145,9 @@ impl Cgroup {
                 })?;
             }
             // It must be able to find that file, whatever our umask is.
-            fchmod(&below.directory, Mode::from_raw_mode(0o755))?;
+            step("cgroup below opened up", || {
+                fchmod(&below.directory, Mode::from_raw_mode(0o755))
+            })?;
         }
         Ok(below)
     }

@@ -71,9 +71,8 @@ pub fn carrier(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
         )?)
     });
     child.kill()?;
-    while child.reap()?.is_none() {
-        child.wait_dead(std::time::Duration::from_secs(1))?;
-    }
+    while !child.wait_dead(std::time::Duration::from_secs(1))? {}
+    child.reap()?;
     made
 }
 
@@ -81,6 +80,7 @@ pub fn carrier(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
 /// in no box: it dies here, a few lines above.
 fn paused_child() -> io::Result<Process> {
     let mut pidfd: i32 = -1;
+    let parent = rustix::process::getpid();
     let arguments = libc::clone_args {
         flags: (libc::CLONE_NEWUSER | libc::CLONE_PIDFD) as u64,
         pidfd: &raw mut pidfd as u64,
@@ -97,7 +97,7 @@ fn paused_child() -> io::Result<Process> {
         )
     };
     match pid {
-        0 => pause_until_killed(),
+        0 => pause_until_killed(parent),
         pid if pid > 0 => {
             // SAFETY: clone3 stored a new descriptor here that nobody else owns.
             let pidfd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(pidfd) };
@@ -123,11 +123,12 @@ fn zeroed_clone_args() -> libc::clone_args {
     }
 }
 
-fn pause_until_killed() -> ! {
-    // If the parent is killed first, so are we; if it was already, getppid says
-    // so (this child is in its parent's PID namespace).
+fn pause_until_killed(parent: rustix::process::Pid) -> ! {
+    // If the parent is killed first, so are we; if it was already, getppid says so:
+    // then it is whoever takes orphans in, which need not be the first process (this
+    // child is in its parent's PID namespace).
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
-    let orphaned = rustix::process::getppid().is_none_or(|parent| parent.is_init());
+    let orphaned = rustix::process::getppid() != Some(parent);
     loop {
         if orphaned {
             // SAFETY: ends this process at once, running no destructor.

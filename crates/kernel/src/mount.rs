@@ -14,7 +14,7 @@ use rustix::mount::{
 
 pub use rustix::mount::MountAttrFlags as Attributes;
 
-use crate::step::step;
+use crate::step::{once, step};
 
 /// No set-user-id, no devices: what every mount but `/dev` has.
 pub const NOSUID_NODEV: Attributes =
@@ -183,7 +183,7 @@ pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     // mounted over it. Each unmount takes away the topmost, with all below it in
     // the tree; what stayed could be reached as `/..`.
     for _ in 0..STACKED_MAX {
-        unmount(c".", UnmountFlags::DETACH)?;
+        once("old root let go of", || unmount(c".", UnmountFlags::DETACH))?;
         if mount_id(c".")? == mount_id(c"..")? {
             return Ok(rustix::process::chdir(c"/")?);
         }

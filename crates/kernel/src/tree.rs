@@ -10,7 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::step::step;
+use crate::step::{once, step};
 
 /// Records are shallow; anything deeper is not one of ours.
 const DEPTH_MAX: usize = 8;
@@ -55,16 +55,17 @@ fn remove_at_depth(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Res
 /// Directories are moved up to the top before their parent goes, so that two
 /// descriptors are enough for any depth.
 pub fn remove_deep(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-    match unlinkat(parent, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR | Errno::PERM) => {}
-        Err(errno) => return Err(errno.into()),
+    if is_removed(parent, name)? {
+        return Ok(());
     }
     let top = open_for_removal(parent, name)?;
     let mut moved = 0;
     while flatten(top.as_fd(), &mut moved)? {}
     let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
-    Ok(step("deep directory removed", remove)?)
+    match step("deep directory removed", remove) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Removes all that is at the top, but for the directories beneath, which then
@@ -84,14 +85,19 @@ fn flatten(top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<bool> {
                 move_up(directory.as_fd(), &below, top, moved)?;
             }
         }
-        unlinkat(top, &name, AtFlags::REMOVEDIR)?;
+        let remove = || unlinkat(top, &name, AtFlags::REMOVEDIR);
+        match step("directory beneath removed", remove) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
     }
     Ok(found)
 }
 
 /// `false` for a directory.
 fn is_removed(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
-    match unlinkat(parent, name, AtFlags::empty()) {
+    let remove = || unlinkat(parent, name, AtFlags::empty());
+    match step("file beneath removed", remove) {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(Errno::ISDIR | Errno::PERM) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -108,7 +114,8 @@ fn move_up(
     loop {
         let new = format!("tare.{moved}");
         *moved += 1;
-        match renameat_with(from, name, top, &new, RenameFlags::NOREPLACE) {
+        let rename = || renameat_with(from, name, top, &new, RenameFlags::NOREPLACE);
+        match once("directory moved up", rename) {
             Err(Errno::EXIST) => {}
             other => return Ok(other?),
         }
@@ -120,7 +127,8 @@ fn open_for_removal(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> 
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let found = openat(parent, name, OFlags::PATH | flags, Mode::empty())?;
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    chmodat(CWD, path, Mode::RWXU, AtFlags::empty())?;
+    let open_up = || chmodat(CWD, &path, Mode::RWXU, AtFlags::empty());
+    step("directory opened up", open_up)?;
     Ok(openat(found, c".", OFlags::RDONLY | flags, Mode::empty())?)
 }
 

@@ -56,19 +56,22 @@ pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
     entries.filter_map(Result::ok).filter_map(named).collect()
 }
 
-/// Lets go of the name if it is this box's; absent is as wanted.
-pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
+/// Lets go of the name if it is this box's; whether it was. Absent is as wanted.
+pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<bool, Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
     let names = match open_to_release(layout) {
-        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOENT) => return Ok(false),
         other => other.doing(doing)?,
     };
     match readlinkat(&names, name.as_str(), Vec::new()) {
         Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {
             let release = || unlinkat(&names, name.as_str(), AtFlags::empty());
-            step("name released", release).doing(doing)
+            match step("name released", release) {
+                Ok(()) | Err(Errno::NOENT) => Ok(true),
+                Err(errno) => Err(errno).doing(doing),
+            }
         }
-        Ok(_) | Err(Errno::NOENT | Errno::INVAL) => Ok(()),
+        Ok(_) | Err(Errno::NOENT | Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno).doing(doing),
     }
 }
@@ -86,7 +89,10 @@ pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
         let holder = readlinkat(&names, entry.file_name(), Vec::new());
         if holder.is_ok_and(|holder| holder.to_bytes() == id.as_str().as_bytes()) {
             let release = || unlinkat(&names, entry.file_name(), AtFlags::empty());
-            step("name found and released", release).doing(doing)?;
+            match step("name found and released", release) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno).doing(doing),
+            }
         }
     }
     Ok(())

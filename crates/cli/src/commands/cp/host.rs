@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
 use tare_archive::{Options, Top};
 use tare_engine::spec::received::quoted;
 use tare_engine::{Doing, Error, ErrorKind, Found};
+use tare_kernel::step::step;
 
 use super::landing::{self, Landing, Subject};
 
@@ -93,7 +94,7 @@ impl<'a> Destination<'a> {
     /// that was asked for.
     pub fn unpack(&self, stream: &mut File, landing: &Landing) -> Result<Unpacked, Error> {
         if let Landing::Make { .. } = landing {
-            let made = fs::create_dir(self.path);
+            let made = step("directory for a copy made", || fs::create_dir(self.path));
             made.doing(|| format!("cannot make the directory {}", quoted(self.path)))?;
         }
         let (directory, top) = match landing {

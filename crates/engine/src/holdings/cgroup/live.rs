@@ -136,10 +136,19 @@ fn open(root: Option<&Path>, of: Tagged<'_>) -> Option<Cgroup> {
 }
 
 /// The cgroup of the workload: of an attached box, with its keeper.
-fn workload(roots: &CgroupRoots, of: Tagged<'_>) -> Option<Cgroup> {
-    let path = layout::cgroup(roots.unified.as_deref()?, of);
-    let below = Cgroup::open(&path.join(layout::WORKLOAD_CGROUP));
-    below.or_else(|_| Cgroup::open(&path)).ok()
+fn workload(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Option<Cgroup>> {
+    let Some(root) = roots.unified.as_deref() else {
+        return Ok(None);
+    };
+    let path = layout::cgroup(root, of);
+    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    for one in [path.join(layout::WORKLOAD_CGROUP), path] {
+        match Cgroup::open(&one) {
+            Err(error) if is_missing(&error) => {}
+            other => return other.map(Some),
+        }
+    }
+    Ok(None)
 }
 
 /// How long processes may take to stop: they do when they next leave the kernel.
@@ -154,7 +163,7 @@ pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), E
         true => format!("cannot pause box {}", of.id),
         false => format!("cannot resume box {}", of.id),
     };
-    let Some(workload) = workload(roots, of) else {
+    let Some(workload) = workload(roots, of).doing(doing)? else {
         return Err(Error::new(ErrorKind::Unsupported, doing())
             .because("it has no cgroup: none is writable here")
             .with_hint("see 'tare doctor'"));
