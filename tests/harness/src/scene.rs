@@ -21,6 +21,18 @@ pub enum Fate {
     Exited,
 }
 
+impl Fate {
+    /// By what `tare ls` says about it.
+    pub fn of(listed: Option<&Value>) -> Self {
+        match listed {
+            None => Self::Absent,
+            Some(one) if one["state"] == "running" => Self::Running,
+            Some(one) if one["state"] == "paused" => Self::Paused,
+            Some(_) => Self::Exited,
+        }
+    }
+}
+
 /// What may have become of the box of this name.
 #[derive(Debug)]
 pub struct Expected {
@@ -75,7 +87,7 @@ impl Scene {
         });
         let listed = self.by_name();
         for one in expected {
-            let fate = fate(listed.get(&one.name));
+            let fate = Fate::of(listed.get(&one.name));
             let said = listed.get(&one.name);
             assert!(one.fates.contains(&fate), "{one:?} is {fate:?}: {said:?}");
         }
@@ -170,15 +182,6 @@ pub fn in_lanes<T: Sync, R: Send>(items: &[T], make: impl Fn(&T) -> R + Sync) ->
 
 fn id(of: &Value) -> String {
     of["id"].as_str().expect("an id").to_owned()
-}
-
-fn fate(listed: Option<&Value>) -> Fate {
-    match listed {
-        None => Fate::Absent,
-        Some(one) if one["state"] == "running" => Fate::Running,
-        Some(one) if one["state"] == "paused" => Fate::Paused,
-        Some(_) => Fate::Exited,
-    }
 }
 
 pub fn pid(number: u32) -> Pid {

@@ -1,0 +1,106 @@
+//! leak B1: every operation is made of steps (`kernel/src/step.rs`). At each of them
+//! tare, or the keeper, is killed, is told that it failed, or does it twice: after the
+//! next command nothing is there that no box accounts for, boxes that should live are
+//! as they were, and an operation that failed has said so.
+//!
+//! How many steps there are is found by trying: the first number that is not met ends
+//! the search, so a new step is covered the day that it is written.
+//!
+//! ```text
+//! TARE_STEPS_ALL=1     every errno at every step, instead of one that the seed chooses
+//! TARE_STEPS_SEED=N    the same choice again
+//! ```
+
+#[path = "crash_steps/faulty.rs"]
+mod faulty;
+#[path = "crash_steps/lane.rs"]
+mod lane;
+#[path = "crash_steps/operations.rs"]
+mod operations;
+#[path = "crash_steps/trials.rs"]
+mod trials;
+
+use operations::{
+    COPY_IN, COPY_OUT, EXEC, FINISH, PAUSE, REMOVE, REMOVE_ABANDONED, RENAME, RESUME, RUN,
+    RUN_DETACHED, STOP, SWEEP, UPDATE, Whom,
+};
+use trials::each_step;
+
+#[test]
+fn run_meets_every_fate_at_each_of_its_steps() {
+    each_step(&RUN, Whom::Tare);
+}
+
+#[test]
+fn a_keeper_meets_every_fate_at_each_step_of_a_run() {
+    each_step(&RUN, Whom::Keeper);
+}
+
+#[test]
+fn a_detached_run_meets_every_fate_at_each_of_its_steps() {
+    each_step(&RUN_DETACHED, Whom::Tare);
+}
+
+#[test]
+fn a_keeper_meets_every_fate_at_each_step_of_a_detached_run() {
+    each_step(&RUN_DETACHED, Whom::Keeper);
+}
+
+#[test]
+fn exec_meets_every_fate_at_each_of_its_steps() {
+    each_step(&EXEC, Whom::Tare);
+    each_step(&EXEC, Whom::Keeper);
+}
+
+#[test]
+fn stop_meets_every_fate_at_each_of_its_steps() {
+    each_step(&STOP, Whom::Tare);
+    each_step(&STOP, Whom::Keeper);
+}
+
+#[test]
+fn rm_meets_every_fate_at_each_of_its_steps() {
+    each_step(&REMOVE, Whom::Tare);
+}
+
+#[test]
+fn whoever_finishes_a_dead_box_meets_every_fate_at_each_step() {
+    each_step(&FINISH, Whom::Tare);
+}
+
+#[test]
+fn whoever_removes_an_abandoned_box_meets_every_fate_at_each_step() {
+    each_step(&REMOVE_ABANDONED, Whom::Tare);
+}
+
+#[test]
+fn a_sweep_of_what_is_on_no_record_meets_every_fate_at_each_of_its_steps() {
+    each_step(&SWEEP, Whom::Tare);
+}
+
+#[test]
+fn update_meets_every_fate_at_each_of_its_steps() {
+    each_step(&UPDATE, Whom::Tare);
+    each_step(&UPDATE, Whom::Keeper);
+}
+
+#[test]
+fn cp_meets_every_fate_at_each_of_its_steps() {
+    for operation in [&COPY_IN, &COPY_OUT] {
+        each_step(operation, Whom::Tare);
+        each_step(operation, Whom::Keeper);
+    }
+}
+
+#[test]
+fn pause_and_resume_meet_every_fate_at_each_of_their_steps() {
+    for operation in [&PAUSE, &RESUME] {
+        each_step(operation, Whom::Tare);
+        each_step(operation, Whom::Keeper);
+    }
+}
+
+#[test]
+fn rename_meets_every_fate_at_each_of_its_steps() {
+    each_step(&RENAME, Whom::Tare);
+}
