@@ -99,6 +99,10 @@ enum Source {
 impl Supervisor {
     /// Returns when the box is to end.
     pub fn supervise(&mut self) -> End {
+        // What came together with the go was read with it: no poll would tell of it.
+        if !self.obey_creator() {
+            return End::Abandoned;
+        }
         loop {
             let ready = self.wait();
             if let Some(end) = self.turn(&ready) {
