@@ -2,11 +2,8 @@
 //! not reach the box, nor keep tare from its work.
 
 use std::fs;
-use std::process::Stdio;
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use tare_harness::skip::is_root;
-use tare_harness::{TemporaryDirectory, skip, tare};
+use tare_harness::{TemporaryDirectory, tare};
 
 #[test]
 fn a_caller_that_ignores_the_end_of_children_still_gets_the_exit_code() {
@@ -53,7 +50,6 @@ fn the_directory_of_the_caller_may_be_gone() {
     tare.shell(&script).ok().printed("up\n");
 }
 
-/// leak E2
 #[test]
 fn a_caller_with_few_descriptors_is_told_so_and_nothing_is_left() {
     let tare = tare!();
@@ -71,42 +67,6 @@ fn a_caller_with_few_descriptors_is_told_so_and_nothing_is_left() {
         }
         let left = tare.difference_now();
         assert!(left.is_empty(), "{limit}: {output}\n{}", left.join("\n"));
-    }
-}
-
-/// leak C6
-#[test]
-fn a_state_root_without_space_is_an_error_and_nothing_is_left() {
-    let tare = tare!();
-    if !is_root() {
-        skip!("only root may mount");
-    }
-    let directory = TemporaryDirectory::new();
-    // Inodes for the root, `boxes`, ... up to a whole record and a few more.
-    for inodes in 1..9 {
-        let size = std::ffi::CString::new(format!("nr_inodes={inodes}")).unwrap();
-        let (path, none) = (directory.path(), MountFlags::empty());
-        mount("none", path, "tmpfs", none, Some(size.as_c_str())).unwrap();
-        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        let mut command = tare.command(["run", "--name", "full", "--", "echo", "up"]);
-        command.env("TARE_STATE_ROOT", path);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let output = tare.start_command(command).wait();
-        let records = fs::read_dir(path.join("boxes")).map_or(0, Iterator::count);
-        unmount(path, UnmountFlags::empty()).unwrap();
-        assert_eq!(records, 0, "{inodes}: {output}");
-        match output.code {
-            0 => drop(output.printed("up\n")),
-            code => {
-                assert_eq!(code, 125, "{inodes}: {output}");
-                output.printed("").said(&["No space left on device"]);
-            }
-        }
-        let left = tare.difference_now();
-        assert!(left.is_empty(), "{inodes}: {}", left.join("\n"));
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{TemporaryDirectory, skip, tare};
+use tare_harness::{TemporaryDirectory, skip, tare, unified_hierarchy};
 
 #[test]
 fn a_contained_command_has_the_hosts_files_and_network() {
@@ -76,7 +76,6 @@ fn a_contained_command_has_its_exit_code_limits_and_timeout() {
     tare.run(["--contain", "--", "no-such-program"]).exited(127);
 }
 
-/// leak A2
 #[test]
 fn bubblewrap_inside_of_a_contained_box_leaves_nothing() {
     let tare = tare!();
@@ -127,29 +126,7 @@ fn nested_namespaces_inside_of_a_contained_box_leave_nothing() {
         .exited(137);
 }
 
-/// leak D1
-#[test]
-fn nested_cgroups_made_by_a_contained_box_are_removed() {
-    let tare = tare!();
-    if !is_root() {
-        skip!("only root may make cgroups");
-    }
-    let Some((point, _)) = unified_hierarchy() else {
-        skip!("there is no cgroup version 2 on this host");
-    };
-    // The cgroup in which the kernel says we are, whatever it is called.
-    let script = format!(
-        "own=$(dirname \"$(grep -rlx $$ --include=cgroup.procs {point})\")
-         mkdir -p $own/a/b/c $own/d && echo made
-         sh -c 'trap \"\" TERM; echo 0 > $0/a/b/c/cgroup.procs && echo moved && sleep 1000' $own &
-         wait"
-    );
-    tare.run(["--contain", "--timeout", "2s", "--", "sh", "-c", &script])
-        .exited(124)
-        .printed("made\nmoved\n");
-}
-
-/// leak D5, A3: launchers make cgroups where `/proc/self/cgroup` says they are.
+/// Launchers make cgroups where `/proc/self/cgroup` says they are.
 /// From there nothing may come to lie outside of the box.
 #[test]
 fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
@@ -184,14 +161,4 @@ fn a_contained_command_keeps_the_callers_umask() {
     tare.shell("umask 027; exec \"$TARE\" run --contain -- sh -c umask")
         .ok()
         .printed("0027\n");
-}
-
-/// Where cgroup version 2 is mounted, and which of its cgroups is seen there: the
-/// topmost mount counts, and in a container it need not be the root.
-fn unified_hierarchy() -> Option<(String, String)> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-    let unified = mounts.lines().rfind(|line| line.contains(" - cgroup2 "))?;
-    let mut fields = unified.split(' ').skip(3).map(str::to_owned);
-    let (root, point) = (fields.next()?, fields.next()?);
-    Some((point, root.trim_end_matches('/').to_owned()))
 }

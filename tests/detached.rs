@@ -6,19 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use serde_json::Value;
-use tare_harness::{
-    Process, Running, Tare, TemporaryDirectory, eventually, tare, unix_now, unix_seconds,
-};
-
-const DAY_SECONDS: i64 = 24 * 60 * 60;
-
-#[track_caller]
-fn nothing_left(tare: &Tare) {
-    let left = tare.difference_now();
-    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
-}
+use tare_harness::{Process, TemporaryDirectory, eventually, tare, unix_now, unix_seconds};
 
 fn names(processes: &[Process]) -> Vec<&str> {
     processes.iter().map(|one| one.name.as_str()).collect()
@@ -34,7 +24,7 @@ fn the_id_is_printed_when_the_command_runs() {
         assert_eq!(tare.state(&id), "running");
         tare.remove(&id);
     }
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 #[test]
@@ -66,7 +56,7 @@ fn a_start_that_fails_is_an_error_here_and_leaves_nothing() {
     for (code, args, mention) in starts {
         let call = ["-d", "--name", "a"].iter().chain(args);
         tare.run(call).exited(code).printed("").said(&[mention]);
-        nothing_left(&tare);
+        tare.nothing_left();
     }
     assert_eq!(tare.list(), [] as [Value; 0]);
 }
@@ -76,17 +66,6 @@ fn no_command_is_refused() {
     let tare = tare!();
     let output = tare.run(["-d"]).exited(125).printed("");
     assert!(!output.stderr.is_empty(), "{output}");
-}
-
-#[test]
-fn a_box_outlives_its_creator() {
-    let tare = tare!();
-    let id = tare.idle_box();
-    // The creator has been waited for; its keeper came to whoever adopts orphans.
-    assert_eq!(tare.keeper(&id).parent, std::process::id());
-    tare.exec(&id, ["echo", "alive"]).ok().printed("alive\n");
-    assert_eq!(tare.state(&id), "running");
-    tare.remove(&id);
 }
 
 /// The caller's session, its terminal and its pipes are not the box's.
@@ -111,7 +90,7 @@ fn a_box_holds_nothing_of_its_caller() {
     tare.remove(&id);
 }
 
-/// leak B1: either a whole box is listed, or nothing is left.
+/// Either a whole box is listed, or nothing is left.
 #[test]
 fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
     let tare = tare!();
@@ -139,7 +118,7 @@ fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
             }
             more => panic!("one call made {more:?}"),
         }
-        nothing_left(&tare);
+        tare.nothing_left();
     }
     assert!(nothing > 0, "{whole} boxes, {nothing} times nothing");
 }
@@ -150,36 +129,11 @@ fn a_box_with_rm_is_gone_when_it_has_ended() {
     let id = tare.detached(["--rm", "--name", "a", "--", "sh", "-c", "exit 3"]);
     eventually("it is not listed", || tare.listed(&id).is_none());
     tare.assert_gone(&id);
-    nothing_left(&tare);
+    tare.nothing_left();
     let id = tare.detached(["--rm", "--name", "a", "--", "sleep", "1000"]);
     tare.call(["stop", "-t", "0", "a"]).ok().printed("a\n");
     assert_eq!(tare.listed(&id), None);
-    nothing_left(&tare);
-}
-
-/// B087
-#[test]
-fn of_ten_concurrent_boxes_of_one_name_exactly_one_wins() {
-    let tare = tare!();
-    for _ in 0..3 {
-        let start = |_| tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
-        let calls: Vec<Running> = (0..10).map(start).collect();
-        let outputs = calls.into_iter().map(Running::wait);
-        let (won, lost): (Vec<_>, Vec<_>) = outputs.partition(|output| output.code == 0);
-        assert_eq!(won.len(), 1, "{won:?}");
-        for output in lost {
-            output
-                .exited(125)
-                .printed("")
-                .said(&["the name a is taken"]);
-        }
-        let listed = tare.list();
-        assert_eq!(listed.len(), 1, "{listed:?}");
-        assert_eq!(listed[0]["id"], won[0].stdout_text().trim());
-        assert_eq!(listed[0]["name"], "a");
-        tare.call(["rm", "-f", "a"]).ok();
-        nothing_left(&tare);
-    }
+    tare.nothing_left();
 }
 
 #[test]
@@ -201,27 +155,6 @@ fn a_name_that_is_taken_is_refused_until_its_box_is_removed() {
     tare.remove(&id);
 }
 
-/// Nobody runs tare between the start and the end.
-#[test]
-fn a_lease_ends_the_box_by_itself() {
-    let tare = tare!();
-    let started = Instant::now();
-    let script = "trap '' TERM INT HUP; setsid sleep 1000 & while :; do sleep 1000; done";
-    let id = tare.detached(["--lease", "1s", "--", "sh", "-c", script]);
-    let keeper = tare.keeper(&id);
-    eventually("everyone in the box is gone", || {
-        tare.processes_in(&id).is_empty()
-    });
-    assert!(started.elapsed() >= Duration::from_secs(1));
-    assert!(!alive(&keeper));
-    let ended = tare.ended(&id);
-    assert_eq!(ended["ended_by"], "lease", "{ended}");
-    assert!(ended["exit_code"].is_i64(), "{ended}");
-    assert_eq!(tare.cgroups_of(&id), [] as [&Path; 0]);
-    tare.remove(&id);
-    nothing_left(&tare);
-}
-
 #[test]
 fn the_lease_of_a_stopped_command_ends_all_the_same() {
     let tare = tare!();
@@ -230,27 +163,6 @@ fn the_lease_of_a_stopped_command_ends_all_the_same() {
         tare.processes_in(&id).is_empty()
     });
     tare.remove(&id);
-}
-
-#[test]
-fn the_lease_is_a_day_unless_asked() {
-    let tare = tare!();
-    let lease_ends_at = |options: &[&str]| {
-        let id = tare.detached(options.iter().chain(&["--", "sleep", "1000"]));
-        let listed = tare.look(&id);
-        tare.remove(&id);
-        let created = unix_seconds(listed["created_at"].as_str().expect("a time"));
-        assert!((created - unix_now()).abs() <= 10, "{listed}");
-        let lease = listed["lease_ends_at"].as_str();
-        lease.map(|text| unix_seconds(text) - created)
-    };
-    let is_about =
-        |left: Option<i64>, seconds: i64| left.is_some_and(|it| (it - seconds).abs() <= 2);
-    let left = lease_ends_at(&[]);
-    assert!(is_about(left, DAY_SECONDS), "{left:?}");
-    let left = lease_ends_at(&["--lease", "1h30m"]);
-    assert!(is_about(left, 5400), "{left:?}");
-    assert_eq!(lease_ends_at(&["--lease", "never"]), None);
 }
 
 /// B021
@@ -263,7 +175,7 @@ fn bad_times_are_refused() {
                 .exited(125)
                 .printed("")
                 .said(&[option]);
-            nothing_left(&tare);
+            tare.nothing_left();
         }
     }
     tare.run(["-d", "--lease", "0", "--", "true"])
@@ -281,7 +193,7 @@ fn a_box_that_has_ended_is_kept_for_its_retention() {
     eventually("it is not listed", || tare.listed(&id).is_none());
     assert!(started.elapsed() >= Duration::from_secs(1));
     tare.assert_gone(&id);
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 #[test]
@@ -312,7 +224,7 @@ fn exit_code_log_and_record_are_kept_and_all_else_is_gone() {
         .said(&["err"]);
     tare.call(["wait", "a"]).ok().printed("7\n");
     tare.call(["rm", "a"]).ok().printed("a\n");
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 #[test]
@@ -381,41 +293,6 @@ fn a_box_has_a_terminal_when_asked() {
     let log = tare.call(["logs", &id]).ok().stdout_text();
     assert!(log.contains("/dev/pts/"), "{log:?}");
     tare.remove(&id);
-}
-
-fn signal(process: &Process, signal: Signal) {
-    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    let pidfd = pidfd_open(pid.expect("it has a pid"), PidfdFlags::empty());
-    pidfd_send_signal(pidfd.expect("it is there"), signal).expect("it can be signalled");
-}
-
-fn alive(process: &Process) -> bool {
-    let now = tare_harness::processes().into_iter();
-    now.filter(|one| !one.is_zombie)
-        .any(|one| one.pid == process.pid)
-}
-
-/// leak C8
-#[test]
-fn a_keeper_that_is_killed_ends_its_box() {
-    let tare = tare!();
-    let id = tare.detached([
-        "--name",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "setsid sleep 1000 & sleep 1000",
-    ]);
-    signal(&tare.keeper(&id), Signal::KILL);
-    eventually("everyone in the box is gone", || {
-        tare.processes_in(&id).is_empty()
-    });
-    tare.ended(&id);
-    let code = tare.exec("a", ["true"]).code;
-    assert_eq!(code, 125, "a box without a keeper cannot be used");
-    tare.remove(&id);
-    nothing_left(&tare);
 }
 
 #[test]

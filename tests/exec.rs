@@ -270,7 +270,7 @@ fn a_client_that_goes_away_takes_its_tree_along() {
     tare.remove(&id);
 }
 
-/// leak B1, at any moment of the start.
+/// At any moment of the start.
 #[test]
 fn a_client_that_is_killed_while_it_asks_leaves_nothing() {
     let tare = tare!();

@@ -3,48 +3,19 @@
 
 use std::fs;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde_json::{Value, json};
+use tare_harness::account::{change, lines, write_lines};
 use tare_harness::skip::is_root;
+use tare_harness::witness::{assert_untouched, stranger};
 use tare_harness::{Running, Tare, eventually, skip, tare};
 
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(5);
-
-/// Says every signal that it gets, and answers every line.
-const WITNESS: &str =
-    "for signal in HUP INT QUIT USR1 USR2 PIPE ALRM TERM CHLD CONT TSTP TTIN TTOU WINCH; do
-    trap \"echo got $signal\" $signal
-done
-echo up
-while read line; do echo here; done";
-
-/// Somebody who has nothing to do with any box, except such a name and last
-/// argument.
-fn stranger(tare: &Tare, name: &str, last: &str) -> Running {
-    let mut command = std::process::Command::new("sh");
-    command.arg0(name).args(["-c", WITNESS, last]);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let running = tare.start_command(command);
-    running.see("up");
-    running
-}
-
-/// It lives, was not stopped, and nobody has sent it anything.
-#[track_caller]
-fn assert_untouched(mut stranger: Running) {
-    stranger.write(b"\n");
-    stranger.see("here");
-    stranger.wait().ok().printed("up\nhere\n").said_nothing();
-}
 
 /// What proves that a process is who it is, as the kernel says it.
 fn identity(pid: u32) -> Value {
@@ -58,31 +29,6 @@ fn identity(pid: u32) -> Value {
         .and_then(|it| it.parse::<u64>().ok());
     let inode = rustix::fs::fstat(&pidfd).expect("it is open").st_ino;
     json!({"pid": pid, "pidfd_inode": inode, "birth_tick": tick.expect("a tick")})
-}
-
-/// The lines of a record.
-fn lines(record: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(record.join("record.json")).expect("it is ours");
-    text.lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect()
-}
-
-fn write_lines(record: &Path, lines: &[Value]) {
-    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    fs::write(record.join("record.json"), text).expect("it is ours");
-}
-
-/// Changes what a record says of the keeper.
-fn change_keeper(record: &Path, changes: &Value) {
-    let mut lines = lines(record);
-    let keeper = lines.iter_mut().find_map(|line| line.get_mut("keeper"));
-    let keeper = keeper.expect("the keeper is on record");
-    for (key, value) in changes.as_object().expect("an object") {
-        assert!(keeper.get(key).is_some(), "a record has no {key} any more");
-        keeper[key] = value.clone();
-    }
-    write_lines(record, &lines);
 }
 
 /// How the record of a box that never was is to lie.
@@ -133,7 +79,7 @@ impl Pattern {
             fs::write(self.record.join(name), content).expect("it is ours");
         }
         write_lines(&self.record, &self.lines);
-        change_keeper(&self.record, &identity(keeper));
+        change(&self.record, "keeper", &identity(keeper));
         let control = self.record.join("control");
         match lie {
             Lie::Detached => None,
@@ -145,11 +91,11 @@ impl Pattern {
                 None
             }
             Lie::WithoutCgroup => {
-                change_keeper(&self.record, &json!({"cgroup_inode": null}));
+                change(&self.record, "keeper", &json!({"cgroup_inode": null}));
                 None
             }
             Lie::WithoutInode => {
-                change_keeper(&self.record, &json!({"pidfd_inode": null}));
+                change(&self.record, "keeper", &json!({"pidfd_inode": null}));
                 None
             }
             Lie::Listening => {
@@ -190,7 +136,7 @@ fn with_id<'a>(command: &[&'a str], id: &'a str) -> Vec<String> {
     command.iter().map(word).collect()
 }
 
-/// leak B3: the pid file of another runtime that pointed at somebody else.
+/// The pid file of another runtime that pointed at somebody else.
 #[test]
 fn a_record_that_points_at_a_stranger_never_gets_it_signalled() {
     let tare = tare!();
@@ -354,7 +300,7 @@ fn a_live_box_with_a_wrong_identity_on_record_is_not_swept_away() {
     for wrong in [json!({"pidfd_inode": 1}), json!({"pid": 2_000_000}), boot] {
         let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
         let keeper = tare.keeper(&id);
-        change_keeper(&tare.record(&id), &wrong);
+        change(&tare.record(&id), "keeper", &wrong);
         for command in [&["ls", "-a"][..], &["run", "--", "true"], &["logs", "a"]] {
             tare.call(command);
         }

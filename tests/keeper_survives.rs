@@ -2,103 +2,17 @@
 //! of processes, clients that vanish, peers that lie, disks that are full.
 
 mod hostile;
+mod library;
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::BorrowedFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use library::{GROWTH_BYTES_MAX, Library, PRIVATE_BYTES_MAX, assert_alone, assert_cheap};
 use rustix::process::Signal;
-use tare_engine::{BoxId, Engine, Event, ExecSpec, Exit, Stdin};
 use tare_harness::skip::is_root;
 use tare_harness::{Tare, eventually, skip, tare};
-
-/// What an idle keeper may cost.
-const DESCRIPTORS_MAX: usize = 24;
-const PRIVATE_BYTES_MAX: u64 = 400 << 10;
-/// A page or two more or less is the allocator's business; a leak is more.
-const GROWTH_BYTES_MAX: u64 = 32 << 10;
-
-/// exec as a library call: no process of tare is started for it.
-struct Library {
-    engine: Engine,
-    id: BoxId,
-}
-
-impl Library {
-    fn open(tare: &Tare, id: &str) -> Self {
-        let engine = Engine::open(Some(tare.state_root())).expect("the state root is ours");
-        let id = engine.find(id).expect("the box is there");
-        Self { engine, id }
-    }
-
-    #[track_caller]
-    fn run(&self, command: &[&str]) -> u8 {
-        let spec = ExecSpec::of(command);
-        let executed = self.engine.exec(&self.id, &spec, Stdin::Empty);
-        let mut executed = executed.unwrap_or_else(|error| panic!("{error}"));
-        loop {
-            match executed.next_event() {
-                Some(Event::Exited(Exit::Code(code))) => return code,
-                Some(Event::Started) => {}
-                Some(other) => panic!("{other:?}"),
-                None => wait(executed.events_fd()),
-            }
-        }
-    }
-}
-
-fn wait(fd: BorrowedFd<'_>) {
-    let ten = Duration::from_secs(10).try_into().expect("small");
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let ready = poll(&mut fds, Some(&ten)).expect("a socket can be polled");
-    assert_eq!(ready, 1, "the keeper does not answer");
-}
-
-/// Nobody is there but who belongs there, and no zombie.
-#[track_caller]
-fn assert_alone(tare: &Tare, id: &str, expected: usize) {
-    eventually("nobody else is in the box", || {
-        let members = tare.members(id);
-        members.len() == expected && members.iter().all(|one| !one.is_zombie)
-    });
-}
-
-#[track_caller]
-fn assert_cheap(tare: &Tare, id: &str) {
-    eventually("an idle keeper has few descriptors", || {
-        tare.keeper_descriptors(id) <= DESCRIPTORS_MAX
-    });
-    let bytes = tare.keeper_private_bytes(id);
-    assert!(
-        bytes <= PRIVATE_BYTES_MAX,
-        "{bytes} bytes are the keeper's alone"
-    );
-}
-
-#[test]
-fn ten_thousand_processes_in_a_row_cost_the_keeper_nothing() {
-    let tare = tare!();
-    let id = tare.idle_box();
-    assert_cheap(&tare, &id);
-    let library = Library::open(&tare, &id);
-    let mut costs = Vec::new();
-    for number in 1..=10_000 {
-        assert_eq!(library.run(&["true", "with", "some", "arguments"]), 0);
-        if number % 1000 == 0 {
-            costs.push((tare.keeper_private_bytes(&id), tare.keeper_descriptors(&id)));
-        }
-    }
-    let (first, last) = (costs[0], costs[9]);
-    assert!(last.0 <= first.0 + GROWTH_BYTES_MAX, "{costs:?}");
-    assert_eq!(first.1, last.1, "{costs:?}");
-    assert_cheap(&tare, &id);
-    assert_alone(&tare, &id, 2);
-    assert_eq!(library.run(&["sh", "-c", "exit 7"]), 7);
-    tare.remove(&id);
-}
 
 /// Also those whose program is not found, or who leave orphans and zombies.
 #[test]
@@ -113,7 +27,7 @@ fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
             assert_eq!(library.run(&["sh", "-c", script]), 3);
         }
         for _ in 0..100 {
-            tare_refuses(&library);
+            library.is_refused(&["no-such-program"]);
         }
         if round == 0 {
             after_first = tare.keeper_private_bytes(&id);
@@ -127,19 +41,6 @@ fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
     );
     assert_cheap(&tare, &id);
     tare.remove(&id);
-}
-
-fn tare_refuses(library: &Library) {
-    let spec = ExecSpec::of(["no-such-program"]);
-    let executed = library.engine.exec(&library.id, &spec, Stdin::Empty);
-    let mut executed = executed.unwrap_or_else(|error| panic!("{error}"));
-    loop {
-        match executed.next_event() {
-            Some(Event::Failed(_)) => return,
-            Some(other) => panic!("{other:?}"),
-            None => wait(executed.events_fd()),
-        }
-    }
 }
 
 #[test]
@@ -193,7 +94,7 @@ impl Random {
     }
 }
 
-/// leak B1: whatever the client was doing when it died.
+/// Whatever the client was doing when it died.
 #[test]
 fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
     let tare = tare!();

@@ -3,30 +3,15 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use tare_harness::skip::is_root;
 use tare_harness::{
-    Process, Running, Tare, box_processes, eventually, eventually_within, hierarchies, skip, tare,
+    Process, Running, box_processes, eventually, hierarchies, in_boxes, skip, tare,
 };
 
 const SLEEPERS: &str =
     "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
-
-#[track_caller]
-fn nothing_left(tare: &Tare) {
-    let left = tare.difference_now();
-    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
-}
-
-/// Processes of boxes that are alive, not counting `tare` itself.
-fn in_boxes(tare: u32) -> usize {
-    let alive = box_processes()
-        .into_iter()
-        .filter(|process| !process.is_zombie);
-    alive.filter(|process| process.pid != tare).count()
-}
 
 /// The keeper of the one box that `tare` has.
 #[track_caller]
@@ -41,39 +26,6 @@ fn keeper(tare: &Running) -> Process {
     keeper
 }
 
-#[track_caller]
-fn signal(process: &Process, signal: Signal) {
-    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    let pidfd = pidfd_open(pid.expect("it has a pid"), PidfdFlags::empty());
-    pidfd_send_signal(pidfd.expect("it is there"), signal).expect("it can be signalled");
-}
-
-/// leak B1, B9, A10: the processes go with tare, and what has a name goes with
-/// the next call.
-#[test]
-fn a_tare_that_is_killed_itself() {
-    let tare = tare!();
-    let script =
-        "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
-    for options in [&[][..], &["--contain"]] {
-        let mut call = options.to_vec();
-        call.extend(["--name", "killed", "--", "sh", "-c", script]);
-        let running = tare.spawn(call);
-        let pid = running.see("ready").pid();
-        assert!(in_boxes(pid) > 20);
-        running.signal(Signal::KILL);
-        eventually_within(Duration::from_secs(2), "the box dies with tare", || {
-            in_boxes(pid) == 0
-        });
-        running.wait().exited(-9);
-        tare.run(["--", "true"]).ok();
-        tare.reap_orphans();
-        let left = tare.difference_now();
-        assert!(left.is_empty(), "{}", left.join("\n"));
-    }
-}
-
-/// leak C8
 #[test]
 fn a_keeper_that_is_killed_ends_its_box_and_tare() {
     let tare = tare!();
@@ -81,14 +33,14 @@ fn a_keeper_that_is_killed_ends_its_box_and_tare() {
         let mut call = options.to_vec();
         call.extend(["--", "sh", "-c", SLEEPERS]);
         let running = tare.spawn(call);
-        signal(&keeper(running.see("ready")), Signal::KILL);
+        keeper(running.see("ready")).signal(Signal::KILL);
         let output = running.wait();
         assert!(output.code >= 125, "{output}");
-        nothing_left(&tare);
+        tare.nothing_left();
     }
 }
 
-/// leak I1: the keeper holds the lease, not the tare that started it.
+/// The keeper holds the lease, not the tare that started it.
 #[test]
 fn a_tare_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
     let tare = tare!();
@@ -97,19 +49,18 @@ fn a_tare_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
     eventually("the box ends by itself", || in_boxes(running.pid()) == 0);
     running.signal(Signal::CONT);
     running.wait().exited(124);
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 #[test]
 fn a_keeper_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
     let tare = tare!();
     let running = tare.spawn(["--timeout", "1s", "--", "sh", "-c", SLEEPERS]);
-    signal(&keeper(running.see("ready")), Signal::STOP);
+    keeper(running.see("ready")).signal(Signal::STOP);
     running.wait().exited(124);
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
-/// leak A14
 #[test]
 fn a_box_that_is_frozen_ends_at_its_timeout() {
     let tare = tare!();
@@ -123,7 +74,7 @@ fn a_box_that_is_frozen_ends_at_its_timeout() {
     };
     fs::write(freezer, "1").unwrap();
     running.wait().exited(124);
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 /// What freezes the box of this keeper.

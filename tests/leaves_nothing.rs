@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tare_harness::skip::is_root;
 use tare_harness::{
-    Output, Running, Tare, TemporaryDirectory, box_processes, eventually, fixture, skip, tare,
+    Output, Running, Tare, TemporaryDirectory, eventually, fixture, in_boxes, skip, tare,
 };
 
 /// An ending that was asked for comes well within this, on any machine.
@@ -76,7 +76,6 @@ fn nothing_left(tare: &Tare, output: &Output) {
     assert!(output.lasted < SOON, "{output}");
 }
 
-/// leak A4, A5
 #[test]
 fn fifty_sleepers_that_ignore_every_signal() {
     let tare = tare!();
@@ -112,7 +111,7 @@ while not full:
     ends_both_ways(&tare, &["--pids", "100"], workload);
 }
 
-/// leak A8: processes whose parent exits as soon as the next one is there.
+/// Processes whose parent exits as soon as the next one is there.
 #[test]
 fn comets_that_never_stay_the_same_process() {
     let tare = tare!();
@@ -127,7 +126,6 @@ for _ in range(4):
     ends_both_ways(&tare, &["--pids", "100"], workload);
 }
 
-/// leak A8, A7, E044, E110
 #[test]
 fn daemons_that_hold_stdout() {
     let tare = tare!();
@@ -280,7 +278,6 @@ fn nested_namespaces_and_cgroups_are_refused() {
         .ok();
 }
 
-/// leak G1
 #[test]
 fn a_port_is_free_again_at_once() {
     let tare = tare!();
@@ -454,45 +451,6 @@ fn output_that_nobody_reads_does_not_keep_a_box_past_its_timeout() {
     running.wait().exited(124);
 }
 
-/// Processes of boxes that are alive, not counting `tare` itself.
-fn in_boxes(tare: u32) -> usize {
-    let alive = box_processes()
-        .into_iter()
-        .filter(|process| !process.is_zombie);
-    alive.filter(|process| process.pid != tare).count()
-}
-
-/// leak F1
-#[test]
-fn orphans_are_reaped_inside() {
-    let tare = tare!();
-    let script = "import os, time
-def zombies():
-    states = []
-    for name in os.listdir('/proc'):
-        if name.isdigit():
-            try: states.append(open('/proc/%s/stat' % name).read().rsplit(') ')[1][0])
-            except OSError: pass
-    return states.count('Z')
-child = os.fork()
-if child == 0: os._exit(0)
-while zombies() != 1: time.sleep(0.001)  # our own, not reaped: it is seen
-os.waitpid(child, 0)
-for _ in range(200):
-    if os.fork() == 0:
-        if os.fork() == 0:
-            time.sleep(0.01)
-        os._exit(0)
-    os.wait()
-deadline = time.monotonic() + 10
-while zombies() and time.monotonic() < deadline: time.sleep(0.005)
-print(zombies())";
-    tare.run(["--", "python3", "-c", script])
-        .ok()
-        .printed("0\n");
-}
-
-/// leak A11, D2, H5
 #[test]
 fn a_hundred_boxes_one_after_the_other() {
     let tare = tare!();
@@ -565,7 +523,7 @@ fn many_can_begin_on_a_fresh_state_root_at_once() {
     }
 }
 
-/// leak H9: the record of a box that another tare is still running is not swept.
+/// The record of a box that another tare is still running is not swept.
 #[test]
 fn a_box_is_left_alone_by_other_calls() {
     let tare = tare!();

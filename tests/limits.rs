@@ -292,23 +292,6 @@ fn what_was_printed_before_the_timeout_is_kept() {
     .printed("before\n");
 }
 
-/// leak A5
-#[test]
-fn a_timeout_ends_who_ignores_every_signal() {
-    let tare = tare!();
-    let output = tare
-        .run([
-            "--timeout",
-            "1s",
-            "--",
-            "sh",
-            "-c",
-            "trap '' TERM INT HUP QUIT; setsid sleep 1000 & while :; do sleep 1000; done",
-        ])
-        .exited(124);
-    assert!(output.lasted < SOON, "{output}");
-}
-
 #[test]
 fn output_past_the_limit_is_cut_and_the_command_goes_on() {
     let tare = tare!();

@@ -29,12 +29,6 @@ fn alive() -> usize {
         .count()
 }
 
-#[track_caller]
-fn nothing_left(tare: &Tare) {
-    let left = tare.difference_now();
-    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
-}
-
 #[test]
 fn a_box_lives_on_is_used_and_removed() {
     let tare = unprivileged!();
@@ -51,7 +45,7 @@ fn a_box_lives_on_is_used_and_removed() {
     tare.call(["rm", "a"]).exited(1).said(&["is running"]);
     tare.remove(&id);
     assert_eq!(alive(), 0);
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 #[test]
@@ -63,7 +57,7 @@ fn a_box_ends_and_is_kept_until_it_is_removed() {
     tare.call(["logs", "a"]).ok().printed("out\n");
     tare.call(["wait", "a"]).ok().printed("7\n");
     tare.call(["rm", "a"]).ok();
-    nothing_left(&tare);
+    tare.nothing_left();
 }
 
 #[test]
@@ -84,7 +78,7 @@ fn stop_kill_and_the_lease_end_everyone() {
             assert_eq!(tare.look(&id)["ended_by"], call[0]);
             tare.remove(&id);
         }
-        nothing_left(&tare);
+        tare.nothing_left();
     }
     let id = start(&tare, &["--lease", "1s"], stubborn);
     eventually("everyone in the box is gone", || alive() == 0);
@@ -122,7 +116,7 @@ fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
         if let [one] = tare.list().as_slice() {
             tare.remove(one["id"].as_str().expect("an id"));
         }
-        nothing_left(&tare);
+        tare.nothing_left();
     }
 }
 

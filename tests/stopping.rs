@@ -6,9 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use serde_json::Value;
-use tare_harness::{Tare, TemporaryDirectory, eventually, tare};
+use tare_harness::{Tare, TemporaryDirectory, tare};
 
 /// Ends on TERM with a code of its own; those it started do not.
 const POLITE: &str = "trap 'exit 7' TERM; (trap '' TERM HUP; setsid sleep 1000) & echo up; while :; do sleep 0.02; done";
@@ -23,12 +22,6 @@ fn started(tare: &Tare, options: &[&str], script: &str) -> String {
     let id = tare.detached(options.iter().chain(&command));
     tare.logged(&id, "up");
     id
-}
-
-#[track_caller]
-fn nothing_left(tare: &Tare) {
-    let left = tare.difference_now();
-    assert!(left.is_empty(), "left:\n{}", left.join("\n"));
 }
 
 /// Everyone is gone, now, and the box is listed as ended.
@@ -69,22 +62,6 @@ fn whoever_ignores_the_request_is_killed_after_the_grace() {
     for bad in ["x", "-1s", ""] {
         tare.call(["stop", "-t", bad, "a"]).exited(2).printed("");
     }
-}
-
-/// The keeper keeps the grace, not the tare that asked.
-#[test]
-fn a_stop_goes_on_when_its_caller_is_killed() {
-    let tare = tare!();
-    let id = started(&tare, &[], STUBBORN);
-    let caller = tare.spawn_call(["stop", "-t", "1s", "a"]);
-    eventually("the box is being stopped", || tare.state(&id) == "stopping");
-    caller.signal(Signal::KILL);
-    caller.wait().exited(-9);
-    eventually("everyone in the box is gone", || {
-        tare.processes_in(&id).is_empty()
-    });
-    assert_eq!(tare.ended(&id)["ended_by"], "stop");
-    tare.remove(&id);
 }
 
 #[test]
@@ -132,34 +109,10 @@ fn a_box_that_runs_is_removed_only_by_force() {
     tare.exec("a", ["true"]).ok();
     tare.call(["rm", "-f", "a"]).ok().printed("a\n");
     tare.assert_gone(&id);
-    nothing_left(&tare);
+    tare.nothing_left();
     tare.call(["rm", "-f", "a"])
         .exited(1)
         .said(&["there is no box 'a'"]);
-}
-
-#[test]
-fn a_box_is_removed_in_every_state() {
-    let tare = tare!();
-    let id = started(&tare, &[], STUBBORN);
-    tare.call(["pause", "a"]).ok();
-    tare.remove(&id);
-    nothing_left(&tare);
-
-    let id = started(&tare, &[], STUBBORN);
-    let stopping = tare.spawn_call(["stop", "-t", "30s", "a"]);
-    eventually("the box is being stopped", || tare.state(&id) == "stopping");
-    tare.remove(&id);
-    stopping.wait();
-    nothing_left(&tare);
-
-    for options in [&["rm", "a"][..], &["rm", "-f", "a"]] {
-        let id = tare.detached(["--name", "a", "--", "true"]);
-        tare.ended(&id);
-        tare.call(options).ok().printed("a\n").said_nothing();
-        tare.assert_gone(&id);
-        nothing_left(&tare);
-    }
 }
 
 /// Whatever moment of its start is met: afterwards both calls are over, and what
@@ -183,7 +136,7 @@ fn a_box_is_removed_while_it_starts() {
             }
             more => panic!("one call made {more:?}"),
         }
-        nothing_left(&tare);
+        tare.nothing_left();
     }
 }
 
@@ -206,7 +159,7 @@ fn all_are_removed_at_once() {
     let output = tare.call(["rm", "-f", "--all"]).ok().said_nothing();
     assert_eq!(output.stdout_text().lines().count(), 2, "{output}");
     assert_eq!(tare.list(), [] as [Value; 0]);
-    nothing_left(&tare);
+    tare.nothing_left();
     tare.call(["rm"]).exited(2);
     tare.call(["rm", "--all", "a"]).exited(2);
 }
@@ -223,7 +176,7 @@ fn a_record_with_nothing_in_it_is_removed() {
             fs::write(tare.record(id).join(name), "").unwrap();
         }
         tare.remove(id);
-        nothing_left(&tare);
+        tare.nothing_left();
     }
 }
 
@@ -251,7 +204,7 @@ fn a_live_box_with_a_damaged_record_is_removed() {
             let listed = tare.call(["ls", "-a"]).ok().stdout_text();
             assert!(listed.contains(&id), "{file}, {round}: {listed}");
             tare.remove(&id);
-            nothing_left(&tare);
+            tare.nothing_left();
         }
     }
 }
@@ -271,7 +224,7 @@ fn an_ended_box_with_a_damaged_record_is_removed() {
         if tare.record(&id).exists() {
             tare.remove(&id);
         }
-        nothing_left(&tare);
+        tare.nothing_left();
     }
 }
 
@@ -304,7 +257,7 @@ fn a_record_that_points_elsewhere_is_removed_alone() {
         tare.call(["ls", "-a"]).ok();
         tare.remove(&id);
         assert_eq!(fs::read_to_string(&precious).unwrap(), "precious\n");
-        nothing_left(&tare);
+        tare.nothing_left();
     }
     // The record itself.
     let id = "aaaabbbbcccc";
@@ -326,7 +279,7 @@ fn stop_kill_and_rm_work_on_a_box_that_somebody_is_attached_to() {
         attached.see("up");
         tare.call(call).ok().printed("a\n").said_nothing();
         assert_eq!(attached.wait().code, code, "{call:?}");
-        nothing_left(&tare);
+        tare.nothing_left();
     }
 }
 

@@ -47,16 +47,6 @@ fn ten_megabytes_of_input_reach_the_command() {
     );
 }
 
-/// leak E8
-#[test]
-fn a_megabyte_to_stderr_and_then_to_stdout_does_not_block() {
-    let tare = tare!();
-    let script = "import sys; sys.stderr.write('e' * 1048576); sys.stderr.flush(); sys.stdout.write('o' * 1048576)";
-    let output = tare.run(["--", "python3", "-c", script]).ok();
-    assert_eq!(output.stderr_text(), "e".repeat(1 << 20));
-    assert_eq!(output.stdout_text(), "o".repeat(1 << 20));
-}
-
 #[test]
 fn the_two_outputs_are_not_mixed() {
     let tare = tare!();
@@ -182,7 +172,7 @@ fn a_file_as_input_is_read_to_its_end() {
     assert!(output.stdout_text() == content);
 }
 
-/// E044, leak A7
+/// E044
 #[test]
 fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
     let tare = tare!();

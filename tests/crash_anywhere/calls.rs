@@ -1,4 +1,4 @@
-//! leak B1: tare, or a keeper, is killed when it is about to make its k-th system call, for
+//! Tare, or a keeper, is killed when it is about to make its k-th system call, for
 //! every k: what lies between two of them changes nothing but memory.
 
 use std::path::PathBuf;

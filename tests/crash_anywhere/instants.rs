@@ -1,4 +1,4 @@
-//! leak B1: somebody kills tare, a keeper, both or the whole process group at a moment that
+//! Somebody kills tare, a keeper, both or the whole process group at a moment that
 //! nobody chose.
 
 use std::fmt;

@@ -4,6 +4,7 @@
 //! file to what it finds there; [`source`] tells them code from comments. The
 //! limits are walls for the tail, not targets.
 
+mod catalogue;
 mod rules;
 mod source;
 mod specification;
@@ -17,6 +18,13 @@ use std::path::{Path, PathBuf};
 
 /// Where our own Rust is.
 const ROOMS: [&str; 2] = ["crates", "tests"];
+
+/// What is held against the tests, and by which rule.
+type Rule = fn(&str, &str, &[Source]) -> Vec<Finding>;
+const DOCUMENTS: [(&str, Rule); 2] = [
+    ("SPECIFICATION.md", specification::check),
+    ("README.md", catalogue::check),
+];
 
 /// How deep directories may nest before this looks like a loop.
 const DEPTH_MAX: usize = 16;
@@ -40,11 +48,12 @@ pub fn check() -> Result<(), Failure> {
     let root = Workspace::alone()?.workspace_root;
     let sources = read_sources(&root)?;
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::all).collect();
-    let specification = "SPECIFICATION.md";
-    match fs::read_to_string(root.join(specification)) {
-        Ok(text) => findings.extend(specification::check(specification, &text, &sources)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).doing(|| format!("cannot read {specification}")),
+    for (document, rule) in DOCUMENTS {
+        match fs::read_to_string(root.join(document)) {
+            Ok(text) => findings.extend(rule(document, &text, &sources)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).doing(|| format!("cannot read {document}")),
+        }
     }
     if !findings.is_empty() {
         let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use crate::snapshot::cgroup::hierarchies;
@@ -29,6 +30,17 @@ impl Tare {
             cgroups: cgroups(),
             processes: our_processes(),
         }
+    }
+
+    /// How many uid ranges of this state root are taken: each is a lock on one byte of
+    /// one file (`/proc/locks`, proc_locks(5)).
+    pub fn uid_claims(&self) -> usize {
+        let Ok(claims) = fs::metadata(self.state_root().join("uids")) else {
+            return 0;
+        };
+        let locks = fs::read_to_string("/proc/locks").expect("/proc is mounted");
+        let inode = format!(":{} ", claims.ino());
+        locks.lines().filter(|line| line.contains(&inode)).count()
     }
 
     fn entries(&self, directory: &str) -> BTreeSet<String> {

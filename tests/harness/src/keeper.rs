@@ -19,15 +19,11 @@ impl Tare {
             .count()
     }
 
-    /// The memory that is the keeper's alone (`Anonymous` of proc_pid_smaps(5)).
+    /// The memory that is the keeper's alone.
     /// The pages of its program are the host's, and every keeper's.
     #[track_caller]
     pub fn keeper_private_bytes(&self, id: &str) -> u64 {
-        let path = format!("/proc/{}/smaps_rollup", self.keeper(id).pid);
-        let text = fs::read_to_string(path).expect("the keeper is there and ours to look at");
-        let line = text.lines().find(|line| line.starts_with("Anonymous:"));
-        let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-        kib.expect("as in proc_pid_smaps(5)") * 1024
+        private_bytes(self.keeper(id).pid)
     }
 
     /// Everyone in the PID namespace of the box, in whatever state and cgroup.
@@ -44,4 +40,14 @@ fn is_asleep(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, fields)| fields.starts_with('S'))
+}
+
+/// The memory that is a process's alone (`Anonymous` of proc_pid_smaps(5)).
+#[track_caller]
+pub fn private_bytes(pid: u32) -> u64 {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = fs::read_to_string(path).expect("it is there and ours to look at");
+    let line = text.lines().find(|line| line.starts_with("Anonymous:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.expect("as in proc_pid_smaps(5)") * 1024
 }

@@ -10,6 +10,7 @@
 //!
 //! Nothing here knows the engine: what is observed comes from the kernel alone.
 
+pub mod account;
 mod boxes;
 mod capture;
 mod clock;
@@ -28,15 +29,18 @@ mod temporary;
 mod terminal;
 mod turn;
 mod wait;
+pub mod witness;
 
 pub use clock::{unix_now, unix_seconds};
 pub use footprint::Footprint;
+pub use keeper::private_bytes;
 pub use random::Random;
 pub use running::{Output, Running};
 pub use server::{Answer, Server};
 pub use snapshot::Snapshot;
 pub use snapshot::cgroup::hierarchies;
-pub use snapshot::process::{Process, box_processes, processes};
+pub use snapshot::mount::unified_hierarchy;
+pub use snapshot::process::{Process, box_processes, in_boxes, processes};
 pub use tare::Tare;
 pub use temporary::TemporaryDirectory;
 pub use terminal::{TerminalSize, UnderTerminal};

@@ -18,7 +18,7 @@ use crate::wait::{PATIENCE, poll};
 pub mod cgroup;
 mod file;
 mod ipc;
-mod mount;
+pub mod mount;
 mod namespace;
 pub mod process;
 mod socket;

@@ -170,6 +170,13 @@ impl Tare {
             .unexpected_difference_now(|line| self.is_expected(line))
     }
 
+    /// The host is as before, now.
+    #[track_caller]
+    pub fn nothing_left(&self) {
+        let left = self.difference_now();
+        assert!(left.is_empty(), "left:\n{}", left.join("\n"));
+    }
+
     /// Reaps keepers whose tare was killed: they are nobody's else, and on some
     /// hosts the first process never does.
     pub fn reap_orphans(&self) {

@@ -23,6 +23,16 @@ pub fn mounts() -> Vec<Mount> {
     mountinfo().lines().filter_map(parse).collect()
 }
 
+/// Where cgroup version 2 is mounted, and which of its cgroups is seen there: the
+/// topmost mount counts, and in a container it need not be the root.
+pub fn unified_hierarchy() -> Option<(String, String)> {
+    let mounts = mountinfo();
+    let unified = mounts.lines().rfind(|line| line.contains(" - cgroup2 "))?;
+    let mut fields = unified.split(' ').skip(3).map(str::to_owned);
+    let (root, point) = (fields.next()?, fields.next()?);
+    Some((point, root.trim_end_matches('/').to_owned()))
+}
+
 fn mountinfo() -> String {
     fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted")
 }

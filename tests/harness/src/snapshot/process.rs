@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
 use super::Things;
 use super::cgroup::{is_of_a_soak, is_of_tare};
 
@@ -45,7 +47,15 @@ pub fn box_processes() -> Vec<Process> {
     box_processes_of(processes())
 }
 
-/// The same of processes that were seen before.
+/// Processes of boxes that are alive, not counting `tare` itself.
+pub fn in_boxes(tare: u32) -> usize {
+    let alive = box_processes()
+        .into_iter()
+        .filter(|process| !process.is_zombie);
+    alive.filter(|process| process.pid != tare).count()
+}
+
+/// Of processes that were seen before, those of [`box_processes`].
 pub fn box_processes_of(all: Vec<Process>) -> Vec<Process> {
     let own_namespace = link("/proc/self/ns/pid");
     let ancestors = ancestors_of(std::process::id(), &all);
@@ -73,6 +83,14 @@ pub fn processes() -> Vec<Process> {
 }
 
 impl Process {
+    /// Sends it a signal; it has to be there.
+    #[track_caller]
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pidfd = pidfd_open(pid.expect("it has a pid"), PidfdFlags::empty());
+        pidfd_send_signal(pidfd.expect("it is there"), signal).expect("it can be signalled");
+    }
+
     fn sentence(&self) -> String {
         format!(
             "process {} ({}){} of {}, in {}",

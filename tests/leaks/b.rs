@@ -1,0 +1,313 @@
+//! B. The parent or the daemon dies. tare has no daemon: whatever tares there are get
+//! SIGKILL, and the next one is the restart.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::random::{Random, fresh_seed};
+use tare_harness::scene::{Expected, Fate, Scene, in_lanes};
+use tare_harness::skip::has_program;
+use tare_harness::{
+    Running, TemporaryDirectory, eventually, eventually_within, in_boxes, skip, tare,
+};
+
+use crate::case::{Case, case, times, traced};
+
+const SLEEPERS: &str =
+    "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
+
+/// Calls by which a tare makes, changes and removes things on the host.
+const CHANGING: &str = "mkdir,mkdirat,symlinkat,bind,fallocate,ftruncate,write,pwrite64,\
+                        clone3,sendto,sendmsg,mount,move_mount,unlinkat,flock,openat";
+
+/// More of them than any command makes.
+const CHANGES_MAX: usize = 500;
+
+/// B1, bubblewrap: the parent died between fork and prctl, and the child lived on.
+#[test]
+fn a_tare_that_is_killed_within_its_first_50_ms_leaves_a_whole_box_or_none() {
+    let scene = Scene::new(tare!());
+    let mut random = Random::seeded(fresh_seed());
+    for _ in 0..times(150, 500) / 50 {
+        let delays: Vec<(String, Duration)> = (0..50)
+            .map(|number| (format!("box-{number}"), random.below(50_000)))
+            .map(|(name, us)| (name, Duration::from_micros(us)))
+            .collect();
+        in_lanes(&delays, |(name, delay)| {
+            let call = ["run", "-d", "--name", name, "--", "sleep", "1000"];
+            let creator = scene.tare.spawn_call(call);
+            // Not a wait for something, and bounded: the moment itself is the input.
+            std::thread::sleep(*delay);
+            creator.signal(Signal::KILL);
+            creator.wait();
+        });
+        let expected = delays.into_iter().map(|(name, _)| Expected {
+            name,
+            fates: vec![Fate::Absent, Fate::Running],
+        });
+        scene.check(&expected.collect::<Vec<_>>());
+        scene.clear();
+    }
+    drop(Case::of(scene.tare));
+}
+
+/// B3, bubblewrap: without a PID namespace the grandchildren outlived a killed launcher.
+#[test]
+fn grandchildren_go_with_a_tare_that_is_killed() {
+    let case = case();
+    for options in [&[][..], &["--contain"]] {
+        let mut call = options.to_vec();
+        call.extend(["--name", "killed", "--", "sh", "-c", SLEEPERS]);
+        let running = case.spawn(call);
+        let pid = running.see("ready").pid();
+        assert!(in_boxes(pid) > 20);
+        running.signal(Signal::KILL);
+        eventually_within(Duration::from_secs(2), "the box dies with tare", || {
+            in_boxes(pid) == 0
+        });
+        running.wait().exited(-9);
+        // What has a name goes with the next call.
+        case.run(["--", "true"]).ok();
+        case.reap_orphans();
+        case.nothing_left();
+    }
+}
+
+/// Ten boxes, and clients of all kinds at work on each; then every tare gets SIGKILL.
+#[track_caller]
+fn ten_boxes_whose_tares_were_killed(case: &Case) -> Vec<String> {
+    let boxes: Vec<String> = (0..10)
+        .map(|number| {
+            let name = format!("box-{number}");
+            case.detached(["-i", "--name", &name, "--", "sh", "-c", "echo up; exec cat"])
+        })
+        .collect();
+    let clients: Vec<Running> = boxes.iter().flat_map(|id| clients_of(case, id)).collect();
+    clients
+        .iter()
+        .for_each(|client| client.signal(Signal::KILL));
+    clients.into_iter().for_each(|client| drop(client.wait()));
+    boxes
+}
+
+fn clients_of(case: &Case, id: &str) -> Vec<Running> {
+    let calls = [
+        &[
+            "exec",
+            id,
+            "--",
+            "sh",
+            "-c",
+            "echo up; sleep 1000 & sleep 1000",
+        ][..],
+        &["logs", "-f", id],
+        &["attach", id],
+        &["wait", id],
+    ];
+    let clients: Vec<Running> = calls.iter().map(|call| case.spawn_call(*call)).collect();
+    clients[0].see("up");
+    clients
+}
+
+/// B4, e2b: after a restart of the orchestrator the machines of its last life ran on.
+#[test]
+fn ten_boxes_are_as_they_were_when_every_tare_was_killed() {
+    let case = case();
+    for id in ten_boxes_whose_tares_were_killed(&case) {
+        assert_eq!(case.state(&id), "running");
+        case.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
+        eventually("nobody is left of the clients", || {
+            case.members(&id).len() == 2
+        });
+        case.remove(&id);
+    }
+}
+
+/// B5, e2b: sockets, pipes and rules of the packet filter were left by a killed daemon.
+#[test]
+fn no_name_and_no_rule_is_left_anywhere_by_tares_that_were_killed() {
+    let case = case();
+    let outside = TemporaryDirectory::new();
+    let before = (names_of_the_host(), rules());
+    let boxes = ten_boxes_whose_tares_were_killed(&case);
+    for _ in 0..20 {
+        let path = format!("{}:/work", boxes[0]);
+        let copy = case.spawn_call(["cp", outside.text(), &path]);
+        let run = case.spawn(["--net", "host", "--", "sleep", "1000"]);
+        for one in [copy, run] {
+            one.signal(Signal::KILL);
+            one.wait();
+        }
+    }
+    case.call(["rm", "-f", "--all"]).ok();
+    case.reap_orphans();
+    case.nothing_left();
+    assert_eq!((names_of_the_host(), rules()), before);
+}
+
+/// Whatever has a name where programs leave such things, and abstract sockets.
+fn names_of_the_host() -> BTreeSet<String> {
+    let directories = [
+        "/tmp",
+        "/run",
+        "/var/tmp",
+        "/dev/shm",
+        "/var/run/netns",
+        "/dev/mqueue",
+    ];
+    let entries = directories.iter().flat_map(fs::read_dir).flatten();
+    let paths = entries.flatten().map(|entry| entry.path());
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let sockets = sockets
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(7));
+    let named = paths.map(|path| path.display().to_string());
+    named.chain(sockets.map(str::to_owned)).collect()
+}
+
+/// The rules of the packet filter, by each of the tools that are here.
+fn rules() -> Vec<Vec<u8>> {
+    let tools = [
+        &["nft", "list", "ruleset"][..],
+        &["iptables-save"],
+        &["ip", "rule"],
+    ];
+    let present = tools.into_iter().filter(|tool| has_program(tool[0]));
+    let output = |tool: &[&str]| Command::new(tool[0]).args(&tool[1..]).output();
+    present
+        .map(|tool| output(tool).expect("it can be started").stdout)
+        .collect()
+}
+
+/// B6, containerd: a crash between two steps of a create left what the first had made.
+#[test]
+fn a_create_that_is_killed_at_any_of_its_changes_leaves_a_whole_box_or_none() {
+    let case = case();
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let call = ["run", "-d", "--keep", "--name", "a", "--", "sleep", "1000"];
+    for number in 1..CHANGES_MAX {
+        let fault = format!("inject={CHANGING}:signal=KILL:when={number}");
+        let ended = traced(&case, &["-e", &fault], &call);
+        let boxes = case.list();
+        assert!(
+            boxes.iter().all(|one| one["state"] == "running"),
+            "{boxes:?}"
+        );
+        assert!(ended.code == -9 || boxes.len() == 1, "{ended}");
+        case.call(["rm", "-f", "--all"]).ok();
+        case.nothing_left();
+        if ended.code == 0 {
+            assert!(number > 20, "only {number} changes were met");
+            return;
+        }
+    }
+    panic!("{call:?} makes more than {CHANGES_MAX} changes");
+}
+
+/// B7, containerd: a workload that exited while the daemon was down was never noticed.
+#[test]
+fn a_box_that_ends_while_no_tare_is_there_has_its_exit_code_and_no_keeper() {
+    let case = case();
+    let id = case.detached(["-i", "--name", "a", "--", "sh", "-c", "read line; exit 7"]);
+    let mut last = case.spawn_call(["attach", "a"]);
+    last.write(b"end\n");
+    eventually("everyone in the box is gone, the keeper too", || {
+        case.processes_in(&id).is_empty()
+    });
+    last.signal(Signal::KILL);
+    last.wait();
+    let look = case.look(&id);
+    assert_eq!(
+        (&look["state"], &look["exit_code"]),
+        (&"exited".into(), &7.into())
+    );
+    assert_eq!(look["ended_by"], "command", "{look}");
+    case.remove(&id);
+}
+
+/// B8, iii: helpers in sessions of their own outlived a killed engine, 19 of them.
+#[test]
+fn nineteen_keepers_end_with_the_tares_that_they_hang_on() {
+    let case = case();
+    let call = [
+        "--",
+        "sh",
+        "-c",
+        "setsid sleep 1000 & echo ready; sleep 1000",
+    ];
+    let tares: Vec<Running> = (0..19).map(|_| case.spawn(call)).collect();
+    for one in &tares {
+        one.see("ready");
+    }
+    tares.iter().for_each(|one| one.signal(Signal::KILL));
+    tares.into_iter().for_each(|one| drop(one.wait()));
+    eventually("all keepers are gone without anybody's help", || {
+        case.footprint().processes.is_empty()
+    });
+    case.call(["ls"]).ok();
+    case.reap_orphans();
+    case.nothing_left();
+}
+
+/// B9, h5i, deepagents and llxprt-code: only an orderly exit of the client cleaned up.
+#[test]
+fn however_its_client_ends_the_box_does() {
+    let case = case();
+    let script = "trap '' TERM; setsid sleep 1000 & echo ready; while :; do sleep 1000; done";
+    for signal in [Signal::TERM, Signal::KILL, Signal::ABORT, Signal::HUP] {
+        let client = case.spawn(["--timeout", "1s", "--", "sh", "-c", script]);
+        client.see("ready").signal(signal);
+        client.wait();
+        eventually("the box is gone", || case.footprint().processes.is_empty());
+        case.call(["ls"]).ok();
+        case.reap_orphans();
+        case.nothing_left();
+    }
+    // And where the client is long gone, the lease ends it.
+    let id = case.up(&["--rm", "--lease", "1s"], "echo up; sleep 1000");
+    eventually("the box is gone", || case.processes_in(&id).is_empty());
+    case.call(["ls"]).ok();
+    case.assert_gone(&id);
+}
+
+/// B11, boxlite: detached boxes died with the process that had launched them.
+#[test]
+fn a_box_outlives_its_creator() {
+    let case = case();
+    let id = case.idle_box();
+    // The creator has been waited for; its keeper came to whoever adopts orphans.
+    assert_eq!(case.keeper(&id).parent, std::process::id());
+    case.exec(&id, ["echo", "alive"]).ok().printed("alive\n");
+    assert_eq!(case.state(&id), "running");
+    case.remove(&id);
+}
+
+/// B13, eve and hermes: what was to be cleaned up was known to a dead process only.
+#[test]
+fn boxes_are_found_by_whoever_comes_next_and_has_never_heard_of_them() {
+    let case = case();
+    for number in 0..5 {
+        let name = format!("box-{number}");
+        case.detached(["--name", &name, "--", "sleep", "1000"]);
+    }
+    // Names help people; nothing depends on them.
+    fs::remove_dir_all(case.state_root().join("names")).expect("the state root is ours");
+    assert_eq!(case.list().len(), 5);
+    let mut stranger = case.command(["rm", "-f", "--all"]);
+    stranger
+        .env_clear()
+        .env("TARE_STATE_ROOT", case.state_root());
+    let output = stranger
+        .current_dir("/")
+        .output()
+        .expect("it can be started");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(case.footprint().processes, []);
+    assert!(case.list().is_empty());
+    case.nothing_left();
+}

@@ -1,0 +1,94 @@
+//! F. Zombies.
+
+use tare_harness::skip;
+use tare_harness::skip::{has_program, is_root};
+
+use crate::case::{case, times, traced};
+
+/// F1, openclaw, subfloor, nsjail and OpenShell: the first process of a box reaped
+/// nobody, until there were 18,036 zombies.
+#[test]
+fn orphans_are_reaped_inside() {
+    let case = case();
+    let script = "import os, time
+def zombies():
+    states = []
+    for name in os.listdir('/proc'):
+        if name.isdigit():
+            try: states.append(open('/proc/%s/stat' % name).read().rsplit(') ')[1][0])
+            except OSError: pass
+    return states.count('Z')
+child = os.fork()
+if child == 0: os._exit(0)
+while zombies() != 1: time.sleep(0.001)  # our own, not reaped: it is seen
+os.waitpid(child, 0)
+for _ in range(200):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.01)
+        os._exit(0)
+    os.wait()
+deadline = time.monotonic() + 10
+while zombies() and time.monotonic() < deadline: time.sleep(0.005)
+print(zombies())";
+    case.run(["--", "python3", "-c", script])
+        .ok()
+        .printed("0\n");
+}
+
+/// The first process of a PID namespace, which waits for its own children alone: runs
+/// tare in all ways that end, and says how many zombies came to it.
+const NEGLIGENT: &str = "import os, signal, subprocess, sys
+tare = os.environ['TARE']
+assert os.getpid() == 1
+def call(*words): return subprocess.run([tare, *words], capture_output=True).returncode
+orphans = 'for i in 1 2 3 4 5; do (setsid sleep 0.01 &); done'
+for _ in range(int(sys.argv[1])):
+    assert call('run', '--', 'sh', '-c', orphans + '; exit 5') == 5
+    assert call('run', '--timeout', '50ms', '--', 'sleep', '1000') == 124
+    assert call('run', '--', 'no-such-program') == 127
+    assert call('run', '--contain', '--', 'sh', '-c', 'kill -9 $$') == 137
+zombies = []
+for name in os.listdir('/proc'):
+    if name.isdigit():
+        stat = open('/proc/%s/stat' % name).read()
+        if stat.rsplit(') ')[1][0] == 'Z': zombies.append(stat)
+print(zombies)";
+
+/// F2, bubblewrap: the launcher left a zombie to a first process that reaps nobody.
+#[test]
+fn a_first_process_that_reaps_nobody_gets_no_zombie() {
+    let case = case();
+    if !is_root() {
+        skip!("only root can make a PID namespace alone");
+    }
+    let count = times(5, 50).to_string();
+    let mut command = case.shell_command("exec unshare -p -f --mount-proc python3 \"$@\"");
+    command.args(["sh", "-c", NEGLIGENT, &count]);
+    case.start_piped(command).wait().ok().printed("[]\n");
+    // And where tare itself is the first.
+    let first = "exec unshare -p -f --mount-proc \"$TARE\" run -- sh -c '(sleep 0.01 &) ; exit 6'";
+    case.shell(first).exited(6);
+    case.nothing_left();
+}
+
+/// F4, cri-o: a child that was killed because something failed was not waited for.
+#[test]
+fn whatever_write_fails_after_the_birth_of_a_keeper_leaves_no_zombie() {
+    let case = case();
+    if !has_program("strace") || !is_root() {
+        skip!("strace is not installed, or may not trace a keeper");
+    }
+    // Its cgroups, its id maps, its plan: of tare and of the keeper, each in turn.
+    for number in 1..100 {
+        let fault = format!("inject=write,pwrite64,sendto:error=EIO:when={number}");
+        let output = traced(&case, &["-f", "-e", &fault], &["run", "--", "true"]);
+        case.nothing_left();
+        if output.code == 0 {
+            assert!(number > 4, "only {number} writes were met");
+            return;
+        }
+        assert_eq!(output.code, 125, "{number}: {output}");
+    }
+    panic!("it writes without end");
+}

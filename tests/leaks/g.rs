@@ -1,0 +1,184 @@
+//! G. Network, ports, addresses, devices. What a box of tare has of these are ports of
+//! the host (`--net host`), a network namespace without a name, and a range of user ids.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::random::{Random, fresh_seed};
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{Process, Running, Tare, eventually, skip};
+
+use crate::case::{case, times, traced};
+
+/// Listens on the port that it is given, for ever; an error ends it.
+const SERVER: &str = "import socket, sys, time
+server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('port', server.getsockname()[1], 'is open', flush=True)
+time.sleep(1000)";
+
+/// A box that listens on this port of the host, or with 0 on any.
+#[track_caller]
+fn server(tare: &Tare, port: u16) -> String {
+    let options = ["--quiet", "--net", "host", "--", "python3", "-c", SERVER];
+    let id = tare.detached(options.iter().chain(&[port.to_string().as_str()]));
+    tare.logged(&id, "is open");
+    id
+}
+
+/// G1, boxlite: an orphan held the port, and the next box had no network and said nothing.
+#[test]
+fn a_port_can_be_had_again_at_once_and_again() {
+    let case = case();
+    let first = server(&case, 0);
+    let log = case.call(["logs", &first]).ok().stdout_text();
+    let port = log.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let port = port.expect("it says a number");
+    case.remove(&first);
+    for round in 0..times(12, 50) {
+        let id = server(&case, port);
+        match round % 3 {
+            0 => case.remove(&id),
+            1 => {
+                case.call(["stop", "-t", "0", &id]).ok();
+            }
+            _ => {
+                case.call(["kill", &id]).ok();
+            }
+        }
+    }
+    case.call(["rm", "-f", "--all"]).ok();
+    case.nothing_left();
+}
+
+/// Calls by which a network is made, each with a reason to fail.
+const NETWORK_FAULTS: [&str; 5] = [
+    "unshare:error=ENOSPC:when=1",
+    "setns:error=EINVAL:when=1",
+    "socket:error=EMFILE:when=1",
+    "ioctl:error=EPERM:when=1",
+    "sendto:error=ENOBUFS:when=1",
+];
+
+/// G2, e2b: who failed while its network was set up kept its slot.
+#[test]
+fn a_network_that_cannot_be_made_fails_the_box_and_its_slot_is_free() {
+    let case = case();
+    if !has_program("strace") || !is_root() {
+        skip!("strace is not installed, or may not trace a keeper");
+    }
+    // Says whether it has a loopback that is up.
+    let command = ["run", "--", "grep", "-q", "127.0.0.1", "/proc/net/fib_trie"];
+    case.call(command).ok();
+    let mut failed = 0;
+    for fault in NETWORK_FAULTS {
+        let inject = format!("inject={fault}");
+        for _ in 0..times(3, 30) {
+            let output = traced(&case, &["-f", "-e", &inject], &command);
+            // Never a box without.
+            assert!([0, 125].contains(&output.code), "{fault}: {output}");
+            failed += usize::from(output.code == 125);
+            assert_eq!(case.uid_claims(), 0, "{fault}");
+            case.nothing_left();
+        }
+    }
+    assert!(failed > 0, "no network failed");
+}
+
+/// G3, e2b: what was returned while the pool closed was lost, or a panic.
+#[test]
+fn a_hundred_stops_that_are_broken_off_at_once_lose_no_slot() {
+    let case = case();
+    let boxes: Vec<String> = (0..100).map(|_| case.idle_box()).collect();
+    let stop = |id: &String| case.spawn_call(["stop", "-t", "0", id]);
+    let stops: Vec<Running> = boxes.iter().map(stop).collect();
+    for (number, stop) in stops.iter().enumerate() {
+        let signals = [Signal::TERM, Signal::KILL, Signal::INT, Signal::HUP];
+        stop.signal(signals[number % signals.len()]);
+    }
+    for stop in stops {
+        let output = stop.wait();
+        assert!(!output.stderr_text().contains("panicked"), "{output}");
+    }
+    case.call(["rm", "-f", "--all"]).ok();
+    assert_eq!(case.uid_claims(), 0);
+    case.nothing_left();
+}
+
+/// Who a process of the box is on the host.
+fn first_uid(tare: &Tare, id: &str) -> String {
+    let map = format!("/proc/{}/uid_map", tare.keeper(id).pid);
+    fs::read_to_string(map).expect("the keeper is ours to look at")
+}
+
+/// G4, CubeSandbox: a paused machine had to run again to be deleted, and its address was
+/// given away while it lived.
+#[test]
+fn a_paused_box_is_removed_as_it_is_and_has_its_slot_until_then() {
+    let case = case();
+    if !is_root() {
+        skip!("without root a box is not paused and has no user ids of its own");
+    }
+    let id = case.up(&["--name", "a"], "echo up; while :; do :; done");
+    case.call(["pause", "a"]).ok();
+    let held = first_uid(&case, &id);
+    let others: Vec<String> = (0..5).map(|_| case.idle_box()).collect();
+    let ranges: BTreeSet<String> = others.iter().map(|it| first_uid(&case, it)).collect();
+    assert_eq!(ranges.len(), others.len());
+    assert!(!ranges.contains(&held));
+    assert_eq!(case.uid_claims(), others.len() + 1);
+    case.remove(&id);
+    assert_eq!(case.uid_claims(), others.len());
+    case.call(["rm", "-f", "--all"]).ok();
+    case.nothing_left();
+}
+
+/// G5, e2b: nobody was served for half an hour, until all leftovers were reclaimed.
+#[test]
+fn no_command_waits_until_everything_that_was_left_is_reclaimed() {
+    let case = case();
+    let count = times(100, 2_000);
+    for _ in 0..count {
+        case.detached(["--rm", "--", "sleep", "1000"]);
+    }
+    // Their keepers came to us.
+    let is_keeper = |one: &&Process| one.parent == std::process::id();
+    let processes = case.footprint().processes;
+    for keeper in processes.iter().filter(is_keeper) {
+        keeper.signal(Signal::KILL);
+    }
+    eventually("all boxes are dead", || {
+        case.footprint().processes.is_empty()
+    });
+    assert_eq!(case.footprint().records.len(), count);
+    // Whoever comes next does some of it, and what it was asked to.
+    case.run(["--", "echo", "served"]).ok().printed("served\n");
+    let left = case.footprint().records.len();
+    assert!(
+        left < count && left > count / 2,
+        "{left} of {count} are left"
+    );
+    case.call(["ls"]).ok();
+    assert_eq!(case.footprint().records.len(), 0);
+    case.nothing_left();
+}
+
+/// G6, mirendev: who was cancelled between taking an address and writing it down kept it.
+#[test]
+fn who_is_killed_between_taking_and_writing_down_keeps_nothing() {
+    let case = case();
+    let mut random = Random::seeded(fresh_seed());
+    for _ in 0..times(40, 600) {
+        let creator = case.spawn(["--name", "wanted", "--", "sleep", "1000"]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(random.below(12_000)));
+        creator.signal(Signal::KILL);
+        creator.wait();
+        eventually("its user ids are free", || case.uid_claims() == 0);
+        // And so is its name.
+        case.run(["--name", "wanted", "--", "true"]).ok();
+    }
+    case.reap_orphans();
+    case.nothing_left();
+}

@@ -1,0 +1,226 @@
+//! H. Mounts, disk, files.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::skip::has_program;
+use tare_harness::{TemporaryDirectory, eventually, fixture, skip};
+
+use crate::case::{Case, case, times, traced};
+use crate::library::Library;
+
+/// The mounts that a process sees.
+fn mounts_of(process: &str) -> String {
+    let path = format!("/proc/{process}/mountinfo");
+    fs::read_to_string(path).expect("it is there and ours to look at")
+}
+
+/// H1, boxlite: every exec put its masks on top of those of the last.
+#[test]
+fn five_hundred_execs_later_the_box_has_the_mounts_of_before() {
+    let case = case();
+    let id = case.idle_box();
+    let keeper = case.keeper(&id).pid.to_string();
+    let inside = || {
+        case.exec(&id, ["cat", "/proc/self/mountinfo"])
+            .ok()
+            .stdout_text()
+    };
+    let before = (mounts_of("self"), mounts_of(&keeper), inside());
+    let library = Library::open(&case, &id);
+    for _ in 0..500 {
+        assert_eq!(library.run(&["true"]), 0);
+    }
+    case.call(["exec", "-w", "/usr", "-u", "77:78", &id, "--", "true"])
+        .ok();
+    assert_eq!((mounts_of("self"), mounts_of(&keeper), inside()), before);
+    case.remove(&id);
+}
+
+/// H2, kata: mounts of containers that crashed again and again were left.
+#[test]
+fn boxes_and_processes_that_crash_in_a_loop_leave_no_mount() {
+    let case = case();
+    let crash = ["sh", "-c", "kill -SEGV $$"];
+    let id = case.idle_box();
+    let keeper = case.keeper(&id).pid.to_string();
+    let before = (mounts_of("self"), mounts_of(&keeper));
+    for _ in 0..100 {
+        case.exec(&id, crash).exited(139);
+    }
+    for round in 0..times(30, 100) {
+        let keep = if round % 2 == 0 { "--keep" } else { "--rm" };
+        let crashed = case.detached(["--name", "crash", keep, "--"].iter().chain(&crash));
+        eventually("it has crashed", || case.processes_in(&crashed).is_empty());
+        // A kept box may be told to go by now.
+        case.call(["rm", "-f", "crash"]);
+    }
+    assert_eq!((mounts_of("self"), mounts_of(&keeper)), before);
+    case.remove(&id);
+}
+
+/// H3, Daytona: directories that volumes had been mounted on were left.
+#[test]
+fn a_volume_is_gone_from_the_host_with_its_box_and_its_data_is_not() {
+    let case = case();
+    let data = TemporaryDirectory::new();
+    let file = data.write("precious", "precious\n");
+    let before = fixture::tree(data.path());
+    let volume = format!("{}:/data", data.text());
+    let mounts = mounts_of("self");
+    for end in [&["rm", "-f"][..], &["stop", "-t", "0"], &["kill"]] {
+        let script = "rm -rf /tmp/* /work/*; test -s /data/precious && echo up; sleep 1000";
+        let id = case.up(&["-v", &volume], script);
+        case.call(end.iter().chain(&[&*id])).ok();
+        case.call(["rm", "-f", &id]);
+        case.assert_gone(&id);
+        assert_eq!(mounts_of("self"), mounts);
+        assert_eq!(fixture::tree(data.path()), before);
+    }
+    assert_eq!(fs::read_to_string(file).expect("it is there"), "precious\n");
+    fs::remove_dir_all(data.path()).expect("nobody holds it");
+}
+
+/// What all files below a directory take, but for the stories that are kept on purpose.
+fn bytes_below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let counted = entries.filter(|entry| entry.file_name() != "history");
+    let sizes = counted.map(|entry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_below(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    });
+    sizes.sum()
+}
+
+/// H5, smolvm, CubeSandbox and hermes: every delete left a tree of the host, or 1.1 GB.
+#[test]
+fn the_state_root_is_as_small_after_fifty_boxes_as_after_one() {
+    let case = case();
+    let make_and_remove = || {
+        let script = "head -c 300000 /dev/zero | tee /work/file; echo; echo up; sleep 1000";
+        let id = case.up(&["--keep", "--name", "a"], script);
+        assert!(bytes_below(&case.record(&id)) > 300_000);
+        case.remove(&id);
+    };
+    make_and_remove();
+    let after_one = bytes_below(&case.state_root());
+    for _ in 0..49 {
+        make_and_remove();
+    }
+    assert_eq!(bytes_below(&case.state_root()), after_one);
+    case.nothing_left();
+}
+
+/// H6, OpenSandbox: upper directories of a daemon's last life were never removed.
+#[test]
+fn kept_files_and_upper_directories_of_the_killed_are_gone_with_later_commands() {
+    let case = case();
+    let Some(root) = fixture::busybox_root() else {
+        skip!("there is no static busybox");
+    };
+    let rootfs = ["--rootfs", root.text(), "--root"];
+    let script = "echo changed > /marker; echo more > /work/file; echo up; while :; do :; done";
+    let options = ["--keep", "--retention", "1ms", "--name", "a"];
+    let options: Vec<&str> = rootfs.into_iter().chain(options).collect();
+    for removes in [&["ls"][..], &["run", "--", "true"], &["rm", "-f", "a"]] {
+        let id = case.up(&options, script);
+        assert!(case.record(&id).join("scratch").exists());
+        case.keeper(&id).signal(Signal::KILL);
+        eventually("the box is dead", || case.processes_in(&id).is_empty());
+        eventually("its retention is over, and it is gone", || {
+            case.call(removes);
+            !case.record(&id).exists()
+        });
+        case.assert_gone(&id);
+        case.nothing_left();
+    }
+}
+
+/// More than any removal makes of one kind.
+const CALLS_MAX: usize = 100;
+
+/// H8, boxlite: what was deleted from the database and not from the disk came back.
+#[test]
+fn a_removal_that_is_killed_at_any_of_its_deletions_is_finished_by_the_next() {
+    let case = case();
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let mut met = 0;
+    for kept in ["--keep", "--rm"] {
+        for number in 1..CALLS_MAX {
+            let id = case.detached([kept, "--name", "a", "--", "sleep", "1000"]);
+            let fault = format!("inject=unlink,unlinkat,rmdir,umount2:signal=KILL:when={number}");
+            let output = traced(&case, &["-e", &fault], &["rm", "-f", "a"]);
+            assert_eq!(case.processes_in(&id), []);
+            // What is to go by itself goes with any command; what was to be kept, when
+            // it is asked to once more.
+            case.call(["ls"]).ok();
+            if case.listed(&id).is_some() {
+                assert_eq!(kept, "--keep", "{number}: {output}");
+                case.call(["rm", &id]).ok();
+            }
+            case.assert_gone(&id);
+            case.nothing_left();
+            if output.code == 0 {
+                break;
+            }
+            met += 1;
+        }
+    }
+    assert!((10..CALLS_MAX).contains(&met), "{met} deletions were met");
+}
+
+/// H9, containerd and sysbox: a supervisor that got SIGKILL left its directory.
+#[test]
+fn the_record_of_a_box_whose_keeper_is_killed_goes() {
+    let case = case();
+    let attached = case.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
+    attached.see("up");
+    let id = only_box(&case);
+    case.keeper(&id).signal(Signal::KILL);
+    let output = attached.wait();
+    assert!(output.code >= 125, "{output}");
+    case.nothing_left();
+    let id = case.up(&["--rm", "--name", "a"], "echo up; sleep 1000");
+    case.keeper(&id).signal(Signal::KILL);
+    eventually("the box is dead", || case.processes_in(&id).is_empty());
+    case.call(["ls"]).ok();
+    case.assert_gone(&id);
+    case.nothing_left();
+}
+
+#[track_caller]
+fn only_box(case: &Case) -> String {
+    let listed = case.list();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    listed[0]["id"].as_str().expect("an id").to_owned()
+}
+
+/// H12, e2b: a client that gave up while its box was made left the box.
+#[test]
+fn a_client_that_gives_up_while_its_box_is_made_leaves_nothing() {
+    let case = case();
+    let signals = [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL];
+    for step in 0..times(80, 400) {
+        let signal = signals[step % signals.len()];
+        let client = case.spawn(["--", "sleep", "1000"]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(
+            100 * u64::try_from(step % 80).unwrap_or(0),
+        ));
+        client.signal(signal);
+        // One is enough at any moment: it ends tare, or the command that tare passes it to.
+        let output = client.wait();
+        let number = signal.as_raw();
+        assert!([-number, 128 + number].contains(&output.code), "{output}");
+        eventually("nobody is left", || case.footprint().processes.is_empty());
+    }
+    case.call(["ls"]).ok();
+    assert_eq!(case.footprint().records.len(), 0);
+    case.reap_orphans();
+    case.nothing_left();
+}

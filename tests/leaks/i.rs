@@ -1,0 +1,268 @@
+//! I. Leases, timeouts, pools, cancellation.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use tare_harness::account::change;
+use tare_harness::{Running, eventually, eventually_within, unix_now, unix_seconds};
+
+use crate::case::{Case, case, times};
+use crate::library::{Library, assert_alone};
+
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+/// Goes on whatever it is asked; only SIGKILL ends it.
+const STUBBORN: &str =
+    "trap '' TERM INT HUP; setsid sleep 1000 & echo up; while :; do sleep 1000; done";
+
+/// I1, e2b: only somebody far away enforced the time that a box had.
+#[test]
+fn a_lease_ends_the_box_by_itself() {
+    let case = case();
+    let started = Instant::now();
+    let id = case.detached(["--lease", "1s", "--", "sh", "-c", STUBBORN]);
+    let keeper = case.keeper(&id);
+    // Nobody runs tare between the start and the end.
+    eventually("everyone in the box is gone, the keeper too", || {
+        case.processes_in(&id).is_empty()
+    });
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    let mut alive = tare_harness::processes().into_iter();
+    assert!(!alive.any(|one| one.pid == keeper.pid && !one.is_zombie));
+    let ended = case.ended(&id);
+    assert_eq!(ended["ended_by"], "lease", "{ended}");
+    assert!(ended["exit_code"].is_i64(), "{ended}");
+    assert_eq!(case.cgroups_of(&id), [] as [&Path; 0]);
+    case.remove(&id);
+    case.nothing_left();
+}
+
+/// I3, e2b: a box was `killing` for ever after its client had hung up.
+#[test]
+fn a_stop_goes_on_when_its_caller_is_killed() {
+    let case = case();
+    let id = case.up(&["--name", "a"], STUBBORN);
+    let caller = case.spawn_call(["stop", "-t", "1s", "a"]);
+    eventually("the box is being stopped", || case.state(&id) == "stopping");
+    caller.signal(Signal::KILL);
+    caller.wait().exited(-9);
+    // The keeper keeps the grace, not the tare that asked.
+    eventually("everyone in the box is gone", || {
+        case.processes_in(&id).is_empty()
+    });
+    assert_eq!(case.ended(&id)["ended_by"], "stop");
+    case.remove(&id);
+}
+
+/// I4, code-interpreter: a job of five minutes ran on when its client was gone.
+#[test]
+fn a_client_that_hangs_up_ends_its_job_and_nothing_else() {
+    let case = case();
+    let id = case.idle_box();
+    let (before, held) = (case.members(&id), case.keeper_descriptors(&id));
+    let job = "setsid sleep 300 & echo up; sleep 300; echo never";
+    for signal in [Signal::KILL, Signal::ABORT] {
+        let client = case.spawn_call(["exec", &id, "--", "sh", "-c", job]);
+        client.see("up").signal(signal);
+        client.wait();
+        eventually_within(Duration::from_secs(2), "its job is gone", || {
+            case.members(&id) == before
+        });
+    }
+    assert_eq!(case.keeper_descriptors(&id), held);
+    case.remove(&id);
+}
+
+/// I7, microsandbox: a watchdog killed healthy boxes that were only busy.
+#[test]
+fn a_box_that_is_starved_or_silent_is_not_taken_for_dead() {
+    let case = case();
+    let busy = "for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; echo up; wait";
+    let starved = case.up(&["--cpus", "0.05"], busy);
+    let silent = case.idle_box();
+    let keepers = [&starved, &silent].map(|id| case.keeper(id));
+    // Its keeper answers nobody.
+    keepers[1].signal(Signal::STOP);
+    for _ in 0..times(20, 2_000) {
+        let listed = case.list();
+        assert_eq!(listed.len(), 2);
+        assert!(
+            listed.iter().all(|one| one["state"] == "running"),
+            "{listed:?}"
+        );
+        case.run(["--", "true"]).ok();
+    }
+    keepers[1].signal(Signal::CONT);
+    assert_eq!([&starved, &silent].map(|id| case.keeper(id)), keepers);
+    assert_eq!(case.workload(&starved).len(), 9);
+    case.exec(&silent, ["echo", "usable"])
+        .ok()
+        .printed("usable\n");
+    case.remove(&starved);
+    case.remove(&silent);
+}
+
+/// I9, ClickHouse: every spawn that failed took a slot of the pool with it.
+#[test]
+fn more_births_that_fail_than_there_are_slots_take_none() {
+    let case = case();
+    let id = case.detached(["--pids", "3", "--", "sleep", "1000"]);
+    let library = Library::open(&case, &id);
+    let full = ["exec", "-d", &id, "--", "sleep", "1000"];
+    let mut taken = 0;
+    while case.call(full).code == 0 {
+        taken += 1;
+    }
+    assert!((1..4).contains(&taken), "{taken}");
+    // The keeper has 256 of them.
+    for _ in 0..300 {
+        library.is_refused(&["true"]);
+    }
+    let sleeper = case.workload(&id).into_iter().max_by_key(|one| one.pid);
+    sleeper.expect("somebody sleeps").signal(Signal::KILL);
+    eventually("the next one works", || case.exec(&id, ["true"]).code == 0);
+    assert_alone(&case, &id, 1 + taken);
+    case.remove(&id);
+}
+
+/// I10, microsandbox: to replace a box that ignored TERM waited for 30 s, and failed.
+#[test]
+fn a_box_that_ignores_term_is_replaced_and_there_is_one() {
+    let case = case();
+    case.up(&["--name", "a"], STUBBORN);
+    let replace = "\"$TARE\" rm -f a; exec \"$TARE\" run -d --name a -- sleep 1000";
+    for _ in 0..5 {
+        let others: Vec<Running> = (0..4).map(|_| case.spawn_script(replace)).collect();
+        let ended: Vec<_> = others.into_iter().map(Running::wait).collect();
+        let won = ended.iter().filter(|output| output.code == 0);
+        assert!(won.count() >= 1, "{ended:?}");
+        let listed = case.list();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert_eq!(listed[0]["state"], "running");
+        assert_eq!(case.footprint().processes.len(), 2);
+    }
+    case.call(["rm", "-f", "a"]).ok();
+    case.nothing_left();
+}
+
+/// When the lease of a box with these options ends, in seconds after it was made.
+#[track_caller]
+fn lease_of(case: &Case, options: &[&str]) -> Option<i64> {
+    let id = case.detached(options.iter().chain(&["--", "sleep", "1000"]));
+    let listed = case.look(&id);
+    case.remove(&id);
+    let created = unix_seconds(listed["created_at"].as_str().expect("a time"));
+    assert!((created - unix_now()).abs() <= 10, "{listed}");
+    let lease = listed["lease_ends_at"].as_str();
+    lease.map(|text| unix_seconds(text) - created)
+}
+
+/// I11, harbor: without a time of its own the box of a dead client was never ended.
+#[test]
+fn the_lease_is_a_day_unless_asked() {
+    let case = case();
+    let is_about =
+        |left: Option<i64>, seconds: i64| left.is_some_and(|it| (it - seconds).abs() <= 2);
+    let left = lease_of(&case, &[]);
+    assert!(is_about(left, DAY_SECONDS), "{left:?}");
+    let left = lease_of(&case, &["--lease", "1h30m"]);
+    assert!(is_about(left, 5400), "{left:?}");
+    assert_eq!(lease_of(&case, &["--lease", "never"]), None);
+}
+
+/// Makes a box; which one.
+type Make = fn(&Case) -> String;
+
+/// I12, OpenShell: there was a state in which neither stop nor start was accepted.
+#[test]
+fn a_box_is_removed_in_every_state() {
+    let case = case();
+    let states: [(&str, Make); 5] = [
+        ("running", |case| case.up(&["--name", "a"], STUBBORN)),
+        ("paused", |case| {
+            let id = case.up(&["--name", "a"], STUBBORN);
+            case.call(["pause", "a"]).ok();
+            id
+        }),
+        ("exited", |case| {
+            let id = case.detached(["--name", "a", "--", "true"]);
+            case.ended(&id);
+            id
+        }),
+        ("stuck", |case| {
+            let id = case.up(&["--name", "a"], STUBBORN);
+            change(&case.record(&id), "keeper", &json!({"pid": 2_000_000}));
+            id
+        }),
+        ("stopping", |case| {
+            let id = case.up(&["--name", "a"], STUBBORN);
+            let caller = case.spawn_call(["stop", "-t", "30s", "a"]);
+            eventually("it is being stopped", || case.state(&id) == "stopping");
+            caller.signal(Signal::KILL);
+            caller.wait();
+            id
+        }),
+    ];
+    for (state, make) in states {
+        let id = make(&case);
+        assert_eq!(case.state(&id), state);
+        case.remove(&id);
+        case.nothing_left();
+    }
+    // One that starts: whoever comes first, both are over then and nothing is left.
+    for step in 0..20 {
+        let creator = case.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
+        // Not a wait for something, and bounded: the moment itself is the input.
+        std::thread::sleep(Duration::from_micros(500 * step));
+        case.call(["rm", "-f", "a"]);
+        creator.wait();
+        case.call(["rm", "-f", "a"]);
+        case.nothing_left();
+    }
+}
+
+/// I14, code-interpreter: the answer with the id was lost, and with it the machine.
+#[test]
+fn a_box_whose_id_nobody_has_read_is_found_by_its_name_and_made_once() {
+    let case = case();
+    let make = [
+        "run", "-d", "--name", "job-7", "--label", "job=7", "--", "sleep", "1000",
+    ];
+    for lost in [LostAnswer::ClosedPipe, LostAnswer::NoDescriptor] {
+        let mut command = match lost {
+            LostAnswer::ClosedPipe => case.command(make),
+            LostAnswer::NoDescriptor => {
+                let mut shell = case.shell_command("exec \"$TARE\" \"$@\" >&-");
+                shell.arg("sh").args(make);
+                shell
+            }
+        };
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        command.stdin(Stdio::null()).stdout(writer);
+        let creator = case.start_command(command).wait();
+        let listed = case.list();
+        // There is a box that can be found, or there is none; the same again makes one.
+        assert!(listed.len() <= 1, "{lost:?}: {listed:?}");
+        let again = case.call(make);
+        assert_eq!(again.code == 0, listed.is_empty(), "{lost:?}: {again}");
+        let found = case.call(["ls", "-q", "--filter", "label=job=7"]).ok();
+        assert_eq!(
+            found.stdout_text().lines().count(),
+            1,
+            "{lost:?}: {creator}"
+        );
+        case.call(["rm", "-f", "job-7"]).ok();
+        case.nothing_left();
+    }
+}
+
+/// How an answer does not arrive.
+#[derive(Debug, Clone, Copy)]
+enum LostAnswer {
+    ClosedPipe,
+    NoDescriptor,
+}
