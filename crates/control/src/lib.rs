@@ -24,6 +24,6 @@ pub use message::{
 };
 pub use plan::{
     BpfInstruction, Capabilities, DetachedPlan, Filesystem, HostEntry, HostFile, Identity,
-    KEEPER_FDS, KEEPER_NAME, LandlockPlan, OWN_NETWORK, Plan, ResourceLimit, RootPlan, ScratchPlan,
+    KEEPER_FDS, KEEPER_NAME, LandlockPlan, Plan, ResourceLimit, RootPlan, ScratchPlan,
     TerminalPlan, TreeSource, VolumePlan, Workload,
 };

@@ -6,9 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::{
-    KEEPER_NAME, OWN_NETWORK, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode,
-};
+use tare_control::{KEEPER_NAME, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
@@ -18,7 +16,8 @@ use tare_kernel::step::step;
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::spec::{Isolation, Network, Spec};
+use crate::plan;
+use crate::spec::{Isolation, Spec};
 use crate::tag::Tagged;
 
 /// What the keeper gets at birth besides its control socket.
@@ -102,8 +101,10 @@ pub fn bear(
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
     descriptors.extend([inheritance.claim, inheritance.socket]);
+    let network = network(spec).doing(|| "cannot make a socket for the network".into())?;
+    descriptors.extend(network.iter().map(|(_, keepers)| keepers.as_fd()));
     descriptors.extend(&inheritance.planned);
-    let arguments = arguments(spec, of);
+    let arguments = arguments(of);
     let arguments: Vec<&CStr> = arguments.iter().map(CString::as_c_str).collect();
     let join: Vec<BorrowedFd<'_>> = inheritance.join.iter().map(AsFd::as_fd).collect();
     let newborn = spawn(&Birth {
@@ -113,6 +114,7 @@ pub fn bear(
         executable: program.as_fd(),
         arguments: &arguments,
         descriptors: &descriptors,
+        network: network.as_ref().map(|(makers, _)| makers.as_fd()),
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
             IdMap::Range { first } => Privilege::BecomeRoot { owner: first },
@@ -143,17 +145,21 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
     Ok(alone)
 }
 
+/// The two ends over which the keeper is sent a network of its own, if it is to
+/// have one: the maker's, then its own.
+fn network(spec: &Spec) -> io::Result<Option<(UnixStream, UnixStream)>> {
+    match plan::has_own_network(spec) {
+        true => step("network socket made", UnixStream::pair).map(Some),
+        false => Ok(None),
+    }
+}
+
 /// Last the tag of its state root and its box, for whoever looks at the host's
 /// processes.
-fn arguments(spec: &Spec, of: Tagged<'_>) -> Vec<CString> {
-    let network = match (spec.isolation, spec.network) {
-        (Isolation::Full, Network::None) => Some(OWN_NETWORK),
-        (Isolation::Full, Network::Host) | (Isolation::Contain, _) => None,
-    };
+fn arguments(of: Tagged<'_>) -> Vec<CString> {
     let of = [of.tag.as_str(), of.id.as_str()];
     let of = of.map(|word| CString::new(word).expect("neither has a NUL"));
-    let words = [KEEPER_NAME].into_iter().chain(network);
-    words.map(CString::from).chain(of).collect()
+    [CString::from(KEEPER_NAME)].into_iter().chain(of).collect()
 }
 
 fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
@@ -162,8 +168,8 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
         IdMap::Host => base,
         IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
     };
-    // The network namespace takes longest to make: the keeper has it made
-    // while it builds the rest.
+    // The network namespace takes longest to make: the keeper has it made beside
+    // the rest, from its first moment on.
     match spec.isolation {
         Isolation::Contain => user,
         Isolation::Full => user.and(Namespaces::UTS),

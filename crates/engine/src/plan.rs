@@ -15,7 +15,7 @@ use crate::holdings::cgroup::CgroupHolding;
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::seccomp::{self, SetIdBits};
-use crate::spec::{Access, Isolation, Privilege, Root, Spec, Terminal};
+use crate::spec::{Access, Isolation, Network, Privilege, Root, Spec, Terminal};
 use crate::trees::Tree;
 use crate::view;
 
@@ -47,6 +47,7 @@ pub fn plan(
     let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
     let inherited = trees.all();
     Plan {
+        own_network: has_own_network(spec),
         workload_cgroup: cgroups.workload.is_some(),
         detached: detached.map(|(options, lease)| detached_plan(options, lease)),
         inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
@@ -61,6 +62,13 @@ pub fn plan(
         },
         deadline_ns: spec.timeout.map(from_now),
         workload: workload(spec, host, cgroups),
+    }
+}
+
+pub fn has_own_network(spec: &Spec) -> bool {
+    match (spec.isolation, spec.network) {
+        (Isolation::Full, Network::None) => true,
+        (Isolation::Full, Network::Host) | (Isolation::Contain, _) => false,
     }
 }
 

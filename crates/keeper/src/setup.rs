@@ -2,13 +2,12 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::umask;
-use tare_control::{Filesystem, OWN_NETWORK, Plan, Report, SetupStep};
-use tare_kernel::network::{self, Preparing};
+use tare_control::{Filesystem, Plan, Report, SetupStep};
+use tare_kernel::network::Coming;
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
@@ -61,22 +60,11 @@ impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
     }
 }
 
-/// Has the network made, if the box is to have one of its own.
-pub fn start_network() -> Result<Option<Preparing>, Failure> {
-    let wanted = std::env::args_os().nth(1);
-    match wanted.is_some_and(|argument| argument.as_bytes() == OWN_NETWORK.to_bytes()) {
-        true => Ok(Some(
-            network::prepare().failing(SetupStep::Network, "namespace")?,
-        )),
-        false => Ok(None),
-    }
-}
-
 /// Makes the box; afterwards this process lives in it. Returns the command's
 /// terminal, if it is to have one.
 pub fn make_box(
     plan: &Plan,
-    network: Option<Preparing>,
+    network: Option<Coming>,
     inherited: &mut Planned,
 ) -> Result<Option<Pair>, Failure> {
     // Nobody in the box may read or trace PID 1, and nothing it will ever fork

@@ -1,132 +1,192 @@
 //! A network namespace with its loopback up, made beside other work.
 //!
-//! The kernel takes a third of a millisecond to make one, more than for all the
-//! other namespaces together. So a second process makes it while the keeper
-//! builds the file system: it shares memory and descriptors with its parent,
-//! makes a few system calls, leaves a descriptor of the namespace, and ends.
+//! The kernel takes longer to make one than for all the other namespaces
+//! together. So a child that is born (`spawn.rs`) first of all has a process of
+//! its own make it, while it executes and builds the file system: one that shares
+//! its memory, makes a few system calls, sends a descriptor of the namespace over
+//! a socket, and ends.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::time::Duration;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{WaitOptions, wait};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::process::Process;
-use crate::raw::{clone3, syscall, with_signals_blocked};
+use crate::fds::receive;
+use crate::raw::{clone3, syscall};
 use crate::step::{once, step};
 
-/// A namespace in the making. Dropped early, it is left to its maker.
+/// The other end of the socket that a namespace comes over.
 #[derive(Debug)]
-pub struct Preparing {
-    maker: Process,
-    shared: ManuallyDrop<Box<Shared>>,
-}
+pub struct Coming(OwnedFd);
 
-/// What the maker and its parent share.
-#[derive(Debug)]
-struct Shared {
-    /// The namespace's descriptor, or `-errno`.
-    result: AtomicI32,
-    /// The host's `/proc/sys`, by descriptor: its name may be covered by the
-    /// time that the maker needs it.
-    settings: Option<OwnedFd>,
-    stack: [u128; STACK_BYTES / size_of::<u128>()],
-}
+impl Coming {
+    /// Over this socket, from the maker that this process had made at its birth.
+    pub fn over(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
 
-const STACK_BYTES: usize = 16 << 10;
-/// Making a namespace waits for others that are being made or destroyed.
-const MADE_WITHIN: Duration = Duration::from_secs(30);
-
-/// Starts making a network namespace that belongs to this user namespace.
-pub fn prepare() -> io::Result<Preparing> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let mut shared = Box::new(Shared {
-        result: AtomicI32::new(-libc::EIO),
-        settings: openat(CWD, c"/proc/sys", flags, Mode::empty()).ok(),
-        stack: [0; STACK_BYTES / size_of::<u128>()],
-    });
-    let mut pidfd: i32 = -1;
-    let arguments = libc::clone_args {
-        flags: (libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_PIDFD) as u64,
-        pidfd: &raw mut pidfd as u64,
-        child_tid: 0,
-        parent_tid: 0,
-        exit_signal: libc::SIGCHLD as u64,
-        stack: shared.stack.as_mut_ptr() as u64,
-        stack_size: STACK_BYTES as u64,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
-    };
-    let argument = (&raw mut *shared).cast();
-    // SAFETY: stack and result live in `shared`, which is only freed once the
-    // maker was seen dead.
-    let bear = || with_signals_blocked(|| unsafe { clone3(&arguments, make, argument) });
-    let pid = once("maker of a network born", || match bear() {
-        pid @ 0.. => Ok(pid),
-        errno => Err(io::Error::from_raw_os_error(-errno as i32)),
-    })?;
-    // SAFETY: clone3 succeeded with CLONE_PIDFD: a new descriptor, ours alone.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    Ok(Preparing {
-        maker: Process::from_child(pidfd, pid as i32),
-        shared: ManuallyDrop::new(shared),
-    })
-}
-
-impl Preparing {
-    /// Moves this process into the finished namespace.
-    pub fn enter(mut self) -> io::Result<()> {
-        while !self.maker.wait_dead(MADE_WITHIN)? {}
-        self.maker.reap()?;
-        let result = self.shared.result.load(Ordering::Acquire);
-        // SAFETY: taken once, here, and the maker that used it is dead.
-        drop(unsafe { ManuallyDrop::take(&mut self.shared) });
-        if result < 0 {
-            return Err(io::Error::from_raw_os_error(-result));
-        }
-        // SAFETY: the maker opened it for us and is gone.
-        let namespace = unsafe { OwnedFd::from_raw_fd(result) };
+    /// Moves this process into the namespace, as soon as there is one. The maker
+    /// is the only child that it may have by then.
+    pub fn enter(self) -> io::Result<()> {
+        let made = self.wait();
+        // Dead or about to die, it must not count as a process of the box.
+        once("maker of a network reaped", || {
+            retry_on_intr(|| wait(WaitOptions::empty()))
+        })?;
+        let namespace = made?;
         let network = Some(LinkNameSpaceType::Network);
         let enter = || move_into_link_name_space(namespace.as_fd(), network);
         Ok(step("network entered", enter)?)
     }
+
+    /// The end of the socket without a word is a maker that was killed.
+    fn wait(&self) -> io::Result<OwnedFd> {
+        let mut ready = [PollFd::new(&self.0, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut ready, None))?;
+        let mut errno = [0; size_of::<i32>()];
+        let mut received = receive(self.0.as_fd(), &mut errno)?;
+        received
+            .fds
+            .pop()
+            .ok_or_else(|| match i32::from_ne_bytes(errno) {
+                0 => Errno::IO.into(),
+                errno => io::Error::from_raw_os_error(errno),
+            })
+    }
 }
 
-/// The maker: system calls only, for its memory is its parent's.
-extern "C" fn make(shared: *mut libc::c_void) -> ! {
-    let shared = shared.cast::<Shared>();
-    // SAFETY: `prepare` passed its live `Shared`, of which the parent touches
-    // nothing but this atomic until this process is dead.
-    let result = unsafe { &(*shared).result };
-    // SAFETY: as above.
-    let settings = unsafe { &(*shared).settings };
-    let made = make_namespace(settings.as_ref());
-    result.store(made.unwrap_or_else(|errno| -errno), Ordering::Release);
+/// All that a maker needs; it lives as long as the child that has it made.
+pub(crate) struct Maker {
+    socket: RawFd,
+    stack: UnsafeCell<MaybeUninit<Stack>>,
+}
+
+/// It calls nothing deep.
+const STACK_BYTES: usize = 16 << 10;
+
+#[repr(align(16))]
+struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
+
+impl Maker {
+    /// Sends what it makes to the other end of this socket.
+    pub(crate) fn new(socket: BorrowedFd<'_>) -> Box<Self> {
+        let mut maker = Box::<Self>::new_uninit();
+        let place = maker.as_mut_ptr();
+        // SAFETY: the only field that is to be initialised, in a place of its own;
+        // the stack is allowed not to be, and costs no page that nobody uses.
+        unsafe { (&raw mut (*place).socket).write(socket.as_raw_fd()) };
+        // SAFETY: it now is.
+        unsafe { maker.assume_init() }
+    }
+
+    /// Lets it begin, in the user namespace of whoever calls this: a child that
+    /// shares memory with somebody else, so system calls only.
+    pub(crate) fn start(&self) -> Result<(), u32> {
+        let arguments = libc::clone_args {
+            flags: libc::CLONE_VM as u64,
+            pidfd: 0,
+            child_tid: 0,
+            parent_tid: 0,
+            exit_signal: libc::SIGCHLD as u64,
+            stack: self.stack.get() as u64,
+            stack_size: STACK_BYTES as u64,
+            tls: 0,
+            set_tid: 0,
+            set_tid_size: 0,
+            cgroup: 0,
+        };
+        let argument = ptr::from_ref(self).cast_mut().cast();
+        // SAFETY: the stack is nobody else's, and lives until the caller is dead,
+        // and with it, as the first process of its PID namespace, the maker.
+        let result = unsafe { clone3(&arguments, make, argument) };
+        match result {
+            0.. => Ok(()),
+            errno => Err(-errno as u32),
+        }
+    }
+}
+
+/// The maker: system calls only, for its memory is somebody else's.
+extern "C" fn make(maker: *mut libc::c_void) -> ! {
+    // SAFETY: `start` passed a live `Maker`, which nobody changes but for the stack.
+    let socket = unsafe { (*maker.cast::<Maker>()).socket };
+    take_only(socket);
+    let made = make_namespace();
+    send(made);
     loop {
         call(libc::SYS_exit, [0; 5]).ok();
     }
 }
 
-fn make_namespace(settings: Option<&OwnedFd>) -> Result<i32, i32> {
+/// Where the socket is kept: every other descriptor is somebody else's, and must
+/// not stay open because of the maker.
+const SOCKET: usize = 0;
+
+fn take_only(socket: RawFd) {
+    // Refused when it is there already.
+    call(libc::SYS_dup3, [socket as usize, SOCKET, 0, 0, 0]).ok();
+    let (first, last) = (SOCKET + 1, u32::MAX as usize);
+    call(libc::SYS_close_range, [first, last, 0, 0, 0]).ok();
+}
+
+/// A descriptor of the namespace, or why there is none.
+fn make_namespace() -> Result<i32, i32> {
+    // By descriptor: its name may be covered by the time that it is needed.
+    let (at, path) = (libc::AT_FDCWD as usize, c"/proc/sys".as_ptr() as usize);
+    let settings = call(libc::SYS_openat, [at, path, libc::O_PATH as usize, 0, 0]);
     call(libc::SYS_unshare, [libc::CLONE_NEWNET as usize, 0, 0, 0, 0])?;
-    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
+    let kind = libc::SOCK_DGRAM as usize;
     let socket = call(libc::SYS_socket, [libc::AF_INET as usize, kind, 0, 0, 0])? as usize;
-    let made = bring_loopback_up(socket).and_then(|()| {
-        if let Some(settings) = settings {
-            set(settings.as_raw_fd());
-        }
-        // The namespace of a socket; `/proc` may be covered by now.
-        call(libc::SYS_ioctl, [socket, SIOCGSKNS, 0, 0, 0])
-    });
-    call(libc::SYS_close, [socket, 0, 0, 0, 0]).ok();
-    made
+    bring_loopback_up(socket)?;
+    if let Ok(settings) = settings {
+        set(settings);
+    }
+    // The namespace of a socket; `/proc` may be covered by now.
+    call(libc::SYS_ioctl, [socket, SIOCGSKNS, 0, 0, 0])
+}
+
+/// `struct cmsghdr` with one descriptor behind it (cmsg(3)).
+#[repr(C)]
+struct Passed {
+    length: usize,
+    level: i32,
+    kind: i32,
+    fd: i32,
+}
+
+/// The error's number, 0 for none, and the descriptor beside it.
+fn send(made: Result<i32, i32>) {
+    let mut errno = made.err().unwrap_or(0);
+    let mut passed = Passed {
+        length: std::mem::offset_of!(Passed, fd) + size_of::<i32>(),
+        level: libc::SOL_SOCKET,
+        kind: libc::SCM_RIGHTS,
+        fd: made.unwrap_or(-1),
+    };
+    let mut bytes = libc::iovec {
+        iov_base: (&raw mut errno).cast(),
+        iov_len: size_of::<i32>(),
+    };
+    // SAFETY: a message of nothing, which all zeroes are.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut bytes;
+    message.msg_iovlen = 1;
+    if made.is_ok() {
+        message.msg_control = (&raw mut passed).cast();
+        message.msg_controllen = size_of::<Passed>() as _;
+    }
+    let flags = libc::MSG_NOSIGNAL as usize;
+    let message = &raw const message as usize;
+    // Nobody is left to tell when this fails: the socket is at its end then.
+    call(libc::SYS_sendmsg, [SOCKET, message, flags, 0, 0]).ok();
 }
 
 /// Any port without a privilege, and no router's word taken.

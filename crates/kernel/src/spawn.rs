@@ -9,13 +9,14 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::effective::as_user;
+use crate::network::Maker;
 use crate::process::Process;
 use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
 use crate::step::{handed_down, once, step};
@@ -55,6 +56,9 @@ pub struct Birth<'a> {
     pub arguments: &'a [&'a CStr],
     /// Become descriptors 0, 1, 2, ... of the child; it has no others.
     pub descriptors: &'a [BorrowedFd<'a>],
+    /// Where a network namespace is sent to that the child has made for itself; it
+    /// is to wait for it at the other end.
+    pub network: Option<BorrowedFd<'a>>,
     pub privilege: Privilege,
 }
 
@@ -80,6 +84,7 @@ pub enum BirthStep {
     Identity = 3,
     Descriptors = 4,
     Execute = 5,
+    Network = 6,
 }
 
 impl BirthStep {
@@ -90,6 +95,7 @@ impl BirthStep {
             Self::Identity,
             Self::Descriptors,
             Self::Execute,
+            Self::Network,
         ]
         .into_iter()
         .find(|step| *step as u32 == code)
@@ -105,6 +111,7 @@ struct Order {
     argv: Vec<*const c_char>,
     environ: Vec<*const c_char>,
     descriptors: Vec<RawFd>,
+    network: Option<Box<Maker>>,
     privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,
@@ -134,7 +141,7 @@ pub struct Newborn {
 pub struct Spawned {
     pub process: Process,
     order: ManuallyDrop<Box<Order>>,
-    stack: ManuallyDrop<Box<Stack>>,
+    stack: ManuallyDrop<Box<MaybeUninit<Stack>>>,
     /// Whether the child is known to run in memory of its own.
     has_executed: bool,
 }
@@ -212,12 +219,14 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
         argv: pointers.chain([ptr::null()]).collect(),
         environ: environ.chain([ptr::null()]).collect(),
         descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
+        network: birth.network.map(Maker::new),
         privilege: birth.privilege,
         failure: AtomicU32::new(0),
         _arguments: arguments,
         _environment: environment,
     });
-    let mut stack = Box::<Stack>::new(Stack([0; STACK_BYTES]));
+    // Untouched: it costs no page that the child does not use.
+    let mut stack = Box::<Stack>::new_uninit();
     let bear = || match birth.privilege {
         Privilege::BecomeRoot { owner } => {
             as_user(owner, || clone_child(birth, &order, &mut stack))
@@ -236,7 +245,11 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
     })
 }
 
-fn clone_child(birth: &Birth<'_>, order: &Order, stack: &mut Stack) -> io::Result<Process> {
+fn clone_child(
+    birth: &Birth<'_>,
+    order: &Order,
+    stack: &mut MaybeUninit<Stack>,
+) -> io::Result<Process> {
     let mut pidfd: RawFd = -1;
     let cgroup_flag = birth.cgroup.map_or(0, |_| CLONE_INTO_CGROUP);
     let arguments = libc::clone_args {
@@ -292,6 +305,11 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
             [tasks as usize, zero.as_ptr() as usize, 1, 0, 0],
         )
         .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
+    }
+    // As soon as it would be where the child is: it takes longest.
+    if let Some(maker) = &order.network {
+        let started = maker.start();
+        started.map_err(|errno| (BirthStep::Network, errno))?;
     }
     wait_for_go(order)?;
     match order.privilege {
