@@ -25,6 +25,8 @@ use super::end::{End, is_closed};
 
 /// A pipe's usual capacity: more never moves at once, until the pipe is widened.
 const CHUNK_BYTES: usize = 64 << 10;
+/// What is read at first, until there is a buffer.
+const FIRST_BYTES: usize = 4 << 10;
 /// A stream that has moved so much gets a wide pipe: fewer, longer turns of the
 /// command, tare and the reader cost a quarter less. Not from the start, where it
 /// would cost every box that says hello.
@@ -251,7 +253,13 @@ fn read_chunk(
     budget: &mut Budget,
 ) -> Step {
     let before = kept.len();
-    kept.resize(before + budget.allow(CHUNK_BYTES), 0);
+    // Most have little to say, and every page of a buffer costs.
+    let most = if kept.capacity() == 0 {
+        FIRST_BYTES
+    } else {
+        CHUNK_BYTES
+    };
+    kept.resize(before + budget.allow(most), 0);
     let result = source.read(&mut kept[before..]);
     kept.truncate(before + result.unwrap_or(0));
     match result {
@@ -269,7 +277,7 @@ fn read_chunk(
 
 /// Past the limit: read, so that the command is not held up, and forgotten.
 fn drop_chunk(source: &End<'_>, budget: &mut Budget) -> Step {
-    let mut buffer = [0; CHUNK_BYTES];
+    let mut buffer = vec![0; CHUNK_BYTES];
     match source.read(&mut buffer) {
         Ok(0) => Step::End(Ended::EndOfFile),
         Ok(bytes) => {
