@@ -62,6 +62,13 @@ const SHARED_MEMORY: &CStr = c"dev/shm";
 /// Host paths that the box sees besides its root, read-only: programs count
 /// processors there.
 const CPU_TOPOLOGY: &CStr = c"/sys/devices/system/cpu";
+/// The way there, in a root that has nothing yet.
+const CPU_TOPOLOGY_POINT: [&CStr; 4] = [
+    c"sys",
+    c"sys/devices",
+    c"sys/devices/system",
+    c"sys/devices/system/cpu",
+];
 
 /// Builds everything and returns the new root, not entered yet.
 pub fn build(
@@ -164,6 +171,9 @@ fn host_view(
         write_file(scratch.as_fd(), file).failing(SetupStep::Root, &file.path)?;
     }
     make_volume_points(scratch.as_fd(), plan)?;
+    for directory in CPU_TOPOLOGY_POINT {
+        make_directories(directory).failing(SetupStep::Root, "/sys")?;
+    }
     show_cpu_topology(scratch.as_fd())?;
     let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
     mount::add_attributes(scratch.as_fd(), attributes, Reach::Recursive)
