@@ -70,12 +70,21 @@ const CPU_TOPOLOGY_POINT: [&CStr; 4] = [
     c"sys/devices/system/cpu",
 ];
 
-/// Builds everything and returns the new root, not entered yet.
+/// What the rest of the box is made with.
+#[derive(Debug)]
+pub struct Built {
+    /// The new root, not entered yet.
+    root: OwnedFd,
+    /// `/proc/sys` of the box, writable; for the keeper alone.
+    settings: OwnedFd,
+}
+
+/// Builds everything.
 pub fn build(
     plan: &Filesystem,
     trees: &mut Trees,
     owner: Option<Identity>,
-) -> Result<OwnedFd, Failure> {
+) -> Result<Built, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
     let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
     let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
@@ -92,12 +101,12 @@ pub fn build(
         tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
-    procfs::mount_masked(root.as_fd(), masks.as_fd())?;
+    let settings = procfs::mount_masked(root.as_fd(), masks.as_fd())?;
     for volume in &plan.volumes {
         let tree = trees.take(&volume.source, volume.writable);
         attach_volume(root.as_fd(), volume, tree)?;
     }
-    Ok(root)
+    Ok(Built { root, settings })
 }
 
 /// Compilers run what they make in `/tmp` and `/work`; nobody runs shared memory.
@@ -108,9 +117,10 @@ fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> s
     mount::attach(tree, root, name)
 }
 
-/// Goes there and lets the host's tree go.
-pub fn enter(root: &OwnedFd) -> Result<(), Failure> {
-    mount::enter_root(root.as_fd()).failing(SetupStep::EnterRoot, "/")
+/// Goes there and lets the host's tree go. Returns the box's `/proc/sys`.
+pub fn enter(Built { root, settings }: Built) -> Result<OwnedFd, Failure> {
+    mount::enter_root(root.as_fd()).failing(SetupStep::EnterRoot, "/")?;
+    Ok(settings)
 }
 
 fn make_scratch(

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, mkdirat};
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 use tare_kernel::step::step;
@@ -77,16 +77,20 @@ pub fn mount_plain() -> io::Result<OwnedFd> {
     mount::filesystem(c"proc", &[], NOTHING)
 }
 
-/// Mounts `/proc` in a root that is the current directory.
-pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<(), Failure> {
+/// Mounts `/proc` in a root that is the current directory. Returns its `sys` as
+/// nobody in the box will see it: writable.
+pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
     mask(masks).failing(SetupStep::Proc, "masks")?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let settings = openat(&proc, c"sys", flags, Mode::empty());
+    let settings = settings.failing(SetupStep::Proc, "sys")?;
     for path in READ_ONLY {
         make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
     }
-    Ok(())
+    Ok(settings)
 }
 
 /// The file and the directory that cover others: on the scratch space, where

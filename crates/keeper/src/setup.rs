@@ -1,7 +1,7 @@
 //! From a plan to a box that is ready for its command.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -18,7 +18,6 @@ use crate::procfs;
 use crate::terminal::{self, Pair};
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
-
 /// Why there is no box.
 #[derive(Debug)]
 pub struct Failure {
@@ -78,10 +77,10 @@ pub fn make_box(
         // the caller's; around an existing launcher it stays the caller's.
         umask(UMASK);
     }
-    match &plan.filesystem {
-        Some(filesystem) => isolate_files(plan, filesystem, inherited)?,
-        None => contain_files()?,
-    }
+    let settings = match &plan.filesystem {
+        Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
+        None => contain_files().map(|()| None)?,
+    };
     if let Some(hostname) = &plan.hostname {
         step("host named", || {
             rustix::system::sethostname(hostname.as_bytes())
@@ -98,8 +97,9 @@ pub fn make_box(
             .failing(SetupStep::Landlock, "")?;
     }
     // Last, because it is the longest in the making.
-    if let Some(network) = network {
-        network.enter().failing(SetupStep::Network, "lo")?;
+    if let (Some(network), Some(settings)) = (network, settings) {
+        let entered = network.enter(settings.as_fd());
+        entered.failing(SetupStep::Network, "lo")?;
     }
     Ok(terminal)
 }
@@ -108,15 +108,15 @@ fn isolate_files(
     plan: &Plan,
     filesystem: &Filesystem,
     inherited: &mut Planned,
-) -> Result<(), Failure> {
+) -> Result<OwnedFd, Failure> {
     let trees = (0..plan.inherited_trees)
         .map(|_| inherited.take().failing(SetupStep::ReadPlan, "tree"))
         .collect::<Result<Vec<_>, _>>()?;
     launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     let mut trees = Trees::new(trees);
     let owner = plan.workload.identity;
-    let root = filesystem::build(filesystem, &mut trees, owner)?;
-    filesystem::enter(&root)
+    let built = filesystem::build(filesystem, &mut trees, owner)?;
+    filesystem::enter(built)
 }
 
 /// The host's files as they are, but for `/proc`: one that shows another PID

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{WaitOptions, wait};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -33,9 +34,10 @@ impl Coming {
         Self(socket)
     }
 
-    /// Moves this process into the namespace, as soon as there is one. The maker
-    /// is the only child that it may have by then.
-    pub fn enter(self) -> io::Result<()> {
+    /// Moves this process into the namespace, as soon as there is one, and sets
+    /// what is to be set there beneath `settings`, a `/proc/sys` of the box's own.
+    /// The maker is the only child that it may have by then.
+    pub fn enter(self, settings: BorrowedFd<'_>) -> io::Result<()> {
         let made = self.wait();
         // Dead or about to die, it must not count as a process of the box.
         once("maker of a network reaped", || {
@@ -44,7 +46,9 @@ impl Coming {
         let namespace = made?;
         let network = Some(LinkNameSpaceType::Network);
         let enter = || move_into_link_name_space(namespace.as_fd(), network);
-        Ok(step("network entered", enter)?)
+        step("network entered", enter)?;
+        set(settings);
+        Ok(())
     }
 
     /// The end of the socket without a word is a maker that was killed.
@@ -114,41 +118,24 @@ impl Maker {
     }
 }
 
-/// The maker: system calls only, for its memory is somebody else's.
+/// The maker: system calls only, for its memory is somebody else's. It keeps all
+/// that its parent had open, so that whatever says that somebody is still at work
+/// here, such as a lock, says so until it is gone too.
 extern "C" fn make(maker: *mut libc::c_void) -> ! {
     // SAFETY: `start` passed a live `Maker`, which nobody changes but for the stack.
     let socket = unsafe { (*maker.cast::<Maker>()).socket };
-    take_only(socket);
-    let made = make_namespace();
-    send(made);
+    send(socket as usize, make_namespace());
     loop {
         call(libc::SYS_exit, [0; 5]).ok();
     }
 }
 
-/// Where the socket is kept: every other descriptor is somebody else's, and must
-/// not stay open because of the maker.
-const SOCKET: usize = 0;
-
-fn take_only(socket: RawFd) {
-    // Refused when it is there already.
-    call(libc::SYS_dup3, [socket as usize, SOCKET, 0, 0, 0]).ok();
-    let (first, last) = (SOCKET + 1, u32::MAX as usize);
-    call(libc::SYS_close_range, [first, last, 0, 0, 0]).ok();
-}
-
 /// A descriptor of the namespace, or why there is none.
 fn make_namespace() -> Result<i32, i32> {
-    // By descriptor: its name may be covered by the time that it is needed.
-    let (at, path) = (libc::AT_FDCWD as usize, c"/proc/sys".as_ptr() as usize);
-    let settings = call(libc::SYS_openat, [at, path, libc::O_PATH as usize, 0, 0]);
     call(libc::SYS_unshare, [libc::CLONE_NEWNET as usize, 0, 0, 0, 0])?;
     let kind = libc::SOCK_DGRAM as usize;
     let socket = call(libc::SYS_socket, [libc::AF_INET as usize, kind, 0, 0, 0])? as usize;
     bring_loopback_up(socket)?;
-    if let Ok(settings) = settings {
-        set(settings);
-    }
     // The namespace of a socket; `/proc` may be covered by now.
     call(libc::SYS_ioctl, [socket, SIOCGSKNS, 0, 0, 0])
 }
@@ -163,7 +150,7 @@ struct Passed {
 }
 
 /// The error's number, 0 for none, and the descriptor beside it.
-fn send(made: Result<i32, i32>) {
+fn send(socket: usize, made: Result<i32, i32>) {
     let mut errno = made.err().unwrap_or(0);
     let mut passed = Passed {
         length: std::mem::offset_of!(Passed, fd) + size_of::<i32>(),
@@ -186,7 +173,7 @@ fn send(made: Result<i32, i32>) {
     let flags = libc::MSG_NOSIGNAL as usize;
     let message = &raw const message as usize;
     // Nobody is left to tell when this fails: the socket is at its end then.
-    call(libc::SYS_sendmsg, [SOCKET, message, flags, 0, 0]).ok();
+    call(libc::SYS_sendmsg, [socket, message, flags, 0, 0]).ok();
 }
 
 /// Any port without a privilege, and no router's word taken.
@@ -195,17 +182,15 @@ const SETTINGS: [(&CStr, &[u8]); 2] = [
     (c"net/ipv6/conf/default/accept_ra", b"0"),
 ];
 
-/// `/proc/sys/net` is that of whoever looks. Best effort: each is the kernel's
+/// `/proc/sys/net` is that of whoever looks, but names of all networks that were
+/// ever looked at stay in memory, in one list for each mount of `/proc`: in the
+/// host's they would be in each other's way. Best effort: each is the kernel's
 /// default already, or only a convenience.
-fn set(settings: RawFd) {
-    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
+fn set(settings: BorrowedFd<'_>) {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     for (name, value) in SETTINGS {
-        let path = name.as_ptr() as usize;
-        if let Ok(file) = call(libc::SYS_openat, [settings as usize, path, flags, 0, 0]) {
-            let (file, value) = (file as usize, (value.as_ptr() as usize, value.len()));
-            call(libc::SYS_write, [file, value.0, value.1, 0, 0]).ok();
-            call(libc::SYS_close, [file, 0, 0, 0, 0]).ok();
-        }
+        let opened = openat(settings, name, flags, Mode::empty());
+        opened.and_then(|file| rustix::io::write(file, value)).ok();
     }
 }
 
