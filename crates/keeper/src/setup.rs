@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::Mode;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
 use tare_control::{Filesystem, Plan, Report, SetupStep};
@@ -18,6 +18,10 @@ use crate::procfs;
 use crate::terminal::{self, Pair};
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
+/// When the host's memory runs out, the kernel takes what is in boxes first; of a box
+/// it takes the largest, which is never the keeper.
+const OOM_SCORE: &[u8] = b"500";
+
 /// Why there is no box.
 #[derive(Debug)]
 pub struct Failure {
@@ -81,6 +85,7 @@ pub fn make_box(
         Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
         None => contain_files().map(|()| None)?,
     };
+    set_oom_score();
     if let Some(hostname) = &plan.hostname {
         step("host named", || {
             rustix::system::sethostname(hostname.as_bytes())
@@ -104,6 +109,18 @@ pub fn make_box(
     Ok(terminal)
 }
 
+/// For all who will ever be born here. Before there is a child: whoever shares memory
+/// with others shares this with them, and to find them the kernel would look at all
+/// processes of the host.
+fn set_oom_score() {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let score = openat(CWD, c"/proc/self/oom_score_adj", flags, Mode::empty());
+    // A caller whose own is higher still may not be allowed to lower it.
+    score
+        .and_then(|file| rustix::io::write(file, OOM_SCORE))
+        .ok();
+}
+
 fn isolate_files(
     plan: &Plan,
     filesystem: &Filesystem,
@@ -125,5 +142,5 @@ fn isolate_files(
 fn contain_files() -> Result<(), Failure> {
     mount::make_everything_follow().failing(SetupStep::PrivateMounts, "/")?;
     let proc = procfs::mount_plain().failing(SetupStep::Proc, "/proc")?;
-    mount::attach(proc.as_fd(), rustix::fs::CWD, c"/proc").failing(SetupStep::Proc, "/proc")
+    mount::attach(proc.as_fd(), CWD, c"/proc").failing(SetupStep::Proc, "/proc")
 }

@@ -17,10 +17,6 @@ use tare_kernel::{caps, fds, seccomp};
 
 use crate::setup::{Failing, Failure};
 
-/// When memory runs out, the kernel takes a process of the workload and not the
-/// keeper, which would take the box.
-const OOM_SCORE: &[u8] = b"500";
-
 /// Why a process did not start.
 pub type LaunchFailure = (LaunchStep, io::Error);
 
@@ -201,10 +197,6 @@ fn new_session(streams: &Streams) -> io::Result<()> {
 }
 
 fn set_limits(workload: &Workload) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    if let Ok(score) = openat(CWD, c"/proc/self/oom_score_adj", flags, Mode::empty()) {
-        rustix::io::write(score, OOM_SCORE).ok();
-    }
     for limit in &workload.limits {
         launch::limit_resource(limit.resource, limit.soft, limit.hard)?;
     }
