@@ -80,6 +80,15 @@ impl Controller {
         }
     }
 
+    /// Whether there is anything to tell. Of processor time a fresh directory has no
+    /// limit, and to be told so again the kernel looks at all groups of the host.
+    fn limited(self, limits: &Limits) -> bool {
+        match self {
+            Self::Memory | Self::Pids => true,
+            Self::Cpu => limits.cpus.is_some(),
+        }
+    }
+
     fn asked(self, limits: &Limits) -> bool {
         match self {
             Self::Memory => limits.memory_bytes.is_asked(),
@@ -196,7 +205,9 @@ fn enforce_unified(
         // kernel picks a process.
         settings.push(("memory.oom.group", "1".to_owned(), Presence::Optional));
     }
-    write_settings(cgroup, controller, &settings)?;
+    if controller.limited(limits) {
+        write_settings(cgroup, controller, &settings)?;
+    }
     holding.note_enforced(controller);
     if controller == Controller::Memory {
         let path = roots
@@ -223,7 +234,9 @@ fn enforce_v1(
     let Some(cgroup) = make(root, of)? else {
         return Ok(false);
     };
-    write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
+    if controller.limited(limits) {
+        write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
+    }
     let tasks = cgroup
         .tasks()
         .doing(|| format!("cannot open the {} tasks", controller.name()))?;
