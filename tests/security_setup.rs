@@ -339,9 +339,10 @@ fn a_prepared_state_root_harms_nobody() {
     };
     prepare(&|_| {}).ok();
     prepare(&|state| symlink(victim.path(), state.join("boxes")).unwrap()).exited(125);
-    prepare(&|state| symlink(victim.path().join("new"), state.join("uids")).unwrap()).exited(125);
-    prepare(&|state| symlink(victim.path().join("file"), state.join("uids")).unwrap()).exited(125);
-    prepare(&|state| fs::hard_link(victim.path().join("file"), state.join("uids")).unwrap());
+    prepare(&|state| symlink(victim.path().join("new"), state.join("claims")).unwrap()).exited(125);
+    prepare(&|state| symlink(victim.path().join("file"), state.join("claims")).unwrap())
+        .exited(125);
+    prepare(&|state| fs::hard_link(victim.path().join("file"), state.join("claims")).unwrap());
     prepare(&|state| symlink(victim.path().join("inside"), state.join("names")).unwrap())
         .exited(125);
     // A record that nobody looks after is removed, and not what it points at.

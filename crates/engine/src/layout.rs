@@ -60,9 +60,9 @@ impl Layout {
         self.root.join("history")
     }
 
-    /// The file whose bytes are claims on uid ranges.
+    /// The directory of the files whose bytes are claims on uid ranges.
     pub fn uid_claims(&self) -> PathBuf {
-        self.root.join("uids")
+        self.root.join("claims")
     }
 }
 

@@ -1,18 +1,22 @@
 //! The uid range of a box: 65,536 host ids that no other box has.
 //!
 //! A claim is a lock on one byte of a file, held by the keeper: it ends with
-//! the box, whoever else dies. Nothing is left to release.
+//! the box, whoever else dies. Nothing is left to release. The kernel keeps the locks
+//! of a file in one list, which it walks whenever one of its descriptors is closed: so
+//! that thousands of boxes are not in each other's way there are several files.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::fds::claim_byte;
 use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::layout::Layout;
+use crate::record::make_private;
 
 /// Width of a range: what a distribution expects to exist.
 pub const COUNT: u32 = 65_536;
@@ -20,7 +24,12 @@ pub const COUNT: u32 = 65_536;
 const FIRST: u32 = 0x5800_0000;
 /// From here on systemd's foreign ids, then numbers that are negative to some.
 const END: u32 = 0x7ffe_0000;
-const SLOTS: u32 = (END - FIRST) / COUNT;
+/// From one range to the next. Not its width: the kernel tells users apart by the
+/// last bits of their numbers first, and those of all boxes would be the same.
+const STRIDE: u32 = COUNT + 1;
+const SLOTS: u32 = (END - FIRST) / STRIDE;
+/// How many files there are.
+const FILES: u32 = 16;
 
 #[derive(Debug)]
 pub struct UidRange {
@@ -34,13 +43,14 @@ pub struct UidRange {
 pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
     let path = layout.uid_claims();
     let doing = || format!("cannot claim a uid range in {}", path.display());
-    let file = open_claims(&path).doing(doing)?;
+    let directory = open_claims(&path).doing(doing)?;
     let start = random_slot();
     for step in 0..SLOTS {
         let slot = (start + step) % SLOTS;
+        let file = open_file(&directory, slot % FILES).doing(doing)?;
         if claim_byte(file.as_fd(), u64::from(slot)).doing(doing)? {
             return Ok(UidRange {
-                first: FIRST + slot * COUNT,
+                first: FIRST + slot * STRIDE,
                 claim: file,
             });
         }
@@ -52,9 +62,22 @@ pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
 
 /// Never through a link: it is made in the state root alone.
 fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = || openat(CWD, path, flags, Mode::empty());
+    match open() {
+        Err(Errno::NOENT) => {
+            make_private(path)?;
+            open()
+        }
+        other => other,
+    }
+}
+
+fn open_file(directory: &OwnedFd, number: u32) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = number.to_string();
     step("claims opened", || {
-        openat(CWD, path, flags, Mode::from_raw_mode(0o600))
+        openat(directory, &*name, flags, Mode::from_raw_mode(0o600))
     })
 }
 
@@ -70,7 +93,6 @@ fn random_slot() -> u32 {
 mod tests {
     use super::*;
     use crate::tag::Tag;
-    use std::collections::HashSet;
 
     #[test]
     fn ranges_held_at_once_never_overlap_and_never_hold_host_root() {
@@ -78,8 +100,9 @@ mod tests {
         std::fs::create_dir(&root).unwrap();
         let layout = Layout::new(root.clone(), Tag::of(&root));
         let held: Vec<UidRange> = (0..200).map(|_| acquire(&layout).unwrap()).collect();
-        let distinct: HashSet<u32> = held.iter().map(|range| range.first).collect();
-        assert_eq!(distinct.len(), held.len());
+        let mut firsts: Vec<u32> = held.iter().map(|range| range.first).collect();
+        firsts.sort_unstable();
+        assert!(firsts.windows(2).all(|two| two[0] + COUNT <= two[1]));
         assert!(
             held.iter()
                 .all(|range| range.first >= FIRST && range.first + COUNT <= END)
