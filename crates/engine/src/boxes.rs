@@ -30,20 +30,20 @@ impl Engine {
 
     /// The same; `None` when there is no such box.
     pub(crate) fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
-        let ids = match self.boxes_if_any()? {
-            Some(boxes) => record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?,
-            None => Vec::new(),
+        let Some(boxes) = self.boxes_if_any()? else {
+            return by_prefix(reference, Vec::new(), &self.tended);
         };
-        let whole = ids.iter().find(|id| id.as_str() == reference).cloned();
+        let is_there = |id: &BoxId| record::is_there(boxes.as_fd(), id);
         let named = || {
             let wanted = names::parse(reference).ok()?;
-            let holder = name::holder(&self.layout, &wanted)?;
-            ids.contains(&holder).then_some(holder)
+            name::holder(&self.layout, &wanted).filter(is_there)
         };
-        match whole.or_else(named) {
-            Some(id) => Ok(Some(id)),
-            None => by_prefix(reference, ids, &self.tended),
+        if let Some(id) = BoxId::parse(reference).filter(is_there).or_else(named) {
+            return Ok(Some(id));
         }
+        // Only whoever gives a part of an id pays for reading all of them.
+        let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+        by_prefix(reference, ids, &self.tended)
     }
 
     /// Every box, the oldest first.

@@ -574,6 +574,19 @@ pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
 
 /// What the kernel hands out at a time: about a thousand names.
 const LIST_BYTES: usize = 32 << 10;
+/// Whether there is anything under this id.
+pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
+    statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// About how many there are, without reading their names: a directory has a link
+/// from each one in it. 0 on a file system that does not count them.
+pub fn count(boxes: BorrowedFd<'_>) -> usize {
+    /// Its own name, and `.` in it.
+    const OWN_LINKS: u64 = 2;
+    let links = fstat(boxes).map_or(0, |found| found.st_nlink);
+    usize::try_from(links.saturating_sub(OWN_LINKS)).unwrap_or(usize::MAX)
+}
 
 /// Nobody is between making a record and locking it while this is held; when
 /// somebody is, someone else will look another time.

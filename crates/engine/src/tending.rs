@@ -20,6 +20,10 @@ use crate::teardown::OTHERS_WITHIN;
 /// How many records one command looks at, so that on a host with thousands of
 /// live boxes it does not pay for all of them. Whoever lists boxes looks at all.
 const LOOK_AT_MOST: usize = 16;
+/// Up to so many boxes every command reads all of their names, to choose from them.
+/// Of more, one command in so many looks at so many more: each pays the same on
+/// average, however many there are.
+const NAMES_MOST: usize = 256;
 
 impl Engine {
     /// Looks after some boxes, from a random one on, and returns those that are
@@ -28,12 +32,17 @@ impl Engine {
         let Ok(boxes) = record::open_all(&self.layout) else {
             return Vec::new();
         };
+        let turns = record::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
+        if random_below(turns) != 0 {
+            return Vec::new();
+        }
         let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
-        if ids.len() > LOOK_AT_MOST {
+        let most = LOOK_AT_MOST * turns;
+        if ids.len() > most {
             let start = random_below(ids.len());
             ids.rotate_left(start);
         }
-        ids.truncate(LOOK_AT_MOST);
+        ids.truncate(most);
         let is_gone = |id: &BoxId| matches!(self.tend_in(boxes.as_fd(), id, Depth::Care), Ok(None));
         ids.retain(is_gone);
         ids
