@@ -70,7 +70,7 @@ impl Coming {
 /// All that a maker needs; it lives as long as the child that has it made.
 pub(crate) struct Maker {
     socket: RawFd,
-    stack: UnsafeCell<MaybeUninit<Stack>>,
+    stack: Box<UnsafeCell<MaybeUninit<Stack>>>,
 }
 
 /// It calls nothing deep.
@@ -81,14 +81,12 @@ struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
 
 impl Maker {
     /// Sends what it makes to the other end of this socket.
-    pub(crate) fn new(socket: BorrowedFd<'_>) -> Box<Self> {
-        let mut maker = Box::<Self>::new_uninit();
-        let place = maker.as_mut_ptr();
-        // SAFETY: the only field that is to be initialised, in a place of its own;
-        // the stack is allowed not to be, and costs no page that nobody uses.
-        unsafe { (&raw mut (*place).socket).write(socket.as_raw_fd()) };
-        // SAFETY: it now is.
-        unsafe { maker.assume_init() }
+    pub(crate) fn new(socket: BorrowedFd<'_>) -> Self {
+        Self {
+            socket: socket.as_raw_fd(),
+            // Untouched: it costs no page that the maker does not use.
+            stack: Box::new(UnsafeCell::new(MaybeUninit::uninit())),
+        }
     }
 
     /// Lets it begin, in the user namespace of whoever calls this: a child that

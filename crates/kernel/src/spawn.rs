@@ -111,7 +111,7 @@ struct Order {
     argv: Vec<*const c_char>,
     environ: Vec<*const c_char>,
     descriptors: Vec<RawFd>,
-    network: Option<Box<Maker>>,
+    network: Option<Maker>,
     privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,

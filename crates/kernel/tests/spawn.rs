@@ -24,6 +24,7 @@ fn bear(executable: &str, input: &File, output: &PipeWriter, extra: &[&File]) ->
         executable: executable.as_fd(),
         arguments: &[c"sh"],
         descriptors: &descriptors,
+        network: None,
         privilege: Privilege::Unchanged,
     })
     .unwrap()
