@@ -61,13 +61,6 @@ fn a_start_that_fails_is_an_error_here_and_leaves_nothing() {
     assert_eq!(tare.list(), [] as [Value; 0]);
 }
 
-#[test]
-fn no_command_is_refused() {
-    let tare = tare!();
-    let output = tare.run(["-d"]).exited(125).printed("");
-    assert!(!output.stderr.is_empty(), "{output}");
-}
-
 /// The caller's session, its terminal and its pipes are not the box's.
 #[test]
 fn a_box_holds_nothing_of_its_caller() {

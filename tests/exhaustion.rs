@@ -278,13 +278,15 @@ fn without_memory_to_ask_for_tare_says_so() {
     let tare = tare!();
     let limit = |kib: u64| format!("exec prlimit --as={}", kib << 10);
     let works = |kib: u64| under(&tare, &limit(kib), "ls").code == 0;
-    let mut least = (1..1024).map(|at| at * 128);
-    let least = least
+    let mut enough = (1..1024).map(|at| at * 128);
+    let enough = enough
         .find(|kib| works(*kib))
         .expect("128 MiB are enough to list nothing");
+    let mut least = (enough - 128..=enough).step_by(4);
+    let least = least.find(|kib| works(*kib)).expect("that much is enough");
     let mut said = 0;
-    // With less, a program cannot even begin.
-    for kib in (least..least + 512).step_by(16) {
+    // With much less, a program cannot even begin.
+    for kib in (least - 48..least + 512).step_by(16) {
         for call in ["run -- true", "run -d -- true", "ls"] {
             let output = under(&tare, &limit(kib), call);
             // Where the stack cannot grow, nobody can say anything.

@@ -18,7 +18,7 @@ use crate::operations::{CONTENT, HERE, NAME, OTHER_NAME, Whom};
 
 const BYSTANDER: &str = "bystander";
 /// What a state root has whose boxes are all gone.
-const FIXED_NAMES: [&str; 4] = ["boxes", "history", "names", "uids"];
+const FIXED_NAMES: [&str; 4] = ["boxes", "claims", "history", "names"];
 
 pub struct Lane<'a> {
     tare: &'a Tare,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::DirEntryExt;
 use std::path::PathBuf;
 
 use crate::snapshot::cgroup::hierarchies;
@@ -33,14 +33,14 @@ impl Tare {
     }
 
     /// How many uid ranges of this state root are taken: each is a lock on one byte of
-    /// one file (`/proc/locks`, proc_locks(5)).
+    /// one of a few files (`/proc/locks`, proc_locks(5)).
     pub fn uid_claims(&self) -> usize {
-        let Ok(claims) = fs::metadata(self.state_root().join("uids")) else {
-            return 0;
-        };
+        let claims = fs::read_dir(self.state_root().join("claims"));
+        let claims = claims.into_iter().flatten().flatten();
+        let inodes: Vec<String> = claims.map(|one| format!(":{} ", one.ino())).collect();
         let locks = fs::read_to_string("/proc/locks").expect("/proc is mounted");
-        let inode = format!(":{} ", claims.ino());
-        locks.lines().filter(|line| line.contains(&inode)).count()
+        let is_claim = |line: &&str| inodes.iter().any(|inode| line.contains(inode));
+        locks.lines().filter(is_claim).count()
     }
 
     fn entries(&self, directory: &str) -> BTreeSet<String> {
