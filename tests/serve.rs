@@ -4,6 +4,8 @@
 mod boxes;
 #[path = "serve/doors.rs"]
 mod doors;
+#[path = "serve/idempotency.rs"]
+mod idempotency;
 #[path = "serve/life.rs"]
 mod life;
 #[path = "serve/run.rs"]

@@ -7,6 +7,7 @@
 //!                                             unlocked, and its id announced ◀─┘
 //! ```
 
+use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ use crate::keeper::{self, Unmade};
 use crate::record::Locked;
 use crate::reports::{Heard, Reports};
 use crate::spec::{Limit, Spec, bytes};
+use crate::story::StepKind;
 
 /// How long a box may take to start; a file system of a volume that does not
 /// answer must not hold its creator for ever.
@@ -47,7 +49,55 @@ impl Engine {
         let options = &with_log_in_memory(options, spec)?;
         let id = BoxId::random();
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
-        let mut record = Locked::create(&self.layout, &id, &self.host, spec, Some(options))?;
+        let record = Locked::create(&self.layout, &id, &self.host, spec, Some(options))?;
+        self.start_recorded(id, record, reserve, (spec, options))
+    }
+
+    /// The same under an id that somebody has chosen. `None` when that box is there, or
+    /// somebody is making it; an error when it was there and is removed, for as long as
+    /// its story is kept.
+    pub fn start_as(
+        &self,
+        id: &BoxId,
+        spec: &Spec,
+        options: &DetachOptions,
+    ) -> Result<Option<Started>, Error> {
+        let options = &with_log_in_memory(options, spec)?;
+        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let record = match Locked::create(&self.layout, id, &self.host, spec, Some(options)) {
+            Err(error) if is_taken(&error) => return Ok(None),
+            record => record?,
+        };
+        // Whoever removes a box adds its story before its record goes: with the record
+        // in our hands nothing falls between the two.
+        if self.was_let_go(id)? {
+            drop(reserve);
+            self.unmake(id, record, None)?;
+            return Err(removed(id));
+        }
+        self.start_recorded(id.clone(), record, reserve, (spec, options))
+            .map(Some)
+    }
+
+    /// Whether a box of this id has lived by itself, and is removed. One that its
+    /// creator took along was never announced, and has not seen enough for any of it to
+    /// be forgotten.
+    fn was_let_go(&self, id: &BoxId) -> Result<bool, Error> {
+        let stories = self.stories()?;
+        let mut stories = stories.iter().filter(|story| story.id == *id);
+        Ok(stories.any(|story| {
+            let mut steps = story.steps.iter();
+            story.forgotten > 0 || steps.any(|step| step.event == StepKind::Detached)
+        }))
+    }
+
+    fn start_recorded(
+        &self,
+        id: BoxId,
+        mut record: Locked,
+        reserve: Reserve,
+        (spec, options): (&Spec, &DetachOptions),
+    ) -> Result<Started, Error> {
         let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
         let result = made.and_then(|mut made| match let_go(&made, spec) {
             Ok(()) => {
@@ -70,6 +120,18 @@ impl Engine {
             }
         }
     }
+}
+
+/// The record of a box is a directory of which there is one.
+fn is_taken(error: &Error) -> bool {
+    let why = std::error::Error::source(error);
+    let why = why.and_then(|why| why.downcast_ref::<io::Error>());
+    why.is_some_and(|why| why.kind() == io::ErrorKind::AlreadyExists)
+}
+
+fn removed(id: &BoxId) -> Error {
+    let message = format!("box {id} is removed, and is not made again");
+    Error::new(ErrorKind::Conflict, message).with_hint("'tare explain' says what became of it")
 }
 
 /// The log is memory of the box where the state root is in memory, as it is by

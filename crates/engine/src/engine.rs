@@ -45,6 +45,13 @@ impl Engine {
         Ok(engine)
     }
 
+    /// For somebody who lives on: what was found on the way in is not spoken of for
+    /// ever, since an id may come again ([`Self::start_as`]).
+    pub fn lasting(mut self) -> Self {
+        self.tended.clear();
+        self
+    }
+
     /// The same to look only: nothing is made, and nothing changed. A state root
     /// that is not there has no boxes.
     pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {

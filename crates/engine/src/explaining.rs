@@ -55,20 +55,7 @@ impl Engine {
     }
 
     fn explain_removed(&self, reference: &str) -> Result<Explanation, Error> {
-        let path = self.layout.history();
-        let history = History {
-            path: &path,
-            boot_id: &self.host.boot_id,
-        };
-        let stories = history.stories().map_err(|error| {
-            let message = format!(
-                "cannot read the history of removed boxes, {}",
-                quoted(&path)
-            );
-            Error::new(ErrorKind::Failed, message)
-                .because(error)
-                .with_hint("if it is not tare's, remove it")
-        })?;
+        let stories = self.stories()?;
         match find(stories, reference) {
             Found::One(story) => Ok(Explanation { state: None, story }),
             Found::Several => Err(Error::new(
@@ -81,6 +68,24 @@ impl Engine {
             .with_hint("give more of the id")),
             Found::None => Err(no_box(reference).with_hint(UNKNOWN)),
         }
+    }
+
+    /// Of the boxes that are removed, as far as they are kept.
+    pub(crate) fn stories(&self) -> Result<Vec<Story>, Error> {
+        let path = self.layout.history();
+        let history = History {
+            path: &path,
+            boot_id: &self.host.boot_id,
+        };
+        history.stories().map_err(|error| {
+            let message = format!(
+                "cannot read the history of removed boxes, {}",
+                quoted(&path)
+            );
+            Error::new(ErrorKind::Failed, message)
+                .because(error)
+                .with_hint("if it is not tare's, remove it")
+        })
     }
 }
 

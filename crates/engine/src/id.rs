@@ -17,6 +17,12 @@ impl BoxId {
     pub fn random() -> Self {
         let mut bytes = [0u8; LENGTH];
         getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
+        Self::from_bytes(bytes)
+    }
+
+    /// The same bytes are the same id: for somebody who has to know it before the box
+    /// is there. They have to be as good as random.
+    pub fn from_bytes(bytes: [u8; LENGTH]) -> Self {
         let character = |byte: &u8| char::from(ALPHABET[usize::from(byte % 32)]);
         Self(bytes.iter().map(character).collect())
     }

@@ -2,6 +2,7 @@
 
 pub mod boxes;
 pub mod health;
+mod idempotency;
 pub mod run;
 pub mod stream;
 

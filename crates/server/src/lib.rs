@@ -93,7 +93,7 @@ impl Options {
 /// Serves until SIGTERM or SIGINT, and returns when nothing is left to be ended.
 pub fn serve(options: &Options) -> Result<(), Error> {
     let config = options.configuration()?;
-    let engine = Engine::open(options.state_root.clone())?;
+    let engine = Engine::open(options.state_root.clone())?.lasting();
     let waiting_max = config
         .limits
         .runs

@@ -5,18 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Extension, Path, Query, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tare_engine::{BoxId, Changes, DetachOptions, Details, Engine, State as BoxState, Status};
+use tare_engine::{
+    BoxId, Changes, DetachOptions, Details, Engine, Started, State as BoxState, Status,
+};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::api::idempotency;
 use crate::app::{App, Phase};
 use crate::edge::{ErrorBody, RequestId};
 use crate::error::ApiError;
 use crate::extract::Json;
+use crate::guard::Caller;
 use crate::journal::Happening;
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
+use crate::watch::Watch;
 
 /// A box that lives on by itself.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -110,12 +115,18 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Create a box
 ///
 /// Answers when its command runs. It belongs to nobody: it outlives this server.
+///
+/// With an `Idempotency-Key` the box is made once, however often the request is sent: a
+/// later one is answered with 200 and the box as it is by then, and with 409 after its
+/// removal, for as long as its story is kept. The key alone counts, not the body.
 #[utoipa::path(
     post,
     path = "/v1/boxes",
     tag = "boxes",
+    params(("Idempotency-Key" = Option<String>, Header, max_length = 255, pattern = "^[!-~]+$")),
     request_body = BoxRequest,
     responses(
+        (status = 200, body = Status, description = "A request before has made it"),
         (status = 201, body = Status),
         (status = "4XX", body = ErrorBody),
         (status = "5XX", body = ErrorBody),
@@ -124,26 +135,58 @@ const GRACE: Duration = Duration::from_secs(10);
 pub async fn create(
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
     Json(request): Json<BoxRequest>,
 ) -> Result<Response, ApiError> {
+    let id = idempotency::box_of(&headers, &caller)?;
     if app.stopping.phase() > Phase::Serving {
         return Err(ApiError::unavailable("stopping", "the server is stopping"));
     }
     let (spec, options) = request.take(&app)?;
-    let watch = Arc::clone(&app.watch);
-    let status = app
-        .ask(move |engine| {
-            let started = engine.start(&spec, &options)?;
-            // What cannot be watched now is watched later.
-            watch.add(started.id.clone(), started.keeper).ok();
-            engine.status(&started.id)
-        })
-        .await?;
-    app.journal.note(Happening::BoxCreated {
-        box_id: status.id.as_str(),
-        request_id: &request_id,
-    });
-    Ok((StatusCode::CREATED, axum::Json(status)).into_response())
+    let created = match id {
+        Some(id) => idempotency::start(&app, id, spec, options).await?,
+        None => {
+            let watch = Arc::clone(&app.watch);
+            let start = move |engine: &Engine| {
+                let started = engine.start(&spec, &options)?;
+                Created::watched(engine, &watch, started)
+            };
+            app.ask(start).await?
+        }
+    };
+    match created {
+        Created::Now(status) => {
+            app.journal.note(Happening::BoxCreated {
+                box_id: status.id.as_str(),
+                request_id: &request_id,
+            });
+            Ok((StatusCode::CREATED, axum::Json(status)).into_response())
+        }
+        Created::Before(status) => Ok(axum::Json(status).into_response()),
+    }
+}
+
+/// A box that was asked for.
+#[derive(Debug)]
+pub enum Created {
+    Now(Status),
+    /// By a request with the same key.
+    Before(Status),
+}
+
+impl Created {
+    /// A new box, whose end is noticed. Without a pause after its start: whoever asked
+    /// for it may be gone.
+    pub fn watched(
+        engine: &Engine,
+        watch: &Watch,
+        started: Started,
+    ) -> Result<Self, tare_engine::Error> {
+        // What cannot be watched now is watched later.
+        watch.add(started.id.clone(), started.keeper).ok();
+        engine.status(&started.id).map(Self::Now)
+    }
 }
 
 impl BoxRequest {
