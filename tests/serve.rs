@@ -4,9 +4,13 @@
 mod boxes;
 #[path = "serve/doors.rs"]
 mod doors;
+#[path = "serve/exec.rs"]
+mod exec;
 #[path = "serve/idempotency.rs"]
 mod idempotency;
 #[path = "serve/life.rs"]
 mod life;
 #[path = "serve/run.rs"]
 mod run;
+#[path = "serve/terminal.rs"]
+mod terminal;

@@ -21,6 +21,7 @@ pub mod duration;
 pub mod env;
 pub mod name;
 pub mod received;
+pub mod signal;
 mod text;
 pub mod user;
 pub mod volume;

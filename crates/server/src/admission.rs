@@ -44,11 +44,11 @@ impl Admission {
 }
 
 impl Admission {
-    /// Returns when nobody runs any more; from then on nobody may.
+    /// Returns when nobody runs any more.
     pub async fn idle(&self, runs: usize) {
         let all = u32::try_from(runs).unwrap_or(u32::MAX);
         let all = self.runs.acquire_many(all).await;
-        all.expect("the semaphore is never closed").forget();
+        drop(all.expect("the semaphore is never closed"));
     }
 
     pub fn running(&self, runs: usize) -> usize {

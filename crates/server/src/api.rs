@@ -1,10 +1,13 @@
 //! The native API: its routes, and their description.
 
 pub mod boxes;
+pub mod exec;
+pub mod execs;
 pub mod health;
 mod idempotency;
 pub mod run;
 pub mod stream;
+pub mod terminal;
 
 use axum::http::StatusCode;
 use axum::response::Html;
@@ -27,6 +30,7 @@ use crate::{edge, guard, page};
     tags(
         (name = "run", description = "One command in a box of its own"),
         (name = "boxes", description = "Boxes that live on"),
+        (name = "execs", description = "Processes in boxes"),
         (name = "server", description = "The server itself"),
     )
 )]
@@ -42,6 +46,13 @@ pub fn router(app: App) -> Router {
         .routes(routes!(boxes::pause))
         .routes(routes!(boxes::resume))
         .routes(routes!(boxes::lease))
+        .routes(routes!(exec::exec))
+        .routes(routes!(terminal::open))
+        .routes(routes!(execs::inspect))
+        .routes(routes!(execs::stream_of))
+        .routes(routes!(execs::stdin))
+        .routes(routes!(execs::signal))
+        .routes(routes!(execs::resize))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .split_for_parts();

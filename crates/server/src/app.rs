@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::error::ApiError;
+use crate::execs::Execs;
 use crate::journal::Journal;
 use crate::makers::Makers;
 use crate::watch::Watch;
@@ -25,6 +26,7 @@ pub struct Shared {
     pub makers: Makers,
     pub journal: Journal,
     pub admission: Admission,
+    pub execs: Execs,
     pub recovery: Recovery,
     /// Whether only whoever is on this host can reach this server.
     pub listens_locally: bool,
@@ -91,6 +93,7 @@ impl App {
             makers,
             journal: Journal::new(config.log),
             admission: Admission::new(&config.limits),
+            execs: Execs::new(config.limits.execs),
             recovery: Recovery::default(),
             listens_locally: config.listen.is_local(),
             started: Instant::now(),

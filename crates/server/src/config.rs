@@ -55,6 +55,9 @@ pub struct Limits {
     pub runs: usize,
     /// That wait for one of those to end.
     pub runs_waiting: usize,
+    /// Processes in boxes that are looked after at once, detached ones and terminals
+    /// included.
+    pub execs: usize,
     /// Boxes that live at once.
     pub boxes: usize,
     #[serde(deserialize_with = "size")]
@@ -105,6 +108,7 @@ impl Default for Limits {
             connections: 1024,
             runs: 64,
             runs_waiting: 256,
+            execs: 256,
             boxes: 1000,
             body_bytes: 32 << 20,
             output_bytes: 8 << 20,

@@ -20,15 +20,21 @@ mod config;
 mod edge;
 mod error;
 mod events;
+mod exec;
+mod execs;
 mod extract;
 mod guard;
 mod journal;
 mod language;
 mod listen;
 mod makers;
+mod memory;
 mod notify;
 mod oneshot;
 mod page;
+mod ready;
+mod relay;
+mod running;
 mod spec;
 mod text;
 mod watch;
@@ -192,7 +198,10 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
                 }
             }
             // Boxes that others have made.
-            _ = again.tick() => drop(watch_all(&app).await),
+            _ = again.tick() => {
+                app.execs.forget_old();
+                watch_all(&app).await.ok();
+            }
         }
     }
 }
@@ -217,14 +226,14 @@ async fn drain(app: &App) {
     notify::stopping();
     app.stopping.enter(Phase::Draining);
     let limits = app.config().limits.clone();
-    let idle = app.admission.idle(limits.runs);
-    let ended = match tokio::time::timeout(limits.drain, idle).await {
-        Ok(()) => 0,
+    let idle = async { tokio::join!(app.admission.idle(limits.runs), app.execs.idle()) };
+    tokio::pin!(idle);
+    let ended = match tokio::time::timeout(limits.drain, &mut idle).await {
+        Ok(_) => 0,
         Err(_late) => {
-            let running = app.admission.running(limits.runs);
+            let running = app.admission.running(limits.runs) + app.execs.running();
             app.stopping.enter(Phase::Ending);
-            let idle = app.admission.idle(limits.runs);
-            tokio::time::timeout(ENDED_WITHIN, idle).await.ok();
+            tokio::time::timeout(ENDED_WITHIN, &mut idle).await.ok();
             running
         }
     };

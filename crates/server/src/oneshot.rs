@@ -10,7 +10,6 @@
 //! by the handle that it held.
 
 mod files;
-mod relay;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,17 +17,16 @@ use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
 use tare_engine::{Attached, BoxId, Ending, Event, ExecSpec, Exit, Stdin};
-use tokio::sync::oneshot;
 
 pub use files::{FileIn, FileOut};
-use relay::Ended;
-pub use relay::{Chunk, Kept, Output};
 
 use crate::admission::Permit;
 use crate::app::{App, Phase};
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::journal::Happening;
+use crate::relay::{self, Ended, Ends, Input, Kept, Output, Relayed};
+use crate::running::{self, Running, Wanted};
 
 /// For the box to be made. A file system that does not answer must not hold anybody.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
@@ -62,30 +60,16 @@ pub struct Outcome {
     pub duration: Duration,
 }
 
-/// A one-shot that runs. Whoever drops it ends it.
-#[derive(Debug)]
-pub struct Running {
-    result: oneshot::Receiver<Result<Outcome, ApiError>>,
-}
-
-impl Running {
-    pub async fn result(&mut self) -> Result<Outcome, ApiError> {
-        let lost = || ApiError::internal("the task of a one-shot is gone");
-        (&mut self.result).await.unwrap_or_else(|_| Err(lost()))
-    }
-}
-
 /// Starts it; `permit` is given back when nothing is left.
-pub fn start(app: &App, permit: Permit, what: OneShot, output: Output) -> Running {
-    let (mut done, result) = oneshot::channel();
+pub fn start(app: &App, permit: Permit, what: OneShot, output: Output) -> Running<Outcome> {
     let app = app.clone();
+    let (mut wanted, running) = running::pair();
     tokio::spawn(async move {
         let _permit = permit;
-        let outcome = Course::run(&app, what, &output, &mut done).await;
-        // Nobody wants it any more: it was done all the same.
-        done.send(outcome).ok();
+        let outcome = Course::run(&app, what, &output, &mut wanted).await;
+        wanted.done(outcome);
     });
-    Running { result }
+    running
 }
 
 /// Why it does not go on.
@@ -116,14 +100,14 @@ impl Cut {
 struct Course<'a> {
     app: &'a App,
     attached: Attached,
-    done: &'a mut oneshot::Sender<Result<Outcome, ApiError>>,
+    wanted: &'a mut Wanted<Outcome>,
 }
 
 /// What was learned on the way.
 struct Ran {
     ended: Ended,
     files: Vec<FileOut>,
-    reading: relay::Reading,
+    ends: Ends,
 }
 
 impl<'a> Course<'a> {
@@ -131,7 +115,7 @@ impl<'a> Course<'a> {
         app: &'a App,
         what: OneShot,
         output: &Output,
-        done: &'a mut oneshot::Sender<Result<Outcome, ApiError>>,
+        wanted: &'a mut Wanted<Outcome>,
     ) -> Result<Outcome, ApiError> {
         let started = Instant::now();
         let attached = make(app, &what.spec).await?;
@@ -139,7 +123,7 @@ impl<'a> Course<'a> {
         let mut course = Self {
             app,
             attached,
-            done,
+            wanted,
         };
         let ran = course.go(what, output).await;
         if ran.is_err() {
@@ -148,8 +132,8 @@ impl<'a> Course<'a> {
         let ending = course.end().await?;
         let mut ran = ran.map_err(Cut::into_error)?;
         // Everyone who could write is dead: what is left is in the pipes.
-        ran.reading.rest(output).await;
-        let [stdout, stderr] = ran.reading.into_kept();
+        ran.ends.rest(output).await;
+        let [stdout, stderr] = ran.ends.into_kept();
         let (exit, timed_out) = ran.ended.verdict();
         Ok(Outcome {
             id,
@@ -177,9 +161,9 @@ impl<'a> Course<'a> {
         let (of, exec) = (id.clone(), what.exec);
         let executed = self.app.ask(move |engine| engine.exec(&of, &exec, stdin));
         let mut executed = executed.await?;
-        let mut reading = relay::Reading::of(executed.streams(), what.output_bytes_max)?;
+        let mut ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
         let ended = self
-            .relay(&mut executed, &mut reading, what.stdin, output)
+            .relay(&mut executed, &mut ends, what.stdin, output)
             .await?;
         let mut files = Vec::new();
         if !what.outputs.is_empty() && !matches!(ended, Ended::Gone) {
@@ -187,11 +171,7 @@ impl<'a> Course<'a> {
             let collect = files::collect(self.app.clone(), id, what.outputs, most);
             files = self.unless_cut(COPIED_WITHIN, collect).await??;
         }
-        Ok(Ran {
-            ended,
-            files,
-            reading,
-        })
+        Ok(Ran { ended, files, ends })
     }
 
     /// Until its keeper says that the box is made.
@@ -209,7 +189,7 @@ impl<'a> Course<'a> {
         };
         tokio::select! {
             made = made => Ok(made?),
-            () = self.done.closed() => Err(Cut::Gone),
+            () = self.wanted.given_up() => Err(Cut::Gone),
             () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
             () = tokio::time::sleep(MADE_WITHIN) => {
                 Err(Cut::Failed(ApiError::internal("the box was not made in time")))
@@ -220,17 +200,22 @@ impl<'a> Course<'a> {
     async fn relay(
         &mut self,
         executed: &mut tare_engine::Executed,
-        reading: &mut relay::Reading,
+        ends: &mut Ends,
         stdin: Option<Vec<u8>>,
         output: &Output,
     ) -> Result<Ended, Cut> {
-        let relayed = relay::relay(executed, reading, stdin, output);
+        let input = Input {
+            bytes: stdin.unwrap_or_default(),
+            more: None,
+        };
+        let orders = &mut None;
+        let relayed = relay::relay(executed, ends, input, orders, output);
         tokio::select! {
             ended = relayed => match ended? {
-                relay::Relayed::Ended(ended) => Ok(ended),
-                relay::Relayed::NobodyReads => Err(Cut::Gone),
+                Relayed::Ended(ended) => Ok(ended),
+                Relayed::NobodyReads => Err(Cut::Gone),
             },
-            () = self.done.closed() => Err(Cut::Gone),
+            () = self.wanted.given_up() => Err(Cut::Gone),
             () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
         }
     }
@@ -245,7 +230,7 @@ impl<'a> Course<'a> {
         tokio::pin!(what);
         let cut = tokio::select! {
             done = &mut what => return Ok(done),
-            () = self.done.closed() => Cut::Gone,
+            () = self.wanted.given_up() => Cut::Gone,
             () = self.app.stopping.reached(Phase::Ending) => Cut::Ending,
             () = tokio::time::sleep(within) => {
                 let message = "the box did not copy its files in time";

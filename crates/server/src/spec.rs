@@ -186,7 +186,7 @@ pub fn timeout(asked: Option<u64>, most: &config::Limits) -> Result<Duration, Ap
     }
 }
 
-fn of_field(field: &str, error: tare_engine::Error) -> ApiError {
+pub fn of_field(field: &str, error: tare_engine::Error) -> ApiError {
     let mut error = ApiError::from(error);
     error.message = format!("{field}: {}", error.message);
     error

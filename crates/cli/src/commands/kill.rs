@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rustix::process::Signal;
+use tare_engine::spec::signal;
 use tare_engine::{Engine, Error};
 
 use super::each::{Boxes, each};
-
-mod signal;
 
 const EXAMPLES: &str = "\
 Examples:

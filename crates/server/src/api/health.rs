@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
-use crate::oneshot::{self, OneShot, Output};
+use crate::oneshot::{self, OneShot};
+use crate::relay::Output;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {

@@ -16,7 +16,8 @@ use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::extract::Json;
 use crate::language::Language;
-use crate::oneshot::{self, FileIn, OneShot, Outcome, Output};
+use crate::oneshot::{self, FileIn, OneShot, Outcome};
+use crate::relay::Output;
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::text::{Encoding, base64, from_base64};
 

@@ -14,7 +14,9 @@ use crate::admission::Permit;
 use crate::api::run::RunResult;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::oneshot::{self, Chunk, OneShot, Output, Running};
+use crate::oneshot::{self, OneShot};
+use crate::relay::{Chunk, Output};
+use crate::running::Running;
 use crate::text::{Encoding, Pieces};
 
 /// How much output waits for its reader: so many times what a pipe holds.
@@ -42,6 +44,14 @@ impl Form {
             (true, _) => Self::Events,
             (false, true) => Self::Lines,
             (false, false) => Self::Whole,
+        }
+    }
+
+    /// Of what is a stream in any case.
+    pub fn of_stream(headers: &HeaderMap) -> Self {
+        match Self::wanted(headers) {
+            Self::Lines => Self::Lines,
+            Self::Whole | Self::Events => Self::Events,
         }
     }
 
@@ -89,15 +99,34 @@ fn essence(media_range: &str) -> &str {
 }
 
 pub fn run(app: &App, permit: Permit, what: OneShot, encoding: Encoding, form: Form) -> Response {
+    let (output, chunks) = passed(app);
+    let running = oneshot::start(app, permit, what, output);
+    // The output was in the frames before.
+    frames(form, encoding, chunks, running, |outcome| {
+        serde_json::to_value(RunResult::of(outcome, Encoding::Utf8)).unwrap_or(Value::Null)
+    })
+}
+
+/// For output that is read as it comes.
+pub fn passed(app: &App) -> (Output, mpsc::Receiver<Chunk>) {
     let (to, chunks) = mpsc::channel(CHUNKS_WAITING);
     let patience = app.config().limits.client;
-    let running = oneshot::start(app, permit, what, Output::Pass { to, patience });
+    (Output::Pass { to, patience }, chunks)
+}
+
+/// An answer of the output as it comes, and what came of it last.
+pub fn frames<T: Send + 'static>(
+    form: Form,
+    encoding: Encoding,
+    chunks: mpsc::Receiver<Chunk>,
+    running: Running<T>,
+    told: fn(T) -> Value,
+) -> Response {
     let frames = Frames {
         running,
         chunks,
-        stdout: Pieces::new(encoding),
-        stderr: Pieces::new(encoding),
-        form,
+        texts: Texts::new(form, encoding),
+        told,
         is_over: false,
     };
     form.response(stream::unfold(frames, |mut frames| async move {
@@ -106,29 +135,61 @@ pub fn run(app: &App, permit: Permit, what: OneShot, encoding: Encoding, form: F
     }))
 }
 
-struct Frames {
+struct Frames<T> {
     /// Dropped with the answer, when its client is gone: that ends the command.
-    running: Running,
+    running: Running<T>,
     chunks: mpsc::Receiver<Chunk>,
-    stdout: Pieces,
-    stderr: Pieces,
-    form: Form,
+    texts: Texts,
+    told: fn(T) -> Value,
     is_over: bool,
 }
 
-impl Frames {
+impl<T> Frames<T> {
     async fn next(&mut self) -> Option<String> {
         if self.is_over {
             return None;
         }
         if let Some(chunk) = self.chunks.recv().await {
-            let (name, data) = match chunk {
-                Chunk::Stdout(bytes) => ("stdout", self.stdout.next(bytes)),
-                Chunk::Stderr(bytes) => ("stderr", self.stderr.next(bytes)),
-            };
-            return Some(self.form.frame(name, json!({ "data": data })));
+            return Some(self.texts.frame(chunk));
         }
         self.is_over = true;
+        let mut frames = self.texts.last();
+        let (name, last) = match self.running.result().await {
+            Ok(outcome) => ("result", (self.told)(outcome)),
+            Err(error) => ("error", told(&error)),
+        };
+        frames.push_str(&self.texts.form.frame(name, last));
+        Some(frames)
+    }
+}
+
+/// Both streams as frames of text.
+#[derive(Debug)]
+pub struct Texts {
+    form: Form,
+    stdout: Pieces,
+    stderr: Pieces,
+}
+
+impl Texts {
+    pub fn new(form: Form, encoding: Encoding) -> Self {
+        Self {
+            form,
+            stdout: Pieces::new(encoding),
+            stderr: Pieces::new(encoding),
+        }
+    }
+
+    pub fn frame(&mut self, chunk: Chunk) -> String {
+        let (name, data) = match chunk {
+            Chunk::Stdout(bytes) => ("stdout", self.stdout.next(bytes)),
+            Chunk::Stderr(bytes) => ("stderr", self.stderr.next(bytes)),
+        };
+        self.form.frame(name, json!({ "data": data }))
+    }
+
+    /// What never got its other half.
+    pub fn last(&mut self) -> String {
         let mut frames = String::new();
         for (name, pieces) in [("stdout", &mut self.stdout), ("stderr", &mut self.stderr)] {
             let data = pieces.last();
@@ -136,23 +197,12 @@ impl Frames {
                 frames.push_str(&self.form.frame(name, json!({ "data": data })));
             }
         }
-        let (name, last) = match self.running.result().await {
-            Ok(outcome) => {
-                let result = RunResult::of(outcome, Encoding::Utf8);
-                (
-                    "result",
-                    serde_json::to_value(result).unwrap_or(Value::Null),
-                )
-            }
-            Err(error) => ("error", told(&error)),
-        };
-        frames.push_str(&self.form.frame(name, last));
-        Some(frames)
+        frames
     }
 }
 
 /// In a stream there is no status any more.
-fn told(error: &ApiError) -> Value {
+pub fn told(error: &ApiError) -> Value {
     json!({
         "status": error.status.as_u16(),
         "code": error.code,

@@ -1,10 +1,9 @@
 //! Signals as people write them: `HUP`, `SIGHUP`, `sighup`, `1`.
 
 use rustix::process::Signal;
-use tare_engine::Error;
-use tare_engine::spec::received::quoted;
 
-use crate::error::bad;
+use super::received::{bad, quoted};
+use crate::error::Error;
 
 /// The last of the real-time signals (signal(7)).
 const NUMBER_MAX: i32 = 64;

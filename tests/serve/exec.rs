@@ -1,0 +1,298 @@
+//! `POST /v1/boxes/{id}/exec`: processes in boxes that live on.
+
+use std::io::Read;
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+use tare_harness::{Server, Tare, eventually, tare};
+
+/// A server with a box called `web`.
+fn with_box(tare: &Tare) -> Server {
+    let server = Server::start(tare, &[]);
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    server
+}
+
+fn end(server: Server) {
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
+#[track_caller]
+fn executed(server: &Server, request: Value) -> Value {
+    let path = "/v1/boxes/web/exec";
+    server.post(path, &request).was(200).json()
+}
+
+#[track_caller]
+fn detached(server: &Server, request: Value) -> String {
+    let exec = server.post("/v1/boxes/web/exec", &request).was(202).json();
+    assert_eq!(exec["state"], "running");
+    format!(
+        "/v1/boxes/web/execs/{}",
+        exec["id"].as_str().expect("an id")
+    )
+}
+
+/// Whether a process with this word among its arguments is in the box.
+fn lives(tare: &Tare, word: &str) -> bool {
+    let script = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; done 2>/dev/null; :";
+    let shown = tare.exec("web", ["sh", "-c", script]).ok().stdout;
+    String::from_utf8_lossy(&shown).contains(word)
+}
+
+/// Reads until this was said.
+fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+    let mut seen = String::new();
+    while !seen.contains(wanted) {
+        let mut buffer = [0; 4096];
+        let count = stream.read(&mut buffer).expect("something comes");
+        assert_ne!(count, 0, "{seen}");
+        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    seen
+}
+
+#[test]
+fn a_process_ends_and_its_box_goes_on() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let result = executed(
+        &server,
+        json!({
+            "command": ["sh", "-c", "cat; echo $A $PWD >&2; exit 3"],
+            "stdin": "in", "env": { "A": "b" }, "workdir": "/tmp",
+        }),
+    );
+    assert_eq!(result["exit_code"], 3);
+    assert_eq!(
+        (&result["stdout"], &result["stderr"]),
+        (&"in".into(), &"b /tmp\n".into())
+    );
+    let killed = executed(&server, json!({ "command": ["sh", "-c", "kill -9 $$"] }));
+    assert_eq!(
+        (&killed["exit_code"], &killed["signal"]),
+        (&137.into(), &9.into())
+    );
+    let late = json!({ "command": ["sh", "-c", "sleep 1001 & sleep 1001"], "timeout_ms": 200 });
+    let late = executed(&server, late);
+    assert_eq!(
+        (&late["timed_out"], &late["exit_code"]),
+        (&true.into(), &124.into())
+    );
+    assert!(!lives(&tare, "1001"), "everyone that it started has ended");
+    assert_eq!(server.get("/v1/boxes/web").json()["state"], "running");
+    end(server);
+}
+
+/// The end of what it left running is not waited for.
+#[test]
+fn what_a_process_leaves_behind_stays_and_holds_nobody() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let left = json!({ "command": ["sh", "-c", "sleep 1002 & echo done"], "timeout_ms": 60_000 });
+    assert_eq!(executed(&server, left)["stdout"], "done\n");
+    assert!(lives(&tare, "1002"));
+    end(server);
+}
+
+#[test]
+fn a_process_may_have_a_terminal() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let size = json!({ "rows": 7, "columns": 33 });
+    let result = executed(
+        &server,
+        json!({ "command": ["sh", "-c", "stty size; cat"], "terminal": size, "stdin": "typed\n" }),
+    );
+    let seen = result["stdout"].as_str().expect("text");
+    assert!(
+        seen.contains("7 33\r\n") && seen.contains("typed"),
+        "{seen}"
+    );
+    assert_eq!(result["exit_code"], 0);
+    end(server);
+}
+
+#[test]
+fn what_cannot_be_executed_is_refused_with_its_reason() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let refused = |request: Value, status, code| {
+        server
+            .post("/v1/boxes/web/exec", &request)
+            .refused(status, code);
+    };
+    refused(json!({}), 400, "invalid_json");
+    refused(json!({ "command": [] }), 400, "invalid");
+    refused(json!({ "command": ["nope"] }), 400, "command_not_found");
+    refused(
+        json!({ "command": ["true"], "workdir": "x" }),
+        400,
+        "invalid",
+    );
+    refused(
+        json!({ "command": ["true"], "workdir": "/none" }),
+        400,
+        "invalid",
+    );
+    refused(
+        json!({ "command": ["true"], "user": "root" }),
+        400,
+        "invalid",
+    );
+    let flat = json!({ "rows": 0, "columns": 1 });
+    refused(
+        json!({ "command": ["true"], "terminal": flat }),
+        400,
+        "invalid",
+    );
+    let request = json!({ "command": ["true"] });
+    server
+        .post("/v1/boxes/nope/exec", &request)
+        .refused(404, "no_such_box");
+    server.post("/v1/boxes/web/pause", &json!({})).was(200);
+    refused(request.clone(), 409, "conflict");
+    server.post("/v1/boxes/web/resume", &json!({})).was(200);
+    server
+        .post("/v1/boxes/web/stop", &json!({ "grace_ms": 0 }))
+        .was(200);
+    refused(request, 409, "conflict");
+    end(server);
+}
+
+#[test]
+fn a_client_that_hangs_up_ends_its_process_and_not_the_box() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    for accept in ["application/json", "application/x-ndjson"] {
+        let body = json!({ "command": ["sleep", "1003"] }).to_string();
+        let headers = [("Content-Type", "application/json"), ("Accept", accept)];
+        let stream = server.send("POST", "/v1/boxes/web/exec", &headers, body.as_bytes());
+        eventually("it runs", || lives(&tare, "1003"));
+        drop(stream);
+        eventually("it is gone", || !lives(&tare, "1003"));
+    }
+    assert_eq!(
+        executed(&server, json!({ "command": ["true"] }))["exit_code"],
+        0
+    );
+    end(server);
+}
+
+#[test]
+fn output_of_a_process_comes_as_it_is_written_when_asked_for() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let body = json!({ "command": ["sh", "-c", "echo first; read x; echo $x"], "stdin": "last\n" });
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("Accept", "text/event-stream"),
+    ];
+    let body = body.to_string();
+    let answer = server.ask("POST", "/v1/boxes/web/exec", &headers, body.as_bytes());
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    let text = answer.was(200).text();
+    for wanted in ["first", "last", "event: result", "\"exit_code\":0"] {
+        assert!(text.contains(wanted), "{text}");
+    }
+    end(server);
+}
+
+#[test]
+fn a_detached_process_is_talked_to_and_watched() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let path = detached(&server, json!({ "command": ["cat"], "detach": true }));
+    let stdin = format!("{path}/stdin");
+    server.ask("POST", &stdin, &[], b"one ").was(204);
+    let lines = [("Accept", "application/x-ndjson")];
+    let mut stream = server.send("GET", &format!("{path}/stream"), &lines, b"");
+    read_until(&mut stream, "one ");
+    server
+        .ask("POST", &format!("{stdin}?close=true"), &[], b"two")
+        .was(204);
+    read_until(&mut stream, "\"type\":\"result\"");
+    let exec = server.get(&path).was(200).json();
+    assert_eq!(
+        (&exec["state"], &exec["exit_code"], &exec["output_bytes"]),
+        (&"exited".into(), &0.into(), &7.into())
+    );
+    let again = server.get(&format!("{path}/stream")).was(200).text();
+    assert!(again.contains("one two") && again.contains("event: result"));
+    server
+        .ask("POST", &stdin, &[], b"x")
+        .refused(409, "stdin_closed");
+    let kill = json!({ "signal": 9 });
+    server
+        .post(&format!("{path}/signal"), &kill)
+        .refused(409, "exec_ended");
+    server
+        .get("/v1/boxes/web/execs/nope")
+        .refused(404, "no_such_exec");
+    end(server);
+}
+
+#[test]
+fn a_detached_process_gets_signals_and_window_sizes() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let script = "trap 'stty size; exit 4' TERM; trap 'stty size' WINCH; echo up; \
+                  while :; do sleep 0.05; done";
+    let path = detached(
+        &server,
+        json!({
+            "command": ["sh", "-c", script], "detach": true,
+            "terminal": { "rows": 1, "columns": 2 },
+        }),
+    );
+    let output = |wanted: &str| {
+        let lines = [("Accept", "application/x-ndjson")];
+        let mut stream = server.send("GET", &format!("{path}/stream"), &lines, b"");
+        read_until(&mut stream, wanted);
+    };
+    output("up");
+    let act = |what: &str, body: Value| server.post(&format!("{path}/{what}"), &body);
+    act("resize", json!({ "rows": 5, "columns": 6 })).was(204);
+    output("5 6");
+    act("signal", json!({ "signal": "NOPE" })).refused(400, "invalid");
+    act("signal", json!({ "signal": 200 })).refused(400, "invalid");
+    act("resize", json!({ "rows": 0, "columns": 6 })).refused(400, "invalid");
+    act("signal", json!({ "signal": "SIGTERM" })).was(204);
+    output("result");
+    assert_eq!(server.get(&path).json()["exit_code"], 4);
+    end(server);
+}
+
+/// B064, B066: nobody reads, and the process goes on.
+#[test]
+fn output_that_nobody_reads_is_bounded_and_counted() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let command = ["sh", "-c", "head -c 5000000 /dev/zero"];
+    let path = detached(&server, json!({ "command": command, "detach": true }));
+    eventually("it ends", || server.get(&path).json()["state"] == "exited");
+    let exec = server.get(&path).json();
+    assert_eq!(exec["output_bytes"], 5_000_000);
+    let dropped = exec["dropped_bytes"].as_u64().expect("a number");
+    assert!(dropped >= 5_000_000 - (256 << 10), "{exec}");
+    let text = server.get(&format!("{path}/stream")).was(200).text();
+    let missed = format!("event: missed\ndata: {{\"bytes\":{dropped}}}");
+    assert!(text.starts_with(&missed), "{text:.100}");
+    end(server);
+}
+
+/// They are this server's memory, and it is their client.
+#[test]
+fn a_detached_process_ends_with_its_server_and_the_next_knows_nothing_of_it() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let command = json!({ "command": ["sleep", "1004"], "detach": true });
+    let path = detached(&server, command);
+    assert!(lives(&tare, "1004"));
+    server.kill();
+    eventually("it is gone", || !lives(&tare, "1004"));
+    let server = Server::start(&tare, &[]);
+    server.get(&path).refused(404, "no_such_exec");
+    end(server);
+}

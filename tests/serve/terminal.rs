@@ -1,0 +1,171 @@
+//! `GET /v1/boxes/{id}/exec/ws`: a terminal over a WebSocket, spoken by hand (RFC 6455).
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::json;
+use tare_harness::{Server, Tare, eventually, tare};
+
+const TEXT: u8 = 1;
+const BINARY: u8 = 2;
+const CLOSE: u8 = 8;
+
+struct Socket {
+    stream: TcpStream,
+}
+
+impl Socket {
+    #[track_caller]
+    fn open(server: &Server, query: &str) -> Self {
+        let mut stream = server.connect();
+        let head = format!(
+            "GET /v1/boxes/web/exec/ws?{query} HTTP/1.1\r\nHost: localhost\r\n\
+             Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("it reads");
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("an answer");
+            answer.push(byte[0]);
+        }
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+        Self { stream }
+    }
+
+    /// With a mask of zeros, which is a mask.
+    fn send(&mut self, kind: u8, bytes: &[u8]) {
+        let mut frame = vec![0x80 | kind];
+        match u8::try_from(bytes.len()) {
+            Ok(length) if length < 126 => frame.push(0x80 | length),
+            Ok(_) | Err(_) => {
+                frame.push(0x80 | 127);
+                frame.extend((bytes.len() as u64).to_be_bytes());
+            }
+        }
+        frame.extend([0; 4]);
+        frame.extend(bytes);
+        self.stream.write_all(&frame).expect("it reads");
+    }
+
+    fn next(&mut self) -> (u8, Vec<u8>) {
+        let mut head = [0; 2];
+        self.stream.read_exact(&mut head).expect("a frame");
+        let mut length = u64::from(head[1] & 0x7f);
+        if length == 126 {
+            let mut bytes = [0; 2];
+            self.stream.read_exact(&mut bytes).expect("a length");
+            length = u64::from(u16::from_be_bytes(bytes));
+        } else if length == 127 {
+            let mut bytes = [0; 8];
+            self.stream.read_exact(&mut bytes).expect("a length");
+            length = u64::from_be_bytes(bytes);
+        }
+        let mut bytes = vec![0; usize::try_from(length).expect("a length")];
+        self.stream.read_exact(&mut bytes).expect("a frame");
+        (head[0] & 0x0f, bytes)
+    }
+
+    #[track_caller]
+    fn read_until(&mut self, wanted: &str) {
+        let mut seen = String::new();
+        while !seen.contains(wanted) {
+            let (kind, bytes) = self.next();
+            assert_eq!(kind, BINARY, "{seen}");
+            seen.push_str(&String::from_utf8_lossy(&bytes));
+        }
+    }
+}
+
+fn with_box(tare: &Tare) -> Server {
+    let server = Server::start(tare, &[]);
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    server
+}
+
+fn end(server: Server) {
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn a_shell_is_typed_into_resized_and_its_end_is_told() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let mut socket = Socket::open(&server, "command=sh&rows=9&columns=40&env=A=b+c");
+    socket.send(BINARY, b"stty size; echo [$A]\n");
+    socket.read_until("9 40");
+    socket.read_until("[b c]");
+    socket.send(TEXT, br#"{"resize":[5,6]}"#);
+    socket.send(BINARY, b"stty size\n");
+    socket.read_until("5 6");
+    socket.send(BINARY, b"exit 3\n");
+    let told = loop {
+        match socket.next() {
+            (BINARY, _) => {}
+            (kind, bytes) => break (kind, bytes),
+        }
+    };
+    let result: serde_json::Value = serde_json::from_slice(&told.1).expect("JSON");
+    assert_eq!((told.0, &result["exit_code"]), (TEXT, &3.into()));
+    assert_eq!(socket.next().0, CLOSE);
+    end(server);
+}
+
+#[test]
+fn a_signal_is_passed_and_a_client_that_goes_away_ends_its_process() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let id = server.get("/v1/boxes/web").json()["id"].clone();
+    let id = id.as_str().expect("an id");
+    let processes = || tare.look(id)["pids"].as_u64().expect("a number");
+    let before = processes();
+    let mut socket = Socket::open(&server, "command=sleep&command=1000");
+    eventually("it runs", || processes() == before + 1);
+    socket.send(TEXT, br#"{"signal":15}"#);
+    let (kind, bytes) = socket.next();
+    assert_eq!(kind, TEXT);
+    assert!(String::from_utf8_lossy(&bytes).contains("143"));
+    eventually("it is gone", || processes() == before);
+    let socket = Socket::open(&server, "command=sleep&command=1000");
+    eventually("it runs", || processes() == before + 1);
+    drop(socket);
+    eventually("it ends with its client", || processes() == before);
+    end(server);
+}
+
+#[test]
+fn what_is_no_control_closes_the_session() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    for wrong in [&b"{}"[..], b"resize", b"{\"signal\":99}"] {
+        let mut socket = Socket::open(&server, "command=sleep&command=1000");
+        socket.send(TEXT, wrong);
+        assert_eq!(socket.next().0, CLOSE);
+    }
+    let mut socket = Socket::open(&server, "command=cat");
+    socket.send(BINARY, &vec![b'x'; 100 << 10]);
+    let mut rest = Vec::new();
+    // It ends, in whatever words.
+    socket.stream.read_to_end(&mut rest).ok();
+    end(server);
+}
+
+#[test]
+fn what_cannot_be_opened_is_refused_before_it_is_a_websocket() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let path = "/v1/boxes/web/exec/ws";
+    server
+        .get(&format!("{path}?command=sh"))
+        .refused(426, "websocket_required");
+    server
+        .get(&format!("{path}?command=sh&rows=x"))
+        .refused(400, "invalid_query");
+    server
+        .get(&format!("{path}?nope=1"))
+        .refused(400, "invalid_query");
+    end(server);
+}
