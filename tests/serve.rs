@@ -6,6 +6,8 @@ mod boxes;
 mod doors;
 #[path = "serve/exec.rs"]
 mod exec;
+#[path = "serve/files.rs"]
+mod files;
 #[path = "serve/idempotency.rs"]
 mod idempotency;
 #[path = "serve/life.rs"]

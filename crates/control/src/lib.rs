@@ -8,6 +8,7 @@
 //! what becomes of it into a file of one page ([`life`], [`events`]).
 
 pub mod events;
+pub mod files;
 mod frame;
 pub mod life;
 mod message;

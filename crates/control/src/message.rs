@@ -72,6 +72,14 @@ pub enum Program {
     /// Tare's own: unpacks its standard input into this directory, or into the
     /// one that the path is in.
     Unpack(Vec<u8>),
+    /// Tare's own: writes the file at this path to its standard output.
+    Read(Vec<u8>),
+    /// Tare's own: writes what is in the directory at this path to its standard output.
+    List(Vec<u8>),
+    /// Tare's own: makes a file at this path of its standard input.
+    Write(Vec<u8>),
+    /// Tare's own: removes what is at this path.
+    Remove(Vec<u8>),
 }
 
 /// `execve` takes 2 MiB of strings and pointers to them (a quarter of the 8 MiB

@@ -1,8 +1,7 @@
 //! Files into and out of a box. The box's side is a process in it, like any other
 //! that is started there; what comes from it is not trusted.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -25,9 +24,11 @@ use crate::kept;
 use crate::stdio::Stdin;
 
 /// What is read of the box's own words.
-const WORDS_BYTES_MAX: u64 = 4096;
+const WORDS_BYTES_MAX: usize = 4096;
 /// How long a box may take to say what it found.
 const FOUND_WITHIN: Duration = Duration::from_secs(10);
+/// And its side of a copy to end, once there is nothing to copy any more.
+const FINISHED_WITHIN: Duration = Duration::from_secs(5);
 /// And its keeper, to say why nothing was found.
 const REASON_WITHIN: Duration = Duration::from_secs(1);
 
@@ -80,6 +81,28 @@ impl Engine {
     }
 
     fn copy(&self, id: &BoxId, program: Program, stdin: Stdin) -> Result<Copying, Error> {
+        let own = self.start_own(id, program, stdin)?;
+        match own.first_word.parse() {
+            Ok(found) => Ok(Copying {
+                stream: own.stream,
+                found,
+                other: OtherSide::Box {
+                    executed: own.executed,
+                    words: own.words,
+                },
+                id: id.clone(),
+            }),
+            Err(()) => Err(cannot_copy(id, &own.first_word)),
+        }
+    }
+
+    /// Starts a program of ours in the box, and hears its first word.
+    pub(crate) fn start_own(
+        &self,
+        id: &BoxId,
+        program: Program,
+        stdin: Stdin,
+    ) -> Result<Own, Error> {
         let record = self.awake(id)?;
         let exec = Exec {
             program,
@@ -96,16 +119,26 @@ impl Engine {
             unreachable!("pipes were asked for");
         };
         match first_word(&mut words) {
-            Ok(Ok(found)) => Ok(Copying {
+            Ok(first_word) => Ok(Own {
                 stream,
-                found,
-                other: OtherSide::Box { executed, words },
-                id: id.clone(),
+                words,
+                first_word,
+                executed,
             }),
-            Ok(Err(why)) => Err(cannot_copy(id, &why)),
             Err(error) => Err(unanswered(executed, id, error)),
         }
     }
+}
+
+/// A program of ours in a box, after its first word.
+#[derive(Debug)]
+pub(crate) struct Own {
+    /// Its standard input, or its standard output.
+    pub stream: OwnedFd,
+    /// Its standard error.
+    pub words: OwnedFd,
+    pub first_word: String,
+    pub executed: Executed,
 }
 
 impl Copying {
@@ -123,29 +156,48 @@ impl Copying {
     }
 }
 
-fn finish_box(mut executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Error> {
-    let mut said = String::new();
-    // What cannot be read is not said.
-    let mut words = File::from(words).take(WORDS_BYTES_MAX);
-    words.read_to_string(&mut said).ok();
-    loop {
-        match executed.next_event() {
-            Some(Event::Exited(Exit::Code(0))) => return Ok(()),
-            Some(Event::Exited(_)) if !said.is_empty() => {
-                return Err(cannot_copy(id, said.trim_end()));
-            }
-            Some(Event::Failed(error)) => return Err(error),
-            Some(Event::Started | Event::Terminal(_)) => {}
-            Some(Event::Exited(_) | Event::TimedOut | Event::Gone) => {
-                return Err(cannot_copy(id, "its side of the copy was killed"));
-            }
-            None => {
-                let events = PollFd::from_borrowed_fd(executed.events_fd(), PollFlags::IN);
-                // An interrupted wait is one more look.
-                poll(&mut [events], None).ok();
-            }
-        }
+fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Error> {
+    match last_word(executed, words)? {
+        (Some(Exit::Code(0)), _) => Ok(()),
+        (Some(_), said) if !said.is_empty() => Err(cannot_copy(id, said.trim_end())),
+        (Some(_) | None, _) => Err(cannot_copy(id, "its side of the copy was killed")),
     }
+}
+
+/// How a program of ours ended, and what it said. Its stream is closed, so that it has
+/// nothing to wait for: one that somebody in the box has stopped is ended.
+pub(crate) fn last_word(
+    mut executed: Executed,
+    words: OwnedFd,
+) -> Result<(Option<Exit>, String), Error> {
+    let until = Instant::now() + FINISHED_WITHIN;
+    let exit = loop {
+        match executed.next_event() {
+            Some(Event::Exited(exit)) => break Some(exit),
+            Some(Event::Failed(error)) => return Err(error),
+            Some(Event::Started | Event::Terminal(_)) => continue,
+            Some(Event::TimedOut | Event::Gone) => break None,
+            None => {}
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break None;
+        }
+        let events = PollFd::from_borrowed_fd(executed.events_fd(), PollFlags::IN);
+        // An interrupted wait is one more look.
+        poll(&mut [events], Some(&timespec(left))).ok();
+    };
+    let mut said = [0; WORDS_BYTES_MAX];
+    // What it said before its end is there; what is not, is not said.
+    let is_there = {
+        let mut fds = [PollFd::new(&words, PollFlags::IN)];
+        poll(&mut fds, Some(&timespec(Duration::ZERO))).unwrap_or(0) > 0
+    };
+    let count = match is_there {
+        true => rustix::io::read(&words, &mut said).unwrap_or(0),
+        false => 0,
+    };
+    Ok((exit, String::from_utf8_lossy(&said[..count]).into_owned()))
 }
 
 /// It may not have been started at all: its streams are closed by then, and why
@@ -173,7 +225,7 @@ fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
 
 /// The box's words, which may be anything.
 fn cannot_copy(id: &BoxId, why: &str) -> Error {
-    let error = Error::new(ErrorKind::Failed, format!("box {id} did not copy"));
+    let error = Error::new(ErrorKind::BadRequest, format!("box {id} did not copy"));
     let is_full = ["No space left", "File too large"];
     match is_full.iter().any(|words| why.contains(words)) {
         true => error
@@ -184,7 +236,7 @@ fn cannot_copy(id: &BoxId, why: &str) -> Error {
 }
 
 /// What was found, or why nothing will be copied.
-fn first_word(words: &mut OwnedFd) -> io::Result<Result<Found, String>> {
+fn first_word(words: &mut OwnedFd) -> io::Result<String> {
     let until = Instant::now() + FOUND_WITHIN;
     let mut line = Vec::new();
     loop {
@@ -201,10 +253,9 @@ fn first_word(words: &mut OwnedFd) -> io::Result<Result<Found, String>> {
         match rustix::io::read(&*words, &mut byte)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             _ if byte == *b"\n" => break,
-            _ if line.len() as u64 >= WORDS_BYTES_MAX => break,
+            _ if line.len() >= WORDS_BYTES_MAX => break,
             _ => line.push(byte[0]),
         }
     }
-    let line = String::from_utf8_lossy(&line).into_owned();
-    Ok(line.parse().map_err(|()| line))
+    Ok(String::from_utf8_lossy(&line).into_owned())
 }

@@ -21,6 +21,7 @@ mod executed;
 mod exit;
 mod explaining;
 mod failure;
+pub mod files;
 mod flaw;
 mod gauge;
 mod history;

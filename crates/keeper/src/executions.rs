@@ -22,6 +22,7 @@ use crate::channel::{Channel, Heard};
 use crate::copy;
 use crate::detached::Detached;
 use crate::family::Mark;
+use crate::files;
 use crate::setup::Failure;
 use crate::terminal;
 use crate::workload::{self, Birth, Streams};
@@ -198,8 +199,8 @@ pub fn subject_of(exec: &Exec) -> Subject {
         Program::Command(argv) => {
             Subject::Command(Name::of(argv.first().map_or(b"", |program| program)))
         }
-        Program::Pack(_) => Subject::CopyOut,
-        Program::Unpack(_) => Subject::CopyIn,
+        Program::Pack(_) | Program::Read(_) | Program::List(_) => Subject::CopyOut,
+        Program::Unpack(_) | Program::Write(_) | Program::Remove(_) => Subject::CopyIn,
     }
 }
 
@@ -322,17 +323,18 @@ fn begin(
         streams,
         cgroup: around.cgroup.map(AsFd::as_fd),
     };
+    let own = |own: &dyn Fn() -> u8| workload::start_own(&birth, own).map(|pid| (pid, None));
     match program {
         Program::Command(_) => match Mark::during(|| workload::start(&birth)) {
             Ok((started, mark)) => started.map(|pid| (pid, Some(mark))),
             Err(error) => Err(workload::launch_failed((LaunchStep::Mark, error))),
         },
-        Program::Pack(path) => {
-            workload::start_own(&birth, || copy::pack(&path)).map(|pid| (pid, None))
-        }
-        Program::Unpack(path) => {
-            workload::start_own(&birth, || copy::unpack(&path)).map(|pid| (pid, None))
-        }
+        Program::Pack(path) => own(&|| copy::pack(&path)),
+        Program::Unpack(path) => own(&|| copy::unpack(&path)),
+        Program::Read(path) => own(&|| files::read(&path)),
+        Program::List(path) => own(&|| files::list(&path)),
+        Program::Write(path) => own(&|| files::write(&path)),
+        Program::Remove(path) => own(&|| files::remove(&path)),
     }
 }
 

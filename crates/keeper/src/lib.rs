@@ -22,6 +22,7 @@ mod detached;
 mod devices;
 mod executions;
 mod family;
+mod files;
 mod filesystem;
 mod freezer;
 mod inherited;

@@ -3,6 +3,7 @@
 pub mod boxes;
 pub mod exec;
 pub mod execs;
+pub mod files;
 pub mod health;
 mod idempotency;
 pub mod run;
@@ -31,6 +32,7 @@ use crate::{edge, guard, page};
         (name = "run", description = "One command in a box of its own"),
         (name = "boxes", description = "Boxes that live on"),
         (name = "execs", description = "Processes in boxes"),
+        (name = "files", description = "Files of boxes"),
         (name = "server", description = "The server itself"),
     )
 )]
@@ -53,11 +55,15 @@ pub fn router(app: App) -> Router {
         .routes(routes!(execs::stdin))
         .routes(routes!(execs::signal))
         .routes(routes!(execs::resize))
+        .routes(routes!(files::get, files::put, files::delete))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .split_for_parts();
+    let description = in_openapi(description);
     let page = page::of(&description);
     routes
+        // The box's root, of which no rest of a path is left.
+        .route("/v1/boxes/{id}/files/", get(files::get))
         .route("/openapi.json", get(async move || axum::Json(description)))
         .route("/", get(async move || Html(page)))
         .fallback(async || {
@@ -79,4 +85,12 @@ pub fn router(app: App) -> Router {
         .layer(middleware::from_fn_with_state(app.clone(), guard::layer))
         .layer(middleware::from_fn_with_state(app.clone(), edge::layer))
         .with_state(app)
+}
+
+/// The rest of a path has another name there than in a router.
+fn in_openapi(mut description: utoipa::openapi::OpenApi) -> utoipa::openapi::OpenApi {
+    let paths = std::mem::take(&mut description.paths.paths);
+    let renamed = |(path, item): (String, _)| (path.replace("{*", "{"), item);
+    description.paths.paths = paths.into_iter().map(renamed).collect();
+    description
 }

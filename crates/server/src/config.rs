@@ -62,6 +62,9 @@ pub struct Limits {
     pub boxes: usize,
     #[serde(deserialize_with = "size")]
     pub body_bytes: u64,
+    /// A file or an archive that is put into a box.
+    #[serde(deserialize_with = "size")]
+    pub upload_bytes: u64,
     /// Of each stream of a `run`, and of the files that come back.
     #[serde(deserialize_with = "size")]
     pub output_bytes: u64,
@@ -111,6 +114,7 @@ impl Default for Limits {
             execs: 256,
             boxes: 1000,
             body_bytes: 32 << 20,
+            upload_bytes: 1 << 30,
             output_bytes: 8 << 20,
             timeout: Duration::from_secs(30),
             timeout_max: Duration::from_secs(600),

@@ -1,0 +1,191 @@
+//! From a box to a client, in constant memory.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream;
+use tare_engine::Copying;
+use tare_engine::files::{PIECE_BYTES_MAX, Rest};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::address::{Address, encoded};
+use super::failure::of_file;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::ready;
+
+pub async fn file(app: &App, address: Address) -> Result<Response, ApiError> {
+    let Address { reference, path } = address;
+    let permit = app.execs.permit()?;
+    let of = path.clone();
+    let opened = app.ask(move |engine| {
+        let id = engine.find(&reference)?;
+        Ok(engine.read_file(&id, &of))
+    });
+    let opened = opened.await?.map_err(of_file)?;
+    let size = opened.size;
+    let (stream, rest) = opened.split();
+    let source = Source::new(app, stream, Other::File(rest), permit, size)?;
+    let mut response = source.into_response("application/octet-stream", &path, "");
+    if let Some(size) = size {
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size));
+    }
+    Ok(response)
+}
+
+pub async fn archive(app: &App, address: Address) -> Result<Response, ApiError> {
+    let Address { reference, path } = address;
+    let permit = app.execs.permit()?;
+    let of = path.clone();
+    let opened = app.ask(move |engine| {
+        let id = engine.find(&reference)?;
+        Ok(engine.copy_out(&id, &of))
+    });
+    let copying = opened.await?.map_err(of_file)?;
+    let stream = copying.stream.try_clone();
+    let stream = stream.map_err(|error| ApiError::internal(error.to_string()))?;
+    let source = Source::new(app, stream, Other::Archive(copying), permit, None)?;
+    Ok(source.into_response("application/x-tar", &path, ".tar"))
+}
+
+/// A stream from a box.
+pub struct Source {
+    app: App,
+    from: AsyncFd<OwnedFd>,
+    other: Option<Other>,
+    /// What is still to come, if that is known.
+    left: Option<u64>,
+    /// For the box to send something. Whoever stalls for longer is cut off.
+    patience: Duration,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Who says at the end whether that was all.
+pub enum Other {
+    File(Rest),
+    Archive(Copying),
+}
+
+impl Source {
+    pub fn new(
+        app: &App,
+        stream: OwnedFd,
+        other: Other,
+        permit: OwnedSemaphorePermit,
+        size: Option<u64>,
+    ) -> Result<Self, ApiError> {
+        let from = ready::watched(stream, Interest::READABLE);
+        Ok(Self {
+            app: app.clone(),
+            from: from.map_err(|error| ApiError::internal(error.to_string()))?,
+            other: Some(other),
+            left: size,
+            patience: app.config().limits.client,
+            _permit: permit,
+        })
+    }
+
+    /// The next bytes; none after the last. An error where something is missing: the
+    /// connection ends with it, so that a client cannot take a part for the whole.
+    pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        if self.other.is_none() {
+            return Ok(None);
+        }
+        let mut buffer = vec![0; PIECE_BYTES_MAX];
+        let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut buffer[..])?);
+        let read = self.from.async_io(Interest::READABLE, read);
+        let count = tokio::time::timeout(self.patience, read).await??;
+        if count == 0 {
+            self.finish().await?;
+            return Ok(None);
+        }
+        if let Some(left) = &mut self.left {
+            let after = left.checked_sub(count as u64);
+            *left = after.ok_or(io::ErrorKind::InvalidData)?;
+        }
+        buffer.truncate(count);
+        Ok(Some(Bytes::from(buffer)))
+    }
+
+    async fn finish(&mut self) -> io::Result<()> {
+        let other = self.other.take();
+        let finish = move || match other {
+            Some(Other::File(rest)) => rest.finish(),
+            Some(Other::Archive(copying)) => copying.finish(),
+            None => Ok(()),
+        };
+        let finished = self.app.ask(move |_| finish()).await;
+        finished.map_err(|error| io::Error::other(error.message))?;
+        match self.left {
+            None | Some(0) => Ok(()),
+            Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn into_response(self, media_type: &'static str, path: &Path, suffix: &str) -> Response {
+        let bytes = stream::unfold(self, |mut source| async move {
+            let next = source.next().await.transpose()?;
+            Some((next, source))
+        });
+        let mut response = Response::new(Body::from_stream(bytes));
+        let headers = response.headers_mut();
+        let name = path.file_name().unwrap_or(OsStr::new("root")).as_bytes();
+        let name = [name, suffix.as_bytes()].concat();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+        headers.insert(header::CONTENT_DISPOSITION, disposition(&name));
+        let nosniff = HeaderValue::from_static("nosniff");
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+        response
+    }
+}
+
+/// RFC 6266: a name for everybody, and one for those who know more than ASCII. A box
+/// chooses its names, and none of them is anything but a name here.
+fn disposition(name: &[u8]) -> HeaderValue {
+    let plain = |byte: &u8| match byte {
+        b'"' | b'\\' | b'%' => '_',
+        byte if byte.is_ascii_graphic() || *byte == b' ' => char::from(*byte),
+        _ => '_',
+    };
+    let plain: String = name.iter().map(plain).collect();
+    let whole = encoded(String::from_utf8_lossy(name).as_bytes());
+    let text = format!("attachment; filename=\"{plain}\"; filename*=UTF-8''{whole}");
+    HeaderValue::try_from(text).expect("it is of visible ASCII characters")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B057
+    #[test]
+    fn a_name_is_nothing_but_a_name_in_a_header() {
+        let shown = |name: &[u8]| {
+            disposition(name)
+                .to_str()
+                .map(str::to_owned)
+                .expect("ASCII")
+        };
+        assert_eq!(
+            shown(b"a.txt"),
+            "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
+        );
+        let hostile = shown("a\"\r\nSet-Cookie: x=1; \\é".as_bytes());
+        assert_eq!(
+            hostile,
+            "attachment; filename=\"a___Set-Cookie: x=1; ___\"; \
+             filename*=UTF-8''a%22%0D%0ASet-Cookie%3A%20x%3D1%3B%20%5C%C3%A9"
+        );
+        shown(&[0xff; 300]);
+    }
+}

@@ -1,0 +1,193 @@
+//! From a client to a box, in constant memory.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::http::{HeaderMap, StatusCode, header};
+use futures_util::StreamExt;
+use tare_engine::Found;
+use tare_engine::files::{PIECE_BYTES_MAX, piece_head};
+use tare_engine::spec::bytes;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::address::Address;
+use super::failure::of_file;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::ready;
+
+pub async fn file(
+    app: &App,
+    address: Address,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(), ApiError> {
+    let mut incoming = Incoming::new(app, headers, body)?;
+    let _permit = app.execs.permit()?;
+    let Address { reference, path } = address;
+    let opened = app.ask(move |engine| {
+        let id = engine.find(&reference)?;
+        Ok(engine.write_file(&id, &path))
+    });
+    let (stream, rest) = opened.await?.map_err(of_file)?.split();
+    let sent = send(&mut incoming, stream).await;
+    // A stream that ends before its last piece leaves nothing.
+    let finished = app.ask(move |_| Ok(rest.finish())).await?;
+    match sent {
+        Err(Unsent::Refused(error)) => Err(error),
+        // What the box says of it is more telling than a pipe that closed.
+        Ok(()) | Err(Unsent::NotTaken) => finished.map_err(of_file),
+    }
+}
+
+async fn send(incoming: &mut Incoming, stream: OwnedFd) -> Result<(), Unsent> {
+    let to = Outgoing::new(stream, incoming.patience)?;
+    while let Some(bytes) = incoming.next().await? {
+        for piece in bytes.chunks(PIECE_BYTES_MAX) {
+            to.write_all(&piece_head(piece.len())).await?;
+            to.write_all(piece).await?;
+        }
+    }
+    to.write_all(&piece_head(0)).await
+}
+
+pub async fn archive(
+    app: &App,
+    address: Address,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(), ApiError> {
+    check_type(headers)?;
+    let mut incoming = Incoming::new(app, headers, body)?;
+    let _permit = app.execs.permit()?;
+    let Address { reference, path } = address;
+    let opened = app.ask(move |engine| {
+        let id = engine.find(&reference)?;
+        Ok(engine.copy_in(&id, &path))
+    });
+    let copying = opened.await?.map_err(of_file)?;
+    if copying.found != Found::Directory {
+        let message = "there is no directory to unpack into";
+        return Err(ApiError::bad_request("not_a_directory", message));
+    }
+    let stream = copying.stream.try_clone();
+    let stream = stream.map_err(|error| ApiError::internal(error.to_string()))?;
+    let sent = async {
+        let to = Outgoing::new(stream, incoming.patience)?;
+        while let Some(bytes) = incoming.next().await? {
+            to.write_all(&bytes).await?;
+        }
+        Ok(())
+    };
+    let sent: Result<(), Unsent> = sent.await;
+    let finished = app.ask(move |_| Ok(copying.finish())).await?;
+    match sent {
+        Err(Unsent::Refused(error)) => Err(error),
+        Ok(()) | Err(Unsent::NotTaken) => finished.map_err(of_file),
+    }
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get(header::CONTENT_TYPE);
+    match given.is_some_and(|given| given == "application/x-tar") {
+        true => Ok(()),
+        false => Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "the body has to be a tar archive",
+        )
+        .with_hint("send 'Content-Type: application/x-tar'")),
+    }
+}
+
+/// Why not all of a body was passed on.
+enum Unsent {
+    Refused(ApiError),
+    /// The box took no more.
+    NotTaken,
+}
+
+impl From<ApiError> for Unsent {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// A body with a limit in size, and in time between its parts.
+struct Incoming {
+    body: BodyDataStream,
+    left: u64,
+    bytes_max: u64,
+    patience: Duration,
+}
+
+impl Incoming {
+    fn new(app: &App, headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
+        let limits = &app.config().limits;
+        let incoming = Self {
+            body: body.into_data_stream(),
+            left: limits.upload_bytes,
+            bytes_max: limits.upload_bytes,
+            patience: limits.client,
+        };
+        let announced = headers.get(header::CONTENT_LENGTH);
+        let announced = announced.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        match announced.is_some_and(|length| length > incoming.bytes_max) {
+            true => Err(incoming.too_large()),
+            false => Ok(incoming),
+        }
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        let slow = |_| {
+            let message = "the body did not come in time";
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message)
+        };
+        let next = tokio::time::timeout(self.patience, self.body.next()).await;
+        let Some(bytes) = next.map_err(slow)? else {
+            return Ok(None);
+        };
+        let cut = |_| ApiError::bad_request("incomplete", "the body ended too early");
+        let bytes = bytes.map_err(cut)?;
+        match self.left.checked_sub(bytes.len() as u64) {
+            Some(left) => self.left = left,
+            None => return Err(self.too_large()),
+        }
+        Ok(Some(bytes))
+    }
+
+    fn too_large(&self) -> ApiError {
+        let message = format!("the body has more than {}", bytes::show(self.bytes_max));
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+            .with_hint("the operator's limit is [limits] upload_bytes")
+    }
+}
+
+/// A stream into a box. One that takes nothing for a while takes no more.
+struct Outgoing {
+    to: AsyncFd<OwnedFd>,
+    patience: Duration,
+}
+
+impl Outgoing {
+    fn new(stream: OwnedFd, patience: Duration) -> Result<Self, ApiError> {
+        let to = ready::watched(stream, Interest::WRITABLE);
+        let to = to.map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(Self { to, patience })
+    }
+
+    async fn write_all(&self, mut bytes: &[u8]) -> Result<(), Unsent> {
+        while !bytes.is_empty() {
+            let write = |fd: &OwnedFd| io::Result::Ok(rustix::io::write(fd, bytes)?);
+            let written = self.to.async_io(Interest::WRITABLE, write);
+            match tokio::time::timeout(self.patience, written).await {
+                Ok(Ok(count)) => bytes = &bytes[count..],
+                Ok(Err(_)) | Err(_) => return Err(Unsent::NotTaken),
+            }
+        }
+        Ok(())
+    }
+}

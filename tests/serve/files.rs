@@ -1,0 +1,314 @@
+//! `/v1/boxes/{id}/files/PATH`: files of boxes.
+
+use std::io::{Read, Write};
+
+use serde_json::{Value, json};
+use tare_harness::{Answer, Server, Tare, TemporaryDirectory, eventually, tare};
+
+fn with_box(tare: &Tare) -> Server {
+    with_box_and(tare, &[])
+}
+
+fn with_box_and(tare: &Tare, args: &[&str]) -> Server {
+    let server = Server::start(tare, args);
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    server
+}
+
+fn end(server: Server) {
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
+fn get(server: &Server, path: &str) -> Answer {
+    server.get(&format!("/v1/boxes/web/files/{path}"))
+}
+
+fn put(server: &Server, path: &str, bytes: &[u8]) -> Answer {
+    let path = format!("/v1/boxes/web/files/{path}");
+    // An empty body says so.
+    match bytes {
+        b"" => server.ask("PUT", &path, &[("Content-Length", "0")], b""),
+        bytes => server.ask("PUT", &path, &[], bytes),
+    }
+}
+
+fn sh(tare: &Tare, script: &str) -> String {
+    let out = tare.exec("web", ["sh", "-c", script]).ok().stdout;
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn listed(server: &Server, path: &str) -> Vec<Value> {
+    let list = get(server, &format!("{path}?list=true")).was(200).json();
+    let mut entries = list["entries"].as_array().expect("entries").clone();
+    entries.sort_by_key(|entry| entry["encoded_name"].as_str().map(str::to_owned));
+    entries
+}
+
+#[test]
+fn a_file_goes_in_and_comes_out_as_it_was() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    put(&server, "work/new/dir/a%20b.bin", &bytes).was(204);
+    let answer = get(&server, "work/new/dir/a%20b.bin").was(200);
+    assert_eq!(answer.header("content-length"), Some("3000000"));
+    let disposition = answer.header("content-disposition").expect("a name");
+    assert!(
+        disposition.contains("filename=\"a b.bin\""),
+        "{disposition}"
+    );
+    assert!(answer.body == bytes, "every byte");
+    // B049: nothing of the old file is left, but its permissions are.
+    sh(&tare, "chmod 750 '/work/new/dir/a b.bin'");
+    put(&server, "work/new/dir/a%20b.bin", b"short").was(204);
+    let shown = sh(&tare, "cd /work/new/dir; cat *; stat -c %a:%n *; ls -A");
+    assert_eq!(shown, "short750:a b.bin\na b.bin\n");
+    put(&server, "work/empty", b"").was(204);
+    assert_eq!(get(&server, "work/empty").was(200).body, b"");
+    server.delete("/v1/boxes/web/files/work/new").was(204);
+    get(&server, "work/new").refused(404, "no_such_file");
+    end(server);
+}
+
+#[test]
+fn a_list_has_every_name_and_each_can_be_asked_for() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let script = "mkdir /work/d && cd /work/d && echo x > \"$(printf 'a\\377\\n\"')\" && \
+                  mkdir sub && ln -s /etc link && mkfifo pipe && echo yes > plain && chmod 600 plain";
+    sh(&tare, script);
+    let entries = listed(&server, "work/d");
+    let shown = |field: &str| -> Vec<Value> { entries.iter().map(|e| e[field].clone()).collect() };
+    assert_eq!(
+        shown("encoded_name"),
+        ["a%FF%0A%22", "link", "pipe", "plain", "sub"]
+    );
+    assert_eq!(
+        shown("kind"),
+        ["file", "symlink", "other", "file", "directory"]
+    );
+    assert_eq!(entries[0]["name"], "a\u{fffd}\n\"");
+    assert_eq!(
+        (&entries[3]["size"], &entries[3]["mode"]),
+        (&4.into(), &"600".into())
+    );
+    assert_eq!(get(&server, "work/d/a%FF%0A%22").was(200).body, b"x\n");
+    assert!(
+        listed(&server, "")
+            .iter()
+            .any(|entry| entry["name"] == "work")
+    );
+    end(server);
+}
+
+/// B046, B047
+#[test]
+fn what_is_no_file_is_refused_and_nobody_waits_for_it() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    sh(
+        &tare,
+        "mkfifo /work/pipe; ln -s loop /work/loop; mkdir /work/d; echo x > /work/f",
+    );
+    let refused = |path: &str, status, code| {
+        get(&server, path).refused(status, code);
+    };
+    refused("work/pipe", 400, "not_a_regular_file");
+    refused("dev/zero", 400, "not_a_regular_file");
+    refused("work/loop", 400, "link_loop");
+    refused("work/f/x", 400, "not_a_directory");
+    refused("work/d", 400, "is_a_directory");
+    refused("work/none", 404, "no_such_file");
+    refused("work/f?list=true", 400, "not_a_directory");
+    refused("work/a%00b", 400, "invalid_path");
+    refused("work/%2e%2e/etc", 400, "invalid_path");
+    refused("work/f?x=1", 400, "invalid_query");
+    assert!(get(&server, "proc/self/mem").status < 500);
+    put(&server, "work/pipe", b"x").refused(400, "not_a_regular_file");
+    put(&server, "work/d", b"x").refused(400, "is_a_directory");
+    put(&server, "work/f/x", b"x").refused(400, "not_a_directory");
+    put(&server, "etc/x", b"x").refused(403, "not_permitted");
+    server
+        .delete("/v1/boxes/web/files/work/none")
+        .refused(404, "no_such_file");
+    server.delete("/v1/boxes/web/files/work/pipe").was(204);
+    server
+        .get("/v1/boxes/nope/files/work")
+        .refused(404, "no_such_box");
+    end(server);
+}
+
+/// B015: what looks like a file of the host is one of the box.
+#[test]
+fn a_link_leads_where_the_box_itself_could_go() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "host").expect("a file");
+    let server = with_box(&tare);
+    let target = secret.display().to_string();
+    sh(
+        &tare,
+        &format!("ln -s {target} /work/out; ln -s /etc/hostname /work/name; ln -s / /work/root"),
+    );
+    get(&server, "work/out").refused(404, "no_such_file");
+    let name = sh(&tare, "cat /etc/hostname 2>/dev/null; :");
+    if !name.is_empty() {
+        assert_eq!(get(&server, "work/name").was(200).text(), name);
+    }
+    put(&server, "work/out", b"box").was(204);
+    assert_eq!(
+        std::fs::read_to_string(&secret).expect("it is there"),
+        "host"
+    );
+    assert_eq!(sh(&tare, "cat /work/out"), "box");
+    server.delete("/v1/boxes/web/files/work/root").was(204);
+    assert_eq!(
+        sh(&tare, "cat /work/out"),
+        "box",
+        "the link went, and nothing else"
+    );
+    end(server);
+}
+
+/// B043
+#[test]
+fn a_file_that_does_not_come_whole_is_not_there() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    put(&server, "work/f", b"old").was(204);
+    for (header, sent) in [
+        ("Content-Length: 1000", &b"only this"[..]),
+        ("Transfer-Encoding: chunked", b"4\r\nonly\r\n"),
+    ] {
+        let mut stream = server.connect();
+        let head = format!(
+            "PUT /v1/boxes/web/files/work/f HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("it reads");
+        stream.write_all(sent).expect("it reads");
+        eventually("it is being written", || {
+            sh(&tare, "ls -A /work | grep -c tare; :").trim() != "0"
+        });
+        drop(stream);
+        eventually("nothing of it is left", || {
+            sh(&tare, "ls -A /work") == "f\n"
+        });
+        assert_eq!(sh(&tare, "cat /work/f"), "old");
+    }
+    end(server);
+}
+
+#[test]
+fn an_upload_has_a_limit_and_a_full_box_says_so() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let config = directory.path().join("tare.toml");
+    std::fs::write(&config, "[limits]\nupload_bytes = '20m'\n").expect("a file");
+    let server = Server::start(&tare, &["--config", &config.display().to_string()]);
+    let small = json!({ "name": "web", "limits": { "scratch_bytes": 4 << 20 } });
+    server.post("/v1/boxes", &small).was(201);
+    put(&server, "work/f", &vec![0; 10 << 20]).refused(507, "no_space");
+    put(&server, "work/g", &vec![0; 21 << 20]).refused(413, "too_large");
+    let mut stream = server.connect();
+    let head = "PUT /v1/boxes/web/files/work/h HTTP/1.1\r\nHost: localhost\r\n\
+                Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).expect("it reads");
+    let mut answer = Vec::new();
+    stream.write_all(b"zz\r\n").ok();
+    stream.read_to_end(&mut answer).ok();
+    assert!(
+        String::from_utf8_lossy(&answer).contains(" 400 "),
+        "it is no chunk"
+    );
+    assert_eq!(sh(&tare, "ls -A /work"), "");
+    put(&server, "work/fits", &vec![0; 1 << 20]).was(204);
+    end(server);
+}
+
+#[test]
+fn a_tree_goes_out_as_tar_and_comes_in_again() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    sh(
+        &tare,
+        "mkdir -p /work/a/b; echo x > /work/a/b/f; ln -s f /work/a/b/l; mkdir /work/to",
+    );
+    let tar = get(&server, "work/a?tar=true").was(200);
+    assert_eq!(tar.header("content-type"), Some("application/x-tar"));
+    let disposition = tar.header("content-disposition").expect("a name");
+    assert!(disposition.contains("filename=\"a.tar\""));
+    let path = "/v1/boxes/web/files/work/to?tar=true";
+    server
+        .ask("PUT", path, &[], &tar.body)
+        .refused(415, "unsupported_media_type");
+    let is_tar = [("Content-Type", "application/x-tar")];
+    server.ask("PUT", path, &is_tar, &tar.body).was(204);
+    assert_eq!(sh(&tare, "cat /work/to/a/b/l"), "x\n");
+    // B056
+    let garbage = server.ask("PUT", path, &is_tar, &[7; 2000]);
+    garbage.refused(400, "file_error");
+    let cut = server.ask("PUT", path, &is_tar, &tar.body[..700]);
+    cut.refused(400, "file_error");
+    let none = "/v1/boxes/web/files/work/none?tar=true";
+    server
+        .ask("PUT", none, &is_tar, &tar.body)
+        .refused(400, "not_a_directory");
+    assert!((400..500).contains(&get(&server, "work/none?tar=true").status));
+    end(server);
+}
+
+/// B048: a client cannot take a part for the whole.
+#[test]
+fn a_file_that_shrinks_while_it_is_read_ends_the_connection() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    sh(&tare, "head -c 50000000 /dev/zero > /work/large");
+    let mut stream = server.send("GET", "/v1/boxes/web/files/work/large", &[], b"");
+    let mut first = [0; 1000];
+    stream.read_exact(&mut first).expect("it begins");
+    assert!(String::from_utf8_lossy(&first).contains("content-length: 50000000"));
+    sh(&tare, ": > /work/large");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).ok();
+    assert!(rest.len() < 49_000_000, "it ended early");
+    server.get("/health").was(200);
+    end(server);
+}
+
+/// B052: `rm` of a box may not be there, and a tree may be deeper than any path.
+#[test]
+fn a_very_deep_tree_is_removed() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let script = "import os\nos.chdir('/work')\nos.mkdir('deep')\nos.chdir('deep')\n\
+                  for _ in range(3000):\n os.mkdir('d'); os.chdir('d')\n";
+    tare.exec("web", ["python3", "-c", script]).ok();
+    server.delete("/v1/boxes/web/files/work/deep").was(204);
+    assert_eq!(sh(&tare, "ls -A /work"), "");
+    end(server);
+}
+
+/// Whoever is in the box may stop our side of it, as it is the same user.
+#[test]
+fn a_box_that_stops_our_side_holds_nobody() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let config = directory.path().join("tare.toml");
+    std::fs::write(&config, "[limits]\nclient = '1s'\n").expect("a file");
+    let server = with_box_and(&tare, &["--config", &config.display().to_string()]);
+    sh(&tare, "head -c 50000000 /dev/zero > /work/large");
+    let stopper = json!({
+        "command": ["sh", "-c", "while :; do kill -STOP -1; done"],
+        "detach": true,
+    });
+    let mut stream = server.send("GET", "/v1/boxes/web/files/work/large", &[], b"");
+    let mut first = [0; 100];
+    stream.read_exact(&mut first).expect("it begins");
+    server.post("/v1/boxes/web/exec", &stopper).was(202);
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).ok();
+    server.get("/health").was(200);
+    end(server);
+}
