@@ -1,11 +1,13 @@
 //! What happens, told once: a line each on stderr, with stable names that can be
-//! queried.
+//! queried, and the same to whoever listens.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tare_engine::Timestamp;
+use tokio::sync::broadcast;
 
 use crate::config::LogFormat;
 use crate::error::ApiError;
@@ -13,9 +15,24 @@ use crate::error::ApiError;
 /// What a field is cut to: nothing that a client sends makes a line long.
 const FIELD_CHARACTERS_MAX: usize = 1000;
 
+/// How far a listener may fall behind. One who does is told how much he missed, and
+/// keeps nobody waiting.
+const NOTED_WAITING: usize = 1024;
+
 #[derive(Debug)]
 pub struct Journal {
     format: LogFormat,
+    listeners: broadcast::Sender<Arc<Noted>>,
+}
+
+/// Something that happened, for those who listen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Noted {
+    pub at: Timestamp,
+    /// Stable.
+    pub event: &'static str,
+    /// Without those that are not there; none of them is long.
+    pub fields: Map<String, Value>,
 }
 
 #[derive(Debug)]
@@ -117,30 +134,54 @@ impl Happening<'_> {
 
 impl Journal {
     pub fn new(format: LogFormat) -> Self {
-        Self { format }
+        Self {
+            format,
+            listeners: broadcast::Sender::new(NOTED_WAITING),
+        }
     }
 
     pub fn note(&self, happening: Happening<'_>) {
-        let line = self.line(&happening, Timestamp::now());
+        let noted = Noted::of(&happening, Timestamp::now());
+        let line = noted.line(self.format);
         // A log that cannot be written is no reason to serve nobody.
         std::io::stderr().lock().write_all(line.as_bytes()).ok();
+        // Nobody needs to listen.
+        self.listeners.send(Arc::new(noted)).ok();
     }
 
-    fn line(&self, happening: &Happening<'_>, at: Timestamp) -> String {
+    /// Everything that is noted from now on.
+    pub fn listen(&self) -> broadcast::Receiver<Arc<Noted>> {
+        self.listeners.subscribe()
+    }
+}
+
+impl Noted {
+    fn of(happening: &Happening<'_>, at: Timestamp) -> Self {
         let fields = happening.fields();
         let fields = fields.as_object().cloned().unwrap_or_default();
         let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
-        let fields = fields.map(|(key, value)| (key, cut(value)));
-        match self.format {
-            LogFormat::Json => {
-                let head = [("time", at.to_string()), ("event", happening.name().into())];
-                let head = head.map(|(key, value)| (key.to_owned(), Value::String(value)));
-                let line: Map<String, Value> = head.into_iter().chain(fields).collect();
-                format!("{}\n", Value::Object(line))
-            }
+        Self {
+            at,
+            event: happening.name(),
+            fields: fields.map(|(key, value)| (key, cut(value))).collect(),
+        }
+    }
+
+    /// One object: its time, its name, its fields.
+    pub fn to_json(&self) -> Value {
+        let head = [("time", self.at.to_string()), ("event", self.event.into())];
+        let head = head.map(|(key, value)| (key.to_owned(), Value::String(value)));
+        let fields = self.fields.clone();
+        Value::Object(head.into_iter().chain(fields).collect())
+    }
+
+    fn line(&self, format: LogFormat) -> String {
+        match format {
+            LogFormat::Json => format!("{}\n", self.to_json()),
             LogFormat::Human => {
+                let fields = self.fields.iter();
                 let fields = fields.map(|(key, value)| format!(" {key}={value}"));
-                format!("{at} {}{}\n", happening.name(), fields.collect::<String>())
+                format!("{} {}{}\n", self.at, self.event, fields.collect::<String>())
             }
         }
     }
@@ -164,16 +205,19 @@ fn cut(value: Value) -> Value {
 mod tests {
     use super::*;
 
-    fn line(format: LogFormat, path: &str) -> String {
-        let happening = Happening::Request {
+    fn request(path: &str) -> Happening<'_> {
+        Happening::Request {
             request_id: "abc",
             method: "GET",
             path,
             status: 404,
             duration: Duration::from_micros(1500),
             error: None,
-        };
-        Journal::new(format).line(&happening, Timestamp::from_ms(0))
+        }
+    }
+
+    fn line(format: LogFormat, path: &str) -> String {
+        Noted::of(&request(path), Timestamp::from_ms(0)).line(format)
     }
 
     /// B091
@@ -196,5 +240,22 @@ mod tests {
         assert_eq!(value["time"], "1970-01-01T00:00:00.000Z");
         assert_eq!(value["duration_ms"], 1.5);
         assert!(value.get("code").is_none(), "what is not there is not said");
+    }
+
+    #[test]
+    fn a_listener_hears_what_is_noted_and_one_who_is_late_what_he_missed() {
+        let journal = Journal::new(LogFormat::Json);
+        journal.note(Happening::Reloaded);
+        let mut listener = journal.listen();
+        journal.note(request("/health"));
+        let heard = listener.try_recv().expect("it was noted");
+        assert_eq!(heard.event, "request");
+        assert_eq!(heard.to_json()["path"], "/health");
+        for _more in 0..=NOTED_WAITING {
+            journal.note(Happening::Reloaded);
+        }
+        let missed = broadcast::error::TryRecvError::Lagged(1);
+        assert_eq!(listener.try_recv().err(), Some(missed));
+        assert!(listener.try_recv().is_ok());
     }
 }
