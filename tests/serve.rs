@@ -16,3 +16,5 @@ mod life;
 mod run;
 #[path = "serve/terminal.rs"]
 mod terminal;
+#[path = "serve/watching.rs"]
+mod watching;

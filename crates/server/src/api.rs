@@ -1,14 +1,18 @@
 //! The native API: its routes, and their description.
 
 pub mod boxes;
+pub mod events;
 pub mod exec;
 pub mod execs;
 pub mod files;
 pub mod health;
 mod idempotency;
+pub mod logs;
+pub mod proof;
 pub mod run;
 pub mod stream;
 pub mod terminal;
+pub mod watching;
 
 use axum::http::StatusCode;
 use axum::response::Html;
@@ -56,6 +60,12 @@ pub fn router(app: App) -> Router {
         .routes(routes!(execs::signal))
         .routes(routes!(execs::resize))
         .routes(routes!(files::get, files::put, files::delete))
+        .routes(routes!(logs::logs))
+        .routes(routes!(watching::stats))
+        .routes(routes!(watching::wait))
+        .routes(routes!(events::events))
+        .routes(routes!(proof::audit))
+        .routes(routes!(proof::sweep))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .split_for_parts();

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use tare_engine::Engine;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 use crate::admission::Admission;
 use crate::config::Config;
@@ -28,6 +28,8 @@ pub struct Shared {
     pub admission: Admission,
     pub execs: Execs,
     pub recovery: Recovery,
+    /// Whoever looks at all of the host has this.
+    pub proofs: Mutex<()>,
     /// Whether only whoever is on this host can reach this server.
     pub listens_locally: bool,
     pub started: Instant,
@@ -95,6 +97,7 @@ impl App {
             admission: Admission::new(&config.limits),
             execs: Execs::new(config.limits.execs),
             recovery: Recovery::default(),
+            proofs: Mutex::default(),
             listens_locally: config.listen.is_local(),
             started: Instant::now(),
             stopping: Stopping::default(),

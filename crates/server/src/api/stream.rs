@@ -3,11 +3,15 @@
 //! Frames are `stdout` and `stderr` with `data`, then one `result`, or one `error` if
 //! there is none. A reader who takes nothing is cut off, and with him the command.
 
+use std::convert::Infallible;
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
 use serde_json::{Value, json};
+use tare_engine::Timestamp;
 use tokio::sync::mpsc;
 
 use crate::admission::Permit;
@@ -21,6 +25,9 @@ use crate::text::{Encoding, Pieces};
 
 /// How much output waits for its reader: so many times what a pipe holds.
 const CHUNKS_WAITING: usize = 4;
+
+/// Where nothing happens for so long that is said: whoever is gone is noticed then.
+pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
 
 /// How an answer is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,10 +86,20 @@ impl Form {
     /// An answer whose frames come from here.
     pub fn response(
         self,
-        frames: impl futures_util::Stream<Item = Result<String, std::convert::Infallible>>
-        + Send
-        + 'static,
+        frames: impl futures_util::Stream<Item = Result<String, Infallible>> + Send + 'static,
     ) -> Response {
+        self.response_of(frames)
+    }
+
+    /// The same of bytes that may break off.
+    pub fn response_of<B, E>(
+        self,
+        frames: impl futures_util::Stream<Item = Result<B, E>> + Send + 'static,
+    ) -> Response
+    where
+        B: Into<axum::body::Bytes> + 'static,
+        E: Into<axum::BoxError> + 'static,
+    {
         let mut response = Response::new(Body::from_stream(frames));
         let headers = response.headers_mut();
         headers.insert(
@@ -181,11 +198,22 @@ impl Texts {
     }
 
     pub fn frame(&mut self, chunk: Chunk) -> String {
-        let (name, data) = match chunk {
+        let (name, data) = self.named(chunk);
+        self.form.frame(name, json!({ "data": data }))
+    }
+
+    /// The same of what came at a time that is known.
+    pub fn frame_at(&mut self, chunk: Chunk, time: Timestamp) -> String {
+        let (name, data) = self.named(chunk);
+        self.form
+            .frame(name, json!({ "time": time.to_string(), "data": data }))
+    }
+
+    fn named(&mut self, chunk: Chunk) -> (&'static str, String) {
+        match chunk {
             Chunk::Stdout(bytes) => ("stdout", self.stdout.next(bytes)),
             Chunk::Stderr(bytes) => ("stderr", self.stderr.next(bytes)),
-        };
-        self.form.frame(name, json!({ "data": data }))
+        }
     }
 
     /// What never got its other half.

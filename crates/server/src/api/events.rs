@@ -1,0 +1,77 @@
+//! `GET /v1/events`: what happens to all boxes, as it happens.
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use futures_util::stream;
+use serde_json::json;
+use std::sync::Arc;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::api::stream::{ALIVE_EVERY, Form};
+use crate::app::{App, Phase};
+use crate::journal::Noted;
+
+/// What happens to boxes
+///
+/// From now on, what this server does to boxes and what it sees of them, whoever made
+/// them: `box_created`, `box_ended`, `box_removed` and more, as in its log, but for
+/// requests. As server-sent events, or with `Accept: application/x-ndjson` a JSON object
+/// on each line. Whoever is too slow gets `missed` with a number of `events`; `alive`
+/// comes now and then while nothing happens.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    tag = "boxes",
+    responses((status = 200, body = String, content_type = "text/event-stream"))
+)]
+pub async fn events(State(app): State<App>, headers: HeaderMap) -> Response {
+    let form = Form::of_stream(&headers);
+    let listening = Listening {
+        noted: app.journal.listen(),
+        app,
+        form,
+        has_begun: false,
+    };
+    form.response(stream::unfold(listening, |mut listening| async move {
+        let frame = listening.next().await?;
+        Some((Ok(frame), listening))
+    }))
+}
+
+struct Listening {
+    app: App,
+    noted: Receiver<Arc<Noted>>,
+    form: Form,
+    has_begun: bool,
+}
+
+/// A line in the log for every request is no event of a box.
+const NOT_TOLD: &str = "request";
+
+impl Listening {
+    async fn next(&mut self) -> Option<String> {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            // Whoever reads this misses nothing from here on.
+            return Some(self.form.frame("alive", json!({})));
+        }
+        loop {
+            let noted = tokio::select! {
+                noted = self.noted.recv() => noted,
+                () = self.app.stopping.reached(Phase::Draining) => return None,
+                () = tokio::time::sleep(ALIVE_EVERY) => {
+                    return Some(self.form.frame("alive", json!({})));
+                }
+            };
+            match noted {
+                Ok(noted) if noted.event == NOT_TOLD => {}
+                Ok(noted) => return Some(self.form.frame(noted.event, noted.to_json())),
+                Err(RecvError::Lagged(missed)) => {
+                    return Some(self.form.frame("missed", json!({ "events": missed })));
+                }
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+}

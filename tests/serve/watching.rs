@@ -1,0 +1,202 @@
+//! What boxes write, use and go through, and the proof that nothing is left.
+
+use std::io::Read;
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+use tare_harness::{Server, eventually, tare};
+
+fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+    let mut seen = String::new();
+    while !seen.contains(wanted) {
+        let mut buffer = [0; 4096];
+        let count = stream.read(&mut buffer).expect("something comes");
+        assert_ne!(count, 0, "{seen}");
+        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    seen
+}
+
+/// A box called `web` with this command.
+fn start(server: &Server, script: &str) {
+    let request = json!({ "name": "web", "command": ["sh", "-c", script] });
+    server.post("/v1/boxes", &request).was(201);
+}
+
+#[test]
+fn a_log_is_read_whole_in_part_and_in_frames() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(
+        &server,
+        "echo one; echo two >&2; echo three; printf '\\303'; sleep 1000",
+    );
+    let logs = |query: &str| server.get(&format!("/v1/boxes/web/logs{query}"));
+    eventually("it is written", || {
+        let body = logs("").was(200).body;
+        body.contains(&0xc3) && String::from_utf8_lossy(&body).contains("two")
+    });
+    let text = logs("");
+    assert!(
+        text.header("content-type")
+            .is_some_and(|it| it.starts_with("text/plain"))
+    );
+    for line in ["one\n", "two\n", "three\n"] {
+        assert!(text.text().contains(line), "{}", text.text());
+    }
+    assert_eq!(logs("?tail=1").text(), "\u{fffd}");
+    assert_eq!(logs("?tail=0").text(), "");
+    assert_eq!(logs("?since=2999-01-01T00:00:00Z").text(), "");
+    assert!(logs("?since=1h").text().contains("one"));
+    let timed = logs("?timestamps=true").text();
+    assert!(timed.lines().all(|line| line.contains("Z ")), "{timed}");
+    let lines = [("Accept", "application/x-ndjson")];
+    let framed = server.ask("GET", "/v1/boxes/web/logs", &lines, b"");
+    let frames: Vec<Value> = framed
+        .text()
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let two = frames.iter().find(|frame| frame["data"] == "two\n");
+    let two = two.unwrap_or_else(|| panic!("{frames:?}"));
+    assert_eq!(two["type"], "stderr");
+    assert!(two["time"].is_string());
+    assert_eq!(
+        frames.last().map(|frame| &frame["type"]),
+        Some(&"end".into())
+    );
+    logs("?since=soon").refused(400, "invalid_query");
+    logs("?tail=-1").refused(400, "invalid_query");
+    server
+        .get("/v1/boxes/nope/logs")
+        .refused(404, "no_such_box");
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn a_log_is_followed_to_the_end_of_its_box() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(
+        &server,
+        "echo first; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo last",
+    );
+    let mut stream = server.send("GET", "/v1/boxes/web/logs?follow=true", &[], b"");
+    read_until(&mut stream, "first");
+    tare.exec("web", ["touch", "/tmp/go"]).ok();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("it ends");
+    assert!(rest.contains("last"), "{rest}");
+    server.delete("/v1/boxes/web").was(204);
+    server.stop().ok();
+}
+
+/// A server that is asked to stop does not wait for those who only listen.
+#[test]
+fn whoever_listens_is_let_go_when_the_server_stops() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(&server, "echo first; sleep 1000");
+    let mut log = server.send("GET", "/v1/boxes/web/logs?follow=true", &[], b"");
+    let mut events = server.send("GET", "/v1/events", &[], b"");
+    let wait = server.send("GET", "/v1/boxes/web/wait?timeout_ms=600000", &[], b"");
+    read_until(&mut log, "first");
+    read_until(&mut events, "alive");
+    server.stop().ok();
+    for mut stream in [log, events, wait] {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("it ends");
+        assert!(!rest.is_empty(), "with a whole answer");
+    }
+    tare.call(["rm", "-f", "web"]).ok();
+}
+
+#[test]
+fn what_a_box_uses_and_how_it_ended_is_told() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(
+        &server,
+        "while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 7",
+    );
+    let stats = server.get("/v1/boxes/web/stats").was(200).json();
+    assert!(stats["pids_limit"].is_number(), "{stats}");
+    let wait = |query: &str| server.get(&format!("/v1/boxes/web/wait{query}"));
+    assert_eq!(wait("?timeout_ms=1").was(200).json()["ended"], false);
+    let mut waiting = server.send("GET", "/v1/boxes/web/wait", &[], b"");
+    tare.exec("web", ["touch", "/tmp/go"]).ok();
+    let answer = read_until(&mut waiting, "oom");
+    assert!(answer.contains("\"exit_code\":7"), "{answer}");
+    assert_eq!(wait("").was(200).json()["exit_code"], 7);
+    wait("?timeout_ms=0").refused(400, "invalid");
+    server.get("/v1/boxes/web/stats").refused(409, "conflict");
+    server.delete("/v1/boxes/web").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn the_life_of_every_box_is_told_to_whoever_listens() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let lines = [("Accept", "application/x-ndjson")];
+    let mut events = server.send("GET", "/v1/events", &lines, b"");
+    let mut others = server.send("GET", "/v1/events", &[], b"");
+    read_until(&mut events, "alive");
+    read_until(&mut others, "event: alive");
+    start(&server, "exit 7");
+    let seen = read_until(&mut events, "box_ended");
+    assert!(
+        seen.contains("box_created") && seen.contains("\"exit_code\":7"),
+        "{seen}"
+    );
+    server.delete("/v1/boxes/web").was(204);
+    let seen = read_until(&mut events, "box_removed");
+    assert!(!seen.contains("\"request\""), "{seen}");
+    read_until(&mut others, "event: box_removed");
+    server.stop().ok();
+}
+
+#[test]
+fn the_proof_is_told_over_http() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(&server, "sleep 1000");
+    let audit = server.get("/v1/audit").was(200).json();
+    assert_eq!(audit["clean"], true, "{audit}");
+    assert_eq!(audit["boxes"][0]["name"], "web");
+    assert_eq!(audit["boxes"][0]["kept_by"]["kind"], "keeper");
+    let swept = server.ask("POST", "/v1/sweep", &[], b"").was(200).json();
+    assert_eq!(swept["swept"], json!([]));
+    server
+        .get("/v1/audit?waitt=1")
+        .refused(400, "invalid_query");
+    server.delete("/v1/boxes/web?force=true").was(204);
+    assert_eq!(
+        server.get("/v1/audit?wait=true").was(200).json()["boxes"],
+        json!([])
+    );
+    server.stop().ok();
+}
+
+/// What a box of which nothing was told is left with is found, and swept.
+#[test]
+fn what_is_nobodys_is_found_and_swept() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(&server, "sleep 1000");
+    let id = server.get("/v1/boxes/web").json()["id"].clone();
+    let id = id.as_str().expect("an id");
+    // Its record is taken away behind everybody's back.
+    let record = tare.state_root().join("boxes").join(id);
+    std::fs::remove_dir_all(record).expect("it is there");
+    let audit = server.get("/v1/audit").was(200).json();
+    assert_eq!(audit["clean"], false, "{audit}");
+    let planned = "/v1/sweep?dry_run=true";
+    let planned = server.ask("POST", planned, &[], b"").was(200).json();
+    assert_eq!(planned["swept"][0]["outcome"], "planned", "{planned}");
+    let swept = server.ask("POST", "/v1/sweep", &[], b"").was(200).json();
+    assert_eq!(swept["swept"][0]["outcome"], "done", "{swept}");
+    assert_eq!(server.get("/v1/audit").json()["clean"], true);
+    server.stop().ok();
+}
