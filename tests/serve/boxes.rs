@@ -91,3 +91,23 @@ fn a_long_list_comes_in_pages() {
     server.stop().ok();
     tare.call(["rm", "-f", "--all"]).ok();
 }
+
+/// B003
+#[test]
+fn what_cannot_be_the_name_of_a_box_is_refused_in_our_words() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    server.get("/v1/boxes/%ff").refused(400, "invalid_path");
+    server
+        .get("/v1/boxes/..%2f..%2fetc")
+        .refused(404, "no_such_box");
+    server.get("/v1/boxes/%00").refused(404, "no_such_box");
+    let long = "x".repeat(10_000);
+    server
+        .get(&format!("/v1/boxes/{long}"))
+        .refused(404, "no_such_box");
+    server
+        .get("/v1/boxes/%ff/files/work")
+        .refused(404, "no_such_box");
+    server.stop().ok();
+}

@@ -1,6 +1,8 @@
-//! JSON bodies: strict, bounded in size and time, and with errors that name the place.
+//! JSON bodies: strict, bounded in size and time, and with errors that name the place;
+//! and names in paths.
 
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use serde::de::DeserializeOwned;
@@ -20,6 +22,21 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
         check_type(request.headers())?;
         let bytes = whole(request, app).await?;
         parse(&bytes).map(Self)
+    }
+}
+
+/// What a path names, or our own words for what is wrong with it.
+#[derive(Debug)]
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<App> for Path<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        match axum::extract::Path::from_request_parts(parts, app).await {
+            Ok(axum::extract::Path(named)) => Ok(Self(named)),
+            Err(rejection) => Err(ApiError::bad_request("invalid_path", rejection.body_text())),
+        }
     }
 }
 

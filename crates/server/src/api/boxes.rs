@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Extension, Path, Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use crate::api::idempotency;
 use crate::app::{App, Phase};
 use crate::edge::{ErrorBody, RequestId};
 use crate::error::ApiError;
-use crate::extract::Json;
+use crate::extract::{Json, Path};
 use crate::guard::Caller;
 use crate::journal::Happening;
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};

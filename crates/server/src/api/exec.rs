@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::exec::{self, Fed, Outcome, Process};
 use crate::execs::Exec;
-use crate::extract::Json;
+use crate::extract::{Json, Path};
 use crate::relay::{Input, Output};
 use crate::running;
 use crate::spec;

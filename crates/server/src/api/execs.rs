@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use futures_util::{StreamExt, stream};
@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::execs::Exec;
-use crate::extract::Json;
+use crate::extract::{Json, Path};
 use crate::memory::{Next, Place};
 use crate::relay::{CHUNK_BYTES, Order};
 use crate::spec;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use futures_util::{StreamExt, stream};
@@ -26,6 +26,7 @@ use crate::api::stream::{ALIVE_EVERY, Form, Texts};
 use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
+use crate::extract::Path;
 use crate::ready;
 use crate::relay::Chunk;
 use crate::text::Encoding;

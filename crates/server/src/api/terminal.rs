@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::{SinkExt, StreamExt};
@@ -26,6 +26,7 @@ use crate::app::App;
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::exec::{self, Fed, Outcome, Process};
+use crate::extract::Path;
 use crate::relay::{Chunk, Input, Order};
 
 /// A frame of a client; larger ones end its session.

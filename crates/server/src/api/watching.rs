@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
 use tare_engine::{Doing, EndedBy, Usage};
 use tokio::io::Interest;
@@ -14,6 +14,7 @@ use crate::api::boxes::taken;
 use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
+use crate::extract::Path;
 use crate::{ready, spec};
 
 #[derive(Debug, Deserialize, IntoParams)]
