@@ -12,6 +12,8 @@ const CLOSE: u8 = 8;
 
 struct Socket {
     stream: TcpStream,
+    /// What was read and not yet looked for.
+    seen: String,
 }
 
 impl Socket {
@@ -32,7 +34,10 @@ impl Socket {
         }
         let answer = String::from_utf8_lossy(&answer).into_owned();
         assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
-        Self { stream }
+        Self {
+            stream,
+            seen: String::new(),
+        }
     }
 
     /// With a mask of zeros, which is a mask.
@@ -70,11 +75,14 @@ impl Socket {
 
     #[track_caller]
     fn read_until(&mut self, wanted: &str) {
-        let mut seen = String::new();
-        while !seen.contains(wanted) {
+        loop {
+            if let Some(at) = self.seen.find(wanted) {
+                self.seen.drain(..at + wanted.len());
+                return;
+            }
             let (kind, bytes) = self.next();
-            assert_eq!(kind, BINARY, "{seen}");
-            seen.push_str(&String::from_utf8_lossy(&bytes));
+            assert_eq!(kind, BINARY, "{}", self.seen);
+            self.seen.push_str(&String::from_utf8_lossy(&bytes));
         }
     }
 }
