@@ -28,7 +28,7 @@ const WORDS_BYTES_MAX: usize = 4096;
 /// How long a box may take to say what it found.
 const FOUND_WITHIN: Duration = Duration::from_secs(10);
 /// And its side of a copy to end, once there is nothing to copy any more.
-const FINISHED_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const FINISHED_WITHIN: Duration = Duration::from_secs(5);
 /// And its keeper, to say why nothing was found.
 const REASON_WITHIN: Duration = Duration::from_secs(1);
 
@@ -157,7 +157,7 @@ impl Copying {
 }
 
 fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Error> {
-    match last_word(executed, words)? {
+    match last_word(executed, words, FINISHED_WITHIN)? {
         (Some(Exit::Code(0)), _) => Ok(()),
         (Some(_), said) if !said.is_empty() => Err(cannot_copy(id, said.trim_end())),
         (Some(_) | None, _) => Err(cannot_copy(id, "its side of the copy was killed")),
@@ -169,8 +169,9 @@ fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Erro
 pub(crate) fn last_word(
     mut executed: Executed,
     words: OwnedFd,
+    within: Duration,
 ) -> Result<(Option<Exit>, String), Error> {
-    let until = Instant::now() + FINISHED_WITHIN;
+    let until = Instant::now() + within;
     let exit = loop {
         match executed.next_event() {
             Some(Event::Exited(exit)) => break Some(exit),

@@ -5,12 +5,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use tare_control::Program;
 use tare_control::files::FileWord;
 pub use tare_control::files::{LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, piece_head};
 
-use crate::copying::last_word;
+use crate::copying::{FINISHED_WITHIN, last_word};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::executed::Executed;
@@ -19,7 +20,10 @@ use crate::id::BoxId;
 use crate::spec::received::quoted;
 use crate::stdio::Stdin;
 
-/// A file on its way. Dropped before [`FileStream::finish`], it does not arrive.
+/// For a tree of a million files to go.
+const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+
+/// A file on its way. Dropped before [`Rest::finish`], it does not arrive.
 #[derive(Debug)]
 pub struct FileStream {
     /// To read from, or to write to: what is written is in pieces ([`piece_head`]).
@@ -62,7 +66,9 @@ impl Engine {
     pub fn remove_file(&self, id: &BoxId, path: &Path) -> Result<(), Error> {
         let doing = format!("cannot remove {} in box {id}", quoted(path));
         let program = Program::Remove(bytes(path));
-        self.file(id, program, Stdin::Empty, doing)?.finish()
+        let (stream, rest) = self.file(id, program, Stdin::Empty, doing)?.split();
+        drop(stream);
+        rest.finish_within(REMOVED_WITHIN)
     }
 
     fn file(
@@ -91,22 +97,19 @@ impl Engine {
 }
 
 impl FileStream {
-    /// Closes the stream and waits, for a bounded time, for how it went.
-    pub fn finish(self) -> Result<(), Error> {
-        let (stream, rest) = self.split();
-        drop(stream);
-        rest.finish()
-    }
-
     pub fn split(self) -> (OwnedFd, Rest) {
         (self.stream, self.rest)
     }
 }
 
 impl Rest {
-    /// After the stream was closed.
+    /// How it went; for whoever has closed the stream. Waits for a bounded time.
     pub fn finish(self) -> Result<(), Error> {
-        let (exit, said) = last_word(self.executed, self.words)?;
+        self.finish_within(FINISHED_WITHIN)
+    }
+
+    fn finish_within(self, within: Duration) -> Result<(), Error> {
+        let (exit, said) = last_word(self.executed, self.words, within)?;
         match (exit, said.trim_end().parse()) {
             (Some(Exit::Code(0)), _) => Ok(()),
             (Some(_), Ok(FileWord::Failed { errno })) => Err(failed(self.doing, errno)),

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use tare_engine::Engine;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::admission::Admission;
 use crate::config::Config;
@@ -15,6 +15,9 @@ use crate::execs::Execs;
 use crate::journal::Journal;
 use crate::makers::Makers;
 use crate::watch::Watch;
+
+/// Of those that wait in the engine for others.
+const THREADS_IN_BOXES_MAX: usize = 16;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
@@ -28,6 +31,9 @@ pub struct Shared {
     pub admission: Admission,
     pub execs: Execs,
     pub recovery: Recovery,
+    /// Threads that wait for somebody in a box, who may keep them waiting: others have
+    /// to be left for everybody else.
+    in_boxes: Arc<Semaphore>,
     /// Whoever looks at all of the host has this.
     pub proofs: Mutex<()>,
     /// Whether only whoever is on this host can reach this server.
@@ -97,6 +103,7 @@ impl App {
             admission: Admission::new(&config.limits),
             execs: Execs::new(config.limits.execs),
             recovery: Recovery::default(),
+            in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
             proofs: Mutex::default(),
             listens_locally: config.listen.is_local(),
             started: Instant::now(),
@@ -128,6 +135,24 @@ impl App {
             Ok(result) => Ok(result?),
             Err(panicked) => Err(ApiError::internal(panicked.to_string())),
         }
+    }
+}
+
+impl App {
+    /// The same where the engine waits for a program of ours that runs in a box: it is
+    /// the box's own user, who may stop it.
+    pub async fn ask_in_box<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = Arc::clone(&self.in_boxes).acquire_owned().await;
+        let turn = turn.expect("the semaphore is never closed");
+        self.ask(move |engine| {
+            // Until the thread is free, whether or not anybody still waits for it.
+            let _turn = turn;
+            ask(engine)
+        })
+        .await
     }
 }
 

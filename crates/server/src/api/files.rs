@@ -137,7 +137,7 @@ pub async fn put(
 pub async fn delete(State(app): State<App>, uri: Uri) -> Result<StatusCode, ApiError> {
     let Address { reference, path } = Address::of(&uri)?;
     let _permit = app.execs.permit()?;
-    app.ask(move |engine| {
+    app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         Ok(engine.remove_file(&id, &path))
     })

@@ -27,7 +27,7 @@ pub async fn file(app: &App, address: Address) -> Result<Response, ApiError> {
     let Address { reference, path } = address;
     let permit = app.execs.permit()?;
     let of = path.clone();
-    let opened = app.ask(move |engine| {
+    let opened = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         Ok(engine.read_file(&id, &of))
     });
@@ -47,7 +47,7 @@ pub async fn archive(app: &App, address: Address) -> Result<Response, ApiError> 
     let Address { reference, path } = address;
     let permit = app.execs.permit()?;
     let of = path.clone();
-    let opened = app.ask(move |engine| {
+    let opened = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         Ok(engine.copy_out(&id, &of))
     });
@@ -124,7 +124,7 @@ impl Source {
             Some(Other::Archive(copying)) => copying.finish(),
             None => Ok(()),
         };
-        let finished = self.app.ask(move |_| finish()).await;
+        let finished = self.app.ask_in_box(move |_| finish()).await;
         finished.map_err(|error| io::Error::other(error.message))?;
         match self.left {
             None | Some(0) => Ok(()),

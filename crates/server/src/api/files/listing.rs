@@ -74,7 +74,7 @@ impl ListingEntry {
 pub async fn list(app: &App, address: Address) -> Result<Response, ApiError> {
     let Address { reference, path } = address;
     let permit = app.execs.permit()?;
-    let opened = app.ask(move |engine| {
+    let opened = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         Ok(engine.list_files(&id, &path))
     });

@@ -26,21 +26,28 @@ pub async fn file(
     body: Body,
 ) -> Result<(), ApiError> {
     let mut incoming = Incoming::new(app, headers, body)?;
-    let _permit = app.execs.permit()?;
+    let permit = app.execs.permit()?;
     let Address { reference, path } = address;
-    let opened = app.ask(move |engine| {
+    let opened = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         Ok(engine.write_file(&id, &path))
     });
     let (stream, rest) = opened.await?.map_err(of_file)?.split();
-    let sent = send(&mut incoming, stream).await;
-    // A stream that ends before its last piece leaves nothing.
-    let finished = app.ask(move |_| Ok(rest.finish())).await?;
-    match sent {
-        Err(Unsent::Refused(error)) => Err(error),
-        // What the box says of it is more telling than a pipe that closed.
-        Ok(()) | Err(Unsent::NotTaken) => finished.map_err(of_file),
-    }
+    let app = app.clone();
+    // In a task of its own, which nobody cancels: whoever writes the file in the box is
+    // to remove what did not come whole, and is killed if nobody listens to it.
+    let passing = tokio::spawn(async move {
+        let _permit = permit;
+        let sent = send(&mut incoming, stream).await;
+        let finished = app.ask_in_box(move |_| Ok(rest.finish())).await?;
+        match sent {
+            Err(Unsent::Refused(error)) => Err(error),
+            // What the box says of it is more telling than a pipe that closed.
+            Ok(()) | Err(Unsent::NotTaken) => finished.map_err(of_file),
+        }
+    });
+    let lost = |error: tokio::task::JoinError| ApiError::internal(error.to_string());
+    passing.await.map_err(lost)?
 }
 
 async fn send(incoming: &mut Incoming, stream: OwnedFd) -> Result<(), Unsent> {
@@ -64,7 +71,7 @@ pub async fn archive(
     let mut incoming = Incoming::new(app, headers, body)?;
     let _permit = app.execs.permit()?;
     let Address { reference, path } = address;
-    let opened = app.ask(move |engine| {
+    let opened = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         Ok(engine.copy_in(&id, &path))
     });
@@ -83,7 +90,7 @@ pub async fn archive(
         Ok(())
     };
     let sent: Result<(), Unsent> = sent.await;
-    let finished = app.ask(move |_| Ok(copying.finish())).await?;
+    let finished = app.ask_in_box(move |_| Ok(copying.finish())).await?;
     match sent {
         Err(Unsent::Refused(error)) => Err(error),
         Ok(()) | Err(Unsent::NotTaken) => finished.map_err(of_file),
