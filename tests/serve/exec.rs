@@ -85,6 +85,20 @@ fn a_process_ends_and_its_box_goes_on() {
     end(server);
 }
 
+#[test]
+fn what_a_process_wrote_just_before_its_end_is_all_there() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    for _round in 0..40 {
+        let result = executed(
+            &server,
+            json!({ "command": ["head", "-c", "60000", "/dev/zero"] }),
+        );
+        assert_eq!(result["stdout"].as_str().map(str::len), Some(60_000));
+    }
+    end(server);
+}
+
 /// The end of what it left running is not waited for.
 #[test]
 fn what_a_process_leaves_behind_stays_and_holds_nobody() {
