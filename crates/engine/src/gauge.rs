@@ -41,6 +41,8 @@ pub struct GaugeSettings {
     pub thresholds: Thresholds,
     /// `None`: as many boxes as there is room for.
     pub boxes_max: Option<u64>,
+    /// Descriptors of this process that are not for new boxes.
+    pub descriptors_reserved: u64,
 }
 
 #[derive(Debug)]
@@ -82,16 +84,34 @@ impl Engine {
             .doing(|| format!("cannot open the boxes of {root} to measure them"))?;
         let state_root = StateRoot {
             boxes,
-            boxes_max: settings.boxes_max,
+            boxes_max: None,
+            boxes_live: None,
         };
-        Ok(Gauges {
+        let mut gauges = Gauges {
             sources: Sources::open(state_root, self.host.is_in_first_user_namespace()),
             levels: Levels::new(settings.thresholds),
-        })
+        };
+        gauges.configure(settings);
+        Ok(gauges)
     }
 }
 
 impl Gauges {
+    /// From the next measurement on; what is known stays known.
+    pub fn configure(&mut self, settings: GaugeSettings) {
+        self.levels.thresholds = settings.thresholds;
+        self.sources.state_root.boxes_max = settings.boxes_max;
+        if let Some(own) = &mut self.sources.own_descriptors {
+            own.reserved = settings.descriptors_reserved;
+        }
+    }
+
+    /// How many boxes live, from somebody who knows: without it every record counts,
+    /// also those of boxes that have ended.
+    pub fn count_live(&mut self, boxes: u64) {
+        self.sources.state_root.boxes_live = Some(boxes);
+    }
+
     /// Measures everything that there is, and returns what has changed.
     pub fn measure(&mut self) -> Vec<Change> {
         let readings = self.sources.read();
@@ -183,7 +203,7 @@ impl Levels {
         for reading in readings {
             let gauge = reading.gauge;
             let from = before.remove(&gauge).map_or(Level::Normal, |it| it.1);
-            let to = from.next(reading.fraction(), &self.thresholds);
+            let to = from.next(reading.fraction(), &self.thresholds_of(gauge));
             if from != to {
                 let reading = Some(reading.clone());
                 changes.push(Change {
@@ -201,6 +221,24 @@ impl Levels {
                 .filter_map(|(gauge, (_, from))| gone(gauge, from)),
         );
         changes
+    }
+
+    fn thresholds_of(&self, gauge: Gauge) -> Thresholds {
+        match gauge {
+            Gauge::Boxes => self.thresholds.for_chosen_maximum(),
+            Gauge::PidsCgroup
+            | Gauge::PidsUser
+            | Gauge::PidsHost
+            | Gauge::DescriptorsProcess
+            | Gauge::DescriptorsHost
+            | Gauge::MemoryCgroup
+            | Gauge::MemoryHost
+            | Gauge::MemoryPressureCgroup
+            | Gauge::MemoryPressureHost
+            | Gauge::DiskBytes
+            | Gauge::DiskInodes
+            | Gauge::Scratch => self.thresholds,
+        }
     }
 
     /// The fullest gauge is the reason.
@@ -290,7 +328,7 @@ mod tests {
     fn a_refusal_lasts_until_the_margin_is_passed() {
         let mut levels = Levels::new(Thresholds::default());
         let mut admitted = |percent| {
-            levels.update(vec![at(Gauge::Boxes, percent)]);
+            levels.update(vec![at(Gauge::PidsHost, percent)]);
             levels.admits().is_ok()
         };
         let seen = [94, 95, 94, 90, 89, 94].map(&mut admitted);

@@ -70,6 +70,7 @@ pub use executed::{ExecSpec, Executed};
 pub use exit::Exit;
 pub use explaining::Explanation;
 pub use gauge::{Change, Gauge, GaugeSettings, Gauges, Level, Reading, Refusal, Thresholds, Unit};
+pub use holdings::cgroup::STILL_POPULATED;
 pub use id::BoxId;
 pub use status::{Details, Ended, EndedBy, Holding, State, Status, Usage};
 pub use stdio::Stdin;

@@ -14,18 +14,27 @@ use super::reading::{Gauge, Reading};
 #[derive(Debug)]
 pub struct OwnDescriptors {
     directory: OwnedFd,
+    /// So many are for other things than boxes.
+    pub reserved: u64,
 }
 
 impl OwnDescriptors {
     pub fn open() -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, c"/proc/self/fd", flags, Mode::empty()).ok()?;
-        Some(Self { directory })
+        Some(Self {
+            directory,
+            reserved: 0,
+        })
     }
 
     pub fn read(&self) -> Option<Reading> {
         let limit = getrlimit(Resource::Nofile).current?;
-        let limit_is = "the soft RLIMIT_NOFILE of this process";
+        let limit = limit.saturating_sub(self.reserved);
+        let limit_is = match self.reserved {
+            0 => "the soft RLIMIT_NOFILE of this process",
+            _ => "the soft RLIMIT_NOFILE of this process, less a reserve",
+        };
         let used = self.count()?;
         Some(Reading::new(
             Gauge::DescriptorsProcess,

@@ -44,9 +44,7 @@ impl Level {
 
     /// The level after this one, now that so much of the limit is used.
     pub fn next(self, fraction: f64, thresholds: &Thresholds) -> Self {
-        let risen = thresholds.level_at(fraction, 0);
-        let held = thresholds.level_at(fraction, thresholds.margin);
-        self.clamp(risen, held)
+        self.clamp(thresholds.risen(fraction), thresholds.held(fraction))
     }
 }
 
@@ -64,6 +62,8 @@ pub struct Thresholds {
     full: u8,
     /// How far below its threshold a level ends.
     margin: u8,
+    /// The same of the last one.
+    full_margin: u8,
 }
 
 impl Default for Thresholds {
@@ -73,6 +73,7 @@ impl Default for Thresholds {
             alert: 80,
             full: 95,
             margin: 5,
+            full_margin: 5,
         }
     }
 }
@@ -86,6 +87,7 @@ impl Thresholds {
                 alert,
                 full,
                 margin,
+                full_margin: margin,
             });
         }
         let given = format!("warn {warn}, alert {alert}, full {full}, margin {margin}");
@@ -94,18 +96,38 @@ impl Thresholds {
             .because("they must rise up to 100, and the margin be less than the first"))
     }
 
-    /// The highest level whose threshold, so many percent lower, is reached.
-    fn level_at(&self, fraction: f64, lower: u8) -> Level {
-        let is_reached = |percent: u8| fraction >= f64::from(percent.saturating_sub(lower)) / 100.0;
-        if is_reached(self.full) {
-            Level::Full
-        } else if is_reached(self.alert) {
-            Level::Alert
-        } else if is_reached(self.warn) {
-            Level::Warn
-        } else {
-            Level::Normal
+    /// The same for a number that somebody chose: it may be reached, and one less is
+    /// not full any more. Nothing breaks there, as it does at a limit of the kernel.
+    pub(crate) fn for_chosen_maximum(self) -> Self {
+        Self {
+            full: 100,
+            full_margin: 0,
+            ..self
         }
+    }
+
+    /// The highest level whose threshold is reached.
+    fn risen(&self, fraction: f64) -> Level {
+        level_at(fraction, [self.warn, self.alert, self.full])
+    }
+
+    /// The highest level that has not ended.
+    fn held(&self, fraction: f64) -> Level {
+        let (warn, alert) = (self.warn - self.margin, self.alert - self.margin);
+        level_at(fraction, [warn, alert, self.full - self.full_margin])
+    }
+}
+
+fn level_at(fraction: f64, [warn, alert, full]: [u8; 3]) -> Level {
+    let is_reached = |percent: u8| fraction >= f64::from(percent) / 100.0;
+    if is_reached(full) {
+        Level::Full
+    } else if is_reached(alert) {
+        Level::Alert
+    } else if is_reached(warn) {
+        Level::Warn
+    } else {
+        Level::Normal
     }
 }
 
@@ -183,6 +205,18 @@ mod tests {
         for fraction in [1.0, 7.5, f64::INFINITY] {
             assert_eq!(Normal.next(fraction, &Thresholds::default()), Full);
         }
+    }
+
+    #[test]
+    fn a_chosen_maximum_is_full_where_it_is_reached_and_nowhere_else() {
+        let thresholds = Thresholds::default().for_chosen_maximum();
+        let mut level = Normal;
+        let mut next = |used: u32| {
+            level = level.next(f64::from(used) / 1000.0, &thresholds);
+            level
+        };
+        let levels = [599, 600, 599, 999, 1000, 999, 749].map(&mut next);
+        assert_eq!(levels, [Normal, Warn, Warn, Alert, Full, Alert, Warn]);
     }
 
     #[test]

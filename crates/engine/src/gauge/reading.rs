@@ -31,7 +31,7 @@ pub enum Gauge {
     DiskInodes,
     /// File systems in memory, which the scratch spaces of boxes are.
     Scratch,
-    /// Records of boxes, also of those that have ended and are kept.
+    /// Boxes that live; where nobody knows, all that are on record.
     Boxes,
     // Ports: here, as soon as boxes publish any.
 }

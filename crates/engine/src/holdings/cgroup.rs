@@ -19,6 +19,9 @@ use crate::layout;
 use crate::spec::{Cpus, Limits};
 use crate::tag::Tagged;
 
+/// Why a box is stuck whose processes do not die; its record says so.
+pub const STILL_POPULATED: &str = "processes are still alive in it";
+
 /// How the kernel is told about a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Controller {
@@ -419,7 +422,7 @@ fn empty(path: &Path, within: Duration) -> io::Result<()> {
     };
     match cgroup::kill_until_empty(&cgroup, within) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(io::Error::other("processes are still alive in it")),
+        Ok(false) => Err(io::Error::other(STILL_POPULATED)),
         // A v1 directory has no `cgroup.events`; its members are those of the
         // unified one, which was seen empty.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
