@@ -45,6 +45,13 @@ impl Engine {
         Ok(engine)
     }
 
+    /// The same for somebody who stays, and has a sweep made behind his first answers.
+    pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        let engine = Self::at(state_root, Manner::Tending);
+        record::prepare_state_root(&engine.layout)?;
+        Ok(engine)
+    }
+
     /// For somebody who lives on: what was found on the way in is not spoken of for
     /// ever, since an id may come again ([`Self::start_as`]).
     pub fn lasting(mut self) -> Self {

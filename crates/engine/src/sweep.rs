@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::account::{EndingEntry, Entry};
-use crate::comparison::{Comparison, Would, would_about};
+use crate::comparison::{Comparison, Orphan, Would, would_about};
 use crate::engine::Engine;
 use crate::error::{Doing, Error};
 use crate::id::BoxId;
@@ -37,6 +37,9 @@ pub struct Swept {
     pub would: Would,
     #[serde(flatten)]
     pub outcome: Outcome,
+    /// Whether somebody left it behind, rather than that its time is over.
+    #[serde(skip)]
+    pub is_leftover: bool,
     #[serde(skip)]
     was_stuck: bool,
 }
@@ -78,6 +81,12 @@ impl Engine {
         for compared in &comparison.boxes {
             if let Some(one) = plan.get_mut(&compared.id) {
                 one.was_stuck = compared.observed.record.account.stuck.is_some();
+            }
+        }
+        let orphans = comparison.orphans.iter().map(Orphan::id);
+        for id in orphans.chain(comparison.lost.iter().map(|lost| &lost.id)) {
+            if let Some(one) = plan.get_mut(id) {
+                one.is_leftover = one.would != Would::Finish;
             }
         }
         let mut plan: Vec<Swept> = plan.into_values().collect();
@@ -212,6 +221,7 @@ impl Swept {
             found: Vec::new(),
             would: Would::Leave,
             outcome: Outcome::Planned,
+            is_leftover: false,
             was_stuck: false,
         }
     }
