@@ -12,9 +12,26 @@ mod files;
 mod idempotency;
 #[path = "serve/life.rs"]
 mod life;
+#[path = "serve/operating.rs"]
+mod operating;
+#[path = "serve/pressure.rs"]
+mod pressure;
+#[path = "serve/quotas.rs"]
+mod quotas;
 #[path = "serve/run.rs"]
 mod run;
 #[path = "serve/terminal.rs"]
 mod terminal;
 #[path = "serve/watching.rs"]
 mod watching;
+
+use tare_harness::TemporaryDirectory;
+
+/// A configuration in a directory of its own.
+fn configured(text: &str) -> (TemporaryDirectory, String) {
+    let directory = TemporaryDirectory::new();
+    let path = directory.path().join("tare.toml");
+    std::fs::write(&path, text).expect("a file");
+    let path = path.display().to_string();
+    (directory, path)
+}

@@ -8,51 +8,104 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Limits;
 use crate::error::ApiError;
+use crate::pressure::{Place, Pressure};
+use crate::quota::Charge;
 
 #[derive(Debug)]
 pub struct Admission {
-    runs: Arc<Semaphore>,
-    waiting: AtomicUsize,
-    waiting_max: usize,
+    turns: Turns,
+    pressure: Pressure,
 }
 
 /// The right to run one command in a box of its own; it ends with this.
 #[derive(Debug)]
 pub struct Permit {
-    _one: OwnedSemaphorePermit,
+    _turn: OwnedSemaphorePermit,
+    place: Place,
+    _charge: Option<Charge>,
+}
+
+impl Permit {
+    /// Who has to answer for it, as long as it runs.
+    pub fn on_account_of(self, charge: Option<Charge>) -> Self {
+        Self {
+            _charge: charge,
+            ..self
+        }
+    }
+
+    /// Its box is made.
+    pub fn made(&mut self) {
+        self.place.made();
+    }
 }
 
 impl Admission {
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(limits: &Limits, pressure: Pressure) -> Self {
         Self {
-            runs: Arc::new(Semaphore::new(limits.runs)),
+            turns: Turns::new(limits),
+            pressure,
+        }
+    }
+
+    /// Waits for its turn, unless too many do; when it comes, there is room for its
+    /// box or not.
+    pub async fn run(&self) -> Result<Permit, ApiError> {
+        let turn = self.turns.next().await?;
+        let place = self.pressure.place().await?;
+        Ok(Permit {
+            _turn: turn,
+            place,
+            _charge: None,
+        })
+    }
+
+    /// Returns when nobody runs any more.
+    pub async fn idle(&self) {
+        self.turns.all().await;
+    }
+
+    pub fn running(&self) -> usize {
+        let free = self.turns.free.available_permits();
+        self.turns.most.saturating_sub(free)
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.turns.waiting.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct Turns {
+    free: Arc<Semaphore>,
+    most: usize,
+    waiting: AtomicUsize,
+    waiting_max: usize,
+}
+
+impl Turns {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(limits.runs)),
+            most: limits.runs,
             waiting: AtomicUsize::new(0),
             waiting_max: limits.runs_waiting,
         }
     }
 
-    /// Waits for its turn, unless too many do.
-    pub async fn run(&self) -> Result<Permit, ApiError> {
-        if let Ok(one) = Arc::clone(&self.runs).try_acquire_owned() {
-            return Ok(Permit { _one: one });
+    async fn next(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        if let Ok(one) = Arc::clone(&self.free).try_acquire_owned() {
+            return Ok(one);
         }
         let _waits = Waits::begin(self)?;
-        let one = Arc::clone(&self.runs).acquire_owned().await;
-        let one = one.expect("the semaphore is never closed");
-        Ok(Permit { _one: one })
+        let one = Arc::clone(&self.free).acquire_owned().await;
+        Ok(one.expect("the semaphore is never closed"))
     }
-}
 
-impl Admission {
-    /// Returns when nobody runs any more.
-    pub async fn idle(&self, runs: usize) {
-        let all = u32::try_from(runs).unwrap_or(u32::MAX);
-        let all = self.runs.acquire_many(all).await;
+    async fn all(&self) {
+        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+        let all = self.free.acquire_many(all).await;
         drop(all.expect("the semaphore is never closed"));
-    }
-
-    pub fn running(&self, runs: usize) -> usize {
-        runs.saturating_sub(self.runs.available_permits())
     }
 }
 
@@ -60,10 +113,10 @@ impl Admission {
 struct Waits<'a>(&'a AtomicUsize);
 
 impl<'a> Waits<'a> {
-    fn begin(admission: &'a Admission) -> Result<Self, ApiError> {
-        let before = admission.waiting.fetch_add(1, Ordering::Relaxed);
-        let waits = Self(&admission.waiting);
-        match before < admission.waiting_max {
+    fn begin(turns: &'a Turns) -> Result<Self, ApiError> {
+        let before = turns.waiting.fetch_add(1, Ordering::Relaxed);
+        let waits = Self(&turns.waiting);
+        match before < turns.waiting_max {
             true => Ok(waits),
             false => Err(
                 ApiError::unavailable("busy", "as many commands run and wait as may")
@@ -83,8 +136,8 @@ impl Drop for Waits<'_> {
 mod tests {
     use super::*;
 
-    fn admission(runs: usize, runs_waiting: usize) -> Admission {
-        Admission::new(&Limits {
+    fn turns(runs: usize, runs_waiting: usize) -> Turns {
+        Turns::new(&Limits {
             runs,
             runs_waiting,
             ..Limits::default()
@@ -93,24 +146,24 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_when_too_many_wait_is_told_so() {
-        let admission = admission(1, 0);
-        let first = admission.run().await.expect("nobody is there");
-        let refused = admission.run().await.expect_err("one is there");
+        let turns = turns(1, 0);
+        let first = turns.next().await.expect("nobody is there");
+        let refused = turns.next().await.expect_err("one is there");
         assert_eq!(refused.code, "busy");
         drop(first);
-        admission.run().await.expect("nobody is there any more");
+        drop(turns.next().await.expect("nobody is there any more"));
     }
 
     /// A client that goes away while it waits takes its place along.
     #[tokio::test]
     async fn who_gives_up_waiting_waits_no_more() {
-        let admission = admission(1, 1);
-        let _first = admission.run().await.expect("nobody is there");
+        let turns = turns(1, 1);
+        let _first = turns.next().await.expect("nobody is there");
         for _attempt in 0..3 {
-            let waiting = admission.run();
+            let waiting = turns.next();
             let gave_up = tokio::time::timeout(std::time::Duration::from_millis(1), waiting).await;
             assert!(gave_up.is_err(), "it waits");
         }
-        assert_eq!(admission.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
     }
 }

@@ -8,6 +8,7 @@ pub mod files;
 pub mod health;
 mod idempotency;
 pub mod logs;
+pub mod operating;
 pub mod proof;
 pub mod run;
 pub mod stream;
@@ -68,6 +69,8 @@ pub fn router(app: App) -> Router {
         .routes(routes!(proof::sweep))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
+        .routes(routes!(operating::metrics))
+        .routes(routes!(operating::reload))
         .split_for_parts();
     let description = in_openapi(description);
     let page = page::of(&description);

@@ -1,5 +1,6 @@
 //! What every request shares.
 
+use std::io;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,12 +9,18 @@ use std::time::Instant;
 use tare_engine::Engine;
 use tokio::sync::{Mutex, Semaphore, watch};
 
+use crate::Options;
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::execs::Execs;
+use crate::hooks::Hooks;
 use crate::journal::Journal;
 use crate::makers::Makers;
+use crate::metrics::Metrics;
+use crate::pressure::Pressure;
+use crate::quota::Quotas;
+use crate::sweeping::Sweeping;
 use crate::watch::Watch;
 
 /// Of those that wait in the engine for others.
@@ -28,6 +35,11 @@ pub struct Shared {
     pub engine: Arc<Engine>,
     pub makers: Makers,
     pub journal: Journal,
+    pub metrics: Arc<Metrics>,
+    pub pressure: Pressure,
+    pub sweeping: Sweeping,
+    pub hooks: Arc<Hooks>,
+    pub quotas: Quotas,
     pub admission: Admission,
     pub execs: Execs,
     pub recovery: Recovery,
@@ -41,6 +53,8 @@ pub struct Shared {
     pub started: Instant,
     pub stopping: Stopping,
     pub watch: Arc<Watch>,
+    /// What the configuration is read by, again and again.
+    pub options: Arc<Options>,
     config: RwLock<Arc<Config>>,
 }
 
@@ -95,12 +109,25 @@ impl Stopping {
 }
 
 impl App {
-    pub fn new(engine: Engine, makers: Makers, watch: Arc<Watch>, config: Config) -> Self {
-        Self(Arc::new(Shared {
+    pub fn new(
+        engine: Engine,
+        makers: Makers,
+        watch: Arc<Watch>,
+        pressure: Pressure,
+        options: Options,
+        config: Config,
+    ) -> io::Result<Self> {
+        let metrics = Arc::new(Metrics::default());
+        Ok(Self(Arc::new(Shared {
             engine: Arc::new(engine),
             makers,
-            journal: Journal::new(config.log),
-            admission: Admission::new(&config.limits),
+            journal: Journal::start(config.log, Arc::clone(&metrics))?,
+            metrics,
+            admission: Admission::new(&config.limits, pressure.clone()),
+            pressure,
+            sweeping: Sweeping::default(),
+            hooks: Arc::default(),
+            quotas: Quotas::default(),
             execs: Execs::new(config.limits.execs),
             recovery: Recovery::default(),
             in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
@@ -109,8 +136,9 @@ impl App {
             started: Instant::now(),
             stopping: Stopping::default(),
             watch,
+            options: Arc::new(options),
             config: RwLock::new(Arc::new(config)),
-        }))
+        })))
     }
 
     /// As it is now; it may be another one for the next request.
@@ -120,6 +148,7 @@ impl App {
     }
 
     pub fn configure(&self, config: Config) {
+        self.pressure.configure(config.gauge_settings());
         let mut held = self.config.write().unwrap_or_else(PoisonError::into_inner);
         *held = Arc::new(config);
     }

@@ -11,7 +11,11 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 use tare_engine::spec::{bytes, duration};
-use tare_engine::{Error, ErrorKind};
+use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
+
+use crate::hooks::HooksConfig;
+use crate::quota::Quota;
+use crate::room::Room;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -25,7 +29,41 @@ pub struct Config {
     /// Whoever has none of these is refused; without any, all on this host are heard.
     pub keys: Vec<Key>,
     pub limits: Limits,
+    pub gauges: Levels,
+    /// Called when a gauge comes to another level.
+    pub hooks: HooksConfig,
     pub log: LogFormat,
+    /// What of the limits was lowered, for want of descriptors.
+    #[serde(skip)]
+    pub lowered: Vec<&'static str>,
+}
+
+/// Where the levels of gauges begin, in percent of their limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Levels {
+    pub warn: u8,
+    pub alert: u8,
+    pub full: u8,
+}
+
+/// How far below its threshold a level ends.
+const LEVEL_MARGIN: u8 = 5;
+
+impl Levels {
+    fn thresholds(self) -> Result<Thresholds, Error> {
+        Thresholds::new(self.warn, self.alert, self.full, LEVEL_MARGIN)
+    }
+}
+
+impl Default for Levels {
+    fn default() -> Self {
+        Self {
+            warn: 60,
+            alert: 80,
+            full: 95,
+        }
+    }
 }
 
 /// Where the server is reached.
@@ -37,13 +75,20 @@ pub enum Listen {
 }
 
 /// A key is known by its hash: the file can be read by whoever may see that.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
     /// Under which it is in the log.
     pub name: String,
     #[serde(deserialize_with = "hex")]
     pub sha256: [u8; 32],
+    /// Boxes that its holder may have at once, with those of runs.
+    pub boxes: Option<u64>,
+    /// On average; as many may come at once.
+    pub runs_per_second: Option<f64>,
+    /// The sum of what those boxes may use.
+    #[serde(default, deserialize_with = "optional_size")]
+    pub memory_bytes: Option<u64>,
 }
 
 /// What one server takes on at once, and what one request may ask for.
@@ -100,7 +145,10 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             keys: Vec::new(),
             limits: Limits::default(),
+            gauges: Levels::default(),
+            hooks: HooksConfig::default(),
             log: LogFormat::default(),
+            lowered: Vec::new(),
         }
     }
 }
@@ -143,7 +191,38 @@ impl Config {
             return Err(Error::new(ErrorKind::BadRequest, message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
+        self.gauges.thresholds()?;
+        self.check_keys()
+    }
+
+    /// A name is a label of what was made with the key, and whose quota that is.
+    fn check_keys(&self) -> Result<(), Error> {
+        let wrong = |message| Err(Error::new(ErrorKind::BadRequest, message));
+        for (place, key) in self.keys.iter().enumerate() {
+            let name = &key.name;
+            tare_engine::spec::name::parse(name)?;
+            if self.keys[..place].iter().any(|other| other.name == *name) {
+                return wrong(format!("two keys have the name {name:?}"));
+            }
+            let rate = key.runs_per_second;
+            if rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+                return wrong(format!("runs_per_second of the key {name:?} is no rate"));
+            }
+        }
         Ok(())
+    }
+
+    /// What there are not enough descriptors for is lowered.
+    pub fn fit(&mut self, room: Room) {
+        self.lowered = room.fit(&mut self.limits);
+    }
+
+    pub fn gauge_settings(&self) -> GaugeSettings {
+        GaugeSettings {
+            thresholds: self.gauges.thresholds().unwrap_or_default(),
+            boxes_max: Some(self.limits.boxes as u64),
+            descriptors_reserved: Room::found().reserved(),
+        }
     }
 }
 
@@ -186,6 +265,17 @@ impl Key {
         Self {
             name: name.to_owned(),
             sha256: Sha256::digest(key).into(),
+            boxes: None,
+            runs_per_second: None,
+            memory_bytes: None,
+        }
+    }
+
+    pub fn quota(&self) -> Quota {
+        Quota {
+            boxes: self.boxes,
+            runs_per_second: self.runs_per_second,
+            memory_bytes: self.memory_bytes,
         }
     }
 
@@ -215,7 +305,11 @@ fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
     with(input, bytes::parse)
 }
 
-fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+fn optional_size<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u64>, D::Error> {
+    size(input).map(Some)
+}
+
+pub fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
     with(input, duration::parse)
 }
 
@@ -239,7 +333,7 @@ fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
 }
 
 /// A text that the engine's own parser takes, with its hint.
-fn with<'de, D: Deserializer<'de>, T>(
+pub fn with<'de, D: Deserializer<'de>, T>(
     input: D,
     parse: impl FnOnce(&str) -> Result<T, Error>,
 ) -> Result<T, D::Error> {
@@ -267,7 +361,33 @@ mod tests {
         assert!(wrong("listn = 'x'").contains("listn"));
         assert!(wrong("[limits]\ntimeout = '-1s'").contains("timeout"));
         assert!(wrong("listen = '8080'").contains("ADDRESS:PORT"));
+        assert!(wrong("[gauges]\nwran = 50").contains("wran"));
         assert!(wrong("[[keys]]\nname = 'a'\nsha256 = '00'").contains("64 hexadecimal"));
+    }
+
+    #[test]
+    fn levels_that_cannot_be_told_apart_are_refused() {
+        let config: Config = toml::from_str("[gauges]\nwarn = 90").expect("TOML");
+        assert!(config.check().is_err());
+        let config: Config = toml::from_str("[gauges]\nwarn = 50").expect("TOML");
+        assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn a_key_has_a_name_of_its_own_and_a_quota_that_can_be_kept() {
+        let key = |name: &str, quota: &str| {
+            let sha256 = "0".repeat(64);
+            format!("[[keys]]\nname = '{name}'\nsha256 = '{sha256}'\n{quota}\n")
+        };
+        let is_good = |text: &str| {
+            let config: Config = toml::from_str(text).expect("TOML");
+            config.check().is_ok()
+        };
+        let quota = "boxes = 3\nruns_per_second = 0.5\nmemory_bytes = '2g'";
+        assert!(is_good(&(key("a", quota) + &key("b", ""))));
+        assert!(!is_good(&(key("a", "") + &key("a", ""))));
+        assert!(!is_good(&key("a b", "")));
+        assert!(!is_good(&key("a", "runs_per_second = 0.0")));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -20,6 +20,15 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Who asked; in the request's extensions.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
+
+tokio::task_local! {
+    static CURRENT: String;
+}
+
+/// The id of the request that this task serves.
+pub fn current_request() -> Option<String> {
+    CURRENT.try_with(Clone::clone).ok()
+}
 
 /// Every error of the native API.
 #[derive(Debug, Serialize, ToSchema)]
@@ -46,7 +55,8 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     request.extensions_mut().insert(RequestId(id.clone()));
-    let mut response = next.run(request).await;
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let mut response = CURRENT.scope(id.clone(), next.run(request)).await;
     let error = response.extensions_mut().remove::<ApiError>();
     if let Some(error) = &error {
         response = body_of(error, &id);
@@ -55,6 +65,7 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
         request_id: &id,
         method: method.as_str(),
         path: &path,
+        route: route.as_ref().map_or("other", MatchedPath::as_str),
         status: response.status().as_u16(),
         duration: started.elapsed(),
         error: error.as_ref(),

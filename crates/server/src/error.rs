@@ -19,6 +19,8 @@ pub struct ApiError {
     pub message: String,
     pub hint: Option<String>,
     pub retry_after_s: Option<u32>,
+    /// What there was too little or too much of: a gauge, a quota. For the metrics.
+    pub refused_for: Option<&'static str>,
     /// For the log alone.
     pub detail: Option<String>,
 }
@@ -34,6 +36,7 @@ impl ApiError {
             message: message.into(),
             hint: None,
             retry_after_s: None,
+            refused_for: None,
             detail: None,
         }
     }
@@ -46,6 +49,7 @@ impl ApiError {
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             retry_after_s: Some(RETRY_AFTER_S),
+            refused_for: Some(code),
             ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
         }
     }
@@ -104,7 +108,7 @@ fn for_http(hint: &str) -> String {
         )
 }
 
-fn in_full(error: &EngineError) -> String {
+pub fn in_full(error: &EngineError) -> String {
     let mut said = error.to_string();
     for why in sources(error) {
         said.push_str(": ");

@@ -1,16 +1,20 @@
 //! What happens, told once: a line each on stderr, with stable names that can be
 //! queried, and the same to whoever listens.
 
-use std::io::Write;
+mod writer;
+
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tare_engine::Timestamp;
+use tare_engine::{Change, STILL_POPULATED, Timestamp};
 use tokio::sync::broadcast;
 
 use crate::config::LogFormat;
 use crate::error::ApiError;
+use crate::metrics::Metrics;
+use writer::Writer;
 
 /// What a field is cut to: nothing that a client sends makes a line long.
 const FIELD_CHARACTERS_MAX: usize = 1000;
@@ -19,9 +23,13 @@ const FIELD_CHARACTERS_MAX: usize = 1000;
 /// keeps nobody waiting.
 const NOTED_WAITING: usize = 1024;
 
+pub const GAUGE_CHANGED: &str = "gauge_changed";
+
 #[derive(Debug)]
 pub struct Journal {
     format: LogFormat,
+    metrics: Arc<Metrics>,
+    log: Writer,
     listeners: broadcast::Sender<Arc<Noted>>,
 }
 
@@ -40,6 +48,10 @@ pub enum Happening<'a> {
     Listening {
         on: &'a str,
     },
+    /// There are too few descriptors for what is configured.
+    LimitsLowered {
+        limits: &'a [&'static str],
+    },
     Recovered {
         boxes: usize,
         duration: Duration,
@@ -48,6 +60,8 @@ pub enum Happening<'a> {
         request_id: &'a str,
         method: &'a str,
         path: &'a str,
+        /// One of those that there are.
+        route: &'a str,
         status: u16,
         duration: Duration,
         error: Option<&'a ApiError>,
@@ -64,8 +78,28 @@ pub enum Happening<'a> {
         box_id: &'a str,
         exit_code: Option<u8>,
     },
+    /// A box could not be ended in time. It stays on record, and is tried again.
     TeardownStuck {
         box_id: &'a str,
+        request_id: Option<&'a str>,
+        why: &'a str,
+    },
+    /// The same, because somebody in it does not die.
+    CgroupStillPopulated {
+        box_id: &'a str,
+        request_id: Option<&'a str>,
+        why: &'a str,
+    },
+    /// Something was left of a box that nobody looks after, and is gone now.
+    OrphanReclaimed {
+        box_id: &'a str,
+        found: &'a [String],
+    },
+    GaugeChanged {
+        change: &'a Change,
+    },
+    HookFailed {
+        hook: &'a str,
         why: &'a str,
     },
     Reloaded,
@@ -78,17 +112,51 @@ pub enum Happening<'a> {
     },
 }
 
-impl Happening<'_> {
+/// As the log, the events and the hooks have it.
+pub fn changed(change: &Change) -> Value {
+    let reading = change.reading.as_ref();
+    json!({
+        "gauge": change.gauge.as_str(),
+        "from": change.from.as_str(),
+        "to": change.to.as_str(),
+        "used": reading.map(|reading| reading.used),
+        "limit": reading.map(|reading| reading.limit),
+        "limit_is": reading.map(|reading| &reading.limit_is),
+    })
+}
+
+impl<'a> Happening<'a> {
+    /// By what the engine says of it.
+    pub fn stuck(box_id: &'a str, request_id: Option<&'a str>, why: &'a str) -> Self {
+        match why.contains(STILL_POPULATED) {
+            true => Self::CgroupStillPopulated {
+                box_id,
+                request_id,
+                why,
+            },
+            false => Self::TeardownStuck {
+                box_id,
+                request_id,
+                why,
+            },
+        }
+    }
+
     /// Stable.
     fn name(&self) -> &'static str {
         match self {
             Self::Listening { .. } => "listening",
+            Self::LimitsLowered { .. } => "limits_lowered",
             Self::Recovered { .. } => "recovered",
             Self::Request { .. } => "request",
             Self::BoxCreated { .. } => "box_created",
             Self::BoxRemoved { .. } => "box_removed",
             Self::BoxEnded { .. } => "box_ended",
             Self::TeardownStuck { .. } => "teardown_stuck",
+            Self::CgroupStillPopulated { .. } => "cgroup_still_populated",
+            Self::OrphanReclaimed { .. } => "orphan_reclaimed",
+            Self::GaugeChanged { .. } => GAUGE_CHANGED,
+            Self::HookFailed { .. } => "hook_failed",
             Self::Reloaded => "reloaded",
             Self::ReloadRefused { .. } => "reload_refused",
             Self::Draining => "draining",
@@ -99,6 +167,7 @@ impl Happening<'_> {
     fn fields(&self) -> Value {
         match self {
             Self::Listening { on } => json!({ "on": on }),
+            Self::LimitsLowered { limits } => json!({ "limits": limits }),
             Self::Recovered { boxes, duration } => {
                 json!({ "boxes": boxes, "duration_ms": ms(*duration) })
             }
@@ -109,6 +178,7 @@ impl Happening<'_> {
                 status,
                 duration,
                 error,
+                route: _,
             } => json!({
                 "request_id": request_id,
                 "method": method,
@@ -124,7 +194,21 @@ impl Happening<'_> {
             Self::BoxEnded { box_id, exit_code } => {
                 json!({ "box_id": box_id, "exit_code": exit_code })
             }
-            Self::TeardownStuck { box_id, why } => json!({ "box_id": box_id, "why": why }),
+            Self::TeardownStuck {
+                box_id,
+                request_id,
+                why,
+            }
+            | Self::CgroupStillPopulated {
+                box_id,
+                request_id,
+                why,
+            } => json!({ "box_id": box_id, "request_id": request_id, "why": why }),
+            Self::OrphanReclaimed { box_id, found } => {
+                json!({ "box_id": box_id, "found": found.join("; ") })
+            }
+            Self::GaugeChanged { change } => changed(change),
+            Self::HookFailed { hook, why } => json!({ "hook": hook, "why": why }),
             Self::ReloadRefused { why } => json!({ "why": why }),
             Self::Reloaded | Self::Draining => json!({}),
             Self::Drained { ended } => json!({ "ended": ended }),
@@ -133,20 +217,31 @@ impl Happening<'_> {
 }
 
 impl Journal {
-    pub fn new(format: LogFormat) -> Self {
-        Self {
+    pub fn start(format: LogFormat, metrics: Arc<Metrics>) -> io::Result<Self> {
+        Ok(Self {
             format,
+            metrics,
+            log: Writer::start(io::stderr())?,
             listeners: broadcast::Sender::new(NOTED_WAITING),
-        }
+        })
     }
 
     pub fn note(&self, happening: Happening<'_>) {
+        self.metrics.count(&happening);
         let noted = Noted::of(&happening, Timestamp::now());
-        let line = noted.line(self.format);
-        // A log that cannot be written is no reason to serve nobody.
-        std::io::stderr().lock().write_all(line.as_bytes()).ok();
+        self.log.write(noted.line(self.format));
         // Nobody needs to listen.
         self.listeners.send(Arc::new(noted)).ok();
+    }
+
+    /// Lines that found no room in the log.
+    pub fn dropped(&self) -> u64 {
+        self.log.dropped()
+    }
+
+    /// Returns when the log has all of it.
+    pub fn flush(&self) {
+        self.log.flush();
     }
 
     /// Everything that is noted from now on.
@@ -210,6 +305,7 @@ mod tests {
             request_id: "abc",
             method: "GET",
             path,
+            route: "other",
             status: 404,
             duration: Duration::from_micros(1500),
             error: None,
@@ -244,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_listener_hears_what_is_noted_and_one_who_is_late_what_he_missed() {
-        let journal = Journal::new(LogFormat::Json);
+        let journal = Journal::start(LogFormat::Json, Arc::default()).expect("a thread");
         journal.note(Happening::Reloaded);
         let mut listener = journal.listen();
         journal.note(request("/health"));
@@ -257,5 +353,13 @@ mod tests {
         let missed = broadcast::error::TryRecvError::Lagged(1);
         assert_eq!(listener.try_recv().err(), Some(missed));
         assert!(listener.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_box_whose_processes_do_not_die_has_an_event_of_its_own() {
+        let name = |why: &str| Happening::stuck("abc", None, why).name();
+        let populated = format!("cannot empty cgroup /x: {STILL_POPULATED}");
+        assert_eq!(name(&populated), "cgroup_still_populated");
+        assert_eq!(name("its keeper does not die"), "teardown_stuck");
     }
 }

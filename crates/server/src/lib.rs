@@ -24,18 +24,24 @@ mod exec;
 mod execs;
 mod extract;
 mod guard;
+mod hooks;
 mod journal;
 mod language;
 mod listen;
 mod makers;
 mod memory;
+mod metrics;
 mod notify;
 mod oneshot;
 mod page;
+mod pressure;
+mod quota;
 mod ready;
 mod relay;
+mod room;
 mod running;
 mod spec;
+mod sweeping;
 mod text;
 mod watch;
 
@@ -43,7 +49,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Doing, Engine, Error, State};
+use tare_engine::{BoxId, Change, Doing, Engine, Error, State, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -53,10 +59,18 @@ use error::ApiError;
 use journal::Happening;
 use listen::Listener;
 use makers::Makers;
+use pressure::Pressure;
+use quota::{Charge, Quotas};
+use room::Room;
 use watch::Watch;
 
-/// Threads that wait in the engine for others; more requests than that wait their turn.
-const BLOCKING_THREADS_MAX: usize = 64;
+/// A thread that waits for the next call stays: when no more can be had, those that
+/// there are list, stop and remove boxes.
+const CALLING_THREADS_STAY: Duration = Duration::from_secs(1 << 32);
+/// So many are there from the beginning.
+const CALLING_THREADS: usize = 4;
+/// Changes of levels that wait to be told; more wait with their gauge.
+const CHANGES_WAITING: usize = 64;
 /// Ends that wait to be looked at; more wait in the kernel.
 const ENDS_WAITING: usize = 64;
 /// Boxes that others have made are watched after so long.
@@ -92,35 +106,58 @@ impl Options {
             config.keys.extend(Key::read_file(path)?);
         }
         config.check()?;
+        config.fit(Room::found());
         Ok(config)
     }
 }
 
 /// Serves until SIGTERM or SIGINT, and returns when nothing is left to be ended.
-pub fn serve(options: &Options) -> Result<(), Error> {
+pub fn serve(options: Options) -> Result<(), Error> {
+    let room = Room::make();
     let config = options.configuration()?;
-    let engine = Engine::open(options.state_root.clone())?.lasting();
+    let engine = Engine::open_to_serve(options.state_root.clone())?;
+    let no_threads = || "cannot start threads".to_owned();
     let waiting_max = config
         .limits
         .runs
         .saturating_add(config.limits.runs_waiting);
-    let makers = Makers::start(waiting_max).doing(|| "cannot start threads".into())?;
+    let makers = Makers::start(waiting_max).doing(no_threads)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .max_blocking_threads(room.calls())
+        .thread_keep_alive(CALLING_THREADS_STAY)
         .enable_all()
         .build()
-        .doing(|| "cannot start threads".into())?;
+        .doing(no_threads)?;
+    start_calling_threads(&runtime);
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
-    let watch = Watch::start(move |id| drop(ends.blocking_send(id)));
-    let watch = watch.doing(|| "cannot start threads".into())?;
-    let app = App::new(engine, makers, watch, config);
-    let result = runtime.block_on(live(app, ended, options));
+    let watch = Watch::start(move |id| drop(ends.blocking_send(id))).doing(no_threads)?;
+    let settings = config.gauge_settings();
+    let gauges = engine.gauges(settings)?;
+    let (tell, changes) = mpsc::channel(CHANGES_WAITING);
+    let pressure = Pressure::start(gauges, settings, Arc::clone(&watch), tell).doing(no_threads)?;
+    let app = App::new(engine, makers, watch, pressure, options, config).doing(no_threads)?;
+    hooks::start(&app).doing(no_threads)?;
+    let result = runtime.block_on(live(app.clone(), ended, changes));
+    app.journal.flush();
     // A thread that waits in the engine for others must not hold this one.
     runtime.shutdown_background();
     result
 }
 
-async fn live(app: App, ended: mpsc::Receiver<BoxId>, options: &Options) -> Result<(), Error> {
+/// They are there before there may be none to be had.
+fn start_calling_threads(runtime: &tokio::runtime::Runtime) {
+    let all_are_there = Arc::new(std::sync::Barrier::new(CALLING_THREADS));
+    for _each in 0..CALLING_THREADS {
+        let all_are_there = Arc::clone(&all_are_there);
+        runtime.spawn_blocking(move || all_are_there.wait());
+    }
+}
+
+async fn live(
+    app: App,
+    ended: mpsc::Receiver<BoxId>,
+    changes: mpsc::Receiver<Change>,
+) -> Result<(), Error> {
     let failed = || "cannot wait for signals".to_owned();
     let mut terminated = signal(SignalKind::terminate()).doing(failed)?;
     let mut interrupted = signal(SignalKind::interrupt()).doing(failed)?;
@@ -129,9 +166,13 @@ async fn live(app: App, ended: mpsc::Receiver<BoxId>, options: &Options) -> Resu
     let listener = Listener::bind(&listen).await?;
     let on = listener.address(&listen);
     app.journal.note(Happening::Listening { on: &on });
+    note_lowered(&app);
     notify::ready();
     tokio::spawn(recover(app.clone()));
     tokio::spawn(look_after(app.clone(), ended));
+    tokio::spawn(hooks::heed(app.clone()));
+    tokio::spawn(sweeping::heed(app.clone(), changes));
+    tokio::spawn(sweeping::sweep_when_wanted(app.clone()));
     let serving = tokio::spawn(listen::serve(
         listener,
         api::router(app.clone()),
@@ -141,7 +182,7 @@ async fn live(app: App, ended: mpsc::Receiver<BoxId>, options: &Options) -> Resu
         tokio::select! {
             _ = terminated.recv() => break,
             _ = interrupted.recv() => break,
-            _ = hung_up.recv() => reload(&app, options),
+            _ = hung_up.recv() => drop(reload(&app).await),
         }
     }
     drain(&app).await;
@@ -154,9 +195,18 @@ async fn live(app: App, ended: mpsc::Receiver<BoxId>, options: &Options) -> Resu
     Ok(())
 }
 
+fn note_lowered(app: &App) {
+    let config = app.config();
+    if !config.lowered.is_empty() {
+        let limits = &config.lowered;
+        app.journal.note(Happening::LimitsLowered { limits });
+    }
+}
+
 /// What was there before this server is looked at behind its first answers.
 async fn recover(app: App) {
     let started = Instant::now();
+    sweeping::sweep(&app).await;
     let boxes = watch_all(&app).await.unwrap_or(0);
     app.recovery.done(boxes);
     app.journal.note(Happening::Recovered {
@@ -167,24 +217,40 @@ async fn recover(app: App) {
 
 /// Every box that lives is watched, whoever made it; how many boxes there are.
 async fn watch_all(app: &App) -> Result<usize, ApiError> {
-    let watch = Arc::clone(&app.watch);
-    app.ask(move |engine| {
+    let (watch, quotas) = (Arc::clone(&app.watch), app.quotas.clone());
+    let looked = app.ask(move |engine| {
         let boxes = engine.list()?;
-        let live = boxes.iter().filter(|one| one.state != State::Exited);
+        // One that is attached is its creator's.
+        let live = boxes
+            .iter()
+            .filter(|one| one.state != State::Exited && !one.attached);
         for one in live.filter(|one| !watch.has(&one.id)) {
             // What cannot be watched now is looked at again later.
             if let Ok(Some(keeper)) = engine.keeper(&one.id) {
-                watch.add(one.id.clone(), keeper).ok();
+                let charge = charge(engine, &quotas, one);
+                watch.add(one.id.clone(), keeper, charge).ok();
             }
         }
-        Ok(boxes.len())
-    })
-    .await
+        Ok(boxes)
+    });
+    let boxes = looked.await?;
+    sweeping::tell_stuck(app, &boxes);
+    Ok(boxes.len())
+}
+
+/// A box that a key made before counts for it.
+fn charge(engine: &Engine, quotas: &Quotas, one: &Status) -> Option<Charge> {
+    one.labels.get(quota::KEY_LABEL)?;
+    let spec = engine.details(&one.id).ok()?.spec;
+    let memory_bytes = spec["limits"]["memory_bytes"].as_u64();
+    quotas.found(&one.labels, memory_bytes.unwrap_or(0))
 }
 
 /// A box that has ended by itself is finished at once, and not when somebody asks.
 async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
-    let mut again = tokio::time::interval(WATCH_AGAIN);
+    // What is there now is looked at by whoever recovers.
+    let first = tokio::time::Instant::now() + WATCH_AGAIN;
+    let mut again = tokio::time::interval_at(first, WATCH_AGAIN);
     loop {
         tokio::select! {
             Some(id) = ended.recv() => {
@@ -197,8 +263,9 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
                     });
                 }
             }
-            // Boxes that others have made.
+            // Boxes that others have made, and what they have left behind.
             _ = again.tick() => {
+                sweeping::sweep(&app).await;
                 app.execs.forget_old();
                 watch_all(&app).await.ok();
             }
@@ -207,15 +274,20 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
 }
 
 /// A configuration that cannot be used changes nothing.
-fn reload(app: &App, options: &Options) {
-    match options.configuration() {
+async fn reload(app: &App) -> Result<(), ApiError> {
+    let options = Arc::clone(&app.options);
+    let read = app.ask(move |_| options.configuration()).await;
+    match read {
         Ok(config) => {
             app.configure(config);
             app.journal.note(Happening::Reloaded);
+            note_lowered(app);
+            Ok(())
         }
         Err(error) => {
-            let why = ApiError::from(error).message;
-            app.journal.note(Happening::ReloadRefused { why: &why });
+            let why = &error.message;
+            app.journal.note(Happening::ReloadRefused { why });
+            Err(error)
         }
     }
 }
@@ -226,12 +298,12 @@ async fn drain(app: &App) {
     notify::stopping();
     app.stopping.enter(Phase::Draining);
     let limits = app.config().limits.clone();
-    let idle = async { tokio::join!(app.admission.idle(limits.runs), app.execs.idle()) };
+    let idle = async { tokio::join!(app.admission.idle(), app.execs.idle()) };
     tokio::pin!(idle);
     let ended = match tokio::time::timeout(limits.drain, &mut idle).await {
         Ok(_) => 0,
         Err(_late) => {
-            let running = app.admission.running(limits.runs) + app.execs.running();
+            let running = app.admission.running() + app.execs.running();
             app.stopping.enter(Phase::Ending);
             tokio::time::timeout(ENDED_WITHIN, &mut idle).await.ok();
             running

@@ -22,9 +22,11 @@ pub use files::{FileIn, FileOut};
 
 use crate::admission::Permit;
 use crate::app::{App, Phase};
+use crate::edge;
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::journal::Happening;
+use crate::metrics::{Lap, RunEnd};
 use crate::relay::{self, Ended, Ends, Input, Kept, Output, Relayed};
 use crate::running::{self, Running, Wanted};
 
@@ -60,13 +62,13 @@ pub struct Outcome {
     pub duration: Duration,
 }
 
-/// Starts it; `permit` is given back when nothing is left.
+/// Starts it.
 pub fn start(app: &App, permit: Permit, what: OneShot, output: Output) -> Running<Outcome> {
     let app = app.clone();
+    let request_id = edge::current_request();
     let (mut wanted, running) = running::pair();
     tokio::spawn(async move {
-        let _permit = permit;
-        let outcome = Course::run(&app, what, &output, &mut wanted).await;
+        let outcome = Course::run(&app, permit, what, &output, &mut wanted, request_id).await;
         wanted.done(outcome);
     });
     running
@@ -100,7 +102,11 @@ impl Cut {
 struct Course<'a> {
     app: &'a App,
     attached: Attached,
+    /// Given back when nothing is left.
+    permit: Permit,
     wanted: &'a mut Wanted<Outcome>,
+    /// When the lap that it is in began.
+    since: Instant,
 }
 
 /// What was learned on the way.
@@ -113,23 +119,31 @@ struct Ran {
 impl<'a> Course<'a> {
     async fn run(
         app: &'a App,
+        permit: Permit,
         what: OneShot,
         output: &Output,
         wanted: &'a mut Wanted<Outcome>,
+        request_id: Option<String>,
     ) -> Result<Outcome, ApiError> {
         let started = Instant::now();
-        let attached = make(app, &what.spec).await?;
+        let attached = make(app, &what.spec).await;
+        let attached = attached.inspect_err(|_| app.metrics.run_ended(RunEnd::Error))?;
         let id = attached.id().clone();
         let mut course = Self {
             app,
             attached,
+            permit,
             wanted,
+            since: started,
         };
+        course.lap(Lap::Create);
         let ran = course.go(what, output).await;
         if ran.is_err() {
             course.attached.kill();
         }
-        let ending = course.end().await?;
+        let ending = course.end(request_id).await;
+        app.metrics.run_ended(run_end(&ran, ending.as_ref().ok()));
+        let ending = ending?;
         let mut ran = ran.map_err(Cut::into_error)?;
         // Everyone who could write is dead: what is left is in the pipes.
         ran.ends.rest(output).await;
@@ -147,6 +161,12 @@ impl<'a> Course<'a> {
         })
     }
 
+    fn lap(&mut self, over: Lap) {
+        let now = Instant::now();
+        self.app.metrics.lap(over, now - self.since);
+        self.since = now;
+    }
+
     async fn go(&mut self, what: OneShot, output: &Output) -> Result<Ran, Cut> {
         self.await_made().await?;
         let id = self.attached.id().clone();
@@ -162,6 +182,8 @@ impl<'a> Course<'a> {
         let executed = self.app.ask(move |engine| engine.exec(&of, &exec, stdin));
         let mut executed = executed.await?;
         let mut ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
+        self.permit.made();
+        self.lap(Lap::Start);
         let ended = self
             .relay(&mut executed, &mut ends, what.stdin, output)
             .await?;
@@ -171,6 +193,7 @@ impl<'a> Course<'a> {
             let collect = files::collect(self.app.clone(), id, what.outputs, most);
             files = self.unless_cut(COPIED_WITHIN, collect).await??;
         }
+        self.lap(Lap::Run);
         Ok(Ran { ended, files, ends })
     }
 
@@ -244,18 +267,33 @@ impl<'a> Course<'a> {
 
     /// The one way out. What cannot be ended is on record, and tried again by whoever
     /// looks next.
-    async fn end(self) -> Result<Ending, ApiError> {
+    async fn end(self, request_id: Option<String>) -> Result<Ending, ApiError> {
         let (app, id) = (self.app.clone(), self.attached.id().clone());
+        let started = Instant::now();
         let ended = tokio::task::spawn_blocking(move || self.attached.end()).await;
         let ended = ended.map_err(|panicked| ApiError::internal(panicked.to_string()))?;
+        app.metrics.lap(Lap::Teardown, started.elapsed());
         ended.map_err(|error| {
             let error = ApiError::from(error);
-            app.journal.note(Happening::TeardownStuck {
-                box_id: id.as_str(),
-                why: error.detail.as_deref().unwrap_or(&error.message),
-            });
+            let why = error.detail.as_deref().unwrap_or(&error.message);
+            let stuck = Happening::stuck(id.as_str(), request_id.as_deref(), why);
+            app.journal.note(stuck);
             error
         })
+    }
+}
+
+fn run_end(ran: &Result<Ran, Cut>, ending: Option<&Ending>) -> RunEnd {
+    let oom = ending.is_some_and(|ending| ending.oom_kills > 0);
+    match ran {
+        Err(Cut::Gone) => RunEnd::Disconnected,
+        Err(Cut::Ending | Cut::Failed(_)) => RunEnd::Error,
+        Ok(ran) => match ran.ended.verdict() {
+            (_, true) => RunEnd::TimedOut,
+            (_, false) if oom => RunEnd::Oom,
+            (Exit::Code(0), false) => RunEnd::Ok,
+            (Exit::Code(_) | Exit::Signal(_), false) => RunEnd::Failed,
+        },
     }
 }
 

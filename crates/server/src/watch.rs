@@ -13,6 +13,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use tare_engine::{BoxId, Keeper};
 
+use crate::quota::Charge;
+
 /// How many ends are taken at a time.
 const ENDS_MAX: usize = 64;
 
@@ -25,7 +27,7 @@ pub struct Watch {
 #[derive(Debug, Default)]
 struct Watched {
     next: u64,
-    by_number: HashMap<u64, (BoxId, Keeper)>,
+    by_number: HashMap<u64, (BoxId, Keeper, Option<Charge>)>,
     by_id: HashMap<BoxId, u64>,
 }
 
@@ -42,8 +44,9 @@ impl Watch {
         Ok(watch)
     }
 
-    /// A box that is watched already is watched once.
-    pub fn add(&self, id: BoxId, keeper: Keeper) -> io::Result<()> {
+    /// A box that is watched already is watched once. Whom it counts for is told here
+    /// until it ends.
+    pub fn add(&self, id: BoxId, keeper: Keeper, charge: Option<Charge>) -> io::Result<()> {
         let mut watched = self.watched();
         if watched.by_id.contains_key(&id) {
             return Ok(());
@@ -53,12 +56,25 @@ impl Watch {
         epoll::add(&self.epoll, keeper.as_fd(), data, epoll::EventFlags::IN)?;
         watched.next += 1;
         watched.by_id.insert(id.clone(), number);
-        watched.by_number.insert(number, (id, keeper));
+        watched.by_number.insert(number, (id, keeper, charge));
         Ok(())
     }
 
     pub fn has(&self, id: &BoxId) -> bool {
         self.watched().by_id.contains_key(id)
+    }
+
+    /// How many live.
+    pub fn count(&self) -> usize {
+        self.watched().by_id.len()
+    }
+
+    /// A box that somebody has seen end: it is told to nobody.
+    pub fn forget(&self, id: &BoxId) {
+        let number = self.watched().by_id.get(id).copied();
+        if let Some(number) = number {
+            self.take(number);
+        }
     }
 
     fn wait(&self, ended: &impl Fn(BoxId)) {
@@ -78,7 +94,7 @@ impl Watch {
     /// The box whose keeper is dead. Closed, its descriptor is watched no more.
     fn take(&self, number: u64) -> Option<BoxId> {
         let mut watched = self.watched();
-        let (id, keeper) = watched.by_number.remove(&number)?;
+        let (id, keeper, _charge) = watched.by_number.remove(&number)?;
         watched.by_id.remove(&id);
         drop(watched);
         epoll::delete(&self.epoll, keeper.as_fd()).ok();
@@ -112,7 +128,7 @@ mod tests {
         let id = BoxId::random();
         for _twice in 0..2 {
             let keeper = Keeper::open(pid).expect("it lives");
-            watch.add(id.clone(), keeper).expect("it is watched");
+            watch.add(id.clone(), keeper, None).expect("it is watched");
         }
         assert!(watch.has(&id) && told.try_recv().is_err());
         drop(child.stdin.take());

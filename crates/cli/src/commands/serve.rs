@@ -51,7 +51,7 @@ enum Format {
 pub fn run(args: &ServeArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     signals::keep_ended_children();
     signals::fail_past_file_limit();
-    tare_server::serve(&Options {
+    tare_server::serve(Options {
         state_root,
         config: args.config.clone(),
         listen: args.listen.clone(),

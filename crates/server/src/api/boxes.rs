@@ -20,6 +20,8 @@ use crate::error::ApiError;
 use crate::extract::{Json, Path};
 use crate::guard::Caller;
 use crate::journal::Happening;
+use crate::pressure::Place;
+use crate::quota::{self, Charge};
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::watch::Watch;
 
@@ -143,14 +145,22 @@ pub async fn create(
     if app.stopping.phase() > Phase::Serving {
         return Err(ApiError::unavailable("stopping", "the server is stopping"));
     }
-    let (spec, options) = request.take(&app)?;
+    let (mut spec, options) = request.take(&app)?;
+    let asking = Asking {
+        caller: caller.clone(),
+        memory_bytes: spec.limits.memory_bytes.value(),
+    };
+    if let Some(key) = caller.0 {
+        spec.labels.insert(quota::KEY_LABEL.to_owned(), key);
+    }
     let created = match id {
-        Some(id) => idempotency::start(&app, id, spec, options).await?,
+        Some(id) => idempotency::start(&app, id, spec, options, &asking).await?,
         None => {
+            let admitted = asking.admit(&app).await?;
             let watch = Arc::clone(&app.watch);
             let start = move |engine: &Engine| {
                 let started = engine.start(&spec, &options)?;
-                Created::watched(engine, &watch, started)
+                Created::watched(engine, &watch, started, admitted)
             };
             app.ask(start).await?
         }
@@ -164,6 +174,31 @@ pub async fn create(
             Ok((StatusCode::CREATED, axum::Json(status)).into_response())
         }
         Created::Before(status) => Ok(axum::Json(status).into_response()),
+    }
+}
+
+/// Who asks for a box, and for how much.
+#[derive(Debug)]
+pub struct Asking {
+    caller: Caller,
+    memory_bytes: u64,
+}
+
+/// That there may be a box: on whose account, and in which place.
+#[derive(Debug)]
+pub struct Admitted {
+    charge: Option<Charge>,
+    place: Place,
+}
+
+impl Asking {
+    pub async fn admit(&self, app: &App) -> Result<Admitted, ApiError> {
+        let (config, asked) = (app.config(), quota::Asked::Box);
+        let charge = app
+            .quotas
+            .charge(&config, &self.caller, asked, self.memory_bytes)?;
+        let place = app.pressure.place().await?;
+        Ok(Admitted { charge, place })
     }
 }
 
@@ -182,9 +217,13 @@ impl Created {
         engine: &Engine,
         watch: &Watch,
         started: Started,
+        admitted: Admitted,
     ) -> Result<Self, tare_engine::Error> {
         // What cannot be watched now is watched later.
-        watch.add(started.id.clone(), started.keeper).ok();
+        watch
+            .add(started.id.clone(), started.keeper, admitted.charge)
+            .ok();
+        drop(admitted.place);
         engine.status(&started.id).map(Self::Now)
     }
 }
@@ -201,6 +240,7 @@ impl BoxRequest {
         };
         let mut spec = asked.into_spec(&config.limits)?;
         spec.name = self.name.as_deref().map(spec::box_name).transpose()?;
+        quota::check_labels(&self.labels)?;
         spec.labels = spec::labels(&self.labels)?;
         let mut options = DetachOptions {
             keep: self.keep,
@@ -348,9 +388,12 @@ pub async fn remove(
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<StatusCode, ApiError> {
     let force = taken(query)?.force;
+    let watch = Arc::clone(&app.watch);
     let removed = app.ask(move |engine| {
         let id = engine.find(&id)?;
-        engine.remove(&id, force).map(|()| id)
+        engine.remove(&id, force)?;
+        watch.forget(&id);
+        Ok(id)
     });
     let removed = removed.await?;
     app.journal.note(Happening::BoxRemoved {

@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, State};
+use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, State, Status};
 
-use crate::api::boxes::Created;
+use crate::api::boxes::{Asking, Created};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::guard::Caller;
-use crate::watch::Watch;
 
 const HEADER: &str = "idempotency-key";
 const KEY_BYTES_MAX: usize = 255;
@@ -55,50 +54,61 @@ fn named(key: &[u8], Caller(caller): &Caller) -> BoxId {
     BoxId::from_bytes(*first)
 }
 
-/// Makes the box, or finds it. Whoever else makes it is waited for.
+/// Makes the box, or finds it. Whoever else makes it is waited for. Only one that is
+/// made needs room and counts: a request that is sent again is never refused for it.
 pub async fn start(
     app: &App,
     id: BoxId,
     spec: Spec,
     options: DetachOptions,
+    asking: &Asking,
 ) -> Result<Created, ApiError> {
     let until = Instant::now() + MADE_WITHIN;
     loop {
-        let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
-        let watch = Arc::clone(&app.watch);
-        let attempt = move |engine: &Engine| attempt(engine, &watch, &of, (&spec, &options));
-        match app.ask(attempt).await? {
-            Some(created) => return Ok(created),
-            None if Instant::now() < until => tokio::time::sleep(LOOK_AGAIN).await,
-            None => {
-                let message = "the box of this Idempotency-Key is still being made";
-                return Err(ApiError::unavailable("still_starting", message));
+        let of = id.clone();
+        match app.ask(move |engine| look(engine, &of)).await? {
+            Found::Whole(status) => return Ok(Created::Before(status)),
+            Found::Half => {}
+            Found::Nothing => {
+                let admitted = asking.admit(app).await?;
+                let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
+                let watch = Arc::clone(&app.watch);
+                let start = move |engine: &Engine| {
+                    let started = engine.start_as(&of, &spec, &options)?;
+                    started
+                        .map(|started| Created::watched(engine, &watch, started, admitted))
+                        .transpose()
+                };
+                if let Some(created) = app.ask(start).await? {
+                    return Ok(created);
+                }
             }
         }
+        if Instant::now() >= until {
+            let message = "the box of this Idempotency-Key is still being made";
+            return Err(ApiError::unavailable("still_starting", message));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
-/// `None` while somebody makes it, or removes what was never whole.
-fn attempt(
-    engine: &Engine,
-    watch: &Watch,
-    id: &BoxId,
-    (spec, options): (&Spec, &DetachOptions),
-) -> Result<Option<Created>, Error> {
+enum Found {
+    Whole(Status),
+    /// Somebody makes it, or removes what was never whole.
+    Half,
+    Nothing,
+}
+
+fn look(engine: &Engine, id: &BoxId) -> Result<Found, Error> {
     match engine.status(id) {
         Ok(status) => Ok(match status.state {
             // Its creator may just have been killed.
-            State::Starting | State::Stuck => None,
+            State::Starting | State::Stuck => Found::Half,
             State::Running | State::Paused | State::Stopping | State::Exited => {
-                Some(Created::Before(status))
+                Found::Whole(status)
             }
         }),
-        Err(error) if error.kind() == ErrorKind::NoSuchBox => {
-            let started = engine.start_as(id, spec, options)?;
-            started
-                .map(|started| Created::watched(engine, watch, started))
-                .transpose()
-        }
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Found::Nothing),
         Err(error) => Err(error),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,10 @@ use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::extract::Json;
+use crate::guard::Caller;
 use crate::language::Language;
 use crate::oneshot::{self, FileIn, OneShot, Outcome};
+use crate::quota;
 use crate::relay::Output;
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::text::{Encoding, base64, from_base64};
@@ -109,6 +111,7 @@ pub struct FileReturned {
 )]
 pub async fn run(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Json(request): Json<RunRequest>,
 ) -> Result<Response, ApiError> {
@@ -118,7 +121,11 @@ pub async fn run(
     if app.stopping.phase() > Phase::Serving {
         return Err(ApiError::unavailable("stopping", "the server is stopping"));
     }
-    let permit = app.admission.run().await?;
+    let memory_bytes = what.spec.limits.memory_bytes.value();
+    let charge = app
+        .quotas
+        .charge(&app.config(), &caller, quota::Asked::Run, memory_bytes)?;
+    let permit = app.admission.run().await?.on_account_of(charge);
     match form {
         Form::Whole => {
             let mut running = oneshot::start(&app, permit, what, Output::Keep);

@@ -1,0 +1,227 @@
+//! One call of a hook, within its time.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tare_engine::{Doing, Error, ErrorKind, Keeper};
+
+/// `http://HOST[:PORT][/PATH]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Url {
+    /// With its port.
+    authority: String,
+    path: String,
+}
+
+impl FromStr for Url {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || {
+            let message = format!("{text:?} is no URL that can be called");
+            Error::new(ErrorKind::BadRequest, message)
+                .with_hint("give http://HOST[:PORT][/PATH]; for https let a command call it")
+        };
+        let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+        let rest = text.strip_prefix("http://").filter(|_| is_plain);
+        let rest = rest.ok_or_else(wrong)?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        if authority.is_empty() || authority.contains('@') {
+            return Err(wrong());
+        }
+        let has_port = authority
+            .rsplit_once(':')
+            .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        Ok(Self {
+            authority: match has_port {
+                true => authority.to_owned(),
+                false => format!("{authority}:80"),
+            },
+            path: match path.is_empty() {
+                true => "/".to_owned(),
+                false => path.to_owned(),
+            },
+        })
+    }
+}
+
+/// Runs a program with this on its stdin. What does not end in time is killed, with
+/// everyone in its process group.
+pub fn command(argv: &[String], stdin: &str, within: Duration) -> Result<(), Error> {
+    let [program, args @ ..] = argv else {
+        return Ok(());
+    };
+    let doing = || format!("cannot call {program}");
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .doing(doing)?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A pipe holds more than this: whoever does not read it keeps nobody.
+        pipe.write_all(stdin.as_bytes()).ok();
+    }
+    let status = ended_within(&mut child, within).doing(doing)?;
+    let failed = |why: String| Error::new(ErrorKind::Failed, doing()).because(why);
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(failed(format!("it ended with {status}"))),
+        None => Err(failed("it did not end in time and was killed".into())),
+    }
+}
+
+fn ended_within(
+    child: &mut Child,
+    within: Duration,
+) -> io::Result<Option<std::process::ExitStatus>> {
+    let pid = i32::try_from(child.id()).unwrap_or(0);
+    // It is not reaped yet: the number is its own, and its group's.
+    let is_dead = Keeper::open(pid)?.wait_dead(within)?;
+    if !is_dead && let Some(group) = Pid::from_raw(pid) {
+        kill_process_group(group, Signal::KILL)?;
+    }
+    let status = child.wait()?;
+    Ok(is_dead.then_some(status))
+}
+
+/// Posts this as JSON.
+pub fn post(url: &Url, body: &str, within: Duration) -> Result<(), Error> {
+    let doing = || format!("cannot post to http://{}{}", url.authority, url.path);
+    let status = exchange(url, body, within).doing(doing)?;
+    match status {
+        200..300 => Ok(()),
+        status => {
+            let why = format!("it answered {status}");
+            Err(Error::new(ErrorKind::Failed, doing()).because(why))
+        }
+    }
+}
+
+/// The status of the answer.
+fn exchange(url: &Url, body: &str, within: Duration) -> io::Result<u16> {
+    let until = Instant::now() + within;
+    // A timeout of nothing is none at all.
+    let left = || (until - Instant::now()).max(Duration::from_millis(1));
+    let address = url.authority.to_socket_addrs()?.next();
+    let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let mut stream = TcpStream::connect_timeout(&address, left())?;
+    stream.set_write_timeout(Some(left()))?;
+    let (path, host, length) = (&url.path, &url.authority, body.len());
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(format!("{head}{body}").as_bytes())?;
+    // `HTTP/1.1 204` is all that matters.
+    let mut answer = [0; 12];
+    let mut got = 0;
+    while got < answer.len() {
+        stream.set_read_timeout(Some(left()))?;
+        match stream.read(&mut answer[got..])? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => got += count,
+        }
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    let status = std::str::from_utf8(&answer[9..]).ok();
+    let status = status.and_then(|status| status.parse().ok());
+    status.ok_or(io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(60);
+
+    fn argv(script: &str) -> Vec<String> {
+        ["sh", "-c", script].map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn a_command_is_given_what_happened_and_its_failure_is_told() {
+        let said = r#"{"gauge":"boxes"}"#;
+        command(
+            &argv("test \"$(cat)\" = '{\"gauge\":\"boxes\"}'"),
+            said,
+            SOON,
+        )
+        .expect("it is");
+        let failed = command(&argv("exit 3"), said, SOON).expect_err("it fails");
+        assert!(failed.to_string().contains("sh"), "{failed}");
+        assert!(command(&["/nowhere".to_owned()], said, SOON).is_err());
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_killed_with_its_children() {
+        let directory = std::env::temp_dir().join(format!("tare-hook-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let file = directory.join("pid");
+        let script = format!("sleep 1000 & echo $! > {}; sleep 1000", file.display());
+        let late = command(&argv(&script), "", Duration::from_millis(500));
+        assert!(late.is_err());
+        let pid = std::fs::read_to_string(&file).expect("it began");
+        let is_there = || {
+            std::path::Path::new("/proc")
+                .join(pid.trim())
+                .join("fd/0")
+                .exists()
+        };
+        while is_there() {
+            std::thread::yield_now();
+        }
+        std::fs::remove_dir_all(&directory).expect("it is ours");
+    }
+
+    #[test]
+    fn only_plain_http_is_called() {
+        let url = |text: &str| text.parse::<Url>();
+        let full = url("http://localhost:9000/a/b?c").expect("a URL");
+        assert_eq!(
+            (&*full.authority, &*full.path),
+            ("localhost:9000", "/a/b?c")
+        );
+        let short = url("http://example").expect("a URL");
+        assert_eq!((&*short.authority, &*short.path), ("example:80", "/"));
+        for wrong in [
+            "https://x",
+            "http://",
+            "x",
+            "http://a@b/",
+            "http://a/\r\nX: y",
+        ] {
+            assert!(url(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_waited_for_and_not_for_ever() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let url: Url = format!("http://{address}/hook").parse().expect("a URL");
+        let late = post(&url, "{}", Duration::from_millis(50));
+        assert!(late.is_err(), "nobody answers");
+        let answering = std::thread::spawn(move || {
+            // The one that gave up, then the one that waits.
+            let streams = listener.incoming().take(2);
+            for mut stream in streams.flatten() {
+                let mut request = [0; 1024];
+                let count = stream.read(&mut request).unwrap_or(0);
+                stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").ok();
+                assert!(request[..count].starts_with(b"POST /hook HTTP/1.1\r\n"));
+            }
+        });
+        post(&url, "{}", SOON).expect("it answers");
+        answering.join().expect("it was asked as it should be");
+    }
+}

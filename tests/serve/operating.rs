@@ -1,0 +1,189 @@
+//! What an operator sees of a server, and tells it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+use tare_harness::{Server, eventually, skip, tare};
+
+use crate::configured;
+
+/// The value of a series, written as in the text.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(series));
+    line?.trim().parse().ok()
+}
+
+#[test]
+fn what_happens_is_counted() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let run = |request| server.post("/v1/run", &request).was(200);
+    run(json!({ "command": ["true"] }));
+    run(json!({ "command": ["false"] }));
+    run(json!({ "command": ["sleep", "1000"], "timeout_ms": 100 }));
+    let body = json!({ "command": ["sleep", "1000"] }).to_string();
+    let json = [("Content-Type", "application/json")];
+    let gone = server.send("POST", "/v1/run", &json, body.as_bytes());
+    eventually("it runs", || !tare.footprint().records.is_empty());
+    let scrape = || server.get("/metrics").was(200).text();
+    eventually("it is counted", || {
+        value(&scrape(), "tare_run_phase_seconds_count{phase=\"start\"}") == Some(4.0)
+    });
+    assert_eq!(value(&scrape(), "tare_runs_running"), Some(1.0));
+    drop(gone);
+    eventually("it is ended", || {
+        value(&scrape(), "tare_runs_total{result=\"disconnected\"}") == Some(1.0)
+    });
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    let text = scrape();
+    for (series, expected) in [
+        ("tare_runs_total{result=\"ok\"}", 1.0),
+        ("tare_runs_total{result=\"failed\"}", 1.0),
+        ("tare_runs_total{result=\"timed_out\"}", 1.0),
+        ("tare_run_phase_seconds_count{phase=\"create\"}", 4.0),
+        ("tare_run_phase_seconds_count{phase=\"start\"}", 4.0),
+        ("tare_run_phase_seconds_count{phase=\"run\"}", 3.0),
+        ("tare_run_phase_seconds_count{phase=\"teardown\"}", 4.0),
+        ("tare_runs_running", 0.0),
+        ("tare_boxes_live", 1.0),
+        ("tare_boxes_created_total", 1.0),
+        ("tare_boxes_removed_total", 0.0),
+    ] {
+        assert_eq!(value(&text, series), Some(expected), "{series}\n{text}");
+    }
+    for series in [
+        "process_descriptors",
+        "process_threads",
+        "process_resident_bytes",
+    ] {
+        let value = value(&text, &format!("tare_{series}"));
+        assert!(value.is_some_and(|value| value > 0.0), "{series}");
+    }
+    let memory = "tare_gauge_used{gauge=\"memory_host\"}";
+    eventually("it is measured", || value(&scrape(), memory) > Some(0.0));
+    server.delete("/v1/boxes/web?force=true").was(204);
+    assert_eq!(value(&scrape(), "tare_boxes_removed_total"), Some(1.0));
+    server.stop().ok();
+}
+
+/// A leak is told the first time, and not after six days.
+#[test]
+fn what_a_killed_server_left_is_reclaimed_and_told() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let body = json!({ "command": ["sleep", "1000"] }).to_string();
+    let json = [("Content-Type", "application/json")];
+    let stream = server.send("POST", "/v1/run", &json, body.as_bytes());
+    let started = "tare_run_phase_seconds_count{phase=\"start\"}";
+    eventually("it runs", || {
+        value(&server.get("/metrics").text(), started) == Some(1.0)
+    });
+    let id = tare.footprint().records.first().cloned();
+    server.kill();
+    drop(stream);
+    let server = Server::start(&tare, &["--log", "json"]);
+    eventually("it has looked", || server.log().contains("recovered"));
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("orphan_reclaimed"));
+    let line = line.unwrap_or_else(|| panic!("nothing is told: {log}"));
+    let told: serde_json::Value = serde_json::from_str(line).expect("an object");
+    assert_eq!(told["box_id"].as_str(), id.as_deref());
+    let text = server.get("/metrics").was(200).text();
+    assert_eq!(value(&text, "tare_boxes_reclaimed_total"), Some(1.0));
+    server.stop().ok();
+}
+
+/// Nothing that a client sends makes a series.
+#[test]
+fn whatever_is_asked_for_there_are_as_many_series() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let ask = |round: usize| {
+        server.get(&format!("/nothing-{round}"));
+        server.get(&format!("/v1/boxes/none{round}"));
+        server.ask(&format!("METHOD{round}"), "/v1/boxes", &[], b"");
+    };
+    let series = || server.get("/metrics").was(200).text().lines().count();
+    ask(0);
+    series();
+    let before = series();
+    (1..20).for_each(ask);
+    assert_eq!(series(), before);
+    server.stop().ok();
+}
+
+#[test]
+fn a_configuration_is_read_again_over_http_and_a_wrong_one_says_what_is_wrong() {
+    let tare = tare!();
+    let (_directory, config) = configured("[limits]\ntimeout_max = '1s'\ntimeout = '1s'\n");
+    let server = Server::start(&tare, &["--config", &config]);
+    let reload = || server.ask("POST", "/v1/reload", &[], b"");
+    let two_seconds = json!({ "command": ["true"], "timeout_ms": 2000 });
+    for (wrong, why) in [
+        ("[limits]\ntimeot = '1s'\n", "timeot"),
+        ("[gauges]\nwarn = 90\n", "thresholds"),
+    ] {
+        fs::write(&config, wrong).expect("a file");
+        let refused = reload().refused(400, "invalid");
+        assert!(refused.text().contains(why), "{}", refused.text());
+        server.post("/v1/run", &two_seconds).refused(400, "invalid");
+    }
+    fs::write(&config, "[limits]\nboxes = 0\n").expect("a file");
+    reload().was(204);
+    server
+        .post("/v1/run", &two_seconds)
+        .refused(503, "pressure");
+    fs::write(&config, "").expect("a file");
+    reload().was(204);
+    server.post("/v1/run", &two_seconds).was(200);
+    server.stop().ok();
+}
+
+/// Every name of ours in a file.
+fn names_in(path: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(path).expect("it is packaged");
+    let is_name = |byte: char| byte.is_ascii_lowercase() || byte == '_';
+    let words = text.split(|byte| !is_name(byte));
+    let names = words.filter(|word| word.starts_with("tare_"));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_metric_of_the_dashboard_and_the_alerts_exists() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    server.get("/health").was(200);
+    let text = server.get("/metrics").was(200).text();
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    for file in ["grafana/tare.json", "prometheus/tare.rules.yml"] {
+        let names = names_in(&packaging.join(file));
+        assert!(names.len() > 5, "{file} is about us");
+        for name in names {
+            let has = |line: &str| {
+                let rest = line.strip_prefix(&name);
+                rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+            };
+            assert!(text.lines().any(has), "{file}: {name}");
+        }
+    }
+    server.stop().ok();
+}
+
+#[test]
+fn the_unit_is_one_that_systemd_understands() {
+    let tare = tare!();
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    let unit = fs::read_to_string(packaging.join("systemd/tare.service")).expect("a unit");
+    let program = tare.program().display().to_string();
+    let (directory, _) = configured("");
+    let path = directory.path().join("tare.service");
+    fs::write(&path, unit.replace("/usr/local/bin/tare", &program)).expect("a file");
+    let mut verify = std::process::Command::new("systemd-analyze");
+    let Ok(verified) = verify.arg("verify").arg(&path).output() else {
+        skip!("there is no systemd-analyze here");
+    };
+    let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+    assert!(verified.status.success() && said.is_empty(), "{said}");
+}

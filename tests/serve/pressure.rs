@@ -1,0 +1,350 @@
+//! Gauges that act: when something runs out, new boxes are refused with the reason,
+//! everything else goes on, and nobody has to restart anything.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::{Value, json};
+use tare_harness::skip::is_root;
+use tare_harness::{Answer, Running, Server, Tare, eventually, hierarchies, skip, tare};
+
+use crate::configured;
+
+/// As many boxes as there can be, far fewer than this.
+const MANY: usize = 200;
+
+#[track_caller]
+fn create(server: &Server) -> Answer {
+    server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }))
+}
+
+fn run(server: &Server) -> Answer {
+    server.post("/v1/run", &json!({ "command": ["true"] }))
+}
+
+fn id(answer: &Answer) -> String {
+    let made = answer.json();
+    made["id"].as_str().expect("an id").to_owned()
+}
+
+/// No box is begun, and it is said why.
+#[track_caller]
+fn refuses_boxes_for(server: &Server, gauge: &str) {
+    for answer in [create(server), run(server), server.get("/ready")] {
+        let answer = answer.refused(503, "pressure");
+        let message = answer.json()["error"]["message"].to_string();
+        assert!(message.contains(gauge), "{message}");
+        assert!(answer.header("retry-after").is_some());
+    }
+}
+
+/// Everything but a new box.
+#[track_caller]
+fn cares_for(server: &Server, ids: &[String]) {
+    assert_eq!(server.get("/health").was(200).json()["status"], "ok");
+    let listed = server.get("/v1/boxes").was(200).json();
+    let running = |one: &Value| one["state"] == "running";
+    let listed = listed["boxes"].as_array().expect("boxes");
+    assert_eq!(listed.iter().filter(|one| running(one)).count(), ids.len());
+    let [first, others @ ..] = ids else {
+        panic!("there are boxes");
+    };
+    let stop = format!("/v1/boxes/{first}/stop");
+    let stopped = server.post(&stop, &json!({ "grace_ms": 5000 })).was(200);
+    assert_eq!(stopped.json()["state"], "exited");
+    server.delete(&format!("/v1/boxes/{first}")).was(204);
+    for id in others {
+        server.get(&format!("/v1/boxes/{id}")).was(200);
+        server
+            .delete(&format!("/v1/boxes/{id}?force=true"))
+            .was(204);
+    }
+}
+
+#[track_caller]
+fn recovers(server: &Server) {
+    eventually("there is room again", || run(server).status == 200);
+    server.get("/ready").was(200);
+}
+
+fn serve(tare: &Tare, before: &str) -> Server {
+    let script = format!("{before} \"$TARE\" serve --listen 127.0.0.1:0");
+    Server::start_command(tare, tare.shell_command(&script))
+}
+
+#[test]
+fn with_128_descriptors_boxes_are_refused_in_time_and_all_else_goes_on() {
+    let tare = tare!();
+    let server = serve(&tare, "exec prlimit --nofile=128:128");
+    let mut ids = Vec::new();
+    let refused = loop {
+        let answer = create(&server);
+        match answer.status {
+            201 => ids.push(id(&answer)),
+            _ => break answer,
+        }
+        assert!(ids.len() < MANY, "nobody refuses");
+    };
+    refused.refused(503, "pressure");
+    assert!(ids.len() > 8, "{} boxes are few", ids.len());
+    refuses_boxes_for(&server, "descriptors_process");
+    cares_for(&server, &ids);
+    recovers(&server);
+    server.stop().ok();
+}
+
+#[test]
+fn with_128_descriptors_many_at_once_are_served_or_refused_and_nobody_hangs() {
+    let tare = tare!();
+    let server = serve(&tare, "exec prlimit --nofile=128:128");
+    let answers = std::thread::scope(|threads| {
+        let clients: Vec<_> = (0..64).map(|_| threads.spawn(|| run(&server))).collect();
+        let answers = clients.into_iter().map(|client| client.join());
+        answers
+            .map(|answer| answer.expect("an answer"))
+            .collect::<Vec<_>>()
+    });
+    for answer in &answers {
+        assert!([200, 503].contains(&answer.status), "{}", answer.text());
+        assert_eq!(answer.status == 503, answer.header("retry-after").is_some());
+    }
+    assert!(answers.iter().any(|answer| answer.status == 200));
+    recovers(&server);
+    assert!(tare.footprint().records.is_empty());
+    server.stop().ok();
+}
+
+/// 241 of 300, as it once was before everything failed.
+#[test]
+fn at_241_of_300_processes_it_alerts_and_at_the_end_it_refuses() {
+    let tare = tare!();
+    let Some(around) = Around::new("300") else {
+        skip!("no cgroup with a limit of processes can be made here");
+    };
+    let server = serve(&tare, &format!("{}; exec", around.enter()));
+    let ids = [id(&create(&server).was(201)), id(&create(&server).was(201))];
+    let sleepers = around.fill(&tare, 241);
+    eventually("it is told", || {
+        let log = server.log();
+        let mut lines = log.lines().filter(|line| line.contains("gauge_changed"));
+        lines.any(|line| line.contains("pids_cgroup") && line.contains("to=\"alert\""))
+    });
+    run(&server).was(200);
+    let more = around.fill(&tare, 290 - around.current());
+    eventually("it is full", || run(&server).status == 503);
+    refuses_boxes_for(&server, "pids_cgroup");
+    cares_for(&server, &ids);
+    for mut asleep in [sleepers, more] {
+        asleep.close_stdin();
+        asleep.wait();
+    }
+    recovers(&server);
+    server.stop().ok();
+}
+
+#[test]
+fn on_a_full_disk_boxes_are_refused_and_all_else_goes_on() {
+    let tare = tare!();
+    let Some(disk) = SmallDisk::new(&tare) else {
+        skip!("only root can mount a small disk");
+    };
+    let server = Server::start(&tare, &[]);
+    let ids = [id(&create(&server).was(201)), id(&create(&server).was(201))];
+    let filling = disk.root.join("filling");
+    disk.fill(&filling);
+    eventually("it is full", || run(&server).status == 503);
+    refuses_boxes_for(&server, "disk_bytes");
+    cares_for(&server, &ids);
+    fs::remove_file(&filling).expect("it is ours");
+    recovers(&server);
+    server.stop().ok();
+}
+
+/// Those that have ended and are kept are in nobody's way.
+#[test]
+fn as_many_boxes_live_as_may_and_not_one_more() {
+    let tare = tare!();
+    let (_directory, config) = configured("[limits]\nboxes = 3\n");
+    let server = Server::start(&tare, &["--config", &config]);
+    let ids: Vec<String> = (0..3).map(|_| id(&create(&server).was(201))).collect();
+    refuses_boxes_for(&server, "boxes is at 3 of 3");
+    server
+        .post(&format!("/v1/boxes/{}/stop", ids[0]), &json!({}))
+        .was(200);
+    eventually("the one that ended does not count", || {
+        run(&server).status == 200
+    });
+    let answers: Vec<u16> = std::thread::scope(|threads| {
+        let clients: Vec<_> = (0..8)
+            .map(|_| threads.spawn(|| create(&server).status))
+            .collect();
+        let joined = clients.into_iter().map(|client| client.join());
+        joined.map(|status| status.expect("an answer")).collect()
+    });
+    let made = answers.iter().filter(|status| **status == 201).count();
+    assert_eq!(made, 1, "{answers:?}");
+    tare.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
+}
+
+/// What can be given back is looked for at once, and not when somebody asks.
+#[test]
+fn at_an_alert_what_others_left_behind_is_ended() {
+    let tare = tare!();
+    let (_directory, config) = configured("[limits]\nboxes = 2\n");
+    let server = Server::start(&tare, &["--config", &config]);
+    eventually("it has looked", || server.log().contains("recovered"));
+    let killed = tare.spawn(["--", "sh", "-c", "echo runs; sleep 1000"]);
+    killed.see("runs");
+    killed.signal(rustix::process::Signal::KILL);
+    killed.wait();
+    let left = tare.footprint().records;
+    let left = left.first().expect("it left a record");
+    let ids = [id(&create(&server).was(201)), id(&create(&server).was(201))];
+    eventually("it is reclaimed", || {
+        let log = server.log();
+        let mut lines = log.lines().filter(|line| line.contains("orphan_reclaimed"));
+        lines.any(|line| line.contains(left.as_str()))
+    });
+    cares_for(&server, &ids);
+    server.stop().ok();
+}
+
+#[test]
+fn a_change_of_level_is_told_once_and_to_whom_it_is_to_be() {
+    let tare = tare!();
+    let (directory, config) = configured("");
+    let told = directory.path().join("told");
+    let script = format!("cat >> {0}; echo >> {0}", told.display());
+    let text = format!(
+        "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
+         [hooks]\ncommand = ['sh', '-c', '{script}']\n"
+    );
+    fs::write(&config, text).expect("a file");
+    let server = Server::start(&tare, &["--config", &config]);
+    let box_id = id(&create(&server).was(201));
+    let told = || fs::read_to_string(&told).unwrap_or_default();
+    eventually("the hook is called", || told().ends_with('\n'));
+    let said: Value = serde_json::from_str(told().trim()).expect("one object");
+    assert_eq!(
+        [&said["event"], &said["gauge"], &said["from"], &said["to"]],
+        ["gauge_changed", "boxes", "normal", "warn"]
+    );
+    assert_eq!([&said["used"], &said["limit"]], [1, 2]);
+    server
+        .delete(&format!("/v1/boxes/{box_id}?force=true"))
+        .was(204);
+    eventually("it is told again", || told().lines().count() == 2);
+    let log = server.stop().ok().stderr_text();
+    let changes = log.lines().filter(|line| line.contains("gauge=\"boxes\""));
+    assert_eq!(changes.count(), 2, "{log}");
+}
+
+#[test]
+fn a_hook_that_fails_or_hangs_is_said_and_keeps_nobody() {
+    let tare = tare!();
+    let text = "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
+                [hooks]\ncommand = ['sleep', '1000']\nurl = 'http://127.0.0.1:1/'\ntimeout = '300ms'\n";
+    let (_directory, config) = configured(text);
+    let server = Server::start(&tare, &["--config", &config]);
+    let box_id = id(&create(&server).was(201));
+    eventually("the change is told", || {
+        server.log().contains("gauge_changed")
+    });
+    server
+        .delete(&format!("/v1/boxes/{box_id}?force=true"))
+        .was(204);
+    for hook in ["hook=\"command\"", "hook=\"url\""] {
+        eventually(hook, || {
+            server
+                .log()
+                .lines()
+                .any(|line| line.contains("hook_failed") && line.contains(hook))
+        });
+    }
+    server.stop().ok();
+}
+
+/// A cgroup with a limit of processes.
+struct Around {
+    directory: PathBuf,
+}
+
+impl Around {
+    fn new(pids_max: &str) -> Option<Self> {
+        let name = format!("crowded-{}", std::process::id());
+        let roots = hierarchies().into_iter().filter(|_| is_root());
+        let mut made = roots.filter_map(|root| {
+            let directory = root.join(&name);
+            fs::create_dir(&directory).ok()?;
+            let around = Self { directory };
+            fs::write(around.directory.join("pids.max"), pids_max).ok()?;
+            Some(around)
+        });
+        made.next()
+    }
+
+    fn enter(&self) -> String {
+        format!("echo 0 > {}/cgroup.procs", self.directory.display())
+    }
+
+    fn current(&self) -> usize {
+        let text = fs::read_to_string(self.directory.join("pids.current"));
+        text.expect("it is there").trim().parse().expect("a number")
+    }
+
+    /// So many processes, until their input ends.
+    fn fill(&self, tare: &Tare, count: usize) -> Running {
+        let script = format!(
+            "{}; exec 3<&0; i=1; while [ $i -lt {count} ]; do cat <&3 & i=$((i+1)); done; \
+             echo all; wait",
+            self.enter()
+        );
+        let mut command = tare.shell_command(&script);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let running = tare.start_command(command);
+        running.see("all");
+        running
+    }
+}
+
+impl Drop for Around {
+    fn drop(&mut self) {
+        // What cannot be removed is in the way of the next one, which says so.
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+/// The state root is a disk of its own, with little room.
+struct SmallDisk {
+    root: PathBuf,
+}
+
+impl SmallDisk {
+    fn new(tare: &Tare) -> Option<Self> {
+        let root = tare.state_root();
+        is_root().then_some(())?;
+        let flags = MountFlags::empty();
+        mount("small", &root, "tmpfs", flags, c"size=1m,mode=700").ok()?;
+        Some(Self { root })
+    }
+
+    /// But for a page.
+    fn fill(&self, file: &PathBuf) {
+        let disk = rustix::fs::statvfs(&self.root).expect("it is mounted");
+        let bytes = (disk.f_bavail - 1) * disk.f_frsize;
+        let bytes = vec![0; usize::try_from(bytes).expect("it is small")];
+        fs::write(file, bytes).expect("there is room");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = unmount(&self.root, UnmountFlags::DETACH);
+    }
+}

@@ -1,0 +1,81 @@
+//! What the holder of a key may have.
+
+use serde_json::{Value, json};
+use tare_harness::{Answer, Server, eventually, tare};
+
+use crate::configured;
+
+fn post(server: &Server, key: &str, path: &str, body: &Value) -> Answer {
+    let headers = [("Content-Type", "application/json"), ("X-API-Key", key)];
+    server.ask("POST", path, &headers, body.to_string().as_bytes())
+}
+
+#[test]
+fn a_key_has_its_quota_whoever_else_is_there_and_across_restarts() {
+    let tare = tare!();
+    let text = format!(
+        "[[keys]]\nname = 'ci'\nsha256 = '{}'\nboxes = 2\nmemory_bytes = '300m'\n\
+         [[keys]]\nname = 'desk'\nsha256 = '{}'\n",
+        sha256("ci-key"),
+        sha256("desk-key"),
+    );
+    let (_directory, config) = configured(&text);
+    let server = Server::start(&tare, &["--config", &config]);
+    let limits = json!({ "memory_bytes": 100 << 20 });
+    let create =
+        |server: &Server, key: &str| post(server, key, "/v1/boxes", &json!({ "limits": limits }));
+    let first = create(&server, "ci-key").was(201).json();
+    assert_eq!(first["labels"]["tare.key"], "ci");
+    let large = json!({ "command": ["true"], "limits": { "memory_bytes": 250 << 20 } });
+    let refused = post(&server, "ci-key", "/v1/run", &large).refused(429, "quota_memory_bytes");
+    assert!(refused.header("retry-after").is_some());
+    create(&server, "ci-key").was(201);
+    create(&server, "ci-key").refused(429, "quota_boxes");
+    create(&server, "desk-key").was(201);
+    let forged = json!({ "labels": { "tare.key": "desk" } });
+    post(&server, "desk-key", "/v1/boxes", &forged).refused(400, "invalid");
+    server.kill();
+    let server = Server::start(&tare, &["--config", &config]);
+    eventually("it has found them", || server.log().contains("recovered"));
+    create(&server, "ci-key").refused(429, "quota_boxes");
+    let id = first["id"].as_str().expect("an id");
+    tare.remove(id);
+    eventually("it is seen", || create(&server, "ci-key").status == 201);
+    tare.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
+}
+
+#[test]
+fn more_runs_than_a_key_may_begin_are_refused_with_when_to_come_again() {
+    let tare = tare!();
+    let text = format!(
+        "[[keys]]\nname = 'ci'\nsha256 = '{}'\nruns_per_second = 0.01\n",
+        sha256("ci-key"),
+    );
+    let (_directory, config) = configured(&text);
+    let server = Server::start(&tare, &["--config", &config]);
+    let run = || {
+        post(
+            &server,
+            "ci-key",
+            "/v1/run",
+            &json!({ "command": ["true"] }),
+        )
+    };
+    run().was(200);
+    let refused = run().refused(429, "quota_runs_per_second");
+    let seconds = refused
+        .header("retry-after")
+        .and_then(|text| text.parse::<u64>().ok());
+    assert!(seconds.is_some_and(|seconds| seconds > 10), "{seconds:?}");
+    server.stop().ok();
+}
+
+fn sha256(key: &str) -> String {
+    let output = std::process::Command::new("sh")
+        .args(["-c", &format!("printf %s {key} | sha256sum")])
+        .output()
+        .expect("coreutils");
+    let text = String::from_utf8(output.stdout).expect("digits");
+    text.split(' ').next().unwrap_or("").to_owned()
+}
