@@ -1,5 +1,7 @@
 //! `tare serve`: the engine over HTTP. One file for each subject.
 
+#[path = "serve/abuse.rs"]
+mod abuse;
 #[path = "serve/boxes.rs"]
 mod boxes;
 #[path = "serve/doors.rs"]
@@ -18,6 +20,8 @@ mod operating;
 mod pressure;
 #[path = "serve/quotas.rs"]
 mod quotas;
+#[path = "serve/readers.rs"]
+mod readers;
 #[path = "serve/run.rs"]
 mod run;
 #[path = "serve/terminal.rs"]

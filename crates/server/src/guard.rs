@@ -26,7 +26,9 @@ pub struct Caller(pub Option<String>);
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let config = app.config();
     let is_local = app.listens_locally;
-    match admit(request.headers(), &config, is_local) {
+    let admitted =
+        check_one_host(&request).and_then(|()| admit(request.headers(), &config, is_local));
+    match admitted {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -55,6 +57,21 @@ fn admit(headers: &HeaderMap, config: &Config, is_local: bool) -> Result<Caller,
             )
             .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
         })
+}
+
+/// Whoever stands before this server must not have read another host than it does.
+fn check_one_host(request: &Request) -> Result<(), ApiError> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let host = hosts.next().map(|host| host.as_bytes());
+    let in_target = request.uri().authority();
+    let differs = in_target.is_some_and(|named| host != Some(named.as_str().as_bytes()));
+    match hosts.next().is_some() || differs {
+        false => Ok(()),
+        true => Err(ApiError::bad_request(
+            "ambiguous_host",
+            "more than one host is named",
+        )),
+    }
 }
 
 fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {

@@ -34,6 +34,7 @@ mod metrics;
 mod notify;
 mod oneshot;
 mod page;
+mod patience;
 mod pressure;
 mod quota;
 mod ready;

@@ -17,8 +17,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::{App, Phase};
 use crate::config::Listen;
+use crate::patience::Patient;
 
-/// For the head of a request to come; also between two requests of a connection.
+/// For the head of a request to come, also between two requests of a connection, where
+/// the configuration has no less patience with clients.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
@@ -126,11 +128,13 @@ fn attend<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 ) {
     let service = TowerToHyperService::new(router.clone());
     let app = app.clone();
+    let patience = app.config().limits.client;
+    let stream = Patient::new(stream, patience);
     tokio::spawn(async move {
         let _permit = permit;
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_WITHIN)
+            .header_read_timeout(HEAD_WITHIN.min(patience))
             .max_buf_size(HEAD_BYTES_MAX)
             .max_headers(HEADERS_MAX)
             .serve_connection(TokioIo::new(stream), service)

@@ -28,6 +28,7 @@ mod tare;
 mod temporary;
 mod terminal;
 mod turn;
+mod vitals;
 mod wait;
 pub mod witness;
 
@@ -45,6 +46,7 @@ pub use tare::Tare;
 pub use temporary::TemporaryDirectory;
 pub use terminal::{TerminalSize, UnderTerminal};
 pub use turn::Turn;
+pub use vitals::Vitals;
 pub use wait::{eventually, eventually_within};
 
 /// A [`Tare`] on the binary under test; `tare!(unprivileged)` runs it as a user

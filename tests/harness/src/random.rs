@@ -47,6 +47,14 @@ pub fn number_in(variable: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|error| panic!("{variable} is {text:?}: {error}")))
 }
 
+/// The seed in this environment variable, or a fresh one; a test that fails shows it.
+#[expect(clippy::print_stderr, reason = "a failed test shows it")]
+pub fn shown_seed(variable: &str) -> u64 {
+    let seed = number_in(variable).unwrap_or_else(fresh_seed);
+    eprintln!("again with {variable}={seed}");
+    seed
+}
+
 /// A seed that nobody has had yet.
 pub fn fresh_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

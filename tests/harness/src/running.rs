@@ -128,9 +128,20 @@ impl Running {
 
     /// Waits for the end; standard input is closed first, as a shell would.
     #[track_caller]
-    pub fn wait(mut self) -> Output {
-        self.close_stdin();
+    pub fn wait(self) -> Output {
         let left = CALL_MAX.saturating_sub(self.started.elapsed());
+        self.wait_within(left)
+    }
+
+    /// The same of one that lived long before it was told to end.
+    #[track_caller]
+    pub(crate) fn wait_from_now(self) -> Output {
+        self.wait_within(CALL_MAX)
+    }
+
+    #[track_caller]
+    fn wait_within(mut self, left: Duration) -> Output {
+        self.close_stdin();
         if !self.ends_within(left) {
             let (out, err) = (self.output_so_far(), self.stderr_so_far());
             self.kill();

@@ -11,6 +11,8 @@ use serde_json::Value;
 
 use crate::running::{Output, Running};
 use crate::tare::Tare;
+use crate::temporary::TemporaryDirectory;
+use crate::vitals::Vitals;
 use crate::wait::eventually;
 
 /// No answer may take longer.
@@ -37,6 +39,15 @@ impl Server {
     pub fn start(tare: &Tare, args: &[&str]) -> Self {
         let args = ["serve", "--listen", "127.0.0.1:0"].iter().chain(args);
         Self::start_command(tare, tare.command(args))
+    }
+
+    /// The same with this configuration. Its file is read at the start and never again.
+    #[track_caller]
+    pub fn start_configured(tare: &Tare, configuration: &str) -> Self {
+        let directory = TemporaryDirectory::new();
+        let path = directory.join("tare.toml");
+        std::fs::write(&path, configuration).expect("a fresh directory takes a file");
+        Self::start(tare, &["--config", &path.display().to_string()])
     }
 
     /// A command that becomes such a server.
@@ -70,6 +81,12 @@ impl Server {
         self.running.stderr_so_far()
     }
 
+    /// What it costs now.
+    #[track_caller]
+    pub fn vitals(&self) -> Vitals {
+        Vitals::of(self.pid())
+    }
+
     pub fn signal(&self, signal: Signal) {
         self.running.signal(signal);
     }
@@ -78,13 +95,13 @@ impl Server {
     #[track_caller]
     pub fn stop(self) -> Output {
         self.running.signal(Signal::TERM);
-        self.running.wait()
+        self.running.wait_from_now()
     }
 
     /// SIGKILL; returns when it is dead.
     pub fn kill(self) -> Output {
         self.running.signal(Signal::KILL);
-        self.running.wait()
+        self.running.wait_from_now()
     }
 
     pub fn connect(&self) -> TcpStream {
