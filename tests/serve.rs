@@ -6,6 +6,8 @@ mod abuse;
 mod boxes;
 #[path = "serve/doors.rs"]
 mod doors;
+#[path = "serve/endurance.rs"]
+mod endurance;
 #[path = "serve/exec.rs"]
 mod exec;
 #[path = "serve/files.rs"]

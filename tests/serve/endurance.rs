@@ -1,0 +1,143 @@
+//! Very many one-shots, of which some end badly: the server is after them what it was.
+//!
+//! Its memory has no slope: the median of the last third of the looks at it is no more
+//! than a little above that of the first third. A look is taken when nobody asks.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tare_harness::random::{number_in, shown_seed};
+use tare_harness::{Random, Server, Tare, Vitals, eventually, tare};
+
+use crate::abuse::{at_rest, is_at_rest_again};
+
+/// How many there are; more by the environment.
+const RUNS: u64 = 600;
+/// A part of the first ones is not counted: caches fill.
+const WARM_UP_PART: u64 = 6;
+/// So many looks are taken after that.
+const LOOKS: u64 = 12;
+/// That many clients at once.
+const CLIENTS: u64 = 8;
+/// What the allocator may hold more at one look than at another.
+const MEMORY_NOISE_BYTES: u64 = 3 << 20;
+/// Longer than most boxes live.
+const HANGS_UP_WITHIN_MS: u64 = 60;
+
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
+#[test]
+fn after_very_many_runs_the_server_is_what_it_was() {
+    let seed = shown_seed("TARE_SERVE_SEED");
+    let runs = number_in("TARE_SERVE_RUNS").unwrap_or(RUNS);
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\noutput_bytes = '64KiB'\n");
+    let before = at_rest(&server);
+    let mut random = Random::seeded(seed);
+    let warm_up = runs / WARM_UP_PART;
+    look_after(&tare, &server, before, warm_up, &mut random);
+    let each = (runs - warm_up) / LOOKS;
+    let looks = (0..LOOKS).map(|_| look_after(&tare, &server, before, each, &mut random));
+    let looks: Vec<Vitals> = looks.collect();
+    assert_no_slope(looks.iter().map(|look| look.resident_bytes).collect());
+    is_at_rest_again(&tare, &server, before);
+    server.stop().ok();
+    tare.call(["audit"]).ok();
+}
+
+/// The server when so many more are over, and nothing is left of them.
+fn look_after(
+    tare: &Tare,
+    server: &Server,
+    before: Vitals,
+    runs: u64,
+    random: &mut Random,
+) -> Vitals {
+    std::thread::scope(|threads| {
+        for _client in 0..CLIENTS {
+            let mut random = Random::seeded(random.number());
+            threads.spawn(move || {
+                for _run in 0..runs.div_ceil(CLIENTS) {
+                    one(server, &mut random);
+                }
+            });
+        }
+    });
+    eventually("no box is left", || tare.footprint().records.is_empty());
+    let mut look = server.vitals();
+    eventually("nobody is connected", || {
+        look = server.vitals();
+        look.descriptors <= before.descriptors
+    });
+    show(runs, look);
+    look
+}
+
+#[expect(clippy::print_stderr, reason = "a failed test shows it")]
+fn show(runs: u64, look: Vitals) {
+    eprintln!("after {runs} more: {look:?}");
+}
+
+fn one(server: &Server, random: &mut Random) {
+    match random.below(20) {
+        0 => times_out(server),
+        1 => needs_too_much_memory(server),
+        2 => writes_too_much(server),
+        3 | 4 => hangs_up(server, random),
+        _ => ends_well(server),
+    }
+}
+
+#[track_caller]
+fn ran(server: &Server, request: Value) -> Value {
+    server.post("/v1/run", &request).was(200).json()
+}
+
+fn ends_well(server: &Server) {
+    let result = ran(server, json!({ "command": ["echo", "hello"] }));
+    let (code, output) = (&result["exit_code"], &result["stdout"]);
+    assert_eq!((code, output), (&0.into(), &"hello\n".into()));
+}
+
+fn times_out(server: &Server) {
+    let command = ["sh", "-c", "sleep 100 & sleep 100"];
+    let result = ran(server, json!({ "command": command, "timeout_ms": 50 }));
+    assert_eq!(result["timed_out"], true, "{result}");
+}
+
+fn needs_too_much_memory(server: &Server) {
+    let limits = json!({ "memory_bytes": 16 << 20 });
+    let request = json!({ "command": ["tail", "/dev/zero"], "limits": limits });
+    let result = ran(server, request);
+    assert_eq!(result["oom"], true, "{result}");
+}
+
+fn writes_too_much(server: &Server) {
+    let command = ["sh", "-c", "yes | head -c 1000000"];
+    let result = ran(server, json!({ "command": command }));
+    assert_eq!(result["truncated"], true);
+}
+
+fn hangs_up(server: &Server, random: &mut Random) {
+    let command = *random.pick(&["yes", "true", "sleep 100"]);
+    let body = json!({ "command": ["sh", "-c", command] }).to_string();
+    let stream = server.send("POST", "/v1/run", &JSON, body.as_bytes());
+    // The moment is what is tried; bounded by the constant.
+    std::thread::sleep(Duration::from_millis(random.below(HANGS_UP_WITHIN_MS)));
+    drop(stream);
+}
+
+#[track_caller]
+fn assert_no_slope(looks: Vec<u64>) {
+    let third = looks.len() / 3;
+    let first = median(&looks[..third]);
+    let last = median(&looks[looks.len() - third..]);
+    let most = first + MEMORY_NOISE_BYTES;
+    assert!(last <= most, "from {first} to {last} bytes: {looks:?}");
+}
+
+fn median(of: &[u64]) -> u64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
