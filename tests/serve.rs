@@ -14,6 +14,8 @@ mod exec;
 mod files;
 #[path = "serve/idempotency.rs"]
 mod idempotency;
+#[path = "serve/killed.rs"]
+mod killed;
 #[path = "serve/life.rs"]
 mod life;
 #[path = "serve/operating.rs"]
@@ -26,6 +28,8 @@ mod quotas;
 mod readers;
 #[path = "serve/run.rs"]
 mod run;
+#[path = "serve/schema.rs"]
+mod schema;
 #[path = "serve/terminal.rs"]
 mod terminal;
 #[path = "serve/watching.rs"]

@@ -161,12 +161,19 @@ pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, Strin
     labels.map_err(|error| of_field("labels", error))
 }
 
+/// A hundred years: whoever asks for more has miscounted.
+const MILLISECONDS_MAX: u64 = 3_155_760_000_000;
+
 /// Nothing is 0: a default is asked for by leaving it out.
 pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiError> {
     match asked {
         0 => Err(ApiError::bad_request(
             "invalid",
             format!("{field}: it has to be 1 or more"),
+        )),
+        MILLISECONDS_MAX.. => Err(ApiError::bad_request(
+            "invalid",
+            format!("{field}: it has to be less than {MILLISECONDS_MAX}"),
         )),
         asked => Ok(Duration::from_millis(asked)),
     }

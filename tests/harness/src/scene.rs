@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::footprint::Footprint;
 use crate::tare::Tare;
-use crate::wait::{eventually, eventually_within};
+use crate::wait::{eventually, eventually_within, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
@@ -131,10 +131,11 @@ impl Scene {
         let alive = listed.values().filter(|one| one["state"] != "exited");
         let count = alive.count() * PROCESSES_OF_A_BOX;
         let mut processes = Vec::new();
-        eventually_within(SOON, "only those in boxes that run are alive", || {
+        let is_whole = poll(SOON, || {
             processes = self.tare.footprint().processes;
             processes.len() == count
         });
+        assert!(is_whole, "not {count} alive in {listed:?}: {processes:?}");
     }
 
     /// A cgroup of somebody else's box does not stay long.

@@ -45,10 +45,10 @@ pub struct BoxRequest {
     #[serde(default)]
     pub network: NetworkAsked,
     /// It ends after so long, 24 h if left out.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: Option<u64>,
     /// Its record, exit code and log stay so long after its end, 24 h if left out.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub retention_ms: Option<u64>,
     /// Whether what it wrote is kept as long as its record.
     #[serde(default)]
@@ -107,7 +107,7 @@ pub struct StopRequest {
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {
     /// From now on.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: u64,
 }
 
