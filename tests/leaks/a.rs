@@ -200,7 +200,7 @@ fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
     freezer.freeze(case.workload(&id)[0].pid);
     let output = case.call(["stop", "-t", "0", "frozen"]).exited(1);
     assert!(output.lasted < SOON, "{output}");
-    output.printed("").said(&["tare: ", "stuck"]);
+    output.printed("").said(&["tare: ", "does not die"]);
     let look = case.look(&id);
     assert_eq!(look["state"], "stuck", "{look}");
     assert!(look["stuck_on"].is_string(), "{look}");

@@ -5,6 +5,10 @@
 //!   └────────┴──────────┴────────┴── client gone, server ending ──▲
 //! ```
 //!
+//! Where no file goes in or comes out, the command is the box's own, and there is
+//! nothing between making it and relaying. Else the box has none and waits, before for
+//! its files and afterwards until they are collected.
+//!
 //! It runs in a task of its own, which nobody cancels: from the moment that there is a
 //! box every path leads through [`Attached::end`]. A client that goes away is noticed
 //! by the handle that it held.
@@ -15,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::spec::Spec;
+use tare_engine::spec::{Spec, env};
 use tare_engine::{Attached, BoxId, Ending, Event, ExecSpec, Exit, Stdin};
 
 pub use files::{FileIn, FileOut};
@@ -47,6 +51,31 @@ pub struct OneShot {
     /// What is to come back, as far as it is there.
     pub outputs: Vec<PathBuf>,
     pub output_bytes_max: u64,
+}
+
+impl OneShot {
+    fn copies_nothing(&self) -> bool {
+        self.files.is_empty() && self.outputs.is_empty()
+    }
+
+    fn stdin(&self) -> Stdin {
+        match self.stdin {
+            Some(_) => Stdin::Pipe,
+            None => Stdin::Empty,
+        }
+    }
+
+    /// The box that it needs, and what that is given to read.
+    fn to_make(&self) -> (Spec, Stdin) {
+        let mut spec = self.spec.clone();
+        if !self.copies_nothing() {
+            return (spec, Stdin::Empty);
+        }
+        spec.command.clone_from(&self.exec.command);
+        spec.env = env::later_wins(spec.env.into_iter().chain(self.exec.env.clone()));
+        spec.timeout = self.exec.timeout;
+        (spec, self.stdin())
+    }
 }
 
 /// What came of it.
@@ -126,7 +155,7 @@ impl<'a> Course<'a> {
         request_id: Option<String>,
     ) -> Result<Outcome, ApiError> {
         let started = Instant::now();
-        let attached = make(app, &what.spec).await;
+        let attached = make(app, &what).await;
         let attached = attached.inspect_err(|_| app.metrics.run_ended(RunEnd::Error))?;
         let id = attached.id().clone();
         let mut course = Self {
@@ -169,24 +198,24 @@ impl<'a> Course<'a> {
 
     async fn go(&mut self, what: OneShot, output: &Output) -> Result<Ran, Cut> {
         self.await_made().await?;
+        if what.copies_nothing() {
+            return self.go_straight(what, output).await;
+        }
         let id = self.attached.id().clone();
+        let stdin = what.stdin();
         if !what.files.is_empty() {
             let put = files::put(self.app.clone(), id.clone(), what.files);
             self.unless_cut(COPIED_WITHIN, put).await??;
         }
-        let stdin = match what.stdin {
-            Some(_) => Stdin::Pipe,
-            None => Stdin::Empty,
-        };
         let (of, exec) = (id.clone(), what.exec);
         let executed = self.app.ask(move |engine| engine.exec(&of, &exec, stdin));
         let mut executed = executed.await?;
         let mut ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
         self.permit.made();
         self.lap(Lap::Start);
-        let ended = self
-            .relay(&mut executed, &mut ends, what.stdin, output)
-            .await?;
+        let (input, orders) = (Input::of(what.stdin), &mut None);
+        let relayed = relay::relay(&mut executed, &mut ends, input, orders, output);
+        let ended = unless_ended(self.app, self.wanted, relayed).await?;
         let mut files = Vec::new();
         if !what.outputs.is_empty() && !matches!(ended, Ended::Gone) {
             let most = what.output_bytes_max;
@@ -195,6 +224,23 @@ impl<'a> Course<'a> {
         }
         self.lap(Lap::Run);
         Ok(Ran { ended, files, ends })
+    }
+
+    /// The command is the box's own.
+    async fn go_straight(&mut self, what: OneShot, output: &Output) -> Result<Ran, Cut> {
+        let attached = &mut self.attached;
+        let mut ends = Ends::of(attached.streams(), None, what.output_bytes_max)?;
+        self.permit.made();
+        self.lap(Lap::Start);
+        let (input, orders) = (Input::of(what.stdin), &mut None);
+        let relayed = relay::relay(&mut self.attached, &mut ends, input, orders, output);
+        let ended = unless_ended(self.app, self.wanted, relayed).await?;
+        self.lap(Lap::Run);
+        Ok(Ran {
+            ended,
+            files: Vec::new(),
+            ends,
+        })
     }
 
     /// Until its keeper says that the box is made.
@@ -217,29 +263,6 @@ impl<'a> Course<'a> {
             () = tokio::time::sleep(MADE_WITHIN) => {
                 Err(Cut::Failed(ApiError::internal("the box was not made in time")))
             }
-        }
-    }
-
-    async fn relay(
-        &mut self,
-        executed: &mut tare_engine::Executed,
-        ends: &mut Ends,
-        stdin: Option<Vec<u8>>,
-        output: &Output,
-    ) -> Result<Ended, Cut> {
-        let input = Input {
-            bytes: stdin.unwrap_or_default(),
-            more: None,
-        };
-        let orders = &mut None;
-        let relayed = relay::relay(executed, ends, input, orders, output);
-        tokio::select! {
-            ended = relayed => match ended? {
-                Relayed::Ended(ended) => Ok(ended),
-                Relayed::NobodyReads => Err(Cut::Gone),
-            },
-            () = self.wanted.given_up() => Err(Cut::Gone),
-            () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
         }
     }
 
@@ -297,9 +320,26 @@ fn run_end(ran: &Result<Ran, Cut>, ending: Option<&Ending>) -> RunEnd {
     }
 }
 
-async fn make(app: &App, spec: &Spec) -> Result<Attached, ApiError> {
-    let (engine, spec) = (Arc::clone(&app.engine), spec.clone());
-    let made = app.makers.make(move || engine.run(&spec, Stdin::Empty));
+/// How the command ended, if it was let to.
+async fn unless_ended(
+    app: &App,
+    wanted: &mut Wanted<Outcome>,
+    relayed: impl Future<Output = Result<Relayed, ApiError>>,
+) -> Result<Ended, Cut> {
+    tokio::select! {
+        ended = relayed => match ended? {
+            Relayed::Ended(ended) => Ok(ended),
+            Relayed::NobodyReads => Err(Cut::Gone),
+        },
+        () = wanted.given_up() => Err(Cut::Gone),
+        () = app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
+    }
+}
+
+async fn make(app: &App, what: &OneShot) -> Result<Attached, ApiError> {
+    let engine = Arc::clone(&app.engine);
+    let (spec, stdin) = what.to_make();
+    let made = app.makers.make(move || engine.run(&spec, stdin));
     match made.await {
         Ok(made) => Ok(made?),
         Err(_busy) => Err(ApiError::unavailable(

@@ -2,12 +2,12 @@
 //! order and none in the way of the other.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::termios::{Winsize, tcsetwinsize};
-use tare_engine::{Event, Executed, Exit, Streams};
+use tare_engine::{Attached, Error, Event, Executed, Exit, Streams};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -73,6 +73,16 @@ pub struct Input {
     pub bytes: Vec<u8>,
     /// Then; its end is the end of the input.
     pub more: Option<mpsc::Receiver<Vec<u8>>>,
+}
+
+impl Input {
+    /// Just this.
+    pub fn of(bytes: Option<Vec<u8>>) -> Self {
+        Self {
+            bytes: bytes.unwrap_or_default(),
+            more: None,
+        }
+    }
 }
 
 /// What a client wants of a process that runs.
@@ -293,9 +303,42 @@ impl Output {
     }
 }
 
+/// A command that runs: a box's own, or one more in it.
+pub trait Runs {
+    fn events_fd(&self) -> BorrowedFd<'_>;
+    fn next_event(&mut self) -> Option<Event>;
+    fn overdue_in(&self) -> Option<Duration>;
+    fn signal(&mut self, signal: i32) -> Result<(), Error>;
+}
+
+macro_rules! runs {
+    ($type:ty) => {
+        impl Runs for $type {
+            fn events_fd(&self) -> BorrowedFd<'_> {
+                <$type>::events_fd(self)
+            }
+
+            fn next_event(&mut self) -> Option<Event> {
+                <$type>::next_event(self)
+            }
+
+            fn overdue_in(&self) -> Option<Duration> {
+                <$type>::overdue_in(self)
+            }
+
+            fn signal(&mut self, signal: i32) -> Result<(), Error> {
+                <$type>::signal(self, signal)
+            }
+        }
+    };
+}
+
+runs!(Attached);
+runs!(Executed);
+
 /// Until the command has ended.
 pub async fn relay(
-    executed: &mut Executed,
+    executed: &mut impl Runs,
     ends: &mut Ends,
     input: Input,
     orders: &mut Option<mpsc::Receiver<Order>>,
@@ -360,7 +403,7 @@ async fn next_order(orders: &mut Option<mpsc::Receiver<Order>>) -> Order {
 }
 
 /// When the keeper is late with the timeout that it keeps.
-fn overdue(executed: &Executed) -> impl Future<Output = ()> + use<> {
+fn overdue<R: Runs>(executed: &R) -> impl Future<Output = ()> + use<R> {
     let left = executed.overdue_in();
     async move {
         match left {
