@@ -17,6 +17,7 @@ pub mod launch;
 pub mod peers;
 pub mod report;
 mod run;
+mod serve;
 
 use crate::failure::{Doing, Failure};
 use crate::workspace::cargo;
@@ -36,6 +37,8 @@ pub enum Bench {
     Run(run::Options),
     /// Boxes that live on: exec into one, the memory of one, thousands of them
     Boxes(boxes::Options),
+    /// Executions over HTTP: tare serve, and FastAPI with bwrap
+    Serve(serve::Options),
     /// (internal) start commands on behalf of a bench, inside what it was put in
     #[command(hide = true)]
     Starter,
@@ -48,6 +51,7 @@ pub fn perform(bench: Bench) -> Result<(), Failure> {
     match bench {
         Bench::Run(options) => run::perform(&options),
         Bench::Boxes(options) => boxes::perform(&options),
+        Bench::Serve(options) => serve::perform(&options),
         Bench::Starter => launch::serve_as_starter(),
         Bench::Janitor(place) => footprint::serve_as_janitor(&place),
     }
