@@ -23,7 +23,6 @@ use crate::journal::Happening;
 use crate::pressure::Place;
 use crate::quota::{self, Charge};
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
-use crate::watch::Watch;
 
 /// A box that lives on by itself.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -147,6 +146,7 @@ pub async fn create(
     }
     let (mut spec, options) = request.take(&app)?;
     let asking = Asking {
+        request_id,
         caller: caller.clone(),
         memory_bytes: spec.limits.memory_bytes.value(),
     };
@@ -157,22 +157,16 @@ pub async fn create(
         Some(id) => idempotency::start(&app, id, spec, options, &asking).await?,
         None => {
             let admitted = asking.admit(&app).await?;
-            let watch = Arc::clone(&app.watch);
+            let note = asking.note(&app);
             let start = move |engine: &Engine| {
                 let started = engine.start(&spec, &options)?;
-                Created::watched(engine, &watch, started, admitted)
+                Created::watched(engine, &note, started, admitted)
             };
             app.ask(start).await?
         }
     };
     match created {
-        Created::Now(status) => {
-            app.journal.note(Happening::BoxCreated {
-                box_id: status.id.as_str(),
-                request_id: &request_id,
-            });
-            Ok((StatusCode::CREATED, axum::Json(status)).into_response())
-        }
+        Created::Now(status) => Ok((StatusCode::CREATED, axum::Json(status)).into_response()),
         Created::Before(status) => Ok(axum::Json(status).into_response()),
     }
 }
@@ -180,6 +174,7 @@ pub async fn create(
 /// Who asks for a box, and for how much.
 #[derive(Debug)]
 pub struct Asking {
+    request_id: String,
     caller: Caller,
     memory_bytes: u64,
 }
@@ -200,6 +195,21 @@ impl Asking {
         let place = app.pressure.place().await?;
         Ok(Admitted { charge, place })
     }
+
+    /// For a thread that may make the box when whoever asked is gone.
+    pub fn note(&self, app: &App) -> Note {
+        Note {
+            app: app.clone(),
+            request_id: self.request_id.clone(),
+        }
+    }
+}
+
+/// Who is told of a new box.
+#[derive(Debug)]
+pub struct Note {
+    app: App,
+    request_id: String,
 }
 
 /// A box that was asked for.
@@ -215,12 +225,17 @@ impl Created {
     /// for it may be gone.
     pub fn watched(
         engine: &Engine,
-        watch: &Watch,
+        Note { app, request_id }: &Note,
         started: Started,
         admitted: Admitted,
     ) -> Result<Self, tare_engine::Error> {
+        // Its beginning is told before its end can be.
+        app.journal.note(Happening::BoxCreated {
+            box_id: started.id.as_str(),
+            request_id,
+        });
         // What cannot be watched now is watched later.
-        watch
+        app.watch
             .add(started.id.clone(), started.keeper, admitted.charge)
             .ok();
         drop(admitted.place);

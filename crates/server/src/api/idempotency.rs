@@ -4,7 +4,6 @@
 //! and the box's record, of which there is one, says whether it is there; that holds
 //! for several servers at once, and for one that was killed in between.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
@@ -72,11 +71,11 @@ pub async fn start(
             Found::Nothing => {
                 let admitted = asking.admit(app).await?;
                 let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
-                let watch = Arc::clone(&app.watch);
+                let note = asking.note(app);
                 let start = move |engine: &Engine| {
                     let started = engine.start_as(&of, &spec, &options)?;
                     started
-                        .map(|started| Created::watched(engine, &watch, started, admitted))
+                        .map(|started| Created::watched(engine, &note, started, admitted))
                         .transpose()
                 };
                 if let Some(created) = app.ask(start).await? {
