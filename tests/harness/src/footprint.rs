@@ -3,8 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::DirEntryExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+
+use rustix::fs::{major, minor};
 
 use crate::snapshot::cgroup::hierarchies;
 use crate::snapshot::process::{Process, box_processes_of, processes};
@@ -37,9 +39,13 @@ impl Tare {
     pub fn uid_claims(&self) -> usize {
         let claims = fs::read_dir(self.state_root().join("claims"));
         let claims = claims.into_iter().flatten().flatten();
-        let inodes: Vec<String> = claims.map(|one| format!(":{} ", one.ino())).collect();
+        let files = claims.filter_map(|one| one.metadata().ok()).map(|file| {
+            let (major, minor) = (major(file.dev()), minor(file.dev()));
+            format!("{major:02x}:{minor:02x}:{} ", file.ino())
+        });
+        let files: Vec<String> = files.collect();
         let locks = fs::read_to_string("/proc/locks").expect("/proc is mounted");
-        let is_claim = |line: &&str| inodes.iter().any(|inode| line.contains(inode));
+        let is_claim = |line: &&str| files.iter().any(|file| line.contains(file));
         locks.lines().filter(is_claim).count()
     }
 
