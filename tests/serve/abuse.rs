@@ -5,13 +5,13 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use tare_harness::{Answer, Server, Tare, Vitals, eventually, eventually_within, tare};
+use tare_harness::{Answer, Server, Tare, Vitals, eventually, tare};
 
 /// A patience that a test can wait for.
 const SHORT: &str = "[limits]\nclient = '1s'\n";
 const JSON: &str = "Host: localhost\r\nContent-Type: application/json\r\n";
-/// Idle threads of the runtime stay for some seconds.
-const THREADS_WITHIN: Duration = Duration::from_secs(30);
+/// Threads that call the engine stay, and there are never more of them.
+const CALLING_THREADS_MAX: usize = 64;
 
 /// The server as it is when nobody asks anything.
 #[track_caller]
@@ -32,10 +32,11 @@ pub fn at_rest(server: &Server) -> Vitals {
 #[track_caller]
 pub fn is_at_rest_again(tare: &Tare, server: &Server, before: Vitals) {
     eventually("no box is left", || tare.footprint().records.is_empty());
-    eventually_within(THREADS_WITHIN, "descriptors and threads are back", || {
-        let now = server.vitals();
-        now.descriptors <= before.descriptors && now.threads <= before.threads
+    eventually("descriptors are back", || {
+        server.vitals().descriptors <= before.descriptors
     });
+    let threads = server.vitals().threads;
+    assert!(threads <= before.threads + CALLING_THREADS_MAX, "{threads}");
     assert!(tare.footprint().cgroups.is_empty());
 }
 
