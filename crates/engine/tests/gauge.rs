@@ -562,10 +562,13 @@ fn boxes_are_counted_against_their_maximum_and_only_if_there_is_one() {
     assert_eq!(read(&mut gauges, Gauge::Boxes).used, 0);
     let record = |number: u64| directory.join(format!("state/boxes/b{number}"));
     (0..19).for_each(|it| fs::create_dir(record(it)).unwrap());
+    assert_eq!(read(&mut gauges, Gauge::Boxes).used, 19);
+    assert!(gauges.admits().is_ok(), "there is room for one more");
+    fs::create_dir(record(19)).unwrap();
     let reading = read(&mut gauges, Gauge::Boxes);
-    assert_eq!((reading.used, reading.limit), (19, 20));
+    assert_eq!((reading.used, reading.limit), (20, 20));
     assert_eq!(gauges.admits().unwrap_err().reading, reading);
-    (0..19).for_each(|it| fs::remove_dir(record(it)).unwrap());
+    (0..20).for_each(|it| fs::remove_dir(record(it)).unwrap());
     assert_eq!(read(&mut gauges, Gauge::Boxes).used, 0);
     assert!(gauges.admits().is_ok());
     let engine = Engine::open(Some(directory.join("state"))).unwrap();
