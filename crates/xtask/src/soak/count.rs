@@ -204,6 +204,16 @@ impl Used {
         })
     }
 
+    /// All of a directory, and not the directory.
+    pub fn by_files_in(directory: &Path) -> Self {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let each = entries.map(|entry| Self::by_file(&entry.path()));
+        each.fold(Self::default(), |all, one| Self {
+            files: all.files + one.files,
+            bytes: all.bytes + one.bytes,
+        })
+    }
+
     /// All of it but a part.
     pub fn without(self, part: &Self) -> Self {
         Self {

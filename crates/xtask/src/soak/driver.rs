@@ -65,6 +65,7 @@ pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
         },
         state: orientation.state(),
         history: orientation.state_root().join("history"),
+        claims: orientation.state_root().join("claims"),
     };
     let mut driver = Driver {
         orders,

@@ -33,6 +33,8 @@ pub struct Place {
     pub state: PathBuf,
     /// What tare keeps there on purpose, and is counted by itself.
     pub history: PathBuf,
+    /// A few empty files that are made when they are needed, and stay.
+    pub claims: PathBuf,
 }
 
 impl Place {
@@ -40,7 +42,9 @@ impl Place {
     pub fn counted(&self) -> Values {
         let processes = processes();
         let (namespaces, mounts) = namespaces_and_mounts(&processes);
-        let state = Used::by_file_system(&self.state).without(&self.history());
+        let state = Used::by_file_system(&self.state)
+            .without(&self.history())
+            .without(&Used::by_files_in(&self.claims));
         let mut values = Values::from([
             (Measure::Processes, processes.len() as f64),
             (
