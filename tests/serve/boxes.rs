@@ -26,6 +26,28 @@ fn a_box_is_the_same_over_http_and_on_the_command_line() {
 }
 
 #[test]
+fn a_box_lives_as_long_as_the_operator_allows() {
+    let tare = tare!();
+    let limits = "[limits]\nlease = '1s'\nlease_max = '60s'\n";
+    let server = Server::start_configured(&tare, limits);
+    let request = |more: serde_json::Value| {
+        let mut request = json!({ "command": ["sleep", "1000"], "name": "short" });
+        let fields = request.as_object_mut().expect("an object");
+        fields.extend(more.as_object().expect("an object").clone());
+        server.post("/v1/boxes", &request)
+    };
+    request(json!({ "lease_ms": 60_001 })).refused(400, "invalid");
+    request(json!({})).was(201);
+    server
+        .post("/v1/boxes/short/lease", &json!({ "lease_ms": 60_001 }))
+        .refused(400, "invalid");
+    let waited = server.get("/v1/boxes/short/wait").was(200).json();
+    assert_eq!(waited["exit_code"], 124, "{waited}");
+    server.delete("/v1/boxes/short").was(204);
+    server.stop().ok();
+}
+
+#[test]
 fn a_box_is_paused_resumed_given_a_lease_and_stopped() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);

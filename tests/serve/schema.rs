@@ -13,8 +13,9 @@ const PROGRAM: &str = concat!(
 );
 const EXAMPLES: &str = "20";
 const SECONDS_MAX: &str = "40";
-/// Whatever is run, is run for a moment.
-const LIMITS: &str = "[limits]\ntimeout = '1s'\ntimeout_max = '2s'\n";
+/// Whatever is run, is run for a moment, and no box keeps whoever follows its log waiting.
+const LIMITS: &str =
+    "[limits]\ntimeout = '1s'\ntimeout_max = '2s'\nlease = '2s'\nlease_max = '4s'\n";
 
 /// Of all that it checks only this is left out: that whatever fits the description is
 /// accepted. A description cannot say what the operator allows, that a command excludes

@@ -169,9 +169,11 @@ fn what_cannot_be_opened_is_refused_before_it_is_a_websocket() {
     server
         .get(&format!("{path}?command=sh"))
         .refused(426, "websocket_required");
-    server
-        .get(&format!("{path}?command=sh&rows=x"))
-        .refused(400, "invalid_query");
+    for wrong in ["rows=x", "rows=0", "columns=0"] {
+        server
+            .get(&format!("{path}?command=sh&{wrong}"))
+            .refused(400, "invalid_query");
+    }
     server
         .get(&format!("{path}?nope=1"))
         .refused(400, "invalid_query");

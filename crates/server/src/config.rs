@@ -117,6 +117,11 @@ pub struct Limits {
     pub timeout: Duration,
     #[serde(deserialize_with = "time")]
     pub timeout_max: Duration,
+    /// After which a box ends that was asked for without one.
+    #[serde(deserialize_with = "time")]
+    pub lease: Duration,
+    #[serde(deserialize_with = "time")]
+    pub lease_max: Duration,
     #[serde(deserialize_with = "size")]
     pub memory_max: u64,
     /// Whether a box may be given the host's network.
@@ -166,6 +171,8 @@ impl Default for Limits {
             output_bytes: 8 << 20,
             timeout: Duration::from_secs(30),
             timeout_max: Duration::from_secs(600),
+            lease: Duration::from_secs(24 * 3600),
+            lease_max: Duration::from_secs(30 * 24 * 3600),
             memory_max: 4 << 30,
             host_network: false,
             client: Duration::from_secs(30),

@@ -179,16 +179,27 @@ pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiErro
     }
 }
 
-pub fn timeout(asked: Option<u64>, most: &config::Limits) -> Result<Duration, ApiError> {
-    let Some(asked) = asked else {
-        return Ok(most.timeout);
-    };
-    let timeout = milliseconds("timeout_ms", asked)?;
-    match timeout <= most.timeout_max {
-        true => Ok(timeout),
+pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ApiError> {
+    match asked {
+        Some(asked) => at_most("timeout_ms", asked, limits.timeout_max),
+        None => Ok(limits.timeout),
+    }
+}
+
+pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ApiError> {
+    match asked {
+        Some(asked) => at_most("lease_ms", asked, limits.lease_max),
+        None => Ok(limits.lease),
+    }
+}
+
+fn at_most(field: &'static str, asked: u64, most: Duration) -> Result<Duration, ApiError> {
+    let asked = milliseconds(field, asked)?;
+    match asked <= most {
+        true => Ok(asked),
         false => Err(ApiError::bad_request(
             "invalid",
-            format!("timeout_ms: at most {} here", most.timeout_max.as_millis()),
+            format!("{field}: at most {} here", most.as_millis()),
         )),
     }
 }

@@ -43,7 +43,7 @@ pub struct BoxRequest {
     pub limits: LimitsAsked,
     #[serde(default)]
     pub network: NetworkAsked,
-    /// It ends after so long, 24 h if left out.
+    /// It ends after so long; if left out, as configured: 24 h.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: Option<u64>,
     /// Its record, exit code and log stay so long after its end, 24 h if left out.
@@ -260,6 +260,7 @@ impl BoxRequest {
         let mut options = DetachOptions {
             keep: self.keep,
             remove: self.remove,
+            lease: Some(spec::lease(self.lease_ms, &config.limits)?),
             ..DetachOptions::default()
         };
         if self.keep && self.remove {
@@ -267,9 +268,6 @@ impl BoxRequest {
                 "invalid",
                 "keep and remove exclude each other",
             ));
-        }
-        if let Some(asked) = self.lease_ms {
-            options.lease = Some(spec::milliseconds("lease_ms", asked)?);
         }
         if let Some(asked) = self.retention_ms {
             options.retention = spec::milliseconds("retention_ms", asked)?;
@@ -483,7 +481,7 @@ pub async fn lease(
     Path(id): Path<String>,
     Json(request): Json<LeaseRequest>,
 ) -> Result<axum::Json<Status>, ApiError> {
-    let lease = spec::milliseconds("lease_ms", request.lease_ms)?;
+    let lease = spec::lease(Some(request.lease_ms), &app.config().limits)?;
     change(app, id, move |engine, id| {
         let changes = Changes {
             lease: Some(Some(lease)),

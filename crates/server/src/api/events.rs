@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::api::stream::{ALIVE_EVERY, Form};
+use crate::api::stream::{ALIVE_EVERY, EventFrame, Form};
 use crate::app::{App, Phase};
 use crate::journal::Noted;
 
@@ -24,7 +24,7 @@ use crate::journal::Noted;
     get,
     path = "/v1/events",
     tag = "boxes",
-    responses((status = 200, body = String, content_type = "text/event-stream"))
+    responses((status = 200, body = EventFrame, content_type = "text/event-stream"))
 )]
 pub async fn events(State(app): State<App>, headers: HeaderMap) -> Response {
     let form = Form::of_stream(&headers);

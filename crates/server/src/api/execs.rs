@@ -16,7 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
 use crate::api::exec::{TerminalAsked, signal_of};
-use crate::api::stream::{Form, Texts};
+use crate::api::stream::{EventFrame, Form, Texts};
 use crate::app::App;
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
@@ -161,7 +161,7 @@ pub async fn inspect(
         StreamQuery,
     ),
     responses(
-        (status = 200, body = String, content_type = "text/event-stream"),
+        (status = 200, body = EventFrame, content_type = "text/event-stream"),
         (status = "4XX", body = ErrorBody),
     )
 )]

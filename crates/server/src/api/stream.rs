@@ -13,6 +13,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tare_engine::Timestamp;
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 use crate::admission::Permit;
 use crate::api::run::RunResult;
@@ -28,6 +29,17 @@ const CHUNKS_WAITING: usize = 4;
 
 /// Where nothing happens for so long that is said: whoever is gone is noticed then.
 pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+/// A server-sent event.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "it describes what `Form::frame` writes")]
+pub struct EventFrame {
+    /// What it is.
+    event: String,
+    /// A JSON object.
+    #[schema(content_media_type = "application/json")]
+    data: String,
+}
 
 /// How an answer is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

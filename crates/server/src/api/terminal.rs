@@ -69,13 +69,6 @@ pub async fn open(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let wanted = Wanted::of(taken(query)?)?;
-    let upgrade = upgrade.map_err(|rejection| {
-        ApiError::new(
-            StatusCode::UPGRADE_REQUIRED,
-            "websocket_required",
-            rejection.body_text(),
-        )
-    })?;
     let spec = Asked {
         command: wanted.command,
         env: &wanted.env,
@@ -84,6 +77,13 @@ pub async fn open(
         terminal: Some(wanted.terminal),
     }
     .into_spec()?;
+    let upgrade = upgrade.map_err(|rejection| {
+        ApiError::new(
+            StatusCode::UPGRADE_REQUIRED,
+            "websocket_required",
+            rejection.body_text(),
+        )
+    })?;
     let id = app.ask(move |engine| engine.find(&id)).await?;
     let process = exec::begin(&app, id, spec, Fed::Yes).await?;
     // A client that does not come drops the process, which ends it.
@@ -133,8 +133,8 @@ impl Wanted {
             }
             "workdir" => self.workdir = Some(value),
             "user" => self.user = Some(value),
-            "rows" => self.terminal.rows = value.parse().map_err(|_| wrong())?,
-            "columns" => self.terminal.columns = value.parse().map_err(|_| wrong())?,
+            "rows" => self.terminal.rows = extent(&value).ok_or_else(wrong)?,
+            "columns" => self.terminal.columns = extent(&value).ok_or_else(wrong)?,
             unknown => {
                 let message = format!("there is no parameter {unknown:?}");
                 return Err(ApiError::bad_request("invalid_query", message));
@@ -142,6 +142,11 @@ impl Wanted {
         }
         Ok(())
     }
+}
+
+/// Of a terminal, in one direction.
+fn extent(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|extent| *extent > 0)
 }
 
 /// What a client says about the terminal.
