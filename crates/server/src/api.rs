@@ -25,7 +25,7 @@ use utoipa_axum::routes;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::{edge, guard, page};
+use crate::{edge, guard, librechat, page};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -96,6 +96,8 @@ pub fn router(app: App) -> Router {
             .with_hint("GET /openapi.json describes what can")
         })
         .layer(middleware::from_fn_with_state(app.clone(), guard::layer))
+        // It has its own ways to say who asks.
+        .merge(librechat::router())
         .layer(middleware::from_fn_with_state(app.clone(), edge::layer))
         .with_state(app)
 }

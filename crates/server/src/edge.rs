@@ -30,6 +30,10 @@ pub fn current_request() -> Option<String> {
     CURRENT.try_with(Clone::clone).ok()
 }
 
+/// An error of which the client was told already, in the words of another API.
+#[derive(Debug, Clone)]
+pub struct Told(pub ApiError);
+
 /// Every error of the native API.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
@@ -57,10 +61,12 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
     request.extensions_mut().insert(RequestId(id.clone()));
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = CURRENT.scope(id.clone(), next.run(request)).await;
-    let error = response.extensions_mut().remove::<ApiError>();
-    if let Some(error) = &error {
+    let told = response.extensions_mut().remove::<Told>();
+    let untold = response.extensions_mut().remove::<ApiError>();
+    if let Some(error) = &untold {
         response = body_of(error, &id);
     }
+    let error = untold.or(told.map(|Told(error)| error));
     app.journal.note(Happening::Request {
         request_id: &id,
         method: method.as_str(),

@@ -27,6 +27,7 @@ mod guard;
 mod hooks;
 mod journal;
 mod language;
+mod librechat;
 mod listen;
 mod makers;
 mod memory;

@@ -1,0 +1,20 @@
+//! LibreChat's code interpreter: the API that its clients expect, on boxes.
+//!
+//! ```text
+//! identity ─▶ words (errors as they expect them) ─▶ exec, files, sessions ─▶ boxes
+//! ```
+
+#[allow(dead_code, reason = "the next step uses it")]
+mod id;
+#[allow(dead_code, reason = "the next step uses it")]
+mod owner;
+mod words;
+
+use axum::{Router, middleware};
+
+use crate::app::App;
+
+/// Its routes, below the same `/v1` as the native ones.
+pub fn router() -> Router<App> {
+    Router::new().layer(middleware::from_fn(words::layer))
+}
