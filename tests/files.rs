@@ -303,6 +303,24 @@ fn a_volume_can_lie_in_another() {
     }
 }
 
+/// What programs expect to find elsewhere is one directory under two names, with the
+/// same room; nothing else there can be written.
+#[test]
+fn the_workspace_is_the_boxes_own_directory_in_another_place() {
+    let tare = tare!();
+    let script = "pwd; echo seen > here; cat /work/here; ! mkdir /mnt/other 2>/dev/null && echo no; \
+                  head -c 2m /dev/zero > /mnt/data/fill 2>/dev/null || echo full";
+    let call = ["--workspace", "/mnt/data", "--scratch", "1m"];
+    tare.run(call.iter().chain(&["--", "sh", "-c", script]))
+        .ok()
+        .printed("/mnt/data\nseen\nno\nfull\n");
+    for wrong in ["data", "/", "/proc/x", "/mnt/../data", "/dev/data"] {
+        tare.run(["--workspace", wrong, "--", "true"])
+            .exited(125)
+            .said(&["--workspace"]);
+    }
+}
+
 fn names(directory: impl AsRef<Path>) -> Vec<String> {
     let entries = fs::read_dir(directory).expect("the directory can be listed");
     let mut names: Vec<String> = entries

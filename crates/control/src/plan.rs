@@ -27,6 +27,8 @@ pub enum TreeSource {
     /// A path of the host: an unprivileged creator cannot make mounts, its
     /// keeper can, in its own namespaces.
     HostPath(Vec<u8>),
+    /// The box's own `/work`, seen in another place too.
+    Work,
 }
 
 /// One instruction of a classic BPF program, as `struct sock_filter`.

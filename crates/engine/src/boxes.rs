@@ -308,6 +308,7 @@ fn shown_spec(spec: &Spec, observed: &Observed) -> serde_json::Value {
         "command": texts(&spec.command),
         "env": texts(&keys),
         "workdir": spec.workdir.as_ref().map(text),
+        "workspace": spec.workspace.as_ref().map(text),
         "user": format!("{}:{}", spec.user.uid, spec.user.gid),
         "rootfs": match &spec.root {
             Root::HostView => None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tare_control::{
     Capabilities, DetachedPlan, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan,
-    ScratchPlan, TerminalPlan, VolumePlan, Workload,
+    ScratchPlan, TerminalPlan, TreeSource, VolumePlan, Workload,
 };
 use tare_kernel::clock::boot_ns;
 
@@ -116,15 +116,27 @@ fn filesystem(spec: &Spec, hostname: &str, trees: &Trees) -> Filesystem {
                 inodes: scratch_inodes(scratch_bytes),
             },
         },
-        volumes: volumes
-            .map(|(volume, tree)| VolumePlan {
+        volumes: workspace(spec)
+            .into_iter()
+            .chain(volumes.map(|(volume, tree)| VolumePlan {
                 source: tree.source.clone(),
                 target: volume.target.as_os_str().as_bytes().to_owned(),
                 is_directory: tree.is_directory,
                 writable: volume.access == Access::ReadWrite,
-            })
+            }))
             .collect(),
     }
+}
+
+/// First, so that a volume may be mounted in it.
+fn workspace(spec: &Spec) -> Option<VolumePlan> {
+    let path = spec.workspace.as_ref()?;
+    Some(VolumePlan {
+        source: TreeSource::Work,
+        target: path.as_os_str().as_bytes().to_owned(),
+        is_directory: true,
+        writable: true,
+    })
 }
 
 fn workload(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Workload {
@@ -132,6 +144,7 @@ fn workload(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Workload {
     let workdir = spec
         .workdir
         .as_deref()
+        .or(spec.workspace.as_deref())
         .map_or(&b"/work"[..], |path| path.as_os_str().as_bytes());
     Workload {
         argv: spec

@@ -136,6 +136,10 @@ pub struct Spec {
     /// `None`: the box's own writable home, `/work`.
     #[serde(with = "text::optional")]
     pub workdir: Option<PathBuf>,
+    /// Where `/work` is seen too, for programs that expect their files there. The
+    /// working directory, unless another one is named.
+    #[serde(with = "text::optional")]
+    pub workspace: Option<PathBuf>,
     pub user: User,
     pub privilege: Privilege,
     pub limits: Limits,

@@ -24,13 +24,20 @@ use crate::devices;
 use crate::procfs;
 use crate::setup::{Failing, Failure};
 
-/// Detached mounts that the creator made, in the order of the plan.
+/// Detached mounts that the creator made, in the order of the plan, and the box's own.
 #[derive(Debug)]
-pub struct Trees(std::vec::IntoIter<OwnedFd>);
+pub struct Trees {
+    inherited: std::vec::IntoIter<OwnedFd>,
+    /// For [`TreeSource::Work`].
+    work: Option<OwnedFd>,
+}
 
 impl Trees {
     pub fn new(inherited: Vec<OwnedFd>) -> Self {
-        Self(inherited.into_iter())
+        Self {
+            inherited: inherited.into_iter(),
+            work: None,
+        }
     }
 
     /// The creator's mount, or one that the keeper makes itself where the
@@ -38,8 +45,9 @@ impl Trees {
     /// by the keeper's own rights, which are the creator's.
     fn take(&mut self, source: &TreeSource, writable: bool) -> std::io::Result<OwnedFd> {
         let path = match source {
-            TreeSource::Inherited => return self.0.next().ok_or(Errno::BADF.into()),
+            TreeSource::Inherited => return self.inherited.next().ok_or(Errno::BADF.into()),
             TreeSource::HostPath(path) => path,
+            TreeSource::Work => return self.work.take().ok_or(Errno::BADF.into()),
         };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -89,6 +97,13 @@ pub fn build(
     let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
     let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
     let writable = WRITABLE.map(|(name, _)| copy(name));
+    if plan
+        .volumes
+        .iter()
+        .any(|one| one.source == TreeSource::Work)
+    {
+        trees.work = Some(copy(c"work").failing(SetupStep::Scratch, "work")?);
+    }
     let dev = copy(c"dev").failing(SetupStep::Dev, "/dev")?;
     let masks = copy(c"proc").failing(SetupStep::Proc, "masks")?;
     let root = match &plan.root {

@@ -52,6 +52,7 @@ impl Spec {
             labels: BTreeMap::new(),
             env: env(HOME),
             workdir: None,
+            workspace: None,
             user: USER,
             privilege: Privilege::Unprivileged,
             limits: Limits::default(),

@@ -70,6 +70,12 @@ pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
     })
 }
 
+/// `--workspace DIR`: where the box sees its own `/work` too.
+pub fn workspace(path: PathBuf) -> Result<PathBuf, Error> {
+    let hint = "name a directory of the box, such as /mnt/data";
+    box_path(&path).map_err(|why| bad(format!("{} {why}", quoted(&path)), hint))
+}
+
 /// In the order in which they can be mounted: one inside of another after it,
 /// whichever was named first.
 pub fn outer_first(mut volumes: Vec<Volume>) -> Vec<Volume> {

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use tare_engine::spec::{Cpus, Name, User, bytes, count, cpus, duration, name, user};
+use tare_engine::spec::{Cpus, Name, User, bytes, count, cpus, duration, name, user, volume};
 
 use super::detach::DetachArgs;
 use crate::commands::process::ProcessArgs;
@@ -124,7 +125,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub process: ProcessArgs,
 
-    /// Working directory inside the box [default: /work]
+    /// Working directory inside the box [default: the workspace, or /work]
     #[arg(short, long, value_name = "DIR", help_heading = "Command")]
     pub workdir: Option<PathBuf>,
 
@@ -149,6 +150,15 @@ pub struct RunArgs {
         help_heading = "Files and network"
     )]
     pub volume: Vec<OsString>,
+
+    /// Show the box its own writable directory, /work, in this place too
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_parser = PathBufValueParser::new().try_map(volume::workspace),
+        help_heading = "Files and network"
+    )]
+    pub workspace: Option<PathBuf>,
 
     /// Use this directory as the box's root; it is never changed [default: the
     /// host's programs and libraries, read-only]
@@ -179,7 +189,7 @@ pub struct RunArgs {
     /// such as bwrap or qemu; the host's files, network and user stay as they are
     #[arg(
         long,
-        conflicts_with_all = ["rootfs", "volume", "net", "root", "user", "seccomp", "scratch", "keep"],
+        conflicts_with_all = ["rootfs", "workspace", "volume", "net", "root", "user", "seccomp", "scratch", "keep"],
         help_heading = "Isolation"
     )]
     pub contain: bool,

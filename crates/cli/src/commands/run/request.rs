@@ -86,6 +86,7 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
         labels: labels.map_err(|error| of_option("--label", error))?,
         env,
         workdir: workdir(args, around)?,
+        workspace: args.workspace.clone(),
         user: user_of(args, around),
         privilege: match args.root {
             true => Privilege::BoxRoot,
