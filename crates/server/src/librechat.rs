@@ -13,6 +13,9 @@ mod words;
 use axum::{Router, middleware};
 
 use crate::app::App;
+pub use id::Id;
+#[allow(unused_imports, reason = "the next step uses it")]
+pub use owner::{Owner, Principal, Resource};
 
 /// Its routes, below the same `/v1` as the native ones.
 pub fn router() -> Router<App> {

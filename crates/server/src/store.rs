@@ -1,0 +1,245 @@
+//! Files that clients have sent and that programs have made, in a directory, for a day.
+//!
+//! ```text
+//! DIRECTORY/lock                       held by the one server that works here
+//! DIRECTORY/incoming/N                 what is being written
+//! DIRECTORY/blobs/SHA256               each content once
+//! DIRECTORY/sessions/SESSION/FILE.data   a hard link to its content
+//! DIRECTORY/sessions/SESSION/FILE.json   its record: with it the file is there
+//! ```
+//!
+//! The record comes last and goes first, so that at every moment a file is there whole
+//! or not at all. The kernel counts the links to a content: one that has none but its
+//! own is nobody's. What a killed server leaves is therefore known by looking, and
+//! opening the store removes it ([`walk`]). Nothing is synced to the disk: after a loss
+//! of power a content that did not get there is shorter than its record says, and both
+//! go.
+//!
+//! Only ids and hashes are paths here, never a name that somebody chose. Everything
+//! waits for the disk: call it from a thread that may wait.
+
+mod account;
+mod failure;
+mod incoming;
+mod media_type;
+mod object;
+mod place;
+mod walk;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tare_engine::Timestamp;
+
+use crate::librechat::{Id, Owner};
+use account::Account;
+pub use account::Used;
+pub use failure::StoreError;
+pub use incoming::Incoming;
+pub use object::{Meta, Object, Origin};
+use place::{Erased, Places};
+
+/// What of one content is read at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Of one file.
+    pub file_bytes: u64,
+    /// Of all files of one owner, each counted whole.
+    pub owner_bytes: u64,
+    /// Of all contents, each counted once.
+    pub total_bytes: u64,
+    /// Older ones are removed.
+    pub ttl: Duration,
+}
+
+#[derive(Debug)]
+pub struct Store {
+    places: Places,
+    limits: Mutex<StoreLimits>,
+    account: Mutex<Account>,
+    /// Whoever makes or removes links has this: a content between two links looks like
+    /// one that is nobody's.
+    turn: Mutex<()>,
+    next_incoming: AtomicU64,
+    care: Mutex<Care>,
+}
+
+/// When the next walk through all files can find something.
+#[derive(Debug, Clone, Copy, Default)]
+struct Care {
+    walked_at: Option<Timestamp>,
+    oldest: Option<Timestamp>,
+}
+
+/// A walk looks at every file, and so there are few of them in the life of one.
+const WALKS_PER_TTL: u32 = 48;
+
+impl Care {
+    fn is_due(self, now: Timestamp, ttl: Duration) -> bool {
+        let rested = self
+            .walked_at
+            .is_none_or(|at| at > now || now.since(at) >= ttl / WALKS_PER_TTL);
+        rested && self.oldest.is_some_and(|oldest| is_over(oldest, now, ttl))
+    }
+}
+
+/// One from the far future is of a clock that was wrong, and would stay for ever.
+fn is_over(created_at: Timestamp, now: Timestamp, ttl: Duration) -> bool {
+    now.since(created_at) >= ttl || created_at > now.after(ttl)
+}
+
+impl Store {
+    /// Makes the directory if it is not there, and looks through all that is in it.
+    pub fn open(directory: &Path, limits: StoreLimits) -> Result<Arc<Self>, StoreError> {
+        let store = Self {
+            places: Places::open(directory)?,
+            limits: Mutex::new(limits),
+            account: Mutex::default(),
+            turn: Mutex::default(),
+            next_incoming: AtomicU64::new(0),
+            care: Mutex::default(),
+        };
+        store.places.clear_incoming()?;
+        store.take_stock(Timestamp::now())?;
+        Ok(Arc::new(store))
+    }
+
+    /// They hold for what comes from now on.
+    pub fn configure(&self, limits: StoreLimits) {
+        *locked(&self.limits) = limits;
+    }
+
+    /// A file that begins to come. Dropped before it is kept, nothing of it is left.
+    pub fn receive(self: &Arc<Self>, owner: &Owner) -> Result<Incoming, StoreError> {
+        let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
+        Incoming::begin(self, number, owner.clone())
+    }
+
+    /// All of it at once.
+    pub fn keep(
+        self: &Arc<Self>,
+        mut from: impl Read,
+        session: &Id,
+        owner: &Owner,
+        meta: Meta,
+    ) -> Result<Object, StoreError> {
+        let mut incoming = self.receive(owner)?;
+        let mut buffer = vec![0; PIECE_BYTES];
+        loop {
+            match from.read(&mut buffer) {
+                Ok(0) => return incoming.keep(session, meta),
+                Ok(count) => incoming.write(&buffer[..count])?,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(StoreError::unread(error)),
+            }
+        }
+    }
+
+    /// `None`: there is no such file, or nothing that can be read as one.
+    pub fn find(&self, session: &Id, file: &Id) -> Result<Option<Object>, StoreError> {
+        let Some(place) = self.places.session(session)? else {
+            return Ok(None);
+        };
+        place.object(file)
+    }
+
+    /// The files of a session in the order in which they came.
+    pub fn list(&self, session: &Id) -> Result<Vec<Object>, StoreError> {
+        let Some(place) = self.places.session(session)? else {
+            return Ok(Vec::new());
+        };
+        let mut objects = Vec::new();
+        for file in place.files()? {
+            objects.extend(place.object(&file)?);
+        }
+        objects.sort_by(|one, other| {
+            (one.created_at, &one.name, &one.id).cmp(&(other.created_at, &other.name, &other.id))
+        });
+        Ok(objects)
+    }
+
+    /// Its content, which stays readable also when the file is removed meanwhile.
+    /// `None`: it was removed before.
+    pub fn read(&self, object: &Object) -> Result<Option<File>, StoreError> {
+        match self.places.session(&object.session)? {
+            Some(place) => place.content(object),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether it was there.
+    pub fn remove(&self, object: &Object) -> Result<bool, StoreError> {
+        let _turn = self.turn();
+        let Some(place) = self.places.session(&object.session)? else {
+            return Ok(false);
+        };
+        // As it is now: somebody else may have removed it.
+        let Some(object) = place.object(&object.id)? else {
+            return Ok(false);
+        };
+        let erased = self
+            .places
+            .erase(&place, &object.id, Some(&object.sha256))?;
+        drop(place);
+        self.places.remove_if_empty(&object.session)?;
+        self.forget(&object, erased);
+        Ok(true)
+    }
+
+    /// Removes what is over its time, and what is nobody's. Does nothing when nothing
+    /// can be.
+    pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
+        let ttl = self.limits().ttl;
+        let is_due = locked(&self.care).is_due(now, ttl);
+        match is_due {
+            true => self.walk(now, |_, _| ()),
+            false => Ok(()),
+        }
+    }
+
+    /// What this owner has, with what is still coming.
+    pub fn used_by(&self, owner: &Owner) -> Used {
+        self.account().of(owner)
+    }
+
+    /// Of all contents, with those that are still coming.
+    pub fn used_bytes(&self) -> u64 {
+        self.account().total_bytes()
+    }
+
+    fn limits(&self) -> StoreLimits {
+        *locked(&self.limits)
+    }
+
+    fn account(&self) -> MutexGuard<'_, Account> {
+        locked(&self.account)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        locked(&self.turn)
+    }
+
+    fn forget(&self, object: &Object, erased: Erased) {
+        let mut account = self.account();
+        account.release(&object.owner, object.size);
+        account.shrink(erased.freed_bytes);
+    }
+
+    fn noticed(&self, created_at: Timestamp) {
+        let mut care = locked(&self.care);
+        care.oldest = Some(care.oldest.map_or(created_at, |at| at.min(created_at)));
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
