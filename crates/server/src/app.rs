@@ -14,6 +14,7 @@ use crate::admission::Admission;
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::execs::Execs;
+use crate::files::Files;
 use crate::hooks::Hooks;
 use crate::journal::Journal;
 use crate::makers::Makers;
@@ -42,6 +43,7 @@ pub struct Shared {
     pub quotas: Quotas,
     pub admission: Admission,
     pub execs: Execs,
+    pub files: Files,
     pub recovery: Recovery,
     /// Threads that wait for somebody in a box, who may keep them waiting: others have
     /// to be left for everybody else.
@@ -129,6 +131,7 @@ impl App {
             hooks: Arc::default(),
             quotas: Quotas::default(),
             execs: Execs::new(config.limits.execs),
+            files: Files::new(&config.files),
             recovery: Recovery::default(),
             in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
             proofs: Mutex::default(),
@@ -149,6 +152,7 @@ impl App {
 
     pub fn configure(&self, config: Config) {
         self.pressure.configure(config.gauge_settings());
+        self.files.configure(&config.files);
         let mut held = self.config.write().unwrap_or_else(PoisonError::into_inner);
         *held = Arc::new(config);
     }

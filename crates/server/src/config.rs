@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use tare_engine::spec::{bytes, duration};
 use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
 
+use crate::files::FilesConfig;
 use crate::hooks::HooksConfig;
 use crate::quota::Quota;
 use crate::room::Room;
@@ -29,6 +30,8 @@ pub struct Config {
     /// Whoever has none of these is refused; without any, all on this host are heard.
     pub keys: Vec<Key>,
     pub limits: Limits,
+    /// What clients send, and programs make for them.
+    pub files: FilesConfig,
     pub gauges: Levels,
     /// Called when a gauge comes to another level.
     pub hooks: HooksConfig,
@@ -150,6 +153,7 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             keys: Vec::new(),
             limits: Limits::default(),
+            files: FilesConfig::default(),
             gauges: Levels::default(),
             hooks: HooksConfig::default(),
             log: LogFormat::default(),
@@ -199,6 +203,7 @@ impl Config {
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
         self.gauges.thresholds()?;
+        self.files.check()?;
         self.check_keys()
     }
 
@@ -308,7 +313,7 @@ fn parsed<'de, D: Deserializer<'de>>(input: D) -> Result<Listen, D::Error> {
     with(input, str::parse)
 }
 
-fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
+pub fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
     with(input, bytes::parse)
 }
 
@@ -369,6 +374,7 @@ mod tests {
         assert!(wrong("[limits]\ntimeout = '-1s'").contains("timeout"));
         assert!(wrong("listen = '8080'").contains("ADDRESS:PORT"));
         assert!(wrong("[gauges]\nwran = 50").contains("wran"));
+        assert!(wrong("[files]\nttl = 'soon'").contains("ttl"));
         assert!(wrong("[[keys]]\nname = 'a'\nsha256 = '00'").contains("64 hexadecimal"));
     }
 
@@ -377,6 +383,14 @@ mod tests {
         let config: Config = toml::from_str("[gauges]\nwarn = 90").expect("TOML");
         assert!(config.check().is_err());
         let config: Config = toml::from_str("[gauges]\nwarn = 50").expect("TOML");
+        assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn files_are_in_one_place_wherever_the_server_is_started() {
+        let config: Config = toml::from_str("[files]\ndirectory = 'files'").expect("TOML");
+        assert!(config.check().is_err());
+        let config: Config = toml::from_str("[files]\ndirectory = '/srv/x'").expect("TOML");
         assert!(config.check().is_ok());
     }
 

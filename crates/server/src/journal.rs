@@ -102,6 +102,10 @@ pub enum Happening<'a> {
         hook: &'a str,
         why: &'a str,
     },
+    /// Files that are over their time are still there. It is tried again.
+    FilesNotSwept {
+        why: &'a str,
+    },
     Reloaded,
     ReloadRefused {
         why: &'a str,
@@ -157,6 +161,7 @@ impl<'a> Happening<'a> {
             Self::OrphanReclaimed { .. } => "orphan_reclaimed",
             Self::GaugeChanged { .. } => GAUGE_CHANGED,
             Self::HookFailed { .. } => "hook_failed",
+            Self::FilesNotSwept { .. } => "files_not_swept",
             Self::Reloaded => "reloaded",
             Self::ReloadRefused { .. } => "reload_refused",
             Self::Draining => "draining",
@@ -209,7 +214,7 @@ impl<'a> Happening<'a> {
             }
             Self::GaugeChanged { change } => changed(change),
             Self::HookFailed { hook, why } => json!({ "hook": hook, "why": why }),
-            Self::ReloadRefused { why } => json!({ "why": why }),
+            Self::FilesNotSwept { why } | Self::ReloadRefused { why } => json!({ "why": why }),
             Self::Reloaded | Self::Draining => json!({}),
             Self::Drained { ended } => json!({ "ended": ended }),
         }

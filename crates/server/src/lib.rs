@@ -23,6 +23,8 @@ mod events;
 mod exec;
 mod execs;
 mod extract;
+#[allow(dead_code, reason = "the next step uses it")]
+mod files;
 mod guard;
 mod hooks;
 mod journal;
@@ -43,7 +45,7 @@ mod relay;
 mod room;
 mod running;
 mod spec;
-#[allow(dead_code, unused_imports, reason = "the next step uses it")]
+#[allow(dead_code, reason = "the next step uses it")]
 mod store;
 mod sweeping;
 mod text;
@@ -212,6 +214,7 @@ async fn recover(app: App) {
     let started = Instant::now();
     sweeping::sweep(&app).await;
     let boxes = watch_all(&app).await.unwrap_or(0);
+    files::sweep(&app).await;
     app.recovery.done(boxes);
     app.journal.note(Happening::Recovered {
         boxes,
@@ -271,6 +274,7 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
             _ = again.tick() => {
                 sweeping::sweep(&app).await;
                 app.execs.forget_old();
+                files::sweep(&app).await;
                 watch_all(&app).await.ok();
             }
         }

@@ -265,6 +265,7 @@ impl Metrics {
             | Happening::Recovered { .. }
             | Happening::HookFailed { .. }
             | Happening::Reloaded
+            | Happening::FilesNotSwept { .. }
             | Happening::ReloadRefused { .. }
             | Happening::Draining
             | Happening::Drained { .. } => {}

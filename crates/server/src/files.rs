@@ -1,0 +1,221 @@
+//! The store of this server: where it is, what may be in it, and who looks after it. It
+//! is opened when the first file comes, or because there is one from before: a server
+//! that never has files makes no directory.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tare_engine::{Error, ErrorKind, Timestamp};
+
+use crate::app::App;
+use crate::config::{size, time};
+use crate::error::ApiError;
+use crate::journal::Happening;
+use crate::store::{Store, StoreError, StoreLimits};
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FilesConfig {
+    /// `None`: by who runs the server.
+    pub directory: Option<PathBuf>,
+    /// Of all files of one owner.
+    #[serde(deserialize_with = "size")]
+    pub owner_bytes: u64,
+    /// Of all files.
+    #[serde(deserialize_with = "size")]
+    pub total_bytes: u64,
+    #[serde(deserialize_with = "size")]
+    pub file_bytes: u64,
+    /// LibreChat takes what is older than 23 hours for gone.
+    #[serde(deserialize_with = "time")]
+    pub ttl: Duration,
+    /// In one request.
+    pub request_files: usize,
+}
+
+impl Default for FilesConfig {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            owner_bytes: 2 << 30,
+            total_bytes: 20 << 30,
+            file_bytes: 150 << 20,
+            ttl: Duration::from_secs(24 * 3600),
+            request_files: 200,
+        }
+    }
+}
+
+impl FilesConfig {
+    pub fn check(&self) -> Result<(), Error> {
+        match &self.directory {
+            Some(path) if !path.is_absolute() => {
+                let message = format!("[files] directory {} is not absolute", path.display());
+                Err(Error::new(ErrorKind::BadRequest, message))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn limits(&self) -> StoreLimits {
+        StoreLimits {
+            file_bytes: self.file_bytes,
+            owner_bytes: self.owner_bytes,
+            total_bytes: self.total_bytes,
+            ttl: self.ttl,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Files {
+    /// `None`: there is no home to put it into.
+    directory: Option<PathBuf>,
+    store: Mutex<Option<Arc<Store>>>,
+}
+
+impl Files {
+    pub fn new(config: &FilesConfig) -> Self {
+        let is_root = rustix::process::geteuid().is_root();
+        let directory = config.directory.clone();
+        Self {
+            directory: directory.or_else(|| default_directory(is_root, |it| std::env::var_os(it))),
+            store: Mutex::default(),
+        }
+    }
+
+    pub fn configure(&self, config: &FilesConfig) {
+        if let Some(store) = &*self.held() {
+            store.configure(config.limits());
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Arc<Store>>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opened(&self, directory: &Path, config: &FilesConfig) -> Result<Arc<Store>, StoreError> {
+        let mut held = self.held();
+        if let Some(store) = &*held {
+            return Ok(Arc::clone(store));
+        }
+        let store = Store::open(directory, config.limits())?;
+        *held = Some(Arc::clone(&store));
+        Ok(store)
+    }
+
+    /// Made if it is not there.
+    fn store(&self, config: &FilesConfig) -> Result<Arc<Store>, ApiError> {
+        let Some(directory) = &self.directory else {
+            let message = "this server has no directory for files";
+            return Err(ApiError::unavailable("no_store", message)
+                .with_hint("name one in the configuration: [files] directory"));
+        };
+        Ok(self.opened(directory, config)?)
+    }
+
+    /// `None`: nobody has ever sent a file.
+    fn store_if_any(&self, config: &FilesConfig) -> Result<Option<Arc<Store>>, StoreError> {
+        match &self.directory {
+            Some(directory) if directory.exists() => self.opened(directory, config).map(Some),
+            Some(_) | None => Ok(None),
+        }
+    }
+}
+
+/// Where data that outlive a boot are kept.
+fn default_directory(
+    is_root: bool,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Option<PathBuf> {
+    if is_root {
+        return Some(PathBuf::from("/var/lib/tare/files"));
+    }
+    let absolute = |name| {
+        let path = PathBuf::from(variable(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let data = absolute("XDG_DATA_HOME");
+    let data = data.or_else(|| Some(absolute("HOME")?.join(".local/share")));
+    data.map(|data| data.join("tare/files"))
+}
+
+/// Asks the store, in a thread that may wait for the disk.
+pub async fn ask<T: Send + 'static>(
+    app: &App,
+    ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let asking = app.clone();
+    waiting(move || {
+        let store = asking.files.store(&asking.config().files)?;
+        Ok(ask(&store)?)
+    })
+    .await
+}
+
+/// The same where it may as well not be there.
+pub async fn ask_if_any<T: Send + 'static>(
+    app: &App,
+    ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
+) -> Result<Option<T>, ApiError> {
+    let asking = app.clone();
+    waiting(move || {
+        let store = asking.files.store_if_any(&asking.config().files)?;
+        Ok(store.map(|store| ask(&store)).transpose()?)
+    })
+    .await
+}
+
+pub async fn waiting<T: Send + 'static>(
+    what: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(what).await {
+        Ok(result) => result,
+        Err(panicked) => Err(ApiError::internal(panicked.to_string())),
+    }
+}
+
+/// What is over its time goes, also when nobody asks.
+pub async fn sweep(app: &App) {
+    let swept = ask_if_any(app, |store| store.sweep(Timestamp::now())).await;
+    match swept {
+        // Its own server looks after it.
+        Err(error) if error.code == "store_in_use" => {}
+        Err(error) => {
+            let why = error.detail.as_deref().unwrap_or(&error.message);
+            app.journal.note(Happening::FilesNotSwept { why });
+        }
+        Ok(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_are_where_data_are_kept() {
+        let of = |is_root, set: &'static [(&str, &str)]| {
+            let variable = |name: &str| {
+                let found = set.iter().find(|(one, _)| *one == name);
+                found.map(|(_, value)| OsString::from(value))
+            };
+            default_directory(is_root, variable).map(|path| path.display().to_string())
+        };
+        let expect = |path: &str| Some(path.to_owned());
+        assert_eq!(
+            of(true, &[("HOME", "/root")]),
+            expect("/var/lib/tare/files")
+        );
+        let home = expect("/home/u/.local/share/tare/files");
+        assert_eq!(of(false, &[("HOME", "/home/u")]), home);
+        let relative = &[("HOME", "/home/u"), ("XDG_DATA_HOME", "data")];
+        assert_eq!(of(false, relative), home);
+        let said = &[("HOME", "/home/u"), ("XDG_DATA_HOME", "/data")];
+        assert_eq!(of(false, said), expect("/data/tare/files"));
+        assert_eq!(of(false, &[]), None);
+    }
+}
