@@ -36,6 +36,10 @@ fn code_is_run_in_its_language() {
         ("python", "print('out', __file__)"),
         ("bash", "echo out $0"),
         ("node", "console.log('out', 'main.js')"),
+        (
+            "c",
+            "#include <stdio.h>\nint main(void) { puts(\"out c\"); }",
+        ),
     ] {
         let result = ran(&server, json!({ "language": language, "code": code }));
         assert_eq!(result["exit_code"], 0, "{result}");
@@ -180,7 +184,7 @@ fn what_cannot_be_run_is_refused_with_its_reason() {
     refused(
         json!({ "language": "rustt", "code": "" }),
         400,
-        "invalid_json",
+        "unsupported_language",
     );
     refused(
         json!({ "command": ["true"], "tmeout_ms": 1 }),

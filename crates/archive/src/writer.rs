@@ -1,7 +1,7 @@
 //! Entries onto a stream: a header, an extended one before it where a field is
 //! too small, then as many bytes as the header says, filled up to whole blocks.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 
 use crate::header::{BLOCK_BYTES, EMPTY, Header, NAME_BYTES_MAX, SIZE_MAX, Type};
 use crate::{BUFFER_BYTES, EXTENDED_BYTES_MAX, pax};
@@ -25,17 +25,27 @@ impl<'a> Writer<'a> {
     }
 
     /// A whole file that its owner may write.
-    pub fn file(&mut self, name: &[u8], content: &[u8]) -> io::Result<()> {
+    pub fn file(&mut self, name: &[u8], mtime: i64, content: &[u8]) -> io::Result<()> {
         let size = content.len() as u64;
-        self.header(&Header {
-            name: name.to_vec(),
-            kind: Type::File,
-            mode: 0o644,
-            size,
-            mtime: 0,
-            link: Vec::new(),
-        })?;
+        self.header(&plain_file(name, mtime, size))?;
         self.data(content)?;
+        self.end_of_data(size)
+    }
+
+    /// The same of a file with so many bytes, which are read; what is missing of them
+    /// is an error.
+    pub fn file_from(
+        &mut self,
+        name: &[u8],
+        mtime: i64,
+        size: u64,
+        from: &mut dyn Read,
+    ) -> io::Result<()> {
+        self.header(&plain_file(name, mtime, size))?;
+        let copied = io::copy(&mut from.take(size), &mut self.out)?;
+        if copied < size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         self.end_of_data(size)
     }
 
@@ -85,6 +95,17 @@ impl<'a> Writer<'a> {
         self.out.write_all(&header.encode())?;
         self.data(records)?;
         self.end_of_data(size)
+    }
+}
+
+fn plain_file(name: &[u8], mtime: i64, size: u64) -> Header {
+    Header {
+        name: name.to_vec(),
+        kind: Type::File,
+        mode: 0o644,
+        size,
+        mtime,
+        link: Vec::new(),
     }
 }
 

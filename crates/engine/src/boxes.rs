@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use serde_json::json;
 use tare_control::{Call, KeeperUsage, Report};
@@ -9,7 +10,7 @@ use tare_control::{Call, KeeperUsage, Report};
 use crate::engine::{Engine, Manner};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::flaw::Flaw;
-use crate::holdings::cgroup::CgroupUsage;
+use crate::holdings::cgroup::{self, CgroupUsage};
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::layout;
@@ -67,6 +68,13 @@ impl Engine {
 
     pub fn status(&self, id: &BoxId) -> Result<Status, Error> {
         Ok(self.status_of(id, &self.observe(id)?))
+    }
+
+    /// How many of its processes the kernel has killed for memory so far.
+    pub fn oom_kills(&self, id: &BoxId) -> u64 {
+        let roots = self.host.cgroups.all().into_iter();
+        let roots: Vec<_> = roots.map(Path::to_owned).collect();
+        cgroup::oom_kills(&roots, self.layout.tagged(id))
     }
 
     /// Everything that is known of a box.

@@ -17,6 +17,7 @@ use crate::execs::Execs;
 use crate::files::Files;
 use crate::hooks::Hooks;
 use crate::journal::Journal;
+use crate::librechat::{Sessions, Waiting};
 use crate::makers::Makers;
 use crate::metrics::Metrics;
 use crate::pressure::Pressure;
@@ -44,6 +45,8 @@ pub struct Shared {
     pub admission: Admission,
     pub execs: Execs,
     pub files: Files,
+    pub waiting: Waiting,
+    pub sessions: Sessions,
     pub recovery: Recovery,
     /// Threads that wait for somebody in a box, who may keep them waiting: others have
     /// to be left for everybody else.
@@ -132,6 +135,8 @@ impl App {
             quotas: Quotas::default(),
             execs: Execs::new(config.limits.execs),
             files: Files::new(&config.files),
+            waiting: Waiting::default(),
+            sessions: Sessions::default(),
             recovery: Recovery::default(),
             in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
             proofs: Mutex::default(),

@@ -15,6 +15,8 @@ use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
 
 use crate::files::FilesConfig;
 use crate::hooks::HooksConfig;
+use crate::language::Languages;
+use crate::librechat::LibreChatConfig;
 use crate::quota::Quota;
 use crate::room::Room;
 
@@ -33,6 +35,9 @@ pub struct Config {
     /// What clients send, and programs make for them.
     pub files: FilesConfig,
     pub gauges: Levels,
+    /// Over those that are built in.
+    pub languages: Languages,
+    pub librechat: LibreChatConfig,
     /// Called when a gauge comes to another level.
     pub hooks: HooksConfig,
     pub log: LogFormat,
@@ -155,6 +160,8 @@ impl Default for Config {
             limits: Limits::default(),
             files: FilesConfig::default(),
             gauges: Levels::default(),
+            languages: Languages::default(),
+            librechat: LibreChatConfig::default(),
             hooks: HooksConfig::default(),
             log: LogFormat::default(),
             lowered: Vec::new(),

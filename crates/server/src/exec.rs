@@ -9,12 +9,12 @@
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
-use tare_engine::{BoxId, ExecSpec, Executed, Exit, Stdin};
+use tare_engine::{BoxId, ExecSpec, Executed, Stdin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::app::{App, Phase};
 use crate::error::ApiError;
-use crate::relay::{self, Ends, Input, Kept, Order, Output, Relayed};
+use crate::relay::{self, Ended, Ends, Flood, Input, Kept, Order, Output, Relayed};
 
 /// For a keeper to start it.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
@@ -38,8 +38,7 @@ pub struct Process {
 /// What came of it.
 #[derive(Debug)]
 pub struct Outcome {
-    pub exit: Exit,
-    pub timed_out: bool,
+    pub ended: Ended,
     pub stdout: Kept,
     pub stderr: Kept,
     pub duration: Duration,
@@ -73,6 +72,14 @@ pub async fn begin(app: &App, id: BoxId, spec: ExecSpec, fed: Fed) -> Result<Pro
 }
 
 impl Process {
+    /// What becomes of it when it writes more than is kept.
+    pub fn at_flood(self, flood: Flood) -> Self {
+        Self {
+            ends: self.ends.at_flood(flood),
+            ..self
+        }
+    }
+
     /// Until it has ended. Whoever drops this ends it.
     pub async fn run(
         mut self,
@@ -97,11 +104,9 @@ impl Process {
             Relayed::NobodyReads => return Err(ApiError::internal("nobody read its output")),
         };
         self.ends.left(output).await;
-        let (exit, timed_out) = ended.verdict();
         let [stdout, stderr] = self.ends.into_kept();
         Ok(Outcome {
-            exit,
-            timed_out,
+            ended,
             stdout,
             stderr,
             duration: self.started.elapsed(),

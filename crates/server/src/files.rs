@@ -143,6 +143,11 @@ fn default_directory(
     data.map(|data| data.join("tare/files"))
 }
 
+/// For a thread that may wait for the disk.
+pub fn open(app: &App) -> Result<Arc<Store>, ApiError> {
+    app.files.store(&app.config().files)
+}
+
 /// Asks the store, in a thread that may wait for the disk.
 pub async fn ask<T: Send + 'static>(
     app: &App,

@@ -1,31 +1,267 @@
-//! Languages: what the code's file is called, and what runs it.
+//! Languages: what the file of some code is called, what makes a program of it, and
+//! what runs it. The operator's table stands over the one that is built in.
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use axum::http::StatusCode;
 use serde::Deserialize;
-use utoipa::ToSchema;
+use tare_engine::spec::defaults::PATH;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Language {
-    Python,
-    Node,
-    Bash,
+use crate::error::ApiError;
+
+/// What stands for the file of the code.
+const FILE: &str = "{file}";
+/// What stands for the program that is made of it.
+const PROGRAM: &str = "{program}";
+/// Beside the code or not, a name that no code has.
+const PROGRAM_PATH: &str = "/tmp/program";
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Language {
+    /// What it is called too.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// What its code is called.
+    pub file: String,
+    /// What makes a program of it; nothing where the code is run as it is.
+    #[serde(default)]
+    pub compile: Vec<String>,
+    /// What runs it. Empty: it is not offered.
+    pub run: Vec<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
 }
 
-impl Language {
-    pub fn file(self) -> &'static str {
-        match self {
-            Self::Python => "main.py",
-            Self::Node => "main.js",
-            Self::Bash => "main.sh",
-        }
+/// All of them, by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Languages(BTreeMap<String, Language>);
+
+/// Name, other names, file, what makes a program of it, what runs that.
+type BuiltIn = (
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+const BUILT_IN: [BuiltIn; 15] = [
+    ("bash", &["sh"], "main.sh", &[], &["bash", FILE]),
+    (
+        "c",
+        &[],
+        "main.c",
+        &["gcc", "-o", PROGRAM, FILE, "-lm"],
+        &[PROGRAM],
+    ),
+    (
+        "cpp",
+        &["c++"],
+        "main.cpp",
+        &["g++", "-o", PROGRAM, FILE],
+        &[PROGRAM],
+    ),
+    (
+        "d",
+        &[],
+        "main.d",
+        &["ldc2", "-of", PROGRAM, FILE],
+        &[PROGRAM],
+    ),
+    (
+        "fortran",
+        &["f90"],
+        "main.f90",
+        &["gfortran", "-o", PROGRAM, FILE],
+        &[PROGRAM],
+    ),
+    (
+        "go",
+        &[],
+        "main.go",
+        &["go", "build", "-o", PROGRAM, FILE],
+        &[PROGRAM],
+    ),
+    ("java", &[], "Main.java", &[], &["java", FILE]),
+    (
+        "node",
+        &["js", "javascript"],
+        "main.js",
+        &[],
+        &["node", FILE],
+    ),
+    ("perl", &["pl"], "main.pl", &[], &["perl", FILE]),
+    ("php", &[], "main.php", &[], &["php", FILE]),
+    ("python", &["py"], "main.py", &[], &["python3", FILE]),
+    ("r", &[], "main.R", &[], &["Rscript", FILE]),
+    ("ruby", &["rb"], "main.rb", &[], &["ruby", FILE]),
+    (
+        "rust",
+        &["rs"],
+        "main.rs",
+        &["rustc", "-o", PROGRAM, FILE],
+        &[PROGRAM],
+    ),
+    (
+        "typescript",
+        &["ts"],
+        "main.ts",
+        &[
+            "esbuild",
+            FILE,
+            "--platform=node",
+            "--log-level=warning",
+            "--outfile=/tmp/program.js",
+        ],
+        &["node", "/tmp/program.js"],
+    ),
+];
+
+/// What a compiler keeps for the next time has no next time.
+const GO_ENV: [(&str, &str); 2] = [("GOCACHE", "/tmp/go-cache"), ("GOPATH", "/tmp/go")];
+
+impl Default for Languages {
+    fn default() -> Self {
+        let texts = |words: &[&str]| words.iter().map(ToString::to_string).collect();
+        let line = |(name, names, file, compile, run): BuiltIn| {
+            let env = match name {
+                "go" => GO_ENV
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+                _ => BTreeMap::new(),
+            };
+            let language = Language {
+                names: texts(names),
+                file: file.to_owned(),
+                compile: texts(compile),
+                run: texts(run),
+                env,
+            };
+            (name.to_owned(), language)
+        };
+        Self(BUILT_IN.into_iter().map(line).collect())
+    }
+}
+
+impl<'de> Deserialize<'de> for Languages {
+    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let mut all = Self::default();
+        all.0
+            .extend(BTreeMap::<String, Language>::deserialize(input)?);
+        Ok(all)
+    }
+}
+
+impl Languages {
+    /// The language of this name whose programs are in `root`.
+    pub fn find(&self, name: &str, root: &Path) -> Result<&Language, ApiError> {
+        let called = |(own, language): &(&String, &Language)| {
+            *own == name || language.names.iter().any(|other| other == name)
+        };
+        let found = self.0.iter().find(called).map(|(_, language)| language);
+        found
+            .filter(|language| language.is_in(root))
+            .ok_or_else(|| self.unsupported(name, root))
     }
 
-    pub fn command(self) -> Vec<String> {
-        let program = match self {
-            Self::Python => "python3",
-            Self::Node => "node",
-            Self::Bash => "bash",
+    fn unsupported(&self, name: &str, root: &Path) -> ApiError {
+        let offered = self.0.iter().filter(|(_, language)| language.is_in(root));
+        let names: Vec<&str> = offered.map(|(name, _)| name.as_str()).collect();
+        let shown: String = name.chars().take(SHOWN_MAX).collect();
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "unsupported_language",
+            format!("Unsupported language: {shown}"),
+        )
+        .with_hint(format!("there are {}", names.join(", ")))
+    }
+}
+
+/// Of a name that somebody made up.
+const SHOWN_MAX: usize = 40;
+
+impl Language {
+    /// Whether the programs that it needs are below this directory.
+    fn is_in(&self, root: &Path) -> bool {
+        let first = |words: &[String]| words.first().cloned();
+        let needed: Vec<String> = [first(&self.compile), first(&self.run)]
+            .into_iter()
+            .flatten()
+            .filter(|word| word != PROGRAM)
+            .collect();
+        !self.run.is_empty() && needed.iter().all(|program| is_program(root, program))
+    }
+
+    /// What runs its code, whose file is in `directory`.
+    pub fn command(&self, directory: &str, arguments: &[String]) -> Vec<String> {
+        let file = format!("{directory}/{}", self.file);
+        let filled = |words: &[String]| -> Vec<String> {
+            let fill = |word: &String| word.replace(FILE, &file).replace(PROGRAM, PROGRAM_PATH);
+            words.iter().map(fill).collect()
         };
-        vec![program.to_owned(), self.file().to_owned()]
+        let mut command = match self.compile.is_empty() {
+            true => filled(&self.run),
+            false => {
+                let (compile, run) = (quoted(&filled(&self.compile)), quoted(&filled(&self.run)));
+                let script = format!("{compile} && exec {run} \"$@\"");
+                vec!["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
+            }
+        };
+        command.extend_from_slice(arguments);
+        command
+    }
+}
+
+/// For a shell.
+fn quoted(words: &[String]) -> String {
+    let quote = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
+    words.iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
+fn is_program(root: &Path, program: &str) -> bool {
+    let below = |path: &Path| -> PathBuf { root.join(path.strip_prefix("/").unwrap_or(path)) };
+    match program.starts_with('/') {
+        true => below(Path::new(program)).exists(),
+        false => PATH
+            .split(':')
+            .any(|directory| below(&Path::new(directory).join(program)).exists()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_is_compiled_is_run_only_if_that_worked() {
+        let all = Languages::default();
+        let python = &all.0["python"];
+        assert_eq!(
+            python.command("/work", &words("a b")),
+            words("python3 /work/main.py a b")
+        );
+        let c = all.0["c"].command("/tmp/it's", &words("a"));
+        assert_eq!(&c[..2], ["sh", "-c"]);
+        assert!(c[2].contains("'/tmp/it'\\''s/main.c'") && c[2].contains("&& exec '/tmp/program'"));
+        assert_eq!(&c[3..], ["sh", "a"]);
+    }
+
+    #[test]
+    fn the_operators_table_stands_over_the_built_in_one() {
+        let text = "python = { file = 'a.py', run = ['/opt/py', '{file}'] }\nnode = { file = '', run = [] }";
+        let all: Languages = toml::from_str(text).expect("a table");
+        let empty = Path::new("/nowhere");
+        assert_eq!(all.0["python"].run, ["/opt/py", FILE]);
+        assert!(!all.0["node"].is_in(Path::new("/")));
+        let refused = all.find("js", empty).expect_err("nothing is there");
+        assert_eq!(refused.message, "Unsupported language: js");
+        assert!(all.find("sh", Path::new("/")).is_ok());
     }
 }

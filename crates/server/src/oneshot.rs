@@ -13,14 +13,13 @@
 //! box every path leads through [`Attached::end`]. A client that goes away is noticed
 //! by the handle that it held.
 
-mod files;
+pub mod files;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, env};
-use tare_engine::{Attached, BoxId, Ending, Event, ExecSpec, Exit, Stdin};
+use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Stdin};
 
 pub use files::{FileIn, FileOut};
 
@@ -31,7 +30,7 @@ use crate::error::ApiError;
 use crate::events::Events;
 use crate::journal::Happening;
 use crate::metrics::{Lap, RunEnd};
-use crate::relay::{self, Ended, Ends, Input, Kept, Output, Relayed};
+use crate::relay::{self, Ended, Ends, Flood, Input, Kept, Output, Relayed};
 use crate::running::{self, Running, Wanted};
 
 /// For the box to be made. A file system that does not answer must not hold anybody.
@@ -41,21 +40,24 @@ const MADE_WITHIN: Duration = Duration::from_secs(60);
 const COPIED_WITHIN: Duration = Duration::from_secs(30);
 
 /// What is to be done.
-#[derive(Debug)]
-pub struct OneShot {
+pub struct OneShot<T> {
     /// Without a command: that is in `exec`.
     pub spec: Spec,
     pub exec: ExecSpec,
     pub stdin: Option<Vec<u8>>,
     pub files: Vec<FileIn>,
-    /// What is to come back, as far as it is there.
-    pub outputs: Vec<PathBuf>,
+    pub collect: Option<Collect<T>>,
     pub output_bytes_max: u64,
+    pub flood: Flood,
 }
 
-impl OneShot {
+/// Takes what is to come back out of the box, once its command has ended so. It waits
+/// for the box, in a thread that may.
+pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, Ended) -> Result<T, Error> + Send>;
+
+impl<T> OneShot<T> {
     fn copies_nothing(&self) -> bool {
-        self.files.is_empty() && self.outputs.is_empty()
+        self.files.is_empty() && self.collect.is_none()
     }
 
     fn stdin(&self) -> Stdin {
@@ -80,19 +82,30 @@ impl OneShot {
 
 /// What came of it.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Outcome<T> {
     pub id: BoxId,
-    pub exit: Exit,
-    pub timed_out: bool,
+    pub ended: Ended,
     pub oom: bool,
     pub stdout: Kept,
     pub stderr: Kept,
-    pub files: Vec<FileOut>,
+    /// `None` where nothing was to be, or its box was gone.
+    pub collected: Option<T>,
     pub duration: Duration,
 }
 
+impl<T> Outcome<T> {
+    pub fn exit(&self) -> Exit {
+        self.ended.verdict().0
+    }
+}
+
 /// Starts it.
-pub fn start(app: &App, permit: Permit, what: OneShot, output: Output) -> Running<Outcome> {
+pub fn start<T: Send + 'static>(
+    app: &App,
+    permit: Permit,
+    what: OneShot<T>,
+    output: Output,
+) -> Running<Outcome<T>> {
     let app = app.clone();
     let request_id = edge::current_request();
     let (mut wanted, running) = running::pair();
@@ -128,34 +141,35 @@ impl Cut {
     }
 }
 
-struct Course<'a> {
+struct Course<'a, T> {
     app: &'a App,
     attached: Attached,
     /// Given back when nothing is left.
     permit: Permit,
-    wanted: &'a mut Wanted<Outcome>,
+    wanted: &'a mut Wanted<Outcome<T>>,
     /// When the lap that it is in began.
     since: Instant,
 }
 
 /// What was learned on the way.
-struct Ran {
+struct Ran<T> {
     ended: Ended,
-    files: Vec<FileOut>,
+    collected: Option<T>,
     ends: Ends,
 }
 
-impl<'a> Course<'a> {
+impl<'a, T: Send + 'static> Course<'a, T> {
     async fn run(
         app: &'a App,
         permit: Permit,
-        what: OneShot,
+        what: OneShot<T>,
         output: &Output,
-        wanted: &'a mut Wanted<Outcome>,
+        wanted: &'a mut Wanted<Outcome<T>>,
         request_id: Option<String>,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<Outcome<T>, ApiError> {
         let started = Instant::now();
-        let attached = make(app, &what).await;
+        let (spec, stdin) = what.to_make();
+        let attached = make(app, spec, stdin).await;
         let attached = attached.inspect_err(|_| app.metrics.run_ended(RunEnd::Error))?;
         let id = attached.id().clone();
         let mut course = Self {
@@ -177,15 +191,13 @@ impl<'a> Course<'a> {
         // Everyone who could write is dead: what is left is in the pipes.
         ran.ends.rest(output).await;
         let [stdout, stderr] = ran.ends.into_kept();
-        let (exit, timed_out) = ran.ended.verdict();
         Ok(Outcome {
             id,
-            exit,
-            timed_out,
+            ended: ran.ended,
             oom: ending.oom_kills > 0,
             stdout,
             stderr,
-            files: ran.files,
+            collected: ran.collected,
             duration: started.elapsed(),
         })
     }
@@ -196,7 +208,7 @@ impl<'a> Course<'a> {
         self.since = now;
     }
 
-    async fn go(&mut self, what: OneShot, output: &Output) -> Result<Ran, Cut> {
+    async fn go(&mut self, what: OneShot<T>, output: &Output) -> Result<Ran<T>, Cut> {
         self.await_made().await?;
         if what.copies_nothing() {
             return self.go_straight(what, output).await;
@@ -204,32 +216,40 @@ impl<'a> Course<'a> {
         let id = self.attached.id().clone();
         let stdin = what.stdin();
         if !what.files.is_empty() {
-            let put = files::put(self.app.clone(), id.clone(), what.files);
+            let app = self.app.clone();
+            let put = files::put(&app, id.clone(), what.files);
             self.unless_cut(COPIED_WITHIN, put).await??;
         }
         let (of, exec) = (id.clone(), what.exec);
         let executed = self.app.ask(move |engine| engine.exec(&of, &exec, stdin));
         let mut executed = executed.await?;
-        let mut ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
+        let ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
+        let mut ends = ends.at_flood(what.flood);
         self.permit.made();
         self.lap(Lap::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
         let relayed = relay::relay(&mut executed, &mut ends, input, orders, output);
         let ended = unless_ended(self.app, self.wanted, relayed).await?;
-        let mut files = Vec::new();
-        if !what.outputs.is_empty() && !matches!(ended, Ended::Gone) {
-            let most = what.output_bytes_max;
-            let collect = files::collect(self.app.clone(), id, what.outputs, most);
-            files = self.unless_cut(COPIED_WITHIN, collect).await??;
+        drop(executed);
+        let mut collected = None;
+        if let Some(collect) = what.collect.filter(|_| ended != Ended::Gone) {
+            let app = self.app.clone();
+            let collect = app.ask(move |engine| collect(engine, &id, ended));
+            collected = Some(self.unless_cut(COPIED_WITHIN, collect).await??);
         }
         self.lap(Lap::Run);
-        Ok(Ran { ended, files, ends })
+        Ok(Ran {
+            ended,
+            collected,
+            ends,
+        })
     }
 
     /// The command is the box's own.
-    async fn go_straight(&mut self, what: OneShot, output: &Output) -> Result<Ran, Cut> {
+    async fn go_straight(&mut self, what: OneShot<T>, output: &Output) -> Result<Ran<T>, Cut> {
         let attached = &mut self.attached;
-        let mut ends = Ends::of(attached.streams(), None, what.output_bytes_max)?;
+        let ends = Ends::of(attached.streams(), None, what.output_bytes_max)?;
+        let mut ends = ends.at_flood(what.flood);
         self.permit.made();
         self.lap(Lap::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
@@ -238,7 +258,7 @@ impl<'a> Course<'a> {
         self.lap(Lap::Run);
         Ok(Ran {
             ended,
-            files: Vec::new(),
+            collected: None,
             ends,
         })
     }
@@ -268,11 +288,11 @@ impl<'a> Course<'a> {
 
     /// Something that the box has a say in, and that blocks a thread until it is over:
     /// whoever does not wait any longer kills the box, which ends it.
-    async fn unless_cut<T>(
+    async fn unless_cut<D>(
         &mut self,
         within: Duration,
-        what: impl Future<Output = Result<T, ApiError>>,
-    ) -> Result<Result<T, ApiError>, Cut> {
+        what: impl Future<Output = Result<D, ApiError>>,
+    ) -> Result<Result<D, ApiError>, Cut> {
         tokio::pin!(what);
         let cut = tokio::select! {
             done = &mut what => return Ok(done),
@@ -306,7 +326,7 @@ impl<'a> Course<'a> {
     }
 }
 
-fn run_end(ran: &Result<Ran, Cut>, ending: Option<&Ending>) -> RunEnd {
+fn run_end<T>(ran: &Result<Ran<T>, Cut>, ending: Option<&Ending>) -> RunEnd {
     let oom = ending.is_some_and(|ending| ending.oom_kills > 0);
     match ran {
         Err(Cut::Gone) => RunEnd::Disconnected,
@@ -321,9 +341,9 @@ fn run_end(ran: &Result<Ran, Cut>, ending: Option<&Ending>) -> RunEnd {
 }
 
 /// How the command ended, if it was let to.
-async fn unless_ended(
+async fn unless_ended<T>(
     app: &App,
-    wanted: &mut Wanted<Outcome>,
+    wanted: &mut Wanted<Outcome<T>>,
     relayed: impl Future<Output = Result<Relayed, ApiError>>,
 ) -> Result<Ended, Cut> {
     tokio::select! {
@@ -336,9 +356,8 @@ async fn unless_ended(
     }
 }
 
-async fn make(app: &App, what: &OneShot) -> Result<Attached, ApiError> {
+async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Attached, ApiError> {
     let engine = Arc::clone(&app.engine);
-    let (spec, stdin) = what.to_make();
     let made = app.makers.make(move || engine.run(&spec, stdin));
     match made.await {
         Ok(made) => Ok(made?),

@@ -104,6 +104,8 @@ pub struct Kept {
 pub enum Ended {
     Exited(Exit),
     TimedOut,
+    /// It wrote more than it may, where that ends it.
+    Flooded,
     /// Its keeper is gone, and everyone with it.
     Gone,
 }
@@ -114,9 +116,18 @@ impl Ended {
         match self {
             Self::Exited(exit) => (exit, false),
             Self::TimedOut => (Exit::Code(TIMED_OUT), true),
-            Self::Gone => (Exit::Signal(SIGKILL), false),
+            Self::Flooded | Self::Gone => (Exit::Signal(SIGKILL), false),
         }
     }
+}
+
+/// What becomes of a command that writes more to its output than is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Flood {
+    /// It goes on, and the rest is lost.
+    #[default]
+    Passes,
+    Ends,
 }
 
 /// As `timeout(1)` says it.
@@ -168,6 +179,7 @@ struct Pipe {
     from: Option<Fd>,
     kept: Kept,
     left: u64,
+    flood: Flood,
     make: fn(Vec<u8>) -> Chunk,
 }
 
@@ -187,6 +199,7 @@ impl Ends {
             from,
             kept: Kept::default(),
             left: bytes_max,
+            flood: Flood::Passes,
             make,
         };
         let terminal = watched(terminal, Interest::READABLE | Interest::WRITABLE)?;
@@ -198,6 +211,12 @@ impl Ends {
             stderr: pipe(stderr, Chunk::Stderr),
             terminal,
         })
+    }
+
+    /// What becomes of a command whose stdout passes its limit.
+    pub fn at_flood(mut self, flood: Flood) -> Self {
+        self.stdout.flood = flood;
+        self
     }
 
     /// What is left of the output of a box that has ended.
@@ -232,14 +251,18 @@ impl Ends {
     }
 }
 
-/// Nobody takes the output any more.
-#[derive(Debug)]
-struct Unread;
+/// Why no more is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// Nobody takes the output any more.
+    Unread,
+    Flooded,
+}
 
 impl Pipe {
     /// Reads until the end. May be given up at any moment without anything being lost:
     /// what was read has its place already.
-    async fn read(&mut self, output: &Output) -> Result<(), Unread> {
+    async fn read(&mut self, output: &Output) -> Result<(), Stop> {
         let mut buffer = vec![0; CHUNK_BYTES];
         while let Some(from) = self.from.clone() {
             let place = output.place().await?;
@@ -249,12 +272,15 @@ impl Pipe {
                 Ok(0) | Err(_) => self.from = None,
                 Ok(count) => self.take(&buffer[..count], output, place),
             }
+            if self.kept.truncated && self.flood == Flood::Ends {
+                return Err(Stop::Flooded);
+            }
         }
         Ok(())
     }
 
     /// Reads what is there.
-    async fn left(&mut self, output: &Output) -> Result<(), Unread> {
+    async fn left(&mut self, output: &Output) -> Result<(), Stop> {
         let mut buffer = vec![0; CHUNK_BYTES];
         let mut total = 0;
         while let Some(from) = self.from.clone() {
@@ -291,13 +317,13 @@ impl Pipe {
 
 impl Output {
     /// A place for a chunk that is still to come, where there are only so many.
-    async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Unread> {
+    async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Stop> {
         match self {
             Self::Keep | Self::Remember(_) => Ok(None),
             Self::Pass { to, patience } => {
                 let place = tokio::time::timeout(*patience, to.reserve()).await;
-                let place = place.map_err(|_| Unread)?;
-                Ok(Some(place.map_err(|_| Unread)?))
+                let place = place.map_err(|_| Stop::Unread)?;
+                Ok(Some(place.map_err(|_| Stop::Unread)?))
             }
         }
     }
@@ -363,7 +389,8 @@ pub async fn relay(
             },
             read = &mut reading, if !is_read => match read {
                 Ok(_) => is_read = true,
-                Err(Unread) => break Relayed::NobodyReads,
+                Err(Stop::Unread) => break Relayed::NobodyReads,
+                Err(Stop::Flooded) => break Relayed::Ended(Ended::Flooded),
             },
             () = &mut feeding, if !is_fed => is_fed = true,
             order = next_order(orders) => match order {
@@ -386,6 +413,7 @@ impl Pipe {
             from: self.from.take(),
             kept: std::mem::take(&mut self.kept),
             left: self.left,
+            flood: self.flood,
             make: self.make,
         }
     }

@@ -29,7 +29,7 @@ pub const USER: User = User {
 };
 pub const BOX_ROOT: User = User { uid: 0, gid: 0 };
 
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The box's own writable home, and where its command starts.
 pub const HOME: &str = "/work";
 const LANG: &str = "C.UTF-8";

@@ -42,6 +42,15 @@ const NAMES: [(&str, Signal); 31] = [
     ("SYS", Signal::SYS),
 ];
 
+/// As the kernel's headers call it, `SIGTERM`; those without a name by their number.
+pub fn name(number: i32) -> String {
+    let found = NAMES.iter().find(|(_, signal)| signal.as_raw() == number);
+    match found {
+        Some((name, _)) => format!("SIG{name}"),
+        None => format!("SIG{number}"),
+    }
+}
+
 /// The number of a signal.
 pub fn parse(text: &str) -> Result<i32, Error> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -145,11 +145,8 @@ pub async fn create(
         return Err(ApiError::unavailable("stopping", "the server is stopping"));
     }
     let (mut spec, options) = request.take(&app)?;
-    let asking = Asking {
-        request_id,
-        caller: caller.clone(),
-        memory_bytes: spec.limits.memory_bytes.value(),
-    };
+    let memory_bytes = spec.limits.memory_bytes.value();
+    let asking = Asking::new(request_id, caller.clone(), memory_bytes);
     if let Some(key) = caller.0 {
         spec.labels.insert(quota::KEY_LABEL.to_owned(), key);
     }
@@ -187,6 +184,14 @@ pub struct Admitted {
 }
 
 impl Asking {
+    pub fn new(request_id: String, caller: Caller, memory_bytes: u64) -> Self {
+        Self {
+            request_id,
+            caller,
+            memory_bytes,
+        }
+    }
+
     pub async fn admit(&self, app: &App) -> Result<Admitted, ApiError> {
         let (config, asked) = (app.config(), quota::Asked::Box);
         let charge = app

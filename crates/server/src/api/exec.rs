@@ -178,7 +178,7 @@ async fn detach(
         let output = Output::Remember(Arc::clone(&running.memory));
         let outcome = process.run(&app, input, Some(ordered), &output).await;
         let (exit, timed_out) = match outcome {
-            Ok(outcome) => (outcome.exit, outcome.timed_out),
+            Ok(outcome) => outcome.ended.verdict(),
             // The server ends, and the process with it.
             Err(_) => (Exit::Signal(SIGKILL), false),
         };
@@ -257,14 +257,15 @@ impl TerminalAsked {
 
 impl ExecResult {
     fn of(outcome: Outcome, encoding: Encoding) -> Self {
+        let (exit, timed_out) = outcome.ended.verdict();
         let Outcome { stdout, stderr, .. } = outcome;
         Self {
-            exit_code: outcome.exit.code(),
-            signal: signal_of(outcome.exit),
+            exit_code: exit.code(),
+            signal: signal_of(exit),
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            timed_out: outcome.timed_out,
+            timed_out,
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
         }
     }

@@ -12,7 +12,7 @@ use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::oneshot::{self, OneShot};
-use crate::relay::Output;
+use crate::relay::{Flood, Output};
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
@@ -72,7 +72,7 @@ pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiE
         return Err(not_ready("the server is stopping".into()));
     }
     let permit = app.admission.run().await?;
-    let what = OneShot {
+    let what = OneShot::<()> {
         spec: Spec::of(Vec::new()),
         exec: ExecSpec {
             timeout: Some(app.config().limits.timeout),
@@ -80,14 +80,15 @@ pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiE
         },
         stdin: None,
         files: Vec::new(),
-        outputs: Vec::new(),
+        collect: None,
         output_bytes_max: 0,
+        flood: Flood::Passes,
     };
     let outcome = oneshot::start(&app, permit, what, Output::Keep)
         .result()
         .await;
     let outcome = outcome.map_err(|error| not_ready(error.detail.unwrap_or(error.message)))?;
-    match outcome.exit.code() {
+    match outcome.exit().code() {
         0 => Ok(axum::Json(Readiness {
             status: "ready",
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),

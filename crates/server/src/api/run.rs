@@ -1,13 +1,14 @@
 //! `POST /v1/run`: one command in a box of its own; nothing is left of it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tare_engine::ExecSpec;
+use tare_engine::spec::defaults::HOME;
 use utoipa::ToSchema;
 
 use crate::api::stream::{self, Form};
@@ -16,10 +17,9 @@ use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::extract::Json;
 use crate::guard::Caller;
-use crate::language::Language;
-use crate::oneshot::{self, FileIn, OneShot, Outcome};
+use crate::oneshot::{self, Collect, FileIn, FileOut, OneShot, Outcome};
 use crate::quota;
-use crate::relay::Output;
+use crate::relay::{Flood, Output};
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::text::{Encoding, base64, from_base64};
 
@@ -30,8 +30,9 @@ pub struct RunRequest {
     /// A program and its arguments; no shell is involved. Either this or `code`.
     #[schema(example = json!(["echo", "hello"]))]
     pub command: Option<Vec<String>>,
-    /// Code in this language.
-    pub language: Option<Language>,
+    /// Code in this language: `python`, `node`, `bash`, and what the host has besides.
+    #[schema(example = "python")]
+    pub language: Option<String>,
     pub code: Option<String>,
     /// What the command reads; nothing if left out.
     pub stdin: Option<String>,
@@ -136,7 +137,7 @@ pub async fn run(
     }
 }
 
-fn one_shot(request: RunRequest, app: &App) -> Result<OneShot, ApiError> {
+fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, ApiError> {
     let config = app.config();
     let most = &config.limits;
     let mut files = request
@@ -144,11 +145,14 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot, ApiError> {
         .into_iter()
         .map(FileGiven::take)
         .collect::<Result<Vec<_>, _>>()?;
+    let mut env = BTreeMap::new();
     let command = match (request.command, request.language, request.code) {
         (Some(command), None, None) if !command.is_empty() => command,
         (None, Some(language), Some(code)) => {
-            files.push(FileIn::new(language.file(), code.into_bytes())?);
-            language.command()
+            let language = config.languages.find(&language, Path::new("/"))?;
+            files.push(FileIn::new(&language.file, code.into_bytes())?);
+            env.extend(language.env.clone());
+            language.command(HOME, &[])
         }
         (_, _, _) => {
             return Err(ApiError::bad_request(
@@ -157,8 +161,9 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot, ApiError> {
             ));
         }
     };
+    env.extend(request.env);
     let exec = ExecSpec {
-        env: spec::pairs(&request.env)?,
+        env: spec::pairs(&env)?,
         timeout: Some(spec::timeout(request.timeout_ms, most)?),
         ..ExecSpec::of(spec::words(command))
     };
@@ -173,9 +178,19 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot, ApiError> {
         exec,
         stdin: request.stdin.map(String::into_bytes),
         files,
-        outputs: outputs(request.outputs)?,
+        collect: collect(outputs(request.outputs)?, most.output_bytes),
         output_bytes_max: most.output_bytes,
+        flood: Flood::Passes,
     })
+}
+
+fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<FileOut>>> {
+    if paths.is_empty() {
+        return None;
+    }
+    Some(Box::new(move |engine, id, _ended| {
+        oneshot::files::collect(engine, id, &paths, bytes_max)
+    }))
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {
@@ -208,14 +223,10 @@ impl FileGiven {
 }
 
 impl RunResult {
-    pub fn of(outcome: Outcome, encoding: Encoding) -> Self {
-        let Outcome {
-            exit,
-            stdout,
-            stderr,
-            ..
-        } = outcome;
-        let file = |file: oneshot::FileOut| FileReturned {
+    pub fn of(outcome: Outcome<Vec<FileOut>>, encoding: Encoding) -> Self {
+        let (exit, timed_out) = outcome.ended.verdict();
+        let Outcome { stdout, stderr, .. } = outcome;
+        let file = |file: FileOut| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,
             content_base64: base64(&file.content),
@@ -230,10 +241,10 @@ impl RunResult {
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            timed_out: outcome.timed_out,
+            timed_out,
             oom: outcome.oom,
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-            files: outcome.files.into_iter().map(file).collect(),
+            files: outcome.collected.into_iter().flatten().map(file).collect(),
         }
     }
 }

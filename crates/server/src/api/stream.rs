@@ -19,7 +19,7 @@ use crate::admission::Permit;
 use crate::api::run::RunResult;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::oneshot::{self, OneShot};
+use crate::oneshot::{self, FileOut, OneShot};
 use crate::relay::{Chunk, Output};
 use crate::running::Running;
 use crate::text::{Encoding, Pieces};
@@ -127,7 +127,13 @@ fn essence(media_range: &str) -> &str {
     media_range.split(';').next().unwrap_or("").trim()
 }
 
-pub fn run(app: &App, permit: Permit, what: OneShot, encoding: Encoding, form: Form) -> Response {
+pub fn run(
+    app: &App,
+    permit: Permit,
+    what: OneShot<Vec<FileOut>>,
+    encoding: Encoding,
+    form: Form,
+) -> Response {
     let (output, chunks) = passed(app);
     let running = oneshot::start(app, permit, what, output);
     // The output was in the frames before.

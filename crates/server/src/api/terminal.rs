@@ -226,10 +226,11 @@ fn close(code: u16, why: &'static str) -> CloseFrame {
 fn last(outcome: Result<Outcome, ApiError>) -> (Option<String>, CloseFrame) {
     match outcome {
         Ok(outcome) => {
+            let (exit, timed_out) = outcome.ended.verdict();
             let told = json!({
-                "exit_code": outcome.exit.code(),
-                "signal": signal_of(outcome.exit),
-                "timed_out": outcome.timed_out,
+                "exit_code": exit.code(),
+                "signal": signal_of(exit),
+                "timed_out": timed_out,
             });
             (Some(told.to_string()), close(close_code::NORMAL, ""))
         }

@@ -45,12 +45,6 @@ impl Principal {
     }
 }
 
-impl Owner {
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 /// A name cannot pretend to be more than one part.
 fn escaped(part: &str) -> String {
     part.replace('%', "%25").replace(':', "%3A")
@@ -70,7 +64,7 @@ mod tests {
     #[test]
     fn no_two_owners_have_the_same_name() {
         let plain = of("legacy", "u").owner(&Resource::User);
-        assert_eq!(plain.as_str(), "legacy:user:u");
+        assert_eq!(plain.0, "legacy:user:u");
         let tricks = [
             of("legacy:user", "u").owner(&Resource::User),
             of("legacy", "x").owner(&Resource::Agent("a:v:1".to_owned())),

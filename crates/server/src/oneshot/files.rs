@@ -6,18 +6,30 @@ use std::path::{Path, PathBuf};
 
 use tare_archive::{Kind, Reader, Writer};
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
+use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind, Timestamp};
 
 use crate::app::App;
 use crate::error::ApiError;
 
-/// A file that is put into the working directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A file that is put into a box.
 pub struct FileIn {
-    /// Relative; no part of it is empty, `.` or `..`.
+    /// Below the root; no part of it is empty, `.` or `..`.
     pub path: String,
-    pub content: Vec<u8>,
+    /// When it was changed last, in seconds since 1970.
+    pub mtime: i64,
+    pub content: Content,
 }
+
+pub enum Content {
+    Bytes(Vec<u8>),
+    /// So many bytes of a file that is opened when its turn comes.
+    File {
+        open: OpenFile,
+        size: u64,
+    },
+}
+
+pub type OpenFile = Box<dyn FnOnce() -> io::Result<File> + Send>;
 
 /// A file that the command left.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,8 +49,9 @@ impl FileIn {
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
         match relative.split('/').all(is_name) {
             true => Ok(Self {
-                path: relative.to_owned(),
-                content,
+                path: format!("{}/{relative}", HOME.trim_start_matches('/')),
+                mtime: now(),
+                content: Content::Bytes(content),
             }),
             false => Err(ApiError::bad_request(
                 "invalid_path",
@@ -49,12 +62,17 @@ impl FileIn {
     }
 }
 
-pub async fn put(app: App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiError> {
-    app.ask(move |engine| put_all(engine, &id, &files)).await
+/// In seconds since 1970.
+pub fn now() -> i64 {
+    i64::try_from(Timestamp::now().as_ms() / 1000).unwrap_or(i64::MAX)
 }
 
-fn put_all(engine: &Engine, id: &BoxId, files: &[FileIn]) -> Result<(), Error> {
-    let copying = engine.copy_in(id, Path::new(HOME))?;
+pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiError> {
+    app.ask(move |engine| put_all(engine, &id, files)).await
+}
+
+fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
+    let copying = engine.copy_in(id, Path::new("/"))?;
     let stream = copying.stream.try_clone();
     let mut stream = File::from(stream.doing(|| "cannot send files".into())?);
     let sent = send(&mut stream, files);
@@ -64,30 +82,33 @@ fn put_all(engine: &Engine, id: &BoxId, files: &[FileIn]) -> Result<(), Error> {
     sent.doing(|| format!("cannot send files to box {id}"))
 }
 
-fn send(stream: &mut File, files: &[FileIn]) -> io::Result<()> {
+fn send(stream: &mut File, files: Vec<FileIn>) -> io::Result<()> {
     let mut archive = Writer::new(stream);
     for file in files {
-        archive.file(file.path.as_bytes(), &file.content)?;
+        let (path, mtime) = (file.path.as_bytes(), file.mtime);
+        match file.content {
+            Content::Bytes(bytes) => archive.file(path, mtime, &bytes)?,
+            Content::File { open, size } => {
+                archive.file_from(path, mtime, size, &mut open()?)?;
+            }
+        }
     }
     archive.finish()
 }
 
 /// What is there of `paths`, files and whole directories.
-pub async fn collect(
-    app: App,
-    id: BoxId,
-    paths: Vec<PathBuf>,
+pub fn collect(
+    engine: &Engine,
+    id: &BoxId,
+    paths: &[PathBuf],
     bytes_max: u64,
-) -> Result<Vec<FileOut>, ApiError> {
-    app.ask(move |engine| {
-        let mut found = Vec::new();
-        let mut left = bytes_max;
-        for path in &paths {
-            collect_one(engine, &id, path, &mut left, &mut found)?;
-        }
-        Ok(found)
-    })
-    .await
+) -> Result<Vec<FileOut>, Error> {
+    let mut found = Vec::new();
+    let mut left = bytes_max;
+    for path in paths {
+        collect_one(engine, id, path, &mut left, &mut found)?;
+    }
+    Ok(found)
 }
 
 fn collect_one(
@@ -160,9 +181,9 @@ mod tests {
     #[test]
     fn a_file_goes_below_the_working_directory_and_nowhere_else() {
         let path = |text: &str| FileIn::new(text, Vec::new()).map(|file| file.path).ok();
-        assert_eq!(path("a.txt").as_deref(), Some("a.txt"));
-        assert_eq!(path("a/b.txt").as_deref(), Some("a/b.txt"));
-        assert_eq!(path("/work/a.txt").as_deref(), Some("a.txt"));
+        assert_eq!(path("a.txt").as_deref(), Some("work/a.txt"));
+        assert_eq!(path("a/b.txt").as_deref(), Some("work/a/b.txt"));
+        assert_eq!(path("/work/a.txt").as_deref(), Some("work/a.txt"));
         for wrong in [
             "",
             "/",

@@ -1,0 +1,282 @@
+//! What a client gets of an execution, whatever came of it: 200, with the reason on
+//! stderr, which is all that it shows.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tare_engine::Exit;
+use tare_engine::spec::signal;
+
+use super::boxes::DATA;
+use super::id::Id;
+use super::inputs::Input;
+use super::outputs::{Collected, Left, Skipped};
+use crate::relay::{Ended, Kept};
+use crate::text::Encoding;
+
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    pub session_id: Id,
+    pub stdout: String,
+    pub stderr: String,
+    pub files: Vec<FileShown>,
+    /// `null` where a signal ended it.
+    pub code: Option<u8>,
+    pub signal: Option<String>,
+    pub message: Option<String>,
+    /// `TO` after its time, `SG` for its memory, `OL` for its output.
+    pub status: Option<&'static str>,
+    /// In milliseconds.
+    pub wall_time: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deleted_files: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_delivery: Option<Delivery>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_truncation: Option<Truncation>,
+    #[serde(skip_serializing_if = "Option::is_none", flatten)]
+    pub runtime: Option<Runtime>,
+}
+
+/// Which session it ran in.
+#[derive(Debug, Clone, Serialize)]
+pub struct Runtime {
+    pub runtime_session_id: String,
+    pub runtime_status: RuntimeStatus,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RuntimeStatus {
+    New,
+    Reused,
+}
+
+#[derive(Debug, Serialize)]
+pub struct FileShown {
+    pub id: Id,
+    pub name: String,
+    pub path: String,
+    pub storage_session_id: Id,
+    /// The same, for the first clients.
+    pub session_id: Id,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modified_from: Option<OriginShown>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub inherited: bool,
+}
+
+#[derive(Debug, Serialize)]
+pub struct OriginShown {
+    pub id: Id,
+    pub storage_session_id: Id,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Delivery {
+    code: &'static str,
+    status: &'static str,
+    attempted: usize,
+    delivered: usize,
+    failed: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Truncation {
+    code: &'static str,
+    reasons: Vec<&'static str>,
+    skipped: Vec<String>,
+    skipped_count: usize,
+}
+
+/// How a program ended, in the client's words.
+#[derive(Debug, PartialEq, Eq)]
+struct Verdict {
+    code: Option<u8>,
+    signal: Option<String>,
+    status: Option<&'static str>,
+    message: Option<String>,
+}
+
+/// What came of a program, wherever it ran.
+#[derive(Debug)]
+pub struct Ran {
+    pub ended: Ended,
+    pub oom: bool,
+    pub stdout: Kept,
+    pub stderr: Kept,
+    pub duration: Duration,
+}
+
+impl Ran {
+    pub fn into_answer(self, session_id: Id, collected: Collected) -> Answer {
+        let verdict = Verdict::of(&self);
+        let mut stderr = Encoding::Utf8.whole(self.stderr.bytes);
+        if let Some(message) = &verdict.message {
+            stderr.push_str(&format!("\n[sandbox] {message}\n"));
+        }
+        Answer {
+            session_id,
+            stdout: Encoding::Utf8.whole(self.stdout.bytes),
+            stderr,
+            code: verdict.code,
+            signal: verdict.signal,
+            message: verdict.message,
+            status: verdict.status,
+            wall_time: u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
+            artifact_delivery: delivery(&collected),
+            artifact_truncation: truncation(&collected),
+            deleted_files: collected.deleted,
+            files: collected.left.into_iter().map(FileShown::of).collect(),
+            runtime: None,
+        }
+    }
+}
+
+impl Verdict {
+    fn of(ran: &Ran) -> Self {
+        let killed = |status, message: &str| Self {
+            code: None,
+            signal: Some("SIGKILL".to_owned()),
+            status: Some(status),
+            message: Some(message.to_owned()),
+        };
+        match ran.ended {
+            Ended::TimedOut => killed("TO", "Time limit exceeded"),
+            Ended::Flooded => killed("OL", "stdout length exceeded"),
+            Ended::Exited(exit) => Self::of_exit(exit, ran),
+            Ended::Gone => Self::of_exit(Exit::Signal(9), ran),
+        }
+    }
+
+    fn of_exit(exit: Exit, ran: &Ran) -> Self {
+        let (code, signal) = match exit {
+            Exit::Code(code) => (Some(code), None),
+            Exit::Signal(number) => (None, Some(signal::name(number))),
+        };
+        // A child that was killed for memory does not mean that the program was.
+        let is_for_memory = ran.oom && code != Some(0);
+        let truncated = || {
+            let bytes = ran.stderr.bytes.len();
+            ran.stderr
+                .truncated
+                .then(|| format!("stderr truncated at {bytes} bytes"))
+        };
+        Self {
+            code,
+            signal,
+            status: is_for_memory.then_some("SG"),
+            message: match is_for_memory {
+                true => Some("Out of memory".to_owned()),
+                false => truncated(),
+            },
+        }
+    }
+}
+
+impl FileShown {
+    fn of(left: Left) -> Self {
+        let (Input { name, object, .. }, inherited) = match left {
+            Left::Inherited(input) => (input, true),
+            Left::Kept(input) => (input, false),
+        };
+        let origin = object.modified_from.filter(|_| !inherited);
+        Self {
+            path: format!("{DATA}/{name}"),
+            name,
+            id: object.id,
+            storage_session_id: object.session.clone(),
+            session_id: object.session,
+            modified_from: origin.map(|origin| OriginShown {
+                id: origin.id,
+                storage_session_id: origin.session,
+            }),
+            inherited,
+        }
+    }
+}
+
+fn delivery(collected: &Collected) -> Option<Delivery> {
+    if collected.failed == 0 {
+        return None;
+    }
+    let kept = |left: &&Left| matches!(left, Left::Kept(_));
+    let delivered = collected.left.iter().filter(kept).count();
+    Some(Delivery {
+        code: "artifact_delivery_failed",
+        status: match delivered {
+            0 => "failed",
+            _ => "partial",
+        },
+        attempted: delivered + collected.failed,
+        delivered,
+        failed: collected.failed,
+    })
+}
+
+fn truncation(collected: &Collected) -> Option<Truncation> {
+    if collected.skipped.is_empty() {
+        return None;
+    }
+    let mut reasons: Vec<_> = collected.skipped.iter().map(|one| one.reason).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let name = |one: &Skipped| one.name.clone();
+    Some(Truncation {
+        code: "artifact_truncated",
+        reasons,
+        skipped: collected.named_skipped().iter().map(name).collect(),
+        skipped_count: collected.skipped.len(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ran(ended: Ended, oom: bool) -> Ran {
+        Ran {
+            ended,
+            oom,
+            stdout: Kept::default(),
+            stderr: Kept::default(),
+            duration: Duration::from_millis(1),
+        }
+    }
+
+    #[test]
+    fn what_ended_a_program_is_told_in_the_words_of_its_client() {
+        let told = |ended, oom| {
+            let answer = ran(ended, oom).into_answer(Id::random(), Collected::default());
+            let answer = serde_json::to_value(answer).expect("JSON");
+            let field = |name: &str| answer[name].to_string().replace('"', "");
+            ["code", "signal", "status", "message"].map(field).join(" ")
+        };
+        let exited = |code| Ended::Exited(Exit::Code(code));
+        assert_eq!(told(exited(0), false), "0 null null null");
+        assert_eq!(told(exited(3), false), "3 null null null");
+        assert_eq!(told(exited(0), true), "0 null null null");
+        assert_eq!(
+            told(Ended::Exited(Exit::Signal(9)), true),
+            "null SIGKILL SG Out of memory"
+        );
+        assert_eq!(
+            told(Ended::Exited(Exit::Signal(11)), false),
+            "null SIGSEGV null null"
+        );
+        assert_eq!(
+            told(Ended::TimedOut, false),
+            "null SIGKILL TO Time limit exceeded"
+        );
+        assert_eq!(
+            told(Ended::Flooded, false),
+            "null SIGKILL OL stdout length exceeded"
+        );
+    }
+
+    #[test]
+    fn the_reason_is_on_stderr_for_clients_that_show_nothing_else() {
+        let answer = ran(Ended::TimedOut, false).into_answer(Id::random(), Collected::default());
+        assert_eq!(answer.stderr, "\n[sandbox] Time limit exceeded\n");
+    }
+}

@@ -1,0 +1,169 @@
+//! Files that an execution works on: references to what is in the store, and whether
+//! whoever asks may use them.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+
+use super::id::Id;
+use super::name;
+use super::owner::{Principal, Resource};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::oneshot::files::{self, Content, FileIn};
+use crate::store::{Object, Store};
+
+/// As clients of all ages write it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct FileRef {
+    pub id: String,
+    pub name: String,
+    pub storage_session_id: Option<String>,
+    /// The same, of the first clients.
+    pub session_id: Option<String>,
+    pub kind: Option<String>,
+    pub resource_id: Option<String>,
+    pub version: Option<u64>,
+    /// An agent, of the first clients.
+    pub entity_id: Option<String>,
+}
+
+/// One file on its way into a box.
+#[derive(Debug, Clone)]
+pub struct Input {
+    /// In the box, below its data.
+    pub name: String,
+    pub object: Object,
+    /// What its time of change is there, in seconds since 1970: not when it is put
+    /// there, so that whatever changes it is later.
+    pub mtime: i64,
+}
+
+/// All of them, by name: of two with the same name it is the later.
+pub type Inputs = BTreeMap<String, Input>;
+
+/// How much earlier than now a file was changed at the latest.
+const EARLIER_S: i64 = 2;
+
+pub async fn find(
+    app: &App,
+    principal: &Principal,
+    references: Vec<FileRef>,
+    user_id: Option<&str>,
+) -> Result<Inputs, ApiError> {
+    if references.is_empty() {
+        return Ok(Inputs::new());
+    }
+    let most = app.config().files.request_files;
+    if references.len() > most {
+        let message = format!("files: there may be {most} of them");
+        return Err(ApiError::bad_request("too_many_files", message));
+    }
+    let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
+    let opening = app.clone();
+    let find_all = move || {
+        let store = crate::files::open(&opening)?;
+        let find = |reference| find_one(&store, &principal, reference, user_id.as_deref());
+        references.into_iter().map(find).collect()
+    };
+    app.ask(move |_| Ok(find_all())).await?
+}
+
+fn find_one(
+    store: &Store,
+    principal: &Principal,
+    reference: FileRef,
+    user_id: Option<&str>,
+) -> Result<(String, Input), ApiError> {
+    let name = name::checked(&reference.name)?;
+    let session = reference
+        .storage_session_id
+        .as_ref()
+        .or(reference.session_id.as_ref());
+    let session = session.and_then(|text| Id::parse(text));
+    let (Some(session), Some(id)) = (session, Id::parse(&reference.id)) else {
+        return Err(ApiError::bad_request(
+            "invalid_file",
+            format!("files: {name:?} has no valid id"),
+        ));
+    };
+    let resource = resource_of(&reference)?;
+    let object = store.find(&session, &id)?.ok_or_else(|| gone(&name))?;
+    if object.owner != principal.owner(&resource) || is_someone_elses(&object, &resource, user_id) {
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "file_forbidden",
+            format!("files: {name:?} belongs to somebody else"),
+        ));
+    }
+    let created = i64::try_from(object.created_at.as_ms() / 1000).unwrap_or(0);
+    let mtime = created.min(files::now() - EARLIER_S);
+    let input = Input {
+        name: name.clone(),
+        object,
+        mtime,
+    };
+    Ok((name, input))
+}
+
+/// Where no user is proven, one who is named must not be another than was named before.
+fn is_someone_elses(object: &Object, resource: &Resource, user_id: Option<&str>) -> bool {
+    match (resource, object.said_by.as_deref(), user_id) {
+        (Resource::User, Some(before), Some(now)) => before != now,
+        (Resource::User | Resource::Agent(_) | Resource::Skill { .. }, _, _) => false,
+    }
+}
+
+/// The client shows it as rejected, and sends the file again.
+fn gone(name: &str) -> ApiError {
+    ApiError::new(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "session_input_unavailable",
+        format!("files: {name:?} is not there any more"),
+    )
+}
+
+fn resource_of(reference: &FileRef) -> Result<Resource, ApiError> {
+    let wrong = |why: &str| ApiError::bad_request("invalid_file", format!("files: {why}"));
+    let id = || {
+        reference
+            .resource_id
+            .clone()
+            .ok_or_else(|| wrong("there is no resource_id"))
+    };
+    match (reference.kind.as_deref(), &reference.entity_id) {
+        (Some("user"), _) | (None, None) => Ok(Resource::User),
+        (Some("agent"), _) => Ok(Resource::Agent(id()?)),
+        (Some("skill"), _) => Ok(Resource::Skill {
+            id: id()?,
+            version: reference
+                .version
+                .ok_or_else(|| wrong("a skill has a version"))?,
+        }),
+        (Some(_), _) => Err(wrong("kind is skill, agent or user")),
+        (None, Some(entity)) => Ok(Resource::Agent(entity.clone())),
+    }
+}
+
+impl Input {
+    /// It is opened when it is its turn; whether it is still there is found out then.
+    pub fn file(&self, app: &App) -> FileIn {
+        let (app, object) = (app.clone(), self.object.clone());
+        let open = move || {
+            let lost = |error: ApiError| io::Error::other(error.message);
+            let store = crate::files::open(&app).map_err(lost)?;
+            let file = store.read(&object).map_err(|error| lost(error.into()))?;
+            file.ok_or_else(|| io::ErrorKind::NotFound.into())
+        };
+        FileIn {
+            path: format!("work/{}", self.name),
+            mtime: self.mtime,
+            content: Content::File {
+                open: Box::new(open),
+                size: self.object.size,
+            },
+        }
+    }
+}

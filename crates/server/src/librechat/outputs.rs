@@ -1,0 +1,242 @@
+//! What an execution has left among its files: new ones and changed ones go into the
+//! store, whoever asked learns of all that is there.
+//!
+//! The archive comes from inside the box and is not trusted: names are checked, sizes
+//! are bounded, and whatever is no plain file is left where it is.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use tare_archive::{Entry, Kind, Reader};
+use tare_engine::spec::defaults::HOME;
+use tare_engine::{BoxId, Doing, Engine, Error};
+
+use super::id::Id;
+use super::inputs::{Input, Inputs};
+use super::name;
+use super::owner::Owner;
+use crate::app::App;
+use crate::files;
+use crate::store::{Incoming, Meta, Object, Origin, StoreError};
+
+/// Where they go, and whose they are.
+#[derive(Debug, Clone)]
+pub struct Outputs {
+    pub app: App,
+    pub session: Id,
+    pub owner: Owner,
+    pub said_by: Option<String>,
+    pub files_max: usize,
+}
+
+/// What is there after an execution.
+#[derive(Debug, Default)]
+pub struct Collected {
+    pub left: Vec<Left>,
+    /// Names of inputs that are not there any more.
+    pub deleted: Vec<String>,
+    /// Too many, too large, or with a name that cannot be.
+    pub skipped: Vec<Skipped>,
+    /// What could not be kept, though it might have been.
+    pub failed: usize,
+}
+
+#[derive(Debug)]
+pub enum Left {
+    /// As it came, or read-only.
+    Inherited(Input),
+    /// New or changed; the same as an input for whoever goes on with it.
+    Kept(Input),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Skipped {
+    pub name: String,
+    pub reason: &'static str,
+}
+
+/// Of files that nobody asked for.
+const NOT_OUTPUTS: [&str; 2] = ["__pycache__", "node_modules"];
+/// A file with this name stands for a directory that is kept.
+const DIRECTORY_KEPT: &str = ".dirkeep";
+/// Names that are told of those that were skipped.
+const SKIPPED_NAMED_MAX: usize = 20;
+
+impl Outputs {
+    /// Of a program that failed nothing is kept: clients say so to the model.
+    pub fn of_failed(inputs: &Inputs) -> Collected {
+        Collected {
+            left: inputs.values().cloned().map(Left::Inherited).collect(),
+            ..Collected::default()
+        }
+    }
+
+    /// Whatever is in the box's data.
+    pub fn collect(
+        &self,
+        engine: &Engine,
+        id: &BoxId,
+        inputs: &Inputs,
+    ) -> Result<Collected, Error> {
+        let copying = engine.copy_out(id, Path::new(HOME))?;
+        let stream = copying.stream.try_clone();
+        let mut stream = File::from(stream.doing(|| "cannot receive files".into())?);
+        let collected = self.receive(&mut stream, inputs);
+        drop(stream);
+        let collected = collected.doing(|| format!("cannot read the files of box {id}"))?;
+        copying.finish()?;
+        Ok(collected)
+    }
+
+    fn receive(
+        &self,
+        stream: &mut dyn Read,
+        inputs: &Inputs,
+    ) -> Result<Collected, tare_archive::Error> {
+        let mut collected = Collected::default();
+        let mut seen = BTreeSet::new();
+        let mut archive = Reader::new(stream);
+        while let Some(entry) = archive.next_entry()? {
+            let Some((name, size)) = candidate(&entry) else {
+                continue;
+            };
+            seen.insert(name.clone());
+            let input = inputs.get(&name);
+            let is_as_it_came = |input: &&Input| {
+                let same = input.object.size == size && input.mtime == entry.mtime;
+                same || input.object.read_only
+            };
+            if let Some(input) = input.filter(is_as_it_came) {
+                collected.left.push(Left::Inherited(input.clone()));
+            } else if let Err(name) = name::checked(&name).map_err(|_| name.clone()) {
+                collected.skip(name, "invalid_name");
+            } else if collected.kept() >= self.files_max {
+                collected.skip(name, "too_many_files");
+            } else {
+                self.keep(&mut archive, name, entry.mtime, input, &mut collected)?;
+            }
+        }
+        let gone = inputs.keys().filter(|name| !seen.contains(*name));
+        collected.deleted = gone.cloned().collect();
+        Ok(collected)
+    }
+
+    /// One file. What the store refuses is told; the others are kept all the same.
+    fn keep(
+        &self,
+        archive: &mut Reader<'_>,
+        name: String,
+        mtime: i64,
+        input: Option<&Input>,
+        collected: &mut Collected,
+    ) -> Result<(), tare_archive::Error> {
+        let mut incoming = self.begin();
+        loop {
+            let part = archive.data()?;
+            if part.is_empty() {
+                break;
+            }
+            if let Ok(file) = &mut incoming
+                && let Err(refused) = file.write(part)
+            {
+                incoming = Err(refused.into());
+            }
+            let count = part.len();
+            archive.consume(count);
+        }
+        let meta = Meta {
+            name: name.clone(),
+            said_by: self.said_by.clone(),
+            read_only: false,
+            modified_from: input.map(|input| Origin {
+                session: input.object.session.clone(),
+                id: input.object.id.clone(),
+            }),
+        };
+        let kept = incoming.and_then(|file| file.keep(&self.session, meta).map_err(Into::into));
+        match kept {
+            // Written again as it was.
+            Ok(object) if input.is_some_and(|input| input.object.sha256 == object.sha256) => {
+                self.drop_copy(&object);
+                collected.left.extend(input.cloned().map(Left::Inherited));
+            }
+            Ok(object) => collected.left.push(Left::Kept(Input {
+                name,
+                object,
+                mtime,
+            })),
+            Err(Refused::TooLarge) => collected.skip(name, "file_too_large"),
+            Err(Refused::NoRoom) => collected.skip(name, "quota_exceeded"),
+            Err(Refused::Failed) => collected.failed += 1,
+        }
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<Incoming, Refused> {
+        let store = files::open(&self.app).map_err(|_| Refused::Failed)?;
+        Ok(store.receive(&self.owner)?)
+    }
+
+    /// What is the same as before is not there twice.
+    fn drop_copy(&self, object: &Object) {
+        if let Ok(store) = files::open(&self.app) {
+            // What stays of it is over its time some day.
+            store.remove(object).ok();
+        }
+    }
+}
+
+/// Why a file was not kept.
+enum Refused {
+    TooLarge,
+    NoRoom,
+    Failed,
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::FileTooLarge { .. } => Self::TooLarge,
+            StoreError::OwnerFull { .. }
+            | StoreError::OwnerHasTooMany { .. }
+            | StoreError::SessionHasTooMany { .. }
+            | StoreError::Full => Self::NoRoom,
+            StoreError::InUse { .. } | StoreError::Failed { .. } => Self::Failed,
+        }
+    }
+}
+
+impl Collected {
+    fn kept(&self) -> usize {
+        self.left
+            .iter()
+            .filter(|left| matches!(left, Left::Kept(_)))
+            .count()
+    }
+
+    fn skip(&mut self, name: String, reason: &'static str) {
+        self.skipped.push(Skipped { name, reason });
+    }
+
+    /// The first of those that were skipped: their names are the program's own.
+    pub fn named_skipped(&self) -> &[Skipped] {
+        &self.skipped[..self.skipped.len().min(SKIPPED_NAMED_MAX)]
+    }
+}
+
+/// The name and size of a plain file that somebody may want.
+fn candidate(entry: &Entry) -> Option<(String, u64)> {
+    let Kind::File { size } = entry.kind else {
+        return None;
+    };
+    let name = String::from_utf8(entry.name.clone()).ok()?;
+    let (_top, name) = name.split_once('/')?;
+    let is_wanted = |part: &str| {
+        part == DIRECTORY_KEPT || !(part.starts_with('.') || NOT_OUTPUTS.contains(&part))
+    };
+    name.split('/')
+        .all(is_wanted)
+        .then(|| (name.to_owned(), size))
+}

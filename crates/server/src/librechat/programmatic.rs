@@ -1,0 +1,357 @@
+//! `POST /v1/exec/programmatic`: code that calls the client's tools.
+//!
+//! ```text
+//! start ─▶ box ─▶ calls without a reply? ── no ──▶ completed
+//!           ▲            │ yes
+//!           └─ continue ─┴─ tool_call_required, and nothing runs meanwhile
+//! ```
+//!
+//! While the client looks for replies there is no box: the code is run again from its
+//! beginning, and calls that were replied to before return what was said then. A call is
+//! known by its tool and its input, and by how many like it came before.
+
+pub mod calls;
+pub mod request;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Extension, State};
+use axum::http::StatusCode;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::answer::{Answer, FileShown};
+use super::boxes::{Work, beside_code};
+use super::exec::Task;
+use super::id::Id;
+use super::inputs::FileRef;
+use super::owner::Principal;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::extract::Json;
+use crate::guard::Caller;
+use calls::Call;
+use request::{Reply, Request, Start, Tongue};
+
+/// Executions that wait for their client.
+const WAITING_MAX: usize = 256;
+/// Of code and replies of one execution.
+const BYTES_MAX: usize = 16 << 20;
+/// Of all of them.
+const BYTES_IN_ALL_MAX: usize = 256 << 20;
+/// A client that does not come back for so long has given up.
+const WAITS_AT_MOST: Duration = Duration::from_secs(600);
+
+/// Executions that go on when their client has replies, by their token.
+#[derive(Debug, Default)]
+pub struct Waiting(Mutex<HashMap<Id, Slot>>);
+
+#[derive(Debug)]
+enum Slot {
+    Waits {
+        execution: Box<Execution>,
+        since: Instant,
+    },
+    /// It runs with the replies that came.
+    Runs,
+}
+
+/// What is known of one between two rounds.
+#[derive(Debug)]
+struct Execution {
+    principal: Principal,
+    start: Start,
+    /// What was said to each call, in the order of calls that are alike.
+    history: BTreeMap<String, Vec<Reply>>,
+    /// Which call it is that the client was asked for under this id.
+    asked: BTreeMap<String, String>,
+    calls_made: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum Round {
+    ToolCallRequired {
+        continuation_token: Id,
+        session_id: Id,
+        tool_calls: Vec<ToolCall>,
+        partial_stdout: String,
+        partial_stderr: String,
+    },
+    Completed {
+        session_id: Id,
+        stdout: String,
+        stderr: String,
+        files: Vec<FileShown>,
+        tool_calls_made: usize,
+        /// In milliseconds.
+        execution_time: u64,
+    },
+    Error {
+        session_id: Id,
+        error: String,
+        stdout: String,
+        stderr: String,
+    },
+}
+
+#[derive(Debug, Serialize)]
+pub struct ToolCall {
+    id: String,
+    name: String,
+    input: Value,
+}
+
+pub async fn programmatic(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<Request>,
+) -> Result<axum::Json<Round>, ApiError> {
+    let (turn, execution) = match request.parse()? {
+        request::Asked::Start(start) => (Turn::new(&app)?, Execution::new(principal, *start)),
+        request::Asked::Continue { token, replies } => {
+            let (turn, mut execution) = Turn::again(&app, &token, &principal)?;
+            execution.take(replies)?;
+            (turn, execution)
+        }
+    };
+    let round = execution.run(&app, &caller, turn).await?;
+    Ok(axum::Json(round))
+}
+
+/// The right to run one execution; when it is dropped the execution is over.
+struct Turn<'a> {
+    app: &'a App,
+    token: Id,
+}
+
+impl<'a> Turn<'a> {
+    fn new(app: &'a App) -> Result<Self, ApiError> {
+        let token = Id::random();
+        let mut slots = app.waiting.slots();
+        let is_old = |slot: &Slot| matches!(slot, Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST);
+        slots.retain(|_, slot| !is_old(slot));
+        if slots.len() >= WAITING_MAX {
+            let message = "too many executions wait for their clients";
+            return Err(ApiError::unavailable("busy", message));
+        }
+        slots.insert(token.clone(), Slot::Runs);
+        drop(slots);
+        Ok(Self { app, token })
+    }
+
+    /// One that waits. Only whoever began it goes on with it.
+    fn again(
+        app: &'a App,
+        token: &Id,
+        principal: &Principal,
+    ) -> Result<(Self, Box<Execution>), ApiError> {
+        let gone = || {
+            let message = "Execution not found or expired";
+            ApiError::new(StatusCode::NOT_FOUND, "no_such_execution", message)
+        };
+        let mut slots = app.waiting.slots();
+        let slot = slots.get_mut(token).ok_or_else(gone)?;
+        match slot {
+            Slot::Runs => Err(ApiError::new(
+                StatusCode::CONFLICT,
+                "in_flight",
+                "Another continuation is already in flight for this execution",
+            )),
+            Slot::Waits { execution, .. } if execution.principal != *principal => {
+                Err(ApiError::new(
+                    StatusCode::FORBIDDEN,
+                    "forbidden",
+                    "this execution is somebody else's",
+                ))
+            }
+            Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST => {
+                slots.remove(token);
+                Err(gone())
+            }
+            Slot::Waits { .. } => match std::mem::replace(slot, Slot::Runs) {
+                Slot::Waits { execution, .. } => {
+                    let token = token.clone();
+                    Ok((Self { app, token }, execution))
+                }
+                Slot::Runs => unreachable!("it was looked at under the same lock"),
+            },
+        }
+    }
+
+    /// Its client is asked for replies.
+    fn waits(self, execution: Box<Execution>) -> Result<Id, ApiError> {
+        let mut slots = self.app.waiting.slots();
+        let bytes: usize = slots.values().map(Slot::bytes).sum();
+        if bytes.saturating_add(execution.bytes) > BYTES_IN_ALL_MAX {
+            drop(slots);
+            let message = "the executions that wait for their clients have too much to remember";
+            return Err(ApiError::unavailable("busy", message));
+        }
+        let since = Instant::now();
+        slots.insert(self.token.clone(), Slot::Waits { execution, since });
+        drop(slots);
+        Ok(self.token.clone())
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut slots = self.app.waiting.slots();
+        if let Some(Slot::Runs) = slots.get(&self.token) {
+            slots.remove(&self.token);
+        }
+    }
+}
+
+impl Waiting {
+    fn slots(&self) -> MutexGuard<'_, HashMap<Id, Slot>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Waits { execution, .. } => execution.bytes,
+            Self::Runs => 0,
+        }
+    }
+}
+
+impl Execution {
+    fn new(principal: Principal, start: Start) -> Box<Self> {
+        let bytes = start.code.len();
+        Box::new(Self {
+            principal,
+            start,
+            history: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            calls_made: 0,
+            bytes,
+        })
+    }
+
+    /// Each call that was asked for is replied to, and nothing else is.
+    fn take(&mut self, replies: Vec<(String, Reply)>) -> Result<(), ApiError> {
+        let wrong = |message: String| ApiError::bad_request("invalid_tool_results", message);
+        for (id, reply) in replies {
+            let key = self.asked.remove(&id);
+            let key =
+                key.ok_or_else(|| wrong(format!("tool_results: {id:?} was not asked for")))?;
+            self.bytes = self.bytes.saturating_add(reply.bytes());
+            self.history.entry(key).or_default().push(reply);
+        }
+        if let Some(id) = self.asked.keys().next() {
+            return Err(wrong(format!("tool_results: {id:?} is missing")));
+        }
+        match self.bytes <= BYTES_MAX {
+            true => Ok(()),
+            false => Err(ApiError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too_large",
+                "the results of the tools are too large",
+            )),
+        }
+    }
+
+    async fn run(
+        mut self: Box<Self>,
+        app: &App,
+        caller: &Caller,
+        turn: Turn<'_>,
+    ) -> Result<Round, ApiError> {
+        let work = self.work(app)?;
+        let files: Vec<FileRef> = self.start.files.clone();
+        let user_id = self.start.user_id.clone();
+        let task = Task::of(app, &self.principal, work, files, user_id).await?;
+        let (answer, calls) = task.run(app, caller, Some(self.start.tongue)).await?;
+        if calls.is_empty() || answer.status.is_some() {
+            return Ok(Round::of(answer, self.calls_made));
+        }
+        let tool_calls = self.ask(calls)?;
+        let token = turn.waits(self)?;
+        Ok(Round::ToolCallRequired {
+            continuation_token: token,
+            session_id: answer.session_id,
+            tool_calls,
+            partial_stdout: answer.stdout,
+            partial_stderr: answer.stderr,
+        })
+    }
+
+    fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ApiError> {
+        self.calls_made += calls.len();
+        let ask = |call: Call| {
+            let id = format!("call_{}", Id::random());
+            let name = self.start.tool(&call.name).ok_or_else(|| {
+                ApiError::bad_request("invalid_tool", format!("there is no tool {:?}", call.name))
+            })?;
+            self.asked.insert(id.clone(), call.key);
+            Ok(ToolCall {
+                id,
+                name: name.to_owned(),
+                input: call.input,
+            })
+        };
+        calls.into_iter().map(ask).collect()
+    }
+
+    /// What is run, with what was said so far.
+    fn work(&self, app: &App) -> Result<Work, ApiError> {
+        let config = app.config();
+        let (language, runner) = self.start.tongue.runner();
+        let timeout = self.start.timeout;
+        let mut work = Work::of(&config, language, runner.to_owned(), &[], timeout)?;
+        work.code.push(beside_code("calls/.keep", Vec::new()));
+        let code = self.start.code.clone().into_bytes();
+        match self.start.tongue {
+            Tongue::Python => work.code.extend([
+                beside_code("user.py", code),
+                beside_code("tools.json", json(&self.start.functions())),
+                beside_code("history.json", json(&self.history)),
+            ]),
+            Tongue::Bash => {
+                work.code.push(beside_code("user.sh", code));
+                work.code
+                    .push(beside_code("tools.sh", self.start.shell_functions()));
+                let replies = self.history.iter().flat_map(|(key, replies)| {
+                    let numbered = replies.iter().enumerate();
+                    numbered.map(move |(turn, reply)| reply.for_shell(key, turn))
+                });
+                work.code.extend(replies);
+            }
+        }
+        Ok(work)
+    }
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("texts and JSON can be written as JSON")
+}
+
+impl Round {
+    /// What was run to its end.
+    fn of(answer: Answer, tool_calls_made: usize) -> Self {
+        match (answer.status, answer.message) {
+            (Some(_), Some(error)) => Self::Error {
+                session_id: answer.session_id,
+                error,
+                stdout: answer.stdout,
+                stderr: answer.stderr,
+            },
+            (_, _) => Self::Completed {
+                session_id: answer.session_id,
+                stdout: answer.stdout,
+                stderr: answer.stderr,
+                files: answer.files,
+                tool_calls_made,
+                execution_time: answer.wall_time,
+            },
+        }
+    }
+}

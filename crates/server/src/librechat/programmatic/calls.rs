@@ -1,0 +1,122 @@
+//! What code in a box asks for. It may have written anything.
+
+use std::fs::File;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tare_archive::{Kind, Reader};
+use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
+
+use super::request::Tongue;
+use crate::librechat::boxes::CODE;
+
+/// In one round.
+const CALLS_MAX: usize = 100;
+/// Of one call.
+const CALL_BYTES_MAX: u64 = 1 << 20;
+
+/// A call that nobody has replied to.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Call {
+    /// The same for calls that are alike.
+    pub key: String,
+    /// As the code calls the tool.
+    pub name: String,
+    pub input: Value,
+}
+
+pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>, Error> {
+    // Code that removed the place asks for nothing.
+    let Ok(copying) = engine.copy_out(id, &Path::new(CODE).join("calls")) else {
+        return Ok(Vec::new());
+    };
+    let doing = || "cannot read the calls of the code".to_owned();
+    let mut stream = File::from(copying.stream.try_clone().doing(doing)?);
+    let mut archive = Reader::new(&mut stream);
+    let mut calls = Vec::new();
+    while let Some(entry) = archive.next_entry().doing(doing)? {
+        let Kind::File { size } = entry.kind else {
+            continue;
+        };
+        if entry.name.ends_with(b"/.keep") {
+            continue;
+        }
+        if size > CALL_BYTES_MAX || calls.len() >= CALLS_MAX {
+            return Err(too_much());
+        }
+        let mut content = Vec::new();
+        loop {
+            let part = archive.data().doing(doing)?;
+            if part.is_empty() {
+                break;
+            }
+            let count = part.len();
+            content.extend_from_slice(part);
+            archive.consume(count);
+        }
+        calls.push((entry.name, content));
+    }
+    drop(stream);
+    copying.finish()?;
+    // In the order in which they came, as far as their names tell.
+    calls.sort_by_key(|(name, _)| (name.len(), name.clone()));
+    let parse = |(_, content): &(Vec<u8>, Vec<u8>)| tongue.parse(content).ok_or_else(not_a_call);
+    calls.iter().map(parse).collect()
+}
+
+fn too_much() -> Error {
+    let message =
+        format!("the code asks for more than {CALLS_MAX} calls at once, or too large ones");
+    Error::new(ErrorKind::BadRequest, message)
+}
+
+fn not_a_call() -> Error {
+    Error::new(
+        ErrorKind::BadRequest,
+        "the code wrote something that is no call",
+    )
+}
+
+impl Tongue {
+    fn parse(self, content: &[u8]) -> Option<Call> {
+        match self {
+            Self::Python => serde_json::from_slice(content).ok(),
+            Self::Bash => {
+                let text = std::str::from_utf8(content).ok()?;
+                let (key, rest) = text.split_once('\n')?;
+                let (name, input) = rest.split_once('\n')?;
+                // What is no JSON is for the tool to judge.
+                let input = serde_json::from_str(input);
+                let input = input.unwrap_or_else(|_| {
+                    Value::from(rest.split_once('\n').map_or("", |(_, it)| it))
+                });
+                Some(Call {
+                    key: key.to_owned(),
+                    name: name.to_owned(),
+                    input,
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_call_is_read_as_its_language_writes_it() {
+        let python = br#"{"key":"k","name":"f","input":{"a":1}}"#;
+        let call = Tongue::Python.parse(python).expect("a call");
+        assert_eq!(call.input, json!({ "a": 1 }));
+        let shell = Tongue::Bash.parse(b"k\nf\n{\"a\":\n1}").expect("a call");
+        assert_eq!(shell, call);
+        let bare = Tongue::Bash.parse(b"k\nf\nplain text").expect("a call");
+        assert_eq!(bare.input, json!("plain text"));
+        assert_eq!(Tongue::Bash.parse(b"k"), None);
+        assert_eq!(Tongue::Python.parse(b"[]"), None);
+    }
+}
