@@ -14,6 +14,7 @@ use tare_engine::spec::{bytes, duration};
 use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
 
 use crate::hooks::HooksConfig;
+use crate::librechat::config::LibreChatConfig;
 use crate::quota::Quota;
 use crate::room::Room;
 
@@ -32,6 +33,7 @@ pub struct Config {
     pub gauges: Levels,
     /// Called when a gauge comes to another level.
     pub hooks: HooksConfig,
+    pub librechat: LibreChatConfig,
     pub log: LogFormat,
     /// What of the limits was lowered, for want of descriptors.
     #[serde(skip)]
@@ -152,6 +154,7 @@ impl Default for Config {
             limits: Limits::default(),
             gauges: Levels::default(),
             hooks: HooksConfig::default(),
+            librechat: LibreChatConfig::default(),
             log: LogFormat::default(),
             lowered: Vec::new(),
         }
@@ -199,7 +202,8 @@ impl Config {
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
         self.gauges.thresholds()?;
-        self.check_keys()
+        self.check_keys()?;
+        self.librechat.check()
     }
 
     /// A name is a label of what was made with the key, and whose quota that is.

@@ -1,20 +1,27 @@
 //! LibreChat's code interpreter: the API that its clients expect, on boxes.
 //!
 //! ```text
-//! identity ─▶ words (errors as they expect them) ─▶ exec, files, sessions ─▶ boxes
+//! words (errors as they expect them) ─▶ profile ─▶ exec, files, sessions, health ─▶ boxes
 //! ```
 
+pub mod config;
+mod health;
 #[allow(dead_code, reason = "the next step uses it")]
 mod id;
 #[allow(dead_code, reason = "the next step uses it")]
 mod owner;
+mod profile;
 mod words;
 
+use axum::routing::get;
 use axum::{Router, middleware};
 
 use crate::app::App;
 
 /// Its routes, below the same `/v1` as the native ones.
-pub fn router() -> Router<App> {
-    Router::new().layer(middleware::from_fn(words::layer))
+pub fn router(app: &App) -> Router<App> {
+    Router::new()
+        .route("/v1/health", get(health::health))
+        .layer(middleware::from_fn_with_state(app.clone(), profile::layer))
+        .layer(middleware::from_fn(words::layer))
 }
