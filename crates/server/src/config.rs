@@ -14,7 +14,7 @@ use tare_engine::spec::{bytes, duration};
 use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
 
 use crate::hooks::HooksConfig;
-use crate::librechat::config::LibreChatConfig;
+use crate::librechat::config::{Auth, LibreChatConfig};
 use crate::quota::Quota;
 use crate::room::Room;
 
@@ -194,16 +194,24 @@ impl Config {
         toml::from_str(&text).map_err(|error| failed(error.into()))
     }
 
-    /// Keys are what stands between the network and this host.
+    /// Keys and tokens are what stands between the network and this host.
     pub fn check(&self) -> Result<(), Error> {
-        if self.keys.is_empty() && !self.listen.is_local() {
+        let is_open = self.librechat.is_open(&self.keys, self.listen.is_local());
+        if self.keys.is_empty() && is_open {
             let message = format!("refusing to listen on {} without an API key", self.listen);
             return Err(Error::new(ErrorKind::BadRequest, message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
         self.gauges.thresholds()?;
         self.check_keys()?;
-        self.librechat.check()
+        self.librechat.check(&self.keys, &self.listen)
+    }
+
+    /// Whether the native API is everybody's who reaches it: of this host alone, and not
+    /// where others have to prove who they are.
+    pub fn hears_anybody(&self, is_local: bool) -> bool {
+        let auth = self.librechat.auth(&self.keys);
+        self.keys.is_empty() && auth == Auth::None && is_local
     }
 
     /// A name is a label of what was made with the key, and whose quota that is.
