@@ -97,7 +97,7 @@ pub fn router(app: App) -> Router {
         })
         .layer(middleware::from_fn_with_state(app.clone(), guard::layer))
         // It has its own ways to say who asks.
-        .merge(librechat::router())
+        .merge(librechat::router(&app))
         .layer(middleware::from_fn_with_state(app.clone(), edge::layer))
         .with_state(app)
 }

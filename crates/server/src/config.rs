@@ -16,7 +16,7 @@ use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
 use crate::files::FilesConfig;
 use crate::hooks::HooksConfig;
 use crate::language::Languages;
-use crate::librechat::LibreChatConfig;
+use crate::librechat::config::{Auth, LibreChatConfig};
 use crate::quota::Quota;
 use crate::room::Room;
 
@@ -37,9 +37,9 @@ pub struct Config {
     pub gauges: Levels,
     /// Over those that are built in.
     pub languages: Languages,
-    pub librechat: LibreChatConfig,
     /// Called when a gauge comes to another level.
     pub hooks: HooksConfig,
+    pub librechat: LibreChatConfig,
     pub log: LogFormat,
     /// What of the limits was lowered, for want of descriptors.
     #[serde(skip)]
@@ -161,8 +161,8 @@ impl Default for Config {
             files: FilesConfig::default(),
             gauges: Levels::default(),
             languages: Languages::default(),
-            librechat: LibreChatConfig::default(),
             hooks: HooksConfig::default(),
+            librechat: LibreChatConfig::default(),
             log: LogFormat::default(),
             lowered: Vec::new(),
         }
@@ -202,16 +202,25 @@ impl Config {
         toml::from_str(&text).map_err(|error| failed(error.into()))
     }
 
-    /// Keys are what stands between the network and this host.
+    /// Keys and tokens are what stands between the network and this host.
     pub fn check(&self) -> Result<(), Error> {
-        if self.keys.is_empty() && !self.listen.is_local() {
+        let is_open = self.librechat.is_open(&self.keys, self.listen.is_local());
+        if self.keys.is_empty() && is_open {
             let message = format!("refusing to listen on {} without an API key", self.listen);
             return Err(Error::new(ErrorKind::BadRequest, message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
         self.gauges.thresholds()?;
         self.files.check()?;
-        self.check_keys()
+        self.check_keys()?;
+        self.librechat.check(&self.keys, &self.listen)
+    }
+
+    /// Whether the native API is everybody's who reaches it: of this host alone, and not
+    /// where others have to prove who they are.
+    pub fn hears_anybody(&self, is_local: bool) -> bool {
+        let auth = self.librechat.auth(&self.keys);
+        self.keys.is_empty() && auth == Auth::None && is_local
     }
 
     /// A name is a label of what was made with the key, and whose quota that is.

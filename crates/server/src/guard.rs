@@ -4,9 +4,14 @@
 //! A page can send requests to this host, and read the answers of a name of its own
 //! that it makes point here. So a request with a foreign `Origin` is refused whatever it
 //! asks, and without keys so is one for a host name that is not this server's.
+//!
+//! LibreChat's routes have other ways to say who asks, and the same eye on pages
+//! ([`crate::librechat`]).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
@@ -16,7 +21,7 @@ use crate::app::App;
 use crate::config::{Config, Key};
 use crate::error::ApiError;
 
-const API_KEY: &str = "x-api-key";
+pub const API_KEY: &str = "x-api-key";
 const BEARER: &str = "bearer ";
 
 /// Whose key it was; in the request's extensions. Without keys it is nobody's.
@@ -26,9 +31,7 @@ pub struct Caller(pub Option<String>);
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let config = app.config();
     let is_local = app.listens_locally;
-    let admitted =
-        check_one_host(&request).and_then(|()| admit(request.headers(), &config, is_local));
-    match admitted {
+    match admit(request.headers(), request.uri(), &config, is_local) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -37,12 +40,21 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
     }
 }
 
-fn admit(headers: &HeaderMap, config: &Config, is_local: bool) -> Result<Caller, ApiError> {
-    check_origin(headers, config)?;
+fn admit(
+    headers: &HeaderMap,
+    target: &Uri,
+    config: &Config,
+    is_local: bool,
+) -> Result<Caller, ApiError> {
+    check_page(headers, target, config)?;
     if config.keys.is_empty() {
-        if is_local {
-            check_host(headers, config)?;
+        if !config.hears_anybody(is_local) {
+            return Err(
+                unauthorized("this server has no API key that would be heard here")
+                    .with_hint("name one in [[keys]] of the configuration"),
+            );
         }
+        check_host(headers, config, is_local)?;
         return Ok(Caller(None));
     }
     let given = given_key(headers)?;
@@ -50,20 +62,26 @@ fn admit(headers: &HeaderMap, config: &Config, is_local: bool) -> Result<Caller,
     found
         .map(|key| Caller(Some(key.name.clone())))
         .ok_or_else(|| {
-            ApiError::new(
-                StatusCode::UNAUTHORIZED,
-                "unauthorized",
-                "no valid API key was given",
-            )
-            .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
+            unauthorized("no valid API key was given")
+                .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
         })
 }
 
+fn unauthorized(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+}
+
+/// Whatever else a request has to prove.
+pub fn check_page(headers: &HeaderMap, target: &Uri, config: &Config) -> Result<(), ApiError> {
+    check_one_host(headers, target)?;
+    check_origin(headers, config)
+}
+
 /// Whoever stands before this server must not have read another host than it does.
-fn check_one_host(request: &Request) -> Result<(), ApiError> {
-    let mut hosts = request.headers().get_all(header::HOST).iter();
+fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ApiError> {
+    let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().map(|host| host.as_bytes());
-    let in_target = request.uri().authority();
+    let in_target = target.authority();
     let differs = in_target.is_some_and(|named| host != Some(named.as_str().as_bytes()));
     match hosts.next().is_some() || differs {
         false => Ok(()),
@@ -94,13 +112,16 @@ fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
 /// Names of this host that a browser does not let a page choose.
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
+/// Where no key is asked for. Beyond this host an address is as good as its own names:
+/// a page can make a name point here, and not an address.
+pub fn check_host(headers: &HeaderMap, config: &Config, is_local: bool) -> Result<(), ApiError> {
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
     let name = host.map_or("", without_port);
     let configured = || config.allowed_hosts.iter().any(|one| one == name);
-    match LOCAL_HOSTS.contains(&name) || configured() {
+    let is_address = || !is_local && is_address(name);
+    match LOCAL_HOSTS.contains(&name) || is_address() || configured() {
         true => Ok(()),
         false => Err(ApiError::new(
             StatusCode::FORBIDDEN,
@@ -108,6 +129,16 @@ fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
             "this server does not go by that name",
         )
         .with_hint("name it in 'allowed_hosts'")),
+    }
+}
+
+fn is_address(name: &str) -> bool {
+    match name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'))
+    {
+        Some(inside) => inside.parse::<Ipv6Addr>().is_ok(),
+        None => name.parse::<Ipv4Addr>().is_ok(),
     }
 }
 
@@ -141,7 +172,7 @@ fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
 }
 
 /// Empty, which is nobody's key, for another scheme.
-fn bearer(value: &[u8]) -> &[u8] {
+pub fn bearer(value: &[u8]) -> &[u8] {
     match value.split_at_checked(BEARER.len()) {
         Some((scheme, key)) if scheme.eq_ignore_ascii_case(BEARER.as_bytes()) => key,
         Some(_) | None => b"",
@@ -149,7 +180,7 @@ fn bearer(value: &[u8]) -> &[u8] {
 }
 
 /// All are compared, each in constant time: how long it takes says nothing.
-fn holder<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
+pub fn holder<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
     let given: [u8; 32] = Sha256::digest(given).into();
     let matches = |key: &Key| bool::from(key.sha256.ct_eq(&given));
     keys.iter().fold(None, |found, key| match matches(key) {
@@ -164,14 +195,19 @@ mod tests {
 
     use super::*;
 
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    fn admitted(
+        pairs: &[(&'static str, &'static str)],
+        config: &Config,
+        is_local: bool,
+    ) -> Result<Caller, u16> {
         let pairs = pairs.iter().map(|(name, value)| {
             (
                 HeaderName::from_static(name),
                 HeaderValue::from_static(value),
             )
         });
-        pairs.collect()
+        let target = Uri::from_static("/v1/boxes");
+        admit(&pairs.collect(), &target, config, is_local).map_err(|error| error.status.as_u16())
     }
 
     fn with_key(key: &str) -> Config {
@@ -185,9 +221,7 @@ mod tests {
     #[test]
     fn only_the_whole_key_is_the_key() {
         let config = with_key("secret");
-        let code = |pairs: &[(&'static str, &'static str)]| {
-            admit(&headers(pairs), &config, true).map_err(|error| error.status.as_u16())
-        };
+        let code = |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, true);
         let ci = Ok(Caller(Some("ci".into())));
         assert_eq!(code(&[("x-api-key", "secret")]), ci);
         assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
@@ -209,7 +243,7 @@ mod tests {
         let mut config = with_key("secret");
         let asked = |origin, config: &Config| {
             let pairs = [("x-api-key", "secret"), ("origin", origin)];
-            admit(&headers(&pairs), config, true).map_err(|error| error.status.as_u16())
+            admitted(&pairs, config, true)
         };
         for origin in ["https://evil.example", "null", "", "http://localhost"] {
             assert_eq!(asked(origin, &config), Err(403), "{origin:?}");
@@ -222,7 +256,7 @@ mod tests {
     #[test]
     fn without_keys_only_this_hosts_own_names_are_answered_to() {
         let config = Config::default();
-        let asked = |host| admit(&headers(&[("host", host)]), &config, true).is_ok();
+        let asked = |host| admitted(&[("host", host)], &config, true).is_ok();
         for host in [
             "localhost",
             "localhost:8080",
@@ -234,6 +268,22 @@ mod tests {
         }
         for host in ["evil.example", "127.0.0.1.evil.example", "", "localhost:x"] {
             assert!(!asked(host), "{host}");
+        }
+    }
+
+    /// Also after a configuration was read again that says it listens elsewhere.
+    #[test]
+    fn without_keys_nobody_else_is_heard() {
+        let local = [("host", "localhost")];
+        let open = Config::default();
+        assert!(admitted(&local, &open, true).is_ok());
+        assert_eq!(admitted(&local, &open, false), Err(401));
+        let tokens = "[librechat.jwt]\nkeys = '/jwks.json'";
+        let tokens: Config = toml::from_str(tokens).expect("TOML");
+        let given = [("host", "localhost"), ("authorization", "Bearer x")];
+        for is_local in [true, false] {
+            assert_eq!(admitted(&local, &tokens, is_local), Err(401));
+            assert_eq!(admitted(&given, &tokens, is_local), Err(401));
         }
     }
 }

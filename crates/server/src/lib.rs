@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! listen ─▶ edge (id, log, errors) ─▶ guard (keys, origins) ─▶ api ─▶ engine
-//!                                                         └▶ oneshot
+//!                           │                            └▶ oneshot
+//!                           └▶ librechat (its own words and ways to say who asks)
 //! ```
 
 mod admission;
@@ -112,6 +113,7 @@ impl Options {
             config.keys.extend(Key::read_file(path)?);
         }
         config.check()?;
+        config.librechat.read_keys()?;
         config.fit(Room::found());
         Ok(config)
     }

@@ -204,7 +204,7 @@ impl Drop for Place {
 impl Found {
     /// Whether there is room for one more beside those that are being made. The gauge
     /// of boxes is asked elsewhere.
-    fn admits(&self, making: u64) -> Result<(), ApiError> {
+    pub fn admits(&self, making: u64) -> Result<(), ApiError> {
         let full = self
             .readings
             .iter()

@@ -25,17 +25,28 @@ const CODES: [&str; 8] = [
     "rate_limited",
 ];
 
+/// What an error's body has beside its words; in the response's extensions.
+#[derive(Debug, Clone)]
+pub struct Fields(pub Vec<(&'static str, &'static str)>);
+
 pub async fn layer(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     match response.extensions_mut().remove::<ApiError>() {
-        Some(error) => of(error),
+        Some(error) => of(error, response),
         None => response,
     }
 }
 
-/// The answer, with the error for the log.
-fn of(error: ApiError) -> Response {
-    let mut response = (error.status, axum::Json(body(&error))).into_response();
+/// The answer, with the error for the log. What others have said in headers stays.
+fn of(error: ApiError, mut untold: Response) -> Response {
+    let mut body = body(&error);
+    if let Some(Fields(fields)) = untold.extensions_mut().remove() {
+        for (name, value) in fields {
+            body[name] = json!(value);
+        }
+    }
+    let headers = std::mem::take(untold.headers_mut());
+    let mut response = (error.status, headers, axum::Json(body)).into_response();
     if let Some(seconds) = error.retry_after_s {
         let headers = response.headers_mut();
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -1,0 +1,134 @@
+//! Profiles: whether what a program leaves is there for the next one. A client may say
+//! which it expects, and is told which it has.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+
+use super::words::Fields;
+use crate::app::App;
+use crate::error::ApiError;
+
+const EXPECTED: HeaderName = HeaderName::from_static("x-codeapi-expected-profile");
+const ACTUAL: HeaderName = HeaderName::from_static("x-codeapi-execution-profile");
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    Default,
+    Stateful,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disagreement {
+    /// What is expected is no profile, or more than one.
+    Invalid,
+    Mismatch {
+        expected: Profile,
+        actual: Profile,
+    },
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Stateful => "stateful",
+        }
+    }
+
+    fn parse(name: &[u8]) -> Option<Self> {
+        let mut all = [Self::Default, Self::Stateful].into_iter();
+        all.find(|one| one.name().as_bytes() == name)
+    }
+}
+
+/// Every answer has the profile, errors too.
+pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
+    let served = app.config().librechat.profiles.clone();
+    let (profile, mut response) = match agreed(request.headers(), &served) {
+        Ok(profile) => (profile, next.run(request).await),
+        Err(disagreement) => (first(&served), disagreement.into_response()),
+    };
+    let value = HeaderValue::from_static(profile.name());
+    response.headers_mut().insert(ACTUAL, value);
+    response
+}
+
+fn first(served: &[Profile]) -> Profile {
+    served.first().copied().unwrap_or(Profile::Default)
+}
+
+fn agreed(headers: &HeaderMap, served: &[Profile]) -> Result<Profile, Disagreement> {
+    let mut expected = headers.get_all(EXPECTED).iter();
+    let (one, another) = (expected.next(), expected.next());
+    let Some(one) = one else {
+        return Ok(first(served));
+    };
+    let known = Profile::parse(one.as_bytes()).filter(|_| another.is_none());
+    let expected = known.ok_or(Disagreement::Invalid)?;
+    match served.contains(&expected) {
+        true => Ok(expected),
+        false => Err(Disagreement::Mismatch {
+            expected,
+            actual: first(served),
+        }),
+    }
+}
+
+impl IntoResponse for Disagreement {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Invalid => ApiError::bad_request(
+                "invalid_execution_profile",
+                "the profile that is expected is none",
+            )
+            .with_hint("there are 'default' and 'stateful'")
+            .into_response(),
+            Self::Mismatch { expected, actual } => {
+                let error = ApiError::new(
+                    StatusCode::CONFLICT,
+                    "execution_profile_mismatch",
+                    "that profile is not served here",
+                );
+                let mut response = error.into_response();
+                response.extensions_mut().insert(Fields(vec![
+                    ("expected_profile", expected.name()),
+                    ("actual_profile", actual.name()),
+                ]));
+                response
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(expected: &[&'static str], served: &[Profile]) -> Result<Profile, Disagreement> {
+        let headers = expected
+            .iter()
+            .map(|one| (EXPECTED, HeaderValue::from_static(one)));
+        agreed(&headers.collect(), served)
+    }
+
+    #[test]
+    fn whoever_expects_a_profile_has_it_or_is_told_so() {
+        use Profile::{Default, Stateful};
+        let both = [Default, Stateful];
+        assert_eq!(asked(&[], &both), Ok(Default));
+        assert_eq!(asked(&["default"], &both), Ok(Default));
+        assert_eq!(asked(&["stateful"], &both), Ok(Stateful));
+        assert_eq!(asked(&[], &[Stateful]), Ok(Stateful));
+        for (expected, actual) in [(Default, Stateful), (Stateful, Default)] {
+            let mismatch = Err(Disagreement::Mismatch { expected, actual });
+            assert_eq!(asked(&[expected.name()], &[actual]), mismatch);
+        }
+        for wrong in [&["Default"][..], &[""], &["x"], &["default", "default"]] {
+            assert_eq!(asked(wrong, &both), Err(Disagreement::Invalid), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Who is heard, in each of the ways in which a LibreChat says who asks, and what is
+//! answered to those who are not.
+
+use std::fs;
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tare_harness::{
+    Answer, Server, Signer, Tare, TemporaryDirectory, eventually, jwks, tare, unix_now,
+};
+
+/// Files of a session that nobody has: whoever is heard is told so.
+const ASKED: &str = "/v1/files/AAAAAAAAAAAAAAAAAAAAA?detail=simple";
+/// `printf %s native-key | sha256sum`
+const KEY: &str = "[[keys]]\nname = 'native'\n\
+    sha256 = 'e9f03e16fbd6e06725a6d41154f6bab7a3123c541ee4ce92cfa56db1fc9d119f'\n";
+
+/// A directory with `tare.toml` and `jwks.json`, which a test writes again.
+struct Files(TemporaryDirectory);
+
+impl Files {
+    fn new(signers: &[&Signer], more: &str) -> Self {
+        let files = Self(TemporaryDirectory::new());
+        files.write_keys(signers);
+        files.write_config(more);
+        files
+    }
+
+    fn write_keys(&self, signers: &[&Signer]) {
+        fs::write(self.path("jwks.json"), jwks(signers)).expect("a file");
+    }
+
+    fn write_config(&self, more: &str) {
+        let keys = self.path("jwks.json");
+        let text = format!("{more}\n[librechat.jwt]\nkeys = '{}'\n", keys.display());
+        fs::write(self.path("tare.toml"), text).expect("a file");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn config(&self) -> String {
+        self.path("tare.toml").display().to_string()
+    }
+
+    #[track_caller]
+    fn start(&self, tare: &Tare) -> Server {
+        Server::start(tare, &["--config", &self.config()])
+    }
+
+    /// Where not only this host can ask.
+    #[track_caller]
+    fn start_for_all(&self, tare: &Tare) -> Server {
+        let args = ["serve", "--listen", "0.0.0.0:0", "--config", &self.config()];
+        Server::start_command(tare, tare.command(args))
+    }
+}
+
+fn bearer(server: &Server, token: &str) -> Answer {
+    let token = format!("Bearer {token}");
+    server.ask("GET", ASKED, &[("Authorization", &token)], b"")
+}
+
+/// It was heard, whatever was answered.
+#[track_caller]
+fn heard(answer: Answer) {
+    let answers = [200, 404];
+    assert!(answers.contains(&answer.status), "{answer:?}");
+}
+
+#[track_caller]
+fn refused(answer: Answer, status: u16, error: &str) {
+    assert_eq!(answer.was(status).json()["error"], error);
+}
+
+#[test]
+fn whoever_has_a_good_token_is_heard_and_nobody_else() {
+    let tare = tare!();
+    let (ed, rsa) = (Signer::ed25519("ed", 1), Signer::rsa("rsa"));
+    let files = Files::new(&[&ed, &rsa], "");
+    let server = files.start(&tare);
+    heard(bearer(&server, &ed.token("ann")));
+    heard(bearer(&server, &rsa.token("ann")));
+    let with = |field: &str, value: Value| {
+        let mut claims = Signer::claims("ann");
+        claims[field] = value;
+        ed.sign(&claims)
+    };
+    heard(bearer(&server, &with("aud", json!(["x", "codeapi"]))));
+    let now = unix_now();
+    let claims = Signer::claims("ann").to_string();
+    let headed = |signer: &Signer, header: Value| signer.sign_text(&header.to_string(), &claims);
+    let twice = claims.replacen('{', "{\"sub\":\"ben\",", 1);
+    for (wrong, token) in [
+        ("garbage", "a.b.c".to_owned()),
+        ("another's", Signer::ed25519("ed", 2).token("ann")),
+        ("an unknown key's", Signer::ed25519("x", 1).token("ann")),
+        ("by the id of another kind", Signer::rsa("ed").token("ann")),
+        ("none", headed(&ed, json!({ "alg": "none", "kid": "ed" }))),
+        (
+            "HS256",
+            headed(&rsa, json!({ "alg": "HS256", "kid": "rsa" })),
+        ),
+        ("issuer", with("iss", json!("x"))),
+        ("audience", with("aud", json!("x"))),
+        ("expired", with("exp", json!(now - 31))),
+        ("too long", with("exp", json!(now + 400))),
+        ("not yet", with("nbf", json!(now + 100))),
+        ("of the future", with("iat", json!(now + 100))),
+        ("nobody's", with("sub", json!(""))),
+        ("without an end", with("exp", Value::Null)),
+        ("twice", ed.sign_text(&ed.header().to_string(), &twice)),
+        ("oversized", with("jti", json!("x".repeat(9000)))),
+    ] {
+        let answer = bearer(&server, &token);
+        assert_eq!(answer.status, 401, "{wrong}: {}", answer.text());
+        refused(answer, 401, "Invalid bearer token");
+    }
+    let output = server.stop().ok();
+    let log = output.stderr_text();
+    assert!(log.contains("it has expired"), "the operator learns why");
+    assert!(!log.contains("eyJ"), "no token in the log");
+}
+
+#[test]
+fn what_is_no_token_or_more_than_one_is_told_apart() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let server = Files::new(&[&ed], "").start(&tare);
+    let asked = |headers: &[(&str, &str)]| server.ask("GET", ASKED, headers, b"");
+    refused(asked(&[]), 401, "Bearer token is required");
+    refused(
+        asked(&[("X-API-Key", "x")]),
+        401,
+        "Bearer token is required",
+    );
+    refused(
+        asked(&[("Authorization", "Basic eA==")]),
+        401,
+        "Bearer token is required",
+    );
+    let good = format!("Bearer {}", ed.token("ann"));
+    let ambiguous = "Ambiguous authentication headers";
+    let good = ("Authorization", good.as_str());
+    refused(asked(&[good, good]), 400, ambiguous);
+    refused(asked(&[good, ("X-API-Key", "x")]), 400, ambiguous);
+    asked(&[good, ("Origin", "https://evil.example")]).was(403);
+    server.stop().ok();
+}
+
+#[test]
+fn keys_are_rotated_with_a_reload_and_without_one() {
+    let tare = tare!();
+    let (old, new) = (Signer::ed25519("old", 1), Signer::ed25519("new", 2));
+    let files = Files::new(&[&old], "");
+    let server = files.start(&tare);
+    heard(bearer(&server, &old.token("ann")));
+    refused(
+        bearer(&server, &new.token("ann")),
+        401,
+        "Invalid bearer token",
+    );
+    files.write_keys(&[&old, &new]);
+    eventually("the new key is found", || {
+        bearer(&server, &new.token("ann")).status != 401
+    });
+    heard(bearer(&server, &old.token("ann")));
+    files.write_keys(&[&new]);
+    server.signal(Signal::HUP);
+    eventually("the old key is gone", || {
+        bearer(&server, &old.token("ann")).status == 401
+    });
+    heard(bearer(&server, &new.token("ann")));
+    fs::write(files.path("jwks.json"), "{").expect("a file");
+    server.signal(Signal::HUP);
+    eventually("it is refused", || server.log().contains("reload_refused"));
+    heard(bearer(&server, &new.token("ann")));
+    server.stop().ok();
+}
+
+#[test]
+fn a_key_may_be_a_file_of_openssl_and_never_a_private_one() {
+    let tare = tare!();
+    let ed = Signer::ed25519("lc-codeapi-2026-05", 3);
+    let files = Files(TemporaryDirectory::new());
+    let pem = files.path("librechat.pem");
+    let text = format!(
+        "[[librechat.jwt.keys]]\nkid = 'lc-codeapi-2026-05'\nfile = '{}'\n",
+        pem.display()
+    );
+    fs::write(files.path("tare.toml"), text).expect("a file");
+    fs::write(&pem, ed.pem()).expect("a file");
+    let server = files.start(&tare);
+    heard(bearer(&server, &ed.token("ann")));
+    server.stop().ok();
+    fs::write(&pem, ed.pem().replace("PUBLIC", "PRIVATE")).expect("a file");
+    tare.call([
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--config",
+        &files.config(),
+    ])
+    .exited(1)
+    .said(&["librechat.pem", "private key", "-pubout"]);
+}
+
+#[test]
+fn where_tokens_are_asked_for_the_native_api_is_closed_without_a_key() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let files = Files::new(&[&ed], "");
+    let token = format!("Bearer {}", ed.token("ann"));
+    let natives = ["/v1/boxes", "/health", "/metrics", "/openapi.json", "/"];
+    for server in [files.start(&tare), files.start_for_all(&tare)] {
+        for native in natives {
+            server.get(native).refused(401, "unauthorized");
+            let headers = [("Authorization", token.as_str())];
+            let answer = server.ask("GET", native, &headers, b"");
+            answer.refused(401, "unauthorized");
+        }
+        let run = json!({ "command": ["true"] });
+        server.post("/v1/run", &run).refused(401, "unauthorized");
+        heard(bearer(&server, &ed.token("ann")));
+        server.stop().ok();
+    }
+    files.write_config(KEY);
+    let server = files.start_for_all(&tare);
+    let key = [("X-API-Key", "native-key")];
+    server.ask("GET", "/v1/boxes", &key, b"").was(200);
+    refused(
+        server.ask("GET", ASKED, &key, b""),
+        401,
+        "Bearer token is required",
+    );
+    heard(bearer(&server, &ed.token("ann")));
+    server.stop().ok();
+}
+
+#[test]
+fn whoever_has_a_key_is_heard() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, KEY);
+    let asked = |headers: &[(&str, &str)]| server.ask("GET", ASKED, headers, b"");
+    heard(asked(&[("X-API-Key", "native-key")]));
+    heard(asked(&[("Authorization", "Bearer native-key")]));
+    refused(asked(&[]), 401, "API key is required");
+    refused(asked(&[("X-API-Key", "x")]), 401, "Invalid API key");
+    server.stop().ok();
+}
+
+#[test]
+fn beyond_this_host_everybody_is_heard_only_where_that_was_asked_for() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    heard(server.get(ASKED));
+    server
+        .ask("GET", ASKED, &[("Origin", "https://evil.example")], b"")
+        .was(403);
+    server.stop().ok();
+    let files = Files(TemporaryDirectory::new());
+    let write = |text: &str| fs::write(files.path("tare.toml"), text).expect("a file");
+    write(&format!("{KEY}[librechat]\nauth = 'none'\n"));
+    tare.call([
+        "serve",
+        "--listen",
+        "0.0.0.0:0",
+        "--config",
+        &files.config(),
+    ])
+    .exited(1)
+    .said(&["anybody", "allow_anonymous"]);
+    write("[librechat]\nallow_anonymous = true\n");
+    let server = files.start_for_all(&tare);
+    heard(server.get(ASKED));
+    server.get("/v1/boxes").refused(401, "unauthorized");
+    server.stop().ok();
+}
+
+#[test]
+fn every_answer_says_its_profile_and_another_one_is_refused() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let asked =
+        |server: &Server, headers: &[(&str, &str)]| server.ask("GET", "/v1/health", headers, b"");
+    let expecting = |profile| [("X-CodeAPI-Expected-Profile", profile)];
+    let actual = |answer: &Answer| {
+        answer
+            .header("x-codeapi-execution-profile")
+            .map(str::to_owned)
+    };
+    let said = |profile: &str| Some(profile.to_owned());
+    assert_eq!(actual(&asked(&server, &[]).was(200)), said("default"));
+    for profile in ["default", "stateful"] {
+        let answer = asked(&server, &expecting(profile)).was(200);
+        assert_eq!(actual(&answer), said(profile));
+    }
+    let answer = asked(&server, &expecting("x")).was(400);
+    assert_eq!(actual(&answer), said("default"));
+    refused(answer, 400, "invalid_execution_profile");
+    let both = [expecting("default"), expecting("stateful")].concat();
+    refused(asked(&server, &both), 400, "invalid_execution_profile");
+    server.stop().ok();
+    let server = Server::start_configured(&tare, "[librechat]\nprofiles = ['default']\n");
+    let answer = asked(&server, &expecting("stateful")).was(409).json();
+    assert_eq!(answer["error"], "execution_profile_mismatch");
+    assert_eq!(answer["expected_profile"], "stateful");
+    assert_eq!(answer["actual_profile"], "default");
+    server.stop().ok();
+}
+
+#[test]
+fn its_health_is_a_status_and_everybodys() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let server = Files::new(&[&ed], "").start(&tare);
+    let answer = server.get("/v1/health").was(200);
+    assert_eq!(answer.text(), "");
+    server.stop().ok();
+}
