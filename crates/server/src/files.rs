@@ -14,7 +14,7 @@ use crate::app::App;
 use crate::config::{size, time};
 use crate::error::ApiError;
 use crate::journal::Happening;
-use crate::store::{Store, StoreError, StoreLimits};
+use crate::store::{Object, Store, StoreError, StoreLimits};
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -90,6 +90,15 @@ impl Files {
     pub fn configure(&self, config: &FilesConfig) {
         if let Some(store) = &*self.held() {
             store.configure(config.limits());
+        }
+    }
+
+    /// As far as they can be; what cannot is removed when it is over its time.
+    pub fn remove_all(&self, objects: &[Object]) {
+        if let Some(store) = self.held().clone() {
+            for object in objects {
+                store.remove(object).ok();
+            }
         }
     }
 

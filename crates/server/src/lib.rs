@@ -18,13 +18,13 @@ mod admission;
 mod api;
 mod app;
 mod config;
+mod disposition;
 mod edge;
 mod error;
 mod events;
 mod exec;
 mod execs;
 mod extract;
-#[allow(dead_code, reason = "the next step uses it")]
 mod files;
 mod guard;
 mod hooks;
@@ -39,6 +39,7 @@ mod notify;
 mod oneshot;
 mod page;
 mod patience;
+mod percent;
 mod pressure;
 mod quota;
 mod ready;
@@ -46,7 +47,7 @@ mod relay;
 mod room;
 mod running;
 mod spec;
-#[allow(dead_code, reason = "the next step uses it")]
+#[allow(dead_code, unused_imports, reason = "the next step uses it")]
 mod store;
 mod sweeping;
 mod text;

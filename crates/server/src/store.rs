@@ -40,7 +40,6 @@ use account::Account;
 pub use account::Used;
 pub use failure::StoreError;
 pub use incoming::Incoming;
-#[allow(unused_imports, reason = "the next step uses it")]
 pub use object::{Meta, Object, Origin};
 use place::{Erased, Places};
 

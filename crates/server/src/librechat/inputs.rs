@@ -7,8 +7,9 @@ use std::io;
 use axum::http::StatusCode;
 use serde::Deserialize;
 
+use super::claim::{Claim, Said};
+use super::file_name::{self, Form};
 use super::id::Id;
-use super::name;
 use super::owner::{Principal, Resource};
 use crate::app::App;
 use crate::error::ApiError;
@@ -77,43 +78,25 @@ fn find_one(
     reference: FileRef,
     user_id: Option<&str>,
 ) -> Result<(String, Input), ApiError> {
-    let name = name::checked(&reference.name)?;
-    let session = reference
-        .storage_session_id
-        .as_ref()
-        .or(reference.session_id.as_ref());
+    let FileRef { name, .. } = &reference;
+    file_name::check(name, Form::Nested)?;
+    let session = reference.storage_session_id.as_ref();
+    let session = session.or(reference.session_id.as_ref());
     let session = session.and_then(|text| Id::parse(text));
     let (Some(session), Some(id)) = (session, Id::parse(&reference.id)) else {
-        return Err(ApiError::bad_request(
-            "invalid_file",
-            format!("files: {name:?} has no valid id"),
-        ));
+        let message = format!("files: {name:?} has no valid id");
+        return Err(ApiError::bad_request("invalid_id", message));
     };
-    let resource = resource_of(&reference)?;
-    let object = store.find(&session, &id)?.ok_or_else(|| gone(&name))?;
-    if object.owner != principal.owner(&resource) || is_someone_elses(&object, &resource, user_id) {
-        return Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "file_forbidden",
-            format!("files: {name:?} belongs to somebody else"),
-        ));
-    }
+    let claim = reference.claim(user_id)?;
+    let object = store.find(&session, &id)?.ok_or_else(|| gone(name))?;
+    claim.check(principal, &object)?;
     let created = i64::try_from(object.created_at.as_ms() / 1000).unwrap_or(0);
-    let mtime = created.min(files::now() - EARLIER_S);
     let input = Input {
         name: name.clone(),
         object,
-        mtime,
+        mtime: created.min(files::now() - EARLIER_S),
     };
-    Ok((name, input))
-}
-
-/// Where no user is proven, one who is named must not be another than was named before.
-fn is_someone_elses(object: &Object, resource: &Resource, user_id: Option<&str>) -> bool {
-    match (resource, object.said_by.as_deref(), user_id) {
-        (Resource::User, Some(before), Some(now)) => before != now,
-        (Resource::User | Resource::Agent(_) | Resource::Skill { .. }, _, _) => false,
-    }
+    Ok((reference.name, input))
 }
 
 /// The client shows it as rejected, and sends the file again.
@@ -125,25 +108,22 @@ fn gone(name: &str) -> ApiError {
     )
 }
 
-fn resource_of(reference: &FileRef) -> Result<Resource, ApiError> {
-    let wrong = |why: &str| ApiError::bad_request("invalid_file", format!("files: {why}"));
-    let id = || {
-        reference
-            .resource_id
-            .clone()
-            .ok_or_else(|| wrong("there is no resource_id"))
-    };
-    match (reference.kind.as_deref(), &reference.entity_id) {
-        (Some("user"), _) | (None, None) => Ok(Resource::User),
-        (Some("agent"), _) => Ok(Resource::Agent(id()?)),
-        (Some("skill"), _) => Ok(Resource::Skill {
-            id: id()?,
-            version: reference
-                .version
-                .ok_or_else(|| wrong("a skill has a version"))?,
-        }),
-        (Some(_), _) => Err(wrong("kind is skill, agent or user")),
-        (None, Some(entity)) => Ok(Resource::Agent(entity.clone())),
+impl FileRef {
+    /// Of a user it is he who is named as the one that the code is for: what else is in
+    /// the reference may be anything.
+    fn claim(&self, user_id: Option<&str>) -> Result<Claim, ApiError> {
+        let said = Said {
+            kind: self.kind.clone(),
+            id: self.resource_id.clone(),
+            version: self.version.map(|version| version.to_string()),
+            entity_id: self.entity_id.clone(),
+        };
+        Ok(match said.claim()? {
+            Claim::Resource(Resource::User, _) => {
+                Claim::Resource(Resource::User, user_id.map(str::to_owned))
+            }
+            claim @ (Claim::Nothing | Claim::Resource(_, _)) => claim,
+        })
     }
 }
 

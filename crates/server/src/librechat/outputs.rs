@@ -13,9 +13,9 @@ use tare_archive::{Entry, Kind, Reader};
 use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Doing, Engine, Error};
 
+use super::file_name::{self, Form};
 use super::id::Id;
 use super::inputs::{Input, Inputs};
-use super::name;
 use super::owner::Owner;
 use crate::app::App;
 use crate::files;
@@ -110,7 +110,7 @@ impl Outputs {
             };
             if let Some(input) = input.filter(is_as_it_came) {
                 collected.left.push(Left::Inherited(input.clone()));
-            } else if let Err(name) = name::checked(&name).map_err(|_| name.clone()) {
+            } else if file_name::check(&name, Form::Nested).is_err() {
                 collected.skip(name, "invalid_name");
             } else if collected.kept() >= self.files_max {
                 collected.skip(name, "too_many_files");

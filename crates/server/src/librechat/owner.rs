@@ -45,6 +45,12 @@ impl Principal {
     }
 }
 
+impl Owner {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// A name cannot pretend to be more than one part.
 fn escaped(part: &str) -> String {
     part.replace('%', "%25").replace(':', "%3A")

@@ -29,6 +29,9 @@ const CODES: [&str; 8] = [
 #[derive(Debug, Clone)]
 pub struct Fields(pub Vec<(&'static str, &'static str)>);
 
+/// Codes whose sentence clients know to the letter; a hint stands beside it.
+const SENTENCES: [&str; 3] = ["file_not_found", "file_too_large", "upload_timeout"];
+
 pub async fn layer(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     match response.extensions_mut().remove::<ApiError>() {
@@ -67,6 +70,12 @@ fn body(error: &ApiError) -> Value {
             "retry_after_seconds": error.retry_after_s,
         });
     }
+    if SENTENCES.contains(&error.code) {
+        return match &error.hint {
+            Some(details) => json!({ "error": error.message, "details": details }),
+            None => json!({ "error": error.message }),
+        };
+    }
     match (CODES.contains(&error.code), error.status) {
         (true, _) => json!({ "error": error.code, "message": sentence }),
         (false, StatusCode::INTERNAL_SERVER_ERROR) => json!({ "error": "Internal server error" }),
@@ -84,6 +93,10 @@ mod tests {
         assert_eq!(body(&busy)["error"], "runtime_session_busy");
         let language = ApiError::bad_request("unsupported_language", "Unsupported language: x");
         assert_eq!(body(&language)["error"], "Unsupported language: x");
+        let missing = ApiError::new(StatusCode::NOT_FOUND, "file_not_found", "File not found")
+            .with_hint("it was removed");
+        let said = json!({ "error": "File not found", "details": "it was removed" });
+        assert_eq!(body(&missing), said);
         let ours = ApiError::internal("/secret/path");
         assert_eq!(body(&ours), json!({ "error": "Internal server error" }));
         let mut quota = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "quota_boxes", "too many");

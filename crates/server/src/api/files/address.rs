@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use axum::http::{StatusCode, Uri};
 
 use crate::error::ApiError;
+use crate::percent::decoded;
 
 /// As the kernel has it (limits.h).
 const PATH_BYTES_MAX: usize = 4095;
@@ -55,37 +56,10 @@ fn absolute(path: &str) -> Result<PathBuf, ApiError> {
     Ok(PathBuf::from(OsString::from_vec([b"/", path].concat())))
 }
 
-/// `None` for a percent sign that is followed by anything but two digits.
-fn decoded(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        let mut digit = || char::from(bytes.next()?).to_digit(16);
-        decoded.push(match byte {
-            b'%' => u8::try_from(digit()? * 16 + digit()?).ok()?,
-            other => other,
-        });
-    }
-    Some(decoded)
-}
-
-/// What [`decoded`] gives back; only what is safe everywhere is left as it is.
-pub fn encoded(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                text.push(char::from(*byte));
-            }
-            other => text.push_str(&format!("%{other:02X}")),
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::percent::encoded;
 
     fn path(sent: &str) -> Result<Vec<u8>, &'static str> {
         let uri = format!("/v1/boxes/web/files/{sent}");

@@ -17,9 +17,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::address::{Address, encoded};
+use super::address::Address;
 use super::failure::of_file;
 use crate::app::App;
+use crate::disposition;
 use crate::error::ApiError;
 use crate::ready;
 
@@ -142,50 +143,9 @@ impl Source {
         let name = path.file_name().unwrap_or(OsStr::new("root")).as_bytes();
         let name = [name, suffix.as_bytes()].concat();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
-        headers.insert(header::CONTENT_DISPOSITION, disposition(&name));
+        headers.insert(header::CONTENT_DISPOSITION, disposition::attachment(&name));
         let nosniff = HeaderValue::from_static("nosniff");
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
         response
-    }
-}
-
-/// RFC 6266: a name for everybody, and one for those who know more than ASCII. A box
-/// chooses its names, and none of them is anything but a name here.
-fn disposition(name: &[u8]) -> HeaderValue {
-    let plain = |byte: &u8| match byte {
-        b'"' | b'\\' | b'%' => '_',
-        byte if byte.is_ascii_graphic() || *byte == b' ' => char::from(*byte),
-        _ => '_',
-    };
-    let plain: String = name.iter().map(plain).collect();
-    let whole = encoded(String::from_utf8_lossy(name).as_bytes());
-    let text = format!("attachment; filename=\"{plain}\"; filename*=UTF-8''{whole}");
-    HeaderValue::try_from(text).expect("it is of visible ASCII characters")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// B057
-    #[test]
-    fn a_name_is_nothing_but_a_name_in_a_header() {
-        let shown = |name: &[u8]| {
-            disposition(name)
-                .to_str()
-                .map(str::to_owned)
-                .expect("ASCII")
-        };
-        assert_eq!(
-            shown(b"a.txt"),
-            "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
-        );
-        let hostile = shown("a\"\r\nSet-Cookie: x=1; \\é".as_bytes());
-        assert_eq!(
-            hostile,
-            "attachment; filename=\"a___Set-Cookie: x=1; ___\"; \
-             filename*=UTF-8''a%22%0D%0ASet-Cookie%3A%20x%3D1%3B%20%5C%C3%A9"
-        );
-        shown(&[0xff; 300]);
     }
 }

@@ -12,11 +12,12 @@ use tare_engine::Timestamp;
 use tare_engine::files::{LISTED_BYTES_MAX, Listed, ListedKind};
 use utoipa::ToSchema;
 
-use super::address::{Address, encoded};
+use super::address::Address;
 use super::download::{Other, Source};
 use super::failure::of_file;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::percent::encoded;
 
 /// In no order.
 #[derive(Debug, Serialize, ToSchema)]

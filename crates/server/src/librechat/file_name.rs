@@ -1,0 +1,89 @@
+//! Names of files as clients give them: a place below the directory of a program, and
+//! no trick.
+
+use crate::error::ApiError;
+
+const CHARACTERS_MAX: usize = 256;
+const DEPTH_MAX: usize = 10;
+/// As the kernel has it (limits.h).
+const PART_BYTES_MAX: usize = 255;
+
+/// Whether a name may have directories in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Clients of the first generation know of no directories.
+    Plain,
+    Nested,
+}
+
+/// A relative path without `.`, `..`, empty parts and control characters.
+pub fn check(name: &str, form: Form) -> Result<(), ApiError> {
+    let refused = |why: &str| Err(ApiError::bad_request("invalid_filename", why));
+    let parts: Vec<&str> = name.split('/').collect();
+    let is_part = |part: &&str| !matches!(*part, "" | "." | "..") && part.len() <= PART_BYTES_MAX;
+    if name.chars().any(char::is_control) {
+        return refused("Invalid filename: it has control characters");
+    }
+    if name.chars().count() > CHARACTERS_MAX || parts.len() > DEPTH_MAX {
+        return refused("Invalid filename: it is too long or too deep");
+    }
+    if !parts.iter().all(is_part) {
+        return refused("Invalid filename: it is no relative path");
+    }
+    match (form, parts.len()) {
+        (Form::Nested, _) | (Form::Plain, 1) => Ok(()),
+        (Form::Plain, _) => refused("Invalid filename: it is a path"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_leads_nowhere_but_down() {
+        let good = [
+            "a",
+            "a b.txt",
+            "\u{e4}\u{4e2d}.csv",
+            ".dirkeep",
+            "a..b",
+            "...",
+            "a\\b",
+        ];
+        for name in good {
+            assert!(check(name, Form::Plain).is_ok(), "{name:?}");
+        }
+        for name in ["a/b.txt", "a/.dirkeep", "1/2/3/4/5/6/7/8/9/10"] {
+            assert!(check(name, Form::Nested).is_ok(), "{name:?}");
+            assert!(check(name, Form::Plain).is_err(), "{name:?}");
+        }
+        let wrong = [
+            "",
+            ".",
+            "..",
+            "/",
+            "/etc/passwd",
+            "../a",
+            "a/../b",
+            "a/..",
+            "a//b",
+            "a/",
+            "./a",
+            "a\0b",
+            "a\nb",
+            "a\u{7f}",
+            "a\u{85}b",
+            "1/2/3/4/5/6/7/8/9/10/11",
+        ];
+        for name in wrong {
+            assert!(check(name, Form::Nested).is_err(), "{name:?}");
+        }
+        assert!(check(&"x".repeat(255), Form::Plain).is_ok());
+        assert!(
+            check(&"x".repeat(256), Form::Plain).is_err(),
+            "no name is that long"
+        );
+        assert!(check(&"xxx/".repeat(80), Form::Nested).is_err());
+    }
+}

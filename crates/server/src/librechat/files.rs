@@ -1,0 +1,114 @@
+//! `GET /v1/files/{session}`: what is in a session, in as much detail as is asked for;
+//! `DELETE /v1/files/{session}/{file}`.
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::claim;
+use super::reference::{Asked, Named, not_found, parsed, queried};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::extract::Path;
+use crate::files;
+use crate::store::Object;
+
+#[derive(Debug, Deserialize)]
+pub struct Wanted {
+    #[serde(default)]
+    detail: Detail,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Detail {
+    #[default]
+    Simple,
+    Summary,
+    Full,
+    Normalized,
+}
+
+/// Empty for a session that nobody knows: its files may be over their time.
+pub async fn list(
+    State(app): State<App>,
+    Path(session): Path<String>,
+    query: Result<Query<Wanted>, QueryRejection>,
+    asked: Asked,
+) -> Result<Json<Vec<Value>>, ApiError> {
+    let session = parsed(&session)?;
+    let detail = queried(query)?.detail;
+    let objects = files::ask_if_any(&app, move |store| store.list(&session)).await?;
+    let mut objects = objects.unwrap_or_default();
+    let had_some = !objects.is_empty();
+    objects.retain(|object| asked.claim.allows(&asked.principal, object));
+    match had_some && objects.is_empty() {
+        true => Err(claim::forbidden()),
+        false => Ok(Json(objects.iter().map(|one| shown(one, detail)).collect())),
+    }
+}
+
+/// What stands for its path in an object store.
+pub fn key(object: &Object) -> String {
+    format!("{}/{}{}", object.session, object.id, object.extension())
+}
+
+fn shown(object: &Object, detail: Detail) -> Value {
+    let summary = json!({
+        "name": key(object),
+        "size": object.size,
+        "lastModified": object.created_at,
+        "etag": object.sha256,
+    });
+    match detail {
+        Detail::Simple => key(object).into(),
+        Detail::Summary => summary,
+        Detail::Full => with(
+            summary,
+            json!({
+                "metadata": {
+                    "content-type": object.content_type(),
+                    "original-filename": object.name,
+                },
+                "versionId": null,
+                "contentType": object.content_type(),
+            }),
+        ),
+        Detail::Normalized => {
+            let normalized = json!({
+                "id": object.id,
+                "name": object.name,
+                "session_id": object.session,
+                "storage_session_id": object.session,
+                "size": object.size,
+                "contentType": object.content_type(),
+                "lastModified": object.created_at,
+            });
+            match object.read_only {
+                true => with(normalized, json!({ "read_only": true })),
+                false => normalized,
+            }
+        }
+    }
+}
+
+fn with(mut one: Value, more: Value) -> Value {
+    if let (Value::Object(one), Value::Object(more)) = (&mut one, more) {
+        one.extend(more);
+    }
+    one
+}
+
+pub async fn delete(State(app): State<App>, Named(object): Named) -> Result<Json<Value>, ApiError> {
+    let answer = json!({
+        "message": "File deleted successfully",
+        "session_id": object.session,
+        "fileId": object.id,
+    });
+    match files::ask(&app, move |store| store.remove(&object)).await? {
+        true => Ok(Json(answer)),
+        false => Err(not_found()),
+    }
+}
