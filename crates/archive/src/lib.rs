@@ -33,7 +33,7 @@ mod unpack;
 mod writer;
 
 pub use error::{Error, ErrorKind};
-pub use pack::pack;
+pub use pack::{pack, pack_files};
 pub use reader::{Entry, Kind, Reader};
 pub use unpack::{Options, Summary, Top, unpack};
 pub use writer::Writer;

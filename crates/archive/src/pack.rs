@@ -34,10 +34,32 @@ pub fn pack(
     entry: &[u8],
     name: &[u8],
 ) -> Result<(), Error> {
+    pack_taking(Take::Everything, out, directory, entry, name)
+}
+
+/// The same of plain files alone, as far as they can be read: whatever else is there is
+/// left out, and nobody is told.
+pub fn pack_files(
+    out: &mut dyn Write,
+    directory: BorrowedFd<'_>,
+    entry: &[u8],
+    name: &[u8],
+) -> Result<(), Error> {
+    pack_taking(Take::Files, out, directory, entry, name)
+}
+
+fn pack_taking(
+    take: Take,
+    out: &mut dyn Write,
+    directory: BorrowedFd<'_>,
+    entry: &[u8],
+    name: &[u8],
+) -> Result<(), Error> {
     if entry.contains(&b'/') || entry == b".." || entry.is_empty() {
         return Err(Error::refused(cannot_pack(entry), "it is not one name"));
     }
     let mut packing = Packing {
+        take,
         writer: Writer::new(out),
         buffer: vec![0; BUFFER_BYTES],
         names: Vec::new(),
@@ -55,6 +77,15 @@ pub fn pack(
     packing.writer.finish().map_err(cannot_write)
 }
 
+/// What is wanted of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Take {
+    /// What cannot be had is an error.
+    Everything,
+    /// Plain files that can be read, and the directories that they are in.
+    Files,
+}
+
 /// What became of an entry.
 enum Put {
     Whole,
@@ -64,6 +95,7 @@ enum Put {
 }
 
 struct Packing<'a> {
+    take: Take,
     writer: Writer<'a>,
     buffer: Vec<u8>,
     /// Each name ends with a zero byte.
@@ -105,9 +137,13 @@ impl Packing<'_> {
         match place.enter(entry, self.names.len()) {
             // It was there a moment ago, and is in the archive without content.
             Err(Errno::NOENT) => return Ok(()),
+            Err(_) if self.take == Take::Files => return Ok(()),
             entered => entered.map_err(failed)?,
         }
-        self.list(place.here().map_err(failed)?, name)
+        match self.list(place.here().map_err(failed)?, name) {
+            Err(_) if self.take == Take::Files => Ok(()),
+            listed => listed,
+        }
     }
 
     /// One entry, without what is in it.
@@ -119,6 +155,7 @@ impl Packing<'_> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.file(here, entry, name),
             FileType::Directory => self.directory(&stat, name),
+            _ if self.take == Take::Files => Ok(Put::Gone),
             FileType::Symlink => self.symlink(here, entry, &stat, name),
             special @ (FileType::Fifo
             | FileType::Socket
@@ -159,12 +196,15 @@ impl Packing<'_> {
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match openat(here, entry, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(Put::Gone),
+            Err(_) if self.take == Take::Files => return Ok(Put::Gone),
             file => file.map_err(|errno| cannot(name, errno))?,
         };
         let stat = fstat(&file).map_err(|errno| cannot(name, errno))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
-        if kind != FileType::RegularFile {
-            return Err(refused_kind(name, kind));
+        match self.take {
+            _ if kind == FileType::RegularFile => {}
+            Take::Files => return Ok(Put::Gone),
+            Take::Everything => return Err(refused_kind(name, kind)),
         }
         let mut file = File::from(file);
         let begin = read_full(&mut file, &mut self.buffer)

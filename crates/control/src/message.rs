@@ -69,6 +69,8 @@ pub enum Program {
     Command(#[serde(deserialize_with = "few")] Vec<Vec<u8>>),
     /// Tare's own: writes an archive of this path to its standard output.
     Pack(Vec<u8>),
+    /// Tare's own: the same of the plain files that it can read there.
+    PackFiles(Vec<u8>),
     /// Tare's own: unpacks its standard input into this directory, or into the
     /// one that the path is in.
     Unpack(Vec<u8>),

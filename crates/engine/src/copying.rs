@@ -72,6 +72,13 @@ impl Engine {
         self.copy(id, Program::Pack(path), Stdin::Empty)
     }
 
+    /// The same of the plain files of a box that lives, as far as they can be read:
+    /// nothing that its programs leave there is in the way of the rest.
+    pub fn copy_files_out(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
+        let path = path.as_os_str().as_bytes().to_owned();
+        self.copy(id, Program::PackFiles(path), Stdin::Empty)
+    }
+
     /// Takes an archive into the directory `path`, or where that is none, into
     /// the directory that it is in; that must exist. What is in the way of a file
     /// is replaced, unless it is a directory.

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
@@ -29,7 +29,12 @@ type Failure = String;
 
 /// Writes the archive of what is at `path`.
 pub fn pack(path: &[u8]) -> u8 {
-    conclude(try_pack(Path::new(OsStr::from_bytes(path))))
+    conclude(try_pack(path, tare_archive::pack))
+}
+
+/// The same of the plain files that are there.
+pub fn pack_files(path: &[u8]) -> u8 {
+    conclude(try_pack(path, tare_archive::pack_files))
 }
 
 /// Unpacks into the directory at `path`, or into the one that it is in.
@@ -55,7 +60,11 @@ fn say(line: &dyn Display) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
-fn try_pack(path: &Path) -> Result<(), Failure> {
+/// Onto a stream, from a directory, what is called so, under a name.
+type Pack = fn(&mut dyn Write, BorrowedFd<'_>, &[u8], &[u8]) -> Result<(), tare_archive::Error>;
+
+fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
+    let path = Path::new(OsStr::from_bytes(path));
     let failing = |error: io::Error| format!("cannot read {}: {error}", path.display());
     let (directory, entry) = place(path);
     let found = fs::symlink_metadata(path).map_err(failing)?;
@@ -67,7 +76,7 @@ fn try_pack(path: &Path) -> Result<(), Failure> {
     // Whole blocks at a time; std's own standard output writes line by line.
     let output = io::stdout().as_fd().try_clone_to_owned().map_err(failing)?;
     let mut output = io::BufWriter::new(File::from(output));
-    tare_archive::pack(&mut output, directory.as_fd(), entry, entry).map_err(sentence)?;
+    pack(&mut output, directory.as_fd(), entry, entry).map_err(sentence)?;
     output.flush().map_err(failing)
 }
 

@@ -199,7 +199,9 @@ pub fn subject_of(exec: &Exec) -> Subject {
         Program::Command(argv) => {
             Subject::Command(Name::of(argv.first().map_or(b"", |program| program)))
         }
-        Program::Pack(_) | Program::Read(_) | Program::List(_) => Subject::CopyOut,
+        Program::Pack(_) | Program::PackFiles(_) | Program::Read(_) | Program::List(_) => {
+            Subject::CopyOut
+        }
         Program::Unpack(_) | Program::Write(_) | Program::Remove(_) => Subject::CopyIn,
     }
 }
@@ -330,6 +332,7 @@ fn begin(
             Err(error) => Err(workload::launch_failed((LaunchStep::Mark, error))),
         },
         Program::Pack(path) => own(&|| copy::pack(&path)),
+        Program::PackFiles(path) => own(&|| copy::pack_files(&path)),
         Program::Unpack(path) => own(&|| copy::unpack(&path)),
         Program::Read(path) => own(&|| files::read(&path)),
         Program::List(path) => own(&|| files::list(&path)),

@@ -80,7 +80,7 @@ impl Outputs {
         id: &BoxId,
         inputs: &Inputs,
     ) -> Result<Collected, Error> {
-        let copying = engine.copy_out(id, Path::new(HOME))?;
+        let copying = engine.copy_files_out(id, Path::new(HOME))?;
         let stream = copying.stream.try_clone();
         let mut stream = File::from(stream.doing(|| "cannot receive files".into())?);
         let collected = self.receive(&mut stream, inputs);

@@ -28,7 +28,7 @@ pub struct Call {
 
 pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>, Error> {
     // Code that removed the place asks for nothing.
-    let Ok(copying) = engine.copy_out(id, &Path::new(CODE).join("calls")) else {
+    let Ok(copying) = engine.copy_files_out(id, &Path::new(CODE).join("calls")) else {
         return Ok(Vec::new());
     };
     let doing = || "cannot read the calls of the code".to_owned();

@@ -1,0 +1,355 @@
+//! `POST /v1/exec`: what came of a program, in exactly the fields that clients know.
+
+use std::io::Read;
+
+use serde_json::{Value, json};
+use tare_harness::{eventually, tare};
+
+use crate::chat::{Chat, file, is_id, text};
+
+/// Of an answer, in the order of the contract.
+fn verdict(answer: &Value) -> [Value; 4] {
+    ["code", "signal", "status", "message"].map(|field| answer[field].clone())
+}
+
+#[test]
+fn a_program_runs_among_its_files_and_nothing_is_left_of_it() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let answer = chat.python("import os; print(os.getcwd(), os.listdir('.'))");
+    let golden = json!({
+        "session_id": answer["session_id"],
+        "stdout": "/mnt/data []\n",
+        "stderr": "",
+        "files": [],
+        "code": 0,
+        "signal": null,
+        "message": null,
+        "status": null,
+        "wall_time": answer["wall_time"],
+    });
+    assert_eq!(answer, golden);
+    assert!(tare.footprint().records.is_empty());
+    let arguments = json!({
+        "lang": "bash", "code": "echo $#: $2", "args": ["a", "b c"], "session_id": "ignored",
+        "unknown": { "field": 1 }, "files": null, "user_id": null,
+    });
+    assert_eq!(chat.exec(arguments)["stdout"], "2: b c\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_failure_is_an_answer_with_its_code_and_its_words() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let answer = chat.python("open('half.txt', 'w').write('x')\nraise ValueError('no')");
+    assert_eq!(
+        verdict(&answer),
+        [json!(1), json!(null), json!(null), json!(null)]
+    );
+    assert!(
+        text(&answer["stderr"]).contains("ValueError: no"),
+        "{answer}"
+    );
+    // Clients tell the model that a failed execution leaves no files.
+    assert_eq!(answer["files"], json!([]));
+    let killed = chat.exec(json!({ "lang": "bash", "code": "kill -SEGV $$" }));
+    assert_eq!(
+        verdict(&killed),
+        [json!(null), json!("SIGSEGV"), json!(null), json!(null)]
+    );
+    chat.stop(&tare);
+}
+
+#[test]
+fn time_memory_and_floods_end_a_program_with_the_reason_on_stderr() {
+    let tare = tare!();
+    let limits = "[limits]\ntimeout_max = '2s'\ntimeout = '1s'\noutput_bytes = '64k'\n\
+                  [librechat.boxes]\nmemory = '64m'\n";
+    let chat = Chat::configured(&tare, limits);
+    let reasons = [
+        ("sleep 100", "TO", "Time limit exceeded"),
+        ("yes", "OL", "stdout length exceeded"),
+        ("head -c 1g /dev/zero | tail", "SG", "Out of memory"),
+    ];
+    for (code, status, message) in reasons {
+        // More time than there is gets what there is.
+        let request =
+            json!({ "lang": "bash", "code": format!("exec {code}"), "timeout": 1e9 as u64 });
+        let request = match status {
+            "SG" => json!({ "lang": "py", "code": "bytearray(1 << 30)" }),
+            _ => request,
+        };
+        let answer = chat.exec(request);
+        assert_eq!(
+            verdict(&answer),
+            [json!(null), json!("SIGKILL"), json!(status), json!(message)],
+            "{code}"
+        );
+        let sandbox = format!("\n[sandbox] {message}\n");
+        assert!(text(&answer["stderr"]).ends_with(&sandbox), "{code}");
+        assert!(tare.footprint().records.is_empty());
+    }
+    let noisy = json!({ "lang": "bash", "code": "head -c 100k /dev/zero | tr '\\0' x >&2" });
+    let answer = chat.exec(noisy);
+    let message = "stderr truncated at 65536 bytes";
+    assert_eq!(
+        verdict(&answer),
+        [json!(0), json!(null), json!(null), json!(message)]
+    );
+    chat.stop(&tare);
+}
+
+#[test]
+fn what_a_program_writes_comes_back_with_its_name_and_type() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let code = "import os
+os.makedirs('plots/deep'); os.makedirs('__pycache__'); os.makedirs('.cache')
+for name in ['a.csv', 'plots/deep/b.png', 'report.pdf', 'table.xlsx', 'odd.xyz', '__pycache__/m.pyc', '.cache/x', '.hidden']:
+    open(name, 'w').write(name)
+os.symlink('/etc/passwd', 'link.txt'); os.mkfifo('pipe.txt')
+open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/in'); os.chmod('closed', 0)";
+    let answer = chat.python(code);
+    let types = [
+        ("a.csv", "text/csv"),
+        ("plots/deep/b.png", "image/png"),
+        ("report.pdf", "application/pdf"),
+        (
+            "table.xlsx",
+            "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+        ),
+        ("odd.xyz", "application/octet-stream"),
+    ];
+    assert_eq!(
+        answer["files"].as_array().map(Vec::len),
+        Some(types.len()),
+        "{answer}"
+    );
+    for (name, media_type) in types {
+        let file = file(&answer, name);
+        assert_eq!(file["path"], format!("/mnt/data/{name}"));
+        assert_eq!(file["storage_session_id"], answer["session_id"]);
+        assert!(is_id(text(&file["id"])), "{file}");
+        assert_eq!(
+            (&file["inherited"], &file["modified_from"]),
+            (&json!(null), &json!(null))
+        );
+        let got = chat.download(file);
+        assert_eq!(got.text(), name);
+        let said = got.header("content-type").unwrap_or_default();
+        assert!(said.starts_with(media_type), "{name}: {said}");
+    }
+    chat.stop(&tare);
+}
+
+#[test]
+fn files_go_in_and_what_was_changed_is_told_from_what_was_not() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let data = chat.upload("in/data.csv", b"a,b\n1,2\n");
+    let kept = chat.upload("kept.txt", b"kept");
+    let rewritten = chat.upload("rewritten.txt", b"same");
+    let removed = chat.upload("removed.txt", b"gone");
+    let code = "import os
+print(open('/mnt/data/in/data.csv').read(), end='')
+open('in/data.csv', 'a').write('3,4\\n')
+open('rewritten.txt', 'w').write('same')
+os.remove('removed.txt')
+import zipfile; zipfile.ZipFile('all.zip', 'w').write('kept.txt')";
+    let request = json!({ "lang": "py", "code": code, "files": [data, kept, rewritten, removed] });
+    let answer = chat.exec(request);
+    assert_eq!(answer["stdout"], "a,b\n1,2\n", "{answer}");
+    let changed = file(&answer, "in/data.csv");
+    let origin = json!({ "id": data["id"], "storage_session_id": data["storage_session_id"] });
+    assert_eq!(changed["modified_from"], origin);
+    assert_ne!(changed["id"], data["id"]);
+    assert_eq!(chat.download(changed).text(), "a,b\n1,2\n3,4\n");
+    for (name, given) in [("kept.txt", &kept), ("rewritten.txt", &rewritten)] {
+        let same = file(&answer, name);
+        assert_eq!(
+            (&same["inherited"], &same["id"]),
+            (&json!(true), &given["id"]),
+            "{answer}"
+        );
+    }
+    assert_eq!(answer["deleted_files"], json!(["removed.txt"]));
+    assert!(file(&answer, "all.zip")["inherited"].is_null());
+    // The first clients name the session differently, and get what they name.
+    let first =
+        json!({ "id": changed["id"], "session_id": changed["session_id"], "name": "x.csv" });
+    let again = chat.exec(json!({ "lang": "bash", "code": "cat x.csv", "files": [first] }));
+    assert_eq!(again["stdout"], "a,b\n1,2\n3,4\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_file_that_may_only_be_read_is_as_it_was() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let fields = [
+        ("kind", "skill"),
+        ("id", "s"),
+        ("version", "2"),
+        ("read_only", "true"),
+    ];
+    let sent = chat.send_file(&fields, "skill.md", b"how").was(200).json();
+    let reference = json!({
+        "id": sent["files"][0]["fileId"], "name": "skill.md", "kind": "skill", "resource_id": "s",
+        "version": 2, "storage_session_id": sent["storage_session_id"],
+    });
+    let code = "echo other > skill.md";
+    let answer = chat.exec(json!({ "lang": "bash", "code": code, "files": [reference] }));
+    let same = file(&answer, "skill.md");
+    assert_eq!(
+        (&same["inherited"], &same["id"]),
+        (&json!(true), &reference["id"])
+    );
+    chat.stop(&tare);
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_in_the_words_of_the_contract() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let refused = |request: Value, status: u16| {
+        let answer = chat.server.post("/v1/exec", &request).was(status).json();
+        text(&answer["error"]).to_owned()
+    };
+    let error = refused(json!({ "lang": "cobol", "code": "" }), 400);
+    assert!(
+        error.starts_with("Unsupported language: cobol") && error.contains("python"),
+        "{error}"
+    );
+    refused(json!({ "lang": "py" }), 400);
+    refused(json!({ "code": "1" }), 400);
+    refused(
+        json!({ "lang": "py", "code": "1", "args": ["a\u{0}b"] }),
+        400,
+    );
+    let mine = chat.upload("a.txt", b"x");
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut file = mine.clone();
+        change(&mut file);
+        json!({ "lang": "bash", "code": "true", "files": [file] })
+    };
+    for name in [
+        "../a",
+        "/etc/passwd",
+        "a/../../b",
+        "a\nb",
+        "",
+        &"x/".repeat(11),
+    ] {
+        refused(with(&|file| file["name"] = json!(name)), 400);
+    }
+    refused(with(&|file| file["id"] = json!("../../../etc/passwd")), 400);
+    refused(with(&|file| file["kind"] = json!("planet")), 400);
+    let gone = with(&|file| file["id"] = json!("A".repeat(21)));
+    assert_eq!(refused(gone, 422), "session_input_unavailable");
+    refused(with(&|file| file["kind"] = json!("agent")), 403);
+    let other_user = json!({ "lang": "bash", "code": "true", "files": [mine], "user_id": "u1" });
+    chat.exec(other_user);
+    assert!(tare.footprint().records.is_empty());
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_user_who_is_named_is_not_given_the_files_of_another_who_was() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let of = |user: &str, files: Value| json!({ "lang": "bash", "code": "touch out.txt", "user_id": user, "files": files });
+    let made = chat.exec(of("alice", json!([])));
+    let made = file(&made, "out.txt");
+    let reference = json!([{
+        "id": made["id"], "storage_session_id": made["storage_session_id"], "name": "out.txt",
+        "kind": "user", "resource_id": made["id"],
+    }]);
+    chat.exec(of("alice", reference.clone()));
+    chat.server.post("/v1/exec", &of("bob", reference)).was(403);
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_client_that_hangs_up_ends_its_program() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let body = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
+    let json_type = [("Content-Type", "application/json")];
+    let waiting = chat
+        .server
+        .send("POST", "/v1/exec", &json_type, body.as_bytes());
+    eventually("it runs", || !tare.footprint().records.is_empty());
+    drop(waiting);
+    eventually("nothing is left", || {
+        let left = tare.footprint();
+        left.records.is_empty() && left.processes.len() == 1
+    });
+    chat.stop(&tare);
+}
+
+#[test]
+fn too_many_files_are_told_of_and_the_others_come_back() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "[librechat.boxes]\noutput_files = 2\n");
+    let answer = chat.exec(json!({ "lang": "bash", "code": "touch a b c d" }));
+    assert_eq!(
+        answer["files"].as_array().map(Vec::len),
+        Some(2),
+        "{answer}"
+    );
+    let told = &answer["artifact_truncation"];
+    assert_eq!(
+        (&told["reasons"], &told["skipped_count"]),
+        (&json!(["too_many_files"]), &json!(2))
+    );
+    chat.stop(&tare);
+}
+
+#[test]
+fn packages_of_the_host_are_in_every_box_and_nobody_changes_them() {
+    let tare = tare!();
+    let packages = tare_harness::TemporaryDirectory::new();
+    std::fs::create_dir(packages.join("python")).expect("a fresh directory");
+    packages.write("python/shared_package.py", "NAME = 'shared'\n");
+    let config = format!("[librechat.boxes]\npackages = '{}'\n", packages.text());
+    let chat = Chat::configured(&tare, &config);
+    let code = "import shared_package, os
+print(shared_package.NAME)
+try: open(shared_package.__file__, 'w')
+except OSError as error: print(os.strerror(error.errno))";
+    assert_eq!(
+        chat.python(code)["stdout"],
+        "shared\nRead-only file system\n"
+    );
+    // One user's module is found beside his code's files.
+    let module = chat.upload("helper.py", b"def f(): return 'mine'\n");
+    let request =
+        json!({ "lang": "py", "code": "import helper; print(helper.f())", "files": [module] });
+    assert_eq!(chat.exec(request)["stdout"], "mine\n");
+    chat.stop(&tare);
+}
+
+/// What a box holds of the server goes with the box.
+#[test]
+fn descriptors_are_where_they_were_after_many_executions() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let input = chat.upload("in.txt", b"x");
+    let once = || {
+        let code = "cp in.txt out.txt";
+        chat.exec(json!({ "lang": "bash", "code": code, "files": [input.clone()] }))
+    };
+    once();
+    let before = chat.server.vitals().descriptors;
+    for _each in 0..30 {
+        once();
+    }
+    eventually("descriptors are closed", || {
+        chat.server.vitals().descriptors <= before
+    });
+    let mut stream = chat.server.connect();
+    stream.set_nonblocking(true).expect("a socket");
+    assert!(stream.read(&mut [0]).is_err());
+    chat.stop(&tare);
+}

@@ -1,0 +1,186 @@
+//! `POST /v1/exec/programmatic`: code that calls the client's tools, round after round.
+
+use serde_json::{Value, json};
+use tare_harness::tare;
+
+use crate::chat::{Chat, file, text};
+
+const PATH: &str = "/v1/exec/programmatic";
+
+/// Drives it as a client does; what it ended with, and what was asked for in each round.
+fn driven(chat: &Chat, start: Value, reply: impl Fn(&Value) -> Value) -> (Value, Vec<usize>) {
+    let mut rounds = Vec::new();
+    let mut answer = chat.server.post(PATH, &start).was(200).json();
+    while answer["status"] == "tool_call_required" {
+        let calls = answer["tool_calls"].as_array().expect("calls");
+        rounds.push(calls.len());
+        let results: Vec<Value> = calls
+            .iter()
+            .map(|call| {
+                let mut result = reply(call);
+                result["call_id"] = call["id"].clone();
+                result
+            })
+            .collect();
+        let next = json!({
+            "continuation_token": answer["continuation_token"], "tool_results": results,
+        });
+        answer = chat.server.post(PATH, &next).was(200).json();
+    }
+    (answer, rounds)
+}
+
+fn start(lang: &str, code: &str) -> Value {
+    let tools = json!([{ "name": "add", "description": "adds" }, { "name": "get-weather" }]);
+    json!({ "lang": lang, "code": code, "tools": tools, "timeout": 15_000 })
+}
+
+/// As a client with these tools would reply.
+fn reply(call: &Value) -> Value {
+    let input = &call["input"];
+    match call["name"].as_str() {
+        Some("add") => {
+            json!({ "result": input["a"].as_i64().zip(input["b"].as_i64()).map(|(a, b)| a + b) })
+        }
+        Some("get-weather") if input["city"] == "nowhere" => {
+            json!({ "result": null, "is_error": true, "error_message": "no such city" })
+        }
+        Some("get-weather") => json!({ "result": { "city": input["city"], "degrees": 20 } }),
+        _ => panic!("{call}"),
+    }
+}
+
+#[test]
+fn python_calls_tools_one_after_the_other_and_at_once() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let code = "first = await add(a=1, b=2)
+second = await add(a=first, b=10)
+here, there = await asyncio.gather(get_weather(city='A'), get_weather(city='B'))
+same = [await add(a=0, b=0) for _ in range(2)]
+try: await get_weather(city='nowhere')
+except Exception as error: print('caught', error)
+print(second, here['city'], there['degrees'], same)
+open('/mnt/data/out.csv', 'w').write('x')";
+    let (answer, rounds) = driven(&chat, start("python", code), reply);
+    assert_eq!(rounds, [1, 1, 2, 1, 1, 1]);
+    assert_eq!(answer["status"], "completed", "{answer}");
+    assert_eq!(answer["stdout"], "caught no such city\n13 A 20 [0, 0]\n");
+    assert_eq!(answer["tool_calls_made"], 7);
+    assert_eq!(chat.download(file(&answer, "out.csv")).text(), "x");
+    assert!(tare.footprint().records.is_empty());
+    chat.stop(&tare);
+}
+
+#[test]
+fn bash_calls_tools_one_after_the_other_and_at_once() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let code = r#"
+first=$(add '{"a":1,"b":2}')
+echo "first $first"
+{ get_weather '{"city":"A"}' > a.json; } &
+{ get_weather '{"city":"B"}' > b.json; } &
+wait
+cat a.json b.json
+get_weather '{"city":"nowhere"}' || echo failed
+"#;
+    let (answer, _rounds) = driven(&chat, start("bash", code), reply);
+    let stdout =
+        "first 3\n{\"city\":\"A\",\"degrees\":20}\n{\"city\":\"B\",\"degrees\":20}\nfailed\n";
+    assert_eq!(
+        (&answer["status"], &answer["stdout"]),
+        (&json!("completed"), &json!(stdout)),
+        "{answer}"
+    );
+    assert_eq!(answer["stderr"], "no such city\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn code_without_calls_and_code_that_fails_are_completed() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let (answer, rounds) = driven(&chat, start("python", "print(1)\nreturn"), reply);
+    assert_eq!(
+        (&answer["stdout"], rounds.len()),
+        (&json!("1\n"), 0),
+        "{answer}"
+    );
+    let (answer, _rounds) = driven(
+        &chat,
+        start("python", "x = await add(a=1, b=1)\nraise KeyError(x)"),
+        reply,
+    );
+    let stderr = text(&answer["stderr"]);
+    assert!(
+        stderr.contains("line 2") && stderr.contains("KeyError: 2"),
+        "{stderr}"
+    );
+    let slow = json!({ "code": "import time; time.sleep(1000)", "tools": [{ "name": "f" }], "timeout": 500 });
+    let (answer, _rounds) = driven(&chat, slow, reply);
+    assert_eq!(
+        (&answer["status"], &answer["error"]),
+        (&json!("error"), &json!("Time limit exceeded"))
+    );
+    chat.stop(&tare);
+}
+
+#[test]
+fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let post = |request: &Value| chat.server.post(PATH, request);
+    let waiting = post(&start("python", "print(await add(a=1, b=2))"))
+        .was(200)
+        .json();
+    let (token, call) = (&waiting["continuation_token"], &waiting["tool_calls"][0]);
+    assert_eq!(
+        (&call["name"], &call["input"]),
+        (&json!("add"), &json!({ "a": 1, "b": 2 }))
+    );
+    let go_on = |results: Value| json!({ "continuation_token": token, "tool_results": results });
+    post(&go_on(json!([]))).was(400);
+    let unknown = post(
+        &json!({ "continuation_token": "A".repeat(21), "tool_results": [{ "call_id": "x" }] }),
+    );
+    assert_eq!(
+        unknown.was(404).json()["error"],
+        "Execution not found or expired"
+    );
+    let done = post(&go_on(json!([{ "call_id": call["id"], "result": 3 }])))
+        .was(200)
+        .json();
+    assert_eq!(done["stdout"], "3\n");
+    post(&go_on(json!([{ "call_id": call["id"], "result": 3 }]))).was(404);
+    post(&json!({ "code": "1", "tools": [] })).was(400);
+    post(&json!({ "code": "1", "tools": [{ "name": "f" }], "lang": "js" })).was(400);
+    chat.stop(&tare);
+}
+
+/// Whatever the code writes where its calls are, is read by nobody who trusts it.
+#[test]
+fn code_that_forges_its_calls_gets_nowhere() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    for forged in [
+        "garbage",
+        "{\"key\": \"k\", \"name\": \"rm\", \"input\": {}}",
+    ] {
+        let code = format!("open('/tmp/code/calls/0', 'w').write('{forged}')");
+        let answer = chat.server.post(PATH, &start("python", &code));
+        assert_eq!(answer.status, 400, "{answer:?}");
+    }
+    let huge = "open('/tmp/code/calls/0', 'w').write('x' * (2 << 20))";
+    assert_eq!(chat.server.post(PATH, &start("python", huge)).status, 400);
+    let many = "for n in range(200): open(f'/tmp/code/calls/{n}', 'w').write('{}')";
+    assert_eq!(chat.server.post(PATH, &start("python", many)).status, 400);
+    let link = "import os; os.symlink('/etc/passwd', '/tmp/code/calls/0')";
+    let answer = chat
+        .server
+        .post(PATH, &start("python", link))
+        .was(200)
+        .json();
+    assert_eq!(answer["status"], "completed");
+    chat.stop(&tare);
+}

@@ -1,0 +1,155 @@
+//! Sessions: the same hint is the same box, until nobody uses it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tare_harness::{Tare, eventually, eventually_within, tare};
+
+use crate::chat::{Chat, file, text};
+
+const HINT: &str = "v2:user:0123456789abcdef0123456789abcdef";
+
+fn in_session(hint: &str, code: &str) -> Value {
+    json!({ "lang": "py", "code": code, "runtime_session_hint": hint })
+}
+
+/// Standard output, and whether the session is new.
+fn said(answer: &Value) -> (&str, &str) {
+    (text(&answer["stdout"]), text(&answer["runtime_status"]))
+}
+
+fn boxes(tare: &Tare) -> usize {
+    tare.call(["ls", "-q"]).ok().stdout_text().lines().count()
+}
+
+#[test]
+fn a_session_has_its_files_and_processes_until_it_ends() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let exec = |code: &str| chat.exec(in_session(HINT, code));
+    let begin = "import subprocess
+subprocess.Popen(['sleep', '1000'], start_new_session=True)
+open('a.txt', 'w').write('1'); open('/tmp/installed', 'w'); print('begun')";
+    let first = exec(begin);
+    assert_eq!(said(&first), ("begun\n", "new"));
+    let made = file(&first, "a.txt");
+    let look = "import os
+print(open('a.txt').read(), os.path.exists('/tmp/installed'), os.popen('ps -C sleep -o comm=').read().strip())";
+    let second = exec(look);
+    assert_eq!(said(&second), ("1 True sleep\n", "reused"));
+    assert_eq!(second["runtime_session_id"], first["runtime_session_id"]);
+    let known = file(&second, "a.txt");
+    assert_eq!(
+        (&known["inherited"], &known["id"]),
+        (&json!(true), &made["id"])
+    );
+    // What the session has changed is not put over by what the client knows of it.
+    let changed = exec("open('a.txt', 'w').write('2')");
+    assert_eq!(file(&changed, "a.txt")["modified_from"]["id"], made["id"]);
+    let other = chat.exec(in_session(
+        "v2:conversation:b",
+        "import os; print(os.listdir('.'))",
+    ));
+    assert_eq!(said(&other), ("[]\n", "new"));
+    assert_eq!(boxes(&tare), 2);
+    chat.stop(&tare);
+}
+
+#[test]
+fn one_at_a_time_runs_in_a_session() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    chat.exec(in_session(HINT, "1"));
+    let slow = in_session(
+        HINT,
+        "import time; open('/tmp/runs', 'w'); time.sleep(1000)",
+    )
+    .to_string();
+    let json_type = [("Content-Type", "application/json")];
+    let waiting = chat
+        .server
+        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let ask = || chat.server.post("/v1/exec", &in_session(HINT, "print(1)"));
+    let mut busy = None;
+    eventually("it is busy", || {
+        let answer = ask();
+        (answer.status == 409)
+            .then(|| busy = Some(answer.json()))
+            .is_some()
+    });
+    assert_eq!(busy.expect("an answer")["error"], "runtime_session_busy");
+    // Whoever hangs up ends what runs, and the session goes on.
+    drop(waiting);
+    eventually("it is free", || ask().status == 200);
+    assert_eq!(boxes(&tare), 1);
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_session_that_died_is_replaced_and_says_so() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let exec = || {
+        chat.exec(in_session(
+            HINT,
+            "open('a', 'w'); import os; print(os.listdir('.'))",
+        ))
+    };
+    assert_eq!(said(&exec()), ("['a']\n", "new"));
+    for end in [&["kill", "-s", "KILL"][..], &["rm", "-f"], &["pause"]] {
+        let id = tare.call(["ls", "-q"]).ok().stdout_text();
+        tare.call(end.iter().chain(&[id.trim()])).ok();
+        assert_eq!(said(&exec()).1, "new", "{end:?}");
+        assert_eq!(said(&exec()).1, "reused");
+        assert_eq!(boxes(&tare), 1);
+    }
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_program_that_dies_takes_no_session_with_it() {
+    let tare = tare!();
+    let limits = "[limits]\ntimeout = '1s'\n[librechat.boxes]\nmemory = '64m'\n";
+    let chat = Chat::configured(&tare, limits);
+    chat.exec(in_session(HINT, "open('a.txt', 'w').write('kept')"));
+    for (code, status) in [("while True: pass", "TO"), ("bytearray(1 << 30)", "SG")] {
+        let answer = chat.exec(in_session(HINT, code));
+        assert_eq!(
+            (&answer["status"], &answer["signal"]),
+            (&json!(status), &json!("SIGKILL"))
+        );
+    }
+    let after = chat.exec(in_session(HINT, "print(open('a.txt').read())"));
+    assert_eq!(said(&after), ("kept\n", "reused"));
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_session_outlives_the_server_and_ends_when_nobody_comes() {
+    let tare = tare!();
+    let config =
+        "[limits]\ntimeout_max = '1s'\ntimeout = '1s'\n[librechat.boxes]\nsession_idle = '2s'\n";
+    let chat = Chat::configured(&tare, config);
+    chat.exec(in_session(HINT, "open('a.txt', 'w').write('1')"));
+    let chat = chat.replaced(&tare, config);
+    let after = chat.exec(in_session(HINT, "print(open('a.txt').read())"));
+    assert_eq!(said(&after), ("1\n", "reused"));
+    chat.server.stop().ok();
+    // With no tare alive, its keeper sees to it.
+    eventually_within(Duration::from_secs(20), "its box is gone", || {
+        tare.call(["ls", "-a", "-q"]).ok().stdout_text().is_empty()
+    });
+}
+
+#[test]
+fn a_hint_that_is_none_is_refused() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    for hint in ["", "a b", "../x", &"x".repeat(129)] {
+        chat.server
+            .post("/v1/exec", &in_session(hint, "1"))
+            .was(400);
+    }
+    assert_eq!(boxes(&tare), 0);
+    chat.stop(&tare);
+}
