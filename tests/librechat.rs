@@ -2,11 +2,25 @@
 
 #[path = "librechat/chat.rs"]
 mod chat;
+#[path = "librechat/client.rs"]
+mod client;
+#[path = "librechat/download.rs"]
+mod download;
 #[path = "librechat/exec.rs"]
 mod exec;
+#[path = "librechat/files.rs"]
+mod files;
 #[path = "librechat/identity.rs"]
 mod identity;
+#[path = "librechat/keeping.rs"]
+mod keeping;
+#[path = "librechat/large.rs"]
+mod large;
+#[path = "librechat/ownership.rs"]
+mod ownership;
 #[path = "librechat/programmatic.rs"]
 mod programmatic;
 #[path = "librechat/sessions.rs"]
 mod sessions;
+#[path = "librechat/upload.rs"]
+mod upload;

@@ -1,0 +1,158 @@
+//! A server with files of its own, and forms as LibreChat's clients write them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tare_harness::{Answer, Server, Tare, TemporaryDirectory};
+
+pub const BOUNDARY: &str = "--------------------------527817193245";
+
+/// A server and the directory of its files, which is gone with it.
+pub struct Chat {
+    pub server: Server,
+    directory: TemporaryDirectory,
+}
+
+impl Chat {
+    pub fn start(tare: &Tare) -> Self {
+        Self::configured(tare, "", "")
+    }
+
+    /// With more in `[files]`, and more sections.
+    pub fn configured(tare: &Tare, files: &str, sections: &str) -> Self {
+        let directory = TemporaryDirectory::new();
+        let server = serve(tare, &directory, files, sections);
+        Self { server, directory }
+    }
+
+    /// Another server on the same files, when this one has ended.
+    pub fn after(self, tare: &Tare, end: impl FnOnce(Server), files: &str) -> Self {
+        end(self.server);
+        let server = serve(tare, &self.directory, files, "");
+        Self {
+            server,
+            directory: self.directory,
+        }
+    }
+
+    /// Another one beside it, on the same files.
+    pub fn beside(&self, tare: &Tare) -> Server {
+        serve(tare, &self.directory, "", "")
+    }
+
+    pub fn configuration(&self) -> PathBuf {
+        self.directory.join("tare.toml")
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.directory.join("files")
+    }
+
+    /// How many files of any kind are in its store, but for the lock.
+    pub fn stored(&self) -> usize {
+        count(&self.store()).saturating_sub(1)
+    }
+
+    pub fn upload(&self, form: Form) -> Answer {
+        self.post("/v1/upload", form)
+    }
+
+    pub fn post(&self, path: &str, form: Form) -> Answer {
+        let body = form.end();
+        let media_type = format!("multipart/form-data; boundary={BOUNDARY}");
+        let headers = [
+            ("Content-Type", media_type.as_str()),
+            ("User-Agent", "LibreChat/1.0"),
+            ("User-Id", "u1"),
+        ];
+        self.server.ask("POST", path, &headers, &body)
+    }
+
+    /// One file of the user `u1`; its `session/file`.
+    #[track_caller]
+    pub fn sent(&self, name: &str, content: &[u8]) -> String {
+        let answer = self
+            .upload(Form::of_user("u1").file(name, content))
+            .was(200)
+            .json();
+        reference(&answer)
+    }
+}
+
+/// `session/file`, as the first clients keep it.
+#[track_caller]
+pub fn reference(answer: &Value) -> String {
+    assert_eq!(answer["message"], "success", "{answer}");
+    assert_eq!(answer["session_id"], answer["storage_session_id"]);
+    let id = |value: &Value| {
+        let id = value.as_str().expect("an id").to_owned();
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        assert!(id.len() == 21 && id.bytes().all(known), "{id}");
+        id
+    };
+    let session = id(&answer["session_id"]);
+    format!("{session}/{}", id(&answer["files"][0]["fileId"]))
+}
+
+fn serve(tare: &Tare, directory: &TemporaryDirectory, files: &str, sections: &str) -> Server {
+    let store = directory.join("files");
+    let text = format!(
+        "[files]\ndirectory = '{}'\n{files}\n{sections}\n",
+        store.display()
+    );
+    let path = directory.write("tare.toml", text);
+    Server::start(tare, &["--config", &path.display().to_string()])
+}
+
+fn count(directory: &Path) -> usize {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return 0;
+    };
+    let entries = entries.map_while(Result::ok).map(|entry| entry.path());
+    let counts = entries.map(|path| match path.is_dir() {
+        true => count(&path),
+        false => 1,
+    });
+    counts.sum()
+}
+
+/// As `form-data` of npm writes it.
+#[derive(Default)]
+pub struct Form(Vec<u8>);
+
+impl Form {
+    pub fn of_user(id: &str) -> Self {
+        Self::default().field("kind", "user").field("id", id)
+    }
+
+    pub fn field(mut self, name: &str, value: &str) -> Self {
+        let text = format!(
+            "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n"
+        );
+        self.0.extend_from_slice(text.as_bytes());
+        self
+    }
+
+    pub fn file(mut self, name: &str, content: &[u8]) -> Self {
+        let text = format!(
+            "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"file\"; \
+             filename=\"{name}\"\r\nContent-Type: application/octet-stream\r\n\r\n"
+        );
+        self.0.extend_from_slice(text.as_bytes());
+        self.0.extend_from_slice(content);
+        self.0.extend_from_slice(b"\r\n");
+        self
+    }
+
+    pub fn end(mut self) -> Vec<u8> {
+        self.0
+            .extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
+        self.0
+    }
+
+    /// What is sent before something goes wrong.
+    pub fn unfinished(self) -> Vec<u8> {
+        self.0
+    }
+}

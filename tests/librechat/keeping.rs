@@ -1,0 +1,172 @@
+//! Files outlive the server, for their time and not longer.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::random::{number_in, shown_seed};
+use tare_harness::{Answer, Random, Server, eventually, tare};
+
+use crate::client::{BOUNDARY, Chat, Form, reference};
+
+const USER: &str = "kind=user&id=u1";
+/// How often it is killed; more by the environment.
+const KILLS: u64 = 5;
+const KILLED_WITHIN_MS: u64 = 200;
+const CLIENTS: u64 = 4;
+
+fn stop(server: Server) {
+    server.stop().ok();
+}
+
+#[test]
+fn a_server_that_never_has_files_makes_no_directory() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    eventually("it has looked at what was there", || {
+        chat.server.get("/health").json()["recovery"]["done"] == true
+    });
+    chat.server
+        .get(&format!("/v1/files/{}", "a".repeat(21)))
+        .was(200);
+    chat.server
+        .delete(&format!("/v1/files/{0}/{0}", "a".repeat(21)))
+        .was(404);
+    assert!(!chat.store().exists());
+    chat.server.stop().ok();
+}
+
+#[test]
+fn the_next_server_has_the_files_and_after_their_time_they_are_gone() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let sent = chat.sent("a.txt", b"still there");
+    let chat = chat.after(&tare, stop, "");
+    let path = format!("/v1/download/{sent}?{USER}");
+    assert_eq!(chat.server.get(&path).was(200).body, b"still there");
+    let chat = chat.after(&tare, stop, "ttl = '1ms'");
+    eventually("they are swept", || chat.stored() == 0);
+    chat.server.get(&path).was(404);
+    chat.server.stop().ok();
+}
+
+#[test]
+fn two_servers_do_not_share_their_files() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let sent = chat.sent("a.txt", b"mine");
+    let second = chat.beside(&tare);
+    let path = format!("/v1/download/{sent}?{USER}");
+    let refused = second.get(&path).was(503).json();
+    let said = refused["error"].as_str().expect("a sentence");
+    assert!(
+        said.contains("another server has the directory"),
+        "{refused}"
+    );
+    assert_eq!(chat.server.get(&path).was(200).body, b"mine");
+    chat.server.kill();
+    assert_eq!(
+        second.get(&path).was(200).body,
+        b"mine",
+        "it is the only one now"
+    );
+    second.stop().ok();
+}
+
+#[test]
+fn limits_are_read_again_and_the_directory_is_not() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let sent = chat.sent("a.txt", b"x");
+    let text = "[files]\ndirectory = '/nowhere/at/all'\nfile_bytes = '10'\n";
+    std::fs::write(chat.configuration(), text).expect("a file");
+    chat.server.signal(Signal::HUP);
+    eventually("it is read again", || {
+        chat.server.log().contains("reloaded")
+    });
+    let large = chat.upload(Form::default().file("a", &[0; 11])).was(413);
+    assert_eq!(large.json()["error"], "File size limit exceeded");
+    chat.upload(Form::default().file("a", &[0; 10])).was(200);
+    chat.server
+        .get(&format!("/v1/download/{sent}?{USER}"))
+        .was(200);
+    chat.server.stop().ok();
+}
+
+/// Of what was answered all is there and whole; of what was not, nothing or all.
+#[test]
+fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
+    let tare = tare!();
+    let mut random = Random::seeded(shown_seed("TARE_SERVE_SEED"));
+    let mut chat = Chat::start(&tare);
+    let mut answered = 0;
+    for _kill in 0..number_in("TARE_SERVE_KILLS").unwrap_or(KILLS) {
+        let address = chat.server.address();
+        let after = random.below(KILLED_WITHIN_MS);
+        let (next, sent) = std::thread::scope(|threads| {
+            let client = |number| move || send_until_dead(address, number);
+            let clients: Vec<_> = (0..CLIENTS).map(|it| threads.spawn(client(it))).collect();
+            let kill = |server: Server| {
+                // The moment is what is tried; bounded by the constant.
+                std::thread::sleep(Duration::from_millis(after));
+                server.kill();
+            };
+            let next = chat.after(&tare, kill, "");
+            let joined = clients.into_iter().map(|client| client.join());
+            let sent: Vec<_> = joined
+                .flat_map(|sent| sent.expect("it has said why"))
+                .collect();
+            (next, sent)
+        });
+        chat = next;
+        answered += sent.len();
+        for (reference, content) in &sent {
+            let path = format!("/v1/files/{reference}?{USER}");
+            let got = chat
+                .server
+                .get(&path.replace("files", "download"))
+                .was(200)
+                .body;
+            assert!(got == *content, "every byte of {reference}");
+        }
+        let incoming = std::fs::read_dir(chat.store().join("incoming"));
+        let incoming = incoming.map_or(0, |entries| entries.count());
+        assert!(sent.is_empty() || incoming == 0, "what was coming is gone");
+    }
+    assert!(answered > 0, "it was killed too early each time");
+    let last = chat.sent("last.txt", b"x");
+    chat.server
+        .get(&format!("/v1/download/{last}?{USER}"))
+        .was(200);
+    chat.server.stop().ok();
+}
+
+fn send_until_dead(address: SocketAddr, client: u64) -> Vec<(String, Vec<u8>)> {
+    let mut sent = Vec::new();
+    for round in 0.. {
+        let content = format!("{client} {round} ").repeat(20_000).into_bytes();
+        match send(address, &content) {
+            Some(reference) => sent.push((reference, content)),
+            None => break,
+        }
+    }
+    sent
+}
+
+/// `None`: it is dead, or did not live to answer.
+fn send(address: SocketAddr, content: &[u8]) -> Option<String> {
+    let body = Form::of_user("u1").file("a.bin", content).end();
+    let head = format!(
+        "POST /v1/upload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Length: {}\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(&body).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    let is_whole = answer.ends_with(b"}");
+    is_whole.then(|| reference(&Answer::parse(&answer).was(200).json()))
+}

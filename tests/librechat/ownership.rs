@@ -1,0 +1,78 @@
+//! Whose a file is: nobody else gets, lists or removes it.
+
+use tare_harness::tare;
+
+use crate::client::{Chat, Form, reference};
+
+#[test]
+fn what_belongs_to_something_else_is_refused_everywhere() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let form = Form::default().field("kind", "agent").field("id", "a1");
+    let sent = reference(&chat.upload(form.file("a.txt", b"x")).was(200).json());
+    let session = sent.split('/').next().expect("a session");
+    let object = format!("/v1/sessions/{}", sent.replace('/', "/objects/"));
+    for other in [
+        "kind=agent&id=a2",
+        "entity_id=a2",
+        "kind=user&id=u1",
+        "kind=skill&id=a1&version=1",
+    ] {
+        let paths = [
+            format!("/v1/download/{sent}?{other}"),
+            format!("/v1/files/{session}?detail=summary&{other}"),
+            format!("{object}?{other}"),
+        ];
+        for path in paths {
+            let answer = chat.server.get(&path).was(403).json();
+            assert_eq!(
+                answer["error"], "This file belongs to somebody else",
+                "{path}"
+            );
+        }
+        chat.server
+            .delete(&format!("/v1/files/{sent}?{other}"))
+            .was(403);
+        chat.server.delete(&format!("{object}?{other}")).was(403);
+    }
+    chat.server
+        .get(&format!("/v1/download/{sent}?kind=agent&id=a1"))
+        .was(200);
+    chat.server.stop().ok();
+}
+
+/// A client that speaks for all of its users says which one it means.
+#[test]
+fn one_user_does_not_get_what_was_sent_for_another() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let sent = chat.sent("a.txt", b"of u1");
+    chat.server
+        .get(&format!("/v1/download/{sent}?kind=user&id=u1"))
+        .was(200);
+    chat.server
+        .get(&format!("/v1/download/{sent}?kind=user&id=u2"))
+        .was(403);
+    chat.server
+        .delete(&format!("/v1/files/{sent}?kind=user&id=u2"))
+        .was(403);
+    chat.server.stop().ok();
+}
+
+#[test]
+fn a_version_of_a_skill_is_not_another() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let form = Form::default()
+        .field("kind", "skill")
+        .field("id", "s1")
+        .field("version", "1");
+    let sent = reference(&chat.upload(form.file("a.md", b"x")).was(200).json());
+    let get = |version: u32| {
+        let path = format!("/v1/download/{sent}?kind=skill&id=s1&version={version}");
+        chat.server.get(&path)
+    };
+    get(1).was(200);
+    get(2).was(403);
+    chat.server.stop().ok();
+}
