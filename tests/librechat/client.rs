@@ -59,14 +59,15 @@ impl Chat {
     }
 
     pub fn post(&self, path: &str, form: Form) -> Answer {
-        let body = form.end();
+        self.post_as(("User-Id", "u1"), path, form)
+    }
+
+    /// With a header that says who asks.
+    pub fn post_as(&self, who: (&str, &str), path: &str, form: Form) -> Answer {
         let media_type = format!("multipart/form-data; boundary={BOUNDARY}");
-        let headers = [
-            ("Content-Type", media_type.as_str()),
-            ("User-Agent", "LibreChat/1.0"),
-            ("User-Id", "u1"),
-        ];
-        self.server.ask("POST", path, &headers, &body)
+        let agent = ("User-Agent", "LibreChat/1.0");
+        let headers = [("Content-Type", media_type.as_str()), agent, who];
+        self.server.ask("POST", path, &headers, &form.end())
     }
 
     /// One file of the user `u1`; its `session/file`.

@@ -1,6 +1,6 @@
 //! Whose a file is: nobody else gets, lists or removes it.
 
-use tare_harness::tare;
+use tare_harness::{Signer, TemporaryDirectory, jwks, tare};
 
 use crate::client::{Chat, Form, reference};
 
@@ -74,5 +74,51 @@ fn a_version_of_a_skill_is_not_another() {
     };
     get(1).was(200);
     get(2).was(403);
+    chat.server.stop().ok();
+}
+
+#[test]
+fn who_has_proven_to_be_somebody_has_what_is_his_and_what_is_shared() {
+    let tare = tare!();
+    let signer = Signer::ed25519("ed", 1);
+    let directory = TemporaryDirectory::new();
+    let keys = directory.write("jwks.json", jwks(&[&signer]));
+    let section = format!("[librechat.jwt]\nkeys = '{}'\n", keys.display());
+    let chat = Chat::configured(&tare, "", &section);
+    let [ann, bob] = ["ann", "bob"].map(|user| format!("Bearer {}", signer.token(user)));
+    let send = |who: &str, form: Form| {
+        let answer = chat.post_as(("Authorization", who), "/v1/upload", form);
+        reference(&answer.was(200).json())
+    };
+    let ask = |who: &str, method: &str, path: &str| {
+        let answer = chat
+            .server
+            .ask(method, path, &[("Authorization", who)], b"");
+        answer.status
+    };
+    let own = send(&ann, Form::of_user("ann").file("a.txt", b"of ann"));
+    let path = format!("/v1/download/{own}?kind=user&id=ann");
+    assert_eq!(ask(&ann, "GET", &path), 200);
+    assert_eq!(
+        ask(&bob, "GET", &path),
+        403,
+        "also when he says that he is ann"
+    );
+    let removed = format!("/v1/files/{own}?kind=user&id=ann");
+    assert_eq!(ask(&bob, "DELETE", &removed), 403);
+    let session = own.split('/').next().expect("a session");
+    assert_eq!(
+        ask(
+            &bob,
+            "GET",
+            &format!("/v1/files/{session}?kind=user&id=bob")
+        ),
+        403
+    );
+    assert_eq!(chat.server.get(&path).status, 401);
+    let form = Form::default().field("kind", "agent").field("id", "a1");
+    let shared = send(&ann, form.file("a.txt", b"of the agent"));
+    let path = format!("/v1/download/{shared}?kind=agent&id=a1");
+    assert_eq!(ask(&bob, "GET", &path), 200);
     chat.server.stop().ok();
 }

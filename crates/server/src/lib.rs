@@ -47,7 +47,6 @@ mod relay;
 mod room;
 mod running;
 mod spec;
-#[allow(dead_code, unused_imports, reason = "the next step uses it")]
 mod store;
 mod sweeping;
 mod text;

@@ -27,7 +27,6 @@ mod place;
 mod walk;
 
 use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,14 +36,12 @@ use tare_engine::Timestamp;
 
 use crate::librechat::{Id, Owner};
 use account::Account;
+#[cfg(test)]
 pub use account::Used;
 pub use failure::StoreError;
 pub use incoming::Incoming;
 pub use object::{Meta, Object, Origin};
 use place::{Erased, Places};
-
-/// What of one content is read at a time.
-const PIECE_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLimits {
@@ -121,26 +118,6 @@ impl Store {
         Incoming::begin(self, number, owner.clone())
     }
 
-    /// All of it at once.
-    pub fn keep(
-        self: &Arc<Self>,
-        mut from: impl Read,
-        session: &Id,
-        owner: &Owner,
-        meta: Meta,
-    ) -> Result<Object, StoreError> {
-        let mut incoming = self.receive(owner)?;
-        let mut buffer = vec![0; PIECE_BYTES];
-        loop {
-            match from.read(&mut buffer) {
-                Ok(0) => return incoming.keep(session, meta),
-                Ok(count) => incoming.write(&buffer[..count])?,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(StoreError::unread(error)),
-            }
-        }
-    }
-
     /// `None`: there is no such file, or nothing that can be read as one.
     pub fn find(&self, session: &Id, file: &Id) -> Result<Option<Object>, StoreError> {
         let Some(place) = self.places.session(session)? else {
@@ -203,11 +180,13 @@ impl Store {
         }
     }
 
+    #[cfg(test)]
     /// What this owner has, with what is still coming.
     pub fn used_by(&self, owner: &Owner) -> Used {
         self.account().of(owner)
     }
 
+    #[cfg(test)]
     /// Of all contents, with those that are still coming.
     pub fn used_bytes(&self) -> u64 {
         self.account().total_bytes()

@@ -36,14 +36,6 @@ pub enum StoreError {
     },
 }
 
-impl StoreError {
-    /// Whoever sends the content did not go on.
-    pub fn unread(source: io::Error) -> Self {
-        let doing = "cannot read what is to be kept".to_owned();
-        Self::Failed { doing, source }
-    }
-}
-
 pub trait Doing<T> {
     fn doing(self, doing: impl FnOnce() -> String) -> Result<T, StoreError>;
 }

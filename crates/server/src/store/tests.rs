@@ -76,6 +76,27 @@ const ROOMY: StoreLimits = StoreLimits {
     ttl: Duration::from_secs(24 * 3600),
 };
 
+impl Store {
+    /// All of it at once.
+    fn keep(
+        self: &Arc<Self>,
+        mut from: impl Read,
+        session: &Id,
+        owner: &Owner,
+        meta: Meta,
+    ) -> Result<Object, StoreError> {
+        let mut incoming = self.receive(owner)?;
+        let mut buffer = vec![0; 1000];
+        loop {
+            match from.read(&mut buffer) {
+                Ok(0) => return incoming.keep(session, meta),
+                Ok(count) => incoming.write(&buffer[..count])?,
+                Err(error) => panic!("it cannot be read: {error}"),
+            }
+        }
+    }
+}
+
 fn owner(name: &str) -> Owner {
     let principal = Principal {
         tenant: "legacy".to_owned(),
