@@ -164,6 +164,22 @@ fn with_any_number_of_descriptors_a_box_is_listed_as_it_is_or_with_the_reason() 
     tare.remove(&id);
 }
 
+/// However many boxes there are, only a few are looked at at a time: an audit and a
+/// sweep of thousands must not need thousands of descriptors.
+#[test]
+fn with_fewer_descriptors_than_boxes_all_are_audited_and_swept() {
+    let tare = tare!();
+    let ids: Vec<String> = (0..FEW_DESCRIPTORS).map(|_| tare.idle_box()).collect();
+    let whole = tare.call(["audit"]).ok().stdout_text();
+    let output = under(&tare, &descriptors(FEW_DESCRIPTORS), "audit").ok();
+    assert_eq!(output.stdout_text().lines().count(), whole.lines().count());
+    assert!(output.stdout_text().contains("nothing is left over"));
+    under(&tare, &descriptors(FEW_DESCRIPTORS), "sweep")
+        .ok()
+        .printed("Nothing to sweep.\n");
+    ids.iter().for_each(|id| tare.remove(id));
+}
+
 fn descriptors(count: u64) -> String {
     format!("exec prlimit --nofile={count}:{count}")
 }

@@ -2,7 +2,7 @@
 //! differences between records and host.
 //!
 //! Only reads, makes nothing, asks no keeper: what is told comes from the kernel.
-//! One pass over `/proc` is for all boxes.
+//! One pass over `/proc` is for all boxes; then each is looked at once.
 
 mod census;
 mod fading;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::comparison::{Compared, Comparison, Lost, Orphan, Traces};
+use crate::comparison::{Comparison, Lost, Orphan};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::id::BoxId;
@@ -71,17 +71,17 @@ impl Audit {
 impl Engine {
     /// Everything that boxes hold, and what of it should not be there.
     pub fn audit(&self) -> Result<Audit, Error> {
+        let traces = self.traces();
+        let census = Census::take(self, &traces);
+        let audited = |id: &BoxId, observed: &Observed| {
+            let directories = traces.cgroups.get(id).into_iter().flatten();
+            self.audited(id, observed, directories, &census)
+        };
         let Comparison {
-            boxes,
-            traces,
+            mut boxes,
             orphans,
             lost,
-        } = self.compare(Depth::State)?;
-        let census = Census::take(self);
-        let mut boxes: Vec<AuditedBox> = boxes
-            .iter()
-            .map(|compared| self.audited(compared, &traces, &census))
-            .collect();
+        } = self.compare(&traces, Depth::State, audited)?;
         boxes.sort_by(|one, other| {
             let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
             key(one).cmp(&key(other))
@@ -94,12 +94,16 @@ impl Engine {
         })
     }
 
-    fn audited(&self, compared: &Compared, traces: &Traces, census: &Census) -> AuditedBox {
-        let Compared { id, observed } = compared;
+    fn audited<'a>(
+        &self,
+        id: &BoxId,
+        observed: &Observed,
+        directories: impl Iterator<Item = &'a PathBuf>,
+        census: &Census,
+    ) -> AuditedBox {
         let account = &observed.record.account;
         let mut held = self.held_by(id, observed, census);
         // Those of v1 have none below them: nobody in a box sees them.
-        let directories = traces.cgroups.get(id).into_iter().flatten();
         held.add_cgroups(directories);
         let created = account.intent.as_ref().map(|intent| intent.created_at);
         AuditedBox {

@@ -5,10 +5,14 @@
 //! everything of a box is made after its record and gone before it, so that what was
 //! on the host and then is in no record is nobody's. Whatever counts was seen so
 //! twice: between two looks at different things a box may have come or gone.
+//!
+//! A box is done with before the next one is looked at: what is open on account of
+//! it is closed again, however many there are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::engine::Engine;
@@ -19,6 +23,8 @@ use crate::id::BoxId;
 use crate::lifecycle::{Care, Tie};
 use crate::observed::{Depth, Observed, When};
 use crate::record::{self, Record};
+use crate::shares::look_at_each;
+use crate::tag::Tag;
 use crate::traces;
 
 mod difference;
@@ -26,27 +32,34 @@ mod difference;
 pub use difference::{Differences, Lost, LostKind, Orphan, OrphanKind, Would, would_about};
 
 #[derive(Debug)]
-pub struct Comparison {
-    /// Every box on record.
-    pub boxes: Vec<Compared>,
-    pub traces: Traces,
+pub struct Comparison<T> {
+    /// What was to be known of every box on record.
+    pub boxes: Vec<T>,
     pub orphans: Vec<Orphan>,
     pub lost: Vec<Lost>,
-}
-
-#[derive(Debug)]
-pub struct Compared {
-    pub id: BoxId,
-    pub observed: Observed,
 }
 
 /// What bears the tag of this state root on the host, before the records were read.
 #[derive(Debug)]
 pub struct Traces {
     pub cgroups: BTreeMap<BoxId, Vec<PathBuf>>,
-    /// Who has the arguments of a keeper; whether it is one is asked of those that
-    /// matter.
-    claims: BTreeMap<BoxId, Vec<i32>>,
+    /// Everyone on the host.
+    pub pids: Vec<i32>,
+    /// Who of them has the arguments of a keeper, once somebody has to know.
+    claims: OnceLock<Claims>,
+}
+
+/// By box; whether it is its keeper is asked of those that matter.
+type Claims = BTreeMap<BoxId, Vec<i32>>;
+
+/// One box on record.
+#[derive(Debug)]
+struct Looked<T> {
+    on_record: OnRecord,
+    keeper: Option<i32>,
+    lost: Vec<Lost>,
+    /// `None` of one that is gone by now, or that cannot be looked at.
+    known: Option<T>,
 }
 
 /// What the records say of a box that has something on the host.
@@ -59,40 +72,77 @@ enum OnRecord {
 impl Engine {
     /// What is on the host and in no record, and the other way round.
     pub fn differences(&self) -> Result<Differences, Error> {
-        let compared = self.compare(Depth::Care)?;
+        let compared = self.compare(&self.traces(), Depth::Care, |_, _| ())?;
         Ok(Differences {
             orphans: compared.orphans,
             lost: compared.lost,
         })
     }
 
-    pub(crate) fn compare(&self, depth: Depth) -> Result<Comparison, Error> {
+    /// Holds the traces against all records. `know` is asked about every box.
+    pub(crate) fn compare<T: Send>(
+        &self,
+        traces: &Traces,
+        depth: Depth,
+        know: impl Fn(&BoxId, &Observed) -> T + Sync,
+    ) -> Result<Comparison<T>, Error> {
         let mut comparison = Comparison {
             boxes: Vec::new(),
-            traces: self.traces(),
             orphans: Vec::new(),
             lost: Vec::new(),
         };
         let mut on_record = BTreeMap::new();
+        let mut keepers = HashSet::new();
         if let Some(boxes) = self.boxes_if_any()? {
             let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
-            for id in ids {
-                let over = comparison.add(self, boxes.as_fd(), &id, depth);
-                on_record.insert(id, over);
+            let look = |id: &BoxId| self.looked_at(boxes.as_fd(), id, traces, depth, &know);
+            let looked = look_at_each(&ids, look);
+            for (id, one) in ids.into_iter().zip(looked) {
+                on_record.insert(id, one.on_record);
+                keepers.extend(one.keeper);
+                comparison.lost.extend(one.lost);
+                comparison.boxes.extend(one.known);
             }
         }
-        comparison.orphans = self.orphans(&comparison.traces, &on_record);
+        comparison.orphans = self.orphans(traces, &on_record, &keepers);
         Ok(comparison)
     }
 
-    fn traces(&self) -> Traces {
-        let mut claims: BTreeMap<BoxId, Vec<i32>> = BTreeMap::new();
-        for (id, pid) in traces::claims(self.layout.tag()) {
-            claims.entry(id).or_default().push(pid);
-        }
+    pub(crate) fn traces(&self) -> Traces {
         Traces {
             cgroups: traces::cgroups(&self.host.cgroups, self.layout.tag()),
-            claims,
+            pids: traces::everyone(),
+            claims: OnceLock::new(),
+        }
+    }
+
+    fn looked_at<T>(
+        &self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        traces: &Traces,
+        depth: Depth,
+        know: impl Fn(&BoxId, &Observed) -> T,
+    ) -> Looked<T> {
+        match self.compare_one(boxes, id, traces, depth) {
+            Ok(None) => Looked::nothing(),
+            Ok(Some((observed, lost))) => Looked {
+                on_record: match observed.is_over() {
+                    true => OnRecord::Over,
+                    false => OnRecord::Living,
+                },
+                keeper: observed.keeper.as_ref().map(|keeper| keeper.pid()),
+                lost,
+                known: Some(know(id, &observed)),
+            },
+            Err(error) => {
+                let why = Flaw::unreadable(&error).to_string();
+                let lost = Lost::of(id, LostKind::Record { why }, Would::Leave);
+                Looked {
+                    lost: vec![lost],
+                    ..Looked::nothing()
+                }
+            }
         }
     }
 
@@ -200,7 +250,13 @@ impl Engine {
         is_made && observed.record.keeps_scratch() && !self.layout.scratch(id).is_dir()
     }
 
-    fn orphans(&self, traces: &Traces, on_record: &BTreeMap<BoxId, OnRecord>) -> Vec<Orphan> {
+    /// `keepers` are those of boxes on record, who are nobody's orphans.
+    fn orphans(
+        &self,
+        traces: &Traces,
+        on_record: &BTreeMap<BoxId, OnRecord>,
+        keepers: &HashSet<i32>,
+    ) -> Vec<Orphan> {
         let is_orphan = |id: &BoxId| !on_record.contains_key(id) && !self.has_record(id);
         let mut orphans = Vec::new();
         let mut note = |what| orphans.push(Orphan::of(what));
@@ -214,13 +270,12 @@ impl Engine {
                 None => {}
             }
         }
-        for id in traces.claims.keys() {
-            let is_nobodys = || on_record.get(id) == Some(&OnRecord::Over) || is_orphan(id);
-            if traces.cgroups.contains_key(id) || !is_nobodys() {
+        for (id, pids) in traces.claims_beside(keepers, self.layout.tag()) {
+            let is_nobodys = || on_record.get(&id) == Some(&OnRecord::Over) || is_orphan(&id);
+            if traces.cgroups.contains_key(&id) || !is_nobodys() {
                 continue;
             }
-            if let Some(pid) = traces.keeper(id, self) {
-                let id = id.clone();
+            if let Some(pid) = self.living_keeper(&id, &pids) {
                 note(OrphanKind::Keeper { id, pid });
             }
         }
@@ -241,33 +296,13 @@ impl Engine {
     }
 }
 
-impl Comparison {
-    /// One box on record, and whether that says that it is over.
-    fn add(
-        &mut self,
-        engine: &Engine,
-        boxes: BorrowedFd<'_>,
-        id: &BoxId,
-        depth: Depth,
-    ) -> OnRecord {
-        match engine.compare_one(boxes, id, &self.traces, depth) {
-            Ok(None) => OnRecord::Living,
-            Ok(Some((observed, missing))) => {
-                self.lost.extend(missing);
-                let is_over = observed.is_over();
-                let id = id.clone();
-                self.boxes.push(Compared { id, observed });
-                match is_over {
-                    true => OnRecord::Over,
-                    false => OnRecord::Living,
-                }
-            }
-            Err(error) => {
-                let why = Flaw::unreadable(&error).to_string();
-                self.lost
-                    .push(Lost::of(id, LostKind::Record { why }, Would::Leave));
-                OnRecord::Living
-            }
+impl<T> Looked<T> {
+    fn nothing() -> Self {
+        Self {
+            on_record: OnRecord::Living,
+            keeper: None,
+            lost: Vec::new(),
+            known: None,
         }
     }
 }
@@ -281,19 +316,40 @@ fn would_care(observed: &Observed) -> Option<Would> {
     }
 }
 
-impl Traces {
+impl Engine {
     /// The living keeper of the box among those who are called so.
-    fn keeper(&self, id: &BoxId, engine: &Engine) -> Option<i32> {
-        let tagged = engine.layout.tagged(id);
+    fn living_keeper(&self, id: &BoxId, claims: &[i32]) -> Option<i32> {
+        let tagged = self.layout.tagged(id);
         let is_it = |pid: &&i32| {
             let keeper = traces::keeper_with(tagged, **pid);
             keeper.is_some_and(|it| matches!(it.wait_dead(Duration::ZERO), Ok(false)))
         };
-        self.claims.get(id)?.iter().find(is_it).copied()
+        claims.iter().find(is_it).copied()
     }
+}
 
+impl Traces {
     fn has_life(&self, id: &BoxId, engine: &Engine) -> bool {
-        self.keeper(id, engine).is_some()
+        let claims = || by_box(traces::claims(&self.pids, engine.layout.tag()));
+        let its = self.claims.get_or_init(claims).get(id);
+        its.is_some_and(|its| engine.living_keeper(id, its).is_some())
             || engine.host.meters().is_populated(engine.layout.tagged(id))
     }
+
+    /// Who is called a keeper, but for those who are known to be one. That they are
+    /// asked after the records were read makes no difference: whoever has a box in its
+    /// arguments had its record before, and keeps it for as long as it lives.
+    fn claims_beside(&self, keepers: &HashSet<i32>, tag: &Tag) -> Claims {
+        let pids = self.pids.iter().copied();
+        let others: Vec<i32> = pids.filter(|pid| !keepers.contains(pid)).collect();
+        by_box(traces::claims(&others, tag))
+    }
+}
+
+fn by_box(claims: Vec<(BoxId, i32)>) -> Claims {
+    let mut found = Claims::new();
+    for (id, pid) in claims {
+        found.entry(id).or_default().push(pid);
+    }
+    found
 }

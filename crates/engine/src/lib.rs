@@ -40,6 +40,7 @@ mod reason;
 mod record;
 mod reports;
 pub mod seccomp;
+mod shares;
 pub mod spec;
 mod status;
 mod stdio;

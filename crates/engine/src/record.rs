@@ -482,7 +482,7 @@ fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
 
 /// Whatever is in it: a byte that is no text takes only its own line away.
 fn read_damaged(file: OwnedFd) -> io::Result<String> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
     let file = io::Read::take(fs::File::from(file), FILE_BYTES_MAX);
     io::Read::read_to_end(&mut { file }, &mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -490,6 +490,8 @@ fn read_damaged(file: OwnedFd) -> io::Result<String> {
 
 /// No file of a record is longer.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Most are shorter, and read at once.
+const USUAL_BYTES: usize = 4096;
 
 /// A small file of a record; never through a link, which is not ours.
 fn open_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd>> {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::account::{EndingEntry, Entry};
-use crate::comparison::{Comparison, Orphan, Would, would_about};
+use crate::comparison::{Orphan, Would, would_about};
 use crate::engine::Engine;
 use crate::error::{Doing, Error};
 use crate::id::BoxId;
@@ -44,6 +44,15 @@ pub struct Swept {
     was_stuck: bool,
 }
 
+/// What a sweep has to know of every box on record.
+#[derive(Debug)]
+struct Known {
+    id: BoxId,
+    was_stuck: bool,
+    /// That it has been kept for long enough, in a sentence.
+    expired: Option<String>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
@@ -62,7 +71,11 @@ pub enum Outcome {
 impl Engine {
     /// What a sweep would do. Changes nothing.
     pub fn plan_sweep(&self) -> Result<Vec<Swept>, Error> {
-        let comparison = self.compare(Depth::Care)?;
+        let comparison = self.compare(&self.traces(), Depth::Care, |id, observed| Known {
+            id: id.clone(),
+            was_stuck: observed.record.account.stuck.is_some(),
+            expired: self.expired(id, observed),
+        })?;
         let mut plan: BTreeMap<BoxId, Swept> = BTreeMap::new();
         let mut note = |id: &BoxId, sentence: &str, would: Would| {
             let one = plan.entry(id.clone()).or_insert_with(|| Swept::new(id));
@@ -75,12 +88,14 @@ impl Engine {
         for lost in &comparison.lost {
             note(&lost.id, &lost.sentence, lost.would);
         }
-        for (id, sentence) in self.expired(&comparison) {
-            note(id, &sentence, Would::Remove);
+        for known in &comparison.boxes {
+            if let Some(sentence) = &known.expired {
+                note(&known.id, sentence, Would::Remove);
+            }
         }
-        for compared in &comparison.boxes {
-            if let Some(one) = plan.get_mut(&compared.id) {
-                one.was_stuck = compared.observed.record.account.stuck.is_some();
+        for known in &comparison.boxes {
+            if let Some(one) = plan.get_mut(&known.id) {
+                one.was_stuck = known.was_stuck;
             }
         }
         let orphans = comparison.orphans.iter().map(Orphan::id);
@@ -116,22 +131,19 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Boxes that were kept for as long as they were to be; nothing of them is missing.
-    fn expired<'a>(&self, comparison: &'a Comparison) -> Vec<(&'a BoxId, String)> {
-        let boxes = comparison.boxes.iter().filter(|compared| {
-            let observed = &compared.observed;
-            observed.is_over() && observed.care(When::Now) == Care::Remove
-        });
-        let sentence = |id: &BoxId, observed: &Observed| match observed.reason(&self.host) {
+    /// What is said of a box that was kept for as long as it was to be; nothing of it
+    /// is missing.
+    fn expired(&self, id: &BoxId, observed: &Observed) -> Option<String> {
+        if !observed.is_over() || observed.care(When::Now) != Care::Remove {
+            return None;
+        }
+        Some(match observed.reason(&self.host) {
             Reason::Rebooted => format!("box {id} is of an earlier boot"),
             Reason::NotKept => format!("box {id} is over, and was not to be kept"),
             Reason::Own | Reason::Asked | Reason::Abandoned | Reason::Overdue | Reason::Expired => {
                 format!("box {id} is over, and its retention has passed")
             }
-        };
-        boxes
-            .map(|compared| (&compared.id, sentence(&compared.id, &compared.observed)))
-            .collect()
+        })
     }
 
     fn sweep_one(&self, boxes: BorrowedFd<'_>, one: &mut Swept, within: Duration) {

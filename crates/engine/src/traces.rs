@@ -14,6 +14,7 @@ use tare_kernel::procfs::Procfs;
 use crate::host::CgroupRoots;
 use crate::id::BoxId;
 use crate::layout;
+use crate::shares::look_at_each;
 use crate::tag::{Tag, Tagged};
 
 /// The directories of boxes in every hierarchy, by box.
@@ -37,17 +38,23 @@ pub fn boxes_in(root: &Path, tag: &Tag) -> Vec<BoxId> {
     entries.filter_map(id).collect()
 }
 
-/// Every process that is called like a keeper of this state root, by its box.
-pub fn claims(tag: &Tag) -> Vec<(BoxId, i32)> {
+/// The numbers of all processes; none where they are not shown.
+pub fn everyone() -> Vec<i32> {
+    let pids = Procfs::open().and_then(|procfs| procfs.pids());
+    pids.unwrap_or_default()
+}
+
+/// Every one of these processes that is called like a keeper of this state root, with
+/// its box.
+pub fn claims(pids: &[i32], tag: &Tag) -> Vec<(BoxId, i32)> {
     let Ok(procfs) = Procfs::open() else {
         return Vec::new();
     };
-    let pids = procfs.pids().unwrap_or_default();
-    let claims = pids.into_iter().filter_map(|pid| {
-        let text = procfs.text(&format!("{pid}/cmdline")).ok()?;
-        Some((box_of_keeper(&text, tag)?, pid))
+    let claims = look_at_each(pids, |pid| {
+        let arguments = procfs.arguments_behind(*pid, KEEPER_NAME)?;
+        Some((box_of_keeper(&arguments, tag)?, *pid))
     });
-    claims.collect()
+    claims.into_iter().flatten().collect()
 }
 
 /// The process of this number, if it is the keeper of the box.
@@ -58,7 +65,7 @@ pub fn keeper_with(of: Tagged<'_>, pid: i32) -> Option<Process> {
 
 /// The keeper of one box, by its name alone.
 pub fn keeper_of(of: Tagged<'_>) -> Option<Process> {
-    let claims = claims(of.tag).into_iter();
+    let claims = claims(&everyone(), of.tag).into_iter();
     let mut its = claims.filter(|(id, _)| id == of.id);
     its.find_map(|(_, pid)| keeper_with(of, pid))
 }

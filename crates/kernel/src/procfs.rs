@@ -8,6 +8,7 @@
 mod descriptors;
 mod namespaces;
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -96,6 +97,24 @@ impl Procfs {
         })
     }
 
+    /// What everybody may know of the process that has this number now, without
+    /// a longer look at it.
+    pub fn stat(&self, pid: i32) -> Look<Stat> {
+        read_stat(&self.directory, &format!("{pid}/stat"))
+    }
+
+    /// The arguments of a process, if the first of them is this one: of others no
+    /// more is read than that.
+    pub fn arguments_behind(&self, pid: i32, first: &CStr) -> Option<String> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let path = format!("{pid}/cmdline");
+        let file = openat(&self.directory, path, flags, Mode::empty()).ok()?;
+        let mut beginning = [0; FIRST_ARGUMENT_BYTES];
+        let length = rustix::io::pread(&file, &mut beginning, 0).ok()?;
+        let is_it = beginning[..length].starts_with(first.to_bytes_with_nul());
+        is_it.then(|| read_list(file.as_fd()).ok())?
+    }
+
     /// A file of `/proc` itself, or of a process, as text.
     pub fn text(&self, path: &str) -> io::Result<String> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -130,6 +149,9 @@ pub struct ShownProcess<'a> {
     procfs: &'a Procfs,
 }
 
+/// No first argument that anybody asks for is longer.
+const FIRST_ARGUMENT_BYTES: usize = 64;
+
 /// A name of at most 64 bytes and 51 numbers of at most 20 digits.
 const STAT_BYTES_MAX: usize = 2048;
 
@@ -154,16 +176,7 @@ impl ShownProcess<'_> {
     }
 
     pub fn stat(&self) -> Look<Stat> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Look::of(openat(&self.directory, c"stat", flags, Mode::empty())).and_then(|file| {
-            // Its name may be anything, and need not be text.
-            let mut bytes = [0; STAT_BYTES_MAX];
-            let read = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes));
-            Look::of(read).and_then(|length| {
-                let text = String::from_utf8_lossy(&bytes[..length]);
-                parse_stat(&text).map_or(Look::Hidden, Look::Seen)
-            })
-        })
+        read_stat(&self.directory, "stat")
     }
 
     /// How many mounts it sees, by the length of the list: the long way, which is
@@ -201,6 +214,19 @@ impl<T> Look<T> {
             Self::Gone => Look::Gone,
         }
     }
+}
+
+fn read_stat(directory: &OwnedFd, path: &str) -> Look<Stat> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Look::of(openat(directory, path, flags, Mode::empty())).and_then(|file| {
+        // Its name may be anything, and need not be text.
+        let mut bytes = [0; STAT_BYTES_MAX];
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes));
+        Look::of(read).and_then(|length| {
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            parse_stat(&text).map_or(Look::Hidden, Look::Seen)
+        })
+    })
 }
 
 fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
@@ -255,12 +281,31 @@ mod tests {
             std::os::unix::process::parent_id()
         );
         assert!(stat.resident_bytes > 0 && !stat.is_zombie);
+        let short = procfs.stat(own).seen().unwrap();
+        assert_eq!(short.parent, stat.parent);
         let lines = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert_eq!(
             shown.listed_mounts(),
             Look::Seen(lines.lines().count() as u64)
         );
         assert!(shown.space_at("proc").seen().is_some());
+    }
+
+    #[test]
+    fn the_arguments_of_others_are_not_read() {
+        let procfs = Procfs::open().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("100")
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let behind = |first| procfs.arguments_behind(pid, first);
+        assert_eq!(behind(c"sleep").as_deref(), Some("sleep\x00100\0"));
+        assert_eq!(behind(c"slee"), None);
+        assert_eq!(behind(c"sleep 100"), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(behind(c"sleep"), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Everyone on the host, in one pass over `/proc`, and every port that somebody
+//! Everyone on the host, before the records are read, and every port that somebody
 //! listens on.
 
 use std::collections::HashMap;
@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use tare_kernel::procfs::{NAMESPACE_KINDS, Procfs, Stat};
 use tare_kernel::sockets::{self, Listening};
 
+use crate::comparison::Traces;
 use crate::engine::Engine;
+use crate::shares::look_at_each;
 
 #[derive(Debug)]
 pub struct Census {
@@ -20,7 +22,7 @@ pub struct Census {
 
 impl Census {
     /// Of a host that has no boxes nobody is counted.
-    pub fn take(engine: &Engine) -> Self {
+    pub fn take(engine: &Engine, traces: &Traces) -> Self {
         let mut census = Self {
             procfs: Procfs::open().ok(),
             stats: HashMap::new(),
@@ -29,19 +31,19 @@ impl Census {
             listening: sockets::listening().unwrap_or_default(),
         };
         if matches!(engine.boxes_if_any(), Ok(Some(_))) {
-            census.count();
+            census.count(&traces.pids);
         }
         census
     }
 
-    fn count(&mut self) {
+    fn count(&mut self, pids: &[i32]) {
         let Some(procfs) = &self.procfs else { return };
-        for pid in procfs.pids().unwrap_or_default() {
+        let stats = look_at_each(pids, |pid| procfs.stat(*pid).seen());
+        for (pid, stat) in pids.iter().zip(stats) {
             // One that is gone by now is nobody.
-            let stat = procfs.process(pid).seen().and_then(|it| it.stat().seen());
             if let Some(stat) = stat {
-                self.children.entry(stat.parent).or_default().push(pid);
-                self.stats.insert(pid, stat);
+                self.children.entry(stat.parent).or_default().push(*pid);
+                self.stats.insert(*pid, stat);
             }
         }
         let own = i32::try_from(std::process::id()).unwrap_or(0);

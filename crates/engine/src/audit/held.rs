@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::{StatFs, statfs};
 use serde::Serialize;
@@ -13,7 +13,6 @@ use tare_kernel::sockets::Listening;
 use super::census::Census;
 use crate::boxes::spec_of;
 use crate::engine::Engine;
-use crate::holdings::cgroup::CgroupUsage;
 use crate::id::BoxId;
 use crate::observed::Observed;
 use crate::spec::Isolation;
@@ -37,6 +36,7 @@ pub struct Held {
     pub host_mounts: Vec<PathBuf>,
     /// Of the host's network, that it listens on.
     pub ports: Vec<HeldPort>,
+    /// As its keeper sees it, or as it was left.
     pub scratch_bytes: Option<u64>,
 }
 
@@ -81,19 +81,24 @@ impl Engine {
         let tree = self.host.meters().tree(self.layout.tagged(id));
         let members = members(observed, &tree, census);
         let mut seen = Seen::default();
+        let keeper = observed.keeper.as_ref().map(|keeper| keeper.pid());
         for pid in members {
             let shown = census.procfs.as_ref().and_then(|it| it.process(pid).seen());
             if let Some(shown) = shown {
                 seen.look(pid, &shown, census, &mut held);
+                if keeper == Some(pid) && has_scratch(observed) {
+                    held.scratch_bytes = shown.space_at("work").seen().and_then(used);
+                }
             }
         }
-        let used = match observed.is_live() {
-            true => self.host.meters().usage(self.layout.tagged(id)),
-            false => CgroupUsage::default(),
+        held.memory_bytes = match observed.is_live() {
+            true => self.host.meters().memory(self.layout.tagged(id)),
+            false => None,
         };
-        held.memory_bytes = used.memory_bytes;
         let mounted = self.mounted_scratch(id, observed);
-        held.scratch_bytes = scratch_bytes(observed, census, mounted.as_deref());
+        if keeper.is_none() && has_scratch(observed) {
+            held.scratch_bytes = mounted.as_ref().and_then(|it| used(statfs(it).ok()?));
+        }
         held.cgroups = self.unified_directories(&tree);
         held.host_mounts = mounted.into_iter().collect();
         held.ports = ports(&seen, &tree, &census.listening);
@@ -114,6 +119,8 @@ impl Engine {
 fn members(observed: &Observed, tree: &CgroupTree, census: &Census) -> BTreeSet<i32> {
     let mut members: BTreeSet<i32> = tree.members.iter().copied().collect();
     if let Some(keeper) = &observed.keeper {
+        // It may be younger than the census.
+        members.insert(keeper.pid());
         members.extend(census.family(keeper.pid()));
     }
     members
@@ -211,20 +218,9 @@ fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPor
     .collect()
 }
 
-/// As its keeper sees it, or as it was left.
-fn scratch_bytes(observed: &Observed, census: &Census, mounted: Option<&Path>) -> Option<u64> {
-    // Containment has none of its own.
-    if spec_of(observed)?.isolation != Isolation::Full {
-        return None;
-    }
-    let space = match &observed.keeper {
-        Some(keeper) => {
-            let shown = census.procfs.as_ref()?.process(keeper.pid()).seen()?;
-            shown.space_at("work").seen()?
-        }
-        None => statfs(mounted?).ok()?,
-    };
-    used(space)
+/// Containment has none of its own.
+fn has_scratch(observed: &Observed) -> bool {
+    spec_of(observed).is_some_and(|spec| spec.isolation == Isolation::Full)
 }
 
 fn used(space: StatFs) -> Option<u64> {

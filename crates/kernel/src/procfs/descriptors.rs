@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Dir, Mode, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, Dir, Mode, RawDir, openat, readlinkat_raw, statat};
 
 use super::{DIRECTORY, Look, ShownProcess};
 
@@ -71,40 +73,44 @@ impl ShownProcess<'_> {
         }
         Look::of(openat(&self.directory, c"fd", DIRECTORY, Mode::empty()))
             .and_then(|directory| Look::of(Dir::read_from(&directory)))
-            .map(|entries| entries.filter_map(Result::ok).filter(is_number).count() as u64)
+            .map(|entries| {
+                let entries = entries.filter_map(Result::ok);
+                entries.filter(|it| is_number(it.file_name())).count() as u64
+            })
     }
 
     /// What it has open. The links are read, never followed: a file system with
     /// a server in the box could make whoever asks it for anything wait.
     pub fn descriptors(&self) -> Look<Descriptors> {
         let opened = openat(&self.directory, c"fd", DIRECTORY, Mode::empty());
-        Look::of(opened).and_then(|directory| {
-            let entries = match Dir::read_from(&directory) {
-                Ok(entries) => entries,
-                Err(errno) => return Look::of(Err(errno)),
-            };
-            let mut found = Descriptors::default();
-            let mut buffer = Vec::with_capacity(LINK_BYTES);
-            for entry in entries.filter_map(Result::ok).filter(is_number) {
-                buffer.clear();
-                // One that was closed meanwhile is none.
-                if let Ok(target) = readlinkat(&directory, entry.file_name(), buffer) {
-                    found.note(target.as_bytes());
-                    buffer = target.into_bytes();
-                } else {
-                    buffer = Vec::with_capacity(LINK_BYTES);
-                }
-            }
-            Look::Seen(found)
-        })
+        Look::of(opened).and_then(|directory| Look::of(read_all(&directory)))
     }
 }
 
-/// Most targets are shorter.
-const LINK_BYTES: usize = 256;
+fn read_all(directory: &OwnedFd) -> rustix::io::Result<Descriptors> {
+    let mut found = Descriptors::default();
+    let mut names = [MaybeUninit::uninit(); LIST_BYTES];
+    let mut link = [MaybeUninit::uninit(); LINK_BYTES];
+    let mut entries = RawDir::new(directory, &mut names);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if !is_number(entry.file_name()) {
+            continue;
+        }
+        // One that was closed meanwhile is none.
+        if let Ok((target, _)) = readlinkat_raw(directory, entry.file_name(), &mut link) {
+            found.note(target);
+        }
+    }
+    Ok(found)
+}
 
-fn is_number(entry: &rustix::fs::DirEntry) -> bool {
-    let name: &CStr = entry.file_name();
+/// What the kernel hands out at a time: the names of about a hundred.
+const LIST_BYTES: usize = 4096;
+/// As much of a target as tells its kind.
+const LINK_BYTES: usize = 64;
+
+fn is_number(name: &CStr) -> bool {
     name.to_bytes().iter().all(u8::is_ascii_digit)
 }
 

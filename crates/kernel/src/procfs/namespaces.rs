@@ -4,7 +4,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, openat, readlinkat};
+use rustix::fs::{Mode, OFlags, openat, readlinkat_raw};
 
 use super::{Look, ShownProcess, inode};
 
@@ -45,6 +45,9 @@ impl NamespaceKind {
     }
 }
 
+/// The longest name of a kind, a number of 20 digits, and what is around them.
+const LINK_BYTES: usize = 32;
+
 impl ShownProcess<'_> {
     /// The inodes of the namespaces of these kinds, in their order. A process
     /// that has exited but for its number has none.
@@ -55,10 +58,11 @@ impl ShownProcess<'_> {
             Err(errno) => return Look::of(Err(errno)),
         };
         let mut inodes = Vec::with_capacity(kinds.len());
+        let mut link = [MaybeUninit::uninit(); LINK_BYTES];
         for kind in kinds {
             // Read, not followed: that takes half the time.
-            match readlinkat(&directory, kind.as_str(), Vec::with_capacity(32)) {
-                Ok(target) => inodes.push(number_in(target.as_bytes())),
+            match readlinkat_raw(&directory, kind.as_str(), &mut link) {
+                Ok((target, _)) => inodes.push(number_in(target)),
                 Err(errno) => return Look::of(Err(errno)),
             }
         }

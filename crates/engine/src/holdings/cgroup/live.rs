@@ -58,18 +58,30 @@ impl Meters {
 
     /// How many processes a box has and what memory they use.
     pub fn usage(&self, of: Tagged<'_>) -> CgroupUsage {
-        let number = |v1_root: &Option<OwnedFd>, v1_file: &str, v2_file: &str| {
-            let text = match v1_root {
-                Some(_) => read(v1_root, of, v1_file),
-                None => read(&self.unified, of, v2_file),
-            };
-            text?.trim().parse().ok()
-        };
         CgroupUsage {
-            memory_bytes: number(&self.memory, "memory.usage_in_bytes", "memory.current"),
-            pids: number(&self.pids, "pids.current", "pids.current"),
+            memory_bytes: self.memory(of),
+            pids: self.number(of, &self.pids, "pids.current", "pids.current"),
             cpu_us: None,
         }
+    }
+
+    /// What memory a box uses.
+    pub fn memory(&self, of: Tagged<'_>) -> Option<u64> {
+        self.number(of, &self.memory, "memory.usage_in_bytes", "memory.current")
+    }
+
+    fn number(
+        &self,
+        of: Tagged<'_>,
+        v1_root: &Option<OwnedFd>,
+        v1_file: &str,
+        v2_file: &str,
+    ) -> Option<u64> {
+        let text = match v1_root {
+            Some(_) => read(v1_root, of, v1_file),
+            None => read(&self.unified, of, v2_file),
+        };
+        text?.trim().parse().ok()
     }
 
     /// The same with the processor's time, which v2 counts in any case.
