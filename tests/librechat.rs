@@ -1,7 +1,5 @@
 //! LibreChat's API: what its clients send, and what they get. One file for each subject.
 
-#[path = "librechat/chat.rs"]
-mod chat;
 #[path = "librechat/client.rs"]
 mod client;
 #[path = "librechat/download.rs"]

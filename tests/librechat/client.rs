@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tare_harness::{Answer, Server, Tare, TemporaryDirectory};
 
 pub const BOUNDARY: &str = "--------------------------527817193245";
@@ -26,10 +26,11 @@ impl Chat {
         Self { server, directory }
     }
 
-    /// Another server on the same files, when this one has ended.
-    pub fn after(self, tare: &Tare, end: impl FnOnce(Server), files: &str) -> Self {
+    /// Another server on the same files, when this one has ended; with more in `[files]`
+    /// or after it.
+    pub fn after(self, tare: &Tare, end: impl FnOnce(Server), more: &str) -> Self {
         end(self.server);
-        let server = serve(tare, &self.directory, files, "");
+        let server = serve(tare, &self.directory, more, "");
         Self {
             server,
             directory: self.directory,
@@ -81,6 +82,74 @@ impl Chat {
     }
 }
 
+/// What clients do with code.
+impl Chat {
+    /// What a program left and what came of it, whatever that is.
+    #[track_caller]
+    pub fn exec(&self, request: Value) -> Value {
+        let answer = self.server.post("/v1/exec", &request).was(200).json();
+        assert!(is_id(text(&answer["session_id"])), "{answer}");
+        answer
+    }
+
+    #[track_caller]
+    pub fn python(&self, code: &str) -> Value {
+        self.exec(json!({ "lang": "py", "code": code }))
+    }
+
+    /// A file of the user `u1`, as the later clients name it to code.
+    #[track_caller]
+    pub fn given(&self, name: &str, content: &[u8]) -> Value {
+        let sent = self.sent(name, content);
+        let (session, id) = sent.split_once('/').expect("two ids");
+        json!({
+            "id": id,
+            "name": name,
+            "storage_session_id": session,
+            "kind": "user",
+            "resource_id": "u1",
+        })
+    }
+
+    /// The content of a file that an answer names.
+    #[track_caller]
+    pub fn download(&self, file: &Value) -> Answer {
+        let [session, id] = ["storage_session_id", "id"].map(|field| text(&file[field]));
+        let path = format!("/v1/download/{session}/{id}?kind=user&id=u1");
+        self.server.get(&path).was(200)
+    }
+
+    /// Its boxes go too.
+    #[track_caller]
+    pub fn stop(self, tare: &Tare) {
+        self.server.stop().ok();
+        tare.call(["rm", "-f", "--all"]).ok();
+    }
+}
+
+pub fn is_id(text: &str) -> bool {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    text.len() == 21 && text.bytes().all(is_known)
+}
+
+#[track_caller]
+pub fn text(value: &Value) -> &str {
+    value
+        .as_str()
+        .unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+/// The one file of this name.
+#[track_caller]
+pub fn file<'a>(answer: &'a Value, name: &str) -> &'a Value {
+    let files = answer["files"].as_array().expect("files");
+    let mut found = files.iter().filter(|file| file["name"] == name);
+    match (found.next(), found.next()) {
+        (Some(file), None) => file,
+        (None, _) | (_, Some(_)) => panic!("{name} is not there once: {answer}"),
+    }
+}
+
 /// `session/file`, as the first clients keep it.
 #[track_caller]
 pub fn reference(answer: &Value) -> String {
@@ -88,8 +157,7 @@ pub fn reference(answer: &Value) -> String {
     assert_eq!(answer["session_id"], answer["storage_session_id"]);
     let id = |value: &Value| {
         let id = value.as_str().expect("an id").to_owned();
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-        assert!(id.len() == 21 && id.bytes().all(known), "{id}");
+        assert!(is_id(&id), "{id}");
         id
     };
     let session = id(&answer["session_id"]);

@@ -5,7 +5,7 @@ use std::io::Read;
 use serde_json::{Value, json};
 use tare_harness::{eventually, tare};
 
-use crate::chat::{Chat, file, is_id, text};
+use crate::client::{Chat, Form, file, is_id, text};
 
 /// Of an answer, in the order of the contract.
 fn verdict(answer: &Value) -> [Value; 4] {
@@ -66,7 +66,7 @@ fn time_memory_and_floods_end_a_program_with_the_reason_on_stderr() {
     let tare = tare!();
     let limits = "[limits]\ntimeout_max = '2s'\ntimeout = '1s'\noutput_bytes = '64k'\n\
                   [librechat.boxes]\nmemory = '64m'\n";
-    let chat = Chat::configured(&tare, limits);
+    let chat = Chat::configured(&tare, "", limits);
     let reasons = [
         ("sleep 100", "TO", "Time limit exceeded"),
         ("yes", "OL", "stdout length exceeded"),
@@ -147,10 +147,10 @@ open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/
 fn files_go_in_and_what_was_changed_is_told_from_what_was_not() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let data = chat.upload("in/data.csv", b"a,b\n1,2\n");
-    let kept = chat.upload("kept.txt", b"kept");
-    let rewritten = chat.upload("rewritten.txt", b"same");
-    let removed = chat.upload("removed.txt", b"gone");
+    let data = chat.given("in/data.csv", b"a,b\n1,2\n");
+    let kept = chat.given("kept.txt", b"kept");
+    let rewritten = chat.given("rewritten.txt", b"same");
+    let removed = chat.given("removed.txt", b"gone");
     let code = "import os
 print(open('/mnt/data/in/data.csv').read(), end='')
 open('in/data.csv', 'a').write('3,4\\n')
@@ -193,7 +193,10 @@ fn a_file_that_may_only_be_read_is_as_it_was() {
         ("version", "2"),
         ("read_only", "true"),
     ];
-    let sent = chat.send_file(&fields, "skill.md", b"how").was(200).json();
+    let form = fields.iter().fold(Form::default(), |form, (name, value)| {
+        form.field(name, value)
+    });
+    let sent = chat.upload(form.file("skill.md", b"how")).was(200).json();
     let reference = json!({
         "id": sent["files"][0]["fileId"], "name": "skill.md", "kind": "skill", "resource_id": "s",
         "version": 2, "storage_session_id": sent["storage_session_id"],
@@ -227,7 +230,7 @@ fn what_cannot_be_run_is_refused_in_the_words_of_the_contract() {
         json!({ "lang": "py", "code": "1", "args": ["a\u{0}b"] }),
         400,
     );
-    let mine = chat.upload("a.txt", b"x");
+    let mine = chat.given("a.txt", b"x");
     let with = |change: &dyn Fn(&mut Value)| {
         let mut file = mine.clone();
         change(&mut file);
@@ -291,7 +294,7 @@ fn a_client_that_hangs_up_ends_its_program() {
 #[test]
 fn too_many_files_are_told_of_and_the_others_come_back() {
     let tare = tare!();
-    let chat = Chat::configured(&tare, "[librechat.boxes]\noutput_files = 2\n");
+    let chat = Chat::configured(&tare, "", "[librechat.boxes]\noutput_files = 2\n");
     let answer = chat.exec(json!({ "lang": "bash", "code": "touch a b c d" }));
     assert_eq!(
         answer["files"].as_array().map(Vec::len),
@@ -313,7 +316,7 @@ fn packages_of_the_host_are_in_every_box_and_nobody_changes_them() {
     std::fs::create_dir(packages.join("python")).expect("a fresh directory");
     packages.write("python/shared_package.py", "NAME = 'shared'\n");
     let config = format!("[librechat.boxes]\npackages = '{}'\n", packages.text());
-    let chat = Chat::configured(&tare, &config);
+    let chat = Chat::configured(&tare, "", &config);
     let code = "import shared_package, os
 print(shared_package.NAME)
 try: open(shared_package.__file__, 'w')
@@ -323,7 +326,7 @@ except OSError as error: print(os.strerror(error.errno))";
         "shared\nRead-only file system\n"
     );
     // One user's module is found beside his code's files.
-    let module = chat.upload("helper.py", b"def f(): return 'mine'\n");
+    let module = chat.given("helper.py", b"def f(): return 'mine'\n");
     let request =
         json!({ "lang": "py", "code": "import helper; print(helper.f())", "files": [module] });
     assert_eq!(chat.exec(request)["stdout"], "mine\n");
@@ -335,7 +338,7 @@ except OSError as error: print(os.strerror(error.errno))";
 fn descriptors_are_where_they_were_after_many_executions() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let input = chat.upload("in.txt", b"x");
+    let input = chat.given("in.txt", b"x");
     let once = || {
         let code = "cp in.txt out.txt";
         chat.exec(json!({ "lang": "bash", "code": code, "files": [input.clone()] }))

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tare_harness::tare;
 
-use crate::chat::{Chat, file, text};
+use crate::client::{Chat, file, text};
 
 const PATH: &str = "/v1/exec/programmatic";
 

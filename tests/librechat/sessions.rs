@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tare_harness::{Tare, eventually, eventually_within, tare};
 
-use crate::chat::{Chat, file, text};
+use crate::client::{Chat, file, text};
 
 const HINT: &str = "v2:user:0123456789abcdef0123456789abcdef";
 
@@ -69,15 +69,11 @@ fn one_at_a_time_runs_in_a_session() {
     let waiting = chat
         .server
         .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let id = tare.call(["ls", "-q"]).ok().stdout_text();
+    let look = ["exec", id.trim(), "--", "test", "-e", "/tmp/runs"];
+    eventually("it runs", || tare.call(look).code == 0);
     let ask = || chat.server.post("/v1/exec", &in_session(HINT, "print(1)"));
-    let mut busy = None;
-    eventually("it is busy", || {
-        let answer = ask();
-        (answer.status == 409)
-            .then(|| busy = Some(answer.json()))
-            .is_some()
-    });
-    assert_eq!(busy.expect("an answer")["error"], "runtime_session_busy");
+    assert_eq!(ask().was(409).json()["error"], "runtime_session_busy");
     // Whoever hangs up ends what runs, and the session goes on.
     drop(waiting);
     eventually("it is free", || ask().status == 200);
@@ -110,7 +106,7 @@ fn a_session_that_died_is_replaced_and_says_so() {
 fn a_program_that_dies_takes_no_session_with_it() {
     let tare = tare!();
     let limits = "[limits]\ntimeout = '1s'\n[librechat.boxes]\nmemory = '64m'\n";
-    let chat = Chat::configured(&tare, limits);
+    let chat = Chat::configured(&tare, "", limits);
     chat.exec(in_session(HINT, "open('a.txt', 'w').write('kept')"));
     for (code, status) in [("while True: pass", "TO"), ("bytearray(1 << 30)", "SG")] {
         let answer = chat.exec(in_session(HINT, code));
@@ -129,9 +125,9 @@ fn a_session_outlives_the_server_and_ends_when_nobody_comes() {
     let tare = tare!();
     let config =
         "[limits]\ntimeout_max = '1s'\ntimeout = '1s'\n[librechat.boxes]\nsession_idle = '2s'\n";
-    let chat = Chat::configured(&tare, config);
+    let chat = Chat::configured(&tare, "", config);
     chat.exec(in_session(HINT, "open('a.txt', 'w').write('1')"));
-    let chat = chat.replaced(&tare, config);
+    let chat = chat.after(&tare, |server| drop(server.kill()), config);
     let after = chat.exec(in_session(HINT, "print(open('a.txt').read())"));
     assert_eq!(said(&after), ("1\n", "reused"));
     chat.server.stop().ok();
