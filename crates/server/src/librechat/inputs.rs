@@ -37,16 +37,21 @@ pub struct Input {
     /// In the box, below its data.
     pub name: String,
     pub object: Object,
-    /// What its time of change is there, in seconds since 1970: not when it is put
-    /// there, so that whatever changes it is later.
-    pub mtime: i64,
+    /// When it was changed last in the box, in seconds since 1970; another time says that
+    /// it was changed since. `None`: so late that what comes after may have the same.
+    pub mtime: Option<i64>,
 }
 
 /// All of them, by name: of two with the same name it is the later.
 pub type Inputs = BTreeMap<String, Input>;
 
-/// How much earlier than now a file was changed at the latest.
+/// A change that is older than this has another time than one that is still to come.
 const EARLIER_S: i64 = 2;
+
+/// A time of change, if it tells later ones apart.
+pub fn telling(mtime: i64) -> Option<i64> {
+    (mtime <= files::now() - EARLIER_S).then_some(mtime)
+}
 
 pub async fn find(
     app: &App,
@@ -94,7 +99,7 @@ fn find_one(
     let input = Input {
         name: name.clone(),
         object,
-        mtime: created.min(files::now() - EARLIER_S),
+        mtime: Some(created.min(files::now() - EARLIER_S)),
     };
     Ok((reference.name, input))
 }
@@ -139,7 +144,7 @@ impl Input {
         };
         FileIn {
             path: format!("work/{}", self.name),
-            mtime: self.mtime,
+            mtime: self.mtime.unwrap_or_else(files::now),
             content: Content::File {
                 open: Box::new(open),
                 size: self.object.size,

@@ -15,7 +15,7 @@ use tare_engine::{BoxId, Doing, Engine, Error};
 
 use super::file_name::{self, Form};
 use super::id::Id;
-use super::inputs::{Input, Inputs};
+use super::inputs::{self, Input, Inputs};
 use super::owner::Owner;
 use crate::app::App;
 use crate::files;
@@ -105,7 +105,7 @@ impl Outputs {
             seen.insert(name.clone());
             let input = inputs.get(&name);
             let is_as_it_came = |input: &&Input| {
-                let same = input.object.size == size && input.mtime == entry.mtime;
+                let same = input.object.size == size && input.mtime == Some(entry.mtime);
                 same || input.object.read_only
             };
             if let Some(input) = input.filter(is_as_it_came) {
@@ -160,12 +160,14 @@ impl Outputs {
             // Written again as it was.
             Ok(object) if input.is_some_and(|input| input.object.sha256 == object.sha256) => {
                 self.drop_copy(&object);
-                collected.left.extend(input.cloned().map(Left::Inherited));
+                let mtime = inputs::telling(mtime);
+                let same = input.cloned().map(|input| Input { mtime, ..input });
+                collected.left.extend(same.map(Left::Inherited));
             }
             Ok(object) => collected.left.push(Left::Kept(Input {
                 name,
                 object,
-                mtime,
+                mtime: inputs::telling(mtime),
             })),
             Err(Refused::TooLarge) => collected.skip(name, "file_too_large"),
             Err(Refused::NoRoom) => collected.skip(name, "quota_exceeded"),
