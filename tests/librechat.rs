@@ -18,6 +18,8 @@ mod large;
 mod ownership;
 #[path = "librechat/programmatic.rs"]
 mod programmatic;
+#[path = "librechat/published.rs"]
+mod published;
 #[path = "librechat/sessions.rs"]
 mod sessions;
 #[path = "librechat/upload.rs"]
