@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::Options;
 use crate::admission::Admission;
+use crate::callers::{self, Callers};
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::execs::Execs;
@@ -28,6 +29,13 @@ use crate::watch::Watch;
 /// Of those that wait in the engine for others.
 const THREADS_IN_BOXES_MAX: usize = 16;
 
+/// The threads that work for requests.
+#[derive(Debug)]
+pub struct Hands {
+    pub makers: Makers,
+    pub callers: Callers,
+}
+
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Shared>);
@@ -36,6 +44,7 @@ pub struct App(Arc<Shared>);
 pub struct Shared {
     pub engine: Arc<Engine>,
     pub makers: Makers,
+    callers: Callers,
     pub journal: Journal,
     pub metrics: Arc<Metrics>,
     pub pressure: Pressure,
@@ -116,7 +125,7 @@ impl Stopping {
 impl App {
     pub fn new(
         engine: Engine,
-        makers: Makers,
+        hands: Hands,
         watch: Arc<Watch>,
         pressure: Pressure,
         options: Options,
@@ -125,7 +134,8 @@ impl App {
         let metrics = Arc::new(Metrics::default());
         Ok(Self(Arc::new(Shared {
             engine: Arc::new(engine),
-            makers,
+            makers: hands.makers,
+            callers: hands.callers,
             journal: Journal::start(config.log, Arc::clone(&metrics))?,
             metrics,
             admission: Admission::new(&config.limits, pressure.clone()),
@@ -169,10 +179,16 @@ impl App {
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
     ) -> Result<T, ApiError> {
         let engine = Arc::clone(&self.engine);
-        match tokio::task::spawn_blocking(move || ask(&engine)).await {
-            Ok(result) => Ok(result?),
-            Err(panicked) => Err(ApiError::internal(panicked.to_string())),
-        }
+        Ok(self.call(move || ask(&engine)).await??)
+    }
+
+    /// Calls what waits as the engine does.
+    pub async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let called = self.callers.call(call).await;
+        called.map_err(|callers::Panicked| ApiError::internal("a call of the engine panicked"))
     }
 }
 

@@ -17,6 +17,7 @@ mod admission;
 )]
 mod api;
 mod app;
+mod callers;
 mod config;
 mod disposition;
 mod edge;
@@ -60,7 +61,8 @@ use tare_engine::{BoxId, Change, Doing, Engine, Error, State, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use app::{App, Phase};
+use app::{App, Hands, Phase};
+use callers::Callers;
 pub use config::{Config, Key, Listen, LogFormat};
 use error::ApiError;
 use journal::Happening;
@@ -71,11 +73,6 @@ use quota::{Charge, Quotas};
 use room::Room;
 use watch::Watch;
 
-/// A thread that waits for the next call stays: when no more can be had, those that
-/// there are list, stop and remove boxes.
-const CALLING_THREADS_STAY: Duration = Duration::from_secs(1 << 32);
-/// So many are there from the beginning.
-const CALLING_THREADS: usize = 4;
 /// Changes of levels that wait to be told; more wait with their gauge.
 const CHANGES_WAITING: usize = 64;
 /// Ends that wait to be looked at; more wait in the kernel.
@@ -129,36 +126,27 @@ pub fn serve(options: Options) -> Result<(), Error> {
         .limits
         .runs
         .saturating_add(config.limits.runs_waiting);
-    let makers = Makers::start(waiting_max).doing(no_threads)?;
+    let hands = Hands {
+        makers: Makers::start(waiting_max).doing(no_threads)?,
+        callers: Callers::start(room.calls()).doing(no_threads)?,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .max_blocking_threads(room.calls())
-        .thread_keep_alive(CALLING_THREADS_STAY)
         .enable_all()
         .build()
         .doing(no_threads)?;
-    start_calling_threads(&runtime);
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
     let watch = Watch::start(move |id| drop(ends.blocking_send(id))).doing(no_threads)?;
     let settings = config.gauge_settings();
     let gauges = engine.gauges(settings)?;
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
     let pressure = Pressure::start(gauges, settings, Arc::clone(&watch), tell).doing(no_threads)?;
-    let app = App::new(engine, makers, watch, pressure, options, config).doing(no_threads)?;
+    let app = App::new(engine, hands, watch, pressure, options, config).doing(no_threads)?;
     hooks::start(&app).doing(no_threads)?;
     let result = runtime.block_on(live(app.clone(), ended, changes));
     app.journal.flush();
     // A thread that waits in the engine for others must not hold this one.
     runtime.shutdown_background();
     result
-}
-
-/// They are there before there may be none to be had.
-fn start_calling_threads(runtime: &tokio::runtime::Runtime) {
-    let all_are_there = Arc::new(std::sync::Barrier::new(CALLING_THREADS));
-    for _each in 0..CALLING_THREADS {
-        let all_are_there = Arc::clone(&all_are_there);
-        runtime.spawn_blocking(move || all_are_there.wait());
-    }
 }
 
 async fn live(

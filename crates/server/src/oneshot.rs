@@ -313,8 +313,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     async fn end(self, request_id: Option<String>) -> Result<Ending, ApiError> {
         let (app, id) = (self.app.clone(), self.attached.id().clone());
         let started = Instant::now();
-        let ended = tokio::task::spawn_blocking(move || self.attached.end()).await;
-        let ended = ended.map_err(|panicked| ApiError::internal(panicked.to_string()))?;
+        let ended = app.call(move || self.attached.end()).await?;
         app.metrics.lap(Lap::Teardown, started.elapsed());
         ended.map_err(|error| {
             let error = ApiError::from(error);
