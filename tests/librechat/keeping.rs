@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::json;
 use tare_harness::random::{number_in, shown_seed};
 use tare_harness::{Answer, Random, Server, eventually, tare};
 
@@ -169,4 +170,19 @@ fn send(address: SocketAddr, content: &[u8]) -> Option<String> {
     stream.read_to_end(&mut answer).ok()?;
     let is_whole = answer.ends_with(b"}");
     is_whole.then(|| reference(&Answer::parse(&answer).was(200).json()))
+}
+
+#[test]
+fn a_server_with_a_state_root_of_its_own_has_files_of_its_own() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let request = json!({ "lang": "bash", "code": "echo x > out.txt" });
+    let answer = server.post("/v1/exec", &request).was(200).json();
+    assert_eq!(answer["files"][0]["name"], "out.txt", "{answer}");
+    server.stop().ok();
+    assert!(tare.state_root().join("files/blobs").is_dir());
+    tare.call(["audit"]).ok();
+    tare.call(["sweep"]).ok();
+    // They are the operator's, for a day.
+    std::fs::remove_dir_all(tare.state_root().join("files")).expect("it is there");
 }

@@ -144,7 +144,7 @@ impl App {
             hooks: Arc::default(),
             quotas: Quotas::default(),
             execs: Execs::new(config.limits.execs),
-            files: Files::new(&config.files),
+            files: Files::new(&config.files, options.state_root.as_deref()),
             waiting: Waiting::default(),
             sessions: Sessions::default(),
             recovery: Recovery::default(),

@@ -78,11 +78,13 @@ pub struct Files {
 }
 
 impl Files {
-    pub fn new(config: &FilesConfig) -> Self {
+    /// A server with a state root of its own has files of its own.
+    pub fn new(config: &FilesConfig, state_root: Option<&Path>) -> Self {
         let is_root = rustix::process::geteuid().is_root();
-        let directory = config.directory.clone();
+        let beside = || state_root.map(|root| root.join("files"));
+        let usual = || default_directory(is_root, |it| std::env::var_os(it));
         Self {
-            directory: directory.or_else(|| default_directory(is_root, |it| std::env::var_os(it))),
+            directory: config.directory.clone().or_else(beside).or_else(usual),
             store: Mutex::default(),
         }
     }
@@ -163,11 +165,7 @@ pub async fn ask<T: Send + 'static>(
     ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let asking = app.clone();
-    waiting(move || {
-        let store = asking.files.store(&asking.config().files)?;
-        Ok(ask(&store)?)
-    })
-    .await
+    app.call(move || Ok(ask(&open(&asking)?)?)).await?
 }
 
 /// The same where it may as well not be there.
@@ -176,20 +174,11 @@ pub async fn ask_if_any<T: Send + 'static>(
     ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<Option<T>, ApiError> {
     let asking = app.clone();
-    waiting(move || {
+    app.call(move || {
         let store = asking.files.store_if_any(&asking.config().files)?;
         Ok(store.map(|store| ask(&store)).transpose()?)
     })
-    .await
-}
-
-pub async fn waiting<T: Send + 'static>(
-    what: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(what).await {
-        Ok(result) => result,
-        Err(panicked) => Err(ApiError::internal(panicked.to_string())),
-    }
+    .await?
 }
 
 /// What is over its time goes, also when nobody asks.

@@ -11,6 +11,7 @@ use crate::store::{Incoming, Meta, Object};
 /// One file. Dropped before it is kept, nothing of it is left.
 #[derive(Debug)]
 pub struct Arriving {
+    app: App,
     /// `None` while a thread has it.
     incoming: Option<Incoming>,
 }
@@ -19,6 +20,7 @@ impl Arriving {
     pub async fn begin(app: &App, owner: Owner) -> Result<Self, ApiError> {
         let incoming = files::ask(app, move |store| store.receive(&owner)).await?;
         Ok(Self {
+            app: app.clone(),
             incoming: Some(incoming),
         })
     }
@@ -27,18 +29,19 @@ impl Arriving {
         let mut incoming = self.incoming.take().ok_or_else(lost)?;
         // Whoever does not wait for this any more leaves it to the thread, and with it
         // the file.
-        let (incoming, written) = files::waiting(move || {
+        let write = move || {
             let written = incoming.write(&bytes);
-            Ok((incoming, written))
-        })
-        .await?;
+            (incoming, written)
+        };
+        let (incoming, written) = self.app.call(write).await?;
         self.incoming = Some(incoming);
         Ok(written?)
     }
 
     pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ApiError> {
         let incoming = self.incoming.take().ok_or_else(lost)?;
-        files::waiting(move || Ok(incoming.keep(&session, meta)?)).await
+        let kept = self.app.call(move || incoming.keep(&session, meta)).await?;
+        Ok(kept?)
     }
 }
 
@@ -49,7 +52,7 @@ fn lost() -> ApiError {
 impl Drop for Arriving {
     fn drop(&mut self) {
         if let Some(incoming) = self.incoming.take() {
-            aside(move || drop(incoming));
+            aside(&self.app, move || drop(incoming));
         }
     }
 }
@@ -86,14 +89,16 @@ impl Drop for Arrived {
             return;
         }
         let app = self.app.clone();
-        aside(move || app.files.remove_all(&objects));
+        aside(&self.app, move || app.files.remove_all(&objects));
     }
 }
 
 /// What waits for the disk and nobody waits for.
-fn aside(what: impl FnOnce() + Send + 'static) {
+fn aside(app: &App, what: impl FnOnce() + Send + 'static) {
+    let app = app.clone();
     match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(what)),
+        // That it panicked is in the log already.
+        Ok(runtime) => drop(runtime.spawn(async move { app.call(what).await.ok() })),
         Err(_) => what(),
     }
 }

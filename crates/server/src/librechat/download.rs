@@ -41,7 +41,7 @@ pub async fn download(
         Wanted::Part(range) => range,
         Wanted::Nothing => return Ok(unsatisfiable(object.size)),
     };
-    let mut response = Response::new(body(file, range, permit));
+    let mut response = Response::new(body(app, file, range, permit));
     describe(&object, &etag, response.headers_mut());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.bytes()));
@@ -79,13 +79,13 @@ fn unsatisfiable(size: u64) -> Response {
 
 /// A piece is read when the one before was taken. An error ends the connection, so that
 /// a client cannot take a part for the whole.
-fn body(file: Arc<File>, range: Range, permit: OwnedSemaphorePermit) -> Body {
+fn body(app: App, file: Arc<File>, range: Range, permit: OwnedSemaphorePermit) -> Body {
     let pieces = stream::unfold((range, permit), move |(mut left, permit)| {
-        let file = Arc::clone(&file);
+        let (app, file) = (app.clone(), Arc::clone(&file));
         async move {
             let (from, count) = left.take(PIECE_BYTES)?;
-            let piece = tokio::task::spawn_blocking(move || piece(&file, from, count)).await;
-            let piece = piece.unwrap_or_else(|panicked| Err(io::Error::other(panicked)));
+            let piece = app.call(move || piece(&file, from, count)).await;
+            let piece = piece.unwrap_or_else(|error| Err(io::Error::other(error.message)));
             Some((piece, (left, permit)))
         }
     });
