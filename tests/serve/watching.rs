@@ -1,10 +1,11 @@
 //! What boxes write, use and go through, and the proof that nothing is left.
 
+use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
-use tare_harness::{Server, eventually, tare};
+use tare_harness::{Server, Tare, eventually, tare};
 
 fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut seen = String::new();
@@ -189,7 +190,7 @@ fn what_is_nobodys_is_found_and_swept() {
     let id = id.as_str().expect("an id");
     // Its record is taken away behind everybody's back.
     let record = tare.state_root().join("boxes").join(id);
-    std::fs::remove_dir_all(record).expect("it is there");
+    fs::remove_dir_all(record).expect("it is there");
     let audit = server.get("/v1/audit").was(200).json();
     assert_eq!(audit["clean"], false, "{audit}");
     let planned = "/v1/sweep?dry_run=true";
@@ -198,5 +199,65 @@ fn what_is_nobodys_is_found_and_swept() {
     let swept = server.ask("POST", "/v1/sweep", &[], b"").was(200).json();
     assert_eq!(swept["swept"][0]["outcome"], "done", "{swept}");
     assert_eq!(server.get("/v1/audit").json()["clean"], true);
+    server.stop().ok();
+}
+
+/// A record whose creator was killed; `tare run` leaves one.
+fn leftover(tare: &Tare) -> String {
+    let before = tare.footprint().records;
+    let killed = tare.spawn(["--", "sh", "-c", "echo runs; sleep 1000"]);
+    killed.see("runs");
+    killed.signal(rustix::process::Signal::KILL);
+    killed.wait();
+    let left = tare.footprint().records;
+    let mut left = left.into_iter().filter(|id| !before.contains(id));
+    left.next().expect("it left a record")
+}
+
+/// How often a stream of events says this of a box.
+fn times_told(told: &str, event: &str, id: &str) -> usize {
+    let events = told.lines().filter(|line| line.starts_with("data:"));
+    let of_box = events.filter(|line| line.contains(&format!("\"box_id\":\"{id}\"")));
+    let event = format!("\"event\":\"{event}\"");
+    of_box.filter(|line| line.contains(&event)).count()
+}
+
+/// Whoever happens to end what somebody left behind: a list, a look at one box, a box
+/// that wants its name, a sweep.
+#[test]
+fn whatever_is_reclaimed_is_told_once() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    eventually("it has looked", || server.log().contains("recovered"));
+    let mut events = server.send("GET", "/v1/events", &[], b"");
+    read_until(&mut events, "alive");
+    let listed = leftover(&tare);
+    server.get("/v1/boxes").was(200);
+    let looked_at = leftover(&tare);
+    server
+        .get(&format!("/v1/boxes/{looked_at}"))
+        .refused(404, "no_such_box");
+    let swept = leftover(&tare);
+    server.post("/v1/sweep", &json!({})).was(200);
+    // Nothing of it is on record.
+    let unrecorded = tare.idle_box();
+    fs::remove_dir_all(tare.record(&unrecorded)).expect("its record");
+    server.post("/v1/sweep", &json!({})).was(200);
+    // What is over is no leftover, whether or not it is kept.
+    let over = tare.detached(["--", "true"]);
+    let not_kept = tare.detached(["--rm", "--", "true"]);
+    eventually("it is gone", || {
+        server.get("/v1/boxes").was(200);
+        !tare.footprint().records.contains(&not_kept)
+    });
+    server.post("/v1/sweep", &json!({})).was(200);
+    server.delete(&format!("/v1/boxes/{over}")).was(204);
+    let told = read_until(&mut events, "box_removed");
+    for id in [&listed, &looked_at, &swept, &unrecorded] {
+        assert_eq!(times_told(&told, "orphan_reclaimed", id), 1, "{id}: {told}");
+    }
+    for id in [&over, &not_kept] {
+        assert_eq!(times_told(&told, "orphan_reclaimed", id), 0, "{id}: {told}");
+    }
     server.stop().ok();
 }

@@ -189,34 +189,19 @@ impl Engine {
         let mut note = |what, would| missing.push(Lost::of(id, what, would));
         if let Some(flaw) = &observed.record.flaw {
             let lives = observed.keeper.is_some() || traces.has_life(id, self);
-            note(
-                LostKind::Record {
-                    why: flaw.to_string(),
-                },
-                would_about(flaw, lives),
-            );
+            let why = flaw.to_string();
+            note(LostKind::Record { why }, would_about(flaw, lives));
             return missing;
         }
         let ended = observed.record.account.ended.is_some();
-        let would = would_care(observed);
-        match (would, observed.tie()) {
-            // Kept for as long as it was to be: nothing of it is missing.
-            (Some(_), _) if ended => {}
-            (Some(would), Tie::HalfMade | Tie::Attached | Tie::Detaching) => {
-                note(LostKind::Creator, would);
-            }
-            (Some(would), Tie::Detached | Tie::Damaged) if observed.is_overdue() => {
-                note(LostKind::Lease, would);
-            }
-            (Some(would), Tie::Detached | Tie::Damaged) => note(LostKind::Keeper, would),
+        match left_behind(id, observed) {
+            Some(lost) => note(lost.what, lost.would),
             // Whoever made it is gone, and nothing says that it was to live on.
-            (None, Tie::Detaching) if !ended => note(
-                LostKind::Record {
-                    why: Flaw::Incomplete.to_string(),
-                },
-                Would::Leave,
-            ),
-            (None, _) => {}
+            None if !ended && observed.tie() == Tie::Detaching => {
+                let why = Flaw::Incomplete.to_string();
+                note(LostKind::Record { why }, Would::Leave);
+            }
+            None => {}
         }
         if self.lacks_cgroup(id, observed) {
             note(LostKind::Cgroup, Would::Leave);
@@ -305,6 +290,21 @@ impl<T> Looked<T> {
             known: None,
         }
     }
+}
+
+/// Who should have ended it and has not, if there is anything to be done about it. Of
+/// a box that was kept for as long as it was to be nothing is missing.
+pub(crate) fn left_behind(id: &BoxId, observed: &Observed) -> Option<Lost> {
+    if observed.record.account.ended.is_some() {
+        return None;
+    }
+    let would = would_care(observed)?;
+    let what = match observed.tie() {
+        Tie::HalfMade | Tie::Attached | Tie::Detaching => LostKind::Creator,
+        Tie::Detached | Tie::Damaged if observed.is_overdue() => LostKind::Lease,
+        Tie::Detached | Tie::Damaged => LostKind::Keeper,
+    };
+    Some(Lost::of(id, what, would))
 }
 
 fn would_care(observed: &Observed) -> Option<Would> {

@@ -11,6 +11,7 @@ use crate::host::Host;
 use crate::id::BoxId;
 use crate::keeper::Unmade;
 use crate::layout::Layout;
+use crate::reclaiming::Listener;
 use crate::record::{self, Locked};
 use crate::spec::Spec;
 use crate::stdio::Stdin;
@@ -24,6 +25,7 @@ pub struct Engine {
     pub(crate) manner: Manner,
     /// Boxes that nobody looked after, and that are gone since this was opened.
     pub(crate) tended: Vec<BoxId>,
+    pub(crate) listener: Listener,
 }
 
 /// What is done about boxes that need it.
@@ -84,6 +86,7 @@ impl Engine {
             host,
             manner,
             tended: Vec::new(),
+            listener: Listener::default(),
         }
     }
 

@@ -37,6 +37,7 @@ pub mod logs;
 mod observed;
 mod plan;
 mod reason;
+mod reclaiming;
 mod record;
 mod reports;
 pub mod seccomp;

@@ -126,12 +126,9 @@ impl Observed {
     }
 
     /// The same for whoever has the lock of the record.
-    pub fn care_of_ours(&self, when: When) -> Care {
-        let ours = Facts {
-            busy: false,
-            ..self.facts
-        };
-        lifecycle::care(&when.applied_to(ours))
+    pub fn ours(mut self) -> Self {
+        self.facts.busy = false;
+        self
     }
 
     /// Why whoever is not its creator does what is to be done about it.
@@ -201,6 +198,17 @@ impl Observed {
     /// Whether it should have ended by itself.
     pub fn is_overdue(&self) -> bool {
         self.facts.overdue
+    }
+
+    /// Whether somebody left it behind, rather than that its time is over: of one that
+    /// is not over on record, and that there is something to be done about.
+    pub fn is_leftover(&self, host: &Host) -> bool {
+        match self.facts.tie {
+            Tie::HalfMade | Tie::Attached | Tie::Detaching => true,
+            Tie::Detached | Tie::Damaged => {
+                self.keeper.is_some() || self.reason(host) == Reason::Rebooted
+            }
+        }
     }
 
     pub fn tie(&self) -> Tie {

@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::account::{EndingEntry, Entry};
-use crate::comparison::{Orphan, Would, would_about};
+use crate::comparison::{Would, would_about};
 use crate::engine::Engine;
 use crate::error::{Doing, Error};
+use crate::holdings::name;
 use crate::id::BoxId;
+use crate::layout;
 use crate::lifecycle::Care;
 use crate::observed::{Depth, Observed, When};
 use crate::reason::Reason;
 use crate::record::{self, Locked, Record};
 use crate::teardown::OTHERS_WITHIN;
 use crate::tending::{Effort, Taken, take};
+use crate::traces;
 
 /// What a box gets that did not end at once, when all others are done.
 const PATIENT_WITHIN: Duration = Duration::from_secs(2);
@@ -37,9 +40,6 @@ pub struct Swept {
     pub would: Would,
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Whether somebody left it behind, rather than that its time is over.
-    #[serde(skip)]
-    pub is_leftover: bool,
     #[serde(skip)]
     was_stuck: bool,
 }
@@ -98,12 +98,6 @@ impl Engine {
                 one.was_stuck = known.was_stuck;
             }
         }
-        let orphans = comparison.orphans.iter().map(Orphan::id);
-        for id in orphans.chain(comparison.lost.iter().map(|lost| &lost.id)) {
-            if let Some(one) = plan.get_mut(id) {
-                one.is_leftover = one.would != Would::Finish;
-            }
-        }
         let mut plan: Vec<Swept> = plan.into_values().collect();
         let leave = plan.iter_mut().filter(|one| one.would == Would::Leave);
         leave.for_each(|one| one.outcome = Outcome::Left);
@@ -150,7 +144,7 @@ impl Engine {
         one.outcome = match one.would {
             Would::Leave => Outcome::Left,
             Would::Remove | Would::Finish | Would::End => self
-                .try_to_sweep(boxes, &one.id, within)
+                .try_to_sweep(boxes, one, within)
                 .unwrap_or_else(|error| Outcome::stuck(&error)),
         };
     }
@@ -158,17 +152,18 @@ impl Engine {
     fn try_to_sweep(
         &self,
         boxes: BorrowedFd<'_>,
-        id: &BoxId,
+        one: &Swept,
         within: Duration,
     ) -> Result<Outcome, Error> {
+        let id = &one.id;
         let doing = || format!("cannot open the record of box {id}");
         let Some(record) = Record::look(boxes, id).doing(doing)? else {
-            return self.end_orphan(boxes, id, within);
+            return self.end_orphan(boxes, one, within);
         };
         match take(boxes, id, record) {
             Taken::Others => Ok(Outcome::Busy),
             Taken::Gone => Ok(Outcome::Done),
-            Taken::Ours(locked) => self.end_ours(boxes, id, *locked, within),
+            Taken::Ours(locked) => self.end_ours(boxes, one, *locked, within),
         }
     }
 
@@ -177,27 +172,42 @@ impl Engine {
     fn end_orphan(
         &self,
         boxes: BorrowedFd<'_>,
-        id: &BoxId,
+        one: &Swept,
         within: Duration,
     ) -> Result<Outcome, Error> {
+        let id = &one.id;
         let mut locked = match Locked::claim(boxes, id) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Outcome::Busy),
             other => other.doing(|| format!("cannot make a record of box {id}"))?,
         };
+        // Somebody else may have ended it since it was found.
+        let has_name = || name::all(&self.layout).iter().any(|(_, it)| it == id);
+        let is_there = self.has_remains(id) || has_name();
         let why = Reason::Abandoned;
         // Without it, whoever lives in there would seem to be none of our business.
         locked.add(Entry::Ending(EndingEntry::now(why))).ok();
         self.site(id).tear_down(locked, within, why)?;
+        if is_there {
+            self.tell_reclaimed(id, &one.found);
+        }
         Ok(Outcome::Done)
+    }
+
+    /// Whether anything of a box is on the host, apart from its record and names.
+    fn has_remains(&self, id: &BoxId) -> bool {
+        let of = self.layout.tagged(id);
+        let mut roots = self.host.cgroups.all().into_iter();
+        roots.any(|root| layout::cgroup(root, of).is_dir()) || traces::keeper_of(of).is_some()
     }
 
     fn end_ours(
         &self,
         boxes: BorrowedFd<'_>,
-        id: &BoxId,
+        one: &Swept,
         locked: Locked,
         within: Duration,
     ) -> Result<Outcome, Error> {
+        let id = &one.id;
         let site = self.site(id);
         let looked = Record::look(boxes, id).doing(|| format!("cannot look at box {id}"))?;
         let Some(record) = looked else {
@@ -208,8 +218,9 @@ impl Engine {
             return match would_about(flaw, self.has_life(id)) {
                 Would::Leave => Ok(Outcome::Left),
                 Would::Remove | Would::Finish | Would::End => {
-                    let ended = site.tear_down(locked, within, Reason::Asked);
-                    ended.map(|()| Outcome::Done)
+                    site.tear_down(locked, within, Reason::Asked)?;
+                    self.tell_reclaimed(id, &one.found);
+                    Ok(Outcome::Done)
                 }
             };
         }
@@ -219,7 +230,13 @@ impl Engine {
         };
         match self.act(boxes, id, locked, effort)? {
             // What is left of it apart from its record.
-            Some(locked) if observed.is_over() => site.clear(locked, within)?,
+            Some(locked) if observed.is_over() => {
+                let is_there = self.has_remains(id);
+                site.clear(locked, within)?;
+                if is_there {
+                    self.tell_reclaimed(id, &one.found);
+                }
+            }
             Some(_) | None => {}
         }
         Ok(Outcome::Done)
@@ -233,7 +250,6 @@ impl Swept {
             found: Vec::new(),
             would: Would::Leave,
             outcome: Outcome::Planned,
-            is_leftover: false,
             was_stuck: false,
         }
     }

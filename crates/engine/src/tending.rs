@@ -137,12 +137,17 @@ impl Engine {
             return Ok(None);
         };
         let observed = Observed::of(record, self.layout.tagged(id), &self.host, Depth::Care);
+        let observed = observed.ours();
         let why = observed.reason(&self.host);
+        let to_tell = self.to_tell(id, &observed);
         let site = self.site(id);
-        match observed.care_of_ours(effort.when) {
+        match observed.care(effort.when) {
             Care::Nothing => return Ok(Some(locked)),
             Care::Finish => site.finish(locked, effort.within, why)?,
             Care::Remove => site.tear_down(locked, effort.within, why)?,
+        }
+        if let Some(sentence) = to_tell {
+            self.tell_reclaimed(id, &[sentence]);
         }
         Ok(None)
     }

@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::execs::Execs;
 use crate::files::Files;
 use crate::hooks::Hooks;
-use crate::journal::Journal;
+use crate::journal::{Happening, Journal};
 use crate::librechat::{Sessions, Waiting};
 use crate::makers::Makers;
 use crate::metrics::Metrics;
@@ -45,7 +45,7 @@ pub struct Shared {
     pub engine: Arc<Engine>,
     pub makers: Makers,
     callers: Callers,
-    pub journal: Journal,
+    pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
     pub pressure: Pressure,
     pub sweeping: Sweeping,
@@ -132,11 +132,12 @@ impl App {
         config: Config,
     ) -> io::Result<Self> {
         let metrics = Arc::new(Metrics::default());
+        let journal = Arc::new(Journal::start(config.log, Arc::clone(&metrics))?);
         Ok(Self(Arc::new(Shared {
-            engine: Arc::new(engine),
+            engine: Arc::new(telling(engine, Arc::clone(&journal))),
             makers: hands.makers,
             callers: hands.callers,
-            journal: Journal::start(config.log, Arc::clone(&metrics))?,
+            journal,
             metrics,
             admission: Admission::new(&config.limits, pressure.clone()),
             pressure,
@@ -190,6 +191,16 @@ impl App {
         let called = self.callers.call(call).await;
         called.map_err(|callers::Panicked| ApiError::internal("a call of the engine panicked"))
     }
+}
+
+/// Any call of the engine may end what somebody left behind.
+fn telling(engine: Engine, journal: Arc<Journal>) -> Engine {
+    engine.telling(move |id, found| {
+        journal.note(Happening::OrphanReclaimed {
+            box_id: id.as_str(),
+            found,
+        });
+    })
 }
 
 impl App {

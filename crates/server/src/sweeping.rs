@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use tare_engine::{BoxId, Change, Engine, Level, Outcome, State, Status, Swept};
+use tare_engine::{BoxId, Change, Engine, Level, State, Status};
 use tokio::sync::{Notify, mpsc};
 
 use crate::app::App;
@@ -49,19 +49,10 @@ pub async fn sweep_when_wanted(app: App) {
     }
 }
 
-/// What is nobody's is ended, and told. What fails for want of something is tried again
-/// by whoever looks next.
+/// What is nobody's is ended; whoever the engine tells says so. What fails for want of
+/// something is tried again by whoever looks next.
 pub async fn sweep(app: &App) {
-    let Ok(swept) = app.ask(Engine::sweep).await else {
-        return;
-    };
-    let done = |one: &&Swept| one.is_leftover && one.outcome == Outcome::Done;
-    for one in swept.iter().filter(done) {
-        app.journal.note(Happening::OrphanReclaimed {
-            box_id: one.id.as_str(),
-            found: &one.found,
-        });
-    }
+    app.ask(Engine::sweep).await.ok();
 }
 
 pub fn tell_stuck(app: &App, boxes: &[Status]) {
