@@ -202,6 +202,38 @@ fn what_is_nobodys_is_found_and_swept() {
     server.stop().ok();
 }
 
+#[test]
+fn that_a_box_was_paused_resumed_or_given_a_lease_is_told_when_it_is_so() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    start(&server, "sleep 1000");
+    let id = server.get("/v1/boxes/web").json()["id"].clone();
+    let id = id.as_str().expect("an id");
+    let mut events = server.send("GET", "/v1/events", &[], b"");
+    read_until(&mut events, "alive");
+    let ask = |what: &str| server.post(&format!("/v1/boxes/web/{what}"), &json!({}));
+    for what in ["pause", "pause", "resume", "resume"] {
+        ask(what).was(200);
+    }
+    let lease = json!({ "lease_ms": 3_600_000 });
+    let leased = server.post("/v1/boxes/web/lease", &lease).was(200).json();
+    let refused = json!({ "lease_ms": 0 });
+    let refused = server.post("/v1/boxes/web/lease", &refused);
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    server.delete("/v1/boxes/web?force=true").was(204);
+    ask("pause").refused(404, "no_such_box");
+    start(&server, "sleep 1000");
+    let told = read_until(&mut events, "box_created");
+    for event in ["box_paused", "box_resumed", "box_lease_changed"] {
+        assert_eq!(times_told(&told, event, id), 1, "{event}: {told}");
+    }
+    let ends_at = leased["lease_ends_at"].as_str().expect("a time");
+    let ends_at = format!("\"lease_ends_at\":\"{ends_at}\"");
+    assert!(told.contains(&ends_at), "{told}");
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
 /// A record whose creator was killed; `tare run` leaves one.
 fn leftover(tare: &Tare) -> String {
     let before = tare.footprint().records;

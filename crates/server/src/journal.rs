@@ -74,6 +74,20 @@ pub enum Happening<'a> {
         box_id: &'a str,
         request_id: &'a str,
     },
+    BoxPaused {
+        box_id: &'a str,
+        request_id: &'a str,
+    },
+    BoxResumed {
+        box_id: &'a str,
+        request_id: &'a str,
+    },
+    BoxLeaseChanged {
+        box_id: &'a str,
+        request_id: &'a str,
+        /// `None`: never.
+        lease_ends_at: Option<Timestamp>,
+    },
     BoxEnded {
         box_id: &'a str,
         exit_code: Option<u8>,
@@ -155,6 +169,9 @@ impl<'a> Happening<'a> {
             Self::Request { .. } => "request",
             Self::BoxCreated { .. } => "box_created",
             Self::BoxRemoved { .. } => "box_removed",
+            Self::BoxPaused { .. } => "box_paused",
+            Self::BoxResumed { .. } => "box_resumed",
+            Self::BoxLeaseChanged { .. } => "box_lease_changed",
             Self::BoxEnded { .. } => "box_ended",
             Self::TeardownStuck { .. } => "teardown_stuck",
             Self::CgroupStillPopulated { .. } => "cgroup_still_populated",
@@ -193,9 +210,21 @@ impl<'a> Happening<'a> {
                 "code": error.map(|error| error.code),
                 "detail": error.and_then(|error| error.detail.as_deref()),
             }),
-            Self::BoxCreated { box_id, request_id } | Self::BoxRemoved { box_id, request_id } => {
+            Self::BoxCreated { box_id, request_id }
+            | Self::BoxRemoved { box_id, request_id }
+            | Self::BoxPaused { box_id, request_id }
+            | Self::BoxResumed { box_id, request_id } => {
                 json!({ "box_id": box_id, "request_id": request_id })
             }
+            Self::BoxLeaseChanged {
+                box_id,
+                request_id,
+                lease_ends_at,
+            } => json!({
+                "box_id": box_id,
+                "request_id": request_id,
+                "lease_ends_at": lease_ends_at,
+            }),
             Self::BoxEnded { box_id, exit_code } => {
                 json!({ "box_id": box_id, "exit_code": exit_code })
             }

@@ -263,6 +263,9 @@ impl Metrics {
             Happening::Listening { .. }
             | Happening::LimitsLowered { .. }
             | Happening::Recovered { .. }
+            | Happening::BoxPaused { .. }
+            | Happening::BoxResumed { .. }
+            | Happening::BoxLeaseChanged { .. }
             | Happening::HookFailed { .. }
             | Happening::Reloaded
             | Happening::FilesNotSwept { .. }

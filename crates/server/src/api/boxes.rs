@@ -439,7 +439,8 @@ pub async fn stop(
     if grace > app.config().limits.timeout_max {
         return Err(ApiError::bad_request("invalid", "grace_ms: it is too long"));
     }
-    change(app, id, move |engine, id| engine.stop(id, grace)).await
+    let changed = change(&app, id, move |engine, id| engine.stop(id, grace));
+    Ok(axum::Json(changed.await?.after))
 }
 
 /// Freeze every process of a box
@@ -452,9 +453,17 @@ pub async fn stop(
 )]
 pub async fn pause(
     State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Status>, ApiError> {
-    change(app, id, Engine::pause).await
+    let Changed { before, after } = change(&app, id, Engine::pause).await?;
+    if before.state != tare_engine::State::Paused {
+        app.journal.note(Happening::BoxPaused {
+            box_id: after.id.as_str(),
+            request_id: &request_id,
+        });
+    }
+    Ok(axum::Json(after))
 }
 
 /// Let a paused box go on
@@ -467,9 +476,17 @@ pub async fn pause(
 )]
 pub async fn resume(
     State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Status>, ApiError> {
-    change(app, id, Engine::resume).await
+    let Changed { before, after } = change(&app, id, Engine::resume).await?;
+    if before.state == tare_engine::State::Paused {
+        app.journal.note(Happening::BoxResumed {
+            box_id: after.id.as_str(),
+            request_id: &request_id,
+        });
+    }
+    Ok(axum::Json(after))
 }
 
 /// Give a box another lease
@@ -483,30 +500,46 @@ pub async fn resume(
 )]
 pub async fn lease(
     State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
     Json(request): Json<LeaseRequest>,
 ) -> Result<axum::Json<Status>, ApiError> {
     let lease = spec::lease(Some(request.lease_ms), &app.config().limits)?;
-    change(app, id, move |engine, id| {
+    let update = move |engine: &Engine, id: &BoxId| {
         let changes = Changes {
             lease: Some(Some(lease)),
             ..Changes::default()
         };
         engine.update(id, &changes)
-    })
-    .await
+    };
+    let Changed { after, .. } = change(&app, id, update).await?;
+    app.journal.note(Happening::BoxLeaseChanged {
+        box_id: after.id.as_str(),
+        request_id: &request_id,
+        lease_ends_at: after.lease_ends_at,
+    });
+    Ok(axum::Json(after))
 }
 
-/// Does something to a box, and tells what it is then.
+/// A box before and after something was done to it.
+#[derive(Debug)]
+struct Changed {
+    before: Status,
+    after: Status,
+}
+
+/// Does something to a box.
 async fn change(
-    app: App,
+    app: &App,
     reference: String,
     act: impl FnOnce(&Engine, &BoxId) -> Result<(), tare_engine::Error> + Send + 'static,
-) -> Result<axum::Json<Status>, ApiError> {
-    let status = app.ask(move |engine| {
+) -> Result<Changed, ApiError> {
+    let changed = app.ask(move |engine| {
         let id = engine.find(&reference)?;
+        let before = engine.status(&id)?;
         act(engine, &id)?;
-        engine.status(&id)
+        let after = engine.status(&id)?;
+        Ok(Changed { before, after })
     });
-    Ok(axum::Json(status.await?))
+    changed.await
 }
