@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use serde_json::{Value, json};
-use tare_harness::{eventually, tare};
+use tare_harness::{Answer, eventually, tare};
 
 use crate::client::{Chat, Form, file, is_id, text};
 
@@ -288,6 +288,41 @@ fn a_client_that_hangs_up_ends_its_program() {
         let left = tare.footprint();
         left.records.is_empty() && left.processes.len() == 1
     });
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_request_with_a_name_can_be_cancelled_by_whoever_sent_it() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let body = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("X-LibreChat-Code-Request-ID", "r1"),
+    ];
+    let mut waiting = chat
+        .server
+        .send("POST", "/v1/exec", &headers, body.as_bytes());
+    eventually("it runs", || !tare.footprint().records.is_empty());
+    let cancel = |name: &str| {
+        let request = json!({ "request_id": name });
+        chat.server
+            .post("/v1/exec/cancel", &request)
+            .was(200)
+            .json()["cancelled"]
+            .clone()
+    };
+    assert_eq!(cancel("r2"), false);
+    assert_eq!(cancel("r1"), true);
+    let mut bytes = Vec::new();
+    waiting.read_to_end(&mut bytes).expect("an answer");
+    let answer = Answer::parse(&bytes);
+    assert_eq!(answer.was(409).json()["error"], "execution_cancelled");
+    eventually("nothing is left", || {
+        let left = tare.footprint();
+        left.records.is_empty() && left.processes.len() == 1
+    });
+    assert_eq!(cancel("r1"), false);
     chat.stop(&tare);
 }
 

@@ -18,7 +18,7 @@ use crate::execs::Execs;
 use crate::files::Files;
 use crate::hooks::Hooks;
 use crate::journal::{Happening, Journal};
-use crate::librechat::{Sessions, Waiting};
+use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::makers::Makers;
 use crate::metrics::Metrics;
 use crate::pressure::Pressure;
@@ -56,6 +56,7 @@ pub struct Shared {
     pub files: Files,
     pub waiting: Waiting,
     pub sessions: Sessions,
+    pub cancellable: Cancellable,
     pub recovery: Recovery,
     /// Threads that wait for somebody in a box, who may keep them waiting: others have
     /// to be left for everybody else.
@@ -148,6 +149,7 @@ impl App {
             files: Files::new(&config.files, options.state_root.as_deref()),
             waiting: Waiting::default(),
             sessions: Sessions::default(),
+            cancellable: Cancellable::default(),
             recovery: Recovery::default(),
             in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
             proofs: Mutex::default(),

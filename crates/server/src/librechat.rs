@@ -8,6 +8,7 @@
 mod answer;
 mod arriving;
 mod boxes;
+mod cancel;
 mod claim;
 pub mod config;
 mod download;
@@ -35,6 +36,7 @@ use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
 
 use crate::app::App;
+pub use cancel::Cancellable;
 pub use id::Id;
 pub use owner::Owner;
 #[cfg(test)]
@@ -57,6 +59,8 @@ fn executed() -> Router<App> {
     Router::new()
         .route("/v1/exec", post(exec::exec))
         .route("/v1/exec/programmatic", post(programmatic::programmatic))
+        .route("/v1/exec/cancel", post(cancel::cancel))
+        .route("/v1/exec/programmatic/cancel", post(cancel::cancel))
 }
 
 /// Files that clients send, and get.

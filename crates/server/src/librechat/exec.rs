@@ -1,11 +1,13 @@
 //! `POST /v1/exec`: some code, with the files that it works on.
 
 use axum::extract::{Extension, State};
+use axum::http::HeaderMap;
 use serde::{Deserialize, Deserializer};
 use tare_engine::Exit;
 
 use super::answer::{Answer, Ran};
 use super::boxes::Work;
+use super::cancel;
 use super::id::Id;
 use super::inputs::{self, FileRef, Inputs};
 use super::outputs::{Collected, Outputs};
@@ -48,8 +50,20 @@ pub async fn exec(
     State(app): State<App>,
     Extension(principal): Extension<Principal>,
     Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
     Json(request): Json<ExecRequest>,
 ) -> Result<axum::Json<Answer>, ApiError> {
+    let executed = execute(&app, &principal, &caller, request);
+    let answer = cancel::unless_cancelled(&app, &principal, &headers, executed).await?;
+    Ok(axum::Json(answer))
+}
+
+async fn execute(
+    app: &App,
+    principal: &Principal,
+    caller: &Caller,
+    request: ExecRequest,
+) -> Result<Answer, ApiError> {
     let hint = request.runtime_session_hint.as_deref();
     let hint = hint.map(Hint::parse).transpose()?;
     let work = Work::of(
@@ -59,12 +73,11 @@ pub async fn exec(
         &request.args,
         request.timeout,
     )?;
-    let task = Task::of(&app, &principal, work, request.files, request.user_id).await?;
-    let answer = match hint {
-        None => task.run(&app, &caller, None).await?.0,
-        Some(hint) => sessions::run(&app, &principal, &caller, &hint, task).await?,
-    };
-    Ok(axum::Json(answer))
+    let task = Task::of(app, principal, work, request.files, request.user_id).await?;
+    match hint {
+        None => Ok(task.run(app, caller, None).await?.0),
+        Some(hint) => sessions::run(app, principal, caller, &hint, task).await,
+    }
 }
 
 /// What is to be done, with everything that it needs.

@@ -18,12 +18,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::{Answer, FileShown};
 use super::boxes::{Work, beside_code};
+use super::cancel;
 use super::exec::Task;
 use super::id::Id;
 use super::inputs::FileRef;
@@ -109,18 +110,31 @@ pub async fn programmatic(
     State(app): State<App>,
     Extension(principal): Extension<Principal>,
     Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
     Json(request): Json<Request>,
 ) -> Result<axum::Json<Round>, ApiError> {
+    let round = round(&app, &principal, &caller, request);
+    let round = cancel::unless_cancelled(&app, &principal, &headers, round).await?;
+    Ok(axum::Json(round))
+}
+
+async fn round(
+    app: &App,
+    principal: &Principal,
+    caller: &Caller,
+    request: Request,
+) -> Result<Round, ApiError> {
     let (turn, execution) = match request.parse()? {
-        request::Asked::Start(start) => (Turn::new(&app)?, Execution::new(principal, *start)),
+        request::Asked::Start(start) => {
+            (Turn::new(app)?, Execution::new(principal.clone(), *start))
+        }
         request::Asked::Continue { token, replies } => {
-            let (turn, mut execution) = Turn::again(&app, &token, &principal)?;
+            let (turn, mut execution) = Turn::again(app, &token, principal)?;
             execution.take(replies)?;
             (turn, execution)
         }
     };
-    let round = execution.run(&app, &caller, turn).await?;
-    Ok(axum::Json(round))
+    execution.run(app, caller, turn).await
 }
 
 /// The right to run one execution; when it is dropped the execution is over.

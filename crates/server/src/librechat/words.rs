@@ -14,7 +14,8 @@ use crate::edge::Told;
 use crate::error::ApiError;
 
 /// Codes that clients know; they stand where a sentence stands otherwise.
-const CODES: [&str; 8] = [
+const CODES: [&str; 9] = [
+    "execution_cancelled",
     "runtime_session_busy",
     "execution_profile_mismatch",
     "invalid_execution_profile",

@@ -1,0 +1,100 @@
+//! `POST /v1/exec/cancel`: what runs under this request id is ended.
+//!
+//! Later clients name each request (`X-LibreChat-Code-Request-ID`), and say so when they
+//! do not want its answer any more, also where their connection is a proxy's that stays.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::owner::Principal;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::extract::Json;
+
+const REQUEST_ID: &str = "x-librechat-code-request-id";
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// Requests that can be cancelled. There are as many as are served at once.
+#[derive(Debug, Default)]
+pub struct Cancellable(Mutex<HashMap<Named, oneshot::Sender<()>>>);
+
+/// A request is somebody's.
+type Named = (Principal, String);
+
+/// That a request is served; it ends with this.
+struct Served<'a> {
+    all: &'a Cancellable,
+    named: Named,
+}
+
+impl Cancellable {
+    fn all(&self) -> MutexGuard<'_, HashMap<Named, oneshot::Sender<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        self.all.all().remove(&self.named);
+    }
+}
+
+/// Serves it unless it is cancelled. One without a name cannot be, nor a second one with
+/// the same.
+pub async fn unless_cancelled<T>(
+    app: &App,
+    principal: &Principal,
+    headers: &HeaderMap,
+    served: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let name = headers.get(REQUEST_ID).and_then(|name| name.to_str().ok());
+    let Some(name) = name.filter(|name| name.len() <= REQUEST_ID_BYTES_MAX) else {
+        return served.await;
+    };
+    let named = (principal.clone(), name.to_owned());
+    let (cancel, cancelled) = oneshot::channel();
+    let is_new = {
+        let mut all = app.cancellable.all();
+        let is_new = !all.contains_key(&named);
+        if is_new {
+            all.insert(named.clone(), cancel);
+        }
+        is_new
+    };
+    if !is_new {
+        return served.await;
+    }
+    let all = &app.cancellable;
+    let _served = Served { all, named };
+    tokio::select! {
+        answer = served => answer,
+        Ok(()) = cancelled => Err(ApiError::new(
+            StatusCode::CONFLICT,
+            "execution_cancelled",
+            "Execution cancelled",
+        )),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub struct CancelRequest {
+    request_id: String,
+}
+
+/// One that is not served any more needs no end.
+pub async fn cancel(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Json(request): Json<CancelRequest>,
+) -> axum::Json<Value> {
+    let named = (principal, request.request_id);
+    let cancel = app.cancellable.all().remove(&named);
+    let cancelled = cancel.is_some_and(|cancel| cancel.send(()).is_ok());
+    axum::Json(json!({ "cancelled": cancelled }))
+}
