@@ -140,6 +140,12 @@ open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/
         let said = got.header("content-type").unwrap_or_default();
         assert!(said.starts_with(media_type), "{name}: {said}");
     }
+    let metrics = chat.server.get("/metrics").text();
+    let bytes: usize = types.iter().map(|(name, _)| name.len()).sum();
+    assert!(
+        metrics.contains(&format!("\ntare_files_bytes {bytes}\n")),
+        "{metrics}"
+    );
     chat.stop(&tare);
 }
 

@@ -139,6 +139,11 @@ fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
         (&call["name"], &call["input"]),
         (&json!("add"), &json!({ "a": 1, "b": 2 }))
     );
+    let metrics = chat.server.get("/metrics").text();
+    assert!(
+        metrics.contains("\ntare_executions_waiting 1\n"),
+        "{metrics}"
+    );
     let go_on = |results: Value| json!({ "continuation_token": token, "tool_results": results });
     post(&go_on(json!([]))).was(400);
     let unknown = post(

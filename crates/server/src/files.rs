@@ -104,6 +104,11 @@ impl Files {
         }
     }
 
+    /// Each content once; nothing where nobody has sent any.
+    pub fn used_bytes(&self) -> u64 {
+        self.held().as_ref().map_or(0, |store| store.used_bytes())
+    }
+
     fn held(&self) -> MutexGuard<'_, Option<Arc<Store>>> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }

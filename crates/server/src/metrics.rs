@@ -334,6 +334,16 @@ fn measured(app: &App) -> Registry {
             app.admission.waiting() as u64,
         ),
         (
+            "files_bytes",
+            "What the files of clients take on the disk",
+            app.files.used_bytes(),
+        ),
+        (
+            "executions_waiting",
+            "Executions whose client is asked to call tools",
+            app.waiting.count() as u64,
+        ),
+        (
             "log_lines_dropped",
             "Lines of the log that found no room, because nobody took them",
             app.journal.dropped(),

@@ -186,7 +186,6 @@ impl Store {
         self.account().of(owner)
     }
 
-    #[cfg(test)]
     /// Of all contents, with those that are still coming.
     pub fn used_bytes(&self) -> u64 {
         self.account().total_bytes()

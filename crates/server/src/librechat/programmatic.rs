@@ -223,6 +223,11 @@ impl Drop for Turn<'_> {
 }
 
 impl Waiting {
+    pub fn count(&self) -> usize {
+        let is_waiting = |slot: &&Slot| matches!(slot, Slot::Waits { .. });
+        self.slots().values().filter(is_waiting).count()
+    }
+
     fn slots(&self) -> MutexGuard<'_, HashMap<Id, Slot>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

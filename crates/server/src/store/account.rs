@@ -28,7 +28,6 @@ impl Account {
         self.owners.get(owner).copied().unwrap_or_default()
     }
 
-    #[cfg(test)]
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
