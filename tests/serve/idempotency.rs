@@ -59,6 +59,52 @@ fn a_key_that_is_sent_many_times_at_once_makes_one_box() {
     server.stop().ok();
 }
 
+fn create_as(server: &Server, key: &str, body: &str) -> Answer {
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("Idempotency-Key", key),
+    ];
+    server.ask("POST", "/v1/boxes", &headers, body.as_bytes())
+}
+
+/// Whoever sends a key again with another request has made a mistake, and is not to
+/// believe that he has got what he asked for; also of a server that has never seen it.
+#[test]
+fn a_key_that_comes_with_another_request_is_refused() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let body = r#"{"command":["sleep","1000"],"env":{"A":"b","C":"d"}}"#;
+    let first = create_as(&server, "a", body).was(201);
+    let reused = "idempotency_key_reused";
+    let others = [
+        "{}",
+        r#"{"command":["sleep","1001"],"env":{"A":"b","C":"d"}}"#,
+        r#"{"command":["sleep","1000"],"env":{"A":"b","C":"e"}}"#,
+    ];
+    for other in others {
+        create_as(&server, "a", other).refused(422, reused);
+    }
+    // The same in other words.
+    let same = r#" { "env": {"C": "d", "A": "b"}, "command": ["sleep", "1000"] }"#;
+    assert_eq!(id(&create_as(&server, "a", same).was(200)), id(&first));
+    server.kill();
+    let server = Server::start(&tare, &[]);
+    create_as(&server, "a", "{}").refused(422, reused);
+    assert_eq!(id(&create_as(&server, "a", body).was(200)), id(&first));
+    assert_eq!(tare.footprint().records.len(), 1);
+    let label = first.json()["labels"]["tare.request"].clone();
+    let label = label.as_str().expect("its request is on record");
+    let forged = json!({ "labels": { "tare.request": label } });
+    server.post("/v1/boxes", &forged).refused(400, "invalid");
+    // Two keys with the same request do not show that it is the same.
+    let other = create_as(&server, "b", body).was(201);
+    assert_ne!(other.json()["labels"]["tare.request"], label);
+    for made in [&first, &other] {
+        tare.remove(id(made).as_str().expect("an id"));
+    }
+    server.stop().ok();
+}
+
 /// What could not be made is no box: the key is still to be used.
 #[test]
 fn a_key_whose_box_could_not_be_made_makes_one_later() {

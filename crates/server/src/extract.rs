@@ -25,6 +25,24 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     }
 }
 
+/// The same with the bytes that it came in.
+#[derive(Debug)]
+pub struct Sent<T> {
+    pub request: T,
+    pub bytes: Vec<u8>,
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for Sent<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        check_type(request.headers())?;
+        let bytes = whole(request, app).await?;
+        let request = parse(&bytes)?;
+        Ok(Self { request, bytes })
+    }
+}
+
 /// What a path names, or our own words for what is wrong with it.
 #[derive(Debug)]
 pub struct Path<T>(pub T);

@@ -17,7 +17,7 @@ use crate::api::idempotency;
 use crate::app::{App, Phase};
 use crate::edge::{ErrorBody, RequestId};
 use crate::error::ApiError;
-use crate::extract::{Json, Path};
+use crate::extract::{Json, Path, Sent};
 use crate::guard::Caller;
 use crate::journal::Happening;
 use crate::pressure::Place;
@@ -119,7 +119,7 @@ const GRACE: Duration = Duration::from_secs(10);
 ///
 /// With an `Idempotency-Key` the box is made once, however often the request is sent: a
 /// later one is answered with 200 and the box as it is by then, and with 409 after its
-/// removal, for as long as its story is kept. The key alone counts, not the body.
+/// removal, for as long as its story is kept. With another request it is refused with 422.
 #[utoipa::path(
     post,
     path = "/v1/boxes",
@@ -138,9 +138,9 @@ pub async fn create(
     Extension(RequestId(request_id)): Extension<RequestId>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Json(request): Json<BoxRequest>,
+    Sent { request, bytes }: Sent<BoxRequest>,
 ) -> Result<Response, ApiError> {
-    let id = idempotency::box_of(&headers, &caller)?;
+    let keyed = idempotency::keyed(&headers, &caller, &bytes)?;
     if app.stopping.phase() > Phase::Serving {
         return Err(ApiError::unavailable("stopping", "the server is stopping"));
     }
@@ -150,8 +150,12 @@ pub async fn create(
     if let Some(key) = caller.0 {
         spec.labels.insert(quota::KEY_LABEL.to_owned(), key);
     }
-    let created = match id {
-        Some(id) => idempotency::start(&app, id, spec, options, &asking).await?,
+    let created = match keyed {
+        Some(keyed) => {
+            let label = idempotency::REQUEST_LABEL.to_owned();
+            spec.labels.insert(label, keyed.request);
+            idempotency::start(&app, keyed.box_id, spec, options, &asking).await?
+        }
         None => {
             let admitted = asking.admit(&app).await?;
             let note = asking.note(&app);

@@ -1,12 +1,13 @@
 //! `Idempotency-Key`: a request that is sent again costs nothing.
 //!
-//! Nothing is stored for it. The id of a box is made of the key and of whose key it is,
-//! and the box's record, of which there is one, says whether it is there; that holds
-//! for several servers at once, and for one that was killed in between.
+//! Nothing is stored but with the box. Its id is made of the key and of whose key it is,
+//! and its record, of which there is one, says whether it is there, and as a label what
+//! was asked for; that holds for several servers at once, and for one that was killed in
+//! between.
 
 use std::time::{Duration, Instant};
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
 use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, State, Status};
@@ -23,8 +24,30 @@ const MADE_WITHIN: Duration = Duration::from_secs(60);
 /// Between looks at it.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The box that a key stands for, if one was given.
-pub fn box_of(headers: &HeaderMap, caller: &Caller) -> Result<Option<BoxId>, ApiError> {
+/// Which request a box was made for.
+pub const REQUEST_LABEL: &str = "tare.request";
+
+/// What a key stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Keyed {
+    pub box_id: BoxId,
+    /// The same for the same request and key, and tells nothing of either.
+    pub request: String,
+}
+
+/// What the key of a request stands for, if one was given. `body` is JSON, of which the
+/// order of fields and the spaces do not count.
+pub fn keyed(headers: &HeaderMap, caller: &Caller, body: &[u8]) -> Result<Option<Keyed>, ApiError> {
+    let Some(key) = key(headers)? else {
+        return Ok(None);
+    };
+    Ok(Some(Keyed {
+        box_id: named(key, caller),
+        request: request(key, body),
+    }))
+}
+
+fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
     let mut given = headers.get_all(HEADER).iter();
     let Some(key) = given.next() else {
         return Ok(None);
@@ -38,7 +61,7 @@ pub fn box_of(headers: &HeaderMap, caller: &Caller) -> Result<Option<BoxId>, Api
         )
         .with_hint(format!("send at most {KEY_BYTES_MAX}, such as a UUID")));
     }
-    Ok(Some(named(key, caller)))
+    Ok(Some(key))
 }
 
 /// Two callers may use the same key and mean different boxes.
@@ -51,6 +74,43 @@ fn named(key: &[u8], Caller(caller): &Caller) -> BoxId {
     let digest: [u8; 32] = hash.finalize().into();
     let (first, _) = digest.split_first_chunk().expect("32 are more than 12");
     BoxId::from_bytes(*first)
+}
+
+/// With the key in it nobody who reads the label can try what the request may have been.
+fn request(key: &[u8], body: &[u8]) -> String {
+    let sorted = serde_json::from_slice(body).map(|body: serde_json::Value| body.to_string());
+    let mut hash = Sha256::new_with_prefix(b"tare request\0");
+    hash.update(key);
+    hash.update([0]);
+    // It was read before; what cannot be is itself.
+    hash.update(sorted.as_deref().map_or(body, str::as_bytes));
+    let digest: [u8; 32] = hash.finalize().into();
+    digest[..REQUEST_BYTES]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// So many tell any two requests with the same key apart.
+const REQUEST_BYTES: usize = 16;
+
+/// A box of another server may not say what it was made for.
+fn check_same(found: &Status, spec: &Spec) -> Result<(), ApiError> {
+    match (
+        found.labels.get(REQUEST_LABEL),
+        spec.labels.get(REQUEST_LABEL),
+    ) {
+        (Some(before), Some(now)) if before != now => Err(ApiError::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "idempotency_key_reused",
+            format!(
+                "box {} was made with this Idempotency-Key for another request",
+                found.id
+            ),
+        )
+        .with_hint("send what was sent with it, or another key")),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the box, or finds it. Whoever else makes it is waited for. Only one that is
@@ -66,7 +126,10 @@ pub async fn start(
     loop {
         let of = id.clone();
         match app.ask(move |engine| look(engine, &of)).await? {
-            Found::Whole(status) => return Ok(Created::Before(status)),
+            Found::Whole(status) => {
+                check_same(&status, &spec)?;
+                return Ok(Created::Before(status));
+            }
             Found::Half => {}
             Found::Nothing => {
                 let admitted = asking.admit(app).await?;
@@ -118,11 +181,23 @@ mod tests {
 
     use super::*;
 
-    fn of(key: &'static [u8], caller: Option<&str>) -> Result<Option<BoxId>, u16> {
+    fn asked(key: &'static [u8], caller: Option<&str>, body: &str) -> Result<Option<Keyed>, u16> {
         let value = HeaderValue::from_bytes(key).expect("a header");
         let headers = HeaderMap::from_iter([(HEADER.parse().expect("a name"), value)]);
         let caller = Caller(caller.map(str::to_owned));
-        box_of(&headers, &caller).map_err(|error| error.status.as_u16())
+        keyed(&headers, &caller, body.as_bytes()).map_err(|error| error.status.as_u16())
+    }
+
+    fn of(key: &'static [u8], caller: Option<&str>) -> Result<Option<BoxId>, u16> {
+        Ok(asked(key, caller, "{}")?.map(|keyed| keyed.box_id))
+    }
+
+    #[test]
+    fn a_request_is_the_same_in_whatever_order_it_is_written() {
+        let request = |body| asked(b"a", None, body).map(|keyed| keyed.map(|it| it.request));
+        let plain = request(r#"{"a":1,"b":{"c":2,"d":3}}"#);
+        assert_eq!(plain, request(r#"{ "b": {"d":3,"c":2}, "a":1 }"#));
+        assert_ne!(plain, request(r#"{"a":1,"b":{"c":2,"d":4}}"#));
     }
 
     #[test]
@@ -131,7 +206,8 @@ mod tests {
         assert_ne!(of(b"a", Some("ci")), of(b"b", Some("ci")));
         assert_ne!(of(b"a", Some("ci")), of(b"a", Some("desk")));
         assert_ne!(of(b"a", Some("")), of(b"a", None));
-        assert_eq!(box_of(&HeaderMap::new(), &Caller(None)).ok(), Some(None));
+        let none = keyed(&HeaderMap::new(), &Caller(None), b"{}");
+        assert_eq!(none.ok(), Some(None));
     }
 
     #[test]
