@@ -45,6 +45,25 @@ fn listed(server: &Server, path: &str) -> Vec<Value> {
     entries
 }
 
+/// A part of a file that may be another one by then cannot be told from a part of this
+/// one: whoever asks for a part is told that there are none, and gets all of it.
+#[test]
+fn a_part_of_a_file_cannot_be_asked_for_and_the_answer_says_so() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    put(&server, "work/a", b"0123456789").was(204);
+    for range in ["bytes=2-3", "bytes=-1", "bytes=100-", "nonsense"] {
+        let headers = [("Range", range), ("If-Range", "\"x\"")];
+        let answer = server.ask("GET", "/v1/boxes/web/files/work/a", &headers, b"");
+        let answer = answer.was(200);
+        assert_eq!(answer.header("accept-ranges"), Some("none"), "{range}");
+        assert_eq!(answer.body, b"0123456789", "{range}");
+    }
+    let archive = get(&server, "work?tar=true").was(200);
+    assert_eq!(archive.header("accept-ranges"), Some("none"));
+    end(server);
+}
+
 #[test]
 fn a_file_goes_in_and_comes_out_as_it_was() {
     let tare = tare!();

@@ -144,6 +144,10 @@ impl Source {
         let name = [name, suffix.as_bytes()].concat();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
         headers.insert(header::CONTENT_DISPOSITION, disposition::attachment(&name));
+        // What comes is a stream from the box, and nothing tells whether the next time
+        // it is the same file: parts that are put together could be of several.
+        let none = HeaderValue::from_static("none");
+        headers.insert(header::ACCEPT_RANGES, none);
         let nosniff = HeaderValue::from_static("nosniff");
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
         response
