@@ -280,6 +280,21 @@ fn a_box_that_is_over_is_kept_by_its_retention() {
     tare.remove(&id);
 }
 
+/// Nothing is wrong with it; and it is said why it is still there.
+#[test]
+fn a_box_whose_retention_has_passed_waits_for_a_sweep() {
+    let tare = tare!();
+    let id = tare.detached(["--retention", "1ms", "--", "true"]);
+    eventually("it is over", || tare.processes_in(&id).is_empty());
+    tare.call(["sweep"]).ok();
+    eventually("its time has passed", || {
+        let text = tare.call(["audit"]).ok().stdout_text();
+        text.contains("retention, until a sweep")
+    });
+    tare.call(["sweep"]).ok();
+    tare.assert_gone(&id);
+}
+
 /// Everything of a tree that changes when somebody changes anything in it.
 fn marks(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, u64)> {
     let mut found = BTreeMap::new();

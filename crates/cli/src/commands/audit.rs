@@ -1,6 +1,7 @@
 //! `tare audit`: the proof that records and host agree, or what is different.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use tare_engine::spec::received::escaped;
@@ -17,7 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   tare audit
   tare audit --wait && echo clean
-  tare audit --json | jq '.boxes[] | {id, ports}'";
+  tare audit --json | jq '.boxes[] | {id, descriptors, ports}'";
 
 const COLUMNS: [Column; 13] = [
     Column::whole("ID"),
@@ -39,9 +40,12 @@ const COLUMNS: [Column; 13] = [
 ///
 /// Lists every box with what it holds on the host right now: processes, threads,
 /// descriptors, memory, cgroup directories, namespaces, mounts, ports of the host's
-/// network, scratch bytes, and who keeps it alive. Then what is on the host and in no
-/// record, what is in a record and not on the host, and what 'tare sweep' would do
-/// about each. Changes nothing. Exits with 0 if there is no difference, else with 1.
+/// network, scratch bytes, and who keeps it alive. The table counts them, --json names
+/// them, and tells descriptors by their kind.
+///
+/// Then come the differences: what is on the host and in no record, what is in a record
+/// and not so on the host, and what 'tare sweep' would do about each. Changes nothing.
+/// Exits with 0 if there is no difference, else with 1.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AuditArgs {
@@ -123,7 +127,7 @@ fn verdict(audit: &Audit) -> String {
         }
         some => {
             let differences = counted(some, "difference", "differences");
-            format!("{boxes}, {differences}; 'tare sweep' does what it would.\n")
+            format!("{boxes}, {differences}. 'tare sweep' does what is said of each.\n")
         }
     }
 }
@@ -145,7 +149,7 @@ fn fading(fading: &Fading) -> String {
     match what.is_empty() {
         true => String::new(),
         false => format!(
-            "The kernel is still freeing {}, whoever had them.\n",
+            "The kernel is still freeing {}, of tare or of others: --wait waits for that.\n",
             what.join(", ")
         ),
     }
@@ -176,10 +180,10 @@ fn kept_by(of: &KeptBy) -> String {
     match of {
         KeptBy::Keeper { pid } => format!("process {pid}"),
         KeptBy::Processes { pids } => counted(pids.len(), "process", "processes"),
-        KeptBy::Retention { until } => {
-            let left = cells::time_left(until.since(Timestamp::now()));
-            format!("retention, {left} left")
-        }
+        KeptBy::Retention { until } => match until.since(Timestamp::now()) {
+            Duration::ZERO => "retention, until a sweep".to_owned(),
+            left => format!("retention, {} left", cells::time_left(left)),
+        },
         KeptBy::Nobody => cells::NOTHING.to_owned(),
     }
 }

@@ -22,11 +22,13 @@ Examples:
 /// last processes and cgroups go, its end is written down. What was to be kept of it
 /// stays until its retention has passed; then it is removed. A box that lives, or may
 /// live, is never touched, nor is one of another state root.
-/// Every command does some of this when it starts: nobody has to run a sweep. One that
-/// cannot be ended within its bound is 'stuck', on record with the step and the reason,
-/// holds up no other, and is tried again by later commands, less and less often, and by
-/// every sweep. Exits with 1 if anything is stuck or had to be left alone, with 0 after
-/// --dry-run.
+///
+/// Nobody has to run this: every command does some of it when it starts. A box that
+/// cannot be ended within its bound is 'stuck', on record with the step and the reason.
+/// It holds up no other, and is tried again by later commands, less and less often, and
+/// by every sweep.
+///
+/// Exits with 1 if anything is stuck or had to be left alone, with 0 after --dry-run.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SweepArgs {
