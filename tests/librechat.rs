@@ -10,6 +10,8 @@ mod exec;
 mod files;
 #[path = "librechat/identity.rs"]
 mod identity;
+#[path = "librechat/incident.rs"]
+mod incident;
 #[path = "librechat/keeping.rs"]
 mod keeping;
 #[path = "librechat/large.rs"]

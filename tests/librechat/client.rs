@@ -127,6 +127,17 @@ impl Chat {
     }
 }
 
+/// What `./check` installs from PyPI.
+const PACKAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/packages");
+
+/// The section that shows real packages to boxes; `None` where they are not installed.
+pub fn with_packages() -> Option<String> {
+    let packages = fs::canonicalize(PACKAGES).ok()?;
+    let is_whole = packages.join("python/installed.txt").exists();
+    let section = format!("[librechat.boxes]\npackages = '{}'\n", packages.display());
+    is_whole.then_some(section)
+}
+
 pub fn is_id(text: &str) -> bool {
     let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     text.len() == 21 && text.bytes().all(is_known)

@@ -18,12 +18,7 @@ pub fn at_rest(server: &Server) -> Vitals {
     let files = serde_json::json!([{ "path": "a", "content": "b" }]);
     let request = serde_json::json!({ "command": ["true"], "files": files });
     server.post("/v1/run", &request).was(200);
-    let mut rest = server.vitals();
-    eventually("it has closed what it opened", || {
-        let before = std::mem::replace(&mut rest, server.vitals());
-        before.descriptors == rest.descriptors
-    });
-    rest
+    server.vitals_at_rest()
 }
 
 /// Nobody's connection, box, descriptor or thread is left.

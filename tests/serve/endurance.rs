@@ -1,13 +1,12 @@
 //! Very many one-shots, of which some end badly: the server is after them what it was.
 //!
-//! Its memory has no slope: the median of the last third of the looks at it is no more
-//! than a little above that of the first third. A look is taken when nobody asks.
+//! Its memory has no slope. A look is taken when nobody asks.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tare_harness::random::{number_in, shown_seed};
-use tare_harness::{Random, Server, Tare, Vitals, eventually, tare};
+use tare_harness::{Random, Server, Tare, Vitals, assert_no_slope, eventually, tare};
 
 use crate::abuse::{at_rest, is_at_rest_again};
 
@@ -19,8 +18,6 @@ const WARM_UP_PART: u64 = 6;
 const LOOKS: u64 = 12;
 /// That many clients at once.
 const CLIENTS: u64 = 8;
-/// What the allocator may hold more at one look than at another.
-const MEMORY_NOISE_BYTES: u64 = 3 << 20;
 /// Longer than most boxes live.
 const HANGS_UP_WITHIN_MS: u64 = 60;
 
@@ -39,7 +36,7 @@ fn after_very_many_runs_the_server_is_what_it_was() {
     let each = (runs - warm_up) / LOOKS;
     let looks = (0..LOOKS).map(|_| look_after(&tare, &server, before, each, &mut random));
     let looks: Vec<Vitals> = looks.collect();
-    assert_no_slope(looks.iter().map(|look| look.resident_bytes).collect());
+    assert_no_slope(&looks);
     is_at_rest_again(&tare, &server, before);
     server.stop().ok();
     tare.call(["audit"]).ok();
@@ -125,19 +122,4 @@ fn hangs_up(server: &Server, random: &mut Random) {
     // The moment is what is tried; bounded by the constant.
     std::thread::sleep(Duration::from_millis(random.below(HANGS_UP_WITHIN_MS)));
     drop(stream);
-}
-
-#[track_caller]
-fn assert_no_slope(looks: Vec<u64>) {
-    let third = looks.len() / 3;
-    let first = median(&looks[..third]);
-    let last = median(&looks[looks.len() - third..]);
-    let most = first + MEMORY_NOISE_BYTES;
-    assert!(last <= most, "from {first} to {last} bytes: {looks:?}");
-}
-
-fn median(of: &[u64]) -> u64 {
-    let mut sorted = of.to_vec();
-    sorted.sort_unstable();
-    sorted[sorted.len() / 2]
 }

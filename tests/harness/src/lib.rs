@@ -48,7 +48,7 @@ pub use tare::Tare;
 pub use temporary::TemporaryDirectory;
 pub use terminal::{TerminalSize, UnderTerminal};
 pub use turn::Turn;
-pub use vitals::Vitals;
+pub use vitals::{Vitals, assert_no_slope};
 pub use wait::{eventually, eventually_within};
 
 /// A [`Tare`] on the binary under test; `tare!(unprivileged)` runs it as a user

@@ -87,6 +87,17 @@ impl Server {
         Vitals::of(self.pid())
     }
 
+    /// The same once it has closed what it opened for the last answer.
+    #[track_caller]
+    pub fn vitals_at_rest(&self) -> Vitals {
+        let mut rest = self.vitals();
+        eventually("it has closed what it opened", || {
+            let before = std::mem::replace(&mut rest, self.vitals());
+            before.descriptors == rest.descriptors
+        });
+        rest
+    }
+
     pub fn signal(&self, signal: Signal) {
         self.running.signal(signal);
     }

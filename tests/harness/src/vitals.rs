@@ -27,3 +27,24 @@ impl Vitals {
         }
     }
 }
+
+/// What the allocator may hold more at one look than at another.
+const MEMORY_NOISE_BYTES: u64 = 3 << 20;
+
+/// Memory does not grow: the median of the last third of the looks is no more than a
+/// little above that of the first third.
+#[track_caller]
+pub fn assert_no_slope(looks: &[Vitals]) {
+    let bytes: Vec<u64> = looks.iter().map(|look| look.resident_bytes).collect();
+    let third = bytes.len() / 3;
+    let first = median(&bytes[..third]);
+    let last = median(&bytes[bytes.len() - third..]);
+    let most = first + MEMORY_NOISE_BYTES;
+    assert!(last <= most, "from {first} to {last} bytes: {bytes:?}");
+}
+
+fn median(of: &[u64]) -> u64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
