@@ -18,6 +18,8 @@ mod keeping;
 mod large;
 #[path = "librechat/ownership.rs"]
 mod ownership;
+#[path = "librechat/packages.rs"]
+mod packages;
 #[path = "librechat/programmatic.rs"]
 mod programmatic;
 #[path = "librechat/published.rs"]

@@ -1,0 +1,63 @@
+//! Packages of the host: every box sees all of their files, and none of them costs the
+//! host anything when the box is gone.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tare_harness::random::number_in;
+use tare_harness::{TemporaryDirectory, eventually, tare};
+
+use crate::client::Chat;
+
+/// Together 200,000, as a few large packages of Node have.
+const DIRECTORIES: usize = 2_000;
+const FILES_IN_EACH: usize = 100;
+/// How many boxes walk over all of them; more by the environment.
+const BOXES: u64 = 10;
+const BOXES_VARIABLE: &str = "TARE_PACKAGES_BOXES";
+/// Others on this host open files too. A descriptor for each file would be 200,000.
+const HOST_NOISE: u64 = 2_000;
+
+#[test]
+fn walking_200_000_files_of_packages_leaves_no_descriptor_open() {
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    make_files(packages.path());
+    let config = format!("[librechat.boxes]\npackages = '{}'\n", packages.text());
+    let chat = Chat::configured(&tare, "", &config);
+    // Its size is asked for of each, so that the kernel has to know every file.
+    let code = format!("find {} -type f -size 0 | wc -l", packages.text());
+    let walk = json!({ "lang": "bash", "code": code });
+    let expected = format!("{}\n", DIRECTORIES * FILES_IN_EACH);
+    let walked = || assert_eq!(chat.exec(walk.clone())["stdout"], Value::from(&*expected));
+    walked();
+    let before = chat.server.vitals_at_rest();
+    let host_before = host_descriptors();
+    for _box in 0..number_in(BOXES_VARIABLE).unwrap_or(BOXES) {
+        walked();
+        eventually("descriptors are where they were", || {
+            chat.server.vitals().descriptors <= before.descriptors
+        });
+    }
+    let host = host_descriptors();
+    assert!(host <= host_before + HOST_NOISE, "{host_before} to {host}");
+    chat.stop(&tare);
+}
+
+fn make_files(root: &Path) {
+    for directory in 0..DIRECTORIES {
+        let directory = root.join(directory.to_string());
+        fs::create_dir(&directory).expect("a fresh directory");
+        for file in 0..FILES_IN_EACH {
+            File::create(directory.join(file.to_string())).expect("a fresh directory");
+        }
+    }
+}
+
+/// Open files of everybody, as the kernel counts them (proc_sys_fs(5)).
+fn host_descriptors() -> u64 {
+    let text = fs::read_to_string("/proc/sys/fs/file-nr").expect("/proc is mounted");
+    let first = text.split_whitespace().next().map(str::parse);
+    first.expect("three numbers").expect("a number")
+}
