@@ -2,6 +2,8 @@
 
 #[path = "librechat/client.rs"]
 mod client;
+#[path = "librechat/documents.rs"]
+mod documents;
 #[path = "librechat/download.rs"]
 mod download;
 #[path = "librechat/exec.rs"]
