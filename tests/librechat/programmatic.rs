@@ -189,3 +189,60 @@ fn code_that_forges_its_calls_gets_nowhere() {
     assert_eq!(answer["status"], "completed");
     chat.stop(&tare);
 }
+
+/// What a program writes costs the server no more than its bytes, and not many of them.
+#[test]
+fn calls_that_are_forged_to_be_large_cost_the_server_little() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let forge = |count: usize, call: &str| {
+        let code =
+            format!("for n in range({count}): open(f'/tmp/code/calls/{{n}}', 'w').write({call})");
+        chat.server.post(PATH, &start("python", &code))
+    };
+    forge(
+        100,
+        r#"'{"key": "' + 'k' * 900_000 + '", "name": "add", "input": 1}'"#,
+    )
+    .was(400);
+    // Taken apart it would have 128 MiB.
+    let digits = r#"'{"key": "k", "name": "add", "input": [' + '0,' * 500_000 + '0]}'"#;
+    forge(8, digits).was(200);
+    let most = peak_bytes(chat.server.pid());
+    assert!(most < 100 << 20, "{most}");
+    chat.stop(&tare);
+}
+
+/// The most memory that it ever had (VmHWM).
+fn peak_bytes(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.expect("a number") << 10
+}
+
+/// What a call is known by is kept for the client, and is the code's own choice.
+#[test]
+fn an_execution_has_so_much_to_remember_whoever_wrote_it() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let code = "import json, random
+for n in range(7):
+    key = ''.join(random.choices('ab', k=900_000))
+    open(f'/tmp/code/calls/{n}', 'w').write(json.dumps({'key': key, 'name': 'add', 'input': 1}))";
+    let mut answer = chat
+        .server
+        .post(PATH, &start("python", code))
+        .was(200)
+        .json();
+    for expected in [200, 413] {
+        let calls = answer["tool_calls"].as_array().expect("calls");
+        let result = |call: &Value| json!({ "call_id": call["id"], "result": 1 });
+        let next = json!({
+            "continuation_token": answer["continuation_token"],
+            "tool_results": calls.iter().map(result).collect::<Vec<_>>(),
+        });
+        answer = chat.server.post(PATH, &next).was(expected).json();
+    }
+    chat.stop(&tare);
+}

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::answer::{Answer, FileShown};
 use super::boxes::{Work, beside_code};
@@ -38,7 +38,7 @@ use request::{Reply, Request, Start, Tongue};
 
 /// Executions that wait for their client.
 const WAITING_MAX: usize = 256;
-/// Of code and replies of one execution.
+/// Of code, calls and replies of one execution.
 const BYTES_MAX: usize = 16 << 20;
 /// Of all of them.
 const BYTES_IN_ALL_MAX: usize = 256 << 20;
@@ -103,7 +103,7 @@ pub enum Round {
 pub struct ToolCall {
     id: String,
     name: String,
-    input: Value,
+    input: Box<RawValue>,
 }
 
 pub async fn programmatic(
@@ -268,12 +268,16 @@ impl Execution {
         if let Some(id) = self.asked.keys().next() {
             return Err(wrong(format!("tool_results: {id:?} is missing")));
         }
+        self.check_bytes()
+    }
+
+    fn check_bytes(&self) -> Result<(), ApiError> {
         match self.bytes <= BYTES_MAX {
             true => Ok(()),
             false => Err(ApiError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "too_large",
-                "the results of the tools are too large",
+                "the calls of the code and the results of the tools are too large",
             )),
         }
     }
@@ -305,6 +309,9 @@ impl Execution {
 
     fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ApiError> {
         self.calls_made += calls.len();
+        // What a call is known by is the code's own choice, and remembered.
+        self.bytes += calls.iter().map(|call| call.key.len()).sum::<usize>();
+        self.check_bytes()?;
         let ask = |call: Call| {
             let id = format!("call_{}", Id::random());
             let name = self.start.tool(&call.name).ok_or_else(|| {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use tare_archive::{Kind, Reader};
 use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
 
@@ -15,15 +15,18 @@ use crate::librechat::boxes::CODE;
 const CALLS_MAX: usize = 100;
 /// Of one call.
 const CALL_BYTES_MAX: u64 = 1 << 20;
+/// Of all calls of a round.
+const ROUND_BYTES_MAX: u64 = 8 << 20;
 
 /// A call that nobody has replied to.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Call {
     /// The same for calls that are alike.
     pub key: String,
     /// As the code calls the tool.
     pub name: String,
-    pub input: Value,
+    /// As it is written: taken apart, a list of digits has sixteen times its bytes.
+    pub input: Box<RawValue>,
 }
 
 pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>, Error> {
@@ -35,6 +38,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
     let mut stream = File::from(copying.stream.try_clone().doing(doing)?);
     let mut archive = Reader::new(&mut stream);
     let mut calls = Vec::new();
+    let mut left_bytes = ROUND_BYTES_MAX;
     while let Some(entry) = archive.next_entry().doing(doing)? {
         let Kind::File { size } = entry.kind else {
             continue;
@@ -45,6 +49,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
         if size > CALL_BYTES_MAX || calls.len() >= CALLS_MAX {
             return Err(too_much());
         }
+        left_bytes = left_bytes.checked_sub(size).ok_or_else(too_much)?;
         let mut content = Vec::new();
         loop {
             let part = archive.data().doing(doing)?;
@@ -87,10 +92,8 @@ impl Tongue {
                 let (key, rest) = text.split_once('\n')?;
                 let (name, input) = rest.split_once('\n')?;
                 // What is no JSON is for the tool to judge.
-                let input = serde_json::from_str(input);
-                let input = input.unwrap_or_else(|_| {
-                    Value::from(rest.split_once('\n').map_or("", |(_, it)| it))
-                });
+                let input = serde_json::from_str(input).or_else(|_| to_raw_value(input));
+                let input = input.ok()?;
                 Some(Call {
                     key: key.to_owned(),
                     name: name.to_owned(),
@@ -103,20 +106,25 @@ impl Tongue {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    fn parsed(tongue: Tongue, text: &[u8]) -> (String, String, Value) {
+        let Call { key, name, input } = tongue.parse(text).expect("a call");
+        let input = serde_json::from_str(input.get()).expect("JSON");
+        (key, name, input)
+    }
 
     #[test]
     fn a_call_is_read_as_its_language_writes_it() {
         let python = br#"{"key":"k","name":"f","input":{"a":1}}"#;
-        let call = Tongue::Python.parse(python).expect("a call");
-        assert_eq!(call.input, json!({ "a": 1 }));
-        let shell = Tongue::Bash.parse(b"k\nf\n{\"a\":\n1}").expect("a call");
-        assert_eq!(shell, call);
-        let bare = Tongue::Bash.parse(b"k\nf\nplain text").expect("a call");
-        assert_eq!(bare.input, json!("plain text"));
-        assert_eq!(Tongue::Bash.parse(b"k"), None);
-        assert_eq!(Tongue::Python.parse(b"[]"), None);
+        let call = ("k".to_owned(), "f".to_owned(), json!({ "a": 1 }));
+        assert_eq!(parsed(Tongue::Python, python), call);
+        assert_eq!(parsed(Tongue::Bash, b"k\nf\n{\"a\":\n1}"), call);
+        let (_, _, bare) = parsed(Tongue::Bash, b"k\nf\nplain text");
+        assert_eq!(bare, json!("plain text"));
+        assert!(Tongue::Bash.parse(b"k").is_none());
+        assert!(Tongue::Python.parse(b"[]").is_none());
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::error::ApiError;
 use crate::librechat::boxes::beside_code;
@@ -40,8 +41,7 @@ struct Tool {
 #[derive(Debug, Deserialize)]
 struct ToolResult {
     call_id: String,
-    #[serde(default)]
-    result: Value,
+    result: Option<Box<RawValue>>,
     #[serde(default, deserialize_with = "or_default")]
     is_error: bool,
     #[serde(default, deserialize_with = "or_default")]
@@ -79,7 +79,8 @@ pub enum Tongue {
 /// What was said to a call.
 #[derive(Debug, Clone, Serialize)]
 pub struct Reply {
-    result: Value,
+    /// As it was sent: many of them are remembered. `None` is `null`.
+    result: Option<Box<RawValue>>,
     is_error: bool,
     error_message: String,
 }
@@ -191,7 +192,8 @@ impl Start {
 impl Reply {
     /// How much there is to remember of it.
     pub fn bytes(&self) -> usize {
-        self.result.to_string().len() + self.error_message.len()
+        let result = self.result.as_ref().map_or(0, |result| result.get().len());
+        result + self.error_message.len()
     }
 
     /// As `main.sh` looks for it: one line of JSON where it is not a bare text.
@@ -201,11 +203,20 @@ impl Reply {
             let words = format!("{}\n", self.error_message);
             return beside_code(&format!("{name}.failed"), words.into_bytes());
         }
-        let text = match self.result.as_str() {
-            Some(text) => text.to_owned(),
-            None => self.result.to_string(),
+        let text = match self.result.as_ref().map(|result| result.get()) {
+            Some(json) => in_a_line(json),
+            None => "null".to_owned(),
         };
         beside_code(&name, format!("{text}\n").into_bytes())
+    }
+}
+
+/// A text as it is, and anything else without what is between its parts.
+fn in_a_line(json: &str) -> String {
+    match serde_json::from_str(json) {
+        Ok(Value::String(text)) => text,
+        Ok(other) => other.to_string(),
+        Err(_) => json.to_owned(),
     }
 }
 
