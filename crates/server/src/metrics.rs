@@ -18,6 +18,7 @@ use tare_engine::{Gauge, Level};
 
 use crate::app::App;
 use crate::journal::Happening;
+use crate::pressure::Found;
 
 const PREFIX: &str = "tare";
 /// From half a millisecond, doubling, to four minutes.
@@ -305,8 +306,18 @@ fn measured(app: &App) -> Registry {
     registry.register("gauge_limit", "A limit that boxes may meet", limit);
     let help = "How near a limit is: 0 normal, 1 warn, 2 alert, 3 full";
     registry.register("gauge_level", help, level);
+    for (name, help, now) in plain(app, &found) {
+        let value: Value = Value::default();
+        value.set(shown(now));
+        registry.register(name, help, value);
+    }
+    registry
+}
+
+/// Those without labels: a name, what it is, and its value.
+fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 10] {
     let descriptors = found.of(Gauge::DescriptorsProcess).map_or(0, |it| it.used);
-    for (name, help, now) in [
+    [
         (
             "process_descriptors",
             "Descriptors that the server has open",
@@ -353,12 +364,7 @@ fn measured(app: &App) -> Registry {
             "How long the server is there",
             app.started.elapsed().as_secs(),
         ),
-    ] {
-        let value: Value = Value::default();
-        value.set(shown(now));
-        registry.register(name, help, value);
-    }
-    registry
+    ]
 }
 
 fn set(family: &Family<GaugeLabels, Value>, labels: &GaugeLabels, value: u64) {
