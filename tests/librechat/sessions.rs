@@ -1,5 +1,6 @@
 //! Sessions: the same hint is the same box, until nobody uses it.
 
+use std::io::Read;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -147,5 +148,37 @@ fn a_hint_that_is_none_is_refused() {
             .was(400);
     }
     assert_eq!(boxes(&tare), 0);
+    chat.stop(&tare);
+}
+
+/// Programs of ours that copy files are the box's own user, whom it may stop: whoever
+/// waits for them waits in vain, and must not do so for ever.
+#[test]
+fn sessions_that_stop_what_copies_their_files_hold_nobody() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "", "[limits]\ntimeout = '5s'\n");
+    // More of them than there are threads for it.
+    let sessions: Vec<String> = (0..20).map(|number| format!("s{number}")).collect();
+    let stops = "import os, subprocess
+open('/mnt/data/large', 'wb').write(os.urandom(4 << 20))
+stop = 'while [ -e /proc/%d ]; do :; done; while :; do kill -STOP -1; done' % os.getpid()
+none = subprocess.DEVNULL
+subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=none, stderr=none)";
+    let json_type = [("Content-Type", "application/json")];
+    let waiting: Vec<_> = sessions
+        .iter()
+        .map(|hint| {
+            let request = in_session(hint, stops).to_string();
+            chat.server
+                .send("POST", "/v1/exec", &json_type, request.as_bytes())
+        })
+        .collect();
+    for mut stream in waiting {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 "), "{answer}");
+    }
+    let made = chat.exec(in_session(HINT, "open('a.txt', 'w').write('1')"));
+    assert_eq!(chat.download(file(&made, "a.txt")).text(), "1");
     chat.stop(&tare);
 }

@@ -5,7 +5,6 @@
 //! are bounded, and whatever is no plain file is left where it is.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -19,6 +18,7 @@ use super::inputs::{self, Input, Inputs};
 use super::owner::Owner;
 use crate::app::App;
 use crate::files;
+use crate::oneshot::pipe::Pipe;
 use crate::store::{Incoming, Meta, Object, Origin, StoreError};
 
 /// Where they go, and whose they are.
@@ -81,13 +81,12 @@ impl Outputs {
         inputs: &Inputs,
     ) -> Result<Collected, Error> {
         let copying = engine.copy_files_out(id, Path::new(HOME))?;
-        let stream = copying.stream.try_clone();
-        let mut stream = File::from(stream.doing(|| "cannot receive files".into())?);
+        let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
         let collected = self.receive(&mut stream, inputs);
         drop(stream);
-        let collected = collected.doing(|| format!("cannot read the files of box {id}"))?;
+        // What the box says of it is more telling than a pipe that closed.
         copying.finish()?;
-        Ok(collected)
+        collected.doing(|| format!("cannot read the files of box {id}"))
     }
 
     fn receive(

@@ -1,13 +1,14 @@
 //! Files that go into a box before its command, and those that come out after it.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use tare_archive::{Kind, Reader, Writer};
 use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind, Timestamp};
 
+use super::pipe::Pipe;
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -73,8 +74,7 @@ pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiErro
 
 fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
     let copying = engine.copy_in(id, Path::new("/"))?;
-    let stream = copying.stream.try_clone();
-    let mut stream = File::from(stream.doing(|| "cannot send files".into())?);
+    let mut stream = Pipe::of(&copying.stream).doing(|| "cannot send files".into())?;
     let sent = send(&mut stream, files);
     drop(stream);
     // What the box says of it is more telling than a pipe that closed.
@@ -82,7 +82,7 @@ fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error>
     sent.doing(|| format!("cannot send files to box {id}"))
 }
 
-fn send(stream: &mut File, files: Vec<FileIn>) -> io::Result<()> {
+fn send(stream: &mut dyn Write, files: Vec<FileIn>) -> io::Result<()> {
     let mut archive = Writer::new(stream);
     for file in files {
         let (path, mtime) = (file.path.as_bytes(), file.mtime);
@@ -124,8 +124,7 @@ fn collect_one(
         return Ok(());
     };
     let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
-    let stream = copying.stream.try_clone();
-    let mut stream = File::from(stream.doing(|| "cannot receive files".into())?);
+    let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
     let received = receive(&mut stream, &parent, left, found);
     drop(stream);
     match received {

@@ -1,6 +1,5 @@
 //! What code in a box asks for. It may have written anything.
 
-use std::fs::File;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -10,6 +9,7 @@ use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
 
 use super::request::Tongue;
 use crate::librechat::boxes::CODE;
+use crate::oneshot::pipe::Pipe;
 
 /// In one round.
 const CALLS_MAX: usize = 100;
@@ -35,7 +35,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
         return Ok(Vec::new());
     };
     let doing = || "cannot read the calls of the code".to_owned();
-    let mut stream = File::from(copying.stream.try_clone().doing(doing)?);
+    let mut stream = Pipe::of(&copying.stream).doing(doing)?;
     let mut archive = Reader::new(&mut stream);
     let mut calls = Vec::new();
     let mut left_bytes = ROUND_BYTES_MAX;
