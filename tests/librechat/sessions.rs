@@ -182,3 +182,39 @@ subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=
     assert_eq!(chat.download(file(&made, "a.txt")).text(), "1");
     chat.stop(&tare);
 }
+
+/// Whatever became of a request, the next one finds the files that it names.
+#[test]
+fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let [first, second] = ["1", "2"].map(|content| chat.given("a.txt", content.as_bytes()));
+    let exec = |file: &Value, code: &str| {
+        let mut request = in_session(HINT, code);
+        request["files"] = json!([file]);
+        request["user_id"] = json!("u1");
+        request
+    };
+    let show = "print(open('a.txt').read())";
+    assert_eq!(said(&chat.exec(exec(&first, show))).0, "1\n");
+    let slow = "import time; open('/tmp/runs', 'w'); time.sleep(1000)";
+    let slow = exec(&second, slow).to_string();
+    let json_type = [("Content-Type", "application/json")];
+    let waiting = chat
+        .server
+        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let id = tare.call(["ls", "-q"]).ok().stdout_text();
+    let look = ["exec", id.trim(), "--", "test", "-e", "/tmp/runs"];
+    eventually("it runs", || tare.call(look).code == 0);
+    drop(waiting);
+    let again = exec(&first, show);
+    eventually("it is free", || {
+        let answer = chat.server.post("/v1/exec", &again);
+        let is_free = answer.status != 409;
+        if is_free {
+            assert_eq!(said(&answer.was(200).json()).0, "1\n");
+        }
+        is_free
+    });
+    chat.stop(&tare);
+}

@@ -5,7 +5,7 @@
 //! what he says. So it outlives this server, and its lease ends it with no tare alive.
 //! What this server remembers is only which files the client knows of.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::edge;
 use crate::error::ApiError;
 use crate::exec::{self, Fed};
 use crate::guard::Caller;
-use crate::oneshot::files;
+use crate::oneshot::files::{self, FileIn};
 use crate::quota;
 use crate::relay::{Ended, Flood, Input, Output};
 
@@ -165,11 +165,16 @@ pub async fn run(
         ids[0] == ids[1]
     };
     let missing = task.inputs.iter().filter(|(name, _)| !is_there(name));
+    let changing: BTreeSet<String> = missing.clone().map(|(name, _)| name.clone()).collect();
     let inputs = missing
         .map(|(_, input)| input.file(app))
         .collect::<Vec<_>>();
     let put = inputs.into_iter().chain(task.work.code).collect();
-    files::put(app, id.clone(), put).await?;
+    // Until this is over nobody knows which of the two is there.
+    let mut untouched = before;
+    untouched.retain(|name, _| !changing.contains(name));
+    turn.remember(id.clone(), untouched);
+    put_into(app, &id, put).await?;
     let killed_before = oom_kills(app, &id).await?;
     let process = exec::begin(app, id.clone(), task.work.exec, Fed::No).await?;
     let process = process.at_flood(Flood::Ends);
@@ -201,6 +206,13 @@ pub async fn run(
         }),
         ..answer
     })
+}
+
+/// Whoever was left in the box has a say in it.
+async fn put_into(app: &App, id: &BoxId, put: Vec<FileIn>) -> Result<(), ApiError> {
+    let id = id.clone();
+    app.ask_in_box(move |engine| files::put_all(engine, &id, put))
+        .await
 }
 
 async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ApiError> {

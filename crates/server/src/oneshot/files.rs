@@ -72,7 +72,7 @@ pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiErro
     app.ask(move |engine| put_all(engine, &id, files)).await
 }
 
-fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
+pub fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
     let copying = engine.copy_in(id, Path::new("/"))?;
     let mut stream = Pipe::of(&copying.stream).doing(|| "cannot send files".into())?;
     let sent = send(&mut stream, files);
