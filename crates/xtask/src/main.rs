@@ -9,6 +9,7 @@
 
 mod bench;
 mod failure;
+mod http;
 mod licences;
 mod soak;
 mod tidy;

@@ -4,7 +4,8 @@
 //! bombs, execs and crashes of tare itself. Every so often everybody waits, the
 //! next tare command runs, and what is there is counted: it has to be what was
 //! there before the first box. The same mix may be given to bwrap under a naive
-//! supervisor, so that one sees what such counting finds.
+//! supervisor, so that one sees what such counting finds; and [`librechat`] is the
+//! soak of a server, by what users of LibreChat run.
 //!
 //! Each of the two has a [`ground`] of its own (PID and mount namespace, cgroup
 //! directories, state root in memory), so that nothing of anybody else is
@@ -17,6 +18,7 @@ mod count;
 mod drift;
 mod driver;
 mod ground;
+mod librechat;
 mod measure;
 mod mix;
 mod naive;
@@ -51,6 +53,9 @@ pub struct Options {
     /// Do the same to a peer, driven by a supervisor that kills the pid it knows
     #[arg(long, value_enum)]
     peer: Option<Peer>,
+    /// Soak tare serve instead, with what the users of a LibreChat run
+    #[arg(long, conflicts_with = "peer")]
+    librechat: bool,
     /// How many are driven at once
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     workers: u64,
@@ -84,8 +89,13 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         workers: options.workers,
         seed,
         tare: workspace.target_directory.join("release/tare"),
+        packages: workspace.target_directory.join("packages"),
     };
-    let mut all = vec![soak(&orders(Kind::Tare))?];
+    let first = match options.librechat {
+        true => Kind::LibreChat,
+        false => Kind::Tare,
+    };
+    let mut all = vec![soak(&orders(first))?];
     match options.peer {
         Some(Peer::Bwrap) => all.push(soak(&orders(Kind::Bwrap))?),
         None => {}

@@ -32,13 +32,20 @@ pub fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|it| it.file_name().to_str()?.parse::<u32>().ok());
     let others = numbers.filter(|it| *it != 1 && *it != own);
-    let process = |pid| Process {
-        directory: PathBuf::from(format!("/proc/{pid}")),
-    };
-    others.map(process).collect()
+    others.map(Process::of).collect()
 }
 
 impl Process {
+    pub fn of(pid: u32) -> Self {
+        Self {
+            directory: PathBuf::from(format!("/proc/{pid}")),
+        }
+    }
+
+    pub fn threads(&self) -> usize {
+        fs::read_dir(self.directory.join("task")).map_or(0, Iterator::count)
+    }
+
     pub fn descriptors(&self) -> usize {
         fs::read_dir(self.directory.join("fd")).map_or(0, Iterator::count)
     }

@@ -7,6 +7,7 @@
 use super::commands::Caller;
 use super::count::Hierarchies;
 use super::ground::Orientation;
+use super::librechat::{LibreChat, Places};
 use super::measure::Measure;
 use super::mix::Job;
 use super::naive::Naive;
@@ -22,10 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many samples there are, evenly spread; of a short soak fewer, since
-/// everybody waits for each.
+/// How many samples there are, evenly spread; of a short soak fewer.
 const SAMPLES_MAX: u64 = 50;
-const BOXES_BETWEEN_MIN: u64 = 250;
 
 /// Before the first of those there are some more, each after twice as many boxes.
 const FIRST_SAMPLE: u64 = 25;
@@ -46,13 +45,17 @@ pub struct Orders {
     pub workers: u64,
     pub seed: u64,
     pub tare: PathBuf,
+    /// What the boxes of LibreChat see.
+    pub packages: PathBuf,
 }
 
 pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
     let orders = &orientation.orders;
+    let tare = Tare::new(orders.tare.clone(), orientation.state_root());
     let mut subject: Box<dyn Subject> = match orders.subject {
-        Kind::Tare => Box::new(Tare::new(orders.tare.clone(), orientation.state_root())),
+        Kind::Tare => Box::new(tare),
         Kind::Bwrap => Box::new(Naive::default()),
+        Kind::LibreChat => Box::new(LibreChat::new(tare, places(orientation))),
     };
     let callers = (0..orders.workers).map(|it| {
         let said = orientation.said().join(it.to_string());
@@ -75,6 +78,14 @@ pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
         before: Values::new(),
     };
     driver.perform(subject.as_mut(), &callers)
+}
+
+fn places(orientation: &Orientation) -> Places {
+    Places {
+        files: orientation.state().join("files"),
+        directory: orientation.said(),
+        packages: orientation.orders.packages.clone(),
+    }
 }
 
 struct Driver<'a> {
@@ -101,7 +112,7 @@ impl Driver<'_> {
         Event::Before(before).tell()?;
 
         let mut done = 0;
-        for point in schedule(self.orders.boxes) {
+        for point in schedule(self.orders.boxes, subject.boxes_between()) {
             self.leg(subject, callers, done..point);
             done = self.boxes();
             Event::Sample(self.sample(subject, first)).tell()?;
@@ -137,7 +148,7 @@ impl Driver<'_> {
 
     fn one(&self, subject: &dyn Subject, caller: &Caller, number: u64) {
         let job = Job::new(self.orders.seed, number);
-        let name = job.purpose.name();
+        let name = subject.purpose(&job);
         let lived = subject.live(job, caller);
         let mut progress = self.progress();
         progress.boxes += 1;
@@ -242,8 +253,8 @@ impl Driver<'_> {
 }
 
 /// After how many boxes everything is counted.
-fn schedule(boxes: u64) -> Vec<u64> {
-    let step = (boxes / SAMPLES_MAX).max(BOXES_BETWEEN_MIN);
+fn schedule(boxes: u64, between: u64) -> Vec<u64> {
+    let step = (boxes / SAMPLES_MAX).max(between);
     let early = std::iter::successors(Some(FIRST_SAMPLE), |it| Some(it * 2));
     let mut points: Vec<u64> = early.take_while(|it| *it < step.min(boxes)).collect();
     points.extend((1..).map(|it| it * step).take_while(|it| *it < boxes));
@@ -257,11 +268,11 @@ mod tests {
 
     #[test]
     fn samples_are_dense_at_first_and_end_with_the_last_box() {
-        let points = schedule(100_000);
+        let points = schedule(100_000, 250);
         assert_eq!(points[..4], [25, 50, 100, 200]);
         assert_eq!(points.last(), Some(&100_000));
         assert!(points.is_sorted() && points.contains(&2_000));
-        assert_eq!(schedule(1), [1]);
-        assert_eq!(schedule(300), [25, 50, 100, 200, 250, 300]);
+        assert_eq!(schedule(1, 250), [1]);
+        assert_eq!(schedule(300, 250), [25, 50, 100, 200, 250, 300]);
     }
 }

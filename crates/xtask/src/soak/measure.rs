@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Measure {
     Listed,
     Processes,
+    Threads,
     Descriptors,
     Cgroups,
     DyingCgroups,
@@ -50,8 +51,9 @@ pub enum Unit {
 }
 
 impl Measure {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Processes,
+        Self::Threads,
         Self::Descriptors,
         Self::Cgroups,
         Self::DyingCgroups,
@@ -75,6 +77,7 @@ impl Measure {
         match self {
             Self::Listed => "boxes that tare ls -a lists",
             Self::Processes => "processes",
+            Self::Threads => "threads",
             Self::Descriptors => "descriptors",
             Self::Cgroups => "cgroup directories",
             Self::DyingCgroups => "dying cgroups (v2)",
@@ -98,6 +101,7 @@ impl Measure {
         match self {
             Self::Listed
             | Self::Processes
+            | Self::Threads
             | Self::Descriptors
             | Self::Cgroups
             | Self::DyingCgroups
@@ -121,6 +125,7 @@ impl Measure {
         match self {
             Self::Listed
             | Self::Processes
+            | Self::Threads
             | Self::Descriptors
             | Self::Cgroups
             | Self::DyingCgroups

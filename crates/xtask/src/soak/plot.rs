@@ -24,6 +24,7 @@ const BOTTOM: f64 = 30.0;
 /// One that sees nothing of the leaks would be nothing to look at.
 const PANELS: [Measure; 16] = [
     Measure::Processes,
+    Measure::Threads,
     Measure::Descriptors,
     Measure::Cgroups,
     Measure::DyingCgroups,
@@ -38,7 +39,6 @@ const PANELS: [Measure; 16] = [
     Measure::HostSlabBytes,
     Measure::HostPerCpuBytes,
     Measure::HostNetworks,
-    Measure::HostMemoryCgroups,
 ];
 
 /// Okabe and Ito's blue and orange, told apart by those who see fewer colours too;
@@ -99,7 +99,7 @@ fn head(subjects: &[Subject]) -> String {
 
 fn class(subject: Kind) -> &'static str {
     match subject {
-        Kind::Tare => "tare",
+        Kind::Tare | Kind::LibreChat => "tare",
         Kind::Bwrap => "peer",
     }
 }
@@ -165,7 +165,7 @@ fn ends(lines: &[(Kind, Vec<(f64, f64)>)], unit: Unit) -> String {
     let mut x = LEFT;
     for (subject, points) in lines {
         let name = match subject {
-            Kind::Tare => "tare",
+            Kind::Tare | Kind::LibreChat => "tare",
             Kind::Bwrap => "bwrap",
         };
         let end = points.last().map_or("none".into(), |it| change(it.1, unit));

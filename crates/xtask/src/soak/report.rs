@@ -41,7 +41,7 @@ impl Report {
     /// Why the soak has failed. The peer is there to be looked at.
     pub fn complaints(&self) -> Vec<String> {
         let tare = self.subjects.iter().filter(|it| match it.series.subject {
-            Kind::Tare => true,
+            Kind::Tare | Kind::LibreChat => true,
             Kind::Bwrap => false,
         });
         tare.flat_map(Subject::complaints).collect()
@@ -120,7 +120,7 @@ impl Subject {
     fn verdict(&self, drift: &Drift) -> &'static str {
         match (self.series.subject, drift.measure.demand()) {
             (Kind::Bwrap, _) | (_, Demand::Told) => "",
-            (Kind::Tare, Demand::Equal | Demand::NoSlope | Demand::AtMost(_)) => {
+            (Kind::Tare | Kind::LibreChat, Demand::Equal | Demand::NoSlope | Demand::AtMost(_)) => {
                 match drift.complaint {
                     Some(_) => "   FAILED",
                     None => "",

@@ -48,6 +48,10 @@ impl Place {
         let mut values = Values::from([
             (Measure::Processes, processes.len() as f64),
             (
+                Measure::Threads,
+                processes.iter().map(|it| it.threads()).sum::<usize>() as f64,
+            ),
+            (
                 Measure::Descriptors,
                 processes.iter().map(|it| it.descriptors()).sum::<usize>() as f64,
             ),

@@ -10,6 +10,7 @@ use std::time::Duration;
 pub enum Kind {
     Tare,
     Bwrap,
+    LibreChat,
 }
 
 impl Kind {
@@ -17,9 +18,13 @@ impl Kind {
         match self {
             Self::Tare => "tare",
             Self::Bwrap => "bwrap, naively",
+            Self::LibreChat => "tare serve, for LibreChat",
         }
     }
 }
+
+/// Each lives for some milliseconds.
+const BOXES_BETWEEN: u64 = 250;
 
 /// How a command ended that should have ended in another way.
 pub type Surprise = String;
@@ -31,6 +36,11 @@ pub trait Subject: Sync {
     /// Starts the boxes that live throughout and are execed into.
     fn start_residents(&mut self, caller: &Caller) -> Result<(), Surprise>;
 
+    /// What a box is for, in words.
+    fn purpose(&self, job: &Job) -> &'static str {
+        job.purpose.name()
+    }
+
     /// One box from start to end, or as far as its purpose goes. Says how many
     /// execs there were.
     fn live(&self, job: Job, caller: &Caller) -> Result<u64, Surprise>;
@@ -40,6 +50,11 @@ pub trait Subject: Sync {
     fn next_command(&self, caller: &Caller) -> Result<Option<u64>, Surprise>;
 
     fn end_residents(&mut self, caller: &Caller) -> Result<(), Surprise>;
+
+    /// Everybody waits for a sample, so there are at least so many boxes between two.
+    fn boxes_between(&self) -> u64 {
+        BOXES_BETWEEN
+    }
 
     /// How long a difference has to stay before it counts as one. What is
     /// always different is not worth a long wait.

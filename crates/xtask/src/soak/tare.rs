@@ -37,7 +37,7 @@ impl Tare {
         Self { binary, state }
     }
 
-    fn launch(&self, words: &[&str]) -> Launch {
+    pub fn launch(&self, words: &[&str]) -> Launch {
         let binary = self.binary.to_string_lossy();
         Launch::new([&*binary].into_iter().chain(words.iter().copied()))
             .with_environment("TARE_STATE_ROOT", self.state.to_string_lossy())
