@@ -14,6 +14,7 @@ mod breakdown;
 mod crun;
 pub mod footprint;
 pub mod launch;
+mod librechat;
 pub mod peers;
 pub mod report;
 mod run;
@@ -39,6 +40,8 @@ pub enum Bench {
     Boxes(boxes::Options),
     /// Executions over HTTP: tare serve, and FastAPI with bwrap
     Serve(serve::Options),
+    /// What LibreChat asks for: tare serve, and FastAPI with bwrap
+    Librechat(librechat::Options),
     /// (internal) start commands on behalf of a bench, inside what it was put in
     #[command(hide = true)]
     Starter,
@@ -52,6 +55,7 @@ pub fn perform(bench: Bench) -> Result<(), Failure> {
         Bench::Run(options) => run::perform(&options),
         Bench::Boxes(options) => boxes::perform(&options),
         Bench::Serve(options) => serve::perform(&options),
+        Bench::Librechat(options) => librechat::perform(&options),
         Bench::Starter => launch::serve_as_starter(),
         Bench::Janitor(place) => footprint::serve_as_janitor(&place),
     }

@@ -13,12 +13,14 @@ use super::launch::Launch;
 use super::peers::{ASK_FOR_MOUNTS, host_binds, is_installed};
 use super::report::save;
 use crate::failure::{Doing, Failure};
+use crate::http;
 use crate::workspace::Workspace;
 use clap::Args;
 use report::{Figures, Row, ServeReport};
-use serde_json::json;
-use servers::Servers;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use servers::{Servers, Setting};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What wrk sends, and how it says what came of it.
@@ -30,12 +32,8 @@ const ANSWER_WITHIN: &str = "30s";
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// How long each load lasts
-    #[arg(long, default_value_t = 5, value_name = "N")]
-    seconds: u32,
-    /// How many times each load is put on each server, in turn
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    rounds: usize,
+    #[command(flatten)]
+    load: Load,
     /// Requests at once
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [1, 8, 64])]
     concurrency: Vec<u32>,
@@ -44,73 +42,158 @@ pub struct Options {
     json: Option<PathBuf>,
 }
 
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Load {
+    /// How long each load lasts
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    seconds: u32,
+    /// How many times each load is put on each server, in turn
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    rounds: usize,
+}
+
 /// What is executed: the command that costs nothing, and one that users have.
 const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
 
 pub fn perform(options: &Options) -> Result<(), Failure> {
-    for program in ["wrk", "bwrap", "python3"] {
-        if !is_installed(program) {
-            return Err(Failure::new(format!("{program} is not installed")));
-        }
-    }
-    let workspace = Workspace::alone()?;
-    build()?;
-    let binary = workspace.target_directory.join("release/tare");
-    let environment = servers::python(&workspace.target_directory)?;
-    let footprint = Footprint::acquire(Some(&binary))?;
-    let script = footprint.directory().join("load.lua");
-    std::fs::write(&script, LOAD).doing(|| "cannot write the load".into())?;
-    let program = binary.to_string_lossy();
-    let words = [&[program.as_ref(), "run", "--"], &ASK_FOR_MOUNTS[..]].concat();
-    let state_root = footprint.state_root().to_string_lossy().into_owned();
-    let ask = Launch::new(words).with_environment("TARE_STATE_ROOT", state_root);
-    let binds = host_binds(&ask);
-    let servers = Servers::start(&binary, &environment, &footprint, &binds)?;
-    let measured = measure(options, &servers, &script);
-    drop(servers);
-    let released = footprint.release();
-    let report = ServeReport::new(options.seconds, options.rounds, measured?);
-    released?;
-    println!("{}", report.text());
-    let json = options.json.clone();
-    let json = json.unwrap_or_else(|| workspace.target_directory.join("bench/serve.json"));
-    save(&report, &json)?;
-    println!("saved in {}", json.display());
-    Ok(())
+    let work = |command: &[&str]| Work {
+        name: command.join(" "),
+        printed: "",
+        tare: Request::run(command),
+        peer: Request::run(command),
+    };
+    let comparison = Comparison {
+        name: "serve",
+        load: options.load,
+        concurrency: &options.concurrency,
+        packages: None,
+        work: COMMANDS.map(work).into(),
+    };
+    comparison.perform(&Workspace::alone()?, options.json.clone())
 }
 
-fn measure(
-    options: &Options,
-    servers: &Servers,
-    script: &std::path::Path,
-) -> Result<Vec<Row>, Failure> {
-    let mut rows = Vec::new();
-    for command in COMMANDS {
-        for &concurrency in &options.concurrency {
-            let load = |port| load(options.seconds, concurrency, command, port, script);
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            for _round in 0..options.rounds {
-                ours.push(load(servers.tare.port)?);
-                theirs.push(load(servers.peer.port)?);
-            }
-            rows.push(Row {
-                command: command.join(" "),
-                concurrency,
-                tare: Figures::of(&ours),
-                fastapi_bwrap: Figures::of(&theirs),
-            });
+/// The same work for both servers, under the same load.
+#[derive(Debug)]
+pub struct Comparison<'a> {
+    pub name: &'static str,
+    pub load: Load,
+    pub concurrency: &'a [u32],
+    /// What is shown of the host beside its programs.
+    pub packages: Option<&'a Path>,
+    pub work: Vec<Work>,
+}
+
+/// Something that is executed, as each server is asked for it.
+#[derive(Debug)]
+pub struct Work {
+    pub name: String,
+    /// What it writes to standard output: one that fails quickly must not look fast.
+    pub printed: &'static str,
+    pub tare: Request,
+    pub peer: Request,
+}
+
+#[derive(Debug)]
+pub struct Request {
+    pub path: &'static str,
+    pub body: Value,
+}
+
+impl Request {
+    /// Both servers know it.
+    pub fn run(command: &[&str]) -> Self {
+        Self {
+            path: "/v1/run",
+            body: json!({ "command": command }),
         }
     }
-    Ok(rows)
+
+    fn check(&self, port: u16, printed: &str) -> Result<(), Failure> {
+        let doing = || format!("cannot ask for {}", self.path);
+        let stream = TcpStream::connect(("127.0.0.1", port)).doing(doing)?;
+        let answer = http::ask(stream, "POST", self.path, &self.body.to_string()).doing(doing)?;
+        match answer["stdout"] == printed {
+            true => Ok(()),
+            false => Err(Failure::new(format!(
+                "it did not print {printed:?}: {answer}"
+            ))),
+        }
+    }
+}
+
+impl Comparison<'_> {
+    pub fn perform(&self, workspace: &Workspace, json: Option<PathBuf>) -> Result<(), Failure> {
+        for program in ["wrk", "bwrap", "python3"] {
+            if !is_installed(program) {
+                return Err(Failure::new(format!("{program} is not installed")));
+            }
+        }
+        build()?;
+        let target = &workspace.target_directory;
+        let rows = self.rows(&target.join("release/tare"), &servers::python(target)?)?;
+        let Load { seconds, rounds } = self.load;
+        let report = ServeReport::new(self.name, seconds, rounds, rows);
+        println!("{}", report.text());
+        let json = json.unwrap_or_else(|| target.join(format!("bench/{}.json", self.name)));
+        save(&report, &json)?;
+        println!("saved in {}", json.display());
+        Ok(())
+    }
+
+    /// On a place of its own, of which nothing is left.
+    fn rows(&self, binary: &Path, python: &Path) -> Result<Vec<Row>, Failure> {
+        let footprint = Footprint::acquire(Some(binary))?;
+        let script = footprint.directory().join("load.lua");
+        std::fs::write(&script, LOAD).doing(|| "cannot write the load".into())?;
+        let program = binary.to_string_lossy();
+        let words = [&[program.as_ref(), "run", "--"], &ASK_FOR_MOUNTS[..]].concat();
+        let state_root = footprint.state_root().to_string_lossy().into_owned();
+        let ask = Launch::new(words).with_environment("TARE_STATE_ROOT", state_root);
+        let servers = Servers::start(&Setting {
+            tare: binary,
+            python,
+            footprint: &footprint,
+            binds: host_binds(&ask),
+            packages: self.packages,
+        })?;
+        let measured = self.measure(&servers, &script);
+        drop(servers);
+        footprint.release()?;
+        measured
+    }
+
+    fn measure(&self, servers: &Servers, script: &Path) -> Result<Vec<Row>, Failure> {
+        let (tare, peer) = (servers.tare.port, servers.peer.port);
+        let mut rows = Vec::new();
+        for work in &self.work {
+            work.tare.check(tare, work.printed)?;
+            work.peer.check(peer, work.printed)?;
+            for &concurrency in self.concurrency {
+                let load = |what, port| load(self.load.seconds, concurrency, what, port, script);
+                let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+                for _round in 0..self.load.rounds {
+                    ours.push(load(&work.tare, tare)?);
+                    theirs.push(load(&work.peer, peer)?);
+                }
+                rows.push(Row {
+                    command: work.name.clone(),
+                    concurrency,
+                    tare: Figures::of(&ours),
+                    fastapi_bwrap: Figures::of(&theirs),
+                });
+            }
+        }
+        Ok(rows)
+    }
 }
 
 /// One load on one server.
 fn load(
     seconds: u32,
     concurrency: u32,
-    command: &[&str],
+    what: &Request,
     port: u16,
-    script: &std::path::Path,
+    script: &Path,
 ) -> Result<report::Load, Failure> {
     let doing = || "cannot put a load on a server".to_owned();
     let threads = concurrency.min(2);
@@ -122,8 +205,8 @@ fn load(
         ])
         .arg("-s")
         .arg(script)
-        .arg(format!("http://127.0.0.1:{port}/v1/run"))
-        .env("BODY", json!({ "command": command }).to_string())
+        .arg(format!("http://127.0.0.1:{port}{}", what.path))
+        .env("BODY", what.body.to_string())
         .output()
         .doing(doing)?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

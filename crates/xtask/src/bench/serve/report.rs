@@ -58,6 +58,34 @@ pub struct Row {
     pub fastapi_bwrap: Figures,
 }
 
+impl Row {
+    /// The names of the columns.
+    fn head() -> (String, String) {
+        let columns = "    at         /s   p50 ms   p99 ms  failed  /s of fastapi  p50 of fastapi";
+        ("command".to_owned(), columns.to_owned())
+    }
+
+    /// A name and what is in the columns, for each of the two.
+    fn lines(&self) -> [(String, String); 2] {
+        let Self {
+            command,
+            concurrency,
+            tare,
+            fastapi_bwrap,
+        } = self;
+        let often = tare.per_second / fastapi_bwrap.per_second;
+        let long = tare.p50_us as f64 / fastapi_bwrap.p50_us as f64;
+        let at = |figures: &Figures| format!("{concurrency:>6}  {}", figures.columns());
+        [
+            (
+                format!("{command}, tare"),
+                format!("{}{often:>14.2}x{long:>15.2}x", at(tare)),
+            ),
+            (format!("{command}, fastapi+bwrap"), at(fastapi_bwrap)),
+        ]
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub struct ServeReport {
     bench: &'static str,
@@ -70,10 +98,10 @@ pub struct ServeReport {
 }
 
 impl ServeReport {
-    pub fn new(seconds: u32, rounds: usize, rows: Vec<Row>) -> Self {
+    pub fn new(bench: &'static str, seconds: u32, rounds: usize, rows: Vec<Row>) -> Self {
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Self {
-            bench: "serve",
+            bench,
             machine: Machine::observe(),
             load_average: load.split(' ').next().unwrap_or_default().to_owned(),
             seconds,
@@ -83,34 +111,13 @@ impl ServeReport {
     }
 
     pub fn text(&self) -> String {
-        let head = "       /s   p50 ms   p99 ms  failed";
-        let mut text = format!(
-            "{:<40}{:>4}  {head}  {:>10}\n",
-            "command", "at", "of fastapi"
-        );
-        for row in &self.rows {
-            let Row {
-                command,
-                concurrency,
-                tare,
-                fastapi_bwrap,
-            } = row;
-            let ratio = tare.per_second / fastapi_bwrap.per_second;
+        let lines = self.rows.iter().flat_map(Row::lines);
+        let lines: Vec<(String, String)> = [Row::head()].into_iter().chain(lines).collect();
+        let width = lines.iter().map(|it| it.0.len()).max().unwrap_or_default();
+        let mut text = String::new();
+        for (name, columns) in lines {
             // A text takes whatever is written to it.
-            writeln!(
-                text,
-                "{:<40}{concurrency:>4}  {}  {ratio:>9.2}x",
-                format!("{command}, tare"),
-                tare.columns()
-            )
-            .ok();
-            writeln!(
-                text,
-                "{:<40}{concurrency:>4}  {}",
-                format!("{command}, fastapi+bwrap"),
-                fastapi_bwrap.columns()
-            )
-            .ok();
+            writeln!(text, "{name:<width$}{columns}").ok();
         }
         let Self {
             seconds,
@@ -131,6 +138,30 @@ impl ServeReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_is_as_wide_as_its_names_and_compares_the_two() {
+        let figures = |per_second, p50_us| Figures {
+            per_second,
+            p50_us,
+            p99_us: 30_000,
+            failed: 0,
+        };
+        let row = Row {
+            command: "print(1)".to_owned(),
+            concurrency: 8,
+            tare: figures(200.0, 10_000),
+            fastapi_bwrap: figures(50.0, 20_000),
+        };
+        let text = ServeReport::new("serve", 5, 3, vec![row]).text();
+        let expected = "\
+command                    at         /s   p50 ms   p99 ms  failed  /s of fastapi  p50 of fastapi
+print(1), tare              8        200     10.0     30.0       0          4.00x           0.50x
+print(1), fastapi+bwrap     8         50     20.0     30.0       0
+";
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.contains("3 times 5 s each, in turn; load "), "{text}");
+    }
 
     #[test]
     fn loads_are_summed_up_over_all_of_the_time() {

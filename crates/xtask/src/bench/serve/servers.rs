@@ -57,44 +57,71 @@ pub fn python(target: &Path) -> Result<PathBuf, Failure> {
     Ok(directory)
 }
 
+/// What both are made of and stand on.
+#[derive(Debug)]
+pub struct Setting<'a> {
+    pub tare: &'a Path,
+    /// An environment with the packages of the peer.
+    pub python: &'a Path,
+    pub footprint: &'a Footprint,
+    /// What of the host is shown to whatever runs.
+    pub binds: Vec<String>,
+    /// In it are packages that Python finds.
+    pub packages: Option<&'a Path>,
+}
+
 impl Servers {
-    pub fn start(
-        tare: &Path,
-        python: &Path,
-        footprint: &Footprint,
-        binds: &[String],
-    ) -> Result<Self, Failure> {
-        let directory = footprint.directory();
+    pub fn start(setting: &Setting<'_>) -> Result<Self, Failure> {
+        let directory = setting.footprint.directory();
         let peer = directory.join("peer.py");
         std::fs::write(&peer, PEER).doing(|| "cannot write the peer".into())?;
-        let words = bwrap(binds, &[]);
-        let words: Vec<&String> = [&words.program]
-            .into_iter()
-            .chain(&words.arguments)
-            .collect();
-        let words = serde_json::to_string(&words).doing(|| "cannot tell the peer".into())?;
+        let configuration = directory.join("tare.toml");
+        std::fs::write(&configuration, setting.configuration())
+            .doing(|| "cannot write the configuration".into())?;
+        let words = setting.bwrap()?;
         Ok(Self {
             tare: Server::start(&directory, "tare", |port| {
-                let mut command = Command::new(tare);
+                let mut command = Command::new(setting.tare);
                 command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
-                command.env("TARE_STATE_ROOT", footprint.state_root());
+                command.arg("--config").arg(&configuration);
+                command.env("TARE_STATE_ROOT", setting.footprint.state_root());
                 command
             })?,
             peer: Server::start(&directory, "peer", |port| {
-                let mut command = Command::new(python.join("bin/uvicorn"));
-                command.args([
-                    "peer:app",
-                    "--log-level",
-                    "info",
-                    "--port",
-                    &port.to_string(),
-                ]);
+                let mut command = Command::new(setting.python.join("bin/uvicorn"));
+                command.args(["peer:app", "--log-level", "info"]);
+                command.args(["--port", &port.to_string()]);
                 command
                     .env("BWRAP", &words)
                     .env("PYTHONDONTWRITEBYTECODE", "1");
+                if let Some(packages) = setting.packages {
+                    command.env("PYTHONPATH", packages.join("python"));
+                }
                 command
             })?,
         })
+    }
+}
+
+impl Setting<'_> {
+    fn configuration(&self) -> String {
+        let packages = self.packages.map(|packages| {
+            let packages = packages.display();
+            format!("[librechat.boxes]\npackages = '{packages}'\n")
+        });
+        packages.unwrap_or_default()
+    }
+
+    /// The words before a command, as the peer reads them.
+    fn bwrap(&self) -> Result<String, Failure> {
+        let packages = self.packages.map(|it| it.to_string_lossy().into_owned());
+        let binds: Vec<String> = self.binds.iter().cloned().chain(packages).collect();
+        let launch = bwrap(&binds, &[]);
+        let words: Vec<&String> = [&launch.program]
+            .into_iter()
+            .chain(&launch.arguments)
+            .collect();
+        serde_json::to_string(&words).doing(|| "cannot tell the peer".into())
     }
 }
 

@@ -1,0 +1,56 @@
+//! `bench librechat`: what a user of LibreChat waits for. `POST /v1/exec` of `tare serve`
+//! beside a small FastAPI server that starts bubblewrap for each request; both see the
+//! same packages.
+
+use super::serve::{Comparison, Load, Request, Work};
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// What is executed, and what it prints.
+const CODE: [(&str, &str); 2] = [
+    ("print(1)", "1\n"),
+    ("import numpy; print(numpy.ones(3).sum())", "3.0\n"),
+];
+
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(flatten)]
+    load: Load,
+    /// Requests at once
+    #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [1, 8])]
+    concurrency: Vec<u32>,
+    /// Where the figures are saved [default: target/bench/librechat.json]
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub fn perform(options: &Options) -> Result<(), Failure> {
+    let workspace = Workspace::alone()?;
+    let packages = workspace.target_directory.join("packages");
+    if !packages.join("python/numpy").exists() {
+        return Err(Failure::new("numpy is not installed: ./check does that"));
+    }
+    let comparison = Comparison {
+        name: "librechat",
+        load: options.load,
+        concurrency: &options.concurrency,
+        packages: Some(&packages),
+        work: CODE.map(work).into(),
+    };
+    comparison.perform(&workspace, options.json.clone())
+}
+
+fn work((code, printed): (&'static str, &'static str)) -> Work {
+    Work {
+        name: code.to_owned(),
+        printed,
+        tare: Request {
+            path: "/v1/exec",
+            body: json!({ "lang": "py", "code": code }),
+        },
+        peer: Request::run(&["/usr/bin/python3", "-c", code]),
+    }
+}
