@@ -146,6 +146,13 @@ fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
     );
     let go_on = |results: Value| json!({ "continuation_token": token, "tool_results": results });
     post(&go_on(json!([]))).was(400);
+    let reply = |id: &Value| json!({ "call_id": id, "result": 3 });
+    for wrong in [
+        json!([reply(&json!("another"))]),
+        json!([reply(&call["id"]), reply(&call["id"])]),
+    ] {
+        post(&go_on(wrong)).was(400);
+    }
     let unknown = post(
         &json!({ "continuation_token": "A".repeat(21), "tool_results": [{ "call_id": "x" }] }),
     );

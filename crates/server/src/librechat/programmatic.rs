@@ -13,7 +13,7 @@
 pub mod calls;
 pub mod request;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -130,6 +130,11 @@ async fn round(
         }
         request::Asked::Continue { token, replies } => {
             let (turn, mut execution) = Turn::again(app, &token, principal)?;
+            if let Err(wrong) = execution.check(&replies) {
+                // It waits on for better ones.
+                turn.waits(execution)?;
+                return Err(wrong);
+            }
             execution.take(replies)?;
             (turn, execution)
         }
@@ -255,18 +260,28 @@ impl Execution {
         })
     }
 
-    /// Each call that was asked for is replied to, and nothing else is.
-    fn take(&mut self, replies: Vec<(String, Reply)>) -> Result<(), ApiError> {
+    /// Whether each call that was asked for is replied to once, and nothing else is.
+    fn check(&self, replies: &[(String, Reply)]) -> Result<(), ApiError> {
         let wrong = |message: String| ApiError::bad_request("invalid_tool_results", message);
-        for (id, reply) in replies {
-            let key = self.asked.remove(&id);
-            let key =
-                key.ok_or_else(|| wrong(format!("tool_results: {id:?} was not asked for")))?;
-            self.bytes = self.bytes.saturating_add(reply.bytes());
-            self.history.entry(key).or_default().push(reply);
+        let mut open: BTreeSet<&String> = self.asked.keys().collect();
+        for (id, _) in replies {
+            if !open.remove(id) {
+                return Err(wrong(format!("tool_results: {id:?} was not asked for")));
+            }
         }
-        if let Some(id) = self.asked.keys().next() {
-            return Err(wrong(format!("tool_results: {id:?} is missing")));
+        match open.first() {
+            Some(id) => Err(wrong(format!("tool_results: {id:?} is missing"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Such replies.
+    fn take(&mut self, replies: Vec<(String, Reply)>) -> Result<(), ApiError> {
+        for (id, reply) in replies {
+            if let Some(key) = self.asked.remove(&id) {
+                self.bytes = self.bytes.saturating_add(reply.bytes());
+                self.history.entry(key).or_default().push(reply);
+            }
         }
         self.check_bytes()
     }
@@ -277,7 +292,7 @@ impl Execution {
             false => Err(ApiError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "too_large",
-                "the calls of the code and the results of the tools are too large",
+                "the calls and the results of the tools are too large",
             )),
         }
     }
