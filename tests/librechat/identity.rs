@@ -320,3 +320,88 @@ fn its_health_is_a_status_and_everybodys() {
     assert_eq!(answer.text(), "");
     server.stop().ok();
 }
+
+/// Code of this, sent with these headers.
+fn exec(server: &Server, headers: &[(&str, &str)], request: &Value) -> Answer {
+    let json_type = ("Content-Type", "application/json");
+    let headers: Vec<_> = headers.iter().copied().chain([json_type]).collect();
+    server.ask("POST", "/v1/exec", &headers, request.to_string().as_bytes())
+}
+
+#[test]
+fn two_users_have_neither_each_others_files_nor_sessions() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let files = Files::new(&[&ed], "");
+    let server = files.start(&tare);
+    let [ann, ben] = ["ann", "ben"].map(|user| format!("Bearer {}", ed.token(user)));
+    let as_user =
+        |token: &str, request: Value| exec(&server, &[("Authorization", token)], &request);
+    let hint = "v2:conversation:shared";
+    let wrote = json!({ "lang": "bash", "code": "echo ann > a.txt; sleep 1000 &", "runtime_session_hint": hint });
+    let made = as_user(&ann, wrote).was(200).json();
+    let look = json!({ "lang": "bash", "code": "ls; ps -C sleep -o comm=; true", "runtime_session_hint": hint });
+    let seen = as_user(&ben, look.clone()).was(200).json();
+    assert_eq!(
+        (&seen["stdout"], &seen["runtime_status"]),
+        (&json!(""), &json!("new"))
+    );
+    assert_eq!(
+        as_user(&ann, look).was(200).json()["stdout"],
+        "a.txt\nsleep\n"
+    );
+    let file = &made["files"][0];
+    let reference = json!([{
+        "id": file["id"], "storage_session_id": file["storage_session_id"], "name": "a.txt",
+        "kind": "user", "resource_id": "ann",
+    }]);
+    let read = json!({ "lang": "bash", "code": "cat a.txt", "files": reference });
+    as_user(&ben, read.clone()).was(403);
+    assert_eq!(as_user(&ann, read).was(200).json()["stdout"], "ann\n");
+    let path = |field: &str| file[field].as_str().expect("an id").to_owned();
+    let download = format!(
+        "/v1/download/{}/{}?kind=user&id=ann",
+        path("storage_session_id"),
+        path("id")
+    );
+    let get = |token: &str| server.ask("GET", &download, &[("Authorization", token)], b"");
+    get(&ben).was(403);
+    assert_eq!(get(&ann).was(200).text(), "ann\n");
+    server.stop().ok();
+    tare.call(["rm", "-f", "--all"]).ok();
+    fs::remove_dir_all(tare.state_root().join("files")).expect("it is there");
+}
+
+/// A search for tools does not say who asks.
+#[test]
+fn code_of_nobody_runs_where_that_is_allowed_and_has_nobodys_files() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let request = json!({ "lang": "js", "code": "console.log(1)", "timeout": 5000 });
+    let closed = Files::new(&[&ed], "");
+    let server = closed.start(&tare);
+    refused(
+        exec(&server, &[], &request),
+        401,
+        "Bearer token is required",
+    );
+    server.stop().ok();
+    let open = Files::new(&[&ed], "[librechat]\nanonymous_exec = true\n");
+    let server = open.start(&tare);
+    let answer = exec(&server, &[], &request).was(200).json();
+    assert_eq!(answer["stdout"], "1\n");
+    refused(server.get(ASKED), 401, "Bearer token is required");
+    let token = format!("Bearer {}", ed.token("ann"));
+    let wrote = json!({ "lang": "bash", "code": "echo ann > a.txt" });
+    let made = exec(&server, &[("Authorization", &token)], &wrote)
+        .was(200)
+        .json();
+    let file = &made["files"][0];
+    let read = json!({ "lang": "bash", "code": "cat a.txt", "files": [{
+        "id": file["id"], "storage_session_id": file["storage_session_id"], "name": "a.txt",
+    }]});
+    exec(&server, &[], &read).was(403);
+    exec(&server, &[("X-API-Key", "x")], &request).was(401);
+    server.stop().ok();
+    fs::remove_dir_all(tare.state_root().join("files")).expect("it is there");
+}
