@@ -138,6 +138,14 @@ pub fn with_packages() -> Option<String> {
     is_whole.then_some(section)
 }
 
+/// The most memory that it ever had (VmHWM).
+pub fn peak_bytes(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.expect("a number") << 10
+}
+
 pub fn is_id(text: &str) -> bool {
     let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     text.len() == 21 && text.bytes().all(is_known)

@@ -5,7 +5,7 @@ use std::io::Read;
 use serde_json::{Value, json};
 use tare_harness::{Answer, eventually, tare};
 
-use crate::client::{Chat, Form, file, is_id, text};
+use crate::client::{Chat, Form, file, is_id, peak_bytes, text};
 
 /// Of an answer, in the order of the contract.
 fn verdict(answer: &Value) -> [Value; 4] {
@@ -395,5 +395,34 @@ fn descriptors_are_where_they_were_after_many_executions() {
     let mut stream = chat.server.connect();
     stream.set_nonblocking(true).expect("a socket");
     assert!(stream.read(&mut [0]).is_err());
+    chat.stop(&tare);
+}
+
+/// Of files that cannot be kept only so much is remembered: a path may be as long as
+/// directories are deep.
+#[test]
+fn names_as_long_as_directories_are_deep_cost_the_server_little() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let code = "import os
+for level in range(1000): os.mkdir('x' * 250); os.chdir('x' * 250)
+for number in range(500): open(str(number), 'w')";
+    let answer = chat.python(code);
+    let told = &answer["artifact_truncation"];
+    assert_eq!(told["skipped_count"], 500, "{told}");
+    assert!(told.to_string().len() < 10_000);
+    let most = peak_bytes(chat.server.pid());
+    assert!(most < 100 << 20, "{most}");
+    chat.stop(&tare);
+}
+
+/// What it said is answered, whatever it has done to its files.
+#[test]
+fn a_program_that_shuts_its_directory_is_heard_all_the_same() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let answer = chat.python("import os; os.chmod('/mnt/data', 0); print('heard')");
+    assert_eq!(answer["stdout"], "heard\n");
+    assert_eq!(answer["artifact_delivery"]["status"], "failed", "{answer}");
     chat.stop(&tare);
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tare_harness::tare;
 
-use crate::client::{Chat, file, text};
+use crate::client::{Chat, file, peak_bytes, text};
 
 const PATH: &str = "/v1/exec/programmatic";
 
@@ -218,14 +218,6 @@ fn calls_that_are_forged_to_be_large_cost_the_server_little() {
     let most = peak_bytes(chat.server.pid());
     assert!(most < 100 << 20, "{most}");
     chat.stop(&tare);
-}
-
-/// The most memory that it ever had (VmHWM).
-fn peak_bytes(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.expect("a number") << 10
 }
 
 /// What a call is known by is kept for the client, and is the code's own choice.

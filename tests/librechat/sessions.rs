@@ -218,3 +218,23 @@ fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
     });
     chat.stop(&tare);
 }
+
+/// Else nobody could use it any more, and whoever tried would keep it alive.
+#[test]
+fn a_session_that_takes_no_more_code_is_replaced() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    for shuts in [
+        "import os, shutil; shutil.rmtree('/tmp/code'); os.symlink('/mnt/data', '/tmp/code')",
+        "import os; os.remove('/tmp/code/main.py'); os.mkdir('/tmp/code/main.py')",
+        "import os; os.chmod('/mnt/data', 0)",
+    ] {
+        assert_eq!(said(&chat.exec(in_session(HINT, shuts))).1, "new");
+        let refused = chat.server.post("/v1/exec", &in_session(HINT, "print(1)"));
+        assert!(refused.status >= 400, "{shuts}");
+        assert_eq!(boxes(&tare), 0, "{shuts}");
+    }
+    let next = chat.exec(in_session(HINT, "print(1)"));
+    assert_eq!(said(&next), ("1\n", "new"));
+    chat.stop(&tare);
+}

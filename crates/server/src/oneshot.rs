@@ -23,7 +23,6 @@ use tare_engine::spec::{Spec, env};
 use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Stdin};
 
 pub use files::{FileIn, FileOut};
-use pipe::COPIED_WITHIN;
 
 use crate::admission::Permit;
 use crate::app::{App, Phase};
@@ -37,6 +36,9 @@ use crate::running::{self, Running, Wanted};
 
 /// For the box to be made. A file system that does not answer must not hold anybody.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
+/// For files to be put into it, and to be collected, in which whatever still runs in
+/// the box has a say.
+const COPIED_WITHIN: Duration = Duration::from_secs(30);
 
 /// What is to be done.
 pub struct OneShot<T> {

@@ -215,18 +215,19 @@ fn delivery(collected: &Collected) -> Option<Delivery> {
 }
 
 fn truncation(collected: &Collected) -> Option<Truncation> {
-    if collected.skipped.is_empty() {
+    let Skipped {
+        names,
+        reasons,
+        count,
+    } = &collected.skipped;
+    if *count == 0 {
         return None;
     }
-    let mut reasons: Vec<_> = collected.skipped.iter().map(|one| one.reason).collect();
-    reasons.sort_unstable();
-    reasons.dedup();
-    let name = |one: &Skipped| one.name.clone();
     Some(Truncation {
         code: "artifact_truncated",
-        reasons,
-        skipped: collected.named_skipped().iter().map(name).collect(),
-        skipped_count: collected.skipped.len(),
+        reasons: reasons.iter().copied().collect(),
+        skipped: names.clone(),
+        skipped_count: *count,
     })
 }
 

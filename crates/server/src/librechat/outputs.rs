@@ -37,8 +37,7 @@ pub struct Collected {
     pub left: Vec<Left>,
     /// Names of inputs that are not there any more.
     pub deleted: Vec<String>,
-    /// Too many, too large, or with a name that cannot be.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Skipped,
     /// What could not be kept, though it might have been.
     pub failed: usize,
 }
@@ -51,18 +50,23 @@ pub enum Left {
     Kept(Input),
 }
 
-#[derive(Debug, PartialEq, Eq)]
+/// Files that are too many, too large, or have a name that cannot be. The names are the
+/// program's own, and may be as long as paths can be deep: only so much is kept of them.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    pub name: String,
-    pub reason: &'static str,
+    /// The first of them, as far as they can be shown.
+    pub names: Vec<String>,
+    pub reasons: BTreeSet<&'static str>,
+    pub count: usize,
 }
 
 /// Of files that nobody asked for.
 const NOT_OUTPUTS: [&str; 2] = ["__pycache__", "node_modules"];
 /// A file with this name stands for a directory that is kept.
 const DIRECTORY_KEPT: &str = ".dirkeep";
-/// Names that are told of those that were skipped.
+/// Names that are told of those that were skipped, and what of each.
 const SKIPPED_NAMED_MAX: usize = 20;
+const SKIPPED_CHARACTERS_MAX: usize = 256;
 
 impl Outputs {
     /// Of a program that failed nothing is kept: clients say so to the model.
@@ -73,35 +77,57 @@ impl Outputs {
         }
     }
 
-    /// Whatever is in the box's data.
-    pub fn collect(
+    /// Whatever is in the box's data. A program that is in the way of this, as one that
+    /// stops what copies or shuts its own directory, has still said what it said: what
+    /// could not be had is told as not delivered.
+    pub fn collect(&self, engine: &Engine, id: &BoxId, inputs: &Inputs) -> Collected {
+        let mut collected = Collected::default();
+        let mut seen = BTreeSet::new();
+        let received = self.receive_all(engine, id, inputs, &mut seen, &mut collected);
+        let unseen = inputs.values().filter(|input| !seen.contains(&input.name));
+        match received {
+            Ok(()) => collected.deleted = unseen.map(|input| input.name.clone()).collect(),
+            Err(_) => {
+                collected.failed += 1;
+                collected.left.extend(unseen.cloned().map(Left::Inherited));
+            }
+        }
+        collected
+    }
+
+    fn receive_all(
         &self,
         engine: &Engine,
         id: &BoxId,
         inputs: &Inputs,
-    ) -> Result<Collected, Error> {
+        seen: &mut BTreeSet<String>,
+        collected: &mut Collected,
+    ) -> Result<(), Error> {
         let copying = engine.copy_files_out(id, Path::new(HOME))?;
         let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
-        let collected = self.receive(&mut stream, inputs);
+        let received = self.receive(&mut stream, inputs, seen, collected);
         drop(stream);
         // What the box says of it is more telling than a pipe that closed.
         copying.finish()?;
-        collected.doing(|| format!("cannot read the files of box {id}"))
+        received.doing(|| format!("cannot read the files of box {id}"))
     }
 
     fn receive(
         &self,
         stream: &mut dyn Read,
         inputs: &Inputs,
-    ) -> Result<Collected, tare_archive::Error> {
-        let mut collected = Collected::default();
-        let mut seen = BTreeSet::new();
+        seen: &mut BTreeSet<String>,
+        collected: &mut Collected,
+    ) -> Result<(), tare_archive::Error> {
         let mut archive = Reader::new(stream);
         while let Some(entry) = archive.next_entry()? {
             let Some((name, size)) = candidate(&entry) else {
                 continue;
             };
-            seen.insert(name.clone());
+            if file_name::check(&name, Form::Nested).is_err() {
+                collected.skip(&name, "invalid_name");
+                continue;
+            }
             let input = inputs.get(&name);
             let is_as_it_came = |input: &&Input| {
                 let same = input.object.size == size && input.mtime == Some(entry.mtime);
@@ -109,17 +135,16 @@ impl Outputs {
             };
             if let Some(input) = input.filter(is_as_it_came) {
                 collected.left.push(Left::Inherited(input.clone()));
-            } else if file_name::check(&name, Form::Nested).is_err() {
-                collected.skip(name, "invalid_name");
             } else if collected.kept() >= self.files_max {
-                collected.skip(name, "too_many_files");
+                collected.skip(&name, "too_many_files");
             } else {
-                self.keep(&mut archive, name, entry.mtime, input, &mut collected)?;
+                self.keep(&mut archive, name.clone(), entry.mtime, input, collected)?;
+            }
+            if input.is_some() {
+                seen.insert(name);
             }
         }
-        let gone = inputs.keys().filter(|name| !seen.contains(*name));
-        collected.deleted = gone.cloned().collect();
-        Ok(collected)
+        Ok(())
     }
 
     /// One file. What the store refuses is told; the others are kept all the same.
@@ -168,8 +193,8 @@ impl Outputs {
                 object,
                 mtime: inputs::telling(mtime),
             })),
-            Err(Refused::TooLarge) => collected.skip(name, "file_too_large"),
-            Err(Refused::NoRoom) => collected.skip(name, "quota_exceeded"),
+            Err(Refused::TooLarge) => collected.skip(&name, "file_too_large"),
+            Err(Refused::NoRoom) => collected.skip(&name, "quota_exceeded"),
             Err(Refused::Failed) => collected.failed += 1,
         }
         Ok(())
@@ -217,13 +242,14 @@ impl Collected {
             .count()
     }
 
-    fn skip(&mut self, name: String, reason: &'static str) {
-        self.skipped.push(Skipped { name, reason });
-    }
-
-    /// The first of those that were skipped: their names are the program's own.
-    pub fn named_skipped(&self) -> &[Skipped] {
-        &self.skipped[..self.skipped.len().min(SKIPPED_NAMED_MAX)]
+    fn skip(&mut self, name: &str, reason: &'static str) {
+        let skipped = &mut self.skipped;
+        skipped.count += 1;
+        skipped.reasons.insert(reason);
+        if skipped.names.len() < SKIPPED_NAMED_MAX {
+            let shown = name.chars().take(SKIPPED_CHARACTERS_MAX).collect();
+            skipped.names.push(shown);
+        }
     }
 }
 

@@ -208,11 +208,18 @@ pub async fn run(
     })
 }
 
-/// Whoever was left in the box has a say in it.
+/// Whoever was left in the box has a say in it, and so does what was left there: a box
+/// that takes no more code, as with a full disk, would never take any. It ends, and who
+/// comes next gets another.
 async fn put_into(app: &App, id: &BoxId, put: Vec<FileIn>) -> Result<(), ApiError> {
+    let copied = id.clone();
+    let put = app.ask_in_box(move |engine| files::put_all(engine, &copied, put));
+    let Err(error) = put.await else { return Ok(()) };
     let id = id.clone();
-    app.ask_in_box(move |engine| files::put_all(engine, &id, put))
-        .await
+    // One that cannot be ended now is stuck, and on record.
+    app.ask(move |engine| Ok(engine.remove(&id, true).ok()))
+        .await?;
+    Err(error.with_hint("its session has ended; the next request begins another"))
 }
 
 async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ApiError> {
@@ -227,7 +234,7 @@ async fn collect(
     known: Inputs,
 ) -> Result<Collected, ApiError> {
     let id = id.clone();
-    app.ask_in_box(move |engine| outputs.collect(engine, &id, &known))
+    app.ask_in_box(move |engine| Ok(outputs.collect(engine, &id, &known)))
         .await
 }
 

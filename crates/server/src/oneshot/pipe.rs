@@ -14,7 +14,7 @@ use tare_kernel::clock::timespec;
 /// For the next bytes. One that runs has some at any time.
 const NEXT_WITHIN: Duration = Duration::from_secs(10);
 /// For all of them, in which whatever else runs in the box has a say.
-pub const COPIED_WITHIN: Duration = Duration::from_secs(30);
+const ALL_WITHIN: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub struct Pipe {
@@ -28,7 +28,7 @@ impl Pipe {
         fcntl_setfl(end, fcntl_getfl(end)? | OFlags::NONBLOCK)?;
         Ok(Self {
             file: File::from(end.try_clone()?),
-            until: Instant::now() + COPIED_WITHIN,
+            until: Instant::now() + ALL_WITHIN,
         })
     }
 
