@@ -19,6 +19,9 @@ use crate::spec;
 pub const DATA: &str = "/mnt/data";
 /// Where the code is: beside nothing that is a user's.
 pub const CODE: &str = "/tmp/code";
+/// Where a box sees the packages of the host, wherever those are: not where it has
+/// files of its own.
+const PACKAGES: &str = "/opt/packages";
 
 /// `[librechat.boxes]`
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -34,8 +37,8 @@ pub struct BoxesConfig {
     pub host_network: bool,
     /// Another root than the host's programs.
     pub rootfs: Option<PathBuf>,
-    /// A directory that every box sees under the same name, read-only: `python` in it
-    /// is searched by Python, `node_modules` by Node, `bin` by shells.
+    /// A directory that every box sees as `/opt/packages`, read-only: `python` in it is
+    /// searched by Python, `node_modules` by Node, `bin` by shells.
     pub packages: Option<PathBuf>,
     /// Files that one execution may leave.
     pub output_files: usize,
@@ -126,11 +129,11 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
     if let Some(packages) = &boxes.packages {
         spec.volumes.push(Volume {
             host: packages.clone(),
-            target: packages.clone(),
+            target: PathBuf::from(PACKAGES),
             access: Access::ReadOnly,
         });
     }
-    let own = environment(boxes.packages.as_deref());
+    let own = environment(boxes.packages.is_some());
     let own = own.into_iter().map(|(key, value)| (key.into(), value));
     spec.env = env::later_wins(spec.env.into_iter().chain(own));
     spec
@@ -138,9 +141,9 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
 
 /// Programs that keep things at home do not keep them among the user's files, and what
 /// lies there is found by programs that are elsewhere.
-fn environment(packages: Option<&Path>) -> BTreeMap<&'static str, OsString> {
+fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
     let beside = |own: &[&str], name: &str| {
-        let shared = packages.map(|packages| packages.join(name).display().to_string());
+        let shared = has_packages.then(|| format!("{PACKAGES}/{name}"));
         let own = own.iter().map(ToString::to_string);
         OsString::from(own.chain(shared).collect::<Vec<_>>().join(":"))
     };
@@ -158,7 +161,7 @@ fn environment(packages: Option<&Path>) -> BTreeMap<&'static str, OsString> {
         ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
         ("PIP_NO_CACHE_DIR", "1".into()),
     ]);
-    if packages.is_some() {
+    if has_packages {
         environment.insert("PATH", beside(&[PATH, "/tmp/.local/bin"], "bin"));
     }
     environment
@@ -199,9 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn packages_are_seen_under_their_own_name_and_searched_last() {
+    fn packages_are_seen_in_one_place_and_searched_last() {
         let mut config = Config::default();
-        config.librechat.boxes.packages = Some(PathBuf::from("/opt/packages"));
+        config.librechat.boxes.packages = Some(PathBuf::from("/srv/shared"));
         let spec = work(&config, None).spec;
         assert_eq!(spec.volumes[0].access, Access::ReadOnly);
         assert_eq!(spec.volumes[0].target, Path::new("/opt/packages"));
