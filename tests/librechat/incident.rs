@@ -1,6 +1,6 @@
-//! The incident that tare was made for. People asked a chat for numpy and pandas, twenty
-//! of them at once; each execution left a little behind, descriptors, processes, files,
-//! and after a day the host had none left for anybody.
+//! The incident that tare was made for: code that imports numpy and pandas, of twenty
+//! users at once, over and over. Each execution may leave nothing behind, of descriptors,
+//! threads, processes, cgroups and files, or one day there are none left for anybody.
 //!
 //! `TARE_INCIDENT_EXECUTIONS=1000` is all of it; `cargo xtask soak --librechat` draws it.
 

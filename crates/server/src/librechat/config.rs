@@ -179,6 +179,19 @@ mod tests {
     }
 
     #[test]
+    fn the_page_for_operators_has_the_defaults_as_they_are() {
+        let page = include_str!("../../../../docs/librechat.md");
+        let (_, section) = page.split_once("## Every setting").expect("a section");
+        let (_, rest) = section.split_once("```toml\n").expect("a block");
+        let (block, _) = rest.split_once("```").expect("its end");
+        let mut shown = read(block);
+        let jwt = shown.librechat.jwt.take();
+        assert_eq!(shown, Config::default());
+        let keys = "[librechat.jwt]\nkeys = '/etc/tare/jwks.json'\n";
+        assert_eq!(jwt, read(keys).librechat.jwt);
+    }
+
+    #[test]
     fn beyond_this_host_nobody_is_heard_who_does_not_say_who_he_is() {
         let afar = |rest: &str| checked(&format!("listen = '0.0.0.0:80'\n{rest}"));
         assert!(afar("").is_err_and(|said| said.contains("without an API key")));
