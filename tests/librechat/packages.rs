@@ -2,6 +2,7 @@
 //! host anything when the box is gone.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use crate::client::Chat;
 const DIRECTORIES: usize = 2_000;
 const FILES_IN_EACH: usize = 100;
 /// How many boxes walk over all of them; more by the environment.
-const BOXES: u64 = 10;
+const BOXES: u64 = 4;
 const BOXES_VARIABLE: &str = "TARE_PACKAGES_BOXES";
 /// Others on this host open files too. A descriptor for each file would be 200,000.
 const HOST_NOISE: u64 = 2_000;
@@ -60,4 +61,28 @@ fn host_descriptors() -> u64 {
     let text = fs::read_to_string("/proc/sys/fs/file-nr").expect("/proc is mounted");
     let first = text.split_whitespace().next().map(str::parse);
     first.expect("three numbers").expect("a number")
+}
+
+/// A language whose program is a package, as npm puts it there.
+#[test]
+fn a_language_is_offered_when_its_program_is_among_the_packages() {
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    let config = format!("[librechat.boxes]\npackages = '{}'\n", packages.text());
+    let chat = Chat::configured(&tare, "", &config);
+    let request = json!({ "lang": "ts", "code": "const x: number = 42; console.log(x)" });
+    let refused = chat.server.post("/v1/exec", &request).was(400).json();
+    let error = refused["error"].as_str().expect("a sentence");
+    assert!(error.starts_with("Unsupported language: ts"), "{error}");
+    // As esbuild does it, as far as this code goes.
+    let programs = packages.join("node_modules/.bin");
+    fs::create_dir_all(&programs).expect("a fresh directory");
+    let script = "#!/bin/sh\nfor last in \"$@\"; do :; done\n\
+                  sed 's/: number//' \"$1\" > \"${last#--outfile=}\"\n";
+    let program = programs.join("esbuild");
+    fs::write(&program, script).expect("a fresh directory");
+    let runnable = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(&program, runnable).expect("it is there");
+    assert_eq!(chat.exec(request)["stdout"], "42\n");
+    chat.stop(&tare);
 }

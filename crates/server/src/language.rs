@@ -156,19 +156,19 @@ impl<'de> Deserialize<'de> for Languages {
 }
 
 impl Languages {
-    /// The language of this name whose programs are in `root`.
-    pub fn find(&self, name: &str, root: &Path) -> Result<&Language, ApiError> {
+    /// The language of this name whose programs a box finds there.
+    pub fn find(&self, name: &str, host: Host<'_>) -> Result<&Language, ApiError> {
         let called = |(own, language): &(&String, &Language)| {
             *own == name || language.names.iter().any(|other| other == name)
         };
         let found = self.0.iter().find(called).map(|(_, language)| language);
         found
-            .filter(|language| language.is_in(root))
-            .ok_or_else(|| self.unsupported(name, root))
+            .filter(|language| language.is_on(host))
+            .ok_or_else(|| self.unsupported(name, host))
     }
 
-    fn unsupported(&self, name: &str, root: &Path) -> ApiError {
-        let offered = self.0.iter().filter(|(_, language)| language.is_in(root));
+    fn unsupported(&self, name: &str, host: Host<'_>) -> ApiError {
+        let offered = self.0.iter().filter(|(_, language)| language.is_on(host));
         let names: Vec<&str> = offered.map(|(name, _)| name.as_str()).collect();
         let shown: String = name.chars().take(SHOWN_MAX).collect();
         ApiError::new(
@@ -184,15 +184,15 @@ impl Languages {
 const SHOWN_MAX: usize = 40;
 
 impl Language {
-    /// Whether the programs that it needs are below this directory.
-    fn is_in(&self, root: &Path) -> bool {
+    /// Whether the programs that it needs are there.
+    fn is_on(&self, host: Host<'_>) -> bool {
         let first = |words: &[String]| words.first().cloned();
         let needed: Vec<String> = [first(&self.compile), first(&self.run)]
             .into_iter()
             .flatten()
             .filter(|word| word != PROGRAM)
             .collect();
-        !self.run.is_empty() && needed.iter().all(|program| is_program(root, program))
+        !self.run.is_empty() && needed.iter().all(|program| host.has(program))
     }
 
     /// What runs its code, whose file is in `directory`.
@@ -221,13 +221,47 @@ fn quoted(words: &[String]) -> String {
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-fn is_program(root: &Path, program: &str) -> bool {
-    let below = |path: &Path| -> PathBuf { root.join(path.strip_prefix("/").unwrap_or(path)) };
-    match program.starts_with('/') {
-        true => below(Path::new(program)).exists(),
-        false => PATH
-            .split(':')
-            .any(|directory| below(&Path::new(directory).join(program)).exists()),
+/// Where a box sees the packages of the host, wherever those are: not where it has
+/// files of its own.
+pub const PACKAGES: &str = "/opt/packages";
+/// Programs of packages are in these, as pip and npm put them there.
+pub const PACKAGE_PROGRAMS: [&str; 2] = ["/opt/packages/bin", "/opt/packages/node_modules/.bin"];
+
+/// What a box sees of this host.
+#[derive(Debug, Clone, Copy)]
+pub struct Host<'a> {
+    /// What is its root.
+    pub root: &'a Path,
+    pub packages: Option<&'a Path>,
+}
+
+impl Host<'_> {
+    /// Its own programs, and nothing else.
+    pub fn alone() -> Self {
+        Self {
+            root: Path::new("/"),
+            packages: None,
+        }
+    }
+
+    /// Whether a box finds this program, by its path or by its name.
+    fn has(&self, program: &str) -> bool {
+        match program.starts_with('/') {
+            true => self.path(program).exists(),
+            false => PATH
+                .split(':')
+                .chain(PACKAGE_PROGRAMS)
+                .any(|directory| self.path(&format!("{directory}/{program}")).exists()),
+        }
+    }
+
+    /// Where on this host that is.
+    fn path(&self, in_box: &str) -> PathBuf {
+        let below = |directory: &Path, rest: &str| directory.join(rest.trim_start_matches('/'));
+        match (in_box.strip_prefix(PACKAGES), self.packages) {
+            (Some(rest), Some(packages)) => below(packages, rest),
+            (_, _) => below(self.root, in_box),
+        }
     }
 }
 
@@ -257,11 +291,14 @@ mod tests {
     fn the_operators_table_stands_over_the_built_in_one() {
         let text = "python = { file = 'a.py', run = ['/opt/py', '{file}'] }\nnode = { file = '', run = [] }";
         let all: Languages = toml::from_str(text).expect("a table");
-        let empty = Path::new("/nowhere");
+        let empty = Host {
+            root: Path::new("/nowhere"),
+            packages: None,
+        };
         assert_eq!(all.0["python"].run, ["/opt/py", FILE]);
-        assert!(!all.0["node"].is_in(Path::new("/")));
+        assert!(!all.0["node"].is_on(Host::alone()));
         let refused = all.find("js", empty).expect_err("nothing is there");
         assert_eq!(refused.message, "Unsupported language: js");
-        assert!(all.find("sh", Path::new("/")).is_ok());
+        assert!(all.find("sh", Host::alone()).is_ok());
     }
 }

@@ -1,7 +1,7 @@
 //! `POST /v1/run`: one command in a box of its own; nothing is left of it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
@@ -17,6 +17,7 @@ use crate::edge::ErrorBody;
 use crate::error::ApiError;
 use crate::extract::Json;
 use crate::guard::Caller;
+use crate::language::Host;
 use crate::oneshot::{self, Collect, FileIn, FileOut, OneShot, Outcome};
 use crate::quota;
 use crate::relay::{Flood, Output};
@@ -149,7 +150,7 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Api
     let command = match (request.command, request.language, request.code) {
         (Some(command), None, None) if !command.is_empty() => command,
         (None, Some(language), Some(code)) => {
-            let language = config.languages.find(&language, Path::new("/"))?;
+            let language = config.languages.find(&language, Host::alone())?;
             files.push(FileIn::new(&language.file, code.into_bytes())?);
             env.extend(language.env.clone());
             language.command(HOME, &[])

@@ -12,6 +12,7 @@ use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, arguments, e
 
 use crate::config::{self, Config};
 use crate::error::ApiError;
+use crate::language::{Host, PACKAGE_PROGRAMS, PACKAGES};
 use crate::oneshot::files::{self, Content, FileIn};
 use crate::spec;
 
@@ -19,9 +20,6 @@ use crate::spec;
 pub const DATA: &str = "/mnt/data";
 /// Where the code is: beside nothing that is a user's.
 pub const CODE: &str = "/tmp/code";
-/// Where a box sees the packages of the host, wherever those are: not where it has
-/// files of its own.
-const PACKAGES: &str = "/opt/packages";
 
 /// `[librechat.boxes]`
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -80,8 +78,11 @@ impl Work {
         timeout_ms: Option<u64>,
     ) -> Result<Self, ApiError> {
         let boxes = &config.librechat.boxes;
-        let root = boxes.rootfs.as_deref().unwrap_or(Path::new("/"));
-        let language = config.languages.find(language, root)?;
+        let host = Host {
+            root: boxes.rootfs.as_deref().unwrap_or(Path::new("/")),
+            packages: boxes.packages.as_deref(),
+        };
+        let language = config.languages.find(language, host)?;
         let exec = ExecSpec {
             env: spec::pairs(&language.env)?,
             timeout: Some(timeout(timeout_ms, &config.limits)),
@@ -162,7 +163,8 @@ fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
         ("PIP_NO_CACHE_DIR", "1".into()),
     ]);
     if has_packages {
-        environment.insert("PATH", beside(&[PATH, "/tmp/.local/bin"], "bin"));
+        let programs = [&[PATH, "/tmp/.local/bin"][..], &PACKAGE_PROGRAMS].concat();
+        environment.insert("PATH", programs.join(":").into());
     }
     environment
 }
