@@ -104,12 +104,14 @@ impl Servers {
 }
 
 impl Setting<'_> {
+    /// Its files are not those of a server that this host has.
     fn configuration(&self) -> String {
-        let packages = self.packages.map(|packages| {
-            let packages = packages.display();
-            format!("[librechat.boxes]\npackages = '{packages}'\n")
-        });
-        packages.unwrap_or_default()
+        let files = self.footprint.directory().join("files");
+        let files = format!("[files]\ndirectory = '{}'\n", files.display());
+        match self.packages.map(Path::display) {
+            Some(packages) => format!("{files}[librechat.boxes]\npackages = '{packages}'\n"),
+            None => files,
+        }
     }
 
     /// The words before a command, as the peer reads them.
