@@ -154,9 +154,11 @@ impl<'a> Turn<'a> {
         let mut slots = app.waiting.slots();
         let is_old = |slot: &Slot| matches!(slot, Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST);
         slots.retain(|_, slot| !is_old(slot));
-        if slots.len() >= WAITING_MAX {
-            let message = "too many executions wait for their clients";
-            return Err(ApiError::unavailable("busy", message));
+        while slots.len() >= WAITING_MAX {
+            let message = "too many executions run for their clients";
+            let busy = || ApiError::unavailable("busy", message);
+            let given_up = oldest_of_the_greediest(&slots, |_| 1).ok_or_else(busy)?;
+            slots.remove(&given_up);
         }
         slots.insert(token.clone(), Slot::Runs);
         drop(slots);
@@ -203,18 +205,18 @@ impl<'a> Turn<'a> {
     }
 
     /// Its client is asked for replies.
-    fn waits(self, execution: Box<Execution>) -> Result<Id, ApiError> {
+    fn waits(self, execution: Box<Execution>) -> Id {
         let mut slots = self.app.waiting.slots();
-        let bytes: usize = slots.values().map(Slot::bytes).sum();
-        if bytes.saturating_add(execution.bytes) > BYTES_IN_ALL_MAX {
-            drop(slots);
-            let message = "the executions that wait for their clients have too much to remember";
-            return Err(ApiError::unavailable("busy", message));
-        }
         let since = Instant::now();
         slots.insert(self.token.clone(), Slot::Waits { execution, since });
+        while slots.values().map(Slot::bytes).sum::<usize>() > BYTES_IN_ALL_MAX {
+            match oldest_of_the_greediest(&slots, |execution| execution.bytes) {
+                Some(given_up) => slots.remove(&given_up),
+                None => break,
+            };
+        }
         drop(slots);
-        Ok(self.token.clone())
+        self.token.clone()
     }
 }
 
@@ -236,6 +238,28 @@ impl Waiting {
     fn slots(&self) -> MutexGuard<'_, HashMap<Id, Slot>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What is given up where there is no room: most of those who never come back began
+/// long ago, and whoever has the most is not to take it from the others.
+fn oldest_of_the_greediest(
+    slots: &HashMap<Id, Slot>,
+    weigh: impl Fn(&Execution) -> usize,
+) -> Option<Id> {
+    let waits = || {
+        slots.iter().filter_map(|(token, slot)| match slot {
+            Slot::Waits { execution, since } => Some((token, execution, since)),
+            Slot::Runs => None,
+        })
+    };
+    let mut has: HashMap<&Principal, usize> = HashMap::new();
+    for (_, execution, _) in waits() {
+        *has.entry(&execution.principal).or_default() += weigh(execution);
+    }
+    let (greediest, _) = has.into_iter().max_by_key(|(_, weight)| *weight)?;
+    let his = waits().filter(|(_, execution, _)| execution.principal == *greediest);
+    let (oldest, _, _) = his.min_by_key(|(_, _, since)| *since)?;
+    Some(oldest.clone())
 }
 
 impl Slot {
@@ -312,7 +336,7 @@ impl Execution {
             return Ok(Round::of(answer, self.calls_made));
         }
         let tool_calls = self.ask(calls)?;
-        let token = turn.waits(self)?;
+        let token = turn.waits(self);
         Ok(Round::ToolCallRequired {
             continuation_token: token,
             session_id: answer.session_id,
@@ -394,5 +418,49 @@ impl Round {
                 execution_time: answer.wall_time,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits_of(user: &str, code_bytes: usize, seconds: u64) -> Slot {
+        let principal = Principal {
+            tenant: "t".to_owned(),
+            user: Some(user.to_owned()),
+        };
+        let request = serde_json::json!({
+            "code": "x".repeat(code_bytes), "tools": [{ "name": "f" }],
+        });
+        let request: Request = serde_json::from_value(request).expect("a request");
+        let Ok(request::Asked::Start(start)) = request.parse() else {
+            panic!("it begins something");
+        };
+        Slot::Waits {
+            execution: Execution::new(principal, *start),
+            since: Instant::now() + Duration::from_secs(seconds),
+        }
+    }
+
+    #[test]
+    fn whoever_has_the_most_gives_up_his_oldest() {
+        let ids = [(); 5].map(|()| Id::random());
+        let slots = [
+            waits_of("ann", 100, 0),
+            waits_of("ben", 1, 2),
+            waits_of("ben", 2, 1),
+            waits_of("ben", 3, 3),
+            Slot::Runs,
+        ];
+        let mut slots: HashMap<Id, Slot> = ids.iter().cloned().zip(slots).collect();
+        assert_eq!(
+            oldest_of_the_greediest(&slots, |_| 1).as_ref(),
+            Some(&ids[2])
+        );
+        let of_bytes = oldest_of_the_greediest(&slots, |execution| execution.bytes);
+        assert_eq!(of_bytes.as_ref(), Some(&ids[0]));
+        slots.retain(|id, _| *id == ids[4]);
+        assert_eq!(oldest_of_the_greediest(&slots, |_| 1), None);
     }
 }
