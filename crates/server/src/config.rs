@@ -199,7 +199,7 @@ impl Config {
             Error::new(ErrorKind::BadRequest, message).because(source)
         };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.into()))?;
-        toml::from_str(&text).map_err(|error| failed(error.into()))
+        toml::from_str(&text).map_err(|error| failed(in_a_line(&text, &error).into()))
     }
 
     /// Keys and tokens are what stands between the network and this host.
@@ -210,6 +210,7 @@ impl Config {
             return Err(Error::new(ErrorKind::BadRequest, message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
+        self.limits.check()?;
         self.gauges.thresholds()?;
         self.files.check()?;
         self.check_keys()?;
@@ -250,6 +251,20 @@ impl Config {
             thresholds: self.gauges.thresholds().unwrap_or_default(),
             boxes_max: Some(self.limits.boxes as u64),
             descriptors_reserved: Room::found().reserved(),
+        }
+    }
+}
+
+impl Limits {
+    /// Whoever came would wait for ever, and nobody would be told.
+    fn check(&self) -> Result<(), Error> {
+        let named = [("connections", self.connections), ("runs", self.runs)];
+        match named.into_iter().find(|(_, limit)| *limit == 0) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let message = format!("cannot serve with [limits] {name} = 0");
+                Err(Error::new(ErrorKind::BadRequest, message).with_hint("write 1 or more"))
+            }
         }
     }
 }
@@ -325,6 +340,17 @@ impl Key {
     }
 }
 
+/// What is wrong with a text, and where: an error is one line, and what TOML says by
+/// itself is a drawing of several.
+fn in_a_line(text: &str, error: &toml::de::Error) -> String {
+    let what = error.message().replace('\n', ", ");
+    let before = error.span().and_then(|span| text.get(..span.start));
+    match before.map(|before| before.split('\n')) {
+        Some(lines) => format!("line {}: {what}", lines.count()),
+        None => what,
+    }
+}
+
 fn parsed<'de, D: Deserializer<'de>>(input: D) -> Result<Listen, D::Error> {
     with(input, str::parse)
 }
@@ -392,6 +418,27 @@ mod tests {
         assert!(wrong("[gauges]\nwran = 50").contains("wran"));
         assert!(wrong("[files]\nttl = 'soon'").contains("ttl"));
         assert!(wrong("[[keys]]\nname = 'a'\nsha256 = '00'").contains("64 hexadecimal"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line_with_its_place() {
+        let said = |text: &str| in_a_line(text, &toml::from_str::<Config>(text).expect_err(text));
+        let wrong = said("[limits]\n\ntimeout = 30\n");
+        assert_eq!(
+            wrong,
+            "line 3: invalid type: integer `30`, expected a string"
+        );
+        assert!(said("listen =\n").starts_with("line 1: "));
+        assert!(!said("[[keys]\nname = 'a\n").contains('\n'));
+    }
+
+    #[test]
+    fn limits_with_which_everybody_waits_for_ever_are_refused() {
+        for limit in ["connections", "runs"] {
+            let config: Config = toml::from_str(&format!("[limits]\n{limit} = 0")).expect("TOML");
+            let refused = config.check().expect_err(limit).to_string();
+            assert!(refused.contains(limit), "{refused}");
+        }
     }
 
     #[test]
