@@ -92,6 +92,9 @@ impl LimitsAsked {
                 return Err(ApiError::bad_request("invalid", message));
             }
             limits.memory_bytes = Limit::Asked(asked);
+        } else {
+            let usual = limits.memory_bytes.value();
+            limits.memory_bytes = Limit::Default(usual.min(most.memory_max));
         }
         if let Some(asked) = self.cpus {
             limits.cpus = Some(processors(asked).map_err(at("limits.cpus"))?);
@@ -182,14 +185,14 @@ pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiErro
 pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ApiError> {
     match asked {
         Some(asked) => at_most("timeout_ms", asked, limits.timeout_max),
-        None => Ok(limits.timeout),
+        None => Ok(limits.timeout.min(limits.timeout_max)),
     }
 }
 
 pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ApiError> {
     match asked {
         Some(asked) => at_most("lease_ms", asked, limits.lease_max),
-        None => Ok(limits.lease),
+        None => Ok(limits.lease.min(limits.lease_max)),
     }
 }
 
@@ -250,6 +253,22 @@ mod tests {
             };
             assert!(refusal(cpus).starts_with("limits.cpus: "), "{value}");
         }
+    }
+
+    #[test]
+    fn who_asks_for_nothing_gets_no_more_than_can_be_asked_for() {
+        let short = Duration::from_secs(5);
+        let little = 64 << 20;
+        let limits = config::Limits {
+            timeout_max: short,
+            lease_max: short,
+            memory_max: little,
+            ..config::Limits::default()
+        };
+        assert_eq!(timeout(None, &limits).expect("a timeout"), short);
+        assert_eq!(lease(None, &limits).expect("a lease"), short);
+        let spec = Asked::default().into_spec(&limits).expect("a box");
+        assert_eq!(spec.limits.memory_bytes, Limit::Default(little));
     }
 
     #[test]
