@@ -82,6 +82,20 @@ fn a_box_is_paused_resumed_given_a_lease_and_stopped() {
 }
 
 #[test]
+fn a_box_is_stopped_by_a_request_without_a_body() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let request = json!({ "command": ["sleep", "1000"], "name": "web" });
+    server.post("/v1/boxes", &request).was(201);
+    let stop = |body: &[u8]| server.ask("POST", "/v1/boxes/web/stop", &[], body);
+    stop(b"{}").refused(415, "unsupported_media_type");
+    assert_eq!(stop(b"").was(200).json()["exit_code"], 143);
+    server.post("/v1/boxes/web/stop", &json!(null)).was(200);
+    server.delete("/v1/boxes/web").was(204);
+    server.stop().ok();
+}
+
+#[test]
 fn a_long_list_comes_in_pages() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);

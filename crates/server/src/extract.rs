@@ -1,7 +1,8 @@
 //! JSON bodies: strict, bounded in size and time, and with errors that name the place;
 //! and names in paths.
 
-use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::body::HttpBody;
+use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
@@ -22,6 +23,19 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
         check_type(request.headers())?;
         let bytes = whole(request, app).await?;
         parse(&bytes).map(Self)
+    }
+}
+
+/// Where all of it may be left out, so may the body.
+impl<T: DeserializeOwned> OptionalFromRequest<App> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Option<Self>, ApiError> {
+        if request.body().is_end_stream() {
+            return Ok(None);
+        }
+        let sent = <Json<Option<T>> as FromRequest<App>>::from_request(request, app).await?;
+        Ok(sent.0.map(Self))
     }
 }
 

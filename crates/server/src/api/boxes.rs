@@ -431,15 +431,16 @@ pub async fn remove(
     path = "/v1/boxes/{id}/stop",
     tag = "boxes",
     params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
-    request_body = StopRequest,
+    request_body = Option<StopRequest>,
     responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
 )]
 pub async fn stop(
     State(app): State<App>,
     Path(id): Path<String>,
-    Json(request): Json<StopRequest>,
+    request: Option<Json<StopRequest>>,
 ) -> Result<axum::Json<Status>, ApiError> {
-    let grace = request.grace_ms.map_or(GRACE, Duration::from_millis);
+    let grace_ms = request.and_then(|Json(request)| request.grace_ms);
+    let grace = grace_ms.map_or(GRACE, Duration::from_millis);
     if grace > app.config().limits.timeout_max {
         return Err(ApiError::bad_request("invalid", "grace_ms: it is too long"));
     }
