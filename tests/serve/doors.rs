@@ -110,10 +110,24 @@ fn a_socket_is_its_owners_alone() {
     running.see_error("listening");
     let mode = fs::metadata(&path).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    tare.call(["serve", "--listen", &listen])
-        .exited(1)
-        .said(&["cannot listen"]);
+    tare.call(["serve", "--listen", &listen]).exited(1).said(&[
+        "cannot listen",
+        "another server listens there",
+        "--listen",
+    ]);
     running.signal(rustix::process::Signal::TERM);
     running.wait().ok();
     assert!(!path.exists());
+}
+
+#[test]
+fn what_is_no_socket_is_not_taken_for_one() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let path = directory.path().join("notes");
+    fs::write(&path, "mine").expect("a file");
+    tare.call(["serve", "--listen", &format!("unix:{}", path.display())])
+        .exited(1)
+        .said(&["cannot listen", "no socket"]);
+    assert_eq!(fs::read(&path).expect("the file"), b"mine");
 }

@@ -36,14 +36,14 @@ pub enum Listener {
 
 impl Listener {
     pub async fn bind(listen: &Listen) -> Result<Self, Error> {
-        let doing = || format!("cannot listen on {listen}");
-        match listen {
-            Listen::Tcp(address) => {
-                let listener = TcpListener::bind(address).await.doing(doing)?;
-                Ok(Self::Tcp(listener))
-            }
-            Listen::Unix(path) => bind_unix(path).doing(doing).map(Self::Unix),
-        }
+        let bound = match listen {
+            Listen::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            Listen::Unix(path) => bind_unix(path).map(Self::Unix),
+        };
+        let hint = "another place is named with --listen, or with 'listen' in the configuration";
+        bound
+            .doing(|| format!("cannot listen on {listen}"))
+            .map_err(|error| error.with_hint(hint))
     }
 
     /// As clients reach it: with the port that the kernel chose.
@@ -62,9 +62,11 @@ impl Listener {
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     if let Ok(found) = std::fs::symlink_metadata(path) {
-        let is_live = || std::os::unix::net::UnixStream::connect(path).is_ok();
-        if !found.file_type().is_socket() || is_live() {
-            return Err(io::ErrorKind::AddrInUse.into());
+        if !found.file_type().is_socket() {
+            return Err(io::Error::other("something is there that is no socket"));
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(io::Error::other("another server listens there"));
         }
     }
     let mut hidden = path.as_os_str().to_owned();
