@@ -315,6 +315,18 @@ fn marks(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, u64)> {
 }
 
 #[test]
+fn who_ends_what_a_sweep_leaves_alone_is_said() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    fs::write(tare.record(&id).join("record.json"), "no record").unwrap();
+    let audit = tare.call(["audit"]).exited(1).stdout_text();
+    let said = "leave it alone ('tare rm -f' ends it)";
+    assert!(audit.contains(said), "{audit}");
+    tare.call(["rm", "-f", &id]).ok();
+    tare.call(["audit"]).ok();
+}
+
+#[test]
 fn looking_changes_nothing() {
     let tare = tare!();
     let (live, orphan) = (tare.idle_box(), tare.idle_box());

@@ -94,7 +94,12 @@ fn as_text(audit: &Audit) -> String {
 
 fn section<'a>(title: &str, found: impl Iterator<Item = (&'a String, Would)>) -> String {
     let line = |(sentence, would): (&String, Would)| {
-        format!("  {}: sweep would {}\n", escaped(sentence), would.as_str())
+        let instead = match would == Would::Leave {
+            true => " ('tare rm -f' ends it)",
+            false => "",
+        };
+        let would = would.as_str();
+        format!("  {}: sweep would {would}{instead}\n", escaped(sentence))
     };
     let lines: String = found.map(line).collect();
     match lines.is_empty() {
