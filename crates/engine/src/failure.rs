@@ -156,7 +156,7 @@ fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
             format!("cannot run {command} in the box"),
         )
         .because("there is no such program")
-        .with_hint("the box sees the host's /usr, or what --rootfs holds; is the program, or the interpreter it names, there?"),
+        .with_hint("the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is the program, or the interpreter it names, there?"),
         EACCES => Error::new(
             ErrorKind::CommandNotExecutable,
             format!("cannot run {command} in the box"),

@@ -14,10 +14,10 @@ use crate::commands::process::ProcessArgs;
 const EXAMPLES: &str = "\
 Examples:
   tare run -- python3 -c 'print(1 + 1)'
-  tare run --timeout 30s --memory 256m --pids 64 -- ./judge submission
+  tare run --timeout 30s --memory 256m --pids 64 -v .:/src:ro -w /src -- ./judge submission
   tare run -v ./project:/work:ro -w /work -- make test
   tare run -it -- bash
-  tare run --json --timeout 5s -- node script.js
+  tare run --json --timeout 5s -- node - < script.js
   tare run -d --name web --lease 2h -- python3 -m http.server
   tare run --contain --timeout 1h -- bwrap --ro-bind / / sh";
 
