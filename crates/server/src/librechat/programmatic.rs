@@ -132,7 +132,7 @@ async fn round(
             let (turn, mut execution) = Turn::again(app, &token, principal)?;
             if let Err(wrong) = execution.check(&replies) {
                 // It waits on for better ones.
-                turn.waits(execution)?;
+                turn.waits(execution);
                 return Err(wrong);
             }
             execution.take(replies)?;
