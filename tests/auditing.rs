@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{Tare, TemporaryDirectory, eventually, hierarchies, skip, tare, unprivileged};
 
@@ -433,4 +433,27 @@ fn what_others_have_the_kernel_free_later_is_no_difference() {
     let text = tare.call(["audit"]).ok().stdout_text();
     assert!(text.contains("is still freeing"), "{text}");
     dead.wait().unwrap();
+}
+
+/// Two boxes could be called the same after this, and one of them only by its id.
+#[test]
+fn a_name_that_leads_to_no_box_is_missed() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    assert_eq!(audit(&tare, 0)["lost"], json!([]));
+    fs::remove_file(tare.state_root().join("names/web")).expect("it has a name");
+    let lost = &audit(&tare, 1)["lost"][0];
+    assert_eq!(
+        (&lost["kind"], &lost["name"]),
+        (&json!("name"), &json!("web")),
+        "{lost}"
+    );
+    let told = tare.call(["audit"]).exited(1).stdout_text();
+    assert!(
+        told.contains("is called web, and is not found by that name"),
+        "{told}"
+    );
+    tare.call(["rename", &id, "site"]).ok();
+    assert_eq!(audit(&tare, 0)["lost"], json!([]));
+    tare.remove(&id);
 }

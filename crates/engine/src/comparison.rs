@@ -209,6 +209,12 @@ impl Engine {
         if self.lacks_scratch(id, observed) {
             note(LostKind::Scratch, Would::Leave);
         }
+        if let Some(name) = observed.record.account.name()
+            && name::holder(&self.layout, name).as_ref() != Some(id)
+        {
+            let name = name.to_string();
+            note(LostKind::Name { name }, Would::Leave);
+        }
         missing
     }
 

@@ -59,6 +59,8 @@ pub enum LostKind {
     Cgroup,
     /// Its files were to be kept, and are gone.
     Scratch,
+    /// It is called so on record, and nobody finds it by that.
+    Name { name: String },
     /// The record does not say what it must.
     Record { why: String },
 }
@@ -141,6 +143,9 @@ impl Lost {
             LostKind::Lease => format!("box {id} lives past its lease"),
             LostKind::Cgroup => format!("box {id} lives, and its cgroup is gone"),
             LostKind::Scratch => format!("the files of box {id} were to be kept, and are gone"),
+            LostKind::Name { name } => {
+                format!("box {id} is called {name}, and is not found by that name")
+            }
             LostKind::Record { why } => format!("box {id}: {why}"),
         };
         Self {
