@@ -207,6 +207,26 @@ fn a_damaged_record_is_removed_if_nobody_lives_in_its_box_and_left_if_somebody_d
     tare.remove(&alive);
 }
 
+/// A sweep that waited for itself would have everybody wait who makes a box.
+#[test]
+fn what_lies_in_the_place_of_a_record_is_removed_and_holds_nobody() {
+    let tare = tare!();
+    let alive = tare.idle_box();
+    let beside = |id: &str| tare.record(&alive).with_file_name(id);
+    fs::write(beside("aaaaaaaaaaaa"), "not a directory").unwrap();
+    symlink("/nowhere", beside("bbbbbbbbbbbb")).unwrap();
+    symlink(std::env::temp_dir(), beside("cccccccccccc")).unwrap();
+    let swept = json(&tare, &["sweep", "--json"], 0);
+    let all = swept.as_array().unwrap();
+    assert!(
+        all.len() == 3 && all.iter().all(|it| it["outcome"] == "done"),
+        "{swept}"
+    );
+    clean(&tare);
+    tare.call(["run", "--", "true"]).ok();
+    tare.remove(&alive);
+}
+
 /// No collateral.
 #[test]
 fn nobody_is_swept_who_is_alive_or_not_ours() {

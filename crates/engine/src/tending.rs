@@ -9,6 +9,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::engine::{Engine, Manner};
 use crate::error::Error;
+use crate::flaw::Flaw;
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::lifecycle::Care;
@@ -175,8 +176,10 @@ pub enum Taken {
 }
 
 pub fn take(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> Taken {
-    // Half-made may be just made, by somebody who is about to lock it.
-    let may_be_new = record.account.intent.is_none();
+    // Half-made may be just made, by somebody who is about to lock it. What is no record
+    // is replaced by one, and whoever makes a record waits until they are not held still.
+    let is_record = !record.flaw.as_ref().is_some_and(Flaw::is_of_directory);
+    let may_be_new = is_record && record.account.intent.is_none();
     if may_be_new && !record::hold_still(boxes) {
         return Taken::Others;
     }
