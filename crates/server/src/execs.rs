@@ -25,6 +25,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 pub struct Execs {
     running: Arc<Semaphore>,
     running_max: usize,
+    /// Of those that run, what may be transfers.
+    transfers: Arc<Semaphore>,
     remembered: Mutex<HashMap<String, Arc<Exec>>>,
 }
 
@@ -43,6 +45,14 @@ pub struct Exec {
     end: Mutex<Option<End>>,
 }
 
+/// The right to send or receive a file. A client may be slow with it, and no process runs
+/// meanwhile.
+#[derive(Debug)]
+pub struct Transfer {
+    _running: OwnedSemaphorePermit,
+    _share: OwnedSemaphorePermit,
+}
+
 /// How it ended.
 #[derive(Debug, Clone, Copy)]
 pub struct End {
@@ -57,6 +67,7 @@ impl Execs {
         Self {
             running: Arc::new(Semaphore::new(running_max)),
             running_max,
+            transfers: Arc::new(Semaphore::new((running_max / 2).max(1))),
             remembered: Mutex::default(),
         }
     }
@@ -64,10 +75,16 @@ impl Execs {
     /// The right to have one run.
     pub fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let permit = Arc::clone(&self.running).try_acquire_owned();
-        permit.map_err(|_| {
-            let message = "as many processes are looked after as may";
-            ApiError::unavailable("busy", message)
-                .with_hint("try again, or raise [limits] execs in the configuration")
+        permit.map_err(|_| busy("as many processes are looked after as may"))
+    }
+
+    /// The same for a file of a client: however many are slow, half of it is left to
+    /// processes.
+    pub fn transfer(&self) -> Result<Transfer, ApiError> {
+        let share = Arc::clone(&self.transfers).try_acquire_owned();
+        Ok(Transfer {
+            _share: share.map_err(|_| busy("as many files are sent and received as may be"))?,
+            _running: self.permit()?,
         })
     }
 
@@ -193,6 +210,11 @@ impl Exec {
     }
 }
 
+fn busy(message: &str) -> ApiError {
+    ApiError::unavailable("busy", message)
+        .with_hint("try again, or raise [limits] execs in the configuration")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +222,18 @@ mod tests {
     fn exec(box_id: &BoxId) -> Arc<Exec> {
         let (orders, _) = mpsc::channel(1);
         Arc::new(Exec::new(box_id.clone(), Vec::new(), orders, None))
+    }
+
+    #[test]
+    fn however_many_files_are_on_their_way_half_is_left_to_processes() {
+        let execs = Execs::new(4);
+        let transfers = [(); 2].map(|()| execs.transfer().expect("there is room"));
+        assert!(execs.transfer().is_err());
+        let running = [(); 2].map(|()| execs.permit().expect("there is room"));
+        assert!(execs.permit().is_err());
+        drop((transfers, running));
+        assert!(execs.transfer().is_ok());
+        assert_eq!(execs.running(), 0);
     }
 
     #[test]

@@ -13,12 +13,12 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use futures_util::stream;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::range::{Range, Wanted};
 use super::reference::{Named, not_found};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::execs::Transfer;
 use crate::store::Object;
 use crate::{disposition, files};
 
@@ -30,7 +30,7 @@ pub async fn download(
     Named(object): Named,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let permit = app.execs.permit()?;
+    let transfer = app.execs.transfer()?;
     let etag = format!("\"{}\"", object.sha256);
     let wanted = Wanted::of(&headers, &etag, object.size);
     let opening = object.clone();
@@ -41,7 +41,7 @@ pub async fn download(
         Wanted::Part(range) => range,
         Wanted::Nothing => return Ok(unsatisfiable(object.size)),
     };
-    let mut response = Response::new(body(app, file, range, permit));
+    let mut response = Response::new(body(app, file, range, transfer));
     describe(&object, &etag, response.headers_mut());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.bytes()));
@@ -79,14 +79,14 @@ fn unsatisfiable(size: u64) -> Response {
 
 /// A piece is read when the one before was taken. An error ends the connection, so that
 /// a client cannot take a part for the whole.
-fn body(app: App, file: Arc<File>, range: Range, permit: OwnedSemaphorePermit) -> Body {
-    let pieces = stream::unfold((range, permit), move |(mut left, permit)| {
+fn body(app: App, file: Arc<File>, range: Range, transfer: Transfer) -> Body {
+    let pieces = stream::unfold((range, transfer), move |(mut left, transfer)| {
         let (app, file) = (app.clone(), Arc::clone(&file));
         async move {
             let (from, count) = left.take(PIECE_BYTES)?;
             let piece = app.call(move || piece(&file, from, count)).await;
             let piece = piece.unwrap_or_else(|error| Err(io::Error::other(error.message)));
-            Some((piece, (left, permit)))
+            Some((piece, (left, transfer)))
         }
     });
     Body::from_stream(pieces)

@@ -32,7 +32,7 @@ pub async fn upload(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let _permit = app.execs.permit()?;
+    let _transfer = app.execs.transfer()?;
     let mut upload = Upload::new(&app, principal, &headers, body)?;
     let mut arrived = Arrived::new(&app);
     while let Some(head) = upload.next_file().await? {
@@ -66,7 +66,7 @@ pub async fn batch(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let _permit = app.execs.permit()?;
+    let _transfer = app.execs.transfer()?;
     let mut upload = Upload::new(&app, principal, &headers, body)?;
     let mut arrived = Arrived::new(&app);
     let mut results = Vec::new();
