@@ -88,14 +88,20 @@ const BUILT_IN: [BuiltIn; 15] = [
     ("java", &[], "Main.java", &[], &["java", FILE]),
     (
         "node",
-        &["js", "javascript"],
+        &["js", "javascript", "nodejs"],
         "main.js",
         &[],
         &["node", FILE],
     ),
     ("perl", &["pl"], "main.pl", &[], &["perl", FILE]),
     ("php", &[], "main.php", &[], &["php", FILE]),
-    ("python", &["py"], "main.py", &[], &["python3", FILE]),
+    (
+        "python",
+        &["py", "python3"],
+        "main.py",
+        &[],
+        &["python3", FILE],
+    ),
     ("r", &[], "main.R", &[], &["Rscript", FILE]),
     ("ruby", &["rb"], "main.rb", &[], &["ruby", FILE]),
     (
