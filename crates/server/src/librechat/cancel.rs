@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
+use super::id::Id;
 use super::owner::Principal;
 use crate::app::App;
 use crate::error::ApiError;
@@ -22,7 +23,15 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Requests that can be cancelled. There are as many as are served at once.
 #[derive(Debug, Default)]
-pub struct Cancellable(Mutex<HashMap<Named, oneshot::Sender<()>>>);
+pub struct Cancellable(Mutex<HashMap<Named, Cancel>>);
+
+/// How to cancel one.
+#[derive(Debug)]
+struct Cancel {
+    /// Of the request that it is for: its name may be another's by the time it ends.
+    of: Id,
+    tell: oneshot::Sender<()>,
+}
 
 /// A request is somebody's.
 type Named = (Principal, String);
@@ -31,17 +40,21 @@ type Named = (Principal, String);
 struct Served<'a> {
     all: &'a Cancellable,
     named: Named,
+    id: Id,
 }
 
 impl Cancellable {
-    fn all(&self) -> MutexGuard<'_, HashMap<Named, oneshot::Sender<()>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Named, Cancel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Served<'_> {
     fn drop(&mut self) {
-        self.all.all().remove(&self.named);
+        let mut all = self.all.all();
+        if all.get(&self.named).is_some_and(|one| one.of == self.id) {
+            all.remove(&self.named);
+        }
     }
 }
 
@@ -58,20 +71,22 @@ pub async fn unless_cancelled<T>(
         return served.await;
     };
     let named = (principal.clone(), name.to_owned());
-    let (cancel, cancelled) = oneshot::channel();
+    let (tell, cancelled) = oneshot::channel();
+    let id = Id::random();
+    let all = &app.cancellable;
     let is_new = {
-        let mut all = app.cancellable.all();
+        let mut all = all.all();
         let is_new = !all.contains_key(&named);
         if is_new {
-            all.insert(named.clone(), cancel);
+            let of = id.clone();
+            all.insert(named.clone(), Cancel { of, tell });
         }
         is_new
     };
     if !is_new {
         return served.await;
     }
-    let all = &app.cancellable;
-    let _served = Served { all, named };
+    let _served = Served { all, named, id };
     tokio::select! {
         answer = served => answer,
         Ok(()) = cancelled => Err(ApiError::new(
@@ -95,6 +110,6 @@ pub async fn cancel(
 ) -> axum::Json<Value> {
     let named = (principal, request.request_id);
     let cancel = app.cancellable.all().remove(&named);
-    let cancelled = cancel.is_some_and(|cancel| cancel.send(()).is_ok());
+    let cancelled = cancel.is_some_and(|cancel| cancel.tell.send(()).is_ok());
     axum::Json(json!({ "cancelled": cancelled }))
 }
