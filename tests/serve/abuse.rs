@@ -18,6 +18,8 @@ pub fn at_rest(server: &Server) -> Vitals {
     let files = serde_json::json!([{ "path": "a", "content": "b" }]);
     let request = serde_json::json!({ "command": ["true"], "files": files });
     server.post("/v1/run", &request).was(200);
+    // The log is written behind the answers.
+    eventually("the run is in the log", || runs(server) > 0);
     server.vitals_at_rest()
 }
 
