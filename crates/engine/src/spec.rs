@@ -138,7 +138,7 @@ pub struct Spec {
     pub workdir: Option<PathBuf>,
     /// Where `/work` is seen too, for programs that expect their files there. The
     /// working directory, unless another one is named.
-    #[serde(with = "text::optional")]
+    #[serde(default, with = "text::optional")]
     pub workspace: Option<PathBuf>,
     pub user: User,
     pub privilege: Privilege,

@@ -300,6 +300,11 @@ mod tests {
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let behind = |first| procfs.arguments_behind(pid, first);
+        // It has become another program a moment before it has that one's arguments.
+        let begun = std::time::Instant::now();
+        while behind(c"sleep").is_none() && begun.elapsed().as_secs() < 10 {
+            std::thread::yield_now();
+        }
         assert_eq!(behind(c"sleep").as_deref(), Some("sleep\x00100\0"));
         assert_eq!(behind(c"slee"), None);
         assert_eq!(behind(c"sleep 100"), None);
