@@ -1,10 +1,14 @@
 //! Sessions: the same hint is the same box, until nobody uses it.
 
 use std::io::Read;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tare_harness::{Tare, eventually, eventually_within, tare};
+use tare_harness::skip::has_program;
+use tare_harness::{Tare, TemporaryDirectory, eventually, eventually_within, skip, tare};
 
 use crate::client::{Chat, file, text};
 
@@ -237,4 +241,91 @@ fn a_session_that_takes_no_more_code_is_replaced() {
     let next = chat.exec(in_session(HINT, "print(1)"));
     assert_eq!(said(&next), ("1\n", "new"));
     chat.stop(&tare);
+}
+
+/// A wheel and a package of npm, in the place that is named to it.
+const PACKED: &str = "import io, sys, tarfile, zipfile
+wheel = zipfile.ZipFile(sys.argv[1] + '/demo-1.0-py3-none-any.whl', 'w')
+wheel.writestr('demo.py', 'NAME = \"from pip\"\\n')
+about = 'demo-1.0.dist-info/'
+wheel.writestr(about + 'METADATA', 'Metadata-Version: 2.1\\nName: demo\\nVersion: 1.0\\n')
+wheel.writestr(about + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+wheel.writestr(about + 'RECORD', 'demo.py,,\\n' + about + 'METADATA,,\\n' + about + 'WHEEL,,\\n' + about + 'RECORD,,\\n')
+wheel.close()
+package = tarfile.open(sys.argv[1] + '/demo-1.0.0.tgz', 'w:gz')
+for name, content in [('package.json', b'{\"name\":\"demo\",\"version\":\"1.0.0\",\"main\":\"index.js\"}'), ('index.js', b'module.exports = \"from npm\"')]:
+    entry = tarfile.TarInfo('package/' + name); entry.size = len(content)
+    package.addfile(entry, io.BytesIO(content))
+package.close()";
+
+#[test]
+fn packages_are_installed_into_a_session_where_it_has_the_network() {
+    if !has_program("npm") || !Path::new("/usr/lib/python3/dist-packages/pip").exists() {
+        skip!("pip and npm are not installed: ./check does that");
+    }
+    let tare = tare!();
+    let served = TemporaryDirectory::new();
+    let packed = Command::new("/usr/bin/python3")
+        .args(["-c", PACKED, served.text()])
+        .status();
+    assert!(packed.expect("there is a Python").success());
+    let registry = Registry::start(served.path());
+    let from = format!("http://127.0.0.1:{}", registry.port);
+    let install = format!(
+        "pip install -q --no-index --find-links {from}/ demo && \
+         npm install --silent --no-audit --no-fund {from}/demo-1.0.0.tgz"
+    );
+    let use_them = "python3 -c 'import demo; print(demo.NAME)'; \
+                    node -e 'console.log(require(\"demo\"))'";
+    let bash = |code: &str| json!({ "lang": "bash", "code": code, "runtime_session_hint": HINT });
+    let chat = Chat::start(&tare);
+    assert_ne!(chat.exec(bash(&install))["code"], 0, "it has no network");
+    chat.stop(&tare);
+    let chat = Chat::configured(&tare, "", "[librechat.boxes]\nhost_network = true\n");
+    let installed = chat.exec(bash(&install));
+    assert_eq!(
+        (&installed["code"], &installed["runtime_status"]),
+        (&json!(0), &json!("new")),
+        "{installed}"
+    );
+    let used = chat.exec(bash(use_them));
+    assert_eq!(said(&used), ("from pip\nfrom npm\n", "reused"), "{used}");
+    chat.stop(&tare);
+}
+
+/// A registry of this host alone, gone with the value.
+struct Registry {
+    server: Child,
+    port: u16,
+}
+
+impl Registry {
+    fn start(directory: &Path) -> Self {
+        let code = "import functools, http.server, sys
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=sys.argv[1])
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
+print(server.server_port, flush=True)
+server.serve_forever()";
+        let mut server = Command::new("/usr/bin/python3")
+            .args(["-c", code])
+            .arg(directory)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("there is a Python");
+        let mut line = String::new();
+        let stdout = server.stdout.take().expect("it was asked for");
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("its port");
+        let port = line.trim().parse().expect("a number");
+        Self { server, port }
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.server.kill().expect("it is ours");
+        self.server.wait().expect("it was killed");
+    }
 }
