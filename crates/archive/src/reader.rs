@@ -119,6 +119,20 @@ impl<'a> Reader<'a> {
         self.data_left -= count as u64;
     }
 
+    /// All that is left of the current file, whose size the caller has found small enough.
+    pub fn content(&mut self) -> Result<Vec<u8>, Error> {
+        let mut content = Vec::new();
+        loop {
+            let part = self.data()?;
+            if part.is_empty() {
+                return Ok(content);
+            }
+            let count = part.len();
+            content.extend_from_slice(part);
+            self.consume(count);
+        }
+    }
+
     /// `None` is the empty block after the last entry.
     fn header(&mut self) -> Result<Option<Header>, Error> {
         let mut block: Block = [0; BLOCK_BYTES];

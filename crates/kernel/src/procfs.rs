@@ -291,13 +291,15 @@ mod tests {
         assert!(shown.space_at("proc").seen().is_some());
     }
 
+    fn sleeping() -> std::process::Child {
+        let mut command = std::process::Command::new("sleep");
+        command.arg("100").spawn().unwrap()
+    }
+
     #[test]
     fn the_arguments_of_others_are_not_read() {
         let procfs = Procfs::open().unwrap();
-        let mut child = std::process::Command::new("sleep")
-            .arg("100")
-            .spawn()
-            .unwrap();
+        let mut child = sleeping();
         let pid = i32::try_from(child.id()).unwrap();
         let behind = |first| procfs.arguments_behind(pid, first);
         // It has become another program a moment before it has that one's arguments.
@@ -337,10 +339,7 @@ mod tests {
     #[test]
     fn a_process_that_is_gone_is_gone() {
         let procfs = Procfs::open().unwrap();
-        let mut child = std::process::Command::new("sleep")
-            .arg("100")
-            .spawn()
-            .unwrap();
+        let mut child = sleeping();
         let pid = i32::try_from(child.id()).unwrap();
         let shown = procfs.process(pid).seen().unwrap();
         child.kill().unwrap();

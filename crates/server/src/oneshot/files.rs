@@ -146,16 +146,7 @@ fn receive(
             continue;
         };
         *left = left.checked_sub(size).ok_or_else(too_much)?;
-        let mut content = Vec::new();
-        loop {
-            let part = archive.data().doing(doing)?;
-            if part.is_empty() {
-                break;
-            }
-            let count = part.len();
-            content.extend_from_slice(part);
-            archive.consume(count);
-        }
+        let content = archive.content().doing(doing)?;
         let name = String::from_utf8_lossy(&entry.name).into_owned();
         let path = parent.join(name);
         let path = path.strip_prefix(HOME).unwrap_or(&path);

@@ -50,17 +50,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
             return Err(too_much());
         }
         left_bytes = left_bytes.checked_sub(size).ok_or_else(too_much)?;
-        let mut content = Vec::new();
-        loop {
-            let part = archive.data().doing(doing)?;
-            if part.is_empty() {
-                break;
-            }
-            let count = part.len();
-            content.extend_from_slice(part);
-            archive.consume(count);
-        }
-        calls.push((entry.name, content));
+        calls.push((entry.name, archive.content().doing(doing)?));
     }
     drop(stream);
     copying.finish()?;
