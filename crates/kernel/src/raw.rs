@@ -47,25 +47,25 @@ pub unsafe fn clone3(
     let result: isize;
     // SAFETY: the parent falls through with the result in rax; the child starts
     // on its own empty stack, so it only may call, with a zero frame pointer to
-    // end a backtrace, and `entry` never returns. rcx and r11 are not `lateout`:
-    // the child still reads its two inputs after the kernel has used them.
+    // end a backtrace, and `entry` never returns. Its two inputs are in registers that
+    // the kernel leaves alone, and not in any: that could be the frame pointer's.
     unsafe {
         asm!(
             "syscall",
             "test rax, rax",
             "jnz 2f",
             "xor ebp, ebp",
-            "mov rdi, {argument}",
-            "call {entry}",
+            "mov rdi, r8",
+            "call r9",
             "ud2",
             "2:",
-            argument = in(reg) argument,
-            entry = in(reg) entry,
+            in("r8") argument,
+            in("r9") entry,
             inlateout("rax") libc::SYS_clone3 as isize => result,
             in("rdi") arguments,
             in("rsi") size_of::<libc::clone_args>(),
-            out("rcx") _,
-            out("r11") _,
+            lateout("rcx") _,
+            lateout("r11") _,
         );
     }
     result
