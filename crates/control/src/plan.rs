@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 /// The keeper's first descriptors at birth: 0, 1 and 2 are the command's (of a
 /// detached box: nobody's), 3 is the link to the creator, 4 the claim on the uid
 /// range, 5 the box's own socket, bound and not listened on. Then come, as the
-/// plan says: the socket that its network comes over, the workload's cgroup, the `life` and the two segments of the log,
-/// and one for each [`TreeSource::Inherited`]: the scratch space's, the root's,
-/// then the volumes'.
+/// plan says: the workload's cgroup, the `life` and the two segments of the log, and
+/// one for each [`TreeSource::Inherited`]: the scratch space's, the root's, then the
+/// volumes'.
 pub const KEEPER_FDS: u32 = 6;
 
 /// The name under which the binary is a keeper.
@@ -158,8 +158,7 @@ pub struct DetachedPlan {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Whether the box has a network namespace of its own, in the making since the
-    /// keeper's birth.
+    /// Whether the box has a network namespace of its own.
     pub own_network: bool,
     /// Whether the workload has a cgroup of its own below the keeper's.
     pub workload_cgroup: bool,

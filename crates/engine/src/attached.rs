@@ -114,7 +114,10 @@ impl Attached {
         }
         let event = match self.reports.hear(self.made.control.as_fd()) {
             Heard::Nothing => return None,
-            Heard::Report(report) => self.event(report),
+            Heard::Report(report) => {
+                self.made.keeper.has_executed();
+                self.event(report)
+            }
             Heard::Gone => self.unborn().map_or(Event::Gone, Event::Failed),
         };
         self.over = !matches!(event, Event::Started | Event::Terminal(_));

@@ -17,15 +17,12 @@ pub fn birth(step: BirthStep, error: io::Error) -> Error {
         BirthStep::Identity => "cannot take the box's user ids",
         BirthStep::Descriptors => "cannot arrange the box's descriptors",
         BirthStep::Execute => "cannot start the keeper",
-        BirthStep::Network => "cannot make the box a network",
     };
     let hint = match step {
         BirthStep::Descriptors => "is the caller's limit on open descriptors (ulimit -n) too low?",
-        BirthStep::JoinCgroup
-        | BirthStep::Abandoned
-        | BirthStep::Identity
-        | BirthStep::Execute
-        | BirthStep::Network => "see 'tare doctor' for what this host can do",
+        BirthStep::JoinCgroup | BirthStep::Abandoned | BirthStep::Identity | BirthStep::Execute => {
+            "see 'tare doctor' for what this host can do"
+        }
     };
     Error::new(ErrorKind::Failed, doing)
         .because(error)

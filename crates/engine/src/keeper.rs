@@ -16,7 +16,6 @@ use tare_kernel::step::step;
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::plan;
 use crate::spec::{Isolation, Spec};
 use crate::tag::Tagged;
 
@@ -101,27 +100,24 @@ pub fn bear(
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
     descriptors.extend([inheritance.claim, inheritance.socket]);
-    let network = network(spec).doing(|| "cannot make a socket for the network".into())?;
-    descriptors.extend(network.iter().map(|(_, keepers)| keepers.as_fd()));
     descriptors.extend(&inheritance.planned);
     let arguments = arguments(of);
     let arguments: Vec<&CStr> = arguments.iter().map(CString::as_c_str).collect();
     let join: Vec<BorrowedFd<'_>> = inheritance.join.iter().map(AsFd::as_fd).collect();
-    let newborn = spawn(&Birth {
+    let birth = Birth {
         namespaces: namespaces(spec, map),
         cgroup: inheritance.unified.map(AsFd::as_fd),
         join: &join,
-        executable: program.as_fd(),
+        executable: program,
         arguments: &arguments,
         descriptors: &descriptors,
-        network: network.as_ref().map(|(makers, _)| makers.as_fd()),
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
             IdMap::Range { first } => Privilege::BecomeRoot { owner: first },
             IdMap::Single { .. } => Privilege::Ambient,
         },
-    })
-    .map_err(cannot_bear)?;
+    };
+    let newborn = spawn(birth).map_err(cannot_bear)?;
     match write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into()) {
         Ok(()) => Ok(Waiting { newborn, control }),
         Err(error) => Err(Unmade::with(error, newborn.give_up())),
@@ -145,15 +141,6 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
     Ok(alone)
 }
 
-/// The two ends over which the keeper is sent a network of its own, if it is to
-/// have one: the maker's, then its own.
-fn network(spec: &Spec) -> io::Result<Option<(UnixStream, UnixStream)>> {
-    match plan::has_own_network(spec) {
-        true => step("network socket made", UnixStream::pair).map(Some),
-        false => Ok(None),
-    }
-}
-
 /// Last the tag of its state root and its box, for whoever looks at the host's
 /// processes.
 fn arguments(of: Tagged<'_>) -> Vec<CString> {
@@ -169,7 +156,7 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
         IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
     };
     // The network namespace takes longest to make: the keeper has it made beside
-    // the rest, from its first moment on.
+    // the rest.
     match spec.isolation {
         Isolation::Contain => user,
         Isolation::Full => user.and(Namespaces::UTS),

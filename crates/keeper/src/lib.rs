@@ -49,7 +49,6 @@ use supervise::{Deadlines, End, Supervisor};
 use tare_control::events::Happening;
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::launch;
-use tare_kernel::network::Coming;
 use tare_kernel::step::step;
 use terminal::Pair;
 use workload::{Birth, Streams};
@@ -101,10 +100,6 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
         return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
     };
     let mut planned = Planned::new();
-    let network = match plan.own_network {
-        true => Some(planned.take().failing(SetupStep::ReadPlan, "network")?),
-        false => None,
-    };
     let cgroup = match plan.workload_cgroup {
         true => Some(planned.take().failing(SetupStep::ReadPlan, "cgroup")?),
         false => None,
@@ -121,7 +116,7 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
         Some(_) => Some(detached::Files::take(&mut planned)?),
         None => None,
     };
-    let terminal = setup::make_box(&plan, network.map(Coming::over), &mut planned)?;
+    let terminal = setup::make_box(&plan, &mut planned)?;
     let (detached, streams) = streams(&plan, files, terminal, link)?;
     // Anything but its go ends a command before it began.
     if link.wait::<Request>(REQUEST_BYTES_MAX) != Some(Request::Go) {

@@ -7,7 +7,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
 use tare_control::{Filesystem, Plan, Report, SetupStep};
-use tare_kernel::network::Coming;
+use tare_kernel::network::Making;
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
@@ -65,17 +65,18 @@ impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
 
 /// Makes the box; afterwards this process lives in it. Returns the command's
 /// terminal, if it is to have one.
-pub fn make_box(
-    plan: &Plan,
-    network: Option<Coming>,
-    inherited: &mut Planned,
-) -> Result<Option<Pair>, Failure> {
+pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Failure> {
     // Nobody in the box may read or trace PID 1, and nothing it will ever fork
     // is readable before it has executed.
     step("memory closed to others", || {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     })
     .failing(SetupStep::ReadPlan, "dumpable")?;
+    set_oom_score();
+    let network = match plan.own_network {
+        true => Some(Making::begin().failing(SetupStep::Network, "maker")?),
+        false => None,
+    };
     if plan.filesystem.is_some() {
         // What the box is made of, and what its command makes, must not depend on
         // the caller's; around an existing launcher it stays the caller's.
@@ -85,7 +86,6 @@ pub fn make_box(
         Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
         None => contain_files().map(|()| None)?,
     };
-    set_oom_score();
     if let Some(hostname) = &plan.hostname {
         step("host named", || {
             rustix::system::sethostname(hostname.as_bytes())

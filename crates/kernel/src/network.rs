@@ -1,17 +1,17 @@
 //! A network namespace with its loopback up, made beside other work.
 //!
 //! The kernel takes longer to make one than for all the other namespaces
-//! together. So a child that is born (`spawn.rs`) first of all has a process of
-//! its own make it, while it executes and builds the file system: one that shares
-//! its memory, makes a few system calls, sends a descriptor of the namespace over
-//! a socket, and ends.
+//! together. So a keeper has a process of its own make it while it builds the file
+//! system: one that shares its memory, makes a few system calls, sends a descriptor
+//! of the namespace over a socket, and ends.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::ptr;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,28 +21,84 @@ use rustix::process::{WaitOptions, wait};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::fds::receive;
-use crate::raw::{clone3, syscall};
+use crate::raw::{clone3, syscall, with_signals_blocked};
 use crate::step::{once, step};
 
-/// The other end of the socket that a namespace comes over.
-#[derive(Debug)]
-pub struct Coming(OwnedFd);
+/// A namespace in the making.
+pub struct Making {
+    /// The end of the socket that it comes over.
+    coming: OwnedFd,
+    /// Left to a maker that nobody has seen gone: it runs in there.
+    maker: ManuallyDrop<Box<Maker>>,
+}
 
-impl Coming {
-    /// Over this socket, from the maker that this process had made at its birth.
-    pub fn over(socket: OwnedFd) -> Self {
-        Self(socket)
+/// All that a maker needs.
+struct Maker {
+    socket: RawFd,
+    stack: UnsafeCell<MaybeUninit<Stack>>,
+}
+
+/// It calls nothing deep.
+const STACK_BYTES: usize = 16 << 10;
+
+#[repr(align(16))]
+struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
+
+impl std::fmt::Debug for Making {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Making").field(&self.coming).finish()
+    }
+}
+
+impl Making {
+    /// Begins, in the user namespace of this process, which has one thread and,
+    /// until it has entered what is made, no other child.
+    pub fn begin() -> io::Result<Self> {
+        let (ours, makers) = step("network socket made", UnixStream::pair)?;
+        let maker = Box::new(Maker {
+            socket: makers.as_raw_fd(),
+            // Untouched: it costs no page that the maker does not use.
+            stack: UnsafeCell::new(MaybeUninit::uninit()),
+        });
+        let arguments = libc::clone_args {
+            flags: libc::CLONE_VM as u64,
+            pidfd: 0,
+            child_tid: 0,
+            parent_tid: 0,
+            exit_signal: libc::SIGCHLD as u64,
+            stack: maker.stack.get() as u64,
+            stack_size: STACK_BYTES as u64,
+            tls: 0,
+            set_tid: 0,
+            set_tid_size: 0,
+            cgroup: 0,
+        };
+        let argument = ptr::from_ref(&*maker).cast_mut().cast();
+        // SAFETY: the stack is nobody else's, and is freed after the maker was seen
+        // dead, or never.
+        let bear = || unsafe { clone3(&arguments, make, argument) };
+        let pid = once("maker of a network born", || {
+            match with_signals_blocked(bear) {
+                pid @ 0.. => Ok(pid as usize),
+                errno => Err(io::Error::from_raw_os_error(-errno as i32)),
+            }
+        })?;
+        move_elsewhere(pid);
+        Ok(Self {
+            coming: ours.into(),
+            maker: ManuallyDrop::new(maker),
+        })
     }
 
     /// Moves this process into the namespace, as soon as there is one, and sets
     /// what is to be set there beneath `settings`, a `/proc/sys` of the box's own.
-    /// The maker is the only child that it may have by then.
     pub fn enter(self, settings: BorrowedFd<'_>) -> io::Result<()> {
         let made = self.wait();
         // Dead or about to die, it must not count as a process of the box.
         once("maker of a network reaped", || {
             retry_on_intr(|| wait(WaitOptions::empty()))
         })?;
+        drop(ManuallyDrop::into_inner(self.maker));
         let namespace = made?;
         let network = Some(LinkNameSpaceType::Network);
         let enter = || move_into_link_name_space(namespace.as_fd(), network);
@@ -53,10 +109,10 @@ impl Coming {
 
     /// The end of the socket without a word is a maker that was killed.
     fn wait(&self) -> io::Result<OwnedFd> {
-        let mut ready = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut ready = [PollFd::new(&self.coming, PollFlags::IN)];
         retry_on_intr(|| poll(&mut ready, None))?;
         let mut errno = [0; size_of::<i32>()];
-        let mut received = receive(self.0.as_fd(), &mut errno)?;
+        let mut received = receive(self.coming.as_fd(), &mut errno)?;
         received
             .fds
             .pop()
@@ -67,60 +123,33 @@ impl Coming {
     }
 }
 
-/// All that a maker needs; it lives as long as the child that has it made.
-pub(crate) struct Maker {
-    socket: RawFd,
-    stack: Box<UnsafeCell<MaybeUninit<Stack>>>,
-}
+/// Processors that a mask has room for, as many as Linux has at most on x86_64.
+const PROCESSORS_MAX: usize = 8192;
+const PROCESSORS_PER_WORD: usize = u64::BITS as usize;
 
-/// It calls nothing deep.
-const STACK_BYTES: usize = 16 << 10;
-
-#[repr(align(16))]
-struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
-
-impl Maker {
-    /// Sends what it makes to the other end of this socket.
-    pub(crate) fn new(socket: BorrowedFd<'_>) -> Self {
-        Self {
-            socket: socket.as_raw_fd(),
-            // Untouched: it costs no page that the maker does not use.
-            stack: Box::new(UnsafeCell::new(MaybeUninit::uninit())),
-        }
+/// Off the processor that its parent is on. Born behind it in the queue, a maker
+/// would wait there until its parent sleeps for the first time, beside an idle
+/// processor: the kernel balances only what has waited for longer than that. Best
+/// effort: there may be no other processor to be had.
+fn move_elsewhere(maker: usize) {
+    let mut here = 0u32;
+    if call(libc::SYS_getcpu, [&raw mut here as usize, 0, 0, 0, 0]).is_err() {
+        return;
     }
-
-    /// Lets it begin, in the user namespace of whoever calls this: a child that
-    /// shares memory with somebody else, so system calls only.
-    pub(crate) fn start(&self) -> Result<(), u32> {
-        let arguments = libc::clone_args {
-            flags: libc::CLONE_VM as u64,
-            pidfd: 0,
-            child_tid: 0,
-            parent_tid: 0,
-            exit_signal: libc::SIGCHLD as u64,
-            stack: self.stack.get() as u64,
-            stack_size: STACK_BYTES as u64,
-            tls: 0,
-            set_tid: 0,
-            set_tid_size: 0,
-            cgroup: 0,
-        };
-        let argument = ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the stack is nobody else's, and lives until the caller is dead,
-        // and with it, as the first process of its PID namespace, the maker.
-        let result = unsafe { clone3(&arguments, make, argument) };
-        match result {
-            0.. => Ok(()),
-            errno => Err(-errno as u32),
-        }
-    }
+    let mut others = [u64::MAX; PROCESSORS_MAX / PROCESSORS_PER_WORD];
+    let Some(word) = others.get_mut(here as usize / PROCESSORS_PER_WORD) else {
+        return;
+    };
+    *word &= !(1 << (here as usize % PROCESSORS_PER_WORD));
+    let mask = [maker, size_of_val(&others), others.as_ptr() as usize, 0, 0];
+    call(libc::SYS_sched_setaffinity, mask).ok();
 }
 
 /// The maker: system calls only, for its memory is somebody else's. It keeps all
 /// that its parent had open, so that whatever says that somebody is still at work
 /// here, such as a lock, says so until it is gone too.
 extern "C" fn make(maker: *mut libc::c_void) -> ! {
-    // SAFETY: `start` passed a live `Maker`, which nobody changes but for the stack.
+    // SAFETY: `begin` passed a live `Maker`, which nobody changes but for the stack.
     let socket = unsafe { (*maker.cast::<Maker>()).socket };
     send(socket as usize, make_namespace());
     loop {

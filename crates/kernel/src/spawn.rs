@@ -9,14 +9,13 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::effective::as_user;
-use crate::network::Maker;
 use crate::process::Process;
 use crate::raw::{CLONE_INTO_CGROUP, clone3, syscall, with_signals_blocked};
 use crate::step::{handed_down, once, step};
@@ -51,14 +50,13 @@ pub struct Birth<'a> {
     /// Open `tasks` files of v1 hierarchies that it joins by itself: a single
     /// thread writing `0` there takes 50 us where `cgroup.procs` takes 7 ms.
     pub join: &'a [BorrowedFd<'a>],
-    pub executable: BorrowedFd<'a>,
+    /// Ours until the child is known to have executed it: whoever closes a detached
+    /// mount last waits until the kernel has taken it apart, and the child has no time.
+    pub executable: OwnedFd,
     /// Its name first.
     pub arguments: &'a [&'a CStr],
     /// Become descriptors 0, 1, 2, ... of the child; it has no others.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Where a network namespace is sent to that the child has made for itself; it
-    /// is to wait for it at the other end.
-    pub network: Option<BorrowedFd<'a>>,
     pub privilege: Privilege,
 }
 
@@ -84,7 +82,6 @@ pub enum BirthStep {
     Identity = 3,
     Descriptors = 4,
     Execute = 5,
-    Network = 6,
 }
 
 impl BirthStep {
@@ -95,7 +92,6 @@ impl BirthStep {
             Self::Identity,
             Self::Descriptors,
             Self::Execute,
-            Self::Network,
         ]
         .into_iter()
         .find(|step| *step as u32 == code)
@@ -107,11 +103,10 @@ struct Order {
     go_read: RawFd,
     go_write: RawFd,
     join: Vec<RawFd>,
-    executable: RawFd,
+    executable: OwnedFd,
     argv: Vec<*const c_char>,
     environ: Vec<*const c_char>,
     descriptors: Vec<RawFd>,
-    network: Option<Maker>,
     privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,
@@ -140,10 +135,14 @@ pub struct Newborn {
 /// then.
 pub struct Spawned {
     pub process: Process,
-    order: ManuallyDrop<Box<Order>>,
-    stack: ManuallyDrop<Box<MaybeUninit<Stack>>>,
-    /// Whether the child is known to run in memory of its own.
-    has_executed: bool,
+    /// `None`: the child is known to run in memory of its own.
+    shared: Option<Shared>,
+}
+
+/// What the child reads and runs in.
+struct Shared {
+    order: Box<Order>,
+    _stack: Box<MaybeUninit<Stack>>,
 }
 
 impl std::fmt::Debug for Spawned {
@@ -173,16 +172,14 @@ impl Newborn {
 impl Spawned {
     /// Why the child gave up before it executed, if it did.
     pub fn failure(&self) -> Option<(BirthStep, io::Error)> {
-        let code = self.order.failure.load(Ordering::Acquire);
+        let code = self.shared.as_ref()?.order.failure.load(Ordering::Acquire);
         let step = BirthStep::from_code(code >> 16)?;
         Some((step, io::Error::from_raw_os_error((code & 0xffff) as i32)))
     }
-}
 
-impl Spawned {
     /// The program that the child executed has been heard from.
     pub fn has_executed(&mut self) {
-        self.has_executed = true;
+        self.shared = None;
     }
 }
 
@@ -190,18 +187,17 @@ impl Drop for Spawned {
     /// The child runs in this memory until it has executed. If that is not known, it
     /// is certain only when it is seen dead; else the memory is left to it.
     fn drop(&mut self) {
-        if self.has_executed || matches!(self.process.wait_dead(Duration::ZERO), Ok(true)) {
-            // SAFETY: taken once, here, and the child has no use for it any more.
-            drop(unsafe { ManuallyDrop::take(&mut self.order) });
-            // SAFETY: as above.
-            drop(unsafe { ManuallyDrop::take(&mut self.stack) });
+        if let Some(shared) = self.shared.take()
+            && !matches!(self.process.wait_dead(Duration::ZERO), Ok(true))
+        {
+            std::mem::forget(shared);
         }
     }
 }
 
 /// Makes the child. The caller must not have SIGCHLD ignored: an unreaped child
 /// is what keeps its pid from being someone else's.
-pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
+pub fn spawn(birth: Birth<'_>) -> io::Result<Newborn> {
     let (go_read, go_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let arguments: Vec<CString> = birth
         .arguments
@@ -215,11 +211,10 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
         go_read: go_read.as_raw_fd(),
         go_write: go_write.as_raw_fd(),
         join: birth.join.iter().map(AsRawFd::as_raw_fd).collect(),
-        executable: birth.executable.as_raw_fd(),
+        executable: birth.executable,
         argv: pointers.chain([ptr::null()]).collect(),
         environ: environ.chain([ptr::null()]).collect(),
         descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
-        network: birth.network.map(Maker::new),
         privilege: birth.privilege,
         failure: AtomicU32::new(0),
         _arguments: arguments,
@@ -227,33 +222,35 @@ pub fn spawn(birth: &Birth<'_>) -> io::Result<Newborn> {
     });
     // Untouched: it costs no page that the child does not use.
     let mut stack = Box::<Stack>::new_uninit();
-    let bear = || match birth.privilege {
-        Privilege::BecomeRoot { owner } => {
-            as_user(owner, || clone_child(birth, &order, &mut stack))
-        }
-        Privilege::Unchanged | Privilege::Ambient => clone_child(birth, &order, &mut stack),
+    let (namespaces, cgroup) = (birth.namespaces, birth.cgroup);
+    let mut clone = || clone_child(namespaces, cgroup, &order, &mut stack);
+    let bear = || match order.privilege {
+        Privilege::BecomeRoot { owner } => as_user(owner, clone),
+        Privilege::Unchanged | Privilege::Ambient => clone(),
     };
     let process = once("process born", || with_signals_blocked(bear))?;
     Ok(Newborn {
         go: go_write,
         spawned: Spawned {
             process,
-            order: ManuallyDrop::new(order),
-            stack: ManuallyDrop::new(stack),
-            has_executed: false,
+            shared: Some(Shared {
+                order,
+                _stack: stack,
+            }),
         },
     })
 }
 
 fn clone_child(
-    birth: &Birth<'_>,
+    namespaces: Namespaces,
+    cgroup: Option<BorrowedFd<'_>>,
     order: &Order,
     stack: &mut MaybeUninit<Stack>,
 ) -> io::Result<Process> {
     let mut pidfd: RawFd = -1;
-    let cgroup_flag = birth.cgroup.map_or(0, |_| CLONE_INTO_CGROUP);
+    let cgroup_flag = cgroup.map_or(0, |_| CLONE_INTO_CGROUP);
     let arguments = libc::clone_args {
-        flags: birth.namespaces.0 | cgroup_flag | (libc::CLONE_PIDFD | libc::CLONE_VM) as u64,
+        flags: namespaces.0 | cgroup_flag | (libc::CLONE_PIDFD | libc::CLONE_VM) as u64,
         pidfd: &raw mut pidfd as u64,
         child_tid: 0,
         parent_tid: 0,
@@ -263,7 +260,7 @@ fn clone_child(
         tls: 0,
         set_tid: 0,
         set_tid_size: 0,
-        cgroup: birth.cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
+        cgroup: cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
     let argument = ptr::from_ref(order).cast_mut().cast();
     // SAFETY: the stack and the order outlive the child's use of them: both are
@@ -305,11 +302,6 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
             [tasks as usize, zero.as_ptr() as usize, 1, 0, 0],
         )
         .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
-    }
-    // As soon as it would be where the child is: it takes longest.
-    if let Some(maker) = &order.network {
-        let started = maker.start();
-        started.map_err(|errno| (BirthStep::Network, errno))?;
     }
     wait_for_go(order)?;
     match order.privilege {
@@ -390,14 +382,14 @@ fn arrange_descriptors(order: &Order) -> Result<usize, u32> {
         .descriptors
         .iter()
         .copied()
-        .fold(order.executable, i32::max) as usize;
+        .fold(order.executable.as_raw_fd(), i32::max) as usize;
     let base = base.max(count) + 1;
     for (index, &fd) in order.descriptors.iter().enumerate() {
         call(libc::SYS_dup3, [fd as usize, base + index, 0, 0, 0])?;
     }
     call(
         libc::SYS_dup3,
-        [order.executable as usize, base + count, 0, 0, 0],
+        [order.executable.as_raw_fd() as usize, base + count, 0, 0, 0],
     )?;
     for index in 0..count {
         call(libc::SYS_dup3, [base + index, index, 0, 0, 0])?;

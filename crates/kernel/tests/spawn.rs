@@ -17,14 +17,13 @@ fn bear(executable: &str, input: &File, output: &PipeWriter, extra: &[&File]) ->
     let executable = File::open(executable).unwrap();
     let mut descriptors = vec![input.as_fd(), output.as_fd(), output.as_fd()];
     descriptors.extend(extra.iter().map(|file| file.as_fd()));
-    spawn(&Birth {
+    spawn(Birth {
         namespaces: Namespaces::NONE,
         cgroup: None,
         join: &[],
-        executable: executable.as_fd(),
+        executable: executable.into(),
         arguments: &[c"sh"],
         descriptors: &descriptors,
-        network: None,
         privilege: Privilege::Unchanged,
     })
     .unwrap()
