@@ -32,7 +32,7 @@ impl Engine {
     /// The same; `None` when there is no such box.
     pub(crate) fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
         let Some(boxes) = self.boxes_if_any()? else {
-            return by_prefix(reference, Vec::new(), &self.tended);
+            return by_prefix(reference, Vec::new(), self.tended());
         };
         let is_there = |id: &BoxId| record::is_there(boxes.as_fd(), id);
         let named = || {
@@ -44,7 +44,7 @@ impl Engine {
         }
         // Only whoever gives a part of an id pays for reading all of them.
         let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
-        by_prefix(reference, ids, &self.tended)
+        by_prefix(reference, ids, self.tended())
     }
 
     /// Every box, the oldest first.

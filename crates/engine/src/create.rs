@@ -89,19 +89,22 @@ impl Engine {
     ) -> Result<Made, Unmade> {
         let held = self.hold(spec, &ends, id, record)?;
         let made = self.bear(spec, &ends, id, held)?;
-        match self.commit(record, &made) {
-            Ok(()) => Ok(made),
-            Err(error) => Err(Unmade::with(error, made.keeper)),
+        if let Err(error) = self.commit(record, &made) {
+            return Err(Unmade::with(error, made.keeper));
         }
+        // The keeper needs nothing of us for a while.
+        self.tended();
+        Ok(made)
     }
 
-    /// Ends what could not be made whole.
+    /// Ends what could not be made whole. It may be others that are in its way.
     pub(crate) fn unmake(
         &self,
         id: &BoxId,
         record: Locked,
         keeper: Option<&Spawned>,
     ) -> Result<(), Error> {
+        self.tended();
         match keeper {
             Some(keeper) => self.site(id).tear_down_own(record, &keeper.process),
             None => self.site(id).tear_down(record, OWN_WITHIN, Reason::Own),
@@ -347,8 +350,10 @@ pub struct Reserve {
 
 impl Reserve {
     pub(crate) fn take() -> std::io::Result<Self> {
+        let first = null()?;
+        let again = || first.try_clone();
         Ok(Self {
-            _spare: [null()?, null()?, null()?, null()?, null()?, null()?],
+            _spare: [again()?, again()?, again()?, again()?, again()?, first],
         })
     }
 }

@@ -49,7 +49,7 @@ impl Engine {
         let options = &with_log_in_memory(options, spec)?;
         let id = BoxId::random();
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
-        let record = Locked::create(&self.layout, &id, &self.host, spec, Some(options))?;
+        let record = self.record(&id, spec, Some(options))?;
         self.start_recorded(id, record, reserve, (spec, options))
     }
 
@@ -64,7 +64,7 @@ impl Engine {
     ) -> Result<Option<Started>, Error> {
         let options = &with_log_in_memory(options, spec)?;
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
-        let record = match Locked::create(&self.layout, id, &self.host, spec, Some(options)) {
+        let record = match self.record(id, spec, Some(options)) {
             Err(error) if is_taken(&error) => return Ok(None),
             record => record?,
         };

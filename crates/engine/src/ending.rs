@@ -116,7 +116,7 @@ impl Engine {
 
     /// Removes a box; one that is not over only by force.
     pub fn remove(&self, id: &BoxId, force: bool) -> Result<(), Error> {
-        if self.tended.contains(id) {
+        if self.tended().contains(id) {
             return Ok(());
         }
         if !force {

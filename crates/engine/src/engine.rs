@@ -3,7 +3,9 @@
 //! subject each.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
+use crate::account::DetachOptions;
 use crate::attached::Attached;
 use crate::create::{Ends, Reserve};
 use crate::error::{Doing, Error};
@@ -24,7 +26,7 @@ pub struct Engine {
     pub(crate) host: Host,
     pub(crate) manner: Manner,
     /// Boxes that nobody looked after, and that are gone since this was opened.
-    pub(crate) tended: Vec<BoxId>,
+    tended: OnceLock<Vec<BoxId>>,
     pub(crate) listener: Listener,
 }
 
@@ -41,24 +43,31 @@ impl Engine {
     /// Opens a state root, making it if need be; `None` for the default one.
     /// Boxes that somebody has to look after are looked after on the way.
     pub fn open(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let mut engine = Self::at(state_root, Manner::Tending);
-        record::prepare_state_root(&engine.layout)?;
-        engine.tended = engine.tend_some();
+        let engine = Self::open_to_make(state_root)?;
+        engine.tended();
         Ok(engine)
     }
 
-    /// The same for somebody who stays, and has a sweep made behind his first answers.
-    pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
+    /// The same for somebody who makes a box first of all: others are looked after
+    /// while its keeper is at work.
+    pub fn open_to_make(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::at(state_root, Manner::Tending);
         record::prepare_state_root(&engine.layout)?;
         Ok(engine)
     }
 
+    /// The same for somebody who stays, and has a sweep made behind his first answers.
+    pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        Ok(Self::open_to_make(state_root)?.lasting())
+    }
+
     /// For somebody who lives on: what was found on the way in is not spoken of for
     /// ever, since an id may come again ([`Self::start_as`]).
-    pub fn lasting(mut self) -> Self {
-        self.tended.clear();
-        self
+    pub fn lasting(self) -> Self {
+        Self {
+            tended: OnceLock::from(Vec::new()),
+            ..self
+        }
     }
 
     /// The same to look only: nothing is made, and nothing changed. A state root
@@ -66,14 +75,14 @@ impl Engine {
     pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::at(state_root, Manner::Looking);
         record::inspect_state_root(&engine.layout)?;
-        Ok(engine)
+        Ok(engine.lasting())
     }
 
     /// The same to sweep: nothing is done before it is asked for.
     pub fn open_to_sweep(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::at(state_root, Manner::Tending);
         record::inspect_state_root(&engine.layout)?;
-        Ok(engine)
+        Ok(engine.lasting())
     }
 
     fn at(state_root: Option<PathBuf>, manner: Manner) -> Self {
@@ -85,9 +94,27 @@ impl Engine {
             layout: Layout::new(root, tag),
             host,
             manner,
-            tended: Vec::new(),
+            tended: OnceLock::new(),
             listener: Listener::default(),
         }
+    }
+
+    /// Looks after some boxes, the first time that this is called.
+    pub(crate) fn tended(&self) -> &[BoxId] {
+        self.tended.get_or_init(|| self.tend_some())
+    }
+
+    /// The record of a new box. What others have left may be in its way.
+    pub(crate) fn record(
+        &self,
+        id: &BoxId,
+        spec: &Spec,
+        options: Option<&DetachOptions>,
+    ) -> Result<Locked, Error> {
+        let made = Locked::create(&self.layout, id, &self.host, spec, options);
+        made.inspect_err(|_| {
+            self.tended();
+        })
     }
 
     pub(crate) fn site<'a>(&'a self, id: &'a BoxId) -> Site<'a> {
@@ -102,7 +129,7 @@ impl Engine {
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Attached, Error> {
         let id = BoxId::random();
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
-        let mut record = Locked::create(&self.layout, &id, &self.host, spec, None)?;
+        let mut record = self.record(&id, spec, None)?;
         match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
             Ok(made) => Ok(Attached::new(
                 self.layout.clone(),

@@ -33,7 +33,7 @@ impl Engine {
     /// is there comes before those that are gone, of which the last to go comes first.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
         match self.find_recorded(reference)? {
-            Some(id) if !self.tended.contains(&id) => self.explain_recorded(&id),
+            Some(id) if !self.tended().contains(&id) => self.explain_recorded(&id),
             Some(id) => self.explain_removed(id.as_str()),
             None => self.explain_removed(reference),
         }

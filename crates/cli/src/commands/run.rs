@@ -34,7 +34,7 @@ pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let taken = relay::take_over()?;
     signals::keep_ended_children();
     signals::fail_past_file_limit();
-    let engine = Engine::open(state_root)?;
+    let engine = Engine::open_to_make(state_root)?;
     if args.detached.detach {
         return detach::start(&engine, args, &request, &taken);
     }
