@@ -6,6 +6,7 @@
 //! is the one thing here that can fail the bench; a time never does.
 
 mod anatomy;
+mod beside;
 mod exec;
 mod growth;
 mod library;

@@ -4,6 +4,7 @@
 //! size that would take the host near one of its limits is not made, aloud.
 
 use super::anatomy::Anatomy;
+use super::beside::Beside;
 use super::limits::{self, Limit};
 use super::plot::{Series, svg};
 use super::report::Goal;
@@ -62,6 +63,7 @@ pub struct Costs {
     pub create_each: Percentiles,
     pub ls: Cost,
     pub rm: Cost,
+    pub beside: Beside,
 }
 
 /// Of all boxes together. The processor time is that of the commands.
@@ -134,6 +136,7 @@ fn measure_size(tare: &mut Tare, boxes: usize) -> Result<SizeOutcome, Failure> {
     eprintln!("growth: {boxes} boxes, {repeats} times");
     let (mut creates, mut lists, mut removals) = (Vec::new(), Vec::new(), Vec::new());
     let mut each = Vec::new();
+    let mut beside = None;
     for _ in 0..repeats {
         let first = tare.made().len();
         match create(tare, boxes, &mut each) {
@@ -148,6 +151,7 @@ fn measure_size(tare: &mut Tare, boxes: usize) -> Result<SizeOutcome, Failure> {
         for _ in 0..LISTS {
             lists.push(tare.time_list()?);
         }
+        beside = Some(Beside::measure(&each)?);
         removals.push(tare.remove_all()?);
         tare.expect_gone(&tare.made()[first..])?;
     }
@@ -158,6 +162,7 @@ fn measure_size(tare: &mut Tare, boxes: usize) -> Result<SizeOutcome, Failure> {
         create_each,
         ls: median(lists),
         rm: median(removals),
+        beside: beside.expect("each size is made once at least"),
     }))
 }
 
@@ -228,6 +233,9 @@ impl Growth {
         text.extend(self.sizes.iter().map(Size::line));
         for ratios in &self.ratios {
             text.push_str(&ratios.line());
+        }
+        for (boxes, costs) in self.sizes.iter().filter_map(Size::costs) {
+            text.push_str(&costs.beside.line(boxes));
         }
         for limit in &self.limits {
             let _ = writeln!(text, "  a box costs {limit}");
@@ -330,6 +338,10 @@ mod tests {
             create_each: Percentiles::of(vec![Duration::from_millis(8)]).unwrap(),
             ls: cost(1.0),
             rm: cost(40.0),
+            beside: Beside {
+                create_us: 80.0 * scale,
+                bwrap_us: Some(100.0 * scale),
+            },
         });
         Size { boxes, outcome }
     }
@@ -361,6 +373,8 @@ idle boxes: made one by one, listed, removed by one command
     1000    9600.0    4800.0      9600     120.0      60.0       120    4800.0    2400.0      4800
     5000    not made: too many
   10 to 1000, 100.0 x the boxes: create x 120.0, ls x 120.0 (CPU x 120.0), rm x 120.0
+  beside 10 boxes: create 80 us, bwrap 100 us: 0.80 x
+  beside 1000 boxes: create 9600 us, bwrap 12000 us: 0.80 x
   a box costs 2 each of 32768 pids (110 in use)
   goal: ls --json of 1000 boxes, ms of CPU <= 50: 60.00 not met
 ";
