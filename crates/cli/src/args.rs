@@ -1,8 +1,9 @@
 //! What can be typed after `tare`.
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename,
@@ -19,6 +20,15 @@ use crate::commands::{
     after_help = "Try 'tare run -- echo hello', or 'tare run -d --name web -- python3 -m http.server' for a\nbox that lives on. A BOX is an id, the beginning of one, or a name."
 )]
 pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Args)]
+pub struct Global {
     /// Where boxes are recorded [env: TARE_STATE_ROOT] [default: /run/tare, or
     /// a private directory of the user]
     #[arg(
@@ -28,9 +38,37 @@ pub struct Cli {
         help_heading = "Global options"
     )]
     pub state_root: Option<PathBuf>,
+}
+
+/// As much of it as most lines need that are typed a thousand times.
+#[derive(Debug, Parser)]
+struct OnlyRun {
+    #[command(flatten)]
+    global: Global,
 
     #[command(subcommand)]
-    pub command: Command,
+    command: RunCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RunCommand {
+    Run(Box<run::RunArgs>),
+}
+
+impl Cli {
+    /// What was typed, of which `command` is the command. To make the words of all
+    /// commands known takes as long as to make a box a root directory: `run` is tried
+    /// by itself, and whatever that does not understand is read again.
+    pub fn understand(args: &[OsString], command: Option<&OsStr>) -> Result<Self, clap::Error> {
+        if command == Some(OsStr::new("run"))
+            && let Ok(OnlyRun { global, command }) = OnlyRun::try_parse_from(args)
+        {
+            let RunCommand::Run(args) = command;
+            let command = Command::Run(args);
+            return Ok(Self { global, command });
+        }
+        Self::try_parse_from(args)
+    }
 }
 
 /// One line each, and their options deferred: a run does not pay for the options
@@ -128,14 +166,48 @@ mod tests {
             ["tare", "--state-root", "/s", "run", "true"],
             ["tare", "run", "--state-root", "/s", "true"],
         ] {
-            assert_eq!(Cli::parse_from(line).state_root, Some("/s".into()));
+            assert_eq!(Cli::parse_from(line).global.state_root, Some("/s".into()));
+        }
+    }
+
+    /// Whatever is understood, is understood as by the whole grammar.
+    #[test]
+    fn a_run_that_is_read_by_itself_is_the_same_run() {
+        let lines: [&[&str]; 6] = [
+            &["tare", "run", "true"],
+            &["tare", "--state-root", "/s", "run", "--", "ls", "-l"],
+            &[
+                "tare",
+                "run",
+                "-d",
+                "--name",
+                "a",
+                "--state-root",
+                "/s",
+                "x",
+            ],
+            &[
+                "tare", "run", "-it", "-e", "A=b", "--memory", "64m", "sh", "-c", "--help",
+            ],
+            &["tare", "run", "--memory", "banana", "true"],
+            &["tare", "run", "--help"],
+        ];
+        for line in lines {
+            let args: Vec<OsString> = line.iter().map(OsString::from).collect();
+            let quick = Cli::understand(&args, Some(OsStr::new("run")));
+            let whole = Cli::try_parse_from(&args);
+            let shown = |it: Result<Cli, clap::Error>| match it {
+                Ok(cli) => format!("{cli:?}"),
+                Err(error) => error.render().to_string(),
+            };
+            assert_eq!(shown(quick), shown(whole), "{line:?}");
         }
     }
 
     #[test]
     fn arguments_need_not_be_text() {
         use std::os::unix::ffi::OsStrExt;
-        let raw = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+        let raw = OsStr::from_bytes(b"\xff\xfe");
         let line = ["tare".as_ref(), "run".as_ref(), "echo".as_ref(), raw];
         let Command::Run(args) = Cli::parse_from(line).command else {
             panic!("not run");

@@ -3,7 +3,6 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use clap::Parser;
 use clap::error::ErrorKind as Clap;
 use tare_engine::{Doing, Error};
 use tare_kernel::memory;
@@ -52,7 +51,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
     let is_run = matches!(command.and_then(OsStr::to_str), Some("run" | "exec"));
     let exhausted_code = if is_run { RUN_FAILED } else { FAILED };
     memory::exhausted_means(EXHAUSTED, exhausted_code.into());
-    match Cli::try_parse_from(&args) {
+    match Cli::understand(&args, command) {
         Ok(cli) => dispatch(cli),
         Err(error) if matches!(error.kind(), Clap::DisplayHelp | Clap::DisplayVersion) => {
             let printed = print_result(&error.render().to_string());
@@ -71,7 +70,7 @@ fn dispatch(cli: Cli) -> u8 {
         true => run_code,
         false => |_: &Error| FAILED,
     };
-    let result = state_root(cli.state_root).and_then(|root| perform(&cli.command, root));
+    let result = state_root(cli.global.state_root).and_then(|root| perform(&cli.command, root));
     exit_code(result, failure_code)
 }
 

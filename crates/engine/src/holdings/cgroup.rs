@@ -403,13 +403,14 @@ const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 /// was seen gone, or could not be within the time. Absent and half-made are as
 /// good as whole.
 pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<(), Error> {
-    for root in roots {
-        let path = layout::cgroup(root, of);
-        empty(&path, within).doing(|| format!("cannot empty cgroup {}", path.display()))?;
+    let mut left: Vec<PathBuf> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
+    // The kernel removes none that is not empty, and most are empty by now.
+    left.retain(|path| cgroup::remove(path).is_err());
+    for path in &left {
+        empty(path, within).doing(|| format!("cannot empty cgroup {}", path.display()))?;
     }
-    for root in roots {
-        let path = layout::cgroup(root, of);
-        remove(&path, within.min(REMOVE_WITHIN))
+    for path in &left {
+        remove(path, within.min(REMOVE_WITHIN))
             .doing(|| format!("cannot remove cgroup {}", path.display()))?;
     }
     Ok(())
