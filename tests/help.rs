@@ -26,6 +26,8 @@ fn help_names_every_command() {
         "update",
         "doctor",
         "completion",
+        "help",
+        "version",
     ];
     for command in commands {
         assert!(output.stdout_text().contains(command), "{output}");
@@ -95,6 +97,24 @@ fn the_version_is_one_line() {
     let output = tare.call(["--version"]).ok().said_nothing();
     let expected = format!("tare {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(output.stdout_text(), expected);
+}
+
+#[test]
+fn help_and_version_can_be_asked_for_as_commands() {
+    let tare = tare!();
+    for (word, option) in [
+        (&["help"][..], &["--help"][..]),
+        (&["help", "run"], &["run", "--help"]),
+        (&["help", "ps"], &["ps", "--help"]),
+        (&["help", "help"], &["help", "--help"]),
+        (&["version"], &["--version"]),
+    ] {
+        let expected = tare.call(option).ok().stdout_text();
+        tare.call(word).ok().said_nothing().printed(&expected);
+    }
+    let unknown = tare.call(["help", "rum"]).exited(2).printed("");
+    unknown.said(&["there is no command 'rum'", "did you mean run?"]);
+    tare.call(["help", "run", "ls"]).exited(2).printed("");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename,
-    resume, rm, run, serve, stats, stop, sweep, update, wait,
+    attach, audit, completion, cp, doctor, exec, explain, help, inspect, kill, logs, ls, pause,
+    rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
 };
 
 /// Runs code that nobody trusts, and leaves nothing behind.
@@ -121,6 +121,10 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     Completion(completion::CompletionArgs),
+    /// Show the help of tare, or of a command
+    Help(help::HelpArgs),
+    /// Show the version of tare
+    Version(help::VersionArgs),
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub mod doctor;
 mod each;
 pub mod exec;
 pub mod explain;
+pub mod help;
 pub mod inspect;
 pub mod kill;
 mod lease;
@@ -98,6 +99,8 @@ fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> 
         Command::Serve(args) => serve::run(args, state_root),
         Command::Doctor(args) => doctor::run(args),
         Command::Completion(args) => completion::run(args),
+        Command::Help(args) => help::run(args),
+        Command::Version(args) => help::version(args),
     }
 }
 
