@@ -194,7 +194,7 @@ fn inspect_says_everything() {
     let command = ["--name", "a", "--", "sleep", "1000"];
     let id = tare.detached(limits.iter().chain(&command));
     let other = named(&tare, "b");
-    let found = tare.json(["inspect", "a", &other]);
+    let found = tare.json(["inspect", "--json", "a", &other]);
     let ids = [found[0]["id"].clone(), found[1]["id"].clone()];
     assert_eq!(ids, [json!(id), json!(other)]);
     let one = &found[0];

@@ -208,6 +208,22 @@ mod tests {
         }
     }
 
+    /// As the tools that people come from have them.
+    #[test]
+    fn frequent_options_have_a_letter() {
+        let Command::Run(args) = Cli::parse_from(["tare", "run", "-m", "64m", "true"]).command
+        else {
+            panic!("not run");
+        };
+        assert_eq!(args.memory, Some(64 << 20));
+        for line in [
+            &["tare", "update", "-m", "64m", "web"][..],
+            &["tare", "serve", "-c", "tare.toml"],
+        ] {
+            assert!(Cli::try_parse_from(line).is_ok(), "{line:?}");
+        }
+    }
+
     #[test]
     fn arguments_need_not_be_text() {
         use std::os::unix::ffi::OsStrExt;

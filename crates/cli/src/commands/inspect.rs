@@ -23,6 +23,10 @@ Examples:
 pub struct InspectArgs {
     #[command(flatten)]
     boxes: Boxes,
+
+    /// Changes nothing, it is JSON anyway; as other commands have it
+    #[arg(long = "json")]
+    _json: bool,
 }
 
 pub fn run(args: &InspectArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {

@@ -30,7 +30,7 @@ pub struct ServeArgs {
     listen: Option<Listen>,
 
     /// A TOML file with limits, keys and more; docs/serve.md has all of it
-    #[arg(long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
     /// A file with an API key on each line; whoever has none of them is refused

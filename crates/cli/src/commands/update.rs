@@ -33,7 +33,13 @@ pub struct UpdateArgs {
 #[group(required = true, multiple = true)]
 struct ChangeArgs {
     /// Memory of the whole box, at least 6m
-    #[arg(long, value_name = "SIZE", value_parser = bytes::memory, allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "SIZE",
+        value_parser = bytes::memory,
+        allow_hyphen_values = true
+    )]
     memory: Option<u64>,
 
     /// Processes and threads that the box may have at once

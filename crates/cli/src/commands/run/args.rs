@@ -56,6 +56,7 @@ pub struct RunArgs {
 
     /// Memory of the whole box, at least 6m [default: 512m]
     #[arg(
+        short,
         long,
         value_name = "SIZE",
         value_parser = bytes::memory,
