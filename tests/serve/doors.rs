@@ -21,6 +21,19 @@ fn beyond_this_host_it_does_not_listen_without_a_key() {
         .said(&["ADDRESS:PORT"]);
 }
 
+#[test]
+fn a_name_of_this_host_can_be_listened_on() {
+    let tare = tare!();
+    let running = tare.spawn_call(["serve", "--listen", "localhost:0"]);
+    running.see_error("listening");
+    running.signal(rustix::process::Signal::TERM);
+    running.wait().ok();
+    // A resolver takes it for 192.0.0.2.
+    tare.call(["serve", "--listen", "192.0.2:80"])
+        .exited(2)
+        .said(&["not loopback", "write the address itself"]);
+}
+
 /// B080
 #[test]
 fn with_keys_whoever_has_none_is_refused() {

@@ -2,7 +2,7 @@
 //! refused whole.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -286,12 +286,38 @@ impl FromStr for Listen {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(PathBuf::from(path)));
         }
-        text.parse().map(Self::Tcp).map_err(|_| {
-            let message = format!("{text:?} is no address to listen on");
-            Error::new(ErrorKind::BadRequest, message)
-                .with_hint("write ADDRESS:PORT, such as 127.0.0.1:8080, or unix:PATH")
-        })
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Tcp(address));
+        }
+        let named = text.rsplit_once(':');
+        let named = named.and_then(|(name, port)| Some((name, port.parse().ok()?)));
+        match named.filter(|(name, _)| !name.is_empty()) {
+            Some((name, port)) => at_loopback(name, port).map(Self::Tcp),
+            None => Err(no_address(text)),
+        }
     }
+}
+
+/// Where a name of this host alone is. With others it would not be seen from the name
+/// who is let in. As without a name, IPv4 is taken where there is both.
+fn at_loopback(name: &str, port: u16) -> Result<SocketAddr, Error> {
+    let found = (name, port).to_socket_addrs();
+    let found: Vec<_> = found
+        .map_err(|error| no_address(name).because(error))?
+        .collect();
+    if let Some(other) = found.iter().find(|it| !it.ip().is_loopback()) {
+        let message = format!("{name:?} is {}, which is not loopback", other.ip());
+        return Err(Error::new(ErrorKind::BadRequest, message)
+            .with_hint("to listen beyond this host, write the address itself"));
+    }
+    let address = found.iter().find(|it| it.is_ipv4()).or(found.first());
+    address.copied().ok_or_else(|| no_address(name))
+}
+
+fn no_address(text: &str) -> Error {
+    let message = format!("{text:?} is no address to listen on");
+    Error::new(ErrorKind::BadRequest, message)
+        .with_hint("write ADDRESS:PORT, such as 127.0.0.1:8080, or unix:PATH")
 }
 
 impl fmt::Display for Listen {
@@ -472,6 +498,21 @@ mod tests {
         assert!(!is_good(&(key("a", "") + &key("a", ""))));
         assert!(!is_good(&key("a b", "")));
         assert!(!is_good(&key("a", "runs_per_second = 0.0")));
+    }
+
+    #[test]
+    fn a_name_is_as_good_as_its_address_where_that_is_loopback() {
+        let listen = |text: &str| text.parse::<Listen>();
+        let local = listen("localhost:8080").expect("every host has it");
+        assert!(local.is_local(), "{local}");
+        assert!(local.to_string().ends_with(":8080"), "{local}");
+        for wrong in ["", ":8080", "localhost", "localhost:", "localhost:65536"] {
+            let refused = listen(wrong).expect_err(wrong).to_string();
+            assert!(refused.contains("no address to listen on"), "{refused}");
+        }
+        // Not looked up: a resolver takes it for an address.
+        let beyond = listen("192.0.2:80").expect_err("not loopback");
+        assert!(beyond.to_string().contains("192.0.0.2"), "{beyond}");
     }
 
     #[test]
