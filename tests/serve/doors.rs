@@ -1,7 +1,9 @@
 //! Who is heard, and what is answered to those who are not.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 
 use serde_json::json;
 use tare_harness::{Server, TemporaryDirectory, tare};
@@ -131,6 +133,28 @@ fn a_socket_is_its_owners_alone() {
     running.signal(rustix::process::Signal::TERM);
     running.wait().ok();
     assert!(!path.exists());
+}
+
+/// Its clients have to write some name, and no web page reaches it.
+#[test]
+fn through_a_socket_it_is_asked_by_any_name() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let path = directory.path().join("tare.sock");
+    let listen = format!("unix:{}", path.display());
+    let running = tare.spawn_call(["serve", "--listen", &listen]);
+    running.see_error("listening");
+    for (header, status) in [("Host: any.example", 200), ("Host: x\r\nOrigin: x", 403)] {
+        let mut stream = UnixStream::connect(&path).expect("a socket");
+        let request = format!("GET /v1/boxes HTTP/1.1\r\n{header}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("it listens");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let expected = format!("HTTP/1.1 {status} ");
+        assert!(answer.starts_with(&expected), "{answer}");
+    }
+    running.signal(rustix::process::Signal::TERM);
+    running.wait().ok();
 }
 
 #[test]

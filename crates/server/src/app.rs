@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 use crate::Options;
 use crate::admission::Admission;
 use crate::callers::{self, Callers};
-use crate::config::Config;
+use crate::config::{Config, Reach};
 use crate::error::ApiError;
 use crate::execs::Execs;
 use crate::files::Files;
@@ -63,8 +63,8 @@ pub struct Shared {
     in_boxes: Arc<Semaphore>,
     /// Whoever looks at all of the host has this.
     pub proofs: Mutex<()>,
-    /// Whether only whoever is on this host can reach this server.
-    pub listens_locally: bool,
+    /// As it was at the start, whatever a later configuration says.
+    pub reach: Reach,
     pub started: Instant,
     pub stopping: Stopping,
     pub watch: Arc<Watch>,
@@ -153,7 +153,7 @@ impl App {
             recovery: Recovery::default(),
             in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
             proofs: Mutex::default(),
-            listens_locally: config.listen.is_local(),
+            reach: config.listen.reach(),
             started: Instant::now(),
             stopping: Stopping::default(),
             watch,

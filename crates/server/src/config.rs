@@ -82,6 +82,25 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
+/// Who comes as far as being asked for a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Who may open a file of this host. No web page can.
+    Socket,
+    /// Everybody on this host, with the web pages in a browser there.
+    Host,
+    Network,
+}
+
+impl Reach {
+    pub fn is_local(self) -> bool {
+        match self {
+            Self::Socket | Self::Host => true,
+            Self::Network => false,
+        }
+    }
+}
+
 /// A key is known by its hash: the file can be read by whoever may see that.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -204,7 +223,7 @@ impl Config {
 
     /// Keys and tokens are what stands between the network and this host.
     pub fn check(&self) -> Result<(), Error> {
-        let is_open = self.librechat.is_open(&self.keys, self.listen.is_local());
+        let is_open = self.librechat.is_open(&self.keys, self.listen.reach());
         if self.keys.is_empty() && is_open {
             let message = format!("refusing to listen on {} without an API key", self.listen);
             return Err(Error::new(ErrorKind::BadRequest, message)
@@ -219,9 +238,9 @@ impl Config {
 
     /// Whether the native API is everybody's who reaches it: of this host alone, and not
     /// where others have to prove who they are.
-    pub fn hears_anybody(&self, is_local: bool) -> bool {
+    pub fn hears_anybody(&self, reach: Reach) -> bool {
         let auth = self.librechat.auth(&self.keys);
-        self.keys.is_empty() && auth == Auth::None && is_local
+        self.keys.is_empty() && auth == Auth::None && reach.is_local()
     }
 
     /// A name is a label of what was made with the key, and whose quota that is.
@@ -270,11 +289,11 @@ impl Limits {
 }
 
 impl Listen {
-    /// Whether only whoever is on this host can reach it.
-    pub fn is_local(&self) -> bool {
+    pub fn reach(&self) -> Reach {
         match self {
-            Self::Tcp(address) => address.ip().is_loopback(),
-            Self::Unix(_) => true,
+            Self::Tcp(address) if address.ip().is_loopback() => Reach::Host,
+            Self::Tcp(_) => Reach::Network,
+            Self::Unix(_) => Reach::Socket,
         }
     }
 }
@@ -504,7 +523,7 @@ mod tests {
     fn a_name_is_as_good_as_its_address_where_that_is_loopback() {
         let listen = |text: &str| text.parse::<Listen>();
         let local = listen("localhost:8080").expect("every host has it");
-        assert!(local.is_local(), "{local}");
+        assert_eq!(local.reach(), Reach::Host, "{local}");
         assert!(local.to_string().ends_with(":8080"), "{local}");
         for wrong in ["", ":8080", "localhost", "localhost:", "localhost:65536"] {
             let refused = listen(wrong).expect_err(wrong).to_string();

@@ -3,7 +3,8 @@
 //!
 //! A page can send requests to this host, and read the answers of a name of its own
 //! that it makes point here. So a request with a foreign `Origin` is refused whatever it
-//! asks, and without keys so is one for a host name that is not this server's.
+//! asks, and without keys so is one for a host name that is not this server's, unless it
+//! came through a socket in the file system, which no page reaches.
 //!
 //! LibreChat's routes have other ways to say who asks, and the same eye on pages
 //! ([`crate::librechat`]).
@@ -18,7 +19,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::app::App;
-use crate::config::{Config, Key};
+use crate::config::{Config, Key, Reach};
 use crate::error::ApiError;
 
 pub const API_KEY: &str = "x-api-key";
@@ -30,8 +31,7 @@ pub struct Caller(pub Option<String>);
 
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let config = app.config();
-    let is_local = app.listens_locally;
-    match admit(request.headers(), request.uri(), &config, is_local) {
+    match admit(request.headers(), request.uri(), &config, app.reach) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -44,17 +44,17 @@ fn admit(
     headers: &HeaderMap,
     target: &Uri,
     config: &Config,
-    is_local: bool,
+    reach: Reach,
 ) -> Result<Caller, ApiError> {
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
-        if !config.hears_anybody(is_local) {
+        if !config.hears_anybody(reach) {
             return Err(
                 unauthorized("this server has no API key that would be heard here")
                     .with_hint("name one in [[keys]] of the configuration"),
             );
         }
-        check_host(headers, config, is_local)?;
+        check_host(headers, config, reach)?;
         return Ok(Caller(None));
     }
     let given = given_key(headers)?;
@@ -114,14 +114,18 @@ const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// Where no key is asked for. Beyond this host an address is as good as its own names:
 /// a page can make a name point here, and not an address.
-pub fn check_host(headers: &HeaderMap, config: &Config, is_local: bool) -> Result<(), ApiError> {
+pub fn check_host(headers: &HeaderMap, config: &Config, reach: Reach) -> Result<(), ApiError> {
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
     let name = host.map_or("", without_port);
     let configured = || config.allowed_hosts.iter().any(|one| one == name);
-    let is_address = || !is_local && is_address(name);
-    match LOCAL_HOSTS.contains(&name) || is_address() || configured() {
+    let is_ours = match reach {
+        Reach::Socket => true,
+        Reach::Host => LOCAL_HOSTS.contains(&name) || configured(),
+        Reach::Network => LOCAL_HOSTS.contains(&name) || is_address(name) || configured(),
+    };
+    match is_ours {
         true => Ok(()),
         false => Err(ApiError::new(
             StatusCode::FORBIDDEN,
@@ -198,7 +202,7 @@ mod tests {
     fn admitted(
         pairs: &[(&'static str, &'static str)],
         config: &Config,
-        is_local: bool,
+        reach: Reach,
     ) -> Result<Caller, u16> {
         let pairs = pairs.iter().map(|(name, value)| {
             (
@@ -207,7 +211,7 @@ mod tests {
             )
         });
         let target = Uri::from_static("/v1/boxes");
-        admit(&pairs.collect(), &target, config, is_local).map_err(|error| error.status.as_u16())
+        admit(&pairs.collect(), &target, config, reach).map_err(|error| error.status.as_u16())
     }
 
     fn with_key(key: &str) -> Config {
@@ -221,7 +225,7 @@ mod tests {
     #[test]
     fn only_the_whole_key_is_the_key() {
         let config = with_key("secret");
-        let code = |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, true);
+        let code = |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, Reach::Host);
         let ci = Ok(Caller(Some("ci".into())));
         assert_eq!(code(&[("x-api-key", "secret")]), ci);
         assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
@@ -243,7 +247,7 @@ mod tests {
         let mut config = with_key("secret");
         let asked = |origin, config: &Config| {
             let pairs = [("x-api-key", "secret"), ("origin", origin)];
-            admitted(&pairs, config, true)
+            admitted(&pairs, config, Reach::Host)
         };
         for origin in ["https://evil.example", "null", "", "http://localhost"] {
             assert_eq!(asked(origin, &config), Err(403), "{origin:?}");
@@ -256,7 +260,7 @@ mod tests {
     #[test]
     fn without_keys_only_this_hosts_own_names_are_answered_to() {
         let config = Config::default();
-        let asked = |host| admitted(&[("host", host)], &config, true).is_ok();
+        let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
         for host in [
             "localhost",
             "localhost:8080",
@@ -271,19 +275,34 @@ mod tests {
         }
     }
 
+    /// A client of a socket has to write some name, and writes any.
+    #[test]
+    fn through_a_socket_every_name_is_ours_and_pages_are_still_refused() {
+        let config = Config::default();
+        let asked = |pairs: &[(&'static str, &'static str)]| {
+            admitted(pairs, &config, Reach::Socket).map(|_| ())
+        };
+        for host in ["tare", "evil.example", ""] {
+            assert_eq!(asked(&[("host", host)]), Ok(()), "{host}");
+        }
+        assert_eq!(asked(&[]), Ok(()));
+        let page = [("host", "tare"), ("origin", "https://evil.example")];
+        assert_eq!(asked(&page), Err(403));
+    }
+
     /// Also after a configuration was read again that says it listens elsewhere.
     #[test]
     fn without_keys_nobody_else_is_heard() {
         let local = [("host", "localhost")];
         let open = Config::default();
-        assert!(admitted(&local, &open, true).is_ok());
-        assert_eq!(admitted(&local, &open, false), Err(401));
+        assert!(admitted(&local, &open, Reach::Host).is_ok());
+        assert_eq!(admitted(&local, &open, Reach::Network), Err(401));
         let tokens = "[librechat.jwt]\nkeys = '/jwks.json'";
         let tokens: Config = toml::from_str(tokens).expect("TOML");
         let given = [("host", "localhost"), ("authorization", "Bearer x")];
-        for is_local in [true, false] {
-            assert_eq!(admitted(&local, &tokens, is_local), Err(401));
-            assert_eq!(admitted(&given, &tokens, is_local), Err(401));
+        for reach in [Reach::Socket, Reach::Host, Reach::Network] {
+            assert_eq!(admitted(&local, &tokens, reach), Err(401));
+            assert_eq!(admitted(&given, &tokens, reach), Err(401));
         }
     }
 }

@@ -9,7 +9,7 @@ use tare_engine::{Error, ErrorKind};
 use super::boxes::BoxesConfig;
 use super::identity::{ANONYMOUS, Keyring};
 use super::profile::Profile;
-use crate::config::{Key, Listen, time};
+use crate::config::{Key, Listen, Reach, time};
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -95,15 +95,15 @@ impl LibreChatConfig {
     }
 
     /// Whether nobody has to say who he is although others than this host's can ask.
-    pub fn is_open(&self, keys: &[Key], is_local: bool) -> bool {
-        self.auth(keys) == Auth::None && !is_local && !self.allow_anonymous
+    pub fn is_open(&self, keys: &[Key], reach: Reach) -> bool {
+        self.auth(keys) == Auth::None && !reach.is_local() && !self.allow_anonymous
     }
 
     pub fn check(&self, keys: &[Key], listen: &Listen) -> Result<(), Error> {
         let wrong = |message: &str, hint: &str| {
             Err(Error::new(ErrorKind::BadRequest, message).with_hint(hint))
         };
-        if self.is_open(keys, listen.is_local()) {
+        if self.is_open(keys, listen.reach()) {
             let message = format!("refusing to run what anybody sends to {listen}");
             let hint = "under [librechat] say auth = \"key\" or \"jwt\", or allow_anonymous = true";
             return wrong(&message, hint);
@@ -203,7 +203,7 @@ mod tests {
         let allowed = "[librechat]\nallow_anonymous = true";
         assert_eq!(afar(allowed), Ok(Auth::None));
         let config = read(&format!("listen = '0.0.0.0:80'\n{allowed}"));
-        assert!(!config.hears_anybody(config.listen.is_local()));
+        assert!(!config.hears_anybody(config.listen.reach()));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use axum::response::{IntoResponse, Response};
 use super::config::{Auth, JwtConfig};
 use super::owner::Principal;
 use crate::app::App;
-use crate::config::Config;
+use crate::config::{Config, Reach};
 use crate::error::{ApiError, in_full};
 use crate::guard::{self, API_KEY, Caller};
 use crate::journal::Happening;
@@ -50,7 +50,7 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
     let config = app.config();
     let door = Door {
         config: &config,
-        is_local: app.listens_locally,
+        reach: app.reach,
         now: now(),
     };
     let identified = door.identify(parts).await;
@@ -70,7 +70,7 @@ fn now() -> Duration {
 /// What decides, with nothing of the server in it.
 struct Door<'a> {
     config: &'a Config,
-    is_local: bool,
+    reach: Reach,
     now: Duration,
 }
 
@@ -108,10 +108,10 @@ impl Door<'_> {
     /// name that it has for this host.
     fn anybody(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ApiError> {
         let librechat = &self.config.librechat;
-        if librechat.is_open(&self.config.keys, self.is_local) {
+        if librechat.is_open(&self.config.keys, self.reach) {
             return Err(unauthorized("API key is required"));
         }
-        guard::check_host(headers, self.config, self.is_local)?;
+        guard::check_host(headers, self.config, self.reach)?;
         let principal = Principal {
             tenant: tenant.to_owned(),
             user: None,
@@ -217,7 +217,7 @@ mod tests {
 
     struct Asked<'a> {
         config: &'a Config,
-        is_local: bool,
+        reach: Reach,
         method: Method,
         path: &'static str,
     }
@@ -233,7 +233,7 @@ mod tests {
             let (parts, ()) = request.body(()).expect("a request").into_parts();
             let door = Door {
                 config: self.config,
-                is_local: self.is_local,
+                reach: self.reach,
                 now: now(),
             };
             let identified = door.identify(&parts).await.map_err(ApiError::from);
@@ -247,7 +247,7 @@ mod tests {
     fn asked(config: &Config) -> Asked<'_> {
         Asked {
             config,
-            is_local: true,
+            reach: Reach::Host,
             method: Method::GET,
             path: "/v1/files/x",
         }
@@ -298,7 +298,7 @@ mod tests {
         let mut config = Config::default();
         fn from_afar(config: &Config) -> Asked<'_> {
             Asked {
-                is_local: false,
+                reach: Reach::Network,
                 ..asked(config)
             }
         }
