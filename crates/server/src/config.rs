@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::Error as _;
+use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 use tare_engine::spec::{bytes, duration};
@@ -397,11 +397,11 @@ fn in_a_line(text: &str, error: &toml::de::Error) -> String {
 }
 
 fn parsed<'de, D: Deserializer<'de>>(input: D) -> Result<Listen, D::Error> {
-    with(input, str::parse)
+    with(input, "127.0.0.1:8080", str::parse)
 }
 
 pub fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
-    with(input, bytes::parse)
+    with(input, "512m", bytes::parse)
 }
 
 fn optional_size<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u64>, D::Error> {
@@ -409,7 +409,7 @@ fn optional_size<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u64>, D::
 }
 
 pub fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    with(input, duration::parse)
+    with(input, "30s", duration::parse)
 }
 
 fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
@@ -417,7 +417,7 @@ fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
         let message = "a sha256 has 64 hexadecimal digits";
         Error::new(ErrorKind::BadRequest, message).with_hint("printf %s KEY | sha256sum")
     };
-    with(input, |text| {
+    with(input, &"0a".repeat(32), |text| {
         let digits = text.as_bytes().as_chunks::<2>();
         let mut bytes = [0; 32];
         if !text.is_ascii() || !digits.1.is_empty() || digits.0.len() != bytes.len() {
@@ -432,15 +432,33 @@ fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
 }
 
 /// A text that the engine's own parser takes, with its hint.
+/// A text that is more than that. Whoever writes a bare number is shown one in quotes.
 pub fn with<'de, D: Deserializer<'de>, T>(
     input: D,
+    example: &str,
     parse: impl FnOnce(&str) -> Result<T, Error>,
 ) -> Result<T, D::Error> {
-    let text = String::deserialize(input)?;
+    let text = input.deserialize_str(Text { example })?;
     parse(&text).map_err(|error| match error.hint() {
         Some(hint) => D::Error::custom(format!("{error} ({hint})")),
         None => D::Error::custom(error),
     })
+}
+
+struct Text<'a> {
+    example: &'a str,
+}
+
+impl Visitor<'_> for Text<'_> {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a text in quotes, such as {:?}", self.example)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -471,8 +489,9 @@ mod tests {
         let wrong = said("[limits]\n\ntimeout = 30\n");
         assert_eq!(
             wrong,
-            "line 3: invalid type: integer `30`, expected a string"
+            "line 3: invalid type: integer `30`, expected a text in quotes, such as \"30s\""
         );
+        assert!(said("[files]\nfile_bytes = 1").ends_with("such as \"512m\""));
         assert!(said("listen =\n").starts_with("line 1: "));
         assert!(!said("[[keys]\nname = 'a\n").contains('\n'));
     }

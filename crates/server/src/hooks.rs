@@ -43,7 +43,9 @@ impl Default for HooksConfig {
 }
 
 fn url<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Url>, D::Error> {
-    with(input, |text| text.parse::<Url>().map(Some))
+    with(input, "http://localhost:9000/hook", |text| {
+        text.parse::<Url>().map(Some)
+    })
 }
 
 /// What is to be told next, if anything.
