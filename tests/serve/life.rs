@@ -92,6 +92,14 @@ fn a_configuration_that_is_wrong_is_refused_and_the_old_one_stays() {
     write("[limits]\ntimeot = '1s'\n");
     let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &config]);
     refused.exited(1).said(&["timeot"]);
+    for (text, key) in [
+        ("[hooks]\ncommand = ['/nope']\n", "[hooks] command"),
+        ("[files]\ndirectory = '/dev/null/x'\n", "[files] directory"),
+    ] {
+        write(text);
+        let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &config]);
+        refused.exited(1).said(&[key]);
+    }
     write("[limits]\ntimeout_max = '1s'\n");
     let server = Server::start(&tare, &["--config", &config]);
     let two_seconds = json!({ "command": ["true"], "timeout_ms": 2000 });

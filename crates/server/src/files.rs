@@ -3,10 +3,12 @@
 //! that never has files makes no directory.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::{Access, access};
 use serde::Deserialize;
 use tare_engine::{Error, ErrorKind, Timestamp};
 
@@ -60,6 +62,33 @@ impl FilesConfig {
         }
     }
 
+    /// One that was named and cannot be used is told of now, and not with the first file.
+    /// Nothing is made: that would be too early.
+    pub fn try_directory(&self) -> Result<(), Error> {
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
+        let wrong = |why: Box<dyn std::error::Error + Send + Sync>| {
+            let message = format!("[files] directory {} cannot be used", directory.display());
+            Err(Error::new(ErrorKind::BadRequest, message).because(why))
+        };
+        for place in directory.ancestors() {
+            match std::fs::metadata(place) {
+                Err(error) if is_absence(&error) => {}
+                Err(error) => return wrong(error.into()),
+                Ok(found) if !found.is_dir() => {
+                    return wrong(format!("{} is no directory", place.display()).into());
+                }
+                Ok(_) => {
+                    let may_write = access(place, Access::WRITE_OK | Access::EXEC_OK);
+                    let refused = |error| format!("cannot write to {}: {error}", place.display());
+                    return may_write.or_else(|error| wrong(refused(error).into()));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn limits(&self) -> StoreLimits {
         StoreLimits {
             file_bytes: self.file_bytes,
@@ -68,6 +97,12 @@ impl FilesConfig {
             ttl: self.ttl,
         }
     }
+}
+
+/// Of a name, or of a directory on the way to it.
+fn is_absence(error: &io::Error) -> bool {
+    let kind = error.kind();
+    kind == io::ErrorKind::NotFound || kind == io::ErrorKind::NotADirectory
 }
 
 #[derive(Debug)]
@@ -202,7 +237,34 @@ pub async fn sweep(app: &App) {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
+    use tare_harness::TemporaryDirectory;
+
     use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_refused_and_none_is_made() {
+        let home = TemporaryDirectory::new();
+        let file = home.write("file", "");
+        let tried = |directory: PathBuf| {
+            let config = FilesConfig {
+                directory: Some(directory),
+                ..FilesConfig::default()
+            };
+            config.try_directory()
+        };
+        assert!(FilesConfig::default().try_directory().is_ok());
+        assert!(tried(home.path().to_owned()).is_ok());
+        assert!(tried(home.join("a/b")).is_ok());
+        assert!(!home.join("a").exists());
+        for directory in [file.clone(), file.join("a/b")] {
+            let refused = tried(directory).expect_err("it is a file");
+            assert!(refused.to_string().contains("[files] directory"));
+            let why = refused.source().expect("a reason").to_string();
+            assert!(why.ends_with("file is no directory"), "{why}");
+        }
+    }
 
     #[test]
     fn data_are_where_data_are_kept() {

@@ -6,11 +6,13 @@
 mod call;
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Deserializer};
-use tare_engine::Error;
+use tare_engine::{Error, ErrorKind};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::app::App;
@@ -38,6 +40,36 @@ impl Default for HooksConfig {
             command: Vec::new(),
             url: None,
             timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Where a program without a slash is looked for by whoever has no PATH, as the C library
+/// that this is linked with does.
+const USUAL_PATH: &str = "/usr/local/bin:/bin:/usr/bin";
+
+impl HooksConfig {
+    /// A program that is not there is told of now, and not when it is needed.
+    pub fn find_program(&self) -> Result<(), Error> {
+        let Some(program) = self.command.first() else {
+            return Ok(());
+        };
+        let is_program = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+        let in_path = || {
+            let path = std::env::var_os("PATH").unwrap_or_else(|| USUAL_PATH.into());
+            std::env::split_paths(&path).any(|directory| is_program(&directory.join(program)))
+        };
+        let is_there = match program.contains('/') {
+            true => is_program(Path::new(program)),
+            false => in_path(),
+        };
+        match is_there {
+            true => Ok(()),
+            false => {
+                let message = format!("[hooks] command: {program:?} is no program that is here");
+                Err(Error::new(ErrorKind::BadRequest, message)
+                    .with_hint("name a file that can be executed, or one that is in PATH"))
+            }
         }
     }
 }
@@ -116,6 +148,32 @@ pub async fn heed(app: App) {
             // Who missed something hears what comes next.
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_there_is_refused_by_name() {
+        let find = |program: &str| {
+            let command = vec![program.to_owned(), "/nowhere".to_owned()];
+            let config = HooksConfig {
+                command,
+                ..HooksConfig::default()
+            };
+            config.find_program()
+        };
+        assert!(HooksConfig::default().find_program().is_ok());
+        for program in ["sh", "/bin/sh"] {
+            assert!(find(program).is_ok(), "{program}");
+        }
+        for program in ["", "no-such-program", "/nowhere", "/bin", "/etc/passwd"] {
+            let refused = find(program).expect_err(program).to_string();
+            let named = format!("[hooks] command: {program:?}");
+            assert!(refused.starts_with(&named), "{refused}");
         }
     }
 }

@@ -111,6 +111,8 @@ impl Options {
         }
         config.check()?;
         config.librechat.read_keys()?;
+        config.hooks.find_program()?;
+        config.files.try_directory()?;
         config.fit(Room::found());
         Ok(config)
     }
