@@ -1,6 +1,6 @@
 //! `/v1/boxes`: boxes that live on.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tare_harness::{Server, tare};
 
 #[test]
@@ -30,7 +30,7 @@ fn a_box_lives_as_long_as_the_operator_allows() {
     let tare = tare!();
     let limits = "[limits]\nlease = '1s'\nlease_max = '60s'\n";
     let server = Server::start_configured(&tare, limits);
-    let request = |more: serde_json::Value| {
+    let request = |more: Value| {
         let mut request = json!({ "command": ["sleep", "1000"], "name": "short" });
         let fields = request.as_object_mut().expect("an object");
         fields.extend(more.as_object().expect("an object").clone());
@@ -145,5 +145,56 @@ fn what_cannot_be_the_name_of_a_box_is_refused_in_our_words() {
     server
         .get("/v1/boxes/%ff/files/work")
         .refused(404, "no_such_box");
+    server.stop().ok();
+}
+
+/// Words of the command line, which a client has not got.
+const NOT_OF_HTTP: [&str; 5] = ["'tare", "os error", "--", " -w", " -u"];
+
+#[test]
+fn what_is_refused_is_said_in_words_of_http() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let asleep = json!({ "command": ["sleep", "1000"], "name": "web" });
+    server.post("/v1/boxes", &asleep).was(201);
+    let over = json!({ "command": ["true"], "name": "over" });
+    server.post("/v1/boxes", &over).was(201);
+    server.get("/v1/boxes/over/wait").was(200);
+    let is_plain = |answer: Value| {
+        let error = format!("{} {}", answer["error"]["message"], answer["error"]["hint"]);
+        let found = NOT_OF_HTTP.iter().find(|words| error.contains(*words));
+        assert_eq!(found, None, "{error}");
+    };
+    let refused = |path: &str, body: &Value, status: u16| {
+        is_plain(server.post(path, body).was(status).json());
+    };
+    let exec = "/v1/boxes/web/exec";
+    for body in [
+        json!({ "command": ["nope"] }),
+        json!({ "command": ["/etc"] }),
+        json!({ "command": ["true"], "workdir": "/none" }),
+        json!({ "command": ["true"], "workdir": "/etc/passwd" }),
+        json!({ "command": ["true"], "user": "root" }),
+        json!({ "command": ["true"], "env": { "": "x" } }),
+    ] {
+        refused(exec, &body, 400);
+    }
+    for body in [
+        json!({ "command": ["nope"] }),
+        json!({ "command": ["true"], "labels": { "": "x" } }),
+        json!({ "command": ["true"], "limits": { "memory_bytes": 10 } }),
+        json!({ "command": ["true"], "limits": { "scratch_bytes": 10 } }),
+    ] {
+        refused("/v1/boxes", &body, 400);
+    }
+    refused("/v1/boxes", &asleep, 409);
+    let run = json!({ "command": ["true"] });
+    refused("/v1/boxes/over/exec", &run, 409);
+    refused("/v1/boxes/none/exec", &run, 404);
+    is_plain(server.delete("/v1/boxes/web").was(409).json());
+    server.post("/v1/boxes/web/pause", &json!({})).was(200);
+    refused(exec, &run, 409);
+    tare.remove("web");
+    tare.remove("over");
     server.stop().ok();
 }

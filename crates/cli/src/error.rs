@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use rustix::io::Errno;
 use serde::Serialize;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Error, ErrorKind};
+use tare_engine::{Error, ErrorKind, reason};
 
 /// Longer lines are cut: an error has to be read, not scrolled through.
 const LINE_CHARS_MAX: usize = 1000;
@@ -36,7 +36,7 @@ pub fn sentence(error: &Error) -> String {
     let mut files_exhausted = false;
     let mut source = error.source();
     while let Some(cause) = source {
-        text += &format!(": {}", without_number(cause));
+        text += &format!(": {}", reason(cause));
         files_exhausted |= is_out_of_descriptors(cause);
         let cause_hint = cause.downcast_ref::<Error>().and_then(Error::hint);
         hint = hint.or(cause_hint);
@@ -49,15 +49,6 @@ pub fn sentence(error: &Error) -> String {
         text += &format!(" ({hint})");
     }
     one_line(&text)
-}
-
-/// The kernel's reason without its number, which says the same again.
-fn without_number(cause: &dyn StdError) -> String {
-    let text = cause.to_string();
-    match text.rsplit_once(" (os error ") {
-        Some((reason, _)) => reason.to_owned(),
-        None => text,
-    }
 }
 
 /// Wherever that happens, the step that failed is not to blame.

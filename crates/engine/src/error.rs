@@ -72,6 +72,15 @@ impl StdError for Error {
     }
 }
 
+/// The kernel's reason without its number, which says the same again.
+pub fn reason(cause: &dyn StdError) -> String {
+    let text = cause.to_string();
+    match text.rsplit_once(" (os error ") {
+        Some((reason, _)) => reason.to_owned(),
+        None => text,
+    }
+}
+
 /// `result.doing(|| format!("cannot make cgroup {path}"))`.
 pub trait Doing<T> {
     fn doing(self, message: impl FnOnce() -> String) -> Result<T, Error>;

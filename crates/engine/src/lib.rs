@@ -67,7 +67,7 @@ pub use copying::{Copying, Found};
 pub use detached::Started;
 pub use ending::{EndWatch, Stopping};
 pub use engine::Engine;
-pub use error::{Doing, Error, ErrorKind};
+pub use error::{Doing, Error, ErrorKind, reason};
 pub use executed::{ExecSpec, Executed};
 pub use exit::Exit;
 pub use explaining::Explanation;

@@ -9,7 +9,7 @@ use std::io;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use rustix::io::Errno;
-use tare_engine::{Error as EngineError, ErrorKind};
+use tare_engine::{Error as EngineError, ErrorKind, reason};
 
 /// What is said to the client, and what only the log gets.
 #[derive(Debug, Clone)]
@@ -72,7 +72,7 @@ impl ApiError {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        let said = in_full(&error);
+        let mut said = in_full(&error);
         let (status, code) = match error.kind() {
             ErrorKind::BadRequest => (StatusCode::BAD_REQUEST, "invalid"),
             ErrorKind::CommandNotFound => (StatusCode::BAD_REQUEST, "command_not_found"),
@@ -90,6 +90,9 @@ impl From<EngineError> for ApiError {
                 };
             }
         };
+        if error.kind() == ErrorKind::Unsupported {
+            said = for_http(&said);
+        }
         let hint = error.hint().map(for_http);
         Self {
             hint,
@@ -98,21 +101,62 @@ impl From<EngineError> for ApiError {
     }
 }
 
-/// Where the engine speaks of its commands, the same is a route here.
-fn for_http(hint: &str) -> String {
-    hint.replace("'tare ls -a' lists all", "GET /v1/boxes lists all")
-        .replace("use 'tare rm -f'", "use DELETE with ?force=true")
-        .replace(
-            "'tare resume' lets it go on",
-            "POST to its /resume lets it go on",
-        )
+/// Where the engine speaks of its commands and options, the same is a route or a field
+/// here. What is longer comes first.
+const WORDS: [(&str, &str); 23] = [
+    ("'tare ls -a' lists all", "GET /v1/boxes lists all"),
+    ("'tare ls -a' says how", "GET of the box says how"),
+    (
+        "'tare run -d' starts another",
+        "POST /v1/boxes makes another",
+    ),
+    ("'tare inspect' says", "GET of the box says"),
+    ("use 'tare rm -f'", "use DELETE with ?force=true"),
+    ("'tare rm -f' tries", "DELETE with ?force=true tries"),
+    ("'tare rm' that box", "DELETE that box"),
+    ("'tare resume' lets", "POST to its /resume lets"),
+    (
+        "'tare explain' says what became of it",
+        "for another box, send another Idempotency-Key",
+    ),
+    ("start it with 'tare run -d'", "make it with POST /v1/boxes"),
+    (
+        "start a box with 'tare run -d'",
+        "make one with POST /v1/boxes",
+    ),
+    ("stdin or 'tare cp'", "stdin or in a file"),
+    ("stdin or a volume", "stdin or in a file"),
+    ("--scratch of 'tare run'", "limits.scratch_bytes"),
+    (
+        "/usr, or what --rootfs holds, and what -v gives it;",
+        "/usr, and what the operator gives it;",
+    ),
+    ("-w takes", "workdir takes"),
+    ("leave -u out", "leave 'user' out"),
+    (
+        "write a size such as 64k, 512m, 1.5g or 1048576",
+        "write a number of bytes",
+    ),
+    (
+        "write KEY=VALUE, such as team=blue",
+        "write {\"KEY\": \"VALUE\"}, such as {\"team\": \"blue\"}",
+    ),
+    ("write KEY=VALUE", "write {\"KEY\": \"VALUE\"}"),
+    ("--memory", "limits.memory_bytes"),
+    ("--pids", "limits.pids"),
+    ("--cpus", "limits.cpus"),
+];
+
+fn for_http(words: &str) -> String {
+    let replace = |said: String, (ours, here): &(&str, &str)| said.replace(ours, here);
+    WORDS.iter().fold(words.to_owned(), replace)
 }
 
 pub fn in_full(error: &EngineError) -> String {
     let mut said = error.to_string();
     for why in sources(error) {
         said.push_str(": ");
-        said.push_str(&why.to_string());
+        said.push_str(&reason(why));
     }
     said
 }
@@ -185,5 +229,17 @@ mod tests {
         let error = ApiError::from(error);
         assert_eq!(error.status, StatusCode::NOT_FOUND);
         assert_eq!(error.hint.as_deref(), Some("GET /v1/boxes lists all"));
+    }
+
+    #[test]
+    fn what_the_host_cannot_do_is_a_field_here() {
+        let message = "cannot enforce --memory on this host";
+        let error = EngineError::new(ErrorKind::Unsupported, message)
+            .because(io::Error::from(Errno::ACCESS))
+            .with_hint("leave --memory out");
+        let error = ApiError::from(error);
+        let said = "cannot enforce limits.memory_bytes on this host: Permission denied";
+        assert_eq!(error.message, said);
+        assert_eq!(error.hint.as_deref(), Some("leave limits.memory_bytes out"));
     }
 }
