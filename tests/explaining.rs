@@ -116,7 +116,12 @@ fn a_box_that_is_stopped_and_one_that_has_to_be_killed() {
     tare.call(["stop", "polite"]).ok();
     assert_story(&tare, "polite", &["stop_asked", "command_ended", "emptied"]);
     says(&tare, "polite", "stop_asked", "grace of 10s");
-    says(&tare, "polite", "command_ended", "signal 15");
+    says(
+        &tare,
+        "polite",
+        "command_ended",
+        "killed by signal 15 (SIGTERM)",
+    );
     let stubborn = tare.detached(["--name", "stubborn", "--", "sh", "-c", STUBBORN]);
     tare.logged(&stubborn, "up");
     tare.call(["stop", "-t", "300ms", "stubborn"]).ok();
@@ -133,7 +138,7 @@ fn a_box_that_is_killed_and_one_that_is_removed_by_force() {
     let killed = tare.detached(["--name", "killed", "--", "sleep", "1000"]);
     tare.call(["kill", "-s", "USR1", "killed"]).ok();
     tare.ended(&killed);
-    says(&tare, "killed", "signalled", "signal 10");
+    says(&tare, "killed", "signalled", "signal 10 (SIGUSR1)");
     let removed = tare.detached(["--name", "removed", "--", "sleep", "1000"]);
     let caller = tare.spawn_call(["rm", "-f", "removed"]);
     let pid = caller.pid();

@@ -9,7 +9,7 @@ use super::StepKind;
 use crate::account::{Lease, Update};
 use crate::exit::Exit;
 use crate::reason::Reason;
-use crate::spec::{bytes, duration};
+use crate::spec::{bytes, duration, signal};
 
 pub const LOST: &str =
     "its keeper ended without a word: killed from elsewhere, or by the kernel for memory";
@@ -66,9 +66,28 @@ pub fn command_ended(wait_status: i32) -> String {
 
 fn ended(wait_status: i32) -> String {
     match Exit::of(wait_status) {
-        Exit::Code(code) => format!("exited with {code}"),
-        Exit::Signal(signal) => format!("was ended by signal {signal}"),
+        Exit::Code(code) => match shells_signal(code) {
+            Some(signal) => {
+                let name = signal::name(signal);
+                format!("exited with {code}, as a shell does after {name} ended its command")
+            }
+            None => format!("exited with {code}"),
+        },
+        Exit::Signal(signal) => format!("was killed by {}", named(signal)),
     }
+}
+
+/// What a shell tells of in its own exit code; the rest are codes as any other.
+fn shells_signal(code: u8) -> Option<i32> {
+    let signal = i32::from(code) - 128;
+    (1..=SIGNAL_NAMED_MAX).contains(&signal).then_some(signal)
+}
+
+/// The others are for programs to agree on, and end none by chance.
+const SIGNAL_NAMED_MAX: i32 = 31;
+
+fn named(signal: i32) -> String {
+    format!("signal {signal} ({})", signal::name(signal))
 }
 
 /// With what the event is called for programs.
@@ -122,7 +141,7 @@ pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, S
         }
         Happening::Signalled { signal } => (
             StepKind::Signalled,
-            format!("signal {signal} sent to its command"),
+            format!("{} sent to its command", named(*signal)),
         ),
         Happening::Paused => (StepKind::Paused, "paused".into()),
         Happening::Resumed => (StepKind::Resumed, "resumed".into()),
@@ -143,5 +162,27 @@ fn limit(by: EndedBy) -> &'static str {
         EndedBy::Stop => "it had not stopped within its grace",
         EndedBy::Output => "its output passed the limit",
         EndedBy::Command | EndedBy::Kill => "it was to end",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_told_by_its_name_also_where_a_shell_heard_of_it() {
+        for (wait_status, expected) in [
+            (9, "its command was killed by signal 9 (SIGKILL)"),
+            (64, "its command was killed by signal 64 (SIG64)"),
+            (
+                137 << 8,
+                "its command exited with 137, as a shell does after SIGKILL ended its command",
+            ),
+            (128 << 8, "its command exited with 128"),
+            (255 << 8, "its command exited with 255"),
+            (0, "its command exited with 0"),
+        ] {
+            assert_eq!(command_ended(wait_status), expected);
+        }
     }
 }
