@@ -481,6 +481,25 @@ fn a_state_root_that_cannot_be_used_is_named() {
 }
 
 #[test]
+fn a_state_root_in_a_directory_that_is_missing_is_told_so() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let missing = directory.join("missing");
+    let root = missing.join("root").display().to_string();
+    let said = format!(
+        "there is no directory {} (make that first",
+        missing.display()
+    );
+    for (args, code) in [(&["ls"][..], 1), (&["run", "--", "true"], 125)] {
+        let args = ["--state-root", &root]
+            .into_iter()
+            .chain(args.iter().copied());
+        tare.call(args).exited(code).said(&[&root, &said]);
+    }
+    assert!(!missing.exists());
+}
+
+#[test]
 fn a_command_that_is_none_is_refused_with_2() {
     let tare = tare!();
     let output = tare.call(["rnu", "--", "true"]).exited(2).printed("");

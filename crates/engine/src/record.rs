@@ -606,13 +606,28 @@ pub fn let_go(boxes: BorrowedFd<'_>) {
 /// Makes the state root what it must be: ours alone. What lies beneath is then
 /// nobody else's either.
 pub fn prepare_state_root(layout: &Layout) -> Result<(), Error> {
-    let shown = layout.root().display();
-    let doing = || format!("cannot use {shown} as a state root");
-    let hint = "choose another with --state-root or TARE_STATE_ROOT";
-    let root = open_or_make(layout)
-        .doing(doing)
-        .map_err(|error| error.with_hint(hint))?;
+    let root = open_or_make(layout).map_err(|error| cannot_use(layout, error))?;
     check_state_root(layout, &root)
+}
+
+fn cannot_use(layout: &Layout, error: io::Error) -> Error {
+    let message = format!("cannot use {} as a state root", layout.root().display());
+    let failed = Error::new(ErrorKind::Failed, message);
+    let hint = "choose another with --state-root or TARE_STATE_ROOT";
+    match missing_parent(layout, &error) {
+        Some(parent) => failed
+            .because(format!("there is no directory {}", parent.display()))
+            .with_hint(format!("make that first, or {hint}")),
+        None => failed.because(error).with_hint(hint),
+    }
+}
+
+/// Where a state root would be made, if that is what is not there. It is not made along:
+/// whose it is to be and who may write to it is not ours to say.
+fn missing_parent<'a>(layout: &'a Layout, error: &io::Error) -> Option<&'a Path> {
+    let parent = layout.root().parent()?;
+    let is_missing = error.kind() == io::ErrorKind::NotFound && !parent.exists();
+    is_missing.then_some(parent)
 }
 
 /// The same of one that is only looked at; absent is as good.
