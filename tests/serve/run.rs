@@ -52,6 +52,23 @@ fn code_is_run_in_its_language() {
     server.stop().ok();
 }
 
+/// Its box has no command of its own: it waits for the file that the code is.
+#[test]
+fn code_that_runs_is_listed_by_its_program_and_nothing_of_it_is_shown() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let code = "# s3cret\nimport time\ntime.sleep(1000)";
+    let body = json!({ "language": "python", "code": code }).to_string();
+    let json = [("Content-Type", "application/json")];
+    let stream = server.send("POST", "/v1/run", &json, body.as_bytes());
+    let listed = || tare.call(["ls"]).ok().stdout_text();
+    eventually("it is listed", || listed().contains(" (python3) "));
+    assert!(!tare.json(["ls", "--json"]).to_string().contains("s3cret"));
+    drop(stream);
+    eventually("it is gone", || tare.footprint().records.is_empty());
+    server.stop().ok();
+}
+
 #[test]
 fn files_go_in_and_come_out() {
     let tare = tare!();

@@ -68,6 +68,7 @@ use error::ApiError;
 use journal::Happening;
 use listen::Listener;
 use makers::Makers;
+pub use oneshot::RUN_LABEL;
 use pressure::Pressure;
 use quota::{Charge, Quotas};
 use room::Room;

@@ -16,10 +16,11 @@
 pub mod files;
 pub mod pipe;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::spec::{Spec, env};
+use tare_engine::spec::{Spec, env, name};
 use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Stdin};
 
 pub use files::{FileIn, FileOut};
@@ -39,6 +40,10 @@ const MADE_WITHIN: Duration = Duration::from_secs(60);
 /// For files to be put into it, and to be collected, in which whatever still runs in
 /// the box has a say.
 const COPIED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Of a box that has no command of its own: the program that it is for. Arguments and
+/// code are nobody's to read in a list.
+pub const RUN_LABEL: &str = "tare.run";
 
 /// What is to be done.
 pub struct OneShot<T> {
@@ -68,10 +73,18 @@ impl<T> OneShot<T> {
         }
     }
 
+    fn label(&self) -> Option<(String, String)> {
+        let program = Path::new(self.exec.command.first()?)
+            .file_name()?
+            .to_str()?;
+        name::label(&format!("{RUN_LABEL}={program}")).ok()
+    }
+
     /// The box that it needs, and what that is given to read.
     fn to_make(&self) -> (Spec, Stdin) {
         let mut spec = self.spec.clone();
         if !self.copies_nothing() {
+            spec.labels.extend(self.label());
             return (spec, Stdin::Empty);
         }
         spec.command.clone_from(&self.exec.command);

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use tare_engine::spec::received::escaped;
 use tare_engine::{Engine, Error, State, Status, Timestamp};
+use tare_server::RUN_LABEL;
 
 use super::DONE;
 use crate::cells;
@@ -101,10 +103,18 @@ fn row(status: &Status, now: Timestamp) -> [String; 8] {
         state(status),
         cells::time(now.since(status.created_at)),
         lease(status, now),
-        cells::command(&status.command),
+        command(status),
         cells::count(status.pids),
         cells::size(status.memory_bytes),
     ]
+}
+
+/// Of a box without one, what a server runs in it.
+fn command(status: &Status) -> String {
+    match status.labels.get(RUN_LABEL) {
+        Some(program) if status.command.is_empty() => escaped(&format!("({program})")),
+        Some(_) | None => cells::command(&status.command),
+    }
 }
 
 /// `exited(0)` once the code is known.
@@ -204,6 +214,18 @@ bbbbbbbbbbbb  -     exited(137)  5m   -      sleep '1 h'  -          -
 cccccccccccc  -     stuck        5m   2h     sleep '1 h'  2          3 MiB
 ";
         assert_eq!(table::render(&COLUMNS, &rows, None), expected);
+    }
+
+    #[test]
+    fn a_box_without_a_command_is_told_by_what_a_server_runs_in_it() {
+        let mut status = status("aaaaaaaaaaaa", None, State::Running);
+        let label = (RUN_LABEL.to_owned(), "python3".to_owned());
+        status.labels.extend([label]);
+        assert_eq!(command(&status), "sleep '1 h'");
+        status.command.clear();
+        assert_eq!(command(&status), "(python3)");
+        status.labels.clear();
+        assert_eq!(command(&status), "-");
     }
 
     #[test]
