@@ -8,18 +8,27 @@ use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Making a box is mostly the kernel's work, and it waits there a little: for memory
 /// of namespaces, for a grace period. More than this gains nothing.
 const THREADS_PER_CPU: usize = 2;
+/// A keeper waits in the kernel too, more than a maker does.
+const BENCHES_PER_THREAD: usize = 2;
 
 #[derive(Debug, Clone)]
 pub struct Makers {
     jobs: SyncSender<Job>,
+    benches: Arc<Semaphore>,
 }
+
+/// The right to have a box in the making, until its command runs. A maker is done long
+/// before the keeper that it bore. With any number of keepers at work each would take
+/// as long as all of them: as it is, who came first is served first.
+#[derive(Debug)]
+pub struct Bench(#[allow(dead_code, reason = "held, and given back")] OwnedSemaphorePermit);
 
 /// As many boxes wait to be made as may.
 #[derive(Debug)]
@@ -31,7 +40,8 @@ impl Makers {
         let (jobs, waiting) = sync_channel::<Job>(waiting_max);
         let waiting = Arc::new(Mutex::new(waiting));
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        for number in 0..cpus * THREADS_PER_CPU {
+        let threads = cpus * THREADS_PER_CPU;
+        for number in 0..threads {
             let waiting = Arc::clone(&waiting);
             std::thread::Builder::new()
                 .name(format!("maker-{number}"))
@@ -41,7 +51,16 @@ impl Makers {
                     }
                 })?;
         }
-        Ok(Self { jobs })
+        Ok(Self {
+            jobs,
+            benches: Arc::new(Semaphore::new(threads * BENCHES_PER_THREAD)),
+        })
+    }
+
+    /// Waits for its turn, in the order of asking.
+    pub async fn bench(&self) -> Bench {
+        let bench = Arc::clone(&self.benches).acquire_owned().await;
+        Bench(bench.expect("nobody closes it"))
     }
 
     /// Does it in one of the threads. What comes of it is handed over in any case:
@@ -79,6 +98,33 @@ mod tests {
         let makers = Makers::start(1).expect("threads");
         let thread = runtime().block_on(makers.make(|| std::thread::current().id()));
         assert_ne!(thread.expect("not busy"), std::thread::current().id());
+    }
+
+    #[test]
+    fn who_asks_for_a_bench_first_has_it_first() {
+        let makers = Makers::start(1).expect("threads");
+        let order = Arc::new(Mutex::new(Vec::new()));
+        runtime().block_on(async {
+            let mut held = Vec::new();
+            while makers.benches.available_permits() > 0 {
+                held.push(makers.bench().await);
+            }
+            let wait = |number: usize| {
+                let (makers, order) = (makers.clone(), Arc::clone(&order));
+                tokio::spawn(async move {
+                    let _bench = makers.bench().await;
+                    order.lock().expect("nobody panicked").push(number);
+                })
+            };
+            let waiting = [1, 2, 3].map(wait);
+            tokio::task::yield_now().await;
+            assert!(order.lock().expect("nobody panicked").is_empty());
+            drop(held.pop());
+            for one in waiting {
+                one.await.expect("it had its turn");
+            }
+        });
+        assert_eq!(*order.lock().expect("nobody panicked"), [1, 2, 3]);
     }
 
     #[test]

@@ -31,12 +31,15 @@ use crate::edge;
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::journal::Happening;
+use crate::makers::Bench;
 use crate::metrics::{Lap, RunEnd};
 use crate::relay::{self, Ended, Ends, Flood, Input, Kept, Output, Relayed};
 use crate::running::{self, Running, Wanted};
 
 /// For the box to be made. A file system that does not answer must not hold anybody.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
+/// How long a box that is made so slowly keeps others from being made.
+const BENCH_HELD_MOST: Duration = Duration::from_millis(100);
 /// For files to be put into it, and to be collected, in which whatever still runs in
 /// the box has a say.
 const COPIED_WITHIN: Duration = Duration::from_secs(30);
@@ -183,6 +186,13 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     ) -> Result<Outcome<T>, ApiError> {
         let started = Instant::now();
         let (spec, stdin) = what.to_make();
+        let bench = tokio::select! {
+            bench = app.makers.bench() => bench,
+            () = wanted.given_up() => {
+                app.metrics.run_ended(RunEnd::Disconnected);
+                return Err(Cut::Gone.into_error());
+            }
+        };
         let attached = make(app, spec, stdin).await;
         let attached = attached.inspect_err(|_| app.metrics.run_ended(RunEnd::Error))?;
         let id = attached.id().clone();
@@ -194,7 +204,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             since: started,
         };
         course.lap(Lap::Create);
-        let ran = course.go(what, output).await;
+        let ran = course.go(what, output, bench).await;
         if ran.is_err() {
             course.attached.kill();
         }
@@ -222,8 +232,8 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         self.since = now;
     }
 
-    async fn go(&mut self, what: OneShot<T>, output: &Output) -> Result<Ran<T>, Cut> {
-        self.await_made().await?;
+    async fn go(&mut self, what: OneShot<T>, output: &Output, bench: Bench) -> Result<Ran<T>, Cut> {
+        self.await_made(bench).await?;
         if what.copies_nothing() {
             return self.go_straight(what, output).await;
         }
@@ -278,7 +288,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     }
 
     /// Until its keeper says that the box is made.
-    async fn await_made(&mut self) -> Result<(), Cut> {
+    async fn await_made(&mut self, bench: Bench) -> Result<(), Cut> {
         let events = Events::of(self.attached.events_fd())?;
         let attached = &mut self.attached;
         let made = async {
@@ -288,6 +298,15 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                 Event::Terminal(_) | Event::Exited(_) | Event::TimedOut | Event::Gone => {
                     Err(ApiError::internal("the box ended before it was made"))
                 }
+            }
+        };
+        let made = async {
+            tokio::pin!(made);
+            let soon = tokio::time::timeout(BENCH_HELD_MOST, &mut made).await;
+            drop(bench);
+            match soon {
+                Ok(made) => made,
+                Err(_elapsed) => made.await,
             }
         };
         tokio::select! {
