@@ -278,6 +278,35 @@ fn nested_namespaces_and_cgroups_are_refused() {
         .ok();
 }
 
+/// Container engines mount them so: to remove what is not there fails, too.
+#[test]
+fn boxes_end_where_cgroups_are_read_only() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can mount cgroups read-only");
+    }
+    let read_only = "while read -r _ at kind _; do
+    case $kind in cgroup*) mount -o remount,bind,ro \"$at\" || exit 1 ;; esac
+done < /proc/self/mounts
+";
+    for script in [
+        "\"$TARE\" run --quiet -- echo ready",
+        "\"$TARE\" run --quiet --timeout 1s -- sh -c 'echo ready; sleep 1000'; test $? = 124",
+        "box=$(\"$TARE\" run --quiet -d --rm -- sleep 1000) && \"$TARE\" exec \"$box\" echo ready &&
+         \"$TARE\" stop -t 0 \"$box\" > /dev/null",
+    ] {
+        let script = format!("{read_only}{script} && \"$TARE\" audit > /dev/null");
+        let mut command =
+            tare.shell_command("exec unshare --mount --propagation private sh -c \"$1\"");
+        command.args(["sh", &script]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = tare.start_command(command).wait().ok().printed("ready\n");
+        // The keeper of a box that lived on is nobody's child by now but the test's.
+        tare.reap_orphans();
+        nothing_left(&tare, &output);
+    }
+}
+
 #[test]
 fn a_port_is_free_again_at_once() {
     let tare = tare!();

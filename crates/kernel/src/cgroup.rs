@@ -14,7 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, chownat, fchmod, fstatfs, mkdirat, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, chownat, fchmod, fstatfs, mkdirat, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use crate::fds::{read_list, read_text};
@@ -296,6 +298,8 @@ fn remove_at(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
     let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
     match step("cgroup removed", remove) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        // The kernel refuses before it looks for the name (`mnt_want_write`).
+        Err(Errno::ROFS) if is_absent(parent, name) => return Ok(()),
         Err(Errno::BUSY) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -305,6 +309,11 @@ fn remove_at(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
         remove_at(directory.as_fd(), &below)?;
     }
     Ok(step("emptied cgroup removed", remove)?)
+}
+
+fn is_absent(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> bool {
+    let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
+    found.is_err_and(|errno| errno == Errno::NOENT)
 }
 
 #[cfg(test)]
