@@ -24,7 +24,7 @@ pub fn check(host: &Host) -> Check {
         .filter(|controller| layout.writable_place(host, controller))
         .collect();
     let found = match limits.is_empty() {
-        true => format!("{name}, no controller that can be written"),
+        true => format!("{name}, no controller for boxes"),
         false => format!("{name}, {} can be limited", limits.join(", ")),
     };
     if limits.len() == CONTROLLERS.len() {
@@ -110,16 +110,34 @@ impl Layout {
         place.map(|(mount, _)| mount.as_str())
     }
 
+    /// A box has its identity and its end in v2, and no limit without.
     fn writable_place(&self, host: &Host, controller: &str) -> bool {
-        let unified = self
-            .unified
-            .as_ref()
-            .filter(|(_, controllers)| controllers.iter().any(|name| name == controller));
-        let place = self
-            .legacy_place(controller)
-            .or(unified.map(|(mount, _)| mount.as_str()));
-        place.is_some_and(|mount| host.can_write(&host.path(mount)))
+        let can_write = |mount: &str| host.can_write(&host.path(mount));
+        let Some((mount, controllers)) = self.unified.as_ref().filter(|(at, _)| can_write(at))
+        else {
+            return false;
+        };
+        match self.legacy_place(controller) {
+            Some(legacy) => can_write(legacy),
+            None => {
+                controllers.iter().any(|name| name == controller)
+                    && hands_down(host, mount, controller)
+            }
+        }
     }
+}
+
+/// Whether boxes get the controller from the cgroup at the mount. One with processes
+/// of its own, as in a container, hands down only what it does already; but for the
+/// first one, which alone has no `cgroup.type` (cgroup-v2.rst, "No Internal Process").
+fn hands_down(host: &Host, mount: &str, controller: &str) -> bool {
+    let read = |file: &str| host.read(&format!("{mount}/{file}"));
+    let switched_on = read("cgroup.subtree_control").unwrap_or_default();
+    switched_on
+        .split_whitespace()
+        .any(|name| name == controller)
+        || read("cgroup.type").is_none()
+        || read("cgroup.procs").is_some_and(|pids| pids.is_empty())
 }
 
 #[cfg(test)]
@@ -164,6 +182,41 @@ mod tests {
         assert_eq!(check.status, Status::Ok);
         assert_eq!(check.found, "pure v2, memory, pids, cpu can be limited");
         assert_eq!(pids_max(&fake.host), Some(500));
+    }
+
+    /// The first process of a container is in the cgroup that the container sees.
+    #[test]
+    fn a_group_with_processes_of_its_own_hands_down_only_what_it_did() {
+        let limits = |name: &str, pids: &str, switched_on: &str| {
+            let files = [
+                ("proc/self/mountinfo", V2),
+                ("cg/cgroup.controllers", "cpu memory pids"),
+                ("cg/cgroup.type", "domain"),
+                ("cg/cgroup.procs", pids),
+                ("cg/cgroup.subtree_control", switched_on),
+            ];
+            check(&FakeHost::new(name, &files).host).found
+        };
+        let none = "pure v2, no controller for boxes";
+        assert_eq!(limits("cg-busy", "1\n7", ""), none);
+        let pids = "pure v2, pids can be limited";
+        assert_eq!(limits("cg-partly", "1\n7", "pids"), pids);
+        let all = "pure v2, memory, pids, cpu can be limited";
+        assert_eq!(limits("cg-handed", "", ""), all);
+    }
+
+    #[test]
+    fn without_v2_nothing_is_limited() {
+        let fake = FakeHost::new(
+            "cg-v1-alone",
+            &[
+                ("proc/self/mountinfo", V1),
+                ("cg/memory/tasks", ""),
+                ("cg/pids/tasks", ""),
+            ],
+        );
+        let found = check(&fake.host).found;
+        assert_eq!(found, "v1 only, no controller for boxes");
     }
 
     #[test]
