@@ -68,14 +68,20 @@ fn user_namespaces(host: &Host, is_root: bool) -> Check {
             "run tare as root, or give tare a profile with 'userns,'",
         );
     }
-    let (found, how) = match is_root {
-        true => ("allowed", "each box has 65,536 ids of its own"),
-        false => (
-            "allowed without root",
-            "a box has the caller's one id inside: weaker than as root",
-        ),
+    let one_id = "a box has the caller's one id inside: weaker than as root";
+    let (found, how) = match (is_root, has_every_id(host)) {
+        (true, true) => ("allowed", "each box has 65,536 ids of its own"),
+        (true, false) => ("allowed, in one that has not every id", one_id),
+        (false, _) => ("allowed without root", one_id),
     };
     Check::new(what, Status::Ok, found, how)
+}
+
+/// Whether this is the first user namespace, where each id is itself; in a container it
+/// may be another.
+fn has_every_id(host: &Host) -> bool {
+    let map = host.read("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn seccomp(host: &Host) -> Check {
@@ -238,6 +244,21 @@ fn pids(host: &Host) -> Check {
 mod tests {
     use super::*;
     use crate::commands::doctor::tests::FakeHost;
+
+    #[test]
+    fn root_of_a_user_namespace_has_no_ids_to_give_away() {
+        for (name, map, expected) in [
+            ("ids-all", "0 0 4294967295", "each box has 65,536 ids"),
+            ("ids-some", "0 200000 65536", "the caller's one id"),
+        ] {
+            let files = [
+                ("proc/sys/user/max_user_namespaces", "9"),
+                ("proc/self/uid_map", map),
+            ];
+            let check = user_namespaces(&FakeHost::new(name, &files).host, true);
+            assert!(check.tare.contains(expected), "{}", check.tare);
+        }
+    }
 
     #[test]
     fn a_host_without_user_namespaces_cannot_make_boxes() {
