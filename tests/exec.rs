@@ -28,6 +28,26 @@ fn members(tare: &Tare, id: &str) -> BTreeSet<(u32, String)> {
         .collect()
 }
 
+/// It has been told to stop by whoever may, and says nothing.
+#[test]
+fn a_keeper_that_does_not_answer_is_not_waited_for_for_ever() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let before = members(&tare, &id);
+    let keeper = tare.keeper(&id);
+    keeper.signal(Signal::STOP);
+    let output = tare.exec(&id, ["sleep", "1000"]);
+    keeper.signal(Signal::CONT);
+    let said = format!("box {id} does not answer");
+    let output = output.exited(125).printed("").said(&[&said]);
+    assert!(output.lasted < 3 * SOON, "{output}");
+    tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
+    eventually("what nobody waits for is gone", || {
+        members(&tare, &id) == before
+    });
+    tare.remove(&id);
+}
+
 #[test]
 fn the_exit_code_is_the_commands_own() {
     let tare = tare!();

@@ -94,14 +94,18 @@ pub struct Executed {
 }
 
 impl Engine {
-    /// Starts another process in a live box; how that went comes as events.
+    /// Starts another process in a live box; how that went comes as events. A keeper
+    /// that says nothing at all is an error.
     pub fn exec(&self, id: &BoxId, spec: &ExecSpec, stdin: Stdin) -> Result<Executed, Error> {
         let record = self.awake(id)?;
         refuse_user(&record, id, spec)?;
-        Executed::start(&record, id, spec.request(), spec.user, stdin).map(|executed| Executed {
+        let deadline_ns = spec.timeout.map(from_now);
+        let executed = Executed::start(&record, id, spec.request(), spec.user, stdin)?;
+        executed.line.await_answer(id)?;
+        Ok(Executed {
             command: spec.command.first().cloned(),
             workdir: spec.workdir.clone(),
-            deadline_ns: spec.timeout.map(from_now),
+            deadline_ns,
             ..executed
         })
     }

@@ -77,20 +77,31 @@ impl Line {
 
     /// The next report, waited for.
     pub fn answer(&mut self, id: &BoxId) -> Result<Report, Error> {
-        let until_ns = boot_ns() + ANSWER_WITHIN.as_nanos() as u64;
+        let until_ns = within(ANSWER_WITHIN);
         loop {
             match self.hear() {
                 Heard::Report(report) => return Ok(report),
                 Heard::Gone => return Err(ended_meanwhile(id)),
-                Heard::Nothing => {}
+                Heard::Nothing => self.wait(id, until_ns)?,
             }
+        }
+    }
+
+    /// Waits for the first word, or the end of the line.
+    pub fn await_answer(&self, id: &BoxId) -> Result<(), Error> {
+        self.wait(id, within(ANSWER_WITHIN))
+    }
+
+    fn wait(&self, id: &BoxId, until_ns: u64) -> Result<(), Error> {
+        loop {
             let left = Duration::from_nanos(until_ns.saturating_sub(boot_ns()));
-            if left.is_zero() {
-                return Err(silent(id));
-            }
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-            // An interrupted wait is one more look.
-            poll(&mut fds, Some(&timespec(left))).ok();
+            match poll(&mut fds, Some(&timespec(left))) {
+                Ok(1..) => return Ok(()),
+                Ok(0) if left.is_zero() => return Err(silent(id)),
+                // An interrupted wait is one more look.
+                Ok(_) | Err(_) => {}
+            }
         }
     }
 }
@@ -99,6 +110,10 @@ impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+fn within(bound: Duration) -> u64 {
+    boot_ns() + bound.as_nanos() as u64
 }
 
 /// One call that is answered by one report.
