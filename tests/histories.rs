@@ -157,6 +157,7 @@ fn behaves(command: &Command, output: &Output) -> Result<(), String> {
     let is_one_line = said.starts_with("tare: ") && said.lines().count() == 1;
     let is_fine = match output.code {
         0 | -9 => true,
+        124 => command.verb == Verb::Exec,
         code if code == command.failure() => is_one_line,
         code => command.verb == Verb::Exec && ENDED_MEANWHILE.contains(&code),
     };

@@ -59,7 +59,8 @@ impl Command {
         let copy = format!("{name}:/work/file");
         let words = match self.verb {
             Verb::Start => vec!["run", "-d", "--name", name, "--", "sleep", "1000"],
-            Verb::Exec => vec!["exec", name, "--", "true"],
+            // Somebody may pause the box meanwhile, and nobody resume it.
+            Verb::Exec => vec!["exec", "--timeout", "5s", name, "--", "true"],
             Verb::Copy => vec!["cp", file, &copy],
             Verb::Stop => vec!["stop", "-t", "1s", name],
             Verb::Kill => vec!["kill", name],

@@ -79,16 +79,18 @@ fn whatever_write_fails_after_the_birth_of_a_keeper_leaves_no_zombie() {
     if !has_program("strace") || !is_root() {
         skip!("strace is not installed, or may not trace a keeper");
     }
-    // Its cgroups, its id maps, its plan: of tare and of the keeper, each in turn.
-    for number in 1..100 {
+    // Its cgroups, its id maps, its plan: of tare and of the keeper, each in turn. What
+    // either of them only tries may fail.
+    let mut failed = 0;
+    for number in 1..=WRITES {
         let fault = format!("inject=write,pwrite64,sendto:error=EIO:when={number}");
         let output = traced(&case, &["-f", "-e", &fault], &["run", "--", "true"]);
         case.nothing_left();
-        if output.code == 0 {
-            assert!(number > 4, "only {number} writes were met");
-            return;
-        }
-        assert_eq!(output.code, 125, "{number}: {output}");
+        assert!([0, 125].contains(&output.code), "{number}: {output}");
+        failed += u32::from(output.code == 125);
     }
-    panic!("it writes without end");
+    assert!(failed > 4, "only {failed} writes were met");
 }
+
+/// More than tare or a keeper makes of them.
+const WRITES: u32 = 20;

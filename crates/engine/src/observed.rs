@@ -282,7 +282,12 @@ fn held_against_kernel(
         Tie::HalfMade if record.is_blank() || record.account.ending.is_some() => {
             return (tie, None);
         }
-        Tie::Detaching | Tie::Detached if recorded.is_some() => return (tie, recorded),
+        Tie::Detaching | Tie::Detached if recorded.is_some() => {
+            return (
+                tie,
+                recorded.filter(|keeper| !goes_with_creator(tie, record, keeper)),
+            );
+        }
         Tie::HalfMade | Tie::Detaching | Tie::Detached | Tie::Damaged => {}
     }
     let listening = listening_keeper(record, of);
@@ -302,6 +307,14 @@ fn held_against_kernel(
     });
     (Tie::Damaged, listening)
 }
+
+/// Whether the keeper of a box that is not let go of yet ends, now that its creator is
+/// gone: it is told by the kernel, and takes a moment.
+fn goes_with_creator(tie: Tie, record: &Record, keeper: &Process) -> bool {
+    tie == Tie::Detaching && !record.is_busy() && matches!(keeper.wait_dead(GOES_WITHIN), Ok(true))
+}
+
+const GOES_WITHIN: Duration = Duration::from_millis(200);
 
 /// Whether anybody is in the box, by its cgroup. The kernel may be a moment late to
 /// say that the last one is gone.

@@ -129,20 +129,23 @@ const PROCESSORS_PER_WORD: usize = u64::BITS as usize;
 
 /// Off the processor that its parent is on. Born behind it in the queue, a maker
 /// would wait there until its parent sleeps for the first time, beside an idle
-/// processor: the kernel balances only what has waited for longer than that. Best
-/// effort: there may be no other processor to be had.
+/// processor: the kernel balances only what has waited for longer than that. From
+/// there on it may run wherever it likes. Best effort: there may be no other processor.
 fn move_elsewhere(maker: usize) {
     let mut here = 0u32;
     if call(libc::SYS_getcpu, [&raw mut here as usize, 0, 0, 0, 0]).is_err() {
         return;
     }
-    let mut others = [u64::MAX; PROCESSORS_MAX / PROCESSORS_PER_WORD];
+    let all = [u64::MAX; PROCESSORS_MAX / PROCESSORS_PER_WORD];
+    let mut others = all;
     let Some(word) = others.get_mut(here as usize / PROCESSORS_PER_WORD) else {
         return;
     };
     *word &= !(1 << (here as usize % PROCESSORS_PER_WORD));
-    let mask = [maker, size_of_val(&others), others.as_ptr() as usize, 0, 0];
-    call(libc::SYS_sched_setaffinity, mask).ok();
+    for allowed in [&others, &all] {
+        let mask = [maker, size_of_val(allowed), allowed.as_ptr() as usize, 0, 0];
+        call(libc::SYS_sched_setaffinity, mask).ok();
+    }
 }
 
 /// The maker: system calls only, for its memory is somebody else's. It keeps all
