@@ -4,7 +4,7 @@
 //! mode not supported"). It gets a mount namespace of its own, in which a pure
 //! cgroup2 is mounted over /sys/fs/cgroup, set up once and not timed.
 
-use super::peers::ROOT_LINKS;
+use super::peers::{ROOT_LINKS, View};
 use crate::failure::{Doing, Failure};
 use serde_json::{Value, json};
 use std::fs;
@@ -26,12 +26,27 @@ pub const PURE_CGROUP2: [&str; 7] = [
 const HOST_UID_FIRST: u32 = 100_000;
 const UIDS: u32 = 65_536;
 
+/// How much of a box's profile crun is told to give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// As much as bwrap gives: namespaces, binds, and no privileges.
+    Bare,
+    /// All that OCI can say: also what of /proc is hidden or read-only, seccomp,
+    /// and what a box has in /dev. Limits it cannot have in [`PURE_CGROUP2`].
+    OfABox,
+}
+
+/// The default filter of a box, call by call.
+const SECCOMP: &str = include_str!("../../../engine/src/seccomp/default.golden");
+const ENOSYS: i32 = 38;
+
 /// An OCI bundle in `directory` that runs `command`; its cgroup is `cgroup`.
 pub fn write_bundle(
     directory: &Path,
     command: &[&str],
     cgroup: &str,
-    binds: &[String],
+    view: &View,
+    profile: Profile,
 ) -> Result<(), Failure> {
     let doing = || format!("cannot write the bundle {}", directory.display());
     let root = directory.join("rootfs");
@@ -41,11 +56,14 @@ pub fn write_bundle(
     for (link, target) in ROOT_LINKS {
         symlink(target, root.join(link)).doing(doing)?;
     }
-    for path in binds {
+    for path in &view.binds {
         mount_point(&root, Path::new(path)).doing(doing)?;
     }
-    let config = config(command, cgroup, binds).to_string();
-    fs::write(directory.join("config.json"), config).doing(doing)
+    let mut config = config(command, cgroup, &view.binds);
+    if profile == Profile::OfABox {
+        confine(&mut config, view);
+    }
+    fs::write(directory.join("config.json"), config.to_string()).doing(doing)
 }
 
 /// Made ahead: crun cannot make it in a root that its own uids do not own.
@@ -60,8 +78,7 @@ fn mount_point(root: &Path, source: &Path) -> std::io::Result<()> {
     fs::write(point, "")
 }
 
-/// The profile of the bwrap subject, said in OCI: the same namespaces, binds,
-/// and no privileges; no limits and no seccomp, which the layout and bwrap lack.
+/// What the bwrap subject is given, said in OCI.
 fn config(command: &[&str], cgroup: &str, binds: &[String]) -> Value {
     let map = json!([{ "containerID": 0, "hostID": HOST_UID_FIRST, "size": UIDS }]);
     let spaces = ["user", "mount", "pid", "network", "ipc", "uts", "cgroup"];
@@ -93,12 +110,53 @@ fn mounts(binds: &[String]) -> Vec<Value> {
         let options = ["rbind", "ro", "nosuid", "nodev"];
         json!({ "destination": path, "source": path, "type": "bind", "options": options })
     };
-    let fresh = |kind: &str, path: &str, options: &[&str]| json!({ "destination": path, "source": kind, "type": kind, "options": options });
     let mut mounts: Vec<Value> = binds.iter().map(bind).collect();
     mounts.push(fresh("proc", "/proc", &["nosuid", "nodev", "noexec"]));
     mounts.push(fresh("tmpfs", "/dev", &["nosuid", "mode=755"]));
     mounts.push(fresh("tmpfs", "/tmp", &["nosuid", "nodev"]));
     mounts
+}
+
+fn fresh(kind: &str, path: &str, options: &[&str]) -> Value {
+    json!({ "destination": path, "source": kind, "type": kind, "options": options })
+}
+
+/// Adds what a box has and bwrap does not.
+fn confine(config: &mut Value, view: &View) {
+    let linux = &mut config["linux"];
+    linux["maskedPaths"] = json!(view.masked);
+    linux["readonlyPaths"] = json!(view.read_only);
+    linux["seccomp"] = json!({
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": ENOSYS,
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": [{ "names": allowed(SECCOMP), "action": "SCMP_ACT_ALLOW" }],
+    });
+    let terminals = [
+        "nosuid",
+        "noexec",
+        "newinstance",
+        "ptmxmode=0666",
+        "mode=0620",
+    ];
+    let shared = ["nosuid", "nodev", "noexec", "mode=1777"];
+    if let Some(mounts) = config["mounts"].as_array_mut() {
+        mounts.push(fresh("devpts", "/dev/pts", &terminals));
+        mounts.push(fresh("tmpfs", "/dev/shm", &shared));
+    }
+}
+
+/// The calls that are allowed, of lines such as ` 16 ioctl  argument 1 not in ...`.
+/// Those that depend on an argument are allowed to crun whatever it is.
+fn allowed(filter: &str) -> Vec<&str> {
+    filter
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let (name, verdict) = (words.next()?, words.next()?);
+            matches!(verdict, "allow" | "argument").then_some(name)
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -113,5 +171,33 @@ mod tests {
         assert_eq!(config["linux"]["namespaces"].as_array().unwrap().len(), 7);
         let binds = config["mounts"].as_array().unwrap();
         assert!(binds.iter().any(|it| it["destination"] == "/etc/hosts"));
+    }
+
+    #[test]
+    fn a_bundle_of_the_profile_hides_what_a_box_hides_and_filters_what_it_filters() {
+        let mut config = config(&["/bin/true"], "tare-bench-1", &[]);
+        let view = View {
+            masked: vec!["/proc/keys".into()],
+            read_only: vec!["/proc/sys".into()],
+            ..View::default()
+        };
+        confine(&mut config, &view);
+        assert_eq!(config["linux"]["maskedPaths"], json!(["/proc/keys"]));
+        assert_eq!(config["linux"]["readonlyPaths"], json!(["/proc/sys"]));
+        let calls = &config["linux"]["seccomp"]["syscalls"][0]["names"];
+        let calls: Vec<&str> = calls
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(Value::as_str)
+            .collect();
+        assert!(
+            calls.contains(&"read") && calls.contains(&"ioctl"),
+            "{calls:?}"
+        );
+        assert!(
+            !calls.contains(&"mount") && !calls.contains(&"bpf"),
+            "{calls:?}"
+        );
     }
 }

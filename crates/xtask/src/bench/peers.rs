@@ -1,8 +1,8 @@
-//! How the peers are told to show the same of the host as tare does.
+//! How the peers are told to show, and to hide, the same of the host as tare does.
 //!
 //! What that is, is not listed here: a box is asked for its own mounts, so the
-//! peers keep up with tare. They get its binds and nothing for the files that
-//! tare writes for each box (passwd, hosts), its masks or its limits.
+//! peers keep up with tare. They get nothing for the files that tare writes for
+//! each box (passwd, hosts) or for its limits.
 
 use super::launch::Launch;
 use std::process::Stdio;
@@ -20,38 +20,65 @@ const PROGRAMS: &str = "/usr";
 
 /// Where a box has things of the host, as opposed to its own.
 const HOST_PARTS: [&str; 3] = ["/usr", "/etc", "/sys"];
+const PROC: &str = "/proc";
 
 /// Prints its mounts when it is run in a box.
 pub const ASK_FOR_MOUNTS: [&str; 2] = ["/bin/cat", "/proc/self/mountinfo"];
 
-/// The host's files and directories that a box shows, the shortest path first.
-pub fn host_binds(ask_in_box: &Launch) -> Vec<String> {
-    let asked = ask_in_box.command().stdout(Stdio::piped()).output();
-    let answer = asked.map(|it| it.stdout).unwrap_or_default();
-    binds_in(&String::from_utf8_lossy(&answer))
+/// What a box has of the host, each list with the shortest path first.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Files and directories that it shows.
+    pub binds: Vec<String>,
+    /// Names in /proc that it covers with nothing.
+    pub masked: Vec<String>,
+    /// Names in /proc that it shows and lets nobody write.
+    pub read_only: Vec<String>,
+}
+
+impl View {
+    pub fn ask(in_box: &Launch) -> Self {
+        let asked = in_box.command().stdout(Stdio::piped()).output();
+        let answer = asked.map(|it| it.stdout).unwrap_or_default();
+        Self::of(&String::from_utf8_lossy(&answer))
+    }
+
+    fn of(mountinfo: &str) -> Self {
+        let mut view = Self::default();
+        for line in mountinfo.lines() {
+            // What of its file system is mounted, and where.
+            let mut fields = line.split(' ').skip(3);
+            let (Some(part), Some(point)) = (fields.next(), fields.next()) else {
+                continue;
+            };
+            if HOST_PARTS.iter().any(|it| is_in(point, it)) {
+                view.binds.push(point.to_owned());
+            } else if point != PROC && is_in(point, PROC) {
+                let of_proc = point.strip_prefix(PROC) == Some(part);
+                let list = match of_proc {
+                    true => &mut view.read_only,
+                    false => &mut view.masked,
+                };
+                list.push(point.to_owned());
+            }
+        }
+        view.binds.push(PROGRAMS.to_owned());
+        for list in [&mut view.binds, &mut view.masked, &mut view.read_only] {
+            list.sort();
+            list.dedup();
+        }
+        view
+    }
+}
+
+fn is_in(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
-}
-
-/// The fifth field of a line of mountinfo is where something is mounted.
-fn binds_in(mountinfo: &str) -> Vec<String> {
-    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
-    let of_host = |point: &&str| {
-        let part = |it: &&str| {
-            point
-                .strip_prefix(it)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        HOST_PARTS.iter().any(part)
-    };
-    let mut binds: Vec<String> = points.filter(of_host).map(str::to_owned).collect();
-    binds.push(PROGRAMS.to_owned());
-    binds.sort();
-    binds.dedup();
-    binds
 }
 
 pub fn bwrap(binds: &[String], command: &[&str]) -> Launch {
@@ -90,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn binds_are_what_a_box_shows_of_the_host() {
+    fn the_view_is_what_a_box_shows_of_the_host_and_what_it_hides() {
         let mountinfo = "\
 65 43 0:40 / / ro,nosuid - tmpfs none rw
 66 65 0:40 /tmp /tmp rw - tmpfs none rw
@@ -98,17 +125,26 @@ mod tests {
 74 65 254:0 /etc/ssl/certs /etc/ssl/certs ro - ext4 /dev/vda rw
 81 65 0:22 /devices/system/cpu /sys/devices/system/cpu ro - sysfs sysfs rw
 82 69 0:6 /null /dev/null ro - devtmpfs devtmpfs rw
+89 65 0:41 / /proc rw - proc none rw
 90 89 0:40 /proc/file /proc/keys ro - tmpfs none rw
-91 89 0:40 /x /etcetera ro - tmpfs none rw
+91 89 0:40 /proc/directory /proc/acpi ro - tmpfs none rw
+92 89 0:41 /sys /proc/sys ro - proc none rw
+93 89 0:40 /x /etcetera ro - tmpfs none rw
 ";
+        let view = View::of(mountinfo);
         let expected = ["/etc/ssl/certs", "/sys/devices/system/cpu", "/usr"];
-        assert_eq!(binds_in(mountinfo), expected);
+        assert_eq!(view.binds, expected);
+        assert_eq!(view.masked, ["/proc/acpi", "/proc/keys"]);
+        assert_eq!(view.read_only, ["/proc/sys"]);
     }
 
     #[test]
     fn where_no_box_answers_the_programs_are_still_bound() {
-        assert_eq!(host_binds(&Launch::new(["/bin/false"])), ["/usr"]);
-        assert_eq!(host_binds(&Launch::new(["/nonexistent/tare"])), ["/usr"]);
+        let programs_only = View::of("");
+        assert_eq!(programs_only.binds, ["/usr"]);
+        assert_eq!(View::ask(&Launch::new(["/bin/false"])), programs_only);
+        let absent = Launch::new(["/nonexistent/tare"]);
+        assert_eq!(View::ask(&absent), programs_only);
     }
 
     #[test]

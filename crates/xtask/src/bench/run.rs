@@ -1,18 +1,19 @@
 //! `bench run`: the whole life of one command, in tare and in its peers.
 //!
 //! Every subject starts as a fresh process with the same environment and no
-//! streams, and isolates as much as tare does by default: all seven namespaces,
-//! a read-only view of /usr, a fresh /proc, /dev and /tmp. Only tare also has a
-//! cgroup with limits, seccomp, Landlock and a teardown that looks.
+//! streams, and has what a box has by default as far as it can be told: all of
+//! them the seven namespaces, a read-only view of /usr, a fresh /proc, /dev and
+//! /tmp; crun also the masks and seccomp, once with and once without. Only tare
+//! has limits, Landlock and a teardown that looks.
 //!
 //! Before anything is timed each subject has to return the exit code of a
 //! command that it ran: a peer that fails quickly must not look fast.
 
 use super::breakdown;
-use super::crun::{PURE_CGROUP2, write_bundle};
+use super::crun::{PURE_CGROUP2, Profile, write_bundle};
 use super::footprint::Footprint;
 use super::launch::{CONTROL, CONTROL_ENDING, Ending, Launch, Starter};
-use super::peers::{ASK_FOR_MOUNTS, bwrap, host_binds, is_installed, unshare};
+use super::peers::{ASK_FOR_MOUNTS, View, bwrap, is_installed, unshare};
 use super::report::{Comparison, Hope, Report, save};
 use super::{Outcome, RunOnce, build, interleave};
 use crate::failure::Failure;
@@ -48,6 +49,7 @@ enum Variant {
     Bwrap,
     Unshare,
     Crun,
+    CrunBare,
 }
 
 impl Variant {
@@ -58,6 +60,7 @@ impl Variant {
             Self::Bwrap => "bwrap",
             Self::Unshare => "unshare",
             Self::Crun => "crun",
+            Self::CrunBare => "crun-bare",
         }
     }
 
@@ -66,6 +69,7 @@ impl Variant {
         match self {
             Self::Plain | Self::Tare => None,
             Self::Bwrap | Self::Unshare | Self::Crun => Some(self.name()),
+            Self::CrunBare => Self::Crun.needs(),
         }
     }
 }
@@ -78,9 +82,9 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         tare: workspace.target_directory.join("release/tare"),
         directory: footprint.directory(),
         name: footprint.name().to_owned(),
-        binds: Vec::new(),
+        view: View::default(),
     };
-    ground.binds = host_binds(&ground.tare_run(&ASK_FOR_MOUNTS));
+    ground.view = View::ask(&ground.tare_run(&ASK_FOR_MOUNTS));
     let done = match options.breakdown {
         true => breakdown::perform(&ground.tare_run(COMMANDS[0]), &ground.directory),
         false => measure(options, &workspace, &ground),
@@ -159,7 +163,7 @@ fn ready(
     }
     let mut starter = match variant {
         Variant::Plain | Variant::Tare | Variant::Bwrap | Variant::Unshare => Starter::Here,
-        Variant::Crun => Starter::elsewhere(&PURE_CGROUP2)?,
+        Variant::Crun | Variant::CrunBare => Starter::elsewhere(&PURE_CGROUP2)?,
     };
     let control = ground.launch(variant, CONTROL)?;
     let launch = ground.launch(variant, command)?;
@@ -177,8 +181,8 @@ struct Ground {
     tare: PathBuf,
     directory: PathBuf,
     name: String,
-    /// What of the host every subject shows that shows a part of it.
-    binds: Vec<String>,
+    /// What of the host every subject has that has a part of it.
+    view: View,
 }
 
 impl Ground {
@@ -186,9 +190,10 @@ impl Ground {
         match variant {
             Variant::Plain => Ok(Launch::new(command.iter().copied())),
             Variant::Tare => Ok(self.tare_run(command)),
-            Variant::Bwrap => Ok(bwrap(&self.binds, command)),
+            Variant::Bwrap => Ok(bwrap(&self.view.binds, command)),
             Variant::Unshare => Ok(unshare(command)),
-            Variant::Crun => self.crun(command),
+            Variant::Crun => self.crun(command, Profile::OfABox),
+            Variant::CrunBare => self.crun(command, Profile::Bare),
         }
     }
 
@@ -199,12 +204,11 @@ impl Ground {
             .with_environment("TARE_STATE_ROOT", text(&self.directory.join("state")))
     }
 
-    fn crun(&self, command: &[&str]) -> Result<Launch, Failure> {
-        let directory = self
-            .directory
-            .join(format!("crun{}", command.join(" ").replace('/', "_")));
+    fn crun(&self, command: &[&str], profile: Profile) -> Result<Launch, Failure> {
+        let words = command.join(" ").replace('/', "_");
+        let directory = self.directory.join(format!("crun-{profile:?}{words}"));
         if !directory.exists() {
-            write_bundle(&directory, command, &self.name, &self.binds)?;
+            write_bundle(&directory, command, &self.name, &self.view, profile)?;
         }
         let root = text(&self.directory.join("crun-state"));
         let bundle = text(&directory);
@@ -235,7 +239,7 @@ mod tests {
             tare: "/t/tare".into(),
             directory: "/tmp/b".into(),
             name: "b".into(),
-            binds: Vec::new(),
+            view: View::default(),
         };
         let launch = ground.tare_run(&["/bin/true"]);
         assert_eq!(launch.program, "/t/tare");

@@ -10,7 +10,7 @@ mod servers;
 use super::build;
 use super::footprint::Footprint;
 use super::launch::Launch;
-use super::peers::{ASK_FOR_MOUNTS, host_binds, is_installed};
+use super::peers::{ASK_FOR_MOUNTS, View, is_installed};
 use super::report::save;
 use crate::failure::{Doing, Failure};
 use crate::http;
@@ -153,7 +153,7 @@ impl Comparison<'_> {
             tare: binary,
             python,
             footprint: &footprint,
-            binds: host_binds(&ask),
+            binds: View::ask(&ask).binds,
             packages: self.packages,
         })?;
         let measured = self.measure(&servers, &script);

@@ -4,9 +4,9 @@
 //! The containers show the same of the host as the box does. They are started
 //! once, untimed, under the bench's own name, where the janitor finds them.
 
-use super::super::crun::{PURE_CGROUP2, write_bundle};
+use super::super::crun::{PURE_CGROUP2, Profile, write_bundle};
 use super::super::launch::{CONTROL, CONTROL_ENDING, Ending, Launch, Starter};
-use super::super::peers::{ASK_FOR_MOUNTS, host_binds, is_installed};
+use super::super::peers::{ASK_FOR_MOUNTS, View, is_installed};
 use super::super::report::{Comparison, Hope};
 use super::super::{Outcome, RunOnce, interleave};
 use super::library;
@@ -29,19 +29,19 @@ const PODMAN: &str = "podman";
 pub fn measure(tare: &mut Tare, name: &str, rounds: usize) -> Result<Comparison, Failure> {
     eprintln!("exec: {rounds} rounds");
     let (id, _) = tare.run_detached()?;
-    let binds =
-        host_binds(&tare.launch(&[&["run", "--quiet", "--"][..], &ASK_FOR_MOUNTS].concat()));
+    let ask = tare.launch(&[&["run", "--quiet", "--"][..], &ASK_FOR_MOUNTS].concat());
+    let view = View::ask(&ask);
     let library = library::subject(tare.state_root(), &id, COMMAND);
     let peers = [
         (PLAIN, Peer::ready(Live::plain())),
         (TARE, Peer::ready(Live::tare(tare, &id))),
         (
             CRUN,
-            Live::crun(tare.directory(), name, &binds).and_then(Peer::ready),
+            Live::crun(tare.directory(), name, &view).and_then(Peer::ready),
         ),
         (
             PODMAN,
-            Live::podman(tare.directory(), name, &binds).and_then(Peer::ready),
+            Live::podman(tare.directory(), name, &view).and_then(Peer::ready),
         ),
     ];
     let outcomes = compare(library, peers.into(), rounds)?;
@@ -119,10 +119,10 @@ impl Live {
         }
     }
 
-    fn crun(directory: &Path, name: &str, binds: &[String]) -> Result<Self, Failure> {
+    fn crun(directory: &Path, name: &str, view: &View) -> Result<Self, Failure> {
         installed(CRUN)?;
         let bundle = directory.join("crun-idle");
-        write_bundle(&bundle, &IDLE, &format!("{name}/crun"), binds)?;
+        write_bundle(&bundle, &IDLE, &format!("{name}/crun"), view, Profile::Bare)?;
         let (root, log) = (directory.join("crun-state"), directory.join("crun-log"));
         let (root, bundle) = (root.to_string_lossy(), bundle.to_string_lossy());
         let crun = |words: &[&str]| {
@@ -141,10 +141,10 @@ impl Live {
 
     /// On a root like crun's, through whichever runtime it has. All its storage is
     /// in our directory and its cgroups are under our name. It keeps no log.
-    fn podman(directory: &Path, name: &str, binds: &[String]) -> Result<Self, Failure> {
+    fn podman(directory: &Path, name: &str, view: &View) -> Result<Self, Failure> {
         installed(PODMAN)?;
         let bundle = directory.join("podman-idle");
-        write_bundle(&bundle, &IDLE, name, binds)?;
+        write_bundle(&bundle, &IDLE, name, view, Profile::Bare)?;
         let path = |part: &str| directory.join(part).to_string_lossy().into_owned();
         let (storage, run) = (path("podman-storage"), path("podman-run"));
         let base = ["podman", "--root", &storage, "--runroot", &run];
@@ -156,7 +156,11 @@ impl Live {
         let podman = |words: &[&str]| Launch::new([&base, words].concat());
         let root = path("podman-idle/rootfs");
         let parent = format!("--cgroup-parent=/{name}/podman");
-        let volumes: Vec<String> = binds.iter().map(|it| format!("-v{it}:{it}:ro")).collect();
+        let volumes: Vec<String> = view
+            .binds
+            .iter()
+            .map(|it| format!("-v{it}:{it}:ro"))
+            .collect();
         let mut start = vec!["run", "--detach", "--name", name, "--network=none", &parent];
         start.extend(volumes.iter().map(String::as_str));
         start.extend(["--rootfs", &root]);
