@@ -36,7 +36,7 @@ pub fn hang_up(held: &Held) {
 
 pub type Attack = (&'static str, fn(&Peer) -> Held);
 
-pub const ATTACKS: [Attack; 19] = [
+pub const ATTACKS: [Attack; 20] = [
     ("a connection that says nothing", |peer| {
         vec![peer.connect()]
     }),
@@ -49,6 +49,16 @@ pub const ATTACKS: [Attack; 19] = [
     ("a hundred that are almost done with a large one", |peer| {
         let most = [&large()[..], &vec![0; CALL_BYTES_MAX - 1]].concat();
         (0..100).map(|_| peer.try_say(&most)).collect()
+    }),
+    ("a hundred that say a large one in turn", |peer| {
+        let all: Held = (0..100).map(|_| peer.say(&large())).collect();
+        for _ in 0..16 {
+            for mut one in &all {
+                // It hangs up on nobody for this.
+                one.write_all(&[0; 4 << 10]).expect("it listens");
+            }
+        }
+        all
     }),
     ("a length of 4 GiB", |peer| vec![peer.say(&[0xff; 64])]),
     ("a frame of nothing", |peer| vec![peer.say(&[0; 64])]),

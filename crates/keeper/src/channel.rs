@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use tare_control::{REPORT_BYTES_MAX, Report, decode, encode};
-use tare_kernel::fds;
+use tare_kernel::{fds, memory};
 
 /// What one read takes: most frames whole.
 const READ_BYTES: usize = 4 << 10;
@@ -94,6 +94,11 @@ impl Channel {
     fn read(&mut self) -> io::Result<bool> {
         let mut buffer = [0; READ_BYTES];
         let received = fds::receive(self.socket.as_fd(), &mut buffer)?;
+        // A frame that is not whole with this is in a large block from the start: of
+        // many small ones that grow in turn the allocator would keep the pieces.
+        if received.bytes == READ_BYTES || !self.pending.is_empty() {
+            self.pending.reserve(memory::LARGE_BYTES);
+        }
         self.pending.extend_from_slice(&buffer[..received.bytes]);
         self.passed.extend(received.fds);
         // More than any call has: whoever sends them wants to use us up.

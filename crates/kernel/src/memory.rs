@@ -37,7 +37,7 @@ fn or_last_words(block: *mut u8) -> *mut u8 {
 }
 
 /// From here on a block is a mapping of its own, as with other allocators.
-const LARGE_BYTES: usize = 128 << 10;
+pub const LARGE_BYTES: usize = 128 << 10;
 /// A mapping is aligned to this at least.
 const PAGE_BYTES: usize = 4096;
 
