@@ -4,9 +4,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use serde_json::json;
-use tare_harness::{Server, TemporaryDirectory, tare};
+use tare_harness::{Running, Server, Tare, TemporaryDirectory, tare};
 
 /// B079
 #[test]
@@ -115,14 +116,20 @@ fn what_is_not_there_is_said_with_where_to_look() {
     server.stop().ok();
 }
 
+/// A server that listens on a socket of the host, and what it was told to listen on.
+fn serve_through(tare: &Tare, path: &Path) -> (Running, String) {
+    let listen = format!("unix:{}", path.display());
+    let running = tare.spawn_call(["serve", "--listen", &listen]);
+    running.see_error("listening");
+    (running, listen)
+}
+
 #[test]
 fn a_socket_is_its_owners_alone() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.sock");
-    let listen = format!("unix:{}", path.display());
-    let running = tare.spawn_call(["serve", "--listen", &listen]);
-    running.see_error("listening");
+    let (running, listen) = serve_through(&tare, &path);
     let mode = fs::metadata(&path).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     tare.call(["serve", "--listen", &listen]).exited(1).said(&[
@@ -141,9 +148,7 @@ fn through_a_socket_it_is_asked_by_any_name() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.sock");
-    let listen = format!("unix:{}", path.display());
-    let running = tare.spawn_call(["serve", "--listen", &listen]);
-    running.see_error("listening");
+    let (running, _) = serve_through(&tare, &path);
     for (header, status) in [("Host: any.example", 200), ("Host: x\r\nOrigin: x", 403)] {
         let mut stream = UnixStream::connect(&path).expect("a socket");
         let request = format!("GET /v1/boxes HTTP/1.1\r\n{header}\r\nConnection: close\r\n\r\n");
