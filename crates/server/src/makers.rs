@@ -27,8 +27,7 @@ pub struct Makers {
 /// The right to have a box in the making, until its command runs. A maker is done long
 /// before the keeper that it bore. With any number of keepers at work each would take
 /// as long as all of them: as it is, who came first is served first.
-#[derive(Debug)]
-pub struct Bench(#[allow(dead_code, reason = "held, and given back")] OwnedSemaphorePermit);
+pub type Bench = OwnedSemaphorePermit;
 
 /// As many boxes wait to be made as may.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl Makers {
     /// Waits for its turn, in the order of asking.
     pub async fn bench(&self) -> Bench {
         let bench = Arc::clone(&self.benches).acquire_owned().await;
-        Bench(bench.expect("nobody closes it"))
+        bench.expect("nobody closes it")
     }
 
     /// Does it in one of the threads. What comes of it is handed over in any case:
