@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{Tare, TemporaryDirectory, eventually, hierarchies, skip, tare, unprivileged};
+use tare_harness::{
+    Tare, TemporaryDirectory, eventually, hierarchies, skip, tare, unified_hierarchy, unprivileged,
+};
 
 /// What `tare audit --json` says, and its exit code.
 #[track_caller]
@@ -433,6 +436,54 @@ fn what_others_have_the_kernel_free_later_is_no_difference() {
     let text = tare.call(["audit"]).ok().stdout_text();
     assert!(text.contains("is still freeing"), "{text}");
     dead.wait().unwrap();
+}
+
+/// A port that is listened on by nobody of the cgroup that it was made in, which is gone.
+const ORPHANED_PORT: &str = "import os, socket, sys
+cgroup = sys.argv[1]
+os.mkdir(cgroup)
+here, there = socket.socketpair()
+child = os.fork()
+if child == 0:
+    with open(cgroup + '/cgroup.procs', 'w') as procs: procs.write('0')
+    port = socket.create_server(('127.0.0.1', 0))
+    socket.send_fds(there, [b'x'], [port.fileno()])
+    os._exit(0)
+port = socket.socket(fileno=socket.recv_fds(here, 1, 1)[1][0])
+os.waitpid(child, 0)
+os.rmdir(cgroup)
+print(port.getsockname()[1], flush=True)
+sys.stdin.read()";
+
+#[test]
+fn a_port_of_a_cgroup_that_is_gone_is_told() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can make cgroups");
+    }
+    let Some((root, _)) = unified_hierarchy() else {
+        skip!("there is no cgroup v2 here");
+    };
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", ORPHANED_PORT]);
+    command.arg(Path::new(&root).join("test-of-a-port"));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = command.spawn().expect("there is a Python");
+    let mut port = String::new();
+    let stdout = holder.stdout.take().expect("it was asked for");
+    BufReader::new(stdout)
+        .read_line(&mut port)
+        .expect("its port");
+    let expected = json!({ "transport": "tcp", "address": format!("127.0.0.1:{}", port.trim()) });
+    let told = || tare.json(["audit", "--json"])["fading"]["ports"].clone();
+    let ports = told();
+    let ports = ports.as_array().expect("root can ask for it");
+    assert!(ports.contains(&expected), "{ports:?}");
+    drop(holder.stdin.take());
+    assert!(holder.wait().expect("it is ours").success());
+    let ports = told();
+    let ports = ports.as_array().expect("root can ask for it");
+    assert!(!ports.contains(&expected), "{ports:?}");
 }
 
 /// Two boxes could be called the same after this, and one of them only by its id.

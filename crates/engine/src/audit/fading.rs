@@ -6,9 +6,10 @@
 //! host, whoever made them, and no difference between records and host.
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags, openat};
 use serde::Serialize;
 use tare_kernel::cgroup::tree;
 use tare_kernel::procfs::Procfs;
@@ -88,10 +89,12 @@ impl Fading {
 }
 
 fn ports(root: BorrowedFd<'_>, listening: &[Listening]) -> Option<Vec<FadingPort>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat(root, c".", flags, Mode::empty()).ok()?;
     let mut fading = Vec::new();
     for port in listening {
         let Some(cgroup) = port.cgroup else { continue };
-        if !tree::has_id(root, cgroup).ok()? {
+        if !tree::has_id(root.as_fd(), cgroup).ok()? {
             fading.push(FadingPort {
                 transport: port.transport.as_str(),
                 address: port.address,

@@ -123,8 +123,9 @@ fn processes(root: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<i32>> {
 }
 
 /// Whether a v2 cgroup of this id is there; one that was removed is not, whoever
-/// still refers to it. `root` is an open directory of the hierarchy. It takes the
-/// right to open by handle, without which this is an error.
+/// still refers to it. `root` is a directory of the hierarchy that was opened to be
+/// read: with one that only says where it is (`O_PATH`), as without the right to open
+/// by handle, this is an error.
 pub fn has_id(root: BorrowedFd<'_>, id: u64) -> io::Result<bool> {
     let handle = Handle {
         bytes: 8,
