@@ -72,6 +72,33 @@ fn without_privileges_the_first_process_is_as_far_away() {
     assert_eq!(done(&answers), ["limit", "signal", "signal by pidfd"]);
 }
 
+/// Whoever has the ids of the first process may set its limits, and one without
+/// descriptors can wait for nobody.
+const LIMITS_TAKEN: &str = "import os, resource, sys, time
+try:
+    resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))
+    print('taken', flush=True)
+except PermissionError:
+    print('refused', flush=True)
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(0.2)
+    os._exit(0)
+os.wait()
+time.sleep(0.5)
+sys.exit(7)";
+
+#[test]
+fn a_first_process_whose_limits_are_taken_ends_its_box_all_the_same() {
+    let tare = tare!();
+    for (profile, expected) in [("default", "refused\n"), ("unconfined", "taken\n")] {
+        let options = ["-u", "0", "--seccomp", profile, "--timeout", "20s"];
+        let command = ["--", "python3", "-c", LIMITS_TAKEN];
+        let output = tare.run(options.iter().chain(&command));
+        output.exited(7).printed(expected);
+    }
+}
+
 /// The kernel drops what a process sends to the first one of its own namespace.
 #[test]
 fn no_signal_from_inside_ends_the_first_process() {

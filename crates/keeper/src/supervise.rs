@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 use tare_control::events::Happening;
@@ -26,6 +27,8 @@ const SIGTERM: i32 = 15;
 const ENDED_WELL: i32 = 0;
 /// Between rounds of killing a process tree that outruns them.
 const KILL_AGAIN: Duration = Duration::from_millis(1);
+/// Between looks where nothing can be waited for.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// When the box ends by itself, on the boot clock.
 #[derive(Debug, Default)]
@@ -152,9 +155,17 @@ impl Supervisor {
             .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
             .collect();
         let timeout = self.next_look().map(timespec);
-        // An interrupted wait is one more look.
-        poll(&mut fds, timeout.as_ref()).ok();
         let sources = watched.iter().map(|(source, _)| *source);
+        match poll(&mut fds, timeout.as_ref()) {
+            // An interrupted wait is one more look.
+            Ok(_) | Err(Errno::INTR) => {}
+            // Somebody with our ids has taken our right to so many descriptors: what
+            // can be asked without waiting is asked, again and again.
+            Err(_) => {
+                std::thread::sleep(LOOK_AGAIN);
+                return sources.filter(|it| *it != Source::Listener).collect();
+            }
+        }
         sources
             .zip(&fds)
             .filter(|(_, fd)| !fd.revents().is_empty())

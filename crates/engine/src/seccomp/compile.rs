@@ -117,6 +117,7 @@ impl Backwards {
             Check::UnshareFlags => self.any_bit(0, !UNSHARE_ALLOWED, refuse, allow),
             Check::IoctlRequest => self.one_of(1, &IOCTLS_DENIED, refuse, allow),
             Check::Personality => self.one_of(0, &PERSONALITIES, allow, refuse),
+            Check::OwnProcess(process) => self.one_of(process, &[0], allow, refuse),
             Check::MessageFlags(flags) => self.any_bit(flags, MSG_OOB, refuse, allow),
             Check::FileMode(mode) => self.any_bit(mode, SET_ID, refuse, allow),
             Check::OpenMode(flags) => {

@@ -20,6 +20,8 @@ pub enum Rule {
     UnshareFlags,
     IoctlRequest,
     Personality,
+    /// Sets the limits of the process in this argument.
+    LimitsOf(u8),
     /// Runs other calls where no filter sees them. ENOSYS: libraries do without.
     Ring,
     /// Reaches into another process: for debuggers only.
@@ -58,6 +60,9 @@ pub enum Check {
     IoctlRequest,
     /// The plain ones, and the question which one it is.
     Personality,
+    /// The caller alone, which is 0 in this argument. The kernel asks for nothing but
+    /// the same ids, which a keeper can have: it would lose its descriptors.
+    OwnProcess(u8),
     /// No MSG_OOB in this argument.
     MessageFlags(u8),
     /// No set-id bit in this argument.
@@ -96,6 +101,7 @@ impl Rule {
             Self::UnshareFlags => Verdict::Check(Check::UnshareFlags),
             Self::IoctlRequest => Verdict::Check(Check::IoctlRequest),
             Self::Personality => Verdict::Check(Check::Personality),
+            Self::LimitsOf(process) => Verdict::Check(Check::OwnProcess(process)),
             Self::Ring => Verdict::Errno(ENOSYS),
             Self::Tracing => only_for_debug(profile),
             Self::SysvIpc => unless_strict(profile, Verdict::Errno(EPERM)),

@@ -311,7 +311,7 @@ pub const SYSCALLS: [(u32, &str, Rule); 383] = [
     (299, "recvmmsg", MessageFlags(3)),
     (300, "fanotify_init", Errno(EPERM)),
     (301, "fanotify_mark", Errno(EPERM)),
-    (302, "prlimit64", Allow),
+    (302, "prlimit64", LimitsOf(0)),
     (303, "name_to_handle_at", Errno(EPERM)),
     (304, "open_by_handle_at", Errno(EPERM)),
     (305, "clock_adjtime", Errno(EPERM)),

@@ -85,6 +85,7 @@ fn describe_check(check: Check) -> String {
         Check::Personality => {
             "argument 0 in {0, 8, 0x20000, 0x20008, 0xffffffff}, else EPERM".into()
         }
+        Check::OwnProcess(process) => format!("argument {process} in {{0}}, else EPERM"),
         Check::MessageFlags(flags) => format!("argument {flags} without 1, else EPERM"),
         Check::FileMode(mode) => format!("argument {mode} without 0o6000, else EPERM"),
         Check::OpenMode(flags) => format!(

@@ -69,6 +69,8 @@ fn the_kernel_refuses_what_default_refuses() {
         ("16,0,4294988818,0", EPERM),        // ioctl(TIOCSTI | 1 << 32)
         ("135,4194304", EPERM),              // personality(READ_IMPLIES_EXEC)
         ("135,4294967295", 0),               // personality(tell me)
+        ("302,1,7,0,0", EPERM),              // prlimit64(the keeper, RLIMIT_NOFILE)
+        ("302,0,7,0,0", 0),                  // prlimit64(ourselves, RLIMIT_NOFILE)
         ("101,16,0,0,0", EPERM),             // ptrace(PTRACE_ATTACH)
         ("337", ENOSYS),                     // a hole
         ("1000", ENOSYS),                    // beyond the table

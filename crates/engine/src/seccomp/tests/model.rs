@@ -120,6 +120,7 @@ fn is_refused_by_arguments(name: &str, low: [u32; 6]) -> bool {
             .any(|namespace| low[0] >> namespace & 1 == 1),
         "unshare" => (0..32).any(|bit| low[0] >> bit & 1 == 1 && ![9, 10, 18].contains(&bit)),
         "ioctl" => matches!(low[1], 0x5412 | 0x541c | 0x5423),
+        "prlimit64" => low[0] != 0,
         "personality" => !matches!(low[0], 0 | 8 | 0x20000 | 0x20008 | 0xffffffff),
         _ => false,
     }

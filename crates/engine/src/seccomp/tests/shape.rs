@@ -36,15 +36,16 @@ fn the_table_agrees_with_the_headers_of_this_host() {
 }
 
 /// The profile counts 383 calls: 291 allowed, 5 by their arguments, 4 ENOSYS and
-/// 83 EPERM.
+/// 83 EPERM. Of those that it allows, prlimit64 is allowed by its arguments here: it
+/// reaches a keeper that has the ids of its command.
 #[test]
 fn default_allows_as_many_calls_as_the_security_profile_says() {
     let verdicts = table::SYSCALLS
         .map(|(_, _, rule)| rule.verdict(SeccompProfile::Default, SetIdBits::Allowed));
     let count = |wanted: fn(&Verdict) -> bool| verdicts.iter().filter(|each| wanted(each)).count();
     assert_eq!(verdicts.len(), 383);
-    assert_eq!(count(|each| *each == Verdict::Allow), 291);
-    assert_eq!(count(|each| matches!(each, Verdict::Check(_))), 5);
+    assert_eq!(count(|each| *each == Verdict::Allow), 290);
+    assert_eq!(count(|each| matches!(each, Verdict::Check(_))), 6);
     assert_eq!(count(|each| *each == Verdict::Errno(ENOSYS)), 4);
     assert_eq!(count(|each| *each == Verdict::Errno(EPERM)), 83);
 }
