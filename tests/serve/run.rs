@@ -70,6 +70,37 @@ fn code_that_runs_is_listed_by_its_program_and_nothing_of_it_is_shown() {
 }
 
 #[test]
+fn what_is_no_file_does_not_come_back_and_costs_nobody_his_answer() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let script = "mkfifo pipe; echo a > plain; echo b > closed; chmod 0 closed; echo done";
+    let outputs = [
+        "pipe",
+        "plain",
+        "closed",
+        "none",
+        "/dev/zero",
+        "/dev/null",
+        "/proc/self/environ",
+    ];
+    let request = json!({ "command": ["sh", "-c", script], "outputs": outputs });
+    let answer = server.post("/v1/run", &request).was(200).json();
+    assert_eq!(
+        (&answer["exit_code"], &answer["stdout"]),
+        (&json!(0), &json!("done\n"))
+    );
+    let files = answer["files"].as_array().expect("an array");
+    let paths: Vec<_> = files.iter().map(|file| &file["path"]).collect();
+    assert!(paths.contains(&&json!("plain")), "{paths:?}");
+    for path in ["pipe", "closed", "none", "/dev/zero", "/dev/null"] {
+        assert!(!paths.contains(&&json!(path)), "{paths:?}");
+    }
+    let many = json!({ "command": ["true"], "outputs": vec!["a"; 1001] });
+    server.post("/v1/run", &many).refused(400, "invalid_json");
+    server.stop().ok();
+}
+
+#[test]
 fn files_go_in_and_come_out() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);

@@ -1,16 +1,20 @@
 //! JSON bodies: strict, bounded in size and time, and with errors that name the place;
 //! and names in paths.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use axum::body::HttpBody;
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use tare_engine::spec::bytes;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::{ApiError, in_plain_words};
 
 /// A body that is one JSON value of this type and nothing else.
 #[derive(Debug)]
@@ -120,23 +124,53 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut input).map_err(|error| {
         let (path, why) = (error.path().to_string(), error.inner().to_string());
-        let place = match path.as_str() {
-            "." => String::new(),
-            path => format!("{path}: "),
-        };
-        ApiError::bad_request("invalid_json", format!("{place}{why}"))
+        // Of what is no JSON the place is not known, and its line is in the reason.
+        match path.as_str() {
+            "." | "?" => invalid(&why),
+            path => invalid(&format!("{path}: {why}")),
+        }
     })?;
-    input
-        .end()
-        .map_err(|error| ApiError::bad_request("invalid_json", error.to_string()))?;
+    input.end().map_err(|error| invalid(&error.to_string()))?;
     Ok(value)
+}
+
+/// A list of at most so many, of which no more is ever in memory.
+pub fn at_most<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Few<T, const MAX: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Few<T, MAX> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX}")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut taken = Vec::new();
+            while let Some(one) = list.next_element()? {
+                if taken.len() == MAX {
+                    return Err(A::Error::invalid_length(MAX + 1, &self));
+                }
+                taken.push(one);
+            }
+            Ok(taken)
+        }
+    }
+    input.deserialize_seq(Few::<T, MAX>(PhantomData))
+}
+
+fn invalid(why: &str) -> ApiError {
+    ApiError::bad_request("invalid_json", in_plain_words(why))
+        .with_hint("GET /openapi.json describes what is taken")
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-
-    use serde::Deserialize;
 
     use super::*;
 
@@ -162,6 +196,8 @@ mod tests {
         assert!(refusal(r#"{"command":[],"commnad":1}"#).contains("commnad"));
         assert!(refusal(r#"{"command":[],"command":[]}"#).contains("duplicate field"));
         assert!(refusal("{}").contains("missing field `command`"));
+        assert!(refusal("[]").contains("expected an object"));
+        assert!(refusal("{bad").starts_with("key must be a string"));
         for text in ["", "null", "[]", "7", "\u{feff}{}", r#"{"command":[],}"#] {
             refusal(text);
         }

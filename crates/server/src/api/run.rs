@@ -15,7 +15,7 @@ use crate::api::stream::{self, Form};
 use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
-use crate::extract::Json;
+use crate::extract::{Json, at_most};
 use crate::guard::Caller;
 use crate::language::Host;
 use crate::oneshot::{self, Collect, FileIn, FileOut, OneShot, Outcome};
@@ -23,6 +23,11 @@ use crate::quota;
 use crate::relay::{Flood, Output};
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::text::{Encoding, base64, from_base64};
+
+/// For each the box is asked once.
+const OUTPUTS_MAX: usize = 1000;
+/// Of a request that names nothing to run, or two things.
+const WHAT_TO_RUN: &str = "send either 'command', or 'language' and 'code'";
 
 /// One command, or some code.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -41,7 +46,8 @@ pub struct RunRequest {
     #[serde(default)]
     pub files: Vec<FileGiven>,
     /// Files and directories that come back, as far as they are there.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, OUTPUTS_MAX>")]
+    #[schema(max_items = 1000)]
     pub outputs: Vec<String>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -155,11 +161,13 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Api
             env.extend(language.env.clone());
             language.command(HOME, &[])
         }
+        (Some(command), _, _) if !command.is_empty() => {
+            let message = "a command is given, and with it a language or code";
+            return Err(ApiError::bad_request("invalid", message).with_hint(WHAT_TO_RUN));
+        }
         (_, _, _) => {
-            return Err(ApiError::bad_request(
-                "invalid",
-                "either a command, or a language and code have to be given",
-            ));
+            let message = "nothing to run is given";
+            return Err(ApiError::bad_request("invalid", message).with_hint(WHAT_TO_RUN));
         }
     };
     env.extend(request.env);

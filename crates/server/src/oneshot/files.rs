@@ -119,18 +119,33 @@ fn collect_one(
     found: &mut Vec<FileOut>,
 ) -> Result<(), Error> {
     let whole = Path::new(HOME).join(path);
-    // What is not there does not come back.
-    let Ok(copying) = engine.copy_out(id, &whole) else {
-        return Ok(());
+    let copying = match engine.copy_files_out(id, &whole) {
+        Err(error) if is_refusal(&error) => return Ok(()),
+        copying => copying?,
     };
     let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
     let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
     let received = receive(&mut stream, &parent, left, found);
     drop(stream);
-    match received {
-        Ok(()) => copying.finish(),
-        Err(error) => Err(error),
+    // What the box says of it is more telling than where its archive ends.
+    match (received, copying.finish()) {
+        (Err(Broken::TooMuch), _) => Err(too_much()),
+        (_, Err(error)) if is_refusal(&error) => Ok(()),
+        (_, Err(error)) => Err(error),
+        (Err(Broken::Archive(error)), Ok(())) => Err(error),
+        (Ok(()), Ok(())) => Ok(()),
     }
+}
+
+/// The box's own word: what is not there, or no file, does not come back.
+fn is_refusal(error: &Error) -> bool {
+    error.kind() == ErrorKind::BadRequest
+}
+
+/// Why not all of an archive was taken.
+enum Broken {
+    TooMuch,
+    Archive(Error),
 }
 
 fn receive(
@@ -138,15 +153,18 @@ fn receive(
     parent: &Path,
     left: &mut u64,
     found: &mut Vec<FileOut>,
-) -> Result<(), Error> {
+) -> Result<(), Broken> {
     let mut archive = Reader::new(stream);
-    let doing = || "cannot read the files of the box".to_owned();
-    while let Some(entry) = archive.next_entry().doing(doing)? {
+    let broken = |error| {
+        let message = "cannot read the files of the box";
+        Broken::Archive(Error::new(ErrorKind::Failed, message).because(error))
+    };
+    while let Some(entry) = archive.next_entry().map_err(broken)? {
         let Kind::File { size } = entry.kind else {
             continue;
         };
-        *left = left.checked_sub(size).ok_or_else(too_much)?;
-        let content = archive.content().doing(doing)?;
+        *left = left.checked_sub(size).ok_or(Broken::TooMuch)?;
+        let content = archive.content().map_err(broken)?;
         let name = String::from_utf8_lossy(&entry.name).into_owned();
         let path = parent.join(name);
         let path = path.strip_prefix(HOME).unwrap_or(&path);
