@@ -2,17 +2,80 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 
-use serde_json::json;
-use tare_harness::{Server, eventually, skip, tare};
+use serde_json::{Value, json};
+use tare_harness::{Answer, Server, eventually, skip, tare};
 
 use crate::configured;
+use crate::quotas::sha256;
 
 /// The value of a series, written as in the text.
 fn value(text: &str, series: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(series));
     line?.trim().parse().ok()
+}
+
+/// The events of this name in a log of JSON.
+fn events(server: &Server, name: &str) -> Vec<Value> {
+    let log = server.log();
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    lines.filter(|line: &Value| line["event"] == name).collect()
+}
+
+#[test]
+fn the_log_tells_who_asked_what_ran_and_who_went_away() {
+    let tare = tare!();
+    let keys = format!(
+        "log = 'json'\n[[keys]]\nname = 'ci'\nsha256 = '{}'\n",
+        sha256("k")
+    );
+    let server = Server::start_configured(&tare, &keys);
+    let ask = |accept: &str, command: &[&str]| {
+        let headers = [
+            ("Content-Type", "application/json"),
+            ("X-API-Key", "k"),
+            ("Accept", accept),
+        ];
+        let body = json!({ "command": command }).to_string();
+        server.send("POST", "/v1/run", &headers, body.as_bytes())
+    };
+    let answered = |accept: &str, command: &[&str]| {
+        let mut bytes = Vec::new();
+        ask(accept, command)
+            .read_to_end(&mut bytes)
+            .expect("an answer");
+        Answer::parse(&bytes)
+    };
+    let plain = answered("application/json", &["false"]).was(200).json();
+    // Its status was sent before it was known.
+    answered("text/event-stream", &["nope"]).was(200);
+    let gone = ask("application/json", &["sleep", "1000"]);
+    eventually("it runs", || !tare.footprint().records.is_empty());
+    drop(gone);
+    eventually("all have ended", || events(&server, "run_ended").len() == 3);
+    let ended = events(&server, "run_ended");
+    assert_eq!(ended[0]["box_id"], plain["id"]);
+    assert_eq!(
+        (&ended[0]["result"], &ended[0]["exit_code"]),
+        (&json!("failed"), &json!(1))
+    );
+    let told = (&ended[1]["result"], &ended[1]["code"]);
+    assert_eq!(told, (&json!("error"), &json!("command_not_found")));
+    assert_eq!(ended[2]["result"], "disconnected");
+    eventually("all are told of", || events(&server, "request").len() == 3);
+    let requests = events(&server, "request");
+    for (request, ended) in requests.iter().zip(&ended) {
+        assert_eq!(request["request_id"], ended["request_id"]);
+        assert_eq!(request["key"], "ci");
+    }
+    let statuses: Vec<_> = requests.iter().map(|one| &one["status"]).collect();
+    assert_eq!(statuses, [&json!(200), &json!(200), &json!(499)]);
+    assert_eq!(requests[2]["code"], "client_gone");
+    server.stop().ok();
 }
 
 #[test]
@@ -88,7 +151,7 @@ fn what_a_killed_server_left_is_reclaimed_and_told() {
     let log = server.log();
     let line = log.lines().find(|line| line.contains("orphan_reclaimed"));
     let line = line.unwrap_or_else(|| panic!("nothing is told: {log}"));
-    let told: serde_json::Value = serde_json::from_str(line).expect("an object");
+    let told: Value = serde_json::from_str(line).expect("an object");
     assert_eq!(told["box_id"].as_str(), id.as_deref());
     let text = server.get("/metrics").was(200).text();
     assert_eq!(value(&text, "tare_boxes_reclaimed_total"), Some(1.0));

@@ -71,7 +71,7 @@ fn more_runs_than_a_key_may_begin_are_refused_with_when_to_come_again() {
     server.stop().ok();
 }
 
-fn sha256(key: &str) -> String {
+pub fn sha256(key: &str) -> String {
     let output = std::process::Command::new("sh")
         .args(["-c", &format!("printf %s {key} | sha256sum")])
         .output()

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use tare_engine::spec::{bytes, duration};
 use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
 
+use crate::error::in_plain_words;
 use crate::files::FilesConfig;
 use crate::hooks::HooksConfig;
 use crate::language::Languages;
@@ -388,7 +389,7 @@ impl Key {
 /// What is wrong with a text, and where: an error is one line, and what TOML says by
 /// itself is a drawing of several.
 fn in_a_line(text: &str, error: &toml::de::Error) -> String {
-    let what = error.message().replace('\n', ", ");
+    let what = in_plain_words(&error.message().replace('\n', ", "));
     let before = error.span().and_then(|span| text.get(..span.start));
     match before.map(|before| before.split('\n')) {
         Some(lines) => format!("line {}: {what}", lines.count()),

@@ -1,10 +1,11 @@
 //! The outermost layer of every request: its id, its line in the log, and the body of
 //! its error.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -17,17 +18,36 @@ use crate::journal::Happening;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Of a request whose client did not wait for the answer; the word is nginx's.
+const CLIENT_GONE: u16 = 499;
+
 /// Who asked; in the request's extensions.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
+/// What is known of a request while it is served.
+#[derive(Debug)]
+struct Current {
+    id: String,
+    /// The name of the key that it came with.
+    key: OnceLock<String>,
+}
+
 tokio::task_local! {
-    static CURRENT: String;
+    static CURRENT: Arc<Current>;
 }
 
 /// The id of the request that this task serves.
 pub fn current_request() -> Option<String> {
-    CURRENT.try_with(Clone::clone).ok()
+    CURRENT.try_with(|current| current.id.clone()).ok()
+}
+
+/// It came with the key of this name.
+pub fn came_with(key: &str) {
+    // Outside of a request, as in a test, there is nobody to tell of.
+    CURRENT
+        .try_with(|current| drop(current.key.set(key.to_owned())))
+        .ok();
 }
 
 /// An error of which the client was told already, in the words of another API.
@@ -53,32 +73,79 @@ pub struct ErrorObject {
 }
 
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    // The same kind of random name as a box has.
-    let id = BoxId::random().to_string();
-    let started = Instant::now();
-    let method = request.method().clone();
-    let path = request.uri().path().to_owned();
-    request.extensions_mut().insert(RequestId(id.clone()));
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let mut response = CURRENT.scope(id.clone(), next.run(request)).await;
+    let served = Served::begin(app, &mut request);
+    let current = Arc::clone(&served.current);
+    let mut response = CURRENT.scope(current, next.run(request)).await;
     let told = response.extensions_mut().remove::<Told>();
     let untold = response.extensions_mut().remove::<ApiError>();
+    let id = served.current.id.clone();
     if let Some(error) = &untold {
         response = body_of(error, &id);
     }
     let error = untold.or(told.map(|Told(error)| error));
-    app.journal.note(Happening::Request {
-        request_id: &id,
-        method: method.as_str(),
-        path: &path,
-        route: route.as_ref().map_or("other", MatchedPath::as_str),
-        status: response.status().as_u16(),
-        duration: started.elapsed(),
-        error: error.as_ref(),
-    });
+    served.answered(response.status(), error.as_ref());
     let value = HeaderValue::from_str(&id).expect("an id is of letters and digits");
     response.headers_mut().insert(REQUEST_ID, value);
     response
+}
+
+/// A request, until its line is in the log. One that is dropped before has lost its
+/// client.
+struct Served {
+    app: App,
+    current: Arc<Current>,
+    method: Method,
+    path: String,
+    route: Option<MatchedPath>,
+    started: Instant,
+    is_told: bool,
+}
+
+impl Served {
+    fn begin(app: App, request: &mut Request) -> Self {
+        // The same kind of random name as a box has.
+        let id = BoxId::random().to_string();
+        request.extensions_mut().insert(RequestId(id.clone()));
+        Self {
+            app,
+            current: Arc::new(Current {
+                id,
+                key: OnceLock::new(),
+            }),
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
+            route: request.extensions().get().cloned(),
+            started: Instant::now(),
+            is_told: false,
+        }
+    }
+
+    fn answered(mut self, status: StatusCode, error: Option<&ApiError>) {
+        self.tell(status.as_u16(), error.map(|error| error.code), error);
+    }
+
+    fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ApiError>) {
+        self.is_told = true;
+        self.app.journal.note(Happening::Request {
+            request_id: &self.current.id,
+            key: self.current.key.get().map(String::as_str),
+            method: self.method.as_str(),
+            path: &self.path,
+            route: self.route.as_ref().map_or("other", MatchedPath::as_str),
+            status,
+            duration: self.started.elapsed(),
+            code,
+            error,
+        });
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.tell(CLIENT_GONE, Some("client_gone"), None);
+        }
+    }
 }
 
 fn body_of(error: &ApiError, request_id: &str) -> Response {

@@ -147,6 +147,23 @@ const WORDS: [(&str, &str); 23] = [
     ("--cpus", "limits.cpus"),
 ];
 
+/// What a reader of values says is wrong, without the names of our types.
+pub fn in_plain_words(said: &str) -> String {
+    let Some((before, expected)) = said.rsplit_once("expected ") else {
+        return said.replace("invalid digit found in string", "not a whole number");
+    };
+    let end = expected.find(" at line ").unwrap_or(expected.len());
+    let (what, place) = expected.split_at(end);
+    let what = match what {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "i32" | "i64" => "a whole number",
+        "f64" => "a number",
+        one if one.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{before}expected {what}{place}")
+}
+
 fn for_http(words: &str) -> String {
     let replace = |said: String, (ours, here): &(&str, &str)| said.replace(ours, here);
     WORDS.iter().fold(words.to_owned(), replace)
@@ -229,6 +246,30 @@ mod tests {
         let error = ApiError::from(error);
         assert_eq!(error.status, StatusCode::NOT_FOUND);
         assert_eq!(error.hint.as_deref(), Some("GET /v1/boxes lists all"));
+    }
+
+    #[test]
+    fn no_type_of_ours_is_named() {
+        for (said, plain) in [
+            (
+                "invalid value: integer `-1`, expected u32 at line 1 column 9",
+                "invalid value: integer `-1`, expected a whole number that is not negative at line 1 column 9",
+            ),
+            (
+                "invalid length 0, expected struct RunRequest with 11 elements at line 1 column 2",
+                "invalid length 0, expected an object at line 1 column 2",
+            ),
+            (
+                "tail: invalid digit found in string",
+                "tail: not a whole number",
+            ),
+            (
+                "invalid type: integer `1`, expected a string",
+                "invalid type: integer `1`, expected a string",
+            ),
+        ] {
+            assert_eq!(in_plain_words(said), plain);
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use subtle::ConstantTimeEq;
 
 use crate::app::App;
 use crate::config::{Config, Key, Reach};
+use crate::edge;
 use crate::error::ApiError;
 
 pub const API_KEY: &str = "x-api-key";
@@ -33,6 +34,9 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
     let config = app.config();
     match admit(request.headers(), request.uri(), &config, app.reach) {
         Ok(caller) => {
+            if let Caller(Some(key)) = &caller {
+                edge::came_with(key);
+            }
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

@@ -13,7 +13,7 @@ use tokio::sync::broadcast;
 
 use crate::config::LogFormat;
 use crate::error::ApiError;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RunEnd};
 use writer::Writer;
 
 /// What a field is cut to: nothing that a client sends makes a line long.
@@ -58,14 +58,18 @@ pub enum Happening<'a> {
     },
     Request {
         request_id: &'a str,
+        /// The name of the key that it came with.
+        key: Option<&'a str>,
         method: &'a str,
         path: &'a str,
         /// One of those that there are.
         route: &'a str,
         status: u16,
         duration: Duration,
+        code: Option<&'a str>,
         error: Option<&'a ApiError>,
     },
+    RunEnded(RunEnded<'a>),
     BoxCreated {
         box_id: &'a str,
         request_id: &'a str,
@@ -130,6 +134,32 @@ pub enum Happening<'a> {
     },
 }
 
+/// A one-shot, whoever still waited for it.
+#[derive(Debug)]
+pub struct RunEnded<'a> {
+    /// `None`: it had none yet, or none could be made.
+    pub box_id: Option<&'a str>,
+    pub request_id: Option<&'a str>,
+    pub result: RunEnd,
+    pub exit_code: Option<u8>,
+    /// Why it could not be run.
+    pub code: Option<&'a str>,
+    pub duration: Duration,
+}
+
+impl RunEnded<'_> {
+    fn fields(&self) -> Value {
+        json!({
+            "box_id": self.box_id,
+            "request_id": self.request_id,
+            "result": self.result.as_str(),
+            "exit_code": self.exit_code,
+            "code": self.code,
+            "duration_ms": ms(self.duration),
+        })
+    }
+}
+
 /// As the log, the events and the hooks have it.
 pub fn changed(change: &Change) -> Value {
     let reading = change.reading.as_ref();
@@ -167,6 +197,7 @@ impl<'a> Happening<'a> {
             Self::LimitsLowered { .. } => "limits_lowered",
             Self::Recovered { .. } => "recovered",
             Self::Request { .. } => "request",
+            Self::RunEnded(_) => "run_ended",
             Self::BoxCreated { .. } => "box_created",
             Self::BoxRemoved { .. } => "box_removed",
             Self::BoxPaused { .. } => "box_paused",
@@ -195,21 +226,25 @@ impl<'a> Happening<'a> {
             }
             Self::Request {
                 request_id,
+                key,
                 method,
                 path,
                 status,
                 duration,
+                code,
                 error,
                 route: _,
             } => json!({
                 "request_id": request_id,
+                "key": key,
                 "method": method,
                 "path": path,
                 "status": status,
                 "duration_ms": ms(*duration),
-                "code": error.map(|error| error.code),
+                "code": code,
                 "detail": error.and_then(|error| error.detail.as_deref()),
             }),
+            Self::RunEnded(run) => run.fields(),
             Self::BoxCreated { box_id, request_id }
             | Self::BoxRemoved { box_id, request_id }
             | Self::BoxPaused { box_id, request_id }
@@ -337,11 +372,13 @@ mod tests {
     fn request(path: &str) -> Happening<'_> {
         Happening::Request {
             request_id: "abc",
+            key: None,
             method: "GET",
             path,
             route: "other",
             status: 404,
             duration: Duration::from_micros(1500),
+            code: None,
             error: None,
         }
     }

@@ -72,7 +72,7 @@ macro_rules! label_values {
         impl $type {
             const ALL: &[Self] = &[$(Self::$variant),+];
 
-            fn as_str(self) -> &'static str {
+            pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name),+
                 }
@@ -212,10 +212,6 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    pub fn run_ended(&self, result: RunEnd) {
-        self.runs.get_or_create(&ResultLabels { result }).inc();
-    }
-
     /// What is noted is counted.
     pub fn count(&self, happening: &Happening<'_>) {
         match happening {
@@ -238,6 +234,10 @@ impl Metrics {
                 if let Some(reason) = error.and_then(|error| error.refused_for) {
                     self.refused.get_or_create(&ReasonLabels { reason }).inc();
                 }
+            }
+            Happening::RunEnded(run) => {
+                let labels = ResultLabels { result: run.result };
+                self.runs.get_or_create(&labels).inc();
             }
             Happening::BoxCreated { .. } => {
                 self.created.inc();

@@ -30,7 +30,7 @@ use crate::app::{App, Phase};
 use crate::edge;
 use crate::error::ApiError;
 use crate::events::Events;
-use crate::journal::Happening;
+use crate::journal::{Happening, RunEnded};
 use crate::makers::Bench;
 use crate::metrics::{Lap, RunEnd};
 use crate::relay::{self, Ended, Ends, Flood, Input, Kept, Output, Relayed};
@@ -133,6 +133,8 @@ pub fn start<T: Send + 'static>(
     running
 }
 
+const STOPPING: &str = "stopping";
+
 /// Why it does not go on.
 enum Cut {
     /// Nobody waits for it.
@@ -152,7 +154,7 @@ impl Cut {
     fn into_error(self) -> ApiError {
         match self {
             Self::Gone => ApiError::internal("nobody waited for it"),
-            Self::Ending => ApiError::unavailable("stopping", "the server is stopping"),
+            Self::Ending => ApiError::unavailable(STOPPING, "the server is stopping"),
             Self::Failed(error) => error,
         }
     }
@@ -185,16 +187,27 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         request_id: Option<String>,
     ) -> Result<Outcome<T>, ApiError> {
         let started = Instant::now();
+        let request_id = request_id.as_deref();
+        let tell = |box_id: Option<&BoxId>, over: Over| {
+            app.journal.note(Happening::RunEnded(RunEnded {
+                box_id: box_id.map(BoxId::as_str),
+                request_id,
+                result: over.result,
+                exit_code: over.exit_code,
+                code: over.code,
+                duration: started.elapsed(),
+            }));
+        };
         let (spec, stdin) = what.to_make();
         let bench = tokio::select! {
             bench = app.makers.bench() => bench,
             () = wanted.given_up() => {
-                app.metrics.run_ended(RunEnd::Disconnected);
+                tell(None, Over::cut(&Cut::Gone));
                 return Err(Cut::Gone.into_error());
             }
         };
         let attached = make(app, spec, stdin).await;
-        let attached = attached.inspect_err(|_| app.metrics.run_ended(RunEnd::Error))?;
+        let attached = attached.inspect_err(|error| tell(None, Over::failed(error)))?;
         let id = attached.id().clone();
         let mut course = Self {
             app,
@@ -209,7 +222,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             course.attached.kill();
         }
         let ending = course.end(request_id).await;
-        app.metrics.run_ended(run_end(&ran, ending.as_ref().ok()));
+        tell(Some(&id), Over::of(&ran, &ending));
         let ending = ending?;
         let mut ran = ran.map_err(Cut::into_error)?;
         // Everyone who could write is dead: what is left is in the pipes.
@@ -343,7 +356,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
 
     /// The one way out. What cannot be ended is on record, and tried again by whoever
     /// looks next.
-    async fn end(self, request_id: Option<String>) -> Result<Ending, ApiError> {
+    async fn end(self, request_id: Option<&str>) -> Result<Ending, ApiError> {
         let (app, id) = (self.app.clone(), self.attached.id().clone());
         let started = Instant::now();
         let ended = app.call(move || self.attached.end()).await?;
@@ -351,24 +364,59 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         ended.map_err(|error| {
             let error = ApiError::from(error);
             let why = error.detail.as_deref().unwrap_or(&error.message);
-            let stuck = Happening::stuck(id.as_str(), request_id.as_deref(), why);
+            let stuck = Happening::stuck(id.as_str(), request_id, why);
             app.journal.note(stuck);
             error
         })
     }
 }
 
-fn run_end<T>(ran: &Result<Ran<T>, Cut>, ending: Option<&Ending>) -> RunEnd {
-    let oom = ending.is_some_and(|ending| ending.oom_kills > 0);
-    match ran {
-        Err(Cut::Gone) => RunEnd::Disconnected,
-        Err(Cut::Ending | Cut::Failed(_)) => RunEnd::Error,
-        Ok(ran) => match ran.ended.verdict() {
-            (_, true) => RunEnd::TimedOut,
-            (_, false) if oom => RunEnd::Oom,
-            (Exit::Code(0), false) => RunEnd::Ok,
-            (Exit::Code(_) | Exit::Signal(_), false) => RunEnd::Failed,
-        },
+/// How a run ended, for the log and the metrics.
+struct Over {
+    result: RunEnd,
+    exit_code: Option<u8>,
+    code: Option<&'static str>,
+}
+
+impl Over {
+    fn of<T>(ran: &Result<Ran<T>, Cut>, ending: &Result<Ending, ApiError>) -> Self {
+        let (ran, ending) = match (ran, ending) {
+            (Err(cut), _) => return Self::cut(cut),
+            (Ok(_), Err(error)) => return Self::failed(error),
+            (Ok(ran), Ok(ending)) => (ran, ending),
+        };
+        let (exit, timed_out) = ran.ended.verdict();
+        Self {
+            result: match exit {
+                _ if timed_out => RunEnd::TimedOut,
+                _ if ending.oom_kills > 0 => RunEnd::Oom,
+                Exit::Code(0) => RunEnd::Ok,
+                Exit::Code(_) | Exit::Signal(_) => RunEnd::Failed,
+            },
+            exit_code: Some(exit.code()),
+            code: None,
+        }
+    }
+
+    fn cut(cut: &Cut) -> Self {
+        let (result, code) = match cut {
+            Cut::Gone => (RunEnd::Disconnected, None),
+            Cut::Ending => (RunEnd::Error, Some(STOPPING)),
+            Cut::Failed(error) => return Self::failed(error),
+        };
+        Self {
+            result,
+            exit_code: None,
+            code,
+        }
+    }
+
+    fn failed(error: &ApiError) -> Self {
+        Self {
+            result: RunEnd::Error,
+            exit_code: None,
+            code: Some(error.code),
+        }
     }
 }
 

@@ -27,10 +27,10 @@ pub struct LimitsAsked {
     #[schema(minimum = 1, example = 256)]
     pub pids: Option<u32>,
     /// Open files of each process.
-    #[schema(minimum = 8, example = 1024)]
+    #[schema(minimum = 16, example = 1024)]
     pub nofile: Option<u32>,
     /// Writable space, in bytes.
-    #[schema(example = 268435456)]
+    #[schema(minimum = 65536, example = 268435456)]
     pub scratch_bytes: Option<u64>,
 }
 
@@ -215,7 +215,22 @@ pub fn of_field(field: &str, error: tare_engine::Error) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use utoipa::PartialSchema;
+
     use super::*;
+
+    #[test]
+    fn the_least_that_is_described_is_the_least_that_is_taken() {
+        let described = serde_json::to_value(LimitsAsked::schema()).expect("JSON");
+        for (field, least) in [
+            ("memory_bytes", bytes::MEMORY_BYTES_MIN),
+            ("nofile", count::NOFILE_MIN.into()),
+            ("scratch_bytes", bytes::SCRATCH_BYTES_MIN),
+        ] {
+            let minimum = &described["properties"][field]["minimum"];
+            assert_eq!(minimum.as_f64(), Some(least as f64), "{field}");
+        }
+    }
 
     fn spec(limits: LimitsAsked) -> Result<Spec, ApiError> {
         let asked = Asked {

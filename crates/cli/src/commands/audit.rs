@@ -67,7 +67,7 @@ pub fn run(args: &AuditArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let audit = engine.audit()?;
     match args.json {
         true => print_json(&audit)?,
-        false => print_result(&as_text(&audit))?,
+        false => print_result(&as_text(&audit, args.wait))?,
     }
     Ok(match audit.is_clean() {
         true => DONE,
@@ -75,7 +75,7 @@ pub fn run(args: &AuditArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     })
 }
 
-fn as_text(audit: &Audit) -> String {
+fn as_text(audit: &Audit, has_waited: bool) -> String {
     let mut text = String::new();
     if !audit.boxes.is_empty() {
         let rows: Vec<_> = audit.boxes.iter().map(row).collect();
@@ -88,7 +88,7 @@ fn as_text(audit: &Audit) -> String {
     text += &section("In a record, and not so on the host:", lost);
     text += &stuck(audit);
     text += &verdict(audit);
-    text += &fading(&audit.fading);
+    text += &fading(&audit.fading, has_waited);
     text
 }
 
@@ -137,7 +137,7 @@ fn verdict(audit: &Audit) -> String {
     }
 }
 
-fn fading(fading: &Fading) -> String {
+fn fading(fading: &Fading, has_waited: bool) -> String {
     let mut what = Vec::new();
     if fading.network_namespaces == Some(true) {
         what.push("network namespaces".to_owned());
@@ -153,10 +153,14 @@ fn fading(fading: &Fading) -> String {
     what.extend(ports.map(|port| format!("{} port {}", port.transport, port.address)));
     match what.is_empty() {
         true => String::new(),
-        false => format!(
-            "The kernel is still freeing {}, of tare or of others: --wait waits for that.\n",
-            what.join(", ")
-        ),
+        false => {
+            let what = what.join(", ");
+            let then = match has_waited {
+                true => "that gets no less, so somebody still refers to it",
+                false => "--wait waits for that",
+            };
+            format!("The kernel is still freeing {what}, of tare or of others: {then}.\n")
+        }
     }
 }
 

@@ -27,6 +27,9 @@ const BOX_TREES_REFUSED: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 const FORM: &str = "write HOST:BOX or HOST:BOX:ro, such as ./data:/data:ro";
 
+/// What is wrong with a path, and what to do about it.
+type Refused = (String, &'static str);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
@@ -47,7 +50,8 @@ pub struct Volume {
 
 /// A relative host path is taken from `current_dir`, which is absolute.
 pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
-    let refused = |why: &str| bad(format!("{} {why}", quoted(text)), FORM);
+    let with_hint = |(why, hint): Refused| bad(format!("{} {why}", quoted(text)), hint);
+    let refused = |why: &str| with_hint((why.to_owned(), FORM));
     let parts: Vec<&[u8]> = text.as_bytes().split(|byte| *byte == b':').collect();
     let (host, target, access) = match parts.as_slice() {
         [host, target] | [host, target, b"rw"] => (host, target, Access::ReadWrite),
@@ -64,8 +68,8 @@ pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
     let host = current_dir.join(OsStr::from_bytes(host));
     let target = Path::new(OsStr::from_bytes(target));
     Ok(Volume {
-        host: host_path(&host).map_err(|why| refused(&why))?,
-        target: box_path(target).map_err(|why| refused(&why))?,
+        host: host_path(&host).map_err(with_hint)?,
+        target: box_path(target).map_err(with_hint)?,
         access,
     })
 }
@@ -73,7 +77,7 @@ pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
 /// `--workspace DIR`: where the box sees its own `/work` too.
 pub fn workspace(path: PathBuf) -> Result<PathBuf, Error> {
     let hint = "name a directory of the box, such as /mnt/data";
-    box_path(&path).map_err(|why| bad(format!("{} {why}", quoted(&path)), hint))
+    box_path(&path).map_err(|(why, _)| bad(format!("{} {why}", quoted(&path)), hint))
 }
 
 /// In the order in which they can be mounted: one inside of another after it,
@@ -108,7 +112,7 @@ pub fn check(volumes: &[Volume]) -> Result<(), Error> {
 
 /// `..` is resolved by the letter. That is exact: the path is opened without
 /// following symlinks, so a name never leads elsewhere than it says.
-fn host_path(path: &Path) -> Result<PathBuf, String> {
+fn host_path(path: &Path) -> Result<PathBuf, Refused> {
     let mut host = PathBuf::from("/");
     for component in path.components() {
         match component {
@@ -127,46 +131,52 @@ fn host_path(path: &Path) -> Result<PathBuf, String> {
         .iter()
         .find(|refused| host.starts_with(refused));
     match exact.or(tree) {
-        Some(refused) => Err(format!(
-            "would bind the host's {refused}, which is never put into a box"
+        Some(refused) => Err((
+            format!("would bind the host's {refused}, which is never put into a box"),
+            "bind what the command needs of it from elsewhere",
         )),
         None => Ok(host),
     }
 }
 
-fn box_path(path: &Path) -> Result<PathBuf, String> {
+fn box_path(path: &Path) -> Result<PathBuf, Refused> {
     if !path.is_absolute() {
-        return Err("has a box path that is not absolute".to_owned());
+        return Err(("has a box path that is not absolute".to_owned(), FORM));
     }
     if path
         .components()
         .any(|component| component == Component::ParentDir)
     {
-        return Err("has '..' in its box path".to_owned());
+        return Err(("has '..' in its box path".to_owned(), FORM));
     }
     // Repeated slashes and `.` go, so that equal places compare as equal.
     let target: PathBuf = path.components().collect();
     check_lengths(&target)?;
     if target == Path::new("/") {
-        return Err("would replace the box's whole root (--rootfs does that)".to_owned());
+        let why = "would replace the box's whole root".to_owned();
+        return Err((why, "use --rootfs for that"));
     }
     match BOX_TREES_REFUSED
         .iter()
         .find(|refused| target.starts_with(refused))
     {
-        Some(refused) => Err(format!("would cover the box's own {refused}")),
+        Some(refused) => Err((
+            format!("would cover the box's own {refused}"),
+            "choose another place in the box",
+        )),
         None => Ok(target),
     }
 }
 
-fn check_lengths(path: &Path) -> Result<(), String> {
+fn check_lengths(path: &Path) -> Result<(), Refused> {
     let long = path
         .iter()
         .any(|name| name.as_bytes().len() > COMPONENT_BYTES_MAX);
     if long || path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
-        return Err(format!(
+        let why = format!(
             "has a path over {PATH_BYTES_MAX} bytes or a name in it over {COMPONENT_BYTES_MAX}"
-        ));
+        );
+        return Err((why, "the kernel has no longer ones"));
     }
     Ok(())
 }

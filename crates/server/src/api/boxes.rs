@@ -16,7 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::api::idempotency;
 use crate::app::{App, Phase};
 use crate::edge::{ErrorBody, RequestId};
-use crate::error::ApiError;
+use crate::error::{ApiError, in_plain_words};
 use crate::extract::{Json, Path, Sent};
 use crate::guard::Caller;
 use crate::journal::Happening;
@@ -327,10 +327,13 @@ pub fn taken<T>(
 ) -> Result<T, ApiError> {
     match query {
         Ok(Query(query)) => Ok(query),
-        Err(rejection) => Err(ApiError::bad_request(
-            "invalid_query",
-            rejection.body_text(),
-        )),
+        Err(rejection) => {
+            let said = rejection.body_text();
+            let why = said.strip_prefix("Failed to deserialize query string: ");
+            let why = in_plain_words(why.unwrap_or(&said));
+            Err(ApiError::bad_request("invalid_query", why)
+                .with_hint("GET /openapi.json describes what is taken"))
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::journal::Noted;
 ///
 /// From now on, what this server does to boxes and what it sees of them, whoever made
 /// them: `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`,
-/// `box_removed` and more, as in its log, but for requests. As server-sent events, or with `Accept: application/x-ndjson` a JSON object
+/// `box_removed`, `run_ended` and more, as in its log, but for requests. As server-sent events, or with `Accept: application/x-ndjson` a JSON object
 /// on each line. Whoever is too slow gets `missed` with a number of `events`; `alive`
 /// comes now and then while nothing happens.
 #[utoipa::path(

@@ -21,6 +21,7 @@ use super::config::{Auth, JwtConfig};
 use super::owner::Principal;
 use crate::app::App;
 use crate::config::{Config, Reach};
+use crate::edge;
 use crate::error::{ApiError, in_full};
 use crate::guard::{self, API_KEY, Caller};
 use crate::journal::Happening;
@@ -54,8 +55,10 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
         now: now(),
     };
     let identified = door.identify(parts).await;
-    if let Err(Refused::Unread(why)) = &identified {
-        app.journal.note(Happening::ReloadRefused { why });
+    match &identified {
+        Ok((_, Caller(Some(key)))) => edge::came_with(key),
+        Ok((_, Caller(None))) | Err(Refused::Said(_)) => {}
+        Err(Refused::Unread(why)) => app.journal.note(Happening::ReloadRefused { why }),
     }
     identified.map_err(ApiError::from)
 }
