@@ -1,6 +1,6 @@
 //! Readers of streams: those who read, those who do not, and those who go away.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -30,6 +30,29 @@ fn read(stream: &mut TcpStream, bytes: u64) {
 }
 
 /// B065
+/// What was not read yet hides that nobody is there any more.
+#[test]
+fn a_client_that_hangs_up_with_more_to_say_ends_what_it_asked_for() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let body = json!({ "command": ["sleep", "1000"], "timeout_ms": 600_000 }).to_string();
+    let json = [("Content-Type", "application/json")];
+    let next = "GET /v1/boxes HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for (accept, more) in [
+        ("application/json", "G"),
+        ("application/json", next),
+        ("text/event-stream", "\r\n"),
+    ] {
+        let headers = [json[0], ("Accept", accept)];
+        let mut stream = server.send("POST", "/v1/run", &headers, body.as_bytes());
+        stream.write_all(more.as_bytes()).expect("it listens");
+        eventually("it runs", || !tare.footprint().records.is_empty());
+        drop(stream);
+        eventually("it is ended", || tare.footprint().records.is_empty());
+    }
+    server.stop().ok();
+}
+
 #[test]
 fn a_client_that_never_reads_is_cut_off() {
     let tare = tare!();

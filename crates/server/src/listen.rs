@@ -2,6 +2,7 @@
 //! make it wait for.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +123,7 @@ async fn accept(listener: &Listener) -> io::Result<Stream> {
     }
 }
 
-fn attend<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+fn attend<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     stream: S,
     router: &Router,
     app: &App,
