@@ -28,6 +28,16 @@ fn the_id_is_printed_when_the_command_runs() {
 }
 
 #[test]
+fn a_box_whose_id_cannot_be_printed_is_none() {
+    let tare = tare!();
+    let script = "\"$TARE\" run -d -- sleep 1000 > /dev/full";
+    tare.shell(script)
+        .exited(125)
+        .said(&["No space left on device"]);
+    tare.nothing_left();
+}
+
+#[test]
 fn json_prints_the_id_and_the_name() {
     let tare = tare!();
     let named = tare.json([

@@ -68,7 +68,7 @@ struct Report {
     name: Option<String>,
 }
 
-/// A caller who gives up before there is an id has no box.
+/// A caller who gives up before there is an id, or is not told it, has no box.
 pub fn start(
     engine: &Engine,
     args: &RunArgs,
@@ -84,7 +84,10 @@ pub fn start(
     if !request.quiet {
         started.notes.iter().for_each(|note| print_note(note));
     }
-    print_id(&started.id, args, request)?;
+    if let Err(error) = print_id(&started.id, args, request) {
+        engine.remove(&started.id, true)?;
+        return Err(error);
+    }
     Ok(DONE)
 }
 
