@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 use tare_harness::skip::is_root;
@@ -492,4 +493,35 @@ fn what_is_told_of_a_box_that_does_nothing_does_not_change() {
     tare.remove(&id);
     let output = tare.call(["stats", "--json", "nosuch"]).exited(1);
     assert_eq!(output.stdout_text(), "[]\n");
+}
+
+/// In another PID namespace a keeper has no number, and its cgroups may not be shown
+/// there; without /proc not even this boot is known.
+#[test]
+fn a_box_is_not_over_because_somebody_cannot_see_it() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can make such places");
+    }
+    let id = named(&tare, "web");
+    for (place, codes) in [
+        ("mount -t tmpfs none /sys/fs/cgroup", [0, 1, 1, 0]),
+        ("mount -t tmpfs none /proc", [1, 1, 1, 1]),
+    ] {
+        for (command, code) in ["ls -a", "sweep", "rm -f web", "ls -a"].iter().zip(codes) {
+            let inside = format!("{place} && exec \"$TARE\" {command}");
+            let script = "exec unshare --pid --fork --mount-proc sh -c \"$1\"";
+            let mut looking = tare.shell_command(script);
+            looking.args(["sh", &inside]).stdin(Stdio::null());
+            looking.stdout(Stdio::piped()).stderr(Stdio::piped());
+            tare.start_command(looking).wait().exited(code);
+        }
+        assert_eq!(
+            tare.json(["inspect", &id])[0]["state"],
+            "running",
+            "{place}"
+        );
+        tare.call(["exec", &id, "true"]).ok();
+    }
+    tare.remove(&id);
 }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::account::DetachOptions;
 use crate::attached::Attached;
 use crate::create::{Ends, Reserve};
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::keeper::Unmade;
@@ -51,7 +51,7 @@ impl Engine {
     /// The same for somebody who makes a box first of all: others are looked after
     /// while its keeper is at work.
     pub fn open_to_make(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::at(state_root, Manner::Tending);
+        let engine = Self::at(state_root, Manner::Tending)?;
         record::prepare_state_root(&engine.layout)?;
         Ok(engine)
     }
@@ -73,30 +73,35 @@ impl Engine {
     /// The same to look only: nothing is made, and nothing changed. A state root
     /// that is not there has no boxes.
     pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::at(state_root, Manner::Looking);
+        let engine = Self::at(state_root, Manner::Looking)?;
         record::inspect_state_root(&engine.layout)?;
         Ok(engine.lasting())
     }
 
     /// The same to sweep: nothing is done before it is asked for.
     pub fn open_to_sweep(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::at(state_root, Manner::Tending);
+        let engine = Self::at(state_root, Manner::Tending)?;
         record::inspect_state_root(&engine.layout)?;
         Ok(engine.lasting())
     }
 
-    fn at(state_root: Option<PathBuf>, manner: Manner) -> Self {
+    fn at(state_root: Option<PathBuf>, manner: Manner) -> Result<Self, Error> {
         let host = Host::probe();
+        if host.boot_id.is_empty() {
+            // Every box would be one of an earlier boot, and over.
+            let message = "cannot tell which boot of the host this is";
+            return Err(Error::new(ErrorKind::Failed, message).with_hint("is /proc mounted?"));
+        }
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
         let tag = Tag::of(&root);
-        Self {
+        Ok(Self {
             layout: Layout::new(root, tag),
             host,
             manner,
             tended: OnceLock::new(),
             listener: Listener::default(),
-        }
+        })
     }
 
     /// Looks after some boxes, the first time that this is called.

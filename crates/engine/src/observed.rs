@@ -295,7 +295,8 @@ fn held_against_kernel(
         record.flaw.get_or_insert(Flaw::Incomplete);
         return (tie, listening);
     }
-    let lives = listening.is_some() || is_populated(of, host);
+    // From another PID namespace its keeper cannot be seen, and its cgroups may not be.
+    let lives = listening.is_some() || record.is_listened_on() || is_populated(of, host);
     // Whoever has the lock is not finished with it.
     let is_unfinished = || tie != Tie::Detached && record.is_busy();
     if !lives || is_unfinished() {

@@ -188,6 +188,11 @@ impl Record {
         Ok(socket)
     }
 
+    /// Whether anybody listens on the socket, one whom we cannot see too.
+    pub fn is_listened_on(&self) -> bool {
+        self.connect().is_ok()
+    }
+
     /// The number of whoever listens on the socket.
     pub fn listener(&self) -> io::Result<i32> {
         let peer = rustix::net::sockopt::socket_peercred(&self.connect()?)?;

@@ -99,6 +99,9 @@ impl Site<'_> {
         why: Reason,
     ) -> Result<(), Error> {
         let keeper = provable_keeper(record, self.tagged(), self.host);
+        if keeper.is_none() && record.is_listened_on() {
+            return Err(out_of_sight(self.id));
+        }
         note_kill(record, keeper.as_ref(), why);
         let result = self.end(record, keeper.as_ref(), within);
         note_stuck(record, &result);
@@ -193,6 +196,14 @@ fn note_stuck(record: &mut Locked, result: &Result<(), Error>) {
 fn may_keep_scratch(record: &Locked) -> bool {
     let intent = record.account.intent.as_ref();
     intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
+}
+
+/// Whoever cannot see the keeper sees nothing of the box, and would take it for gone.
+fn out_of_sight(id: &BoxId) -> Error {
+    let message = format!("cannot end box {id}");
+    Error::new(ErrorKind::Failed, message)
+        .because("its keeper lives where this tare cannot see it")
+        .with_hint("end it from the PID namespace that it was started in")
 }
 
 /// The first process of a PID namespace is only gone when all others are.
