@@ -2,6 +2,7 @@
 //! every server; what can be asked of it is in the files beside this one, one
 //! subject each.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -9,7 +10,7 @@ use crate::account::DetachOptions;
 use crate::attached::Attached;
 use crate::create::{Ends, Reserve};
 use crate::error::{Doing, Error, ErrorKind};
-use crate::host::Host;
+use crate::host::{BOOT_ID, Host};
 use crate::id::BoxId;
 use crate::keeper::Unmade;
 use crate::layout::Layout;
@@ -90,7 +91,11 @@ impl Engine {
         if host.boot_id.is_empty() {
             // Every box would be one of an earlier boot, and over.
             let message = "cannot tell which boot of the host this is";
-            return Err(Error::new(ErrorKind::Failed, message).with_hint("is /proc mounted?"));
+            let error = Error::new(ErrorKind::Failed, message).with_hint("is /proc mounted?");
+            return Err(match File::open(BOOT_ID) {
+                Err(why) => error.because(why),
+                Ok(_) => error,
+            });
         }
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));

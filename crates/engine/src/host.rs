@@ -11,6 +11,9 @@ use tare_kernel::fds::{read_list, read_text};
 
 use crate::holdings::cgroup::Meters;
 
+/// A name that the host has until it is started again.
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// The facts that decide how boxes are made here.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -27,7 +30,7 @@ pub struct Host {
 
 impl Host {
     pub fn probe() -> Self {
-        let boot_id = read("/proc/sys/kernel/random/boot_id");
+        let boot_id = read(BOOT_ID);
         let uid = geteuid().as_raw();
         Self {
             has_every_id: maps_every_id(&read("/proc/self/uid_map")),

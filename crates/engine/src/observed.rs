@@ -296,7 +296,7 @@ fn held_against_kernel(
         return (tie, listening);
     }
     // From another PID namespace its keeper cannot be seen, and its cgroups may not be.
-    let lives = listening.is_some() || record.is_listened_on() || is_populated(of, host);
+    let lives = listening.is_some() || record.is_kept_out_of_sight() || is_populated(of, host);
     // Whoever has the lock is not finished with it.
     let is_unfinished = || tie != Tie::Detached && record.is_busy();
     if !lives || is_unfinished() {

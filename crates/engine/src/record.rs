@@ -30,6 +30,7 @@ use tare_control::events::{self, Event, LIFE_FILE_BYTES};
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
+use tare_kernel::fds::peer_pid;
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
@@ -188,15 +189,14 @@ impl Record {
         Ok(socket)
     }
 
-    /// Whether anybody listens on the socket, one whom we cannot see too.
-    pub fn is_listened_on(&self) -> bool {
-        self.connect().is_ok()
+    /// The number of whoever listens on the socket; 0 of one whom we cannot see.
+    pub fn listener(&self) -> io::Result<i32> {
+        peer_pid(self.connect()?.as_fd())
     }
 
-    /// The number of whoever listens on the socket.
-    pub fn listener(&self) -> io::Result<i32> {
-        let peer = rustix::net::sockopt::socket_peercred(&self.connect()?)?;
-        Ok(peer.pid.as_raw_nonzero().get())
+    /// Whether somebody keeps it whom we cannot see.
+    pub fn is_kept_out_of_sight(&self) -> bool {
+        matches!(self.listener(), Ok(0))
     }
 
     /// By the open directory: its path may be longer than an address can be.

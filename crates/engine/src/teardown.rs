@@ -99,7 +99,7 @@ impl Site<'_> {
         why: Reason,
     ) -> Result<(), Error> {
         let keeper = provable_keeper(record, self.tagged(), self.host);
-        if keeper.is_none() && record.is_listened_on() {
+        if keeper.is_none() && record.is_kept_out_of_sight() {
             return Err(out_of_sight(self.id));
         }
         note_kill(record, keeper.as_ref(), why);

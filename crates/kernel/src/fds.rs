@@ -25,6 +25,31 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// The number of whoever is at the other end of a socket; 0 where it is in no PID
+/// namespace that we see.
+pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<i32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: writes at most as many bytes as `peer` has, which any bytes are valid for.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut bytes,
+        )
+    };
+    match result {
+        0 => Ok(peer.pid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Makes `fd` the descriptor `number` as well, open across `execve`.
 pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
     // SAFETY: dup2 touches no memory; what was at `number` is closed, which is
