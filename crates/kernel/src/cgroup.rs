@@ -7,7 +7,7 @@
 
 pub mod tree;
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -250,7 +250,7 @@ pub fn kill_until_empty(cgroup: &Cgroup, bound: Duration) -> io::Result<bool> {
             return Ok(false);
         }
         if start.elapsed() > ESCALATE_AFTER {
-            kill_members(cgroup.as_fd())?;
+            kill_members(cgroup)?;
         }
         // A bounded look-again, not a hope: the loop ends at `bound`.
         std::thread::sleep(LOOK_AGAIN);
@@ -258,30 +258,27 @@ pub fn kill_until_empty(cgroup: &Cgroup, bound: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Process-directed SIGKILL to every member here and below, which reaches those
-/// that `cgroup.kill` does not.
-fn kill_members(directory: BorrowedFd<'_>) -> io::Result<()> {
-    let cgroup = Cgroup {
-        directory: directory.try_clone_to_owned()?,
+/// Sends SIGKILL to every member of a cgroup and of those below it, process by
+/// process: `cgroup.kill` does not reach all of them.
+fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
+    kill_direct_members(cgroup.as_fd())?;
+    let top = cgroup.directory.try_clone()?;
+    walk_below(top, kill_direct_members, |_, _| Ok(()))
+}
+
+fn kill_direct_members(directory: BorrowedFd<'_>) -> io::Result<()> {
+    let members = || {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        read_list(openat(directory, c"cgroup.procs", flags, Mode::empty())?.as_fd())
     };
-    let members = cgroup.read_list("cgroup.procs").unwrap_or_default();
-    for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()) {
+    let listed = members().unwrap_or_default();
+    for pid in listed.lines().filter_map(|line| line.parse::<i32>().ok()) {
         let Ok(process) = Process::open(pid) else {
             continue;
         };
         // The pidfd pins the number: if it is still listed, it is a member.
-        if cgroup
-            .read_list("cgroup.procs")?
-            .lines()
-            .any(|line| line.parse() == Ok(pid))
-        {
+        if members()?.lines().any(|line| line.parse() == Ok(pid)) {
             process.kill()?;
-        }
-    }
-    for name in subdirectories(directory)? {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if let Ok(below) = openat(directory, &name, flags, Mode::empty()) {
-            kill_members(below.as_fd())?;
         }
     }
     Ok(())
@@ -291,27 +288,72 @@ fn kill_members(directory: BorrowedFd<'_>) -> io::Result<()> {
 /// Absent is as wanted.
 pub fn remove(path: &Path) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
-    remove_at(CWD, &name)
-}
-
-fn remove_at(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
-    let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
+    let remove = || unlinkat(CWD, &name, AtFlags::REMOVEDIR);
     match step("cgroup removed", remove) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         // The kernel refuses before it looks for the name (`mnt_want_write`).
-        Err(Errno::ROFS) if is_absent(parent, name) => return Ok(()),
+        Err(Errno::ROFS) if is_absent(CWD, &name) => return Ok(()),
         Err(Errno::BUSY) => {}
         Err(errno) => return Err(errno.into()),
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat(parent, name, flags, Mode::empty())?;
-    for below in subdirectories(directory.as_fd())? {
-        remove_at(directory.as_fd(), &below)?;
-    }
+    let top = open_directory(CWD, &name)?;
+    walk_below(
+        top,
+        |_| Ok(()),
+        |parent, name| {
+            let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
+            match step("cgroup below removed", remove) {
+                Ok(()) | Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(errno.into()),
+            }
+        },
+    )?;
     Ok(step("emptied cgroup removed", remove)?)
 }
 
-fn is_absent(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> bool {
+/// Walks all directories below `top`: `enter` gets each before those below it, `leave`
+/// gets its parent and its name after them.
+///
+/// A box decides how deep the tree is. So the walk has one directory open at a time and
+/// returns to the parent by `..`, which cannot lead elsewhere: a cgroup never moves to
+/// another parent.
+fn walk_below(
+    top: OwnedFd,
+    mut enter: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
+    mut leave: impl FnMut(BorrowedFd<'_>, &CStr) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut current = top;
+    let mut siblings = subdirectories(current.as_fd())?;
+    let mut above: Vec<(CString, Vec<CString>)> = Vec::new();
+    loop {
+        if let Some(name) = siblings.pop() {
+            let below = match open_directory(current.as_fd(), &name) {
+                Ok(below) => below,
+                // It was removed since it was listed.
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            enter(below.as_fd())?;
+            let names = subdirectories(below.as_fd())?;
+            current = below;
+            above.push((name, std::mem::replace(&mut siblings, names)));
+        } else {
+            let Some((name, rest)) = above.pop() else {
+                return Ok(());
+            };
+            current = open_directory(current.as_fd(), c"..")?;
+            leave(current.as_fd(), &name)?;
+            siblings = rest;
+        }
+    }
+}
+
+fn open_directory(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty())
+}
+
+fn is_absent(parent: BorrowedFd<'_>, name: &CStr) -> bool {
     let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
     found.is_err_and(|errno| errno == Errno::NOENT)
 }

@@ -1,14 +1,42 @@
 //! The boot clock: deadlines survive suspend and nobody can set it.
 #![allow(unsafe_code)]
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::time::Timespec;
 
-/// Nanoseconds since boot, time asleep included. By the C library, which found its
-/// way around the system call when it started; rustix has to ask the kernel for it
-/// once in each process (`PR_GET_AUXV`).
+/// Nanoseconds since the host was booted, time asleep included, in every time namespace
+/// the same: what one process writes down, another one compares with.
 pub fn boot_ns() -> u64 {
+    shown_ns().saturating_add_signed(namespace_offset_ns().saturating_neg())
+}
+
+/// What a time namespace adds to the boot clock of its processes (time_namespaces(7)).
+/// Read once: a process leaves its time namespace only when it executes.
+///
+/// A process calls [`boot_ns`] before it changes its root, while `/proc` is the host's.
+fn namespace_offset_ns() -> i64 {
+    static OFFSET: OnceLock<i64> = OnceLock::new();
+    *OFFSET.get_or_init(|| {
+        // A kernel without time namespaces has no such file.
+        let text = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        boottime_offset_ns(&text).unwrap_or(0)
+    })
+}
+
+/// A line is `boottime SECONDS NANOSECONDS`; only the seconds can be negative.
+fn boottime_offset_ns(text: &str) -> Option<i64> {
+    let line = text.lines().find_map(|it| it.strip_prefix("boottime"))?;
+    let mut numbers = line.split_whitespace().map(|it| it.parse::<i64>());
+    let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
+}
+
+/// The boot clock as this process sees it. By the C library, which found its way around
+/// the system call when it started; rustix has to ask the kernel for it once in each
+/// process (`PR_GET_AUXV`).
+fn shown_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -24,5 +52,19 @@ pub fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_a_time_namespace_is_read_in_nanoseconds() {
+        let offset = |line: &str| boottime_offset_ns(&format!("monotonic  7 7\n{line}\n"));
+        assert_eq!(offset("boottime   0 0"), Some(0));
+        assert_eq!(offset("boottime   86400 5"), Some(86_400_000_000_005));
+        assert_eq!(offset("boottime   -2 500000000"), Some(-1_500_000_000));
+        assert_eq!(offset("boottime"), None);
     }
 }

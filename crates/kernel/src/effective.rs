@@ -22,7 +22,11 @@ pub fn as_user<T>(uid: u32, act: impl FnOnce() -> io::Result<T>) -> io::Result<T
         Ok(()) => act(),
         Err(errno) => Err(errno.into()),
     };
-    set_thread_res_uid(None, ours, None).expect("the saved user is ours");
+    if set_thread_res_uid(None, ours, None).is_err() {
+        // The saved user is ours, so that this cannot fail. A thread that stayed another
+        // user would do everything else as that one: no panic, which may be caught.
+        std::process::abort();
+    }
     // Every change of the effective user takes this away; a parent that died
     // meanwhile has not been noticed.
     if let Some(signal) = death_signal {

@@ -5,12 +5,37 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::path::Arg;
 
 use crate::step::step;
+
+/// Opens a regular file, never through a link and without waiting: opening a FIFO
+/// would wait for a process at its other end. Anything else is an error of the kind
+/// `InvalidInput`.
+pub fn open_regular(
+    directory: BorrowedFd<'_>,
+    name: impl Arg,
+    flags: OFlags,
+    mode: Mode,
+) -> io::Result<OwnedFd> {
+    let odd = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(directory, name, flags, mode) {
+        // A FIFO without a reader, a socket, a directory opened to be written, a link.
+        Err(Errno::NXIO | Errno::ISDIR | Errno::LOOP) => return Err(odd()),
+        file => file?,
+    };
+    match FileType::from_raw_mode(fstat(&file)?.st_mode).is_file() {
+        true => Ok(file),
+        false => Err(odd()),
+    }
+}
 
 /// Takes over a descriptor that this process was born with. Each number may be
 /// taken once; a number that is not open is an error.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, openat};
 
 use crate::process::Process;
 use crate::step::{once, step};
@@ -32,22 +32,20 @@ pub enum SetGroups {
     Denied,
 }
 
-/// Writes the maps of an unreaped child's new user namespace. Its pid cannot be
-/// someone else's: the child is ours and nobody has reaped it.
+/// Writes the maps of an unreaped child's new user namespace. The directory is proven to
+/// be the child's: a map that another process got would change who that process is.
 pub fn write_maps(
     child: &Process,
     uids: Extent,
     gids: Extent,
     groups: SetGroups,
 ) -> io::Result<()> {
-    let pid = child.pid();
+    let directory = child.proc_directory()?;
     let write = |name: &str, text: &str| -> io::Result<()> {
-        let path = format!("/proc/{pid}/{name}");
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         step("id map written", || {
-            File::options()
-                .write(true)
-                .open(&path)?
-                .write_all(text.as_bytes())
+            let file = openat(&directory, name, flags, Mode::empty())?;
+            File::from(file).write_all(text.as_bytes())
         })
     };
     if groups == SetGroups::Denied {
@@ -57,18 +55,22 @@ pub fn write_maps(
     write("gid_map", &gids.line())
 }
 
+/// Whether this process is in the first user namespace of the host, by the inode that the
+/// kernel gives to no other (`PROC_USER_INIT_INO`). The id map does not tell: another
+/// namespace can map every id to itself, as those of systemd's `PrivateUsers=full` do.
+pub fn is_in_first_user_namespace() -> bool {
+    const PROC_USER_INIT_INO: u64 = 0xEFFF_FFFD;
+    rustix::fs::stat(c"/proc/self/ns/user").is_ok_and(|it| it.st_ino == PROC_USER_INIT_INO)
+}
+
 /// A user namespace that nobody lives in, to hang an id-mapped mount on. It
 /// lives as long as the descriptor or the mount.
 pub fn carrier(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
     let child = once("carrier of a map born", paused_child)?;
     let made = write_maps(&child, uids, gids, SetGroups::Allowed).and_then(|()| {
-        let path = format!("/proc/{}/ns/user", child.pid());
-        Ok(openat(
-            CWD,
-            path,
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?)
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let directory = child.proc_directory()?;
+        Ok(openat(directory, c"ns/user", flags, Mode::empty())?)
     });
     child.kill()?;
     while !child.wait_dead(std::time::Duration::from_secs(1))? {}

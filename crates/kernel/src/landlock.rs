@@ -23,6 +23,9 @@ pub mod access {
     pub const TRUNCATE: u64 = 1 << 14;
     /// From ABI 5.
     pub const IOCTL_DEV: u64 = 1 << 15;
+    /// From ABI 9 (Linux 7.1): to reach a socket by its path. The kernel never asks it
+    /// for sockets that were made in the same domain.
+    pub const RESOLVE_UNIX: u64 = 1 << 16;
 
     /// What makes sense on a file that is not a directory.
     pub const FILE: u64 = WRITE_FILE | TRUNCATE | IOCTL_DEV;
@@ -43,6 +46,12 @@ pub mod access {
             | if abi >= 2 { REFER } else { 0 }
             | if abi >= 3 { TRUNCATE } else { 0 }
             | if abi >= 5 { IOCTL_DEV } else { 0 }
+    }
+
+    /// What a domain forbids unless it is allowed. Sockets outside of the domain are
+    /// never allowed, so that they are not among [`writes`].
+    pub const fn handled(abi: u32) -> u64 {
+        writes(abi) | if abi >= 9 { RESOLVE_UNIX } else { 0 }
     }
 }
 
@@ -87,7 +96,7 @@ pub struct Ruleset {
 
 impl Ruleset {
     pub fn new(abi: u32) -> io::Result<Self> {
-        let handled = access::writes(abi);
+        let handled = access::handled(abi);
         let attr = RulesetAttr {
             handled_access_fs: handled,
             handled_access_net: 0,
@@ -150,5 +159,19 @@ fn check(result: libc::c_long) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::access::{RESOLVE_UNIX, handled, writes};
+
+    /// An older kernel refuses a ruleset with a right that it does not know.
+    #[test]
+    fn sockets_by_path_are_forbidden_from_abi_9_on_and_never_allowed() {
+        for abi in 1..=12 {
+            assert_eq!(handled(abi) & RESOLVE_UNIX != 0, abi >= 9, "{abi}");
+            assert_eq!(writes(abi) & RESOLVE_UNIX, 0, "{abi}");
+        }
     }
 }

@@ -17,6 +17,8 @@ pub mod mount;
 pub mod network;
 pub mod process;
 pub mod procfs;
+pub mod program;
+pub mod replace;
 pub mod seccomp;
 pub mod signals;
 pub mod sockets;

@@ -1,20 +1,48 @@
 //! Processes by identity: a pidfd, its inode, never a bare number.
+//!
+//! `/proc/PID` is only read through [`Process::proc_directory`]. A mount of `/proc`
+//! belongs to one PID namespace. In a mount of another namespace our number of a
+//! process is that of an unrelated process, or of none.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, openat, statat};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal, waitid,
 };
 
 use crate::clock::timespec;
+use crate::fds::read_text;
 use crate::step::step;
 
 /// `statfs` magic of pidfs.
 const PIDFS_MAGIC: u64 = 0x5049_4446;
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+
+/// System calls in which the creation of a box can block, for example on a file system.
+const SYSTEM_CALLS: [(i64, &str); 14] = [
+    (libc::SYS_pivot_root, "pivot_root"),
+    (libc::SYS_mount, "mount"),
+    (libc::SYS_umount2, "umount2"),
+    (libc::SYS_fsopen, "fsopen"),
+    (libc::SYS_fsconfig, "fsconfig"),
+    (libc::SYS_fsmount, "fsmount"),
+    (libc::SYS_open_tree, "open_tree"),
+    (libc::SYS_move_mount, "move_mount"),
+    (libc::SYS_mount_setattr, "mount_setattr"),
+    (libc::SYS_openat, "openat"),
+    (libc::SYS_openat2, "openat2"),
+    (libc::SYS_mkdirat, "mkdirat"),
+    (libc::SYS_unshare, "unshare"),
+    (libc::SYS_execve, "execve"),
+];
 
 /// A process that we hold a pidfd of.
 #[derive(Debug)]
@@ -43,7 +71,7 @@ impl Process {
         Ok(Self { pidfd, pid })
     }
 
-    /// For messages and `/proc` paths of unreaped children only.
+    /// For messages, and to find it again while the pidfd is held.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -52,7 +80,7 @@ impl Process {
     /// pidfds share one inode that says nothing: `None`.
     pub fn inode(&self) -> io::Result<Option<u64>> {
         match self.is_on_pidfs()? {
-            true => Ok(Some(rustix::fs::fstat(&self.pidfd)?.st_ino)),
+            true => Ok(Some(fstat(&self.pidfd)?.st_ino)),
             false => Ok(None),
         }
     }
@@ -93,24 +121,81 @@ impl Process {
         Ok(words.map(str::to_owned).collect())
     }
 
-    /// Whether it is the first process of a PID namespace below ours (`NSpid` of
-    /// proc_pid_status(5): its number in each, the innermost last).
+    /// Whether it is the first process of a PID namespace below ours.
     pub fn is_first_of_namespace(&self) -> io::Result<bool> {
-        let status = self.read_proc("status")?;
-        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-        let numbers = numbers.map_or_else(Vec::new, |text| text.split_whitespace().collect());
-        Ok(numbers.len() > 1 && numbers.last() == Some(&"1"))
+        let numbers = self.numbers()?;
+        Ok(numbers.len() > 1 && numbers.last() == Some(&1))
+    }
+
+    /// Whether it has this file open, under any number.
+    pub fn has_open(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
+        let wanted = fstat(file)?;
+        self.look(|directory| {
+            let fds = openat(directory, c"fd", DIRECTORY, Mode::empty())?;
+            let entries = Dir::read_from(&fds)?.filter_map(Result::ok);
+            let mut stats =
+                entries.filter_map(|it| statat(&fds, it.file_name(), AtFlags::empty()).ok());
+            Ok(stats.any(|it| (it.st_dev, it.st_ino) == (wanted.st_dev, wanted.st_ino)))
+        })
+    }
+
+    /// Opens the program that it runs.
+    pub(crate) fn open_program(&self) -> io::Result<OwnedFd> {
+        self.look(|directory| open_at(directory, "exe", OFlags::RDONLY))
+    }
+
+    fn read_proc(&self, file: &str) -> io::Result<String> {
+        let text = self.look(|directory| {
+            let mut file = std::fs::File::from(open_at(directory, file, OFlags::RDONLY)?);
+            let mut text = Vec::new();
+            io::Read::read_to_end(&mut file, &mut text)?;
+            Ok(text)
+        })?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The system call that it is in, by name where tare makes it for a box, else by its
+    /// number; `None` where that is not shown (`/proc/PID/syscall`, proc(5)).
+    pub fn system_call(&self) -> Option<String> {
+        let text = self.read_proc("syscall").ok()?;
+        let number: i64 = text.split_whitespace().next()?.parse().ok()?;
+        let known = SYSTEM_CALLS.iter().find(|(it, _)| *it == number);
+        Some(known.map_or_else(
+            || format!("system call {number}"),
+            |(_, name)| (*name).to_owned(),
+        ))
     }
 
     /// The pidfd pins the number for as long as the process is there, so what is
     /// read while it is seen alive afterwards was its own.
-    fn read_proc(&self, file: &str) -> io::Result<String> {
-        let path = format!("/proc/{}/{file}", self.pid);
-        let text = std::fs::read(path)?;
+    fn look<T>(&self, read: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+        let read = read(self.proc_directory()?.as_fd())?;
         match self.wait_dead(Duration::ZERO)? {
             true => Err(io::ErrorKind::NotFound.into()),
-            false => Ok(String::from_utf8_lossy(&text).into_owned()),
+            false => Ok(read),
         }
+    }
+
+    /// Opens `/proc/PID`; an error if this `/proc` belongs to another PID namespace.
+    pub(crate) fn proc_directory(&self) -> io::Result<OwnedFd> {
+        match self.numbers()?.first() {
+            // Reaped: nothing is left to be shown.
+            Some(-1) => Err(io::ErrorKind::NotFound.into()),
+            Some(number) if *number == self.pid => {
+                open_at(CWD, &format!("/proc/{number}"), OFlags::PATH)
+            }
+            Some(_) | None => Err(foreign_proc()),
+        }
+    }
+
+    /// The numbers that it has: in the PID namespace of this `/proc` first, then in each
+    /// one below, down to its own (`NSpid` of a pidfd's fdinfo, see pidfd_open(2)).
+    fn numbers(&self) -> io::Result<Vec<i32>> {
+        let path = format!("/proc/self/fdinfo/{}", self.pidfd.as_raw_fd());
+        let text = read_text(open_at(CWD, &path, OFlags::RDONLY)?.as_fd())?;
+        let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let numbers = line.unwrap_or_default().split_whitespace();
+        Ok(numbers.filter_map(|it| it.parse().ok()).collect())
     }
 
     /// SIGKILL; a process that is already dead is as wanted.
@@ -157,6 +242,35 @@ impl Process {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+/// Checks that `/proc` belongs to our own PID namespace: only there are the numbers of
+/// processes the ones that system calls take.
+pub fn check_proc() -> io::Result<()> {
+    let own = getpid();
+    let this = Process {
+        pidfd: pidfd_open(own, PidfdFlags::empty())?,
+        pid: own.as_raw_nonzero().get(),
+    };
+    match this.numbers() {
+        Ok(numbers) if numbers == [this.pid] => Ok(()),
+        // Seen from a PID namespace that we are not in, `/proc/self` leads nowhere.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(_) | Err(_) => Err(foreign_proc()),
+    }
+}
+
+fn foreign_proc() -> io::Error {
+    io::Error::other("/proc belongs to another PID namespace")
+}
+
+fn open_at(directory: impl AsFd, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(openat(
+        directory,
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 impl AsFd for Process {

@@ -165,6 +165,10 @@ pub struct Stat {
     pub threads: u64,
     pub resident_bytes: u64,
     pub is_zombie: bool,
+    /// By a signal or by a debugger.
+    pub is_stopped: bool,
+    /// Whether it runs what it executed itself, not what its parent runs.
+    pub has_executed: bool,
 }
 
 impl ShownProcess<'_> {
@@ -242,21 +246,27 @@ fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
     }
 }
 
+/// Flag of a process that was forked and has not executed (the kernel's `sched.h`).
+const PF_FORKNOEXEC: u64 = 0x40;
+
 /// proc_pid_stat(5). The name in its parentheses may hold anything; behind the
-/// last one are state, parent, and as the 18th and 22nd field threads and
+/// last one are state, parent, and as the 7th, 18th and 22nd field flags, threads and
 /// resident pages.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    let threads = fields.nth(15)?.parse().ok()?;
+    let flags: u64 = fields.nth(4)?.parse().ok()?;
+    let threads = fields.nth(10)?.parse().ok()?;
     let pages: u64 = fields.nth(3)?.parse().ok()?;
     Some(Stat {
         parent,
         threads,
         resident_bytes: pages * PAGE_BYTES,
         is_zombie: matches!(state, "Z" | "X"),
+        is_stopped: matches!(state, "T" | "t"),
+        has_executed: flags & PF_FORKNOEXEC == 0,
     })
 }
 
@@ -374,9 +384,10 @@ mod tests {
 
     #[test]
     fn a_name_in_a_stat_file_may_hold_anything() {
-        let text = "7 (a) R 1) Z 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 5 0 1234 999 10 0 0";
+        let text = "7 (a) R 1) Z 3 7 7 0 -1 64 0 0 0 0 0 0 0 0 20 0 5 0 1234 999 10 0 0";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.parent, stat.threads, stat.is_zombie), (3, 5, true));
+        assert!(!stat.has_executed);
         assert_eq!(stat.resident_bytes, 10 * PAGE_BYTES);
         assert_eq!(parse_stat("7 (a) R"), None);
     }

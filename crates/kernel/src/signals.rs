@@ -11,6 +11,8 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 
 /// `sizeof(struct signalfd_siginfo)`; its first four bytes are the number.
@@ -73,6 +75,22 @@ pub fn keep_ended_children() {
 pub fn fail_past_file_limit() {
     // SAFETY: sets a disposition that runs no code of ours.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Starts the program of `command` with no signal blocked, whatever this thread blocks.
+pub fn unblocked(command: &mut Command) -> io::Result<&mut Command> {
+    let none = empty_set()?;
+    let unblock = move || {
+        // SAFETY: pthread_sigmask reads the initialised set that the closure owns, and
+        // writes nothing behind a null pointer.
+        match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) } {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    };
+    // SAFETY: between fork and exec the closure may only make async-signal-safe calls:
+    // it makes one, and allocates nothing.
+    Ok(unsafe { command.pre_exec(unblock) })
 }
 
 impl AsFd for SignalFd {

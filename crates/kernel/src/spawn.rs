@@ -5,6 +5,11 @@
 //! child shares the parent's memory until it executes (no page tables to copy),
 //! touches nothing but its [`Order`], and waits for one byte before it goes on:
 //! if the parent dies first, the pipe closes and the child exits.
+//!
+//! The child closes every descriptor that it was not given before it waits. The
+//! kernel copies the parent's whole descriptor table at `clone3`, and a parent with
+//! several threads may have the write ends of other children's go pipes in it. Two
+//! waiting children that held each other's write end would wait forever.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
@@ -57,6 +62,8 @@ pub struct Birth<'a> {
     pub arguments: &'a [&'a CStr],
     /// Become descriptors 0, 1, 2, ... of the child; it has no others.
     pub descriptors: &'a [BorrowedFd<'a>],
+    /// Open in the child until it executes or dies: a lock that is free only when it has.
+    pub guard: Option<BorrowedFd<'a>>,
     pub privilege: Privilege,
 }
 
@@ -101,12 +108,12 @@ impl BirthStep {
 /// Everything the child reads; it lives until the child has executed or died.
 struct Order {
     go_read: RawFd,
-    go_write: RawFd,
     join: Vec<RawFd>,
     executable: OwnedFd,
     argv: Vec<*const c_char>,
     environ: Vec<*const c_char>,
     descriptors: Vec<RawFd>,
+    guard: Option<RawFd>,
     privilege: Privilege,
     /// `step << 16 | errno`, written by the child before it exits.
     failure: AtomicU32,
@@ -174,7 +181,12 @@ impl Spawned {
     pub fn failure(&self) -> Option<(BirthStep, io::Error)> {
         let code = self.shared.as_ref()?.order.failure.load(Ordering::Acquire);
         let step = BirthStep::from_code(code >> 16)?;
-        Some((step, io::Error::from_raw_os_error((code & 0xffff) as i32)))
+        let error = match (code & 0xffff) as i32 {
+            // Its go never came, and no call failed.
+            0 => io::ErrorKind::BrokenPipe.into(),
+            errno => io::Error::from_raw_os_error(errno),
+        };
+        Some((step, error))
     }
 
     /// The program that the child executed has been heard from.
@@ -209,12 +221,12 @@ pub fn spawn(birth: Birth<'_>) -> io::Result<Newborn> {
     let environ = environment.iter().map(|one| one.as_ptr());
     let order = Box::new(Order {
         go_read: go_read.as_raw_fd(),
-        go_write: go_write.as_raw_fd(),
         join: birth.join.iter().map(AsRawFd::as_raw_fd).collect(),
         executable: birth.executable,
         argv: pointers.chain([ptr::null()]).collect(),
         environ: environ.chain([ptr::null()]).collect(),
         descriptors: birth.descriptors.iter().map(AsRawFd::as_raw_fd).collect(),
+        guard: birth.guard.map(|fd| fd.as_raw_fd()),
         privilege: birth.privilege,
         failure: AtomicU32::new(0),
         _arguments: arguments,
@@ -294,7 +306,6 @@ extern "C" fn child_main(order: *mut libc::c_void) -> ! {
 type Failure = (BirthStep, u32);
 
 fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failure> {
-    call(libc::SYS_close, [order.go_write as usize, 0, 0, 0, 0]).ok();
     for &tasks in &order.join {
         let zero = b"0";
         call(
@@ -303,7 +314,8 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
         )
         .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
     }
-    wait_for_go(order)?;
+    let places = arrange_descriptors(order).map_err(|errno| (BirthStep::Descriptors, errno))?;
+    wait_for_go(places.go)?;
     match order.privilege {
         Privilege::Unchanged => Ok(()),
         Privilege::BecomeRoot { .. } => become_root(),
@@ -317,12 +329,11 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
         [libc::PR_SET_PDEATHSIG as usize, kill, 0, 0, 0],
     )
     .ok();
-    let executable = arrange_descriptors(order).map_err(|errno| (BirthStep::Descriptors, errno))?;
     let empty = c"";
     call(
         libc::SYS_execveat,
         [
-            executable,
+            places.executable,
             empty.as_ptr() as usize,
             order.argv.as_ptr() as usize,
             order.environ.as_ptr() as usize,
@@ -333,10 +344,10 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
     Err((BirthStep::Execute, 0))
 }
 
-fn wait_for_go(order: &Order) -> Result<(), Failure> {
+fn wait_for_go(go: usize) -> Result<(), Failure> {
     let mut byte = 0u8;
     let buffer = &raw mut byte as usize;
-    match call(libc::SYS_read, [order.go_read as usize, buffer, 1, 0, 0]) {
+    match call(libc::SYS_read, [go, buffer, 1, 0, 0]) {
         Ok(1) => Ok(()),
         Ok(_) => Err((BirthStep::Abandoned, 0)),
         Err(errno) => Err((BirthStep::Abandoned, errno)),
@@ -373,34 +384,41 @@ fn make_capabilities_ambient() -> Result<(), u32> {
     Ok(())
 }
 
-/// Moves the descriptors to 0, 1, 2, ... and the executable right behind them,
-/// closes all others, and returns where the executable is.
-fn arrange_descriptors(order: &Order) -> Result<usize, u32> {
-    let count = order.descriptors.len();
+/// Where the child's own descriptors are, behind those that it was given.
+struct Places {
+    executable: usize,
+    go: usize,
+}
+
+/// Moves the descriptors to 0, 1, 2, ..., the executable, the go pipe and the guard right
+/// behind them, and closes all others.
+fn arrange_descriptors(order: &Order) -> Result<Places, u32> {
+    let own = [order.executable.as_raw_fd(), order.go_read];
+    let given = order.descriptors.len();
+    let sources = || {
+        let given = order.descriptors.iter();
+        given.chain(&own).chain(&order.guard).copied()
+    };
+    let count = sources().count();
     // First above every final place, so that no move overwrites a source.
-    let base = order
-        .descriptors
-        .iter()
-        .copied()
-        .fold(order.executable.as_raw_fd(), i32::max) as usize;
+    let base = sources().fold(0, i32::max) as usize;
     let base = base.max(count) + 1;
-    for (index, &fd) in order.descriptors.iter().enumerate() {
+    for (index, fd) in sources().enumerate() {
         call(libc::SYS_dup3, [fd as usize, base + index, 0, 0, 0])?;
     }
-    call(
-        libc::SYS_dup3,
-        [order.executable.as_raw_fd() as usize, base + count, 0, 0, 0],
-    )?;
     for index in 0..count {
-        call(libc::SYS_dup3, [base + index, index, 0, 0, 0])?;
+        // The executed program gets what it was given, and nothing behind that.
+        let flags = match index < given {
+            true => 0,
+            false => libc::O_CLOEXEC as usize,
+        };
+        call(libc::SYS_dup3, [base + index, index, flags, 0, 0])?;
     }
-    let cloexec = libc::O_CLOEXEC as usize;
-    call(libc::SYS_dup3, [base + count, count, cloexec, 0, 0])?;
-    call(
-        libc::SYS_close_range,
-        [count + 1, u32::MAX as usize, 0, 0, 0],
-    )?;
-    Ok(count)
+    call(libc::SYS_close_range, [count, u32::MAX as usize, 0, 0, 0])?;
+    Ok(Places {
+        executable: given,
+        go: given + 1,
+    })
 }
 
 fn call(number: libc::c_long, args: [usize; 5]) -> Result<usize, u32> {

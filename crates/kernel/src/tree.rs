@@ -132,7 +132,8 @@ fn open_for_removal(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> 
     Ok(openat(found, c".", OFlags::RDONLY | flags, Mode::empty())?)
 }
 
-fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
+/// The names in a directory, without "." and "..".
+pub fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

@@ -1,42 +1,88 @@
-//! Learning that a file was written or cut off, by whatever process (inotify(7)).
+//! Learning that files were written or cut off, by whatever process (inotify(7)).
 //!
-//! It says that something has changed, never what: the caller looks for itself.
+//! It says which file has changed, never how: the caller looks for itself. One instance
+//! watches any number of files. A user of the host has few instances
+//! (fs.inotify.max_user_instances, 128 by default), so a process makes only one.
 
+use std::collections::HashSet;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::fs::inotify::{add_watch, init, remove_watch};
 use rustix::io::Errno;
 
-/// Readable, for `poll`, from a change until [`Watch::drain`].
+/// Readable, for `poll`, from a change until [`Watch::drain`] or [`Watch::changes`].
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
 }
 
+/// A file that is watched. The same file has the same mark, however often it is added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mark(i32);
+
+/// What has changed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Changes {
+    Of(HashSet<Mark>),
+    /// The kernel dropped some of the events: any file may have changed.
+    Unknown,
+}
+
 impl Watch {
+    pub fn new() -> io::Result<Self> {
+        let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(explained)?;
+        Ok(Self { inotify })
+    }
+
     /// Watches files that are open here. Changes from now on are announced, so
     /// whoever looks at the files afterwards misses none.
     pub fn files(files: &[OwnedFd]) -> io::Result<Self> {
-        let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(explained)?;
+        let watch = Self::new()?;
         for file in files {
-            // Through the descriptor: whatever has the file's name by now.
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-            add_watch(&inotify, path, WatchFlags::MODIFY).map_err(explained)?;
+            watch.add(file)?;
         }
-        Ok(Self { inotify })
+        Ok(watch)
+    }
+
+    /// Watches one more file. The kernel forgets it with the file, if not before.
+    pub fn add(&self, file: &OwnedFd) -> io::Result<Mark> {
+        // Through the descriptor: whatever has the file's name by now.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mark = add_watch(&self.inotify, path, WatchFlags::MODIFY).map_err(explained)?;
+        Ok(Mark(mark))
+    }
+
+    /// Watches a file no more.
+    pub fn remove(&self, Mark(mark): Mark) {
+        // A file that is gone has no mark.
+        remove_watch(&self.inotify, mark).ok();
+    }
+
+    /// The files that have changed since the last call.
+    pub fn changes(&self) -> io::Result<Changes> {
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
+        let mut events = Reader::new(&self.inotify, &mut buffer);
+        let (mut changed, mut is_known) = (HashSet::new(), true);
+        loop {
+            match events.next() {
+                Ok(event) => {
+                    is_known &= !event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+                    changed.insert(Mark(event.wd()));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if is_known => return Ok(Changes::Of(changed)),
+                Err(Errno::AGAIN) => return Ok(Changes::Unknown),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Forgets the changes so far; call it before looking at the files.
     pub fn drain(&self) -> io::Result<()> {
-        let mut events = [0; EVENTS_BYTES];
-        loop {
-            match rustix::io::read(&self.inotify, &mut events) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+        self.changes().map(drop)
     }
 }
 
@@ -96,5 +142,26 @@ mod tests {
             watch.drain().unwrap();
             assert!(!is_readable(&watch));
         }
+    }
+    #[test]
+    fn one_instance_tells_which_of_its_files_has_changed() {
+        let directory = TemporaryDirectory::new();
+        let files = ["a", "b"].map(|name| File::create(directory.join(name)).unwrap().into());
+        let watch = Watch::new().unwrap();
+        let marks = files.each_ref().map(|file| watch.add(file).unwrap());
+        assert_ne!(marks[0], marks[1]);
+        assert_eq!(watch.add(&files[0]).unwrap(), marks[0]);
+        assert_eq!(watch.changes().unwrap(), Changes::Of(HashSet::new()));
+        pwrite(&files[1], b"x", 0).unwrap();
+        assert_eq!(
+            watch.changes().unwrap(),
+            Changes::Of(HashSet::from([marks[1]]))
+        );
+        watch.remove(marks[1]);
+        watch.drain().unwrap();
+        pwrite(&files[1], b"x", 0).unwrap();
+        assert!(!is_readable(&watch));
+        // It is gone already.
+        watch.remove(marks[1]);
     }
 }

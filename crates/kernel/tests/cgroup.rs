@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tare_harness::skip;
 use tare_kernel::cgroup::tree::{self, Members};
 use tare_kernel::cgroup::{self, Cgroup, Version, hierarchies, kill_until_empty};
@@ -28,6 +30,12 @@ fn own_cgroup(name: &str) -> Option<(PathBuf, Cgroup)> {
 
 /// Starts a Python program in the cgroup and waits until it says `ready`.
 fn start_in(cgroup: &Cgroup, program: &str) -> Child {
+    start_with(program, |pid| cgroup.write("cgroup.procs", pid).unwrap())
+}
+
+/// Starts a Python program, passes its number to `enter`, and waits until it says
+/// `ready`.
+fn start_with(program: &str, enter: impl FnOnce(&str)) -> Child {
     let mut child = Command::new("python3")
         .args([
             "-c",
@@ -37,9 +45,7 @@ fn start_in(cgroup: &Cgroup, program: &str) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    cgroup
-        .write("cgroup.procs", &child.id().to_string())
-        .unwrap();
+    enter(&child.id().to_string());
     drop(child.stdin.take());
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap())
@@ -57,16 +63,7 @@ fn a_process_whose_main_thread_has_exited_is_killed_all_the_same() {
     let Some((path, cgroup)) = own_cgroup("main-thread") else {
         skip!("no cgroup v2 hierarchy that we may write");
     };
-    let mut child = start_in(
-        &cgroup,
-        "import ctypes, threading, time\n\
-         def live():\n\
-         \x20   while threading.main_thread().native_id and open('/proc/self/stat').read().split()[2] != 'Z': time.sleep(0.001)\n\
-         \x20   print('ready', flush=True)\n\
-         \x20   time.sleep(1000)\n\
-         threading.Thread(target=live).start()\n\
-         ctypes.CDLL(None).pthread_exit(0)\n",
-    );
+    let mut child = start_in(&cgroup, WITHOUT_MAIN_THREAD);
     cgroup.kill().unwrap();
     assert!(
         cgroup.is_populated().unwrap(),
@@ -77,6 +74,15 @@ fn a_process_whose_main_thread_has_exited_is_killed_all_the_same() {
     cgroup::remove(&path).unwrap();
     assert!(!path.exists());
 }
+
+/// Python that prints `ready` from a second thread once its main thread has exited.
+const WITHOUT_MAIN_THREAD: &str = "import ctypes, threading, time\n\
+     def live():\n\
+     \x20   while threading.main_thread().native_id and open('/proc/self/stat').read().split()[2] != 'Z': time.sleep(0.001)\n\
+     \x20   print('ready', flush=True)\n\
+     \x20   time.sleep(1000)\n\
+     threading.Thread(target=live).start()\n\
+     ctypes.CDLL(None).pthread_exit(0)\n";
 
 /// leak D1: sub-cgroups that the box made go with it, however deep.
 #[test]
@@ -99,6 +105,67 @@ fn nested_cgroups_are_emptied_and_removed_bottom_up() {
     child.wait().unwrap();
     cgroup::remove(&path).unwrap();
     assert!(!path.exists());
+}
+
+/// A path to the deepest of these would be longer than a path can be, and one
+/// descriptor for each level more than a process may have.
+#[test]
+fn nested_cgroups_a_thousand_deep_are_removed_with_64_descriptors() {
+    let Some((path, cgroup)) = own_cgroup("deep") else {
+        skip!("no cgroup v2 hierarchy that we may write");
+    };
+    let deepest = nest(&path);
+    let procs = format!("/proc/self/fd/{}/cgroup.procs", deepest.as_raw_fd());
+    let mut child = start_with(WITHOUT_MAIN_THREAD, |pid| {
+        fs::write(procs, pid).unwrap();
+    });
+    drop(deepest);
+    allow_descriptors(64);
+    assert!(kill_until_empty(&cgroup, BOUND).unwrap());
+    child.wait().unwrap();
+    cgroup::remove(&path).unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn nested_v1_cgroups_a_thousand_deep_are_removed_with_64_descriptors() {
+    let Some(path) = own_v1_cgroup("deep") else {
+        skip!("no cgroup v1 hierarchy of pids that we may write");
+    };
+    nest(&path);
+    allow_descriptors(64);
+    cgroup::remove(&path).unwrap();
+    assert!(!path.exists());
+}
+
+fn own_v1_cgroup(name: &str) -> Option<PathBuf> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let found = hierarchies(&mountinfo)
+        .into_iter()
+        .find(|one| one.controllers.iter().any(|name| name == "pids"))?;
+    let path = found
+        .mount
+        .join(format!("tare-test-{name}-{}", std::process::id()));
+    fs::create_dir(&path).ok().map(|()| path)
+}
+
+/// Makes 1,200 directories, each in the one before; the last of them.
+fn nest(path: &Path) -> OwnedFd {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut current = openat(CWD, path, flags, Mode::empty()).unwrap();
+    for _ in 0..1200 {
+        mkdirat(&current, "level", Mode::RWXU).unwrap();
+        current = openat(&current, "level", flags, Mode::empty()).unwrap();
+    }
+    current
+}
+
+fn allow_descriptors(number: u64) {
+    let limit = Rlimit {
+        current: Some(number),
+        maximum: getrlimit(Resource::Nofile).maximum,
+    };
+    setrlimit(Resource::Nofile, limit).unwrap();
 }
 
 #[test]

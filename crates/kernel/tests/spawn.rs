@@ -24,6 +24,7 @@ fn bear(executable: &str, input: &File, output: &PipeWriter, extra: &[&File]) ->
         executable: executable.into(),
         arguments: &[c"sh"],
         descriptors: &descriptors,
+        guard: None,
         privilege: Privilege::Unchanged,
     })
     .unwrap()
@@ -75,6 +76,41 @@ fn a_child_has_the_descriptors_it_was_given_and_no_others() {
         .collect();
     assert_eq!(numbers, ["0", "1", "2", "3"], "{said}");
     assert!(said.contains("3 /dev/full"), "{said}");
+}
+
+/// A waiting child that holds the write end of another child's go pipe keeps that child
+/// waiting after the parent was killed. The listening port of the parent would stay open too.
+#[test]
+fn a_child_that_waits_for_its_go_holds_only_its_own_descriptors() {
+    let _open: Vec<File> = (0..100).map(|_| File::open("/dev/zero").unwrap()).collect();
+    let (_output, input) = pipe().unwrap();
+    let waiting = bear("/bin/sh", &script(""), &input, &[]);
+    let held = || {
+        let fds = format!("/proc/{}/fd", waiting.process().pid());
+        let entries = std::fs::read_dir(fds).unwrap();
+        let mut held: Vec<u32> = entries
+            .map(|entry| {
+                entry
+                    .unwrap()
+                    .file_name()
+                    .to_str()
+                    .unwrap()
+                    .parse()
+                    .unwrap()
+            })
+            .collect();
+        held.sort_unstable();
+        held
+    };
+    // The three streams, the executable and the go pipe.
+    let begun = std::time::Instant::now();
+    while held() != [0, 1, 2, 3, 4] && begun.elapsed() < BOUND {
+        std::thread::yield_now();
+    }
+    assert_eq!(held(), [0, 1, 2, 3, 4]);
+    let given_up = waiting.give_up();
+    assert!(given_up.process.wait_dead(BOUND).unwrap());
+    given_up.process.reap().unwrap();
 }
 
 #[test]

@@ -61,9 +61,15 @@ pub fn read(
             tree.complete = false;
             break;
         }
-        // One that goes while we look is not there.
-        let Some((inode, below)) = look(root, &path)? else {
-            continue;
+        let (inode, below) = match look(root, &path) {
+            Ok(found) => found,
+            // One that goes while we look is not there.
+            Err(Errno::NOENT | Errno::NODEV) => continue,
+            Err(Errno::NAMETOOLONG) => {
+                tree.complete = false;
+                continue;
+            }
+            Err(errno) => return Err(errno.into()),
         };
         if members == Members::Read {
             tree.members.extend(processes(root, &path)?);
@@ -82,12 +88,9 @@ pub fn read(
 
 /// The inode of a directory, and how many are in it: its links beside the two
 /// that every directory has.
-fn look(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<(u64, u64)>> {
-    match statat(root, path, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => Ok(Some((stat.st_ino, stat.st_nlink.saturating_sub(2)))),
-        Err(Errno::NOENT | Errno::NODEV) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
+fn look(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<(u64, u64)> {
+    let stat = statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok((stat.st_ino, stat.st_nlink.saturating_sub(2)))
 }
 
 fn is_there(root: BorrowedFd<'_>, path: &Path) -> bool {
