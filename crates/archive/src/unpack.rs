@@ -2,21 +2,24 @@
 //!
 //! The stream is hostile, and somebody may rename what is written while it is
 //! written. So: no name is used before it was checked, no symlink is followed,
-//! what stands in the way is removed and never written through, and modes are
-//! set through descriptors, on what was just made and on nothing else.
+//! what stands in the way is replaced when the new entry is complete and never
+//! written through, and modes are set through descriptors, on what was just made
+//! and on nothing else.
 //!
 //! A directory gets its mode and time when the stream has moved on to something
 //! that is not in it, as nothing else would do in constant memory; until then it
 //! is 0700. An archive that comes back to a directory changes its time again, and
 //! fails if the mode forbids that.
 
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
-use rustix::fs::{fchmod, futimens, linkat, mkdirat, openat, symlinkat, unlinkat, utimensat};
+use rustix::fs::{AtFlags, Mode, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{fchmod, futimens, linkat, mkdirat, statat, symlinkat, utimensat};
 use rustix::io::Errno;
+use tare_kernel::replace::{Draft, replace};
 use tare_kernel::step::{once, step};
 
 use crate::descent::{Descent, open_beneath, open_content};
@@ -24,10 +27,6 @@ use crate::error::Error;
 use crate::header::is_zeros;
 use crate::name::{Name, shared_bytes};
 use crate::reader::{Entry, Kind, Reader, cannot_unpack};
-
-/// How often something may reappear in our way: more than once is a race that
-/// somebody means to win.
-const ATTEMPTS_MAX: usize = 16;
 
 /// Zeros of at least this length become a hole, so that a sparse file in a box
 /// does not fill up the disk of the host.
@@ -214,8 +213,8 @@ impl Unpacking<'_> {
             entered => return entered.map_err(|errno| blocked(name, errno)),
         }
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
-        let make = || step("directory unpacked", || mkdirat(here, last, Mode::RWXU));
-        replacing(here, last, make)
+        entry_name(last)
+            .and_then(|last| replace(here, &last, |last| mkdirat(here, last, Mode::RWXU)))
             .and_then(|()| self.place.enter(last, Some(new)))
             .map_err(|errno| blocked(name, errno))
     }
@@ -232,9 +231,12 @@ impl Unpacking<'_> {
             return Err(Error::refused(cannot_unpack(name.as_bytes()), why));
         }
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
-        let make = || step("symlink unpacked", || symlinkat(target, here, last));
-        replacing(here, last, make)
-            .and_then(|()| utimensat(here, last, &times(mtime), AtFlags::SYMLINK_NOFOLLOW))
+        let make = |last: &CStr| {
+            symlinkat(target, here, last)?;
+            utimensat(here, last, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)
+        };
+        entry_name(last)
+            .and_then(|last| replace(here, &last, make))
             .map_err(|errno| blocked(name, errno))
     }
 
@@ -252,8 +254,8 @@ impl Unpacking<'_> {
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
         let linked = open_beneath(into, parent).and_then(|parent| {
             // Without AT_SYMLINK_FOLLOW: a link to a symlink is one more name of it.
-            let link = || linkat(&parent, target, here, last, AtFlags::empty());
-            replacing(here, last, || step("hard link unpacked", link))
+            let link = |last: &CStr| linkat(&parent, target, here, last, AtFlags::empty());
+            replace(here, &entry_name(last)?, link)
         });
         match linked {
             Err(Errno::NOENT) => refused("it is a hard link to something that is not there"),
@@ -261,7 +263,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Whole, or not there.
+    /// Complete under its name, or the name is as it was.
     fn file(
         &mut self,
         name: &Name,
@@ -276,14 +278,12 @@ impl Unpacking<'_> {
             return Err(Error::refused(cannot_unpack(name.as_bytes()), why));
         }
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
-        let file = replacing(here, last, || create(here, last));
-        let file = file.map_err(|errno| blocked(name, errno))?;
-        if let Err(error) = fill(file.into(), name, size, attributes, reader) {
-            // Best effort: the error says already that it is not there.
-            let take_back = || unlinkat(here, last, AtFlags::empty());
-            let _ = step("half a file taken back", take_back);
-            return Err(error);
-        }
+        let last = entry_name(last).map_err(|errno| blocked(name, errno))?;
+        let mut draft = Draft::create(here, &last, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| blocked(name, errno))?;
+        let unwritten = |error| unwritten(here, &last, name, error);
+        fill(draft.file(), size, attributes, reader, &unwritten)?;
+        draft.publish().map_err(|errno| blocked(name, errno))?;
         self.summary.bytes = bytes;
         Ok(())
     }
@@ -311,21 +311,13 @@ fn times(mtime: i64) -> Timestamps {
     }
 }
 
-/// A file that is new and nobody else's until it is complete.
-fn create(here: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let make = || openat(here, name, flags, Mode::RUSR | Mode::WUSR);
-    step("file unpacked", make)
-}
-
 fn fill(
-    mut file: File,
-    name: &Name,
+    file: &mut File,
     size: u64,
     attributes: Attributes,
     reader: &mut Reader<'_>,
+    failed: &dyn Fn(io::Error) -> Error,
 ) -> Result<(), Error> {
-    let failed = |error: io::Error| Error::failed(cannot_unpack(name.as_bytes()), error);
     loop {
         let part = reader.data()?;
         let count = part.len();
@@ -346,26 +338,21 @@ fn fill(
         .map_err(|errno| failed(errno.into()))
 }
 
-/// Makes something under a name. What has the name already is removed first,
-/// except a directory, which is EISDIR.
-fn replacing<T>(
-    here: BorrowedFd<'_>,
-    name: &[u8],
-    make: impl Fn() -> rustix::io::Result<T>,
-) -> rustix::io::Result<T> {
-    for _ in 0..ATTEMPTS_MAX {
-        match make() {
-            Err(Errno::EXIST) => {
-                let remove = || unlinkat(here, name, AtFlags::empty());
-                match step("what was there removed", remove) {
-                    Ok(()) | Err(Errno::NOENT) => {}
-                    Err(errno) => return Err(errno),
-                }
-            }
-            made => return made,
-        }
+/// Why content could not be written. The file that is there is not given up for it.
+fn unwritten(here: BorrowedFd<'_>, last: &CStr, name: &Name, error: io::Error) -> Error {
+    let message = cannot_unpack(name.as_bytes());
+    let is_full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+    match is_full.contains(&error.kind()) && statat(here, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        true => Error::failed(
+            message,
+            format!("there is no room for it beside the old file, which is unchanged: {error}"),
+        ),
+        false => Error::failed(message, error),
     }
-    Err(Errno::EXIST)
+}
+
+fn entry_name(last: &[u8]) -> rustix::io::Result<CString> {
+    CString::new(last).map_err(|_| Errno::INVAL)
 }
 
 fn blocked(name: &Name, errno: Errno) -> Error {
