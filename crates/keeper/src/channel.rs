@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use tare_control::{REPORT_BYTES_MAX, Report, decode, encode};
+use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::{fds, memory};
 
 /// What one read takes: most frames whole.
@@ -72,16 +74,39 @@ impl Channel {
 
     /// The next message, waited for; `None` when the other side is gone.
     pub fn wait<M: serde::de::DeserializeOwned>(&mut self, bytes_max: usize) -> Option<M> {
+        self.wait_until(bytes_max, u64::MAX)
+    }
+
+    /// The next message, waited for until this time of the boot clock; `None` when it
+    /// has passed or the other side is gone.
+    pub fn wait_until<M: serde::de::DeserializeOwned>(
+        &mut self,
+        bytes_max: usize,
+        until_ns: u64,
+    ) -> Option<M> {
         loop {
             match self.hear(bytes_max) {
                 Heard::Message(message) => return Some(message),
                 Heard::Closed => return None,
-                Heard::Nothing => {
-                    // A poll that fails is one more look.
-                    poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None).ok();
-                }
+                Heard::Nothing => {}
             }
+            let left = until_ns.saturating_sub(boot_ns());
+            if left == 0 {
+                return None;
+            }
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            // A poll that fails is one more look.
+            poll(&mut fds, Some(&timespec(Duration::from_nanos(left)))).ok();
         }
+    }
+
+    /// Whether the other side has closed the connection. Messages that it sent before
+    /// can still be read.
+    pub fn is_hung_up(&self) -> bool {
+        // HUP and ERR are reported without being asked for, poll(2).
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+        polled.is_ok() && !fds[0].revents().is_empty()
     }
 
     /// A large frame leaves no large buffer behind.

@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! caller ──Exec──▶ Running ──it ended──────────────────────▶ gone
-//!    │                │  ├──timeout──────▶ Ending ─nobody──▶ gone
-//!    └─other calls    │  └──client gone──▶ Ending ─left────▶ gone
+//!    │                   ├──timeout──────▶ Ending ─none────▶ gone
+//!    │                   ├──client gone──▶ Ending ─left────▶ gone
+//!    └─other calls       └──it ended,  ──▶ Ending ─────────▶ gone
+//!                           as its client asked
 //! ```
 
 use std::collections::BTreeSet;
@@ -47,6 +49,8 @@ pub struct Execution {
     mark: Option<Mark>,
     deadline_ns: Option<u64>,
     stage: Stage,
+    /// Its client has sent a signal that asks it to end: its tree ends with it.
+    asked_to_end: bool,
     /// Under which it is known in the account of the box's life.
     pub number: u32,
     end: Option<Ending>,
@@ -105,14 +109,20 @@ impl Execution {
         }
     }
 
-    /// Its own end is told at once; what it started in the background stays, as
-    /// part of the box.
+    /// Its own end is reported at once, and what it started in the background stays,
+    /// as part of the box. Where its client asked it to end, its tree ends first.
     pub fn ended(&mut self, status: WaitStatus) {
         match &self.stage {
             Stage::Running => {
                 let wait_status = status.as_raw();
                 self.end = Some(Ending::Itself { wait_status });
-                self.conclude(Some(&Report::Exited { wait_status }));
+                let report = Report::Exited { wait_status };
+                if self.asked_to_end && self.mark.is_some() {
+                    self.stage = Stage::Ending(Some(report));
+                    self.go_on_ending();
+                } else {
+                    self.conclude(Some(&report));
+                }
             }
             // It was alone: nobody is left.
             Stage::Ending(report) if self.mark.is_none() => self.conclude(report.clone().as_ref()),
@@ -129,7 +139,8 @@ impl Execution {
         loop {
             match heard {
                 Heard::Message(Request::Signal(signal)) => {
-                    signal_running(&self.stage, self.pid, signal)
+                    self.asked_to_end |= ASKING.contains(&signal);
+                    signal_running(&self.stage, self.pid, signal);
                 }
                 Heard::Message(Request::Go | Request::Detach) => {}
                 Heard::Nothing => return,
@@ -162,7 +173,7 @@ impl Execution {
 
     /// One more round of killing; nobody left to kill is the end.
     pub fn go_on_ending(&mut self) {
-        if let (Stage::Ending(report), Some(mark)) = (&self.stage, &self.mark)
+        if let (Stage::Ending(report), Some(mark)) = (&self.stage, &mut self.mark)
             && mark.kill_all().unwrap_or(false)
         {
             self.conclude(report.clone().as_ref());
@@ -178,6 +189,8 @@ impl Execution {
 }
 
 const SIGKILL: i32 = 9;
+/// SIGHUP, SIGINT, SIGQUIT and SIGTERM.
+const ASKING: [i32; 4] = [1, 2, 3, 15];
 
 /// While it runs it is not reaped, and the number is its own.
 fn signal_running(stage: &Stage, pid: Pid, signal: i32) {
@@ -247,6 +260,7 @@ pub fn start(
                 mark,
                 deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
                 stage: Stage::Running,
+                asked_to_end: false,
                 number: 0,
                 end: None,
             })

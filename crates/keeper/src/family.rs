@@ -8,6 +8,7 @@
 //! `--contain` or `--seccomp unconfined`, it can hide from this; never from the
 //! end of its box.)
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,6 +23,8 @@ use tare_kernel::process::Process;
 #[derive(Debug)]
 pub struct Mark {
     inode: u64,
+    /// Processes that the last round of killing found and that are not reaped yet.
+    dying: BTreeSet<i32>,
     /// As long as it is open the number is nobody else's.
     _pin: OwnedFd,
 }
@@ -33,49 +36,66 @@ impl Mark {
     pub fn during<T>(start: impl FnOnce() -> T) -> io::Result<(T, Self)> {
         let (home, _) = own_namespace()?;
         launch::own_hostname_namespace()?;
-        let started = own_namespace().map(|(pin, inode)| (start(), Self { inode, _pin: pin }));
-        // Our own mark would be everyone's.
-        launch::enter_hostname_namespace(home.as_fd())?;
+        let started = own_namespace().map(|(pin, inode)| {
+            let mark = Self {
+                inode,
+                dying: BTreeSet::new(),
+                _pin: pin,
+            };
+            (start(), mark)
+        });
+        // Our own mark would be everyone's: a keeper that cannot leave it ends, and its
+        // box with it.
+        if launch::enter_hostname_namespace(home.as_fd()).is_err() {
+            std::process::exit(1);
+        }
         started
     }
 
-    /// SIGKILL to everyone who bears it; `true` when nobody did.
-    pub fn kill_all(&self) -> io::Result<bool> {
-        let mut nobody = true;
+    /// SIGKILL to every process that bears it; `true` when none is left. A process
+    /// that exits gives up its namespaces before it can be reaped: one that bore the
+    /// mark counts until its directory is gone.
+    pub fn kill_all(&mut self) -> io::Result<bool> {
+        let mut left = BTreeSet::new();
         for entry in fs::read_dir("/proc")? {
             let entry = entry?;
             let name = entry.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            if self.is_on(&entry.path()) {
-                nobody = false;
-                self.kill(pid, &entry.path());
+            match self.is_on(&entry.path()) {
+                Some(true) => {
+                    left.insert(pid);
+                    self.kill(pid, &entry.path());
+                }
+                None if self.dying.contains(&pid) => drop(left.insert(pid)),
+                Some(false) | None => {}
             }
         }
-        Ok(nobody)
+        self.dying = left;
+        Ok(self.dying.is_empty())
     }
 
     /// The pidfd pins the number: who bears the mark afterwards is who is meant.
     /// Who is gone meanwhile needs no killing.
     fn kill(&self, pid: i32, directory: &Path) {
         if let Ok(process) = Process::open(pid)
-            && self.is_on(directory)
+            && self.is_on(directory) == Some(true)
         {
             process.kill().ok();
         }
     }
 
     /// A process whose first thread has exited shows its namespaces in the
-    /// others only.
-    fn is_on(&self, directory: &Path) -> bool {
+    /// others only. `None` for one that has exited.
+    fn is_on(&self, directory: &Path) -> Option<bool> {
         if let Some(inode) = inode(directory) {
-            return inode == self.inode;
+            return Some(inode == self.inode);
         }
         let threads = fs::read_dir(directory.join("task")).into_iter().flatten();
-        threads
-            .filter_map(Result::ok)
-            .any(|thread| inode(&thread.path()) == Some(self.inode))
+        let threads = threads.filter_map(Result::ok);
+        let inodes: Vec<u64> = threads.filter_map(|one| inode(&one.path())).collect();
+        (!inodes.is_empty()).then(|| inodes.contains(&self.inode))
     }
 }
 

@@ -2,18 +2,18 @@
 //! Like [`crate::copy`], and for the same reason, this runs in the box, as its user.
 
 use std::ffi::{CString, OsStr};
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::fs::{fstat, lstat, openat, statat};
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 use tare_control::files::{FileWord, Listed, ListedKind, PIECE_BYTES_MAX, piece_length};
+use tare_kernel::replace::Draft;
 use tare_kernel::{signals, tree};
 
 const DONE: u8 = 0;
@@ -171,26 +171,21 @@ fn listed(stat: &Stat, name: &[u8]) -> Listed {
     }
 }
 
-/// Under another name until it is whole: whoever reads sees the old one or the new one.
+/// Without a name until it is complete: a reader sees the old file or the new one.
 fn try_write(path: &Path) -> io::Result<()> {
-    let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::ISDIR.into());
     };
     let mode = mode_in_place(path)?;
     fs::create_dir_all(parent)?;
-    let hidden = parent.join(hidden_name());
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&hidden)?;
+    // Without the right to read: a directory may only be writable.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = openat(CWD, parent, flags, Mode::empty())?;
+    let name = CString::new(name.as_bytes())?;
+    let mut draft = Draft::create(parent.as_fd(), &name, Mode::from_raw_mode(0o644))?;
     say(FileWord::Ready { size: None });
-    let written = fill(file, mode).and_then(|()| fs::rename(&hidden, path));
-    if written.is_err() {
-        // What is left of it is in the box, and of no use.
-        fs::remove_file(&hidden).ok();
-    }
-    written
+    fill(draft.file(), mode)?;
+    Ok(draft.publish()?)
 }
 
 /// The permissions of the file that is replaced. What is no file is not.
@@ -203,15 +198,8 @@ fn mode_in_place(path: &Path) -> io::Result<Option<u32>> {
     }
 }
 
-fn hidden_name() -> PathBuf {
-    let mut bytes = [0; 8];
-    // Without random bytes there is one name, which is there at most once.
-    getrandom(&mut bytes, GetRandomFlags::empty()).ok();
-    PathBuf::from(format!(".tare-{:016x}", u64::from_ne_bytes(bytes)))
-}
-
 /// Piece after piece, until the one that says that nothing is missing.
-fn fill(mut file: File, mode: Option<u32>) -> io::Result<()> {
+fn fill(file: &mut File, mode: Option<u32>) -> io::Result<()> {
     let mut input = io::stdin().lock();
     let mut buffer = vec![0; PIECE_BYTES_MAX];
     loop {

@@ -48,6 +48,7 @@ use setup::{Failing, Failure};
 use supervise::{Deadlines, End, Supervisor};
 use tare_control::events::Happening;
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
+use tare_kernel::clock::boot_ns;
 use tare_kernel::launch;
 use tare_kernel::step::step;
 use terminal::Pair;
@@ -60,6 +61,8 @@ const KILLED: i32 = 9;
 
 /// A keeper's whole life; its process does nothing else.
 pub fn main() -> ExitCode {
+    // The first look at the clock reads `/proc`, which is the host's until the box is made.
+    let _since_boot = boot_ns();
     let Ok(inherited) = Inherited::take() else {
         return ExitCode::FAILURE;
     };
@@ -167,17 +170,19 @@ impl Ready {
             streams: self.streams,
             cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
         };
-        let begun = match self.plan.workload.argv.as_slice() {
-            [] => Ok(None),
-            [..] => workload::start(&birth).map(Some),
-        };
+        // Before the command runs: a caller that has seen its output can call the box.
+        let listening = step("socket listened on", || {
+            rustix::net::listen(&self.socket, BACKLOG)
+        });
+        let listening = listening.failing(SetupStep::Streams, "socket");
+        let begun = listening.map_err(Failure::into_report).and_then(|()| {
+            match self.plan.workload.argv.as_slice() {
+                [] => Ok(None),
+                [..] => workload::start(&birth).map(Some),
+            }
+        });
         let started = begun.and_then(|command| {
             workload::let_go_of_streams().map_err(Failure::into_report)?;
-            step("socket listened on", || {
-                rustix::net::listen(&self.socket, BACKLOG)
-            })
-            .failing(SetupStep::Streams, "socket")
-            .map_err(Failure::into_report)?;
             Ok(command)
         });
         drop(birth);

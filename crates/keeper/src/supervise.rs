@@ -27,6 +27,9 @@ const SIGTERM: i32 = 15;
 const ENDED_WELL: i32 = 0;
 /// Between rounds of killing a process tree that outruns them.
 const KILL_AGAIN: Duration = Duration::from_millis(1);
+/// How long the keeper of a box whose command has ended waits for its creator. A
+/// creator that is stopped for longer loses the box, as one that was killed does.
+const DETACHED_WITHIN_NS: u64 = 60_000_000_000;
 /// Between looks where nothing can be waited for.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -124,6 +127,7 @@ impl Supervisor {
         if ready.contains(&Source::Child)
             && let Some(status) = self.reap()
         {
+            self.forget_ended();
             return Some(End::Command(status.as_raw()));
         }
         if let Some(by) = self.deadlines.passed(boot_ns()) {
@@ -202,19 +206,22 @@ impl Supervisor {
     }
 
     /// Reaps every process that has ended, orphans of the workload included; the
-    /// command's own status when it is among them.
+    /// command's own status when it is among them. Clients of execs that ended at
+    /// the same time get their exit codes too.
     fn reap(&mut self) -> Option<WaitStatus> {
         drain(&self.child_signal);
+        let mut command = None;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if Some(pid) == self.command {
-                return Some(status);
+                command = Some(status);
+                continue;
             }
             let started = self.executions.iter_mut().find(|one| one.pid() == pid);
             if let Some(execution) = started {
                 execution.ended(status);
             }
         }
-        None
+        command
     }
 
     /// `false` when the creator is gone without having left the box to itself.
@@ -231,11 +238,16 @@ impl Supervisor {
         true
     }
 
-    /// Of a box that has ended and that its creator means to leave to itself:
-    /// waits until it has, or is gone.
+    /// Waits for the creator to detach or disappear, when the command ended first.
+    /// Background processes live on meanwhile, so the deadlines of the box hold.
     pub fn await_detachment(&mut self) {
+        let within_ns = boot_ns().saturating_add(DETACHED_WITHIN_NS);
+        let until_ns = self
+            .deadlines
+            .next()
+            .map_or(within_ns, |at| at.min(within_ns));
         while let (Some(link), Some(_)) = (&mut self.link, &self.detached) {
-            match link.wait(REQUEST_BYTES_MAX) {
+            match link.wait_until(REQUEST_BYTES_MAX, until_ns) {
                 Some(Request::Detach) => self.detach(),
                 Some(Request::Go | Request::Signal(_)) => {}
                 None => return,
@@ -282,7 +294,12 @@ impl Supervisor {
         }
     }
 
+    /// A caller that has hung up has been refused, or has given up: nothing is begun
+    /// for it.
     fn answer(&mut self, channel: Channel, call: Call) {
+        if channel.is_hung_up() {
+            return;
+        }
         let (report, happened) = match call {
             Call::Exec(exec) => return self.execute(channel, exec),
             Call::Signal(signal) => {
@@ -404,6 +421,10 @@ impl Supervisor {
             }
             execution.go_on_ending();
         }
+        self.forget_ended();
+    }
+
+    fn forget_ended(&mut self) {
         for index in (0..self.executions.len()).rev() {
             if self.executions[index].is_over() {
                 let over = self.executions.remove(index);
