@@ -134,6 +134,13 @@ pub struct PausingEntry {
     pub at_ns: u64,
 }
 
+/// The removal of the box has begun. If the process that removes it is killed, the next
+/// command finishes the removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovingEntry {
+    pub at_ns: u64,
+}
+
 /// Somebody is about to kill all of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndingEntry {
@@ -163,6 +170,9 @@ pub struct StuckEntry {
     /// How often by now.
     pub tries: u32,
     pub at_ns: u64,
+    /// Whether the record was to go too, as `tare rm` asks for.
+    #[serde(default)]
+    pub remove: bool,
 }
 
 /// A box that was tried twice in vain is left for this long, then for twice that, and
@@ -178,6 +188,7 @@ impl StuckEntry {
             why,
             tries: last.map_or(1, |last| last.tries.saturating_add(1)),
             at_ns: boot_ns(),
+            remove: false,
         }
     }
 
@@ -203,7 +214,8 @@ impl StuckEntry {
     /// that whoever tries often does not fill the record.
     pub fn is_said(&self, last: Option<&Self>) -> bool {
         last.is_some_and(|last| {
-            !last.is_due() && (&last.step, &last.why) == (&self.step, &self.why)
+            let same = (&last.step, &last.why, last.remove) == (&self.step, &self.why, self.remove);
+            same && !last.is_due()
         })
     }
 }
@@ -223,7 +235,12 @@ pub struct EndedEntry {
     pub exit_code: u8,
     pub by: EndedBy,
     pub oom: bool,
+    /// When the box ended. If its keeper could not say: when tare found it ended.
     pub at: Timestamp,
+    /// The last sign of life of a box whose keeper could not say when it ended. The box ended
+    /// between this time and `at`.
+    #[serde(default)]
+    pub after: Option<Timestamp>,
     /// On the boot clock: retention counts from here.
     pub at_ns: u64,
     /// How long it took whoever ended it, or found it over, to see it empty.
@@ -234,8 +251,14 @@ pub struct EndedEntry {
 const KILLED: i32 = 9;
 
 impl EndedEntry {
-    /// By what its keeper said. One that could not say anything was killed.
-    pub fn of(life: &[LifeEvent], oom: bool, emptied: Duration) -> Self {
+    /// By what its keeper said. One that could not say anything was killed, at some time
+    /// since `last_sign`.
+    pub fn of(
+        life: &[LifeEvent],
+        last_sign: Option<Timestamp>,
+        oom: bool,
+        emptied: Duration,
+    ) -> Self {
         let said = life.iter().find_map(|event| match event {
             LifeEvent::Exited {
                 wait_status,
@@ -250,6 +273,7 @@ impl EndedEntry {
             by,
             oom,
             at,
+            after: last_sign.filter(|_| said.is_none()),
             at_ns: boot_ns(),
             emptied_ms: u64::try_from(emptied.as_millis()).unwrap_or(u64::MAX),
         }
@@ -266,6 +290,7 @@ pub enum Entry {
     Renamed(Renaming),
     Updated(Update),
     Pausing(PausingEntry),
+    Removing(RemovingEntry),
     Stuck(StuckEntry),
     Ending(EndingEntry),
     Ended(EndedEntry),
@@ -291,6 +316,8 @@ pub struct Account {
     pub pausing: Option<PausingEntry>,
     /// Since its end: why it cannot be removed.
     pub stuck: Option<StuckEntry>,
+    /// A removal was begun, and is to be finished.
+    pub removing: bool,
     pub ending: Option<EndingEntry>,
     pub ended: Option<EndedEntry>,
 }
@@ -322,7 +349,11 @@ impl Account {
             Entry::Renamed(renaming) => self.names.push(renaming.name),
             Entry::Updated(update) => self.update(&update),
             Entry::Pausing(pausing) => self.pausing = Some(pausing),
-            Entry::Stuck(stuck) => self.stuck = Some(stuck),
+            Entry::Removing(_) => self.removing = true,
+            Entry::Stuck(stuck) => {
+                self.removing |= stuck.remove;
+                self.stuck = Some(stuck);
+            }
             Entry::Ending(ending) => self.ending = Some(ending),
             Entry::Ended(ended) => {
                 self.stuck = None;

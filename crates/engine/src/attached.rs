@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tare_control::{Report, Request};
 use tare_kernel::clock::boot_ns;
+use tare_kernel::process::Process;
 
 use crate::create::{Made, Reserve};
 use crate::error::{Doing, Error};
@@ -16,7 +17,7 @@ use crate::keeper;
 use crate::layout::Layout;
 use crate::record::Locked;
 use crate::reports::{Heard, Reports};
-use crate::teardown::Site;
+use crate::teardown::{OWN_WITHIN, Site};
 
 /// The host's ends of the command's standard streams. With a terminal they are
 /// all absent: its master side comes as [`Event::Terminal`].
@@ -61,7 +62,7 @@ pub struct Attached {
     id: BoxId,
     record: Locked,
     made: Made,
-    reserve: Reserve,
+    reserve: Option<Reserve>,
     reports: Reports,
     over: bool,
 }
@@ -81,7 +82,7 @@ impl Attached {
             id,
             record,
             made,
-            reserve,
+            reserve: Some(reserve),
             reports: Reports::default(),
             over: false,
         }
@@ -160,16 +161,26 @@ impl Attached {
         self.made.keeper.process.kill().ok();
     }
 
+    /// The first process of the box.
+    pub fn keeper(&self) -> &Process {
+        &self.made.keeper.process
+    }
+
     /// The one way out: returns after emptiness was observed.
-    pub fn end(self) -> Result<Ending, Error> {
-        drop(self.reserve);
+    pub fn end(mut self) -> Result<Ending, Error> {
+        self.try_end(OWN_WITHIN)
+    }
+
+    /// The same within this time; it can be tried again.
+    pub fn try_end(&mut self, within: Duration) -> Result<Ending, Error> {
+        drop(self.reserve.take());
         let oom_kills = self.made.cgroups.oom_kills();
         let site = Site {
             layout: &self.layout,
             host: &self.host,
             id: &self.id,
         };
-        site.tear_down_own(self.record, &self.made.keeper.process)?;
+        site.tear_down_own(&mut self.record, &self.made.keeper.process, within)?;
         Ok(Ending { oom_kills })
     }
 }

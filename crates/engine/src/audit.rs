@@ -4,7 +4,7 @@
 //! Only reads, makes nothing, asks no keeper: what is told comes from the kernel.
 //! One pass over `/proc` is for all boxes; then each is looked at once.
 
-mod census;
+pub(crate) mod census;
 mod fading;
 mod held;
 
@@ -140,7 +140,10 @@ fn kept_by(observed: &Observed, held: &Held) -> KeptBy {
         };
     }
     let options = observed.record.account.detached();
-    match (&observed.record.account.ended, options) {
+    match (&observed.ended, options) {
+        (Some(_), Some(options)) if options.remove => KeptBy::Retention {
+            until: Timestamp::now(),
+        },
         (Some(ended), Some(options)) => KeptBy::Retention {
             until: ended.at.after(options.retention),
         },

@@ -70,6 +70,22 @@ impl Engine {
         Ok(self.status_of(id, &self.observe(id)?))
     }
 
+    /// A box that was just started. One that keeps nothing may have ended and be gone.
+    pub fn status_of_new(&self, id: &BoxId, spec: &Spec) -> Result<Status, Error> {
+        match self.status(id) {
+            Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Status {
+                name: spec.name.as_ref().map(ToString::to_string),
+                state: State::Exited,
+                created_at: Timestamp::now(),
+                command: texts(&spec.command),
+                labels: spec.labels.clone(),
+                stuck_on: None,
+                ..Status::unknown(id, String::new())
+            }),
+            status => status,
+        }
+    }
+
     /// How many of its processes the kernel has killed for memory so far.
     pub fn oom_kills(&self, id: &BoxId) -> u64 {
         let roots = self.host.cgroups.all().into_iter();
@@ -143,7 +159,7 @@ impl Engine {
         }
     }
 
-    fn status_of(&self, id: &BoxId, observed: &Observed) -> Status {
+    pub(crate) fn status_of(&self, id: &BoxId, observed: &Observed) -> Status {
         let account = &observed.record.account;
         let spec = spec_of(observed);
         let used = match observed.is_live() {
@@ -165,6 +181,7 @@ impl Engine {
             exit_code: ended.map(|ended| ended.exit_code),
             attached: observed.is_attached(),
             ended_at: ended.map(|ended| ended.at),
+            ended_after: ended.and_then(|ended| ended.after),
             ended_by: ended.map(|ended| ended.by),
             oom: ended.is_some_and(|ended| ended.oom),
             stuck_on: observed.stuck_on(),

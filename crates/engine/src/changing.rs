@@ -1,12 +1,15 @@
 //! Changing a live box.
 
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use tare_control::Call;
 use tare_kernel::clock::boot_ns;
+use tare_kernel::process::Process;
 
 use crate::account::{Entry, Lease, PausingEntry, Renaming, Update};
+use crate::audit::census::Census;
 use crate::boxes::{has_ended, no_box};
 use crate::engine::Engine;
 use crate::error::{Doing, Error, ErrorKind};
@@ -14,12 +17,11 @@ use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::line;
+use crate::lock::LOCK_WITHIN;
+use crate::observed::Observed;
 use crate::record::{Locked, Record};
-use crate::spec::{Cpus, Limit, Name};
+use crate::spec::{Cpus, Isolation, Limit, Name};
 use crate::status::State;
-
-/// How long a command waits for another one that changes the same box.
-const LOCK_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is to be different; `None` leaves it as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,7 +57,14 @@ impl Engine {
                     // Never while a process is born: its keeper waits for that.
                     line::tell(record, id, &Call::Freeze)?;
                 }
-                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), true)
+                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), true)?;
+                match self.at_large(id, &observed) {
+                    None => Ok(()),
+                    Some(pid) => {
+                        cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)?;
+                        Err(moved_away(id, pid))
+                    }
+                }
             }
             (State::Running | State::Paused | State::Stopping, false) => {
                 cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)?;
@@ -71,6 +80,30 @@ impl Engine {
             ),
             (State::Exited, _) => Err(has_ended(id)),
         }
+    }
+
+    /// A process of a contained box that none of its frozen cgroups holds. Such a box
+    /// sees the host's cgroups, and as root may have moved there; others see none.
+    fn at_large(&self, id: &BoxId, observed: &Observed) -> Option<i32> {
+        let intent = observed.record.account.intent.as_ref();
+        if intent.is_none_or(|intent| intent.spec.isolation != Isolation::Contain) {
+            return None;
+        }
+        let keeper = observed.keeper.as_ref()?.pid();
+        let census = Census::take(self, &self.traces());
+        let lives = |pid: &i32| census.stat(*pid).is_some_and(|it| !it.is_zombie);
+        // The keeper of a detached box goes on, in the cgroup above its workload.
+        let above = usize::from(!observed.is_attached());
+        let of = self.layout.tagged(id);
+        let is_held = |pid: &i32| {
+            let cgroup = Process::open(*pid).and_then(|it| it.cgroup());
+            cgroup.ok().flatten().is_none_or(|path| {
+                let mut holders = Path::new(&path).ancestors().skip(above);
+                holders.any(|it| cgroup::is_of(it, of))
+            })
+        };
+        let others = census.family(keeper).into_iter().filter(|it| *it != keeper);
+        others.filter(lives).find(|pid| !is_held(pid))
     }
 
     /// Gives a box another name.
@@ -181,6 +214,14 @@ impl Engine {
         }
         self.lock(id)
     }
+}
+
+fn moved_away(id: &BoxId, pid: i32) -> Error {
+    Error::new(ErrorKind::Conflict, format!("cannot pause box {id}"))
+        .because(format!(
+            "its process {pid} has moved to a cgroup that is not the box's"
+        ))
+        .with_hint("move it back or end it, then pause the box again")
 }
 
 /// Before it is, so that no list is wrong about it, whoever is killed when.

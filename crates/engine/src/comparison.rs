@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use tare_kernel::process::Process;
+
 use crate::engine::Engine;
 use crate::error::{Doing, Error};
 use crate::flaw::Flaw;
@@ -24,6 +26,7 @@ use crate::lifecycle::{Care, Tie};
 use crate::observed::{Depth, Observed, When};
 use crate::record::{self, Record};
 use crate::shares::look_at_each;
+use crate::status::State;
 use crate::tag::Tag;
 use crate::traces;
 
@@ -47,6 +50,8 @@ pub struct Traces {
     pub pids: Vec<i32>,
     /// Who of them has the arguments of a keeper, once somebody has to know.
     claims: OnceLock<Claims>,
+    /// Keepers that were never started and whose creator is dead.
+    strays: OnceLock<Vec<Process>>,
 }
 
 /// By box; whether it is its keeper is asked of those that matter.
@@ -113,6 +118,7 @@ impl Engine {
             cgroups: traces::cgroups(&self.host.cgroups, self.layout.tag()),
             pids: traces::everyone(),
             claims: OnceLock::new(),
+            strays: OnceLock::new(),
         }
     }
 
@@ -183,6 +189,9 @@ impl Engine {
         traces: &Traces,
     ) -> Vec<Lost> {
         let mut missing = Vec::new();
+        if observed.state() == State::Starting && traces.has_stray_with(&observed.record) {
+            return vec![Lost::of(id, LostKind::Creator, Would::Remove)];
+        }
         if observed.is_busy() || self.may_be_new(boxes, observed) {
             return missing;
         }
@@ -195,6 +204,7 @@ impl Engine {
         }
         let ended = observed.record.account.ended.is_some();
         match left_behind(id, observed) {
+            Some(lost) if awaits_cleanup(observed, &lost) => return missing,
             Some(lost) => note(lost.what, lost.would),
             // Whoever made it is gone, and nothing says that it was to live on.
             None if !ended && observed.tie() == Tie::Detaching => {
@@ -202,6 +212,10 @@ impl Engine {
                 note(LostKind::Record { why }, Would::Leave);
             }
             None => {}
+        }
+        if observed.record.account.removing {
+            // Its removal goes on with the next command, unless it is stuck.
+            return missing;
         }
         if self.lacks_cgroup(id, observed) {
             note(LostKind::Cgroup, Would::Leave);
@@ -270,6 +284,9 @@ impl Engine {
                 note(OrphanKind::Keeper { id, pid });
             }
         }
+        for stray in traces.strays() {
+            orphans.push(Orphan::of(OrphanKind::Newborn { pid: stray.pid() }));
+        }
         orphans.retain(Orphan::is_something);
         for (name, id) in name::all(&self.layout) {
             let still_its = || name::holder_of(&self.layout, &name).as_ref() == Some(&id);
@@ -313,6 +330,13 @@ pub(crate) fn left_behind(id: &BoxId, observed: &Observed) -> Option<Lost> {
     Some(Lost::of(id, what, would))
 }
 
+/// Whether the box has ended in order, and only its cleanup by the next command is left.
+/// That is not a difference, unless the cleanup was tried and failed.
+pub(crate) fn awaits_cleanup(observed: &Observed, lost: &Lost) -> bool {
+    let is_over = lost.what == LostKind::Keeper && observed.keeper.is_none();
+    is_over && observed.record.account.stuck.is_none()
+}
+
 fn would_care(observed: &Observed) -> Option<Would> {
     match observed.care(When::Now) {
         Care::Nothing => None,
@@ -338,8 +362,21 @@ impl Traces {
     fn has_life(&self, id: &BoxId, engine: &Engine) -> bool {
         let claims = || by_box(traces::claims(&self.pids, engine.layout.tag()));
         let its = self.claims.get_or_init(claims).get(id);
+        // What cannot be seen may live.
+        let is_populated = engine.host.meters().is_populated(engine.layout.tagged(id));
         its.is_some_and(|its| engine.living_keeper(id, its).is_some())
-            || engine.host.meters().is_populated(engine.layout.tagged(id))
+            || is_populated.unwrap_or(true)
+    }
+
+    fn strays(&self) -> &[Process] {
+        self.strays.get_or_init(|| traces::strays(&self.pids))
+    }
+
+    /// Whether the lock of this record is only held because a stray has a copy of its
+    /// creator's descriptors.
+    fn has_stray_with(&self, record: &Record) -> bool {
+        let has_it = |stray: &Process| stray.has_open(record.as_fd()).unwrap_or(false);
+        record.is_busy() && self.strays().iter().any(has_it)
     }
 
     /// Who is called a keeper, but for those who are known to be one. That they are

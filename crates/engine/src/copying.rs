@@ -167,7 +167,12 @@ fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Erro
     match last_word(executed, words, FINISHED_WITHIN)? {
         (Some(Exit::Code(0)), _) => Ok(()),
         (Some(_), said) if !said.is_empty() => Err(cannot_copy(id, said.trim_end())),
-        (Some(_) | None, _) => Err(cannot_copy(id, "its side of the copy was killed")),
+        (Some(_) | None, _) => Err(Error::new(
+            ErrorKind::Conflict,
+            format!("box {id} did not finish the copy"),
+        )
+        .because("its side of the copy ended too early")
+        .with_hint("a file that did not arrive completely is as it was before")),
     }
 }
 
@@ -228,7 +233,7 @@ fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
         poll(&mut [events], Some(&timespec(left))).ok();
     }
     let message = format!("box {id} does not say what it found");
-    Error::new(ErrorKind::Failed, message).because(error)
+    Error::new(ErrorKind::Conflict, message).because(error)
 }
 
 /// The box's words, which may be anything.

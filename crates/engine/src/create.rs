@@ -16,8 +16,9 @@ use tare_kernel::spawn::Spawned;
 
 use crate::account::{DetachOptions, KeeperIdentity, Lease};
 use crate::attached::Streams;
+use crate::cause::{Step, explained};
 use crate::engine::Engine;
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::cgroup::{self, CgroupHolding, Residence};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{name, scratch, uids};
@@ -26,7 +27,7 @@ use crate::keeper::{self, IdMap, Inheritance, Unmade, Waiting};
 use crate::plan::{self, Trees};
 use crate::reason::Reason;
 use crate::record::{DetachedFiles, Locked};
-use crate::spec::{Isolation, Network, Spec, Terminal};
+use crate::spec::{Isolation, Limit, Network, Spec, Terminal, bytes};
 use crate::stdio::{Owner, Stdin, Stdio, null};
 use crate::teardown::OWN_WITHIN;
 use crate::trees::{self, Mapping, Tree};
@@ -88,8 +89,9 @@ impl Engine {
         record: &mut Locked,
     ) -> Result<Made, Unmade> {
         let held = self.hold(spec, &ends, id, record)?;
-        let made = self.bear(spec, &ends, id, held)?;
+        let made = self.bear(spec, &ends, id, record, held)?;
         if let Err(error) = self.commit(record, &made) {
+            let error = explained(error, Step::StateRoot);
             return Err(Unmade::with(error, made.keeper));
         }
         // The keeper needs nothing of us for a while.
@@ -97,17 +99,20 @@ impl Engine {
         Ok(made)
     }
 
-    /// Ends what could not be made whole. It may be others that are in its way.
-    pub(crate) fn unmake(
-        &self,
-        id: &BoxId,
-        record: Locked,
-        keeper: Option<&Spawned>,
-    ) -> Result<(), Error> {
+    /// Ends what could not be made whole, and returns why it could not. It may be
+    /// others that are in its way. A failed roll-back is a note on that first error.
+    pub(crate) fn unmake(&self, id: &BoxId, mut record: Locked, unmade: Unmade) -> Error {
         self.tended();
-        match keeper {
-            Some(keeper) => self.site(id).tear_down_own(record, &keeper.process),
+        let Unmade { error, keeper } = unmade;
+        let ended = match keeper {
+            Some(keeper) => self
+                .site(id)
+                .tear_down_own(&mut record, &keeper.process, OWN_WITHIN),
             None => self.site(id).tear_down(record, OWN_WITHIN, Reason::Own),
+        };
+        match ended {
+            Ok(()) => error,
+            Err(left) => error.with_note(&left, &format!("'tare rm -f {id}' tries again")),
         }
     }
 
@@ -118,15 +123,18 @@ impl Engine {
         id: &BoxId,
         record: &Locked,
     ) -> Result<Held, Error> {
+        check_memory(spec)?;
+        let in_state_root = |error| explained(error, Step::StateRoot);
         if let Some(wanted) = &spec.name {
             // A name of a box that nobody wants any more is free.
             self.tend_holder(wanted);
-            name::acquire(&self.layout, wanted, id)?;
+            name::acquire(&self.layout, wanted, id).map_err(in_state_root)?;
         }
-        let range = uids::acquire(&self.layout)?;
+        let range = uids::acquire(&self.layout).map_err(in_state_root)?;
         let map = self.id_map(spec, range.first);
         let tagged = self.layout.tagged(id);
         let cgroups = cgroup::acquire(&self.host, tagged, &spec.limits, residence(ends, map))?;
+        check_scratch(spec, &cgroups)?;
         let scratch = self.kept_scratch(spec, ends, id, record, map)?;
         Ok(Held {
             range,
@@ -136,7 +144,8 @@ impl Engine {
             stdio: stdio(spec, ends, map)?,
             socket: record
                 .bind_control()
-                .doing(|| format!("cannot make a socket for box {id}"))?,
+                .doing(|| format!("cannot make a socket for box {id}"))
+                .map_err(in_state_root)?,
             files: detached_files(ends, record)?,
         })
     }
@@ -147,6 +156,7 @@ impl Engine {
         spec: &Spec,
         ends: &Ends<'_>,
         id: &BoxId,
+        record: &Locked,
         mut held: Held,
     ) -> Result<Made, Unmade> {
         let Waiting { newborn, control } = keeper::bear(
@@ -154,7 +164,7 @@ impl Engine {
             self.layout.tagged(id),
             &self.host,
             held.map,
-            &held.inheritance(),
+            &held.inheritance(record),
         )?;
         let keeper = newborn.go();
         held.cgroups.join.clear();
@@ -285,11 +295,12 @@ impl Engine {
 }
 
 impl Held {
-    fn inheritance(&self) -> Inheritance<'_> {
+    fn inheritance<'a>(&'a self, record: &'a Locked) -> Inheritance<'a> {
         Inheritance {
             stdio: self.stdio.theirs(),
             claim: self.range.claim.as_fd(),
             socket: self.socket.as_fd(),
+            record: record.as_fd(),
             planned: self.planned(),
             unified: self.cgroups.unified.as_ref(),
             join: &self.cgroups.join,
@@ -306,6 +317,36 @@ impl Held {
             .chain(files.map(AsFd::as_fd))
             .chain(mounts.map(AsFd::as_fd))
             .collect()
+    }
+}
+
+/// The configuration of a server may set any limit. The process that makes a box enters the
+/// box's cgroup for a moment, and the kernel would kill it there.
+fn check_memory(spec: &Spec) -> Result<(), Error> {
+    let memory = spec.limits.memory_bytes.value();
+    if memory >= bytes::MEMORY_BYTES_MIN {
+        return Ok(());
+    }
+    let (memory, least) = (bytes::show(memory), bytes::show(bytes::MEMORY_BYTES_MIN));
+    let message = format!("a memory limit of {memory} is too small for a box");
+    Err(Error::new(ErrorKind::BadRequest, message).with_hint(format!("the least is {least}")))
+}
+
+/// What a box writes to its scratch space is memory of the box. A size that was asked
+/// for and that cannot be used up is refused; the default is only an upper bound.
+fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
+    let memory = spec.limits.memory_bytes.value();
+    match spec.limits.scratch_bytes {
+        Limit::Asked(scratch)
+            if scratch > memory && cgroups.memory_enforced && spec.isolation == Isolation::Full =>
+        {
+            let (scratch, memory) = (bytes::show(scratch), bytes::show(memory));
+            let message = format!("a scratch space of {scratch} is more than the box can fill");
+            Err(Error::new(ErrorKind::BadRequest, message)
+                .because(format!("it counts as memory of the box, which is {memory}"))
+                .with_hint("give less --scratch, or more --memory"))
+        }
+        Limit::Asked(_) | Limit::Default(_) => Ok(()),
     }
 }
 

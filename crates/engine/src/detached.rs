@@ -24,9 +24,11 @@ use crate::error::{Doing, Error, ErrorKind};
 use crate::failure;
 use crate::id::BoxId;
 use crate::keeper::{self, Unmade};
+use crate::lifecycle::Tie;
 use crate::record::Locked;
 use crate::reports::{Heard, Reports};
 use crate::spec::{Limit, Spec, bytes};
+use crate::status::Status;
 use crate::story::StepKind;
 
 /// How long a box may take to start; a file system of a volume that does not
@@ -72,11 +74,18 @@ impl Engine {
         // in our hands nothing falls between the two.
         if self.was_let_go(id)? {
             drop(reserve);
-            self.unmake(id, record, None)?;
-            return Err(removed(id));
+            return Err(self.unmake(id, record, removed(id).into()));
         }
         self.start_recorded(id.clone(), record, reserve, (spec, options))
             .map(Some)
+    }
+
+    /// A box that was left to itself. `None` for one that is being made, and for one
+    /// whose creator was killed first: it goes, though it is still on record.
+    pub fn announced(&self, id: &BoxId) -> Result<Option<Status>, Error> {
+        let observed = self.observe(id)?;
+        let was_left = observed.tie() == Tie::Detached || observed.is_over();
+        Ok(was_left.then(|| self.status_of(id, &observed)))
     }
 
     /// Whether a box of this id has lived by itself, and is removed. One that its
@@ -98,25 +107,27 @@ impl Engine {
         reserve: Reserve,
         (spec, options): (&Spec, &DetachOptions),
     ) -> Result<Started, Error> {
+        if let Err(error) = self.reserve_story() {
+            drop(reserve);
+            return Err(self.unmake(&id, record, error.into()));
+        }
         let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
         let result = made.and_then(|mut made| match let_go(&made, spec) {
-            Ok(()) => {
+            Ok(keeper) => {
                 // A server makes very many: nothing may be left of any.
                 made.keeper.has_executed();
-                Ok((made.notes, made.keeper.process.try_clone()))
+                Ok((made.notes, keeper))
             }
             Err(error) => Err(Unmade::with(error, made.keeper)),
         });
         match result {
             Ok((notes, keeper)) => {
                 record.unlock();
-                let keeper = keeper.doing(|| "cannot keep an eye on the box".into())?;
                 Ok(Started { id, notes, keeper })
             }
-            Err(Unmade { error, keeper }) => {
+            Err(unmade) => {
                 drop(reserve);
-                self.unmake(&id, record, keeper.as_ref())?;
-                Err(error)
+                Err(self.unmake(&id, record, unmade))
             }
         }
     }
@@ -160,14 +171,17 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
     })
 }
 
-/// Waits until the command runs, then leaves the box to itself.
-fn let_go(made: &Made, spec: &Spec) -> Result<(), Error> {
+/// Waits until the command runs, then leaves the box to itself and returns its keeper.
+/// From then on nothing may fail: a start that fails leaves nothing.
+fn let_go(made: &Made, spec: &Spec) -> Result<Process, Error> {
+    let keeper = made.keeper.process.try_clone();
+    let keeper = keeper.doing(|| "cannot watch the keeper of the box".into())?;
     let mut reports = Reports::default();
     let until = Instant::now() + START_WITHIN;
     loop {
         let report = await_report(made, &mut reports, until)?;
         if report == Report::Detached {
-            return Ok(());
+            return Ok(keeper);
         }
         if report != Report::Started {
             return Err(failed(report, &mut reports, spec));

@@ -1,7 +1,7 @@
 //! Ending boxes that somebody else may have started. Every way leads through the
 //! one way out, and returns when emptiness was observed.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use tare_control::Call;
@@ -11,7 +11,7 @@ use tare_kernel::process::Process;
 use crate::account::EndedEntry;
 use crate::boxes::has_ended;
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::flaw::Flaw;
 use crate::holdings::cgroup;
 use crate::id::BoxId;
@@ -20,7 +20,7 @@ use crate::observed::{Observed, provable_keeper};
 use crate::reason::Reason;
 use crate::record::{Locked, Record, life_of};
 use crate::status::{Ended, State};
-use crate::teardown::{OWN_WITHIN, wait_gone};
+use crate::teardown::{Leave, wait_gone};
 
 /// What a keeper may need to end its box after the grace.
 const AFTER_GRACE: Duration = Duration::from_secs(1);
@@ -28,13 +28,6 @@ const AFTER_GRACE: Duration = Duration::from_secs(1);
 const WAIT: Duration = Duration::from_secs(3600);
 /// Between looks at a box that somebody is making or ending.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
-
-/// What is to be left of a box.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leave {
-    Record,
-    Nothing,
-}
 
 /// A box that was asked to stop.
 #[derive(Debug)]
@@ -53,25 +46,42 @@ pub struct EndWatch {
     life: Option<OwnedFd>,
 }
 
+/// What a look for the end of a box has found.
+#[derive(Debug)]
+pub enum Looked {
+    Ended(Ended),
+    /// Its keeper lives.
+    Lives(Process),
+    /// Another process is making or ending it, or it is stuck.
+    Between,
+}
+
+impl Stopping {
+    /// The process that has been asked, and ends the box within this time.
+    pub fn keeper(&self) -> Option<(BorrowedFd<'_>, Duration)> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        self.keeper.as_ref().map(|keeper| (keeper.as_fd(), left))
+    }
+}
+
 impl Engine {
     /// Passes a signal to the command of a box.
     pub fn signal(&self, id: &BoxId, signal: i32) -> Result<(), Error> {
         line::tell(&self.awake(id)?, id, &Call::Signal(signal))
     }
 
-    /// Asks the command to stop; what has not after the grace is ended.
-    pub fn stop(&self, id: &BoxId, grace: Duration) -> Result<(), Error> {
-        self.end_stop(self.begin_stop(id, grace)?)
-    }
-
-    /// The first half of [`Self::stop`], which does not wait. Whether or not the
-    /// other half follows, the box ends after the grace.
+    /// Asks the command to stop, and does not wait for it. Whether or not
+    /// [`Self::end_stop`] follows, the box ends after the grace.
     pub fn begin_stop(&self, id: &BoxId, grace: Duration) -> Result<Stopping, Error> {
-        let observed = self.observe(id)?;
         let stopping = |keeper| Stopping {
             id: id.clone(),
             keeper,
             until: Instant::now() + grace.saturating_add(AFTER_GRACE),
+        };
+        let observed = match self.observe(id) {
+            // It was there when its id was looked up, and ended by itself since.
+            Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(stopping(None)),
+            observed => observed?,
         };
         match observed.state() {
             // Nobody can be asked: the one way out comes next.
@@ -89,9 +99,10 @@ impl Engine {
         Ok(stopping(observed.keeper.filter(|_| asked.is_ok())))
     }
 
-    /// Returns when emptiness was observed.
-    pub fn end_stop(&self, stopping: Stopping) -> Result<(), Error> {
-        if let Some(keeper) = stopping.keeper {
+    /// Ends what has not stopped after the grace. Returns when emptiness was observed.
+    pub fn end_stop(&self, stopping: &Stopping) -> Result<(), Error> {
+        self.tended();
+        if let Some(keeper) = &stopping.keeper {
             let left = stopping.until.saturating_duration_since(Instant::now());
             // Whatever this says, the one way out comes next.
             keeper.wait_dead(left).ok();
@@ -100,9 +111,13 @@ impl Engine {
     }
 
     fn thaw(&self, id: &BoxId, observed: &Observed) -> Result<(), Error> {
-        match observed.is_frozen() {
-            true => cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false),
-            false => Ok(()),
+        if !observed.is_frozen() {
+            return Ok(());
+        }
+        match cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false) {
+            // It was frozen in cgroups that are gone by now: another command ended it.
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+            thawed => thawed,
         }
     }
 
@@ -120,7 +135,11 @@ impl Engine {
             return Ok(());
         }
         if !force {
-            let observed = self.observe(id)?;
+            let observed = match self.observe(id) {
+                // It was there when its id was looked up, and was not to be kept.
+                Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(()),
+                observed => observed?,
+            };
             if observed.is_live() {
                 let message = format!("box {id} is {}", observed.state());
                 return Err(Error::new(ErrorKind::Conflict, message)
@@ -151,22 +170,28 @@ impl Engine {
     }
 
     pub fn await_end(&self, watch: &EndWatch) -> Result<Ended, Error> {
-        let id = &watch.id;
         loop {
-            let Ok(observed) = self.observe(id) else {
-                let said = watch.life.as_ref().and_then(said);
-                return said.ok_or_else(|| removed(id));
-            };
-            if let Some(ended) = &observed.ended {
-                return Ok(Ended::from(ended));
-            }
-            match &observed.keeper {
-                Some(keeper) => drop(keeper.wait_dead(WAIT)),
-                // It is being made or ended by somebody, and there is nothing to
-                // wait on. A look-again, bounded by what those may take.
-                None => std::thread::sleep(LOOK_AGAIN),
+            match self.look_for_end(watch)? {
+                Looked::Ended(ended) => return Ok(ended),
+                Looked::Lives(keeper) => drop(keeper.wait_dead(WAIT)),
+                // A look-again, bounded by what making or ending a box may take.
+                Looked::Between => std::thread::sleep(LOOK_AGAIN),
             }
         }
+    }
+
+    /// How the box has ended, or what there is to wait for. Does not wait.
+    pub fn look_for_end(&self, watch: &EndWatch) -> Result<Looked, Error> {
+        let id = &watch.id;
+        let Ok(observed) = self.observe(id) else {
+            let said = watch.life.as_ref().and_then(said);
+            return said.map(Looked::Ended).ok_or_else(|| removed(id));
+        };
+        Ok(match (&observed.ended, observed.keeper) {
+            (Some(ended), _) => Looked::Ended(Ended::from(ended)),
+            (None, Some(keeper)) => Looked::Lives(keeper),
+            (None, None) => Looked::Between,
+        })
     }
 
     fn end(&self, id: &BoxId, leave: Leave) -> Result<(), Error> {
@@ -177,7 +202,7 @@ impl Engine {
             return Ok(());
         };
         self.kill_attached(&record, id)?;
-        let Some(locked) = record.lock(boxes.as_fd(), id, OWN_WITHIN)? else {
+        let Some(locked) = record.lock(boxes.as_fd(), id, self.end_within)? else {
             return Ok(());
         };
         if let (Leave::Record, Some(flaw @ Flaw::Unreadable(_))) = (leave, &locked.flaw) {
@@ -189,9 +214,9 @@ impl Engine {
         }
         let site = self.site(id);
         match (leave, is_kept(&locked)) {
-            (Leave::Record, true) => site.finish(locked, OWN_WITHIN, Reason::Asked),
+            (Leave::Record, true) => site.finish(locked, self.end_within, Reason::Asked),
             (Leave::Record, false) | (Leave::Nothing, _) => {
-                site.tear_down(locked, OWN_WITHIN, Reason::Asked)
+                site.tear_down(locked, self.end_within, Reason::Asked)
             }
         }
     }
@@ -201,24 +226,25 @@ impl Engine {
     /// does not say whose box it is may be that of one.
     fn kill_attached(&self, record: &Record, id: &BoxId) -> Result<(), Error> {
         let attached = record.account.detached().is_none();
-        match provable_keeper(record, self.layout.tagged(id), &self.host) {
-            Some(keeper) if attached => kill(&keeper, id),
+        let keeper = provable_keeper(record, self.layout.tagged(id), &self.host);
+        match keeper.doing(|| format!("cannot look for the keeper of box {id}"))? {
+            Some(keeper) if attached => kill(&keeper, id, self.end_within),
             Some(_) | None => Ok(()),
         }
     }
 }
 
-fn kill(keeper: &Process, id: &BoxId) -> Result<(), Error> {
+fn kill(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
     // A keeper that cannot be killed is met again, and reported, by what follows.
     keeper.kill().ok();
-    wait_gone(keeper, id, OWN_WITHIN)
+    wait_gone(keeper, id, within)
 }
 
 /// What the keeper of a box that is gone has said about its end.
 fn said(life: &OwnedFd) -> Option<Ended> {
     let events = life::parse(&life_of(life.as_fd()).ok()?);
     let was_left = events.contains(&LifeEvent::Detached);
-    was_left.then(|| Ended::from(&EndedEntry::of(&events, false, Duration::ZERO)))
+    was_left.then(|| Ended::from(&EndedEntry::of(&events, None, false, Duration::ZERO)))
 }
 
 impl From<&EndedEntry> for Ended {

@@ -5,27 +5,37 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
+
+use tare_kernel::process::check_proc;
 
 use crate::account::DetachOptions;
 use crate::attached::Attached;
+use crate::cause::{Step, explained};
 use crate::create::{Ends, Reserve};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::host::{BOOT_ID, Host};
 use crate::id::BoxId;
-use crate::keeper::Unmade;
 use crate::layout::Layout;
 use crate::reclaiming::Listener;
-use crate::record::{self, Locked};
+use crate::record::Locked;
 use crate::spec::Spec;
+use crate::state_root;
 use crate::stdio::Stdin;
 use crate::tag::Tag;
-use crate::teardown::Site;
+use crate::teardown::{OWN_WITHIN, Site};
+
+/// A server has few threads. It waits for a box that takes longer without one, and tries
+/// again.
+const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) layout: Layout,
     pub(crate) host: Host,
     pub(crate) manner: Manner,
+    /// How long an attempt to end a box may hold the thread that makes it.
+    pub(crate) end_within: Duration,
     /// Boxes that nobody looked after, and that are gone since this was opened.
     tended: OnceLock<Vec<BoxId>>,
     pub(crate) listener: Listener,
@@ -49,17 +59,23 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The same for somebody who makes a box first of all: others are looked after
-    /// while its keeper is at work.
+    /// Opens the state root for a command that makes a box or names one. It looks after other
+    /// boxes later: while the new keeper works, or after the named box was found.
     pub fn open_to_make(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::at(state_root, Manner::Tending)?;
-        record::prepare_state_root(&engine.layout)?;
+        state_root::prepare(&engine.layout)?;
         Ok(engine)
     }
 
     /// The same for somebody who stays, and has a sweep made behind his first answers.
     pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        Ok(Self::open_to_make(state_root)?.lasting())
+        let engine = Self::open_to_make(state_root)?.lasting();
+        // Now, because a server may have no descriptor left when it first needs them.
+        engine.host.meters().open();
+        Ok(Self {
+            end_within: SERVED_WITHIN,
+            ..engine
+        })
     }
 
     /// For somebody who lives on: what was found on the way in is not spoken of for
@@ -75,14 +91,14 @@ impl Engine {
     /// that is not there has no boxes.
     pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::at(state_root, Manner::Looking)?;
-        record::inspect_state_root(&engine.layout)?;
+        state_root::inspect(&engine.layout)?;
         Ok(engine.lasting())
     }
 
     /// The same to sweep: nothing is done before it is asked for.
     pub fn open_to_sweep(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::at(state_root, Manner::Tending)?;
-        record::inspect_state_root(&engine.layout)?;
+        state_root::inspect(&engine.layout)?;
         Ok(engine.lasting())
     }
 
@@ -97,6 +113,12 @@ impl Engine {
                 Ok(_) => error,
             });
         }
+        check_proc().map_err(|why| {
+            let message = "cannot identify processes: /proc is not usable";
+            Error::new(ErrorKind::Failed, message)
+                .because(why)
+                .with_hint("mount /proc for this PID namespace: mount -t proc proc /proc")
+        })?;
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
         let tag = Tag::of(&root);
@@ -104,6 +126,7 @@ impl Engine {
             layout: Layout::new(root, tag),
             host,
             manner,
+            end_within: OWN_WITHIN,
             tended: OnceLock::new(),
             listener: Listener::default(),
         })
@@ -122,8 +145,9 @@ impl Engine {
         options: Option<&DetachOptions>,
     ) -> Result<Locked, Error> {
         let made = Locked::create(&self.layout, id, &self.host, spec, options);
-        made.inspect_err(|_| {
+        made.map_err(|error| {
             self.tended();
+            explained(error, Step::StateRoot)
         })
     }
 
@@ -149,10 +173,9 @@ impl Engine {
                 made,
                 reserve,
             )),
-            Err(Unmade { error, keeper }) => {
+            Err(unmade) => {
                 drop(reserve);
-                self.unmake(&id, record, keeper.as_ref())?;
-                Err(error)
+                Err(self.unmake(&id, record, unmade))
             }
         }
     }

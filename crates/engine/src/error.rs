@@ -1,7 +1,9 @@
 //! One error: what was being done to what, why it failed, what to do about it.
 
 use std::error::Error as StdError;
-use std::fmt;
+use std::{fmt, io, iter};
+
+use rustix::io::Errno;
 
 /// Who can do something about an error; decides exit codes and statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,12 +14,19 @@ pub enum ErrorKind {
     NoSuchBox,
     /// It cannot be done to this box now, or not beside another one.
     Conflict,
+    /// The keeper of the box does not answer. It may later.
+    NoAnswer,
     /// The host cannot do what was asked for.
     Unsupported,
     /// The command is not in the box.
     CommandNotFound,
     /// The command is there but cannot be executed.
     CommandNotExecutable,
+    /// Another process is changing the box, and did not finish in time.
+    Busy,
+    /// Something of a box could not be ended. It stays on record as stuck, and tare
+    /// tries again.
+    Stuck,
     /// Something that should have worked did not.
     Failed,
 }
@@ -50,12 +59,41 @@ impl Error {
         self
     }
 
+    /// Adds to the hint that something else failed on the way, and what to do about it.
+    pub fn with_note(self, other: &Self, hint: &str) -> Self {
+        let why = StdError::source(other).map(|why| format!(": {}", reason(why)));
+        let note = format!("{other}{}; {hint}", why.unwrap_or_default());
+        let hint = match &self.hint {
+            Some(hint) => format!("{hint}; also, {note}"),
+            None => format!("also, {note}"),
+        };
+        self.with_hint(hint)
+    }
+
+    /// The same error for a box that is stuck because of it.
+    pub(crate) fn stuck(mut self) -> Self {
+        self.kind = ErrorKind::Stuck;
+        self
+    }
+
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
+    }
+
+    /// The number of the system call that failed, if that is where the error began.
+    pub fn errno(&self) -> Option<Errno> {
+        let of_one = |cause: &(dyn StdError + 'static)| {
+            let of_io = cause.downcast_ref().and_then(io::Error::raw_os_error);
+            // A keeper may report any number, and rustix panics on one that is no errno.
+            let of_io = of_io.filter(|number| (1..4096).contains(number));
+            let errno = cause.downcast_ref::<Errno>().copied();
+            errno.or(of_io.map(Errno::from_raw_os_error))
+        };
+        iter::successors(self.source(), |&cause| cause.source()).find_map(of_one)
     }
 }
 

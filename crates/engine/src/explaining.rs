@@ -3,15 +3,16 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use crate::account::Entry;
 use crate::boxes::no_box;
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::history::History;
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
 use crate::reason::Reason;
-use crate::record::Record;
+use crate::record::{self, Record};
 use crate::spec::received::quoted;
 use crate::status::State;
 use crate::story::{self, Now, Removal, Sources, Story};
@@ -46,10 +47,21 @@ impl Engine {
         };
         let boxes = self.boxes()?;
         match Record::look(boxes.as_fd(), id) {
-            Ok(Some(record)) => Ok(Explanation {
-                state: Some(observed.state()),
-                story: story::tell(id, &sources(&record), Now::read()),
-            }),
+            Ok(Some(record)) => {
+                let mut sources = sources(&record);
+                // No command has written it down yet.
+                let unwritten = record.account.ended.is_none();
+                let ended = observed.ended.clone().filter(|_| unwritten);
+                sources.entries.extend(ended.map(Entry::Ended));
+                let mut story = story::tell(id, &sources, Now::read());
+                if observed.is_live() && self.oom_kills(id) > 0 {
+                    story.was_out_of_memory(Timestamp::now());
+                }
+                Ok(Explanation {
+                    state: Some(observed.state()),
+                    story,
+                })
+            }
             Ok(None) | Err(_) => self.explain_removed(id.as_str()),
         }
     }
@@ -68,6 +80,19 @@ impl Engine {
             .with_hint("give more of the id")),
             Found::None => Err(no_box(reference).with_hint(UNKNOWN)),
         }
+    }
+
+    /// Makes room for the story of one more box.
+    pub(crate) fn reserve_story(&self) -> Result<(), Error> {
+        let path = self.layout.history();
+        let history = History {
+            path: &path,
+            boot_id: &self.host.boot_id,
+        };
+        let boxes = record::count(self.boxes()?.as_fd()).max(1);
+        history
+            .reserve(boxes)
+            .doing(|| format!("cannot make room for the history in {}", path.display()))
     }
 
     /// Of the boxes that are removed, as far as they are kept.

@@ -7,6 +7,7 @@ use std::path::Path;
 use tare_control::{LaunchStep, SetupStep};
 use tare_kernel::spawn::BirthStep;
 
+use crate::cause::{self, Step};
 use crate::error::{Error, ErrorKind};
 
 /// The keeper gave up before it was one.
@@ -38,10 +39,11 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     };
     let doing = setup_message(step, &subject.escape_debug().to_string());
     let error = Error::new(kind, doing).because(io::Error::from_raw_os_error(errno));
-    match setup_hint(step, errno) {
+    let error = match setup_hint(step, errno) {
         Some(hint) => error.with_hint(hint),
         None => error,
-    }
+    };
+    cause::explained(error, Step::Setup(step))
 }
 
 fn setup_message(step: SetupStep, subject: &str) -> String {

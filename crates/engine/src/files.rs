@@ -113,8 +113,8 @@ impl Rest {
         match (exit, said.trim_end().parse()) {
             (Some(Exit::Code(0)), _) => Ok(()),
             (Some(_), Ok(FileWord::Failed { errno })) => Err(failed(self.doing, errno)),
-            (Some(_) | None, _) => Err(Error::new(ErrorKind::BadRequest, self.doing)
-                .because("whoever did it in the box was killed")),
+            (Some(_) | None, _) => Err(Error::new(ErrorKind::Conflict, self.doing)
+                .because("the process that did it in the box ended too early")),
         }
     }
 }

@@ -1,25 +1,27 @@
 //! The stories of boxes that are gone: one file of the state root, a line for each.
 //!
 //! It is bounded, the oldest go first, and a story is there for as long as its box was
-//! to be kept. Whoever removes a box adds its story before the record goes; that it
-//! cannot, because the disk is full or somebody holds the file, costs the story and
-//! nothing else. The file is changed in place, by whoever has its lock, so that no
-//! second name is ever there. Its readers believe nothing of it: a damaged line hides
-//! no other, and of a file that is too large the end is read.
+//! to be kept. A removal adds the story before it removes the record. If another process
+//! holds the file, the story is lost and the removal goes on. tare reserves the room for a
+//! story when it makes the box. The process that holds the lock changes the file in place,
+//! so it never has a second name. Readers trust nothing in it: a damaged line hides no
+//! other, and only the end of a file that is too large is read.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tare_kernel::clock::boot_ns;
+use tare_kernel::fds::open_regular;
 use tare_kernel::step::step;
 
+use crate::lock::{Lock, lock_within};
 use crate::story::Story;
 
 /// All stories together.
@@ -30,8 +32,6 @@ const HISTORY_BYTES_KEPT: usize = HISTORY_BYTES_MAX / 4 * 3;
 const STORY_BYTES_MAX: usize = 16 << 10;
 /// How long whoever removes a box waits for another who does.
 const LOCK_WITHIN: Duration = Duration::from_millis(100);
-/// Between looks at a lock that another has.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A story, and until when it is kept, on the boot clock of this boot.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,13 +57,27 @@ impl History<'_> {
         let kept_ns = u64::try_from(retention.as_nanos()).unwrap_or(u64::MAX);
         let line = self.line(story, boot_ns().saturating_add(kept_ns))?;
         let file = self.open(OFlags::RDWR | OFlags::CREATE)?;
-        lock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        lock_within("history locked", &file, Lock::Exclusive, LOCK_WITHIN)?;
         let length = length(&file)?;
         let is_full = length.saturating_add(line.len() as u64) > HISTORY_BYTES_MAX as u64;
         if is_full || self.is_first_over(&file) {
             self.trim_locked(&file)?;
         }
         append(&file, &line)
+    }
+
+    /// Reserves the room for the stories of this many boxes, so that a disk that is full
+    /// when they are removed costs none of them. On a file system that cannot reserve,
+    /// nothing is reserved.
+    pub fn reserve(&self, boxes: usize) -> io::Result<()> {
+        let file = match self.open(OFlags::RDWR | OFlags::CREATE) {
+            // A history that is not tare's is never written, so it needs no room.
+            Err(error) if !is_full(&error) => return Ok(()),
+            file => file?,
+        };
+        let stories = boxes.saturating_mul(STORY_BYTES_MAX) as u64;
+        let wanted = length(&file)?.saturating_add(stories);
+        reserve(&file, wanted.min(HISTORY_BYTES_MAX as u64))
     }
 
     /// All that are kept, the newest last; of several of one box the last.
@@ -74,7 +88,7 @@ impl History<'_> {
         };
         // Whoever holds it for longer than that is not waited for: a line that is
         // half there says nothing.
-        lock(&file, FlockOperation::NonBlockingLockShared).ok();
+        lock_within("history locked", &file, Lock::Shared, LOCK_WITHIN).ok();
         let bytes = read_end(&file)?;
         let lines = self.kept(&bytes).into_iter();
         Ok(lines.map(|(_, line)| line.story.made_harmless()).collect())
@@ -98,22 +112,10 @@ impl History<'_> {
         }
     }
 
-    /// Never through a link, and never of another kind than a file: those are not
-    /// ours, and opening one must not wait for anybody.
     fn open(&self, how: OFlags) -> io::Result<File> {
-        let flags = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o600);
-        let file = step("history opened", || openat(CWD, self.path, flags, mode))?;
-        match FileType::from_raw_mode(fstat(&file)?.st_mode) {
-            FileType::RegularFile => Ok(File::from(file)),
-            FileType::Directory
-            | FileType::Symlink
-            | FileType::Fifo
-            | FileType::Socket
-            | FileType::CharacterDevice
-            | FileType::BlockDevice
-            | FileType::Unknown => Err(io::Error::other("it is not a regular file")),
-        }
+        let open = || open_regular(CWD, self.path, how, mode);
+        Ok(File::from(step("history opened", open)?))
     }
 
     /// The oldest tells whether it is worth to look at all.
@@ -137,10 +139,12 @@ impl History<'_> {
             .iter()
             .flat_map(|(bytes, _)| bytes.iter().copied().chain([b'\n']))
             .collect();
+        let reserved = length(file)?.min(HISTORY_BYTES_MAX as u64);
         step("history trimmed", || {
             file.write_all_at(&content, 0)?;
             file.set_len(content.len() as u64)
-        })
+        })?;
+        reserve(file, reserved)
     }
 
     /// The lines that are still to be kept, as they are and as what they say.
@@ -185,6 +189,21 @@ fn append(file: &File, line: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Reserves the first so many bytes of the file, beyond its end too.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    if file.metadata()?.blocks().saturating_mul(BLOCK_BYTES) >= bytes {
+        return Ok(());
+    }
+    let reserve = || fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes);
+    match step("room for stories reserved", reserve) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// What `st_blocks` counts (stat(3type)).
+const BLOCK_BYTES: u64 = 512;
+
 fn length(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
@@ -210,17 +229,9 @@ fn read_end(file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn lock(file: &File, how: FlockOperation) -> io::Result<()> {
-    let start = Instant::now();
-    loop {
-        match step("history locked", || flock(file, how)) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_WITHIN => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        // A bounded look-again: a lock that is waited for cannot be given up.
-        std::thread::sleep(LOOK_AGAIN);
-    }
+fn is_full(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+    kinds.contains(&error.kind())
 }
 
 #[cfg(test)]

@@ -6,21 +6,34 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use rustix::process::{getegid, geteuid};
+use rustix::thread::{CapabilitySet, capabilities};
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
 use tare_kernel::fds::{read_list, read_text};
+use tare_kernel::idmap;
 
 use crate::holdings::cgroup::Meters;
 
 /// A name that the host has until it is started again.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// What root needs to make boxes with ids of their own: mounts and cgroups, pipes and
+/// files that belong to those ids, id maps, and signals to the keeper, which is one of them.
+const PRIVILEGES: CapabilitySet = CapabilitySet::SYS_ADMIN
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID);
+
 /// The facts that decide how boxes are made here.
 #[derive(Debug, Clone)]
 pub struct Host {
     pub uid: u32,
     pub gid: u32,
-    /// Not in a user namespace that has a few ids.
-    has_every_id: bool,
+    /// In any other user namespace tare cannot give away ids and mounts of the host.
+    is_in_first_user_namespace: bool,
+    /// Whether the process has [`PRIVILEGES`]. A container may have dropped some of them.
+    has_privileges: bool,
     pub boot_id: String,
     /// Where cgroup directories can be tried, best first; see [`CgroupRoots`].
     pub cgroups: CgroupRoots,
@@ -33,7 +46,8 @@ impl Host {
         let boot_id = read(BOOT_ID);
         let uid = geteuid().as_raw();
         Self {
-            has_every_id: maps_every_id(&read("/proc/self/uid_map")),
+            is_in_first_user_namespace: idmap::is_in_first_user_namespace(),
+            has_privileges: capabilities(None).is_ok_and(|it| it.effective.contains(PRIVILEGES)),
             uid,
             gid: getegid().as_raw(),
             boot_id: boot_id.trim().to_owned(),
@@ -43,35 +57,26 @@ impl Host {
     }
 
     pub fn meters(&self) -> &Meters {
-        self.meters.get_or_init(|| Meters::open(&self.cgroups))
+        self.meters.get_or_init(|| Meters::new(&self.cgroups))
     }
 
     /// Whether id maps, mounts and cgroups of the host are ours to make.
     pub fn is_privileged(&self) -> bool {
-        self.uid == 0 && self.has_every_id
+        self.uid == 0 && self.is_in_first_user_namespace && self.has_privileges
     }
 
     pub fn is_in_first_user_namespace(&self) -> bool {
-        self.has_every_id
+        self.is_in_first_user_namespace
     }
 }
 
-/// Whether a `uid_map` is that of the first user namespace: every id is itself.
-fn maps_every_id(uid_map: &str) -> bool {
-    let numbers: Vec<u32> = uid_map
-        .split_whitespace()
-        .filter_map(|n| n.parse().ok())
-        .collect();
-    numbers == [0, 0, u32::MAX]
-}
-
 /// What the kernel does not tell reads as nothing.
-fn read(path: &str) -> String {
+pub fn read(path: &str) -> String {
     let text = File::open(path).and_then(|file| read_text(file.as_fd()));
     text.unwrap_or_default()
 }
 
-fn mount_table() -> String {
+pub fn mount_table() -> String {
     let table = File::open("/proc/self/mountinfo").and_then(|file| read_list(file.as_fd()));
     table.unwrap_or_default()
 }
@@ -163,17 +168,5 @@ fn writable_root(mount: &Path) -> PathBuf {
     match own.lines().find_map(|line| line.strip_prefix("0::/")) {
         Some(path) => mount.join(path),
         None => mount.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn root_of_a_user_namespace_does_not_own_all_ids() {
-        assert!(maps_every_id("         0          0 4294967295\n"));
-        assert!(!maps_every_id("0 100000 65536\n"));
-        assert!(!maps_every_id("0 1000 1\n1 100000 65536\n"));
     }
 }

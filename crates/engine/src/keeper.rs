@@ -13,6 +13,7 @@ use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 use tare_kernel::step::step;
 
+use crate::cause::{Step, explained};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::uids;
 use crate::host::Host;
@@ -26,6 +27,9 @@ pub struct Inheritance<'a> {
     pub claim: BorrowedFd<'a>,
     /// The box's own socket.
     pub socket: BorrowedFd<'a>,
+    /// The locked record. Without cgroups nothing else shows that a keeper is about to
+    /// start, or to end because its creator was killed: until then the box is busy.
+    pub record: BorrowedFd<'a>,
     /// What the plan speaks of, in its order.
     pub planned: Vec<BorrowedFd<'a>>,
     pub unified: Option<&'a Cgroup>,
@@ -96,7 +100,9 @@ pub fn bear(
 ) -> Result<Waiting, Unmade> {
     let (control, theirs) = step("control socket made", UnixStream::pair)
         .doing(|| "cannot make a control socket".into())?;
-    let program = program(host).doing(|| "cannot open the keeper's program".into())?;
+    let program = program(host)
+        .doing(|| "cannot open the keeper's program".into())
+        .map_err(|error| explained(error, Step::Keeper))?;
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
     descriptors.extend([inheritance.claim, inheritance.socket]);
@@ -111,16 +117,22 @@ pub fn bear(
         executable: program,
         arguments: &arguments,
         descriptors: &descriptors,
+        guard: Some(inheritance.record),
         privilege: match map {
             IdMap::Host => Privilege::Unchanged,
             IdMap::Range { first } => Privilege::BecomeRoot { owner: first },
             IdMap::Single { .. } => Privilege::Ambient,
         },
     };
-    let newborn = spawn(birth).map_err(cannot_bear)?;
+    let newborn = spawn(birth)
+        .doing(|| "cannot start the box's keeper in new namespaces".into())
+        .map_err(|error| explained(error, Step::Keeper))?;
     match write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into()) {
         Ok(()) => Ok(Waiting { newborn, control }),
-        Err(error) => Err(Unmade::with(error, newborn.give_up())),
+        Err(error) => {
+            let error = explained(error, Step::IdMap);
+            Err(Unmade::with(error, newborn.give_up()))
+        }
     }
 }
 
@@ -184,26 +196,6 @@ fn write_id_maps(host: &Host, map: IdMap, newborn: &Newborn) -> io::Result<()> {
             write_maps(newborn.process(), uids, gids, SetGroups::Denied)
         }
     }
-}
-
-fn cannot_bear(error: io::Error) -> Error {
-    let hint = match error.raw_os_error() {
-        Some(libc_errno::EPERM | libc_errno::ENOSPC) => {
-            "user namespaces may be switched off or used up here; see 'tare doctor'"
-        }
-        Some(libc_errno::EAGAIN) => "the host or this user is out of processes",
-        _ => "see 'tare doctor' for what this host can do",
-    };
-    Error::new(ErrorKind::Failed, "cannot start a box")
-        .because(error)
-        .with_hint(hint)
-}
-
-/// Numbers of x86_64 Linux.
-mod libc_errno {
-    pub const EPERM: i32 = 1;
-    pub const EAGAIN: i32 = 11;
-    pub const ENOSPC: i32 = 28;
 }
 
 /// Hands the plan over; the keeper reads while we write. One that is gone has said

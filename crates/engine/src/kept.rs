@@ -45,7 +45,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
     let directory = open_beneath(scratch, parent).doing(doing)?;
     let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).doing(doing)?;
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).doing(doing)?;
-    let packer = std::thread::spawn(move || {
+    let packer = std::thread::Builder::new().spawn(move || {
         let mut output = io::BufWriter::new(File::from(write));
         let name = name.as_bytes();
         tare_archive::pack(&mut output, directory.as_fd(), name, name)?;
@@ -53,6 +53,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
         output.flush().ok();
         Ok(())
     });
+    let packer = packer.doing(|| format!("cannot start a thread that reads box {id}"))?;
     Ok(Packing {
         stream: read,
         found: match FileType::from_raw_mode(stat.st_mode) {

@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use tare_control::{CALL_BYTES_MAX, Call, REQUEST_BYTES_MAX, Refusal, Report, Request, encode};
 use tare_kernel::clock::{boot_ns, timespec};
-use tare_kernel::fds::send_with;
+use tare_kernel::fds::{peer_pid, send_with};
+use tare_kernel::procfs::Procfs;
 use tare_kernel::step::step;
 
 use crate::error::{Error, ErrorKind};
@@ -23,6 +24,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Line {
     socket: OwnedFd,
+    /// When the first answer is late.
+    until_ns: u64,
     pub reports: Reports,
 }
 
@@ -42,17 +45,18 @@ impl Line {
             .because(error)
             .with_hint("pass large data through stdin or 'tare cp'")
         })?;
-        let line = record
-            .connect()
-            .and_then(|socket| {
-                send_all(socket.as_fd(), &frame, fds)?;
-                Ok(Self {
-                    socket,
-                    reports: Reports::default(),
-                })
-            })
-            .map_err(|error| unreachable_keeper(id, error))?;
-        Ok(line)
+        let patience = patience(call);
+        let until_ns = boot_ns() + patience.as_nanos() as u64;
+        let socket = record
+            .connect(patience)
+            .map_err(|error| unreachable_keeper(id, error, None))?;
+        send_all(socket.as_fd(), &frame, fds)
+            .map_err(|error| unreachable_keeper(id, error, Some(&socket)))?;
+        Ok(Self {
+            socket,
+            until_ns,
+            reports: Reports::default(),
+        })
     }
 
     /// What has come, without waiting.
@@ -77,28 +81,23 @@ impl Line {
 
     /// The next report, waited for.
     pub fn answer(&mut self, id: &BoxId) -> Result<Report, Error> {
-        let until_ns = within(ANSWER_WITHIN);
         loop {
             match self.hear() {
                 Heard::Report(report) => return Ok(report),
                 Heard::Gone => return Err(ended_meanwhile(id)),
-                Heard::Nothing => self.wait(id, until_ns)?,
+                Heard::Nothing => self.await_answer(id)?,
             }
         }
     }
 
     /// Waits for the first word, or the end of the line.
     pub fn await_answer(&self, id: &BoxId) -> Result<(), Error> {
-        self.wait(id, within(ANSWER_WITHIN))
-    }
-
-    fn wait(&self, id: &BoxId, until_ns: u64) -> Result<(), Error> {
         loop {
-            let left = Duration::from_nanos(until_ns.saturating_sub(boot_ns()));
+            let left = Duration::from_nanos(self.until_ns.saturating_sub(boot_ns()));
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
             match poll(&mut fds, Some(&timespec(left))) {
                 Ok(1..) => return Ok(()),
-                Ok(0) if left.is_zero() => return Err(silent(id)),
+                Ok(0) if left.is_zero() => return Err(silent(id, Some(&self.socket))),
                 // An interrupted wait is one more look.
                 Ok(_) | Err(_) => {}
             }
@@ -112,8 +111,21 @@ impl AsFd for Line {
     }
 }
 
-fn within(bound: Duration) -> u64 {
-    boot_ns() + bound.as_nanos() as u64
+/// A command with a timeout is not worth waiting for longer than that.
+fn patience(call: &Call) -> Duration {
+    let timeout = match call {
+        Call::Exec(exec) => exec.timeout_ns.map(Duration::from_nanos),
+        Call::Signal(_)
+        | Call::Stop { .. }
+        | Call::Lease { .. }
+        | Call::Freeze
+        | Call::Resumed
+        | Call::Usage
+        | Call::Input => None,
+    };
+    // The kernel takes no time at all for no limit, socket(7).
+    let least = Duration::from_millis(1);
+    timeout.map_or(ANSWER_WITHIN, |timeout| timeout.clamp(least, ANSWER_WITHIN))
 }
 
 /// One call that is answered by one report.
@@ -130,7 +142,7 @@ pub fn ask(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<O
 pub fn tell(record: &Record, id: &BoxId, call: &Call) -> Result<(), Error> {
     match ask(record, id, call)?.0 == Report::Done {
         true => Ok(()),
-        false => Err(silent(id)),
+        false => Err(silent(id, None)),
     }
 }
 
@@ -172,13 +184,13 @@ fn send_all(socket: BorrowedFd<'_>, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     Ok(())
 }
 
-fn unreachable_keeper(id: &BoxId, error: io::Error) -> Error {
+fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<&OwnedFd>) -> Error {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     match errno {
         Some(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => {
             ended_meanwhile(id)
         }
-        Some(Errno::AGAIN) => silent(id),
+        Some(Errno::AGAIN) => silent(id, socket),
         Some(_) | None => {
             Error::new(ErrorKind::Failed, format!("cannot reach box {id}")).because(error)
         }
@@ -190,7 +202,23 @@ fn ended_meanwhile(id: &BoxId) -> Error {
         .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
 }
 
-fn silent(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Failed, format!("box {id} does not answer"))
-        .with_hint("'tare inspect' says what it is doing; 'tare rm -f' ends it in any case")
+/// The keeper has said nothing in time. `socket` leads to it.
+fn silent(id: &BoxId, socket: Option<&OwnedFd>) -> Error {
+    let error = Error::new(ErrorKind::NoAnswer, format!("box {id} does not answer"));
+    match socket.is_some_and(|socket| is_stopped(socket.as_fd())) {
+        true => error
+            .because("its keeper is stopped, by a signal or by a debugger")
+            .with_hint("continue the keeper with SIGCONT, or use 'tare rm -f'"),
+        false => error
+            .with_hint("'tare inspect' says what it is doing; 'tare rm -f' ends it in any case"),
+    }
+}
+
+/// `false` of a keeper that cannot be seen.
+fn is_stopped(socket: BorrowedFd<'_>) -> bool {
+    let (Ok(pid @ 1..), Ok(procfs)) = (peer_pid(socket), Procfs::open()) else {
+        return false;
+    };
+    let stat = procfs.stat(pid).seen();
+    stat.is_some_and(|stat| stat.is_stopped)
 }

@@ -13,9 +13,10 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags};
 use tare_control::ring::{End, Entry, FILE_NAMES, ReadError, Reader};
-use tare_kernel::watch::Watch;
+use tare_kernel::fds::open_regular;
+use tare_kernel::watch::{Mark, Watch};
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::timestamp::Timestamp;
@@ -68,8 +69,8 @@ impl Logs {
     /// The log in the record of a box.
     pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Error> {
         let open = |name| {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            openat(directory, name, flags, Mode::empty()).doing(|| format!("cannot open {name}"))
+            open_regular(directory, name, OFlags::RDONLY, Mode::empty())
+                .doing(|| format!("cannot open {name}"))
         };
         let files: [OwnedFd; 2] = [open(FILE_NAMES[0])?, open(FILE_NAMES[1])?];
         Ok(Self {
@@ -143,6 +144,14 @@ impl Logs {
     /// Announces whatever is written from now on, and whatever is lost.
     pub fn watch(&self) -> Result<Watch, Error> {
         Watch::files(self.reader.files()).doing(|| "cannot watch the log".to_owned())
+    }
+
+    /// The same with an instance of the caller's, which may watch other logs too.
+    pub fn watch_with(&self, watch: &Watch) -> Result<[Mark; 2], Error> {
+        let [one, other] = self.reader.files();
+        let marks = || Ok([watch.add(one)?, watch.add(other)?]);
+        let marks: std::io::Result<_> = marks();
+        marks.doing(|| "cannot watch the log".to_owned())
     }
 
     fn rewind(&mut self) {

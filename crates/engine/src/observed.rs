@@ -1,12 +1,15 @@
 //! One box as it is found: what its record says, held against the kernel.
 
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
-use crate::account::{EndedEntry, KeeperIdentity};
+use crate::account::EndedEntry;
 use crate::flaw::Flaw;
 use crate::holdings::cgroup::{self, Lodging};
 use crate::host::Host;
@@ -104,7 +107,7 @@ impl Observed {
         let ended = match lifecycle::state(&facts) {
             State::Exited => {
                 let written = record.account.ended.clone();
-                Some(written.unwrap_or_else(|| EndedEntry::of(&life, false, Duration::ZERO)))
+                Some(written.unwrap_or_else(|| unwritten_end(&record, &life, of, host)))
             }
             State::Stuck => record.account.ended.clone(),
             State::Starting | State::Running | State::Paused | State::Stopping => None,
@@ -144,6 +147,7 @@ impl Observed {
             }
             Tie::HalfMade | Tie::Attached | Tie::Detaching => Reason::Abandoned,
             Tie::Damaged => Reason::Asked,
+            Tie::Detached if account.removing => Reason::Asked,
             Tie::Detached if self.facts.overdue => Reason::Overdue,
             Tie::Detached => match account.detached() {
                 Some(options) if options.remove => Reason::NotKept,
@@ -160,7 +164,7 @@ impl Observed {
         let flaw = self.record.flaw.as_ref();
         let known = self.record.account.stuck.as_ref().map(ToString::to_string);
         let known = flaw
-            .map(|flaw| format!("{flaw}; 'tare rm -f' ends it"))
+            .map(|flaw| format!("{flaw}; {}", flaw.remedy()))
             .or(known);
         Some(known.unwrap_or_else(|| format!("{}; 'tare rm -f' ends it", Flaw::Incomplete)))
     }
@@ -220,6 +224,16 @@ impl Observed {
     }
 }
 
+/// How a box ended that no command has cleaned up yet: its cgroups still count.
+fn unwritten_end(record: &Record, life: &[LifeEvent], of: Tagged<'_>, host: &Host) -> EndedEntry {
+    let intent = record.account.intent.as_ref();
+    let roots = intent.map_or(&[][..], |intent| &intent.cgroup_roots);
+    let oom = cgroup::oom_kills(roots, of) > 0;
+    let is_of_this_boot = intent.is_some_and(|intent| intent.boot_id == host.boot_id);
+    let last_sign = record.last_sign().filter(|_| is_of_this_boot);
+    EndedEntry::of(life, last_sign, oom, Duration::ZERO)
+}
+
 /// The record of an attached box is its creator's, so whoever pauses that one
 /// cannot note it.
 fn may_be_frozen(record: &Record, tie: Tie, depth: Depth) -> bool {
@@ -257,56 +271,80 @@ fn tie(record: &Record, life: &[LifeEvent]) -> Tie {
 
 /// Whoever listens on the box's socket, if it is the keeper of the box: where
 /// the record does not say who that is.
-fn listening_keeper(record: &Record, of: Tagged<'_>) -> Option<Process> {
-    let process = Process::open(record.listener().ok()?).ok()?;
-    is_keeper_of(&process, of).then_some(process)
+fn listening_keeper(record: &Record, of: Tagged<'_>) -> io::Result<Option<Process>> {
+    let listener = record.listener()?.map_or(Ok(None), open_process)?;
+    Ok(listener.filter(|process| traces::is_keeper_of(process, of)))
 }
 
-/// Who keeps a box that its record ties so. A box that lives although its record
-/// says, or lets assume, that it does not, has a record that is wrong about it: that
-/// is no reason to end it.
+/// `None` where there is no such process. An error means that it cannot be seen.
+fn open_process(pid: i32) -> io::Result<Option<Process>> {
+    match Process::open(pid) {
+        Ok(process) => Ok(Some(process)),
+        // What pidfd_open(2) says of a number that no process has.
+        Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::SRCH | Errno::INVAL | Errno::NOENT) | None => Ok(None),
+            Some(_) => Err(error),
+        },
+    }
+}
+
+/// The keeper of a box, judged by the kernel. A box whose keeper cannot be seen is not
+/// taken for dead: tare leaves it alone and reports why.
 fn held_against_kernel(
     tie: Tie,
     record: &mut Record,
     of: Tagged<'_>,
     host: &Host,
 ) -> (Tie, Option<Process>) {
+    let seen = try_against_kernel(tie, record, of, host);
+    seen.unwrap_or_else(|error| {
+        record.flaw.get_or_insert(Flaw::Unseen(error.to_string()));
+        (Tie::Damaged, None)
+    })
+}
+
+/// A box that lives although its record says, or lets assume, that it does not, has a
+/// record that is wrong about it: that is no reason to end it.
+fn try_against_kernel(
+    tie: Tie,
+    record: &mut Record,
+    of: Tagged<'_>,
+    host: &Host,
+) -> io::Result<(Tie, Option<Process>)> {
     let recorded = match tie {
-        Tie::Attached | Tie::Detaching | Tie::Detached => living_keeper(record, of, host),
+        Tie::Attached | Tie::Detaching | Tie::Detached => living_keeper(record, of, host)?,
         Tie::HalfMade | Tie::Damaged => None,
     };
     match tie {
         // It never outlives its creator, who has the lock.
-        Tie::Attached => return (tie, recorded),
+        Tie::Attached => return Ok((tie, recorded)),
         // Just made; or taken over by somebody who ends it.
         Tie::HalfMade if record.is_blank() || record.account.ending.is_some() => {
-            return (tie, None);
+            return Ok((tie, None));
         }
         Tie::Detaching | Tie::Detached if recorded.is_some() => {
-            return (
-                tie,
-                recorded.filter(|keeper| !goes_with_creator(tie, record, keeper)),
-            );
+            let stays = |keeper: &Process| !goes_with_creator(tie, record, keeper);
+            return Ok((tie, recorded.filter(stays)));
         }
         Tie::HalfMade | Tie::Detaching | Tie::Detached | Tie::Damaged => {}
     }
-    let listening = listening_keeper(record, of);
+    let listening = listening_keeper(record, of)?;
     if tie == Tie::Damaged {
         record.flaw.get_or_insert(Flaw::Incomplete);
-        return (tie, listening);
+        return Ok((tie, listening));
     }
     // From another PID namespace its keeper cannot be seen, and its cgroups may not be.
-    let lives = listening.is_some() || record.is_kept_out_of_sight() || is_populated(of, host);
+    let lives = listening.is_some() || record.is_kept_out_of_sight()? || is_populated(of, host)?;
     // Whoever has the lock is not finished with it.
     let is_unfinished = || tie != Tie::Detached && record.is_busy();
     if !lives || is_unfinished() {
-        return (tie, listening);
+        return Ok((tie, listening));
     }
     record.flaw = Some(match tie {
         Tie::Detached => Flaw::Wrong,
         Tie::HalfMade | Tie::Detaching | Tie::Attached | Tie::Damaged => Flaw::Incomplete,
     });
-    (Tie::Damaged, listening)
+    Ok((Tie::Damaged, listening))
 }
 
 /// Whether the keeper of a box that is not let go of yet ends, now that its creator is
@@ -319,92 +357,96 @@ const GOES_WITHIN: Duration = Duration::from_millis(200);
 
 /// Whether anybody is in the box, by its cgroup. The kernel may be a moment late to
 /// say that the last one is gone.
-fn is_populated(of: Tagged<'_>, host: &Host) -> bool {
-    (0..POPULATED_LOOKS).all(|look| {
+fn is_populated(of: Tagged<'_>, host: &Host) -> io::Result<bool> {
+    for look in 0..POPULATED_LOOKS {
         if look > 0 {
             // A bounded look-again.
             std::thread::sleep(LOOK_AGAIN);
         }
-        host.meters().is_populated(of)
-    })
+        if !host.meters().is_populated(of)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 const POPULATED_LOOKS: u32 = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Whether it is what only the keeper of this box is: the first process of a PID
-/// namespace, under a keeper's name, last its state root's tag and the box's id.
-/// Others may have the id among their arguments (`tare wait ID`).
-fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
-    let arguments = process.arguments();
-    arguments.is_ok_and(|arguments| traces::is_called(&arguments, of))
-        && process.is_first_of_namespace().unwrap_or(false)
+fn living_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> io::Result<Option<Process>> {
+    let Some(process) = recorded_keeper(record, of, host)? else {
+        return Ok(None);
+    };
+    let is_dead = process.wait_dead(Duration::ZERO)?;
+    Ok((!is_dead).then_some(process))
 }
 
-/// Two processes can have a number and a tick in common, one after the other:
-/// where these are all that is known, it is looked where the process is.
-fn living_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> Option<Process> {
-    let identity = record.account.keeper.as_ref()?;
-    let process = process_of(identity, host)?;
-    if identity.pidfd_inode.is_none() && !is_in_box(&process, identity, of) {
-        return None;
-    }
-    matches!(process.wait_dead(Duration::ZERO), Ok(false)).then_some(process)
-}
-
-/// The process that an identity means, dead or alive. A number alone proves
-/// nothing: it is the same boot, and the pidfd's inode or, where the kernel has
-/// none, the tick of its birth.
-fn process_of(identity: &KeeperIdentity, host: &Host) -> Option<Process> {
+/// The process that the record means, dead or alive; an error if it cannot be seen. A
+/// number alone proves nothing. The pidfd's inode is a full proof within a boot, wherever
+/// the process was moved to. Before Linux 6.9 there is none, and two processes can have the
+/// same number and birth tick, one after the other. Then the process must also be in the
+/// box's cgroup or have its keeper's arguments.
+fn recorded_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> io::Result<Option<Process>> {
+    let Some(identity) = record.account.keeper.as_ref() else {
+        return Ok(None);
+    };
     if identity.boot_id != host.boot_id {
-        return None;
+        return Ok(None);
     }
-    let process = Process::open(identity.pid).ok()?;
+    let Some(process) = open_process(identity.pid)? else {
+        return Ok(None);
+    };
     let is_it = match (identity.pidfd_inode, identity.birth_tick) {
-        (Some(recorded), _) => process.inode().ok()? == Some(recorded),
-        (None, Some(recorded)) => process.birth_tick().ok()? == recorded,
+        // Every keeper is the first of its namespace. A record that was copied or edited
+        // may have the inode of another process.
+        (Some(recorded), _) => {
+            process.inode()? == Some(recorded) && process.is_first_of_namespace()?
+        }
+        (None, Some(recorded)) => match process.birth_tick() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            tick => tick? == recorded && is_in_box(&process, of),
+        },
         (None, None) => false,
     };
-    is_it.then_some(process)
+    Ok(is_it.then_some(process))
 }
 
-/// The keeper, if it is provably this box's: it may be signalled. Beside its
-/// recorded identity it is where nobody else is: in the box's own cgroup or,
-/// where there is none, under the box's id. Where the record says nothing, or
-/// what is not so, it is who listens.
-pub fn provable_keeper(record: &Record, of: Tagged<'_>, host: &Host) -> Option<Process> {
-    let identity = record.account.keeper.as_ref();
-    let recorded = identity.and_then(|identity| {
-        let process = process_of(identity, host)?;
-        is_in_box(&process, identity, of).then_some(process)
-    });
-    recorded
-        .or_else(|| listening_keeper(record, of))
-        .or_else(|| identity.is_none().then(|| unrecorded_keeper(of, host))?)
+/// The keeper, if it is provably this box's: it may be signalled. If the record names no
+/// keeper, or a wrong one, it is the process that listens on the box's socket. An error
+/// means that it cannot be seen.
+pub fn provable_keeper(
+    record: &Record,
+    of: Tagged<'_>,
+    host: &Host,
+) -> io::Result<Option<Process>> {
+    if let Some(process) = recorded_keeper(record, of, host)? {
+        return Ok(Some(process));
+    }
+    if let Some(process) = listening_keeper(record, of)? {
+        return Ok(Some(process));
+    }
+    match record.account.keeper {
+        Some(_) => Ok(None),
+        None => Ok(unrecorded_keeper(of, host)),
+    }
 }
 
-/// By its name alone. Where the box has a cgroup, that tells who is in the box.
+/// By its name alone: in the box's cgroup, where there are few, or wherever it is.
 fn unrecorded_keeper(of: Tagged<'_>, host: &Host) -> Option<Process> {
-    match host.meters().has(of) {
-        true => {
-            let mut members = host.meters().tree(of).members.into_iter();
-            members.find_map(|pid| traces::keeper_with(of, pid))
-        }
-        false => traces::keeper_of(of),
-    }
+    let mut members = host.meters().tree(of).members.into_iter();
+    let inside = members.find_map(|pid| traces::keeper_with(of, pid));
+    inside.or_else(|| traces::keeper_of(of))
 }
 
-fn is_in_box(process: &Process, identity: &KeeperIdentity, of: Tagged<'_>) -> bool {
-    match identity.cgroup_inode {
-        Some(_) => {
-            let path = process.cgroup().ok().flatten();
-            path.is_some_and(|path| cgroup::is_of(&path, of))
-        }
-        None => is_keeper_of(process, of),
-    }
+/// In the box's own cgroup, or wherever it was moved to under the box's id.
+fn is_in_box(process: &Process, of: Tagged<'_>) -> bool {
+    let path = process.cgroup().ok().flatten();
+    path.is_some_and(|path| cgroup::is_of(Path::new(&path), of))
+        || traces::is_keeper_of(process, of)
 }
 
-/// Nothing is kept of a box of an earlier boot: only names are left of it.
+/// Nothing is kept of a box of an earlier boot, of which only names are left, nor of one
+/// whose removal has begun.
 fn is_expired(record: &Record, host: &Host) -> bool {
     let Some(intent) = &record.account.intent else {
         return false;
@@ -416,7 +458,7 @@ fn is_expired(record: &Record, host: &Host) -> bool {
         Some(options) if options.remove => true,
         Some(options) => ended.is_some_and(|ended| since(ended.at_ns) >= options.retention),
     };
-    is_over || intent.boot_id != host.boot_id
+    is_over || record.account.removing || intent.boot_id != host.boot_id
 }
 
 fn is_overdue(record: &Record) -> bool {

@@ -11,12 +11,12 @@
 //! Nobody reads another's half-made record: the directory is locked from the
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, chmodat, fchmod, flock, fstat,
@@ -30,16 +30,17 @@ use tare_control::events::{self, Event, LIFE_FILE_BYTES};
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
-use tare_kernel::fds::peer_pid;
+use tare_kernel::fds::{open_regular, peer_pid};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::account::{self, Account, DetachOptions, Entry, Intent, KeeperIdentity, VERSION};
 use crate::error::{Doing, Error, ErrorKind};
-use crate::flaw::Flaw;
+use crate::flaw::{self, Flaw};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
+use crate::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::spec::{Isolation, Spec};
 use crate::timestamp::Timestamp;
 
@@ -66,6 +67,8 @@ const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 const FILE: &str = "record.json";
 const CONTROL: &str = "control";
 const LIFE: &str = "life";
+/// The files of a record.
+const FILES: [&str; 5] = [FILE, CONTROL, LIFE, FILE_NAMES[0], FILE_NAMES[1]];
 
 /// What a detached box writes into its record.
 #[derive(Debug)]
@@ -111,10 +114,14 @@ impl Record {
             // What cannot be read says nothing: teardown works from the id alone.
             Err(flaw) => (Account::default(), Some(flaw)),
         };
+        let foreign = match account.intent.is_none() && account.newer.is_none() {
+            true => flaw::foreign_entry(directory.as_fd(), &FILES),
+            false => None,
+        };
         Self {
             directory,
             account,
-            flaw,
+            flaw: foreign.map(|entry| Flaw::Foreign { entry }).or(flaw),
         }
     }
 
@@ -139,10 +146,32 @@ impl Record {
         events::parse(&file.unwrap_or_default())
     }
 
+    /// When the keeper of a detached box last showed that it lived, as far as it is
+    /// known: by its identity, its events and what it wrote to the log. `None` if the
+    /// record says when tare itself killed it.
+    pub fn last_sign(&self) -> Option<Timestamp> {
+        let (intent, keeper) = (self.account.intent.as_ref()?, self.account.keeper.as_ref()?);
+        if self.account.ending.is_some() {
+            return None;
+        }
+        let events = self.events();
+        let event_ns = events.iter().map(|event| event.at_us.saturating_mul(1000));
+        let last_ns = event_ns.chain([keeper.at_ns]).max()?.min(boot_ns());
+        let after = Duration::from_nanos(last_ns.saturating_sub(intent.created_ns));
+        let written = FILE_NAMES.iter().filter_map(|name| {
+            let stat = statat(&self.directory, *name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+            let ms = stat.st_mtime_nsec as u64 / 1_000_000;
+            Some(Timestamp::from_ms(
+                seconds.saturating_mul(1000).saturating_add(ms),
+            ))
+        });
+        written.chain([intent.created_at.after(after)]).max()
+    }
+
     /// The same, to be read later.
     pub fn open_life(&self) -> Option<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        openat(&self.directory, LIFE, flags, Mode::empty()).ok()
+        open_regular(self.directory.as_fd(), LIFE, OFlags::RDONLY, Mode::empty()).ok()
     }
 
     /// Whether it is, or was, that of a box that outlives its creator.
@@ -175,28 +204,32 @@ impl Record {
         )
     }
 
-    /// A connection to the keeper.
-    pub fn connect(&self) -> io::Result<OwnedFd> {
+    /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
+    pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
-        // Of a keeper that does not accept, nobody waits for ever.
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Send,
-            Some(CONNECT_WITHIN),
+            Some(within),
         )?;
         let address = self.control_address()?;
         step("keeper called", || connect(&socket, &address))?;
         Ok(socket)
     }
 
-    /// The number of whoever listens on the socket; 0 of one whom we cannot see.
-    pub fn listener(&self) -> io::Result<i32> {
-        peer_pid(self.connect()?.as_fd())
+    /// The number of the process that listens on the socket; 0 of one that we cannot
+    /// see, `None` where there is none. An error means that tare could not ask.
+    pub fn listener(&self) -> io::Result<Option<i32>> {
+        match self.connect(CONNECT_WITHIN) {
+            Ok(connection) => peer_pid(connection.as_fd()).map(Some),
+            Err(error) if is_shortage(&error) => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
-    /// Whether somebody keeps it whom we cannot see.
-    pub fn is_kept_out_of_sight(&self) -> bool {
-        matches!(self.listener(), Ok(0))
+    /// Whether a process that we cannot see keeps it.
+    pub fn is_kept_out_of_sight(&self) -> io::Result<bool> {
+        Ok(self.listener()? == Some(0))
     }
 
     /// By the open directory: its path may be longer than an address can be.
@@ -230,17 +263,9 @@ impl Record {
         if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
             return Ok(Some(Locked::replace(boxes, id).doing(doing)?));
         }
-        let start = Instant::now();
-        let lock = || flock(&self.directory, FlockOperation::NonBlockingLockExclusive);
-        while let Err(errno) = step("record locked", lock) {
-            if errno != Errno::WOULDBLOCK {
-                return Err(errno).doing(doing);
-            }
-            if start.elapsed() >= within {
-                return Err(busy(id));
-            }
-            // A bounded look-again: a lock that is waited for cannot be given up.
-            std::thread::sleep(LOOK_AGAIN);
+        match lock_within("record locked", &self.directory, Lock::Exclusive, within) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy(id, error)),
+            locked => locked.doing(doing)?,
         }
         let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
         let now = match step("locked record looked at", open) {
@@ -254,15 +279,24 @@ impl Record {
     }
 }
 
-/// How long a client waits to be accepted.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Between looks at a lock that another has.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Whether a call failed for want of something on our side, which says nothing about the
+/// object that it was about. `EAGAIN` of a connection means that its listener lives, and
+/// has not accepted in time.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        errno,
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN)
+    )
+}
 
-fn busy(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Failed, format!("box {id} is busy"))
-        .because("another tare command is changing it")
-        .with_hint("try again when that is done")
+/// How long a look at the listener waits to be accepted.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+fn busy(id: &BoxId, why: io::Error) -> Error {
+    Error::new(ErrorKind::Busy, format!("box {id} is busy"))
+        .because(why)
+        .with_hint("another tare command is changing it; try again when that is done")
 }
 
 impl AsFd for Record {
@@ -302,10 +336,12 @@ impl Locked {
             spec: spec.clone(),
             detached: detached.cloned(),
         };
-        if let Err(error) = record.add(Entry::Intent(Box::new(intent))) {
+        if let Err(error) = record.add(Entry::Intent(Box::new(intent))).doing(doing) {
             // Nothing of the box exists yet but this directory.
-            remove(layout, id)?;
-            return Err(error).doing(doing);
+            return Err(match remove(layout, id) {
+                Ok(()) => error,
+                Err(left) => error.with_note(&left, "the next command tries again"),
+            });
         }
         Ok(record)
     }
@@ -334,14 +370,15 @@ impl Locked {
     }
 
     fn make(boxes: OwnedFd, id: &BoxId) -> io::Result<Self> {
-        step("records held", || flock(&boxes, FlockOperation::LockShared))?;
+        lock_within("records held", &boxes, Lock::Shared, LOCK_WITHIN)?;
         step("record made", || {
             mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))
         })?;
         let open = || openat(&boxes, id.as_str(), DIRECTORY, Mode::empty());
-        let locked = step("new record opened", open).and_then(|directory| {
-            let lock = || flock(&directory, FlockOperation::LockExclusive);
-            step("new record locked", lock).map(|()| directory)
+        let locked = step("new record opened", open).map_err(io::Error::from);
+        let locked = locked.and_then(|directory| {
+            let name = "new record locked";
+            lock_within(name, &directory, Lock::Exclusive, LOCK_WITHIN).map(|()| directory)
         });
         match locked {
             Ok(directory) => Ok(Self(Record {
@@ -349,11 +386,14 @@ impl Locked {
                 account: Account::default(),
                 flaw: None,
             })),
-            Err(errno) => {
+            Err(error) => {
+                // An empty directory that cannot be removed now is removed by the next
+                // command; the first error says more.
                 step("new record given up", || {
                     unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR)
-                })?;
-                Err(errno.into())
+                })
+                .ok();
+                Err(error)
             }
         }
     }
@@ -397,9 +437,8 @@ impl Locked {
 
     /// One more line, for everybody to read: all of it, or nothing.
     pub fn add(&mut self, entry: Entry) -> io::Result<()> {
-        let flags =
-            OFlags::CREATE | OFlags::APPEND | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = || openat(&self.directory, FILE, flags, PRIVATE);
+        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::RDWR;
+        let open = || open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
         let mut file = fs::File::from(step("account opened", open)?);
         let bytes_before = file.metadata()?.len();
         let mut line = Vec::new();
@@ -487,10 +526,14 @@ fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
 
 /// Whatever is in it: a byte that is no text takes only its own line away.
 fn read_damaged(file: OwnedFd) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&read_bytes(file)?).into_owned())
+}
+
+fn read_bytes(file: OwnedFd) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(USUAL_BYTES);
     let file = io::Read::take(fs::File::from(file), FILE_BYTES_MAX);
     io::Read::read_to_end(&mut { file }, &mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 /// No file of a record is longer.
@@ -498,14 +541,13 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Most are shorter, and read at once.
 const USUAL_BYTES: usize = 4096;
 
-/// A small file of a record; never through a link, which is not ours.
+/// A small file of a record.
 fn open_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let open = || openat(directory, name, flags, Mode::empty());
+    let open = || open_regular(directory, name, OFlags::RDONLY, Mode::empty());
     match step("file of a record opened", open) {
         Ok(file) => Ok(Some(file)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(errno.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -557,13 +599,41 @@ pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
     }
 }
 
-/// Removes a record with everything in it; absent is as wanted.
+/// Removes a record with everything in it, its account last; absent is as wanted. If the
+/// directory itself cannot be removed, its account is written again.
 pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot remove the record of box {id}");
     let open = || openat(CWD, layout.boxes(), DIRECTORY, Mode::empty());
     let boxes = step("records opened to remove one", open).doing(doing)?;
     let name = CString::new(id.as_str()).doing(doing)?;
-    tree::remove(boxes.as_fd(), &name).doing(doing)
+    let mut account = Vec::new();
+    if let Ok(directory) = openat(&boxes, &name, DIRECTORY, Mode::empty()) {
+        for entry in tree::names(directory.as_fd()).doing(doing)? {
+            if entry.as_bytes() != FILE.as_bytes() {
+                tree::remove(directory.as_fd(), &entry).doing(doing)?;
+            }
+        }
+        let file = open_file(directory.as_fd(), FILE).ok().flatten();
+        account = file
+            .and_then(|file| read_bytes(file).ok())
+            .unwrap_or_default();
+    }
+    let removed = tree::remove(boxes.as_fd(), &name);
+    if removed.is_err() && !account.is_empty() {
+        write_again(boxes.as_fd(), &name, &account);
+    }
+    removed.doing(doing)
+}
+
+/// What is there already is not touched, and what cannot be written is missing.
+fn write_again(boxes: BorrowedFd<'_>, name: &CStr, account: &[u8]) {
+    let Ok(directory) = openat(boxes, name, DIRECTORY, Mode::empty()) else {
+        return;
+    };
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    if let Ok(file) = openat(&directory, FILE, flags, PRIVATE) {
+        io::Write::write_all(&mut fs::File::from(file), account).ok();
+    }
 }
 
 /// The ids of all boxes on record. Every command reads this list, and it may be long:
@@ -583,7 +653,10 @@ pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
 const LIST_BYTES: usize = 32 << 10;
 /// Whether there is anything under this id.
 pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
-    statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    !matches!(
+        statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW),
+        Err(Errno::NOENT)
+    )
 }
 
 /// About how many there are, without reading their names: a directory has a link
@@ -606,65 +679,4 @@ pub fn hold_still(boxes: BorrowedFd<'_>) -> bool {
 pub fn let_go(boxes: BorrowedFd<'_>) {
     // It cannot fail for an open descriptor.
     flock(boxes, FlockOperation::Unlock).ok();
-}
-
-/// Makes the state root what it must be: ours alone. What lies beneath is then
-/// nobody else's either.
-pub fn prepare_state_root(layout: &Layout) -> Result<(), Error> {
-    let root = open_or_make(layout).map_err(|error| cannot_use(layout, error))?;
-    check_state_root(layout, &root)
-}
-
-fn cannot_use(layout: &Layout, error: io::Error) -> Error {
-    let message = format!("cannot use {} as a state root", layout.root().display());
-    let failed = Error::new(ErrorKind::Failed, message);
-    let hint = "choose another with --state-root or TARE_STATE_ROOT";
-    match missing_parent(layout, &error) {
-        Some(parent) => failed
-            .because(format!("there is no directory {}", parent.display()))
-            .with_hint(format!("make that first, or {hint}")),
-        None => failed.because(error).with_hint(hint),
-    }
-}
-
-/// Where a state root would be made, if that is what is not there. It is not made along:
-/// whose it is to be and who may write to it is not ours to say.
-fn missing_parent<'a>(layout: &'a Layout, error: &io::Error) -> Option<&'a Path> {
-    let parent = layout.root().parent()?;
-    let is_missing = error.kind() == io::ErrorKind::NotFound && !parent.exists();
-    is_missing.then_some(parent)
-}
-
-/// The same of one that is only looked at; absent is as good.
-pub fn inspect_state_root(layout: &Layout) -> Result<(), Error> {
-    match openat(CWD, layout.root(), DIRECTORY, Mode::empty()) {
-        Ok(root) => check_state_root(layout, &root),
-        Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno).doing(|| format!("cannot look at {}", layout.root().display())),
-    }
-}
-
-fn check_state_root(layout: &Layout, root: &OwnedFd) -> Result<(), Error> {
-    let doing = || format!("cannot use {} as a state root", layout.root().display());
-    let stat = fstat(root).doing(doing)?;
-    let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
-    if ours {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::BadRequest, doing())
-        .because("it exists and is not ours alone")
-        .with_hint("it must belong to the caller and be writable by nobody else"))
-}
-
-fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
-    let open = || openat(CWD, layout.root(), DIRECTORY, Mode::empty());
-    match step("state root opened", open) {
-        Ok(root) => return Ok(root),
-        Err(Errno::NOENT) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    for directory in [layout.root().to_owned(), layout.boxes(), layout.names()] {
-        make_private(&directory)?;
-    }
-    Ok(step("state root opened", open)?)
 }

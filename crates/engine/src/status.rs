@@ -94,6 +94,10 @@ pub struct Status {
     pub attached: bool,
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub ended_at: Option<Timestamp>,
+    /// The last sign of life, if the keeper was killed: the box ended between this time and
+    /// `ended_at`.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub ended_after: Option<Timestamp>,
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub ended_by: Option<EndedBy>,
     /// Whether the kernel killed a process of it for its memory limit.
@@ -117,6 +121,7 @@ impl Status {
             exit_code: None,
             attached: false,
             ended_at: None,
+            ended_after: None,
             ended_by: None,
             oom: false,
             stuck_on: Some(why),

@@ -118,6 +118,19 @@ pub struct Removal {
     pub oom: bool,
 }
 
+impl Step {
+    fn of(at: Timestamp, created_at: Timestamp, event: StepKind, text: String) -> Self {
+        Self {
+            at,
+            after_ms: whole_ms(at.since(created_at)),
+            event,
+            process: None,
+            exit_code: None,
+            text,
+        }
+    }
+}
+
 /// A step before it has its place.
 #[derive(Debug)]
 struct Draft {
@@ -158,6 +171,7 @@ impl Beginning {
             | Entry::Renamed(_)
             | Entry::Updated(_)
             | Entry::Pausing(_)
+            | Entry::Removing(_)
             | Entry::Stuck(_)
             | Entry::Ending(_)
             | Entry::Ended(_) => None,
@@ -196,7 +210,7 @@ pub fn tell(id: &BoxId, sources: &Sources, now: Now) -> Story {
     let mut names = Vec::new();
     for entry in &sources.entries {
         names.extend(name_of(entry));
-        drafts.extend(from_entry(entry, drafts.last(), sources));
+        drafts.extend(from_entry(entry, drafts.last(), sources, beginning));
     }
     drafts.extend(
         sources
@@ -241,19 +255,12 @@ impl Story {
 
     /// The end of it.
     pub fn removed(&mut self, removal: &Removal, at: Timestamp) {
-        let mut add = |event, text: String| {
-            self.steps.push(Step {
-                at,
-                after_ms: whole_ms(at.since(self.created_at)),
-                event,
-                process: None,
-                exit_code: None,
-                text,
-            });
-        };
         if removal.oom {
-            add(StepKind::Oom, sentences::OOM.to_owned());
+            self.was_out_of_memory(at);
         }
+        let mut add = |event, text: String| {
+            self.steps.push(Step::of(at, self.created_at, event, text));
+        };
         if removal.why == Reason::Abandoned {
             add(StepKind::Abandoned, sentences::ABANDONED.to_owned());
         }
@@ -265,6 +272,21 @@ impl Story {
             sentences::removed(removal.why, removal.pid),
         );
         self.shorten(STEPS_MAX);
+    }
+
+    /// Before its end, or now if it is not over.
+    pub fn was_out_of_memory(&mut self, now: Timestamp) {
+        let is_end = |step: &Step| {
+            matches!(
+                step.event,
+                StepKind::CommandEnded | StepKind::Killed | StepKind::Lost
+            )
+        };
+        let end = self.steps.iter().position(is_end);
+        let at = end.map_or(now, |end| self.steps[end].at);
+        let text = sentences::OOM.to_owned();
+        let step = Step::of(at, self.created_at, StepKind::Oom, text);
+        self.steps.insert(end.unwrap_or(self.steps.len()), step);
     }
 
     /// Leaves so many steps, the first and the last.
@@ -317,6 +339,7 @@ fn name_of(entry: &Entry) -> Option<String> {
         | Entry::Naming(_)
         | Entry::Updated(_)
         | Entry::Pausing(_)
+        | Entry::Removing(_)
         | Entry::Stuck(_)
         | Entry::Ending(_)
         | Entry::Ended(_) => None,
@@ -331,13 +354,19 @@ fn time_of(entry: &Entry) -> Option<u64> {
         Entry::Updated(update) => Some(update.at_ns),
         Entry::Pausing(pausing) => Some(pausing.at_ns),
         Entry::Naming(_) => None,
+        Entry::Removing(removing) => Some(removing.at_ns),
         Entry::Stuck(stuck) => Some(stuck.at_ns),
         Entry::Ending(ending) => Some(ending.at_ns),
         Entry::Ended(ended) => Some(ended.at_ns),
     }
 }
 
-fn from_entry(entry: &Entry, before: Option<&Draft>, sources: &Sources) -> Vec<Draft> {
+fn from_entry(
+    entry: &Entry,
+    before: Option<&Draft>,
+    sources: &Sources,
+    beginning: Beginning,
+) -> Vec<Draft> {
     let before_ns = before.map_or(0, |draft| draft.ns);
     let ns = time_of(entry).unwrap_or(before_ns);
     match entry {
@@ -350,8 +379,8 @@ fn from_entry(entry: &Entry, before: Option<&Draft>, sources: &Sources) -> Vec<D
         Entry::Updated(update) => {
             vec![Draft::of(ns, StepKind::Updated, sentences::updated(update))]
         }
-        // Every pause is among the events.
-        Entry::Naming(_) | Entry::Pausing(_) => Vec::new(),
+        // Every pause is among the events, and a removal has its own step.
+        Entry::Naming(_) | Entry::Pausing(_) | Entry::Removing(_) => Vec::new(),
         Entry::Stuck(stuck) => {
             let text = format!("could not be ended: {stuck}");
             vec![Draft::of(ns, StepKind::Stuck, text)]
@@ -360,7 +389,7 @@ fn from_entry(entry: &Entry, before: Option<&Draft>, sources: &Sources) -> Vec<D
             let text = sentences::killed_by_tare(ending.why, ending.pid);
             vec![Draft::of(ns, StepKind::Killed, text)]
         }
-        Entry::Ended(ended) => ended_steps(ended, sources),
+        Entry::Ended(ended) => ended_steps(ended, sources, beginning),
     }
 }
 
@@ -378,19 +407,22 @@ fn created(intent: &Intent) -> Draft {
 }
 
 /// What whoever found it over has seen.
-fn ended_steps(ended: &EndedEntry, sources: &Sources) -> Vec<Draft> {
+fn ended_steps(ended: &EndedEntry, sources: &Sources, beginning: Beginning) -> Vec<Draft> {
     let mut drafts = Vec::new();
+    if ended.oom {
+        // The kernel counts these kills and does not date them: it was before the end.
+        let ns = end_ns(sources, beginning).unwrap_or(ended.at_ns);
+        drafts.push(Draft::of(ns, StepKind::Oom, sentences::OOM));
+    }
     let was_killed_by_us = || {
         let mut entries = sources.entries.iter();
         entries.any(|entry| matches!(entry, Entry::Ending(_)))
     };
     if !is_end_known(sources) && !was_killed_by_us() {
-        let mut lost = Draft::of(ended.at_ns, StepKind::Lost, sentences::LOST);
+        let text = sentences::lost(ended.after, ended.at);
+        let mut lost = Draft::of(ended.at_ns, StepKind::Lost, text);
         lost.exit_code = Some(ended.exit_code);
         drafts.push(lost);
-    }
-    if ended.oom {
-        drafts.push(Draft::of(ended.at_ns, StepKind::Oom, sentences::OOM));
     }
     let text = sentences::emptied(ended.emptied_ms);
     drafts.push(Draft::of(ended.at_ns, StepKind::Emptied, text));
@@ -403,14 +435,35 @@ fn is_end_known(sources: &Sources) -> bool {
     sources.life.iter().any(said) || has_end(&sources.events)
 }
 
+/// When the box ended: by its keeper, or when tare began to kill it.
+fn end_ns(sources: &Sources, beginning: Beginning) -> Option<u64> {
+    let ended = sources.events.iter().find(|event| is_end(event));
+    let ended = ended.map(|event| event.at_us.saturating_mul(1000));
+    let life = from_life(sources, beginning).map(|draft| draft.ns);
+    let killed = sources.entries.iter().find_map(|entry| match entry {
+        Entry::Ending(ending) => Some(ending.at_ns),
+        Entry::Intent(_)
+        | Entry::Keeper(_)
+        | Entry::Naming(_)
+        | Entry::Renamed(_)
+        | Entry::Updated(_)
+        | Entry::Pausing(_)
+        | Entry::Removing(_)
+        | Entry::Stuck(_)
+        | Entry::Ended(_) => None,
+    });
+    ended.into_iter().chain(life).chain(killed).min()
+}
+
 fn has_end(events: &[Event]) -> bool {
-    let is_end = |event: &Event| {
-        matches!(
-            event.what,
-            Happening::CommandEnded { .. } | Happening::Killed { .. }
-        )
-    };
     events.iter().any(is_end)
+}
+
+fn is_end(event: &Event) -> bool {
+    matches!(
+        event.what,
+        Happening::CommandEnded { .. } | Happening::Killed { .. }
+    )
 }
 
 /// The end is in the life and behind it; one of them is enough.

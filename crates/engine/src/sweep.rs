@@ -12,16 +12,17 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::account::{EndingEntry, Entry};
-use crate::comparison::{Would, would_about};
+use crate::comparison::{OrphanKind, Would, awaits_cleanup, left_behind, would_about};
 use crate::engine::Engine;
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, ErrorKind};
 use crate::holdings::name;
 use crate::id::BoxId;
 use crate::layout;
 use crate::lifecycle::Care;
 use crate::observed::{Depth, Observed, When};
 use crate::reason::Reason;
-use crate::record::{self, Locked, Record};
+use crate::record::{Locked, Record};
+use crate::state_root;
 use crate::teardown::OTHERS_WITHIN;
 use crate::tending::{Effort, Taken, take};
 use crate::traces;
@@ -31,10 +32,11 @@ const PATIENT_WITHIN: Duration = Duration::from_secs(2);
 /// What all of those get together.
 const PATIENT_FOR: Duration = Duration::from_secs(10);
 
-/// One box, and what became of it.
+/// One box, or a process that belongs to none, and what became of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Swept {
-    pub id: BoxId,
+    #[serde(flatten)]
+    pub what: Subject,
     /// What there was to be done something about, in sentences.
     pub found: Vec<String>,
     pub would: Would,
@@ -44,13 +46,22 @@ pub struct Swept {
     was_stuck: bool,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum Subject {
+    #[serde(rename = "id")]
+    Box(BoxId),
+    /// A keeper that was never started, by its number.
+    #[serde(rename = "pid")]
+    Newborn(i32),
+}
+
 /// What a sweep has to know of every box on record.
 #[derive(Debug)]
 struct Known {
     id: BoxId,
     was_stuck: bool,
-    /// That it has been kept for long enough, in a sentence.
-    expired: Option<String>,
+    /// That it has ended, or has been kept for long enough, in a sentence.
+    due: Option<(String, Would)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -74,23 +85,35 @@ impl Engine {
         let comparison = self.compare(&self.traces(), Depth::Care, |id, observed| Known {
             id: id.clone(),
             was_stuck: observed.record.account.stuck.is_some(),
-            expired: self.expired(id, observed),
+            due: self.due(id, observed),
         })?;
         let mut plan: BTreeMap<BoxId, Swept> = BTreeMap::new();
+        let mut newborns = Vec::new();
         let mut note = |id: &BoxId, sentence: &str, would: Would| {
-            let one = plan.entry(id.clone()).or_insert_with(|| Swept::new(id));
-            one.found.push(sentence.to_owned());
-            one.would = one.would.max(would);
+            let new = || Swept::new(Subject::Box(id.clone()));
+            plan.entry(id.clone())
+                .or_insert_with(new)
+                .note(sentence, would);
         };
         for orphan in &comparison.orphans {
-            note(orphan.id(), &orphan.sentence, orphan.would);
+            match &orphan.what {
+                OrphanKind::Cgroup { id, .. }
+                | OrphanKind::Keeper { id, .. }
+                | OrphanKind::Remains { id, .. }
+                | OrphanKind::Name { id, .. } => note(id, &orphan.sentence, orphan.would),
+                OrphanKind::Newborn { pid } => {
+                    let mut one = Swept::new(Subject::Newborn(*pid));
+                    one.note(&orphan.sentence, orphan.would);
+                    newborns.push(one);
+                }
+            }
         }
         for lost in &comparison.lost {
             note(&lost.id, &lost.sentence, lost.would);
         }
         for known in &comparison.boxes {
-            if let Some(sentence) = &known.expired {
-                note(&known.id, sentence, Would::Remove);
+            if let Some((sentence, would)) = &known.due {
+                note(&known.id, sentence, *would);
             }
         }
         for known in &comparison.boxes {
@@ -98,7 +121,8 @@ impl Engine {
                 one.was_stuck = known.was_stuck;
             }
         }
-        let mut plan: Vec<Swept> = plan.into_values().collect();
+        // Newborns first: they may hold the locks of boxes.
+        let mut plan: Vec<Swept> = newborns.into_iter().chain(plan.into_values()).collect();
         let leave = plan.iter_mut().filter(|one| one.would == Would::Leave);
         leave.for_each(|one| one.outcome = Outcome::Left);
         plan.sort_by_key(|one| one.was_stuck);
@@ -111,7 +135,7 @@ impl Engine {
         if plan.iter().all(|one| one.would == Would::Leave) {
             return Ok(plan);
         }
-        record::prepare_state_root(&self.layout)?;
+        state_root::prepare(&self.layout)?;
         let boxes = self.boxes()?;
         for one in &mut plan {
             self.sweep_one(boxes.as_fd(), one, OTHERS_WITHIN);
@@ -125,26 +149,34 @@ impl Engine {
         Ok(plan)
     }
 
-    /// What is said of a box that was kept for as long as it was to be; nothing of it
-    /// is missing.
-    fn expired(&self, id: &BoxId, observed: &Observed) -> Option<String> {
+    /// What is due to a box with which nothing is wrong: its end is to be written down,
+    /// or it was kept for as long as it was to be.
+    fn due(&self, id: &BoxId, observed: &Observed) -> Option<(String, Would)> {
+        if let Some(lost) = left_behind(id, observed) {
+            let is_due = awaits_cleanup(observed, &lost) && !observed.is_busy();
+            return is_due.then_some((lost.sentence, lost.would));
+        }
         if !observed.is_over() || observed.care(When::Now) != Care::Remove {
             return None;
         }
-        Some(match observed.reason(&self.host) {
+        let sentence = match observed.reason(&self.host) {
             Reason::Rebooted => format!("box {id} is of an earlier boot"),
             Reason::NotKept => format!("box {id} is over, and was not to be kept"),
             Reason::Own | Reason::Asked | Reason::Abandoned | Reason::Overdue | Reason::Expired => {
                 format!("box {id} is over, and its retention has passed")
             }
-        })
+        };
+        Some((sentence, Would::Remove))
     }
 
     fn sweep_one(&self, boxes: BorrowedFd<'_>, one: &mut Swept, within: Duration) {
-        one.outcome = match one.would {
-            Would::Leave => Outcome::Left,
-            Would::Remove | Would::Finish | Would::End => self
-                .try_to_sweep(boxes, one, within)
+        one.outcome = match (one.would, &one.what) {
+            (Would::Leave, _) => Outcome::Left,
+            (Would::Remove | Would::Finish | Would::End, Subject::Newborn(pid)) => {
+                end_newborn(*pid, within).unwrap_or_else(|error| Outcome::stuck(&error))
+            }
+            (Would::Remove | Would::Finish | Would::End, Subject::Box(id)) => self
+                .try_to_sweep(boxes, id, &one.found, within)
                 .unwrap_or_else(|error| Outcome::stuck(&error)),
         };
     }
@@ -152,18 +184,18 @@ impl Engine {
     fn try_to_sweep(
         &self,
         boxes: BorrowedFd<'_>,
-        one: &Swept,
+        id: &BoxId,
+        found: &[String],
         within: Duration,
     ) -> Result<Outcome, Error> {
-        let id = &one.id;
         let doing = || format!("cannot open the record of box {id}");
         let Some(record) = Record::look(boxes, id).doing(doing)? else {
-            return self.end_orphan(boxes, one, within);
+            return self.end_orphan(boxes, id, found, within);
         };
         match take(boxes, id, record) {
             Taken::Others => Ok(Outcome::Busy),
             Taken::Gone => Ok(Outcome::Done),
-            Taken::Ours(locked) => self.end_ours(boxes, one, *locked, within),
+            Taken::Ours(locked) => self.end_ours(boxes, (id, found), *locked, within),
         }
     }
 
@@ -172,10 +204,10 @@ impl Engine {
     fn end_orphan(
         &self,
         boxes: BorrowedFd<'_>,
-        one: &Swept,
+        id: &BoxId,
+        found: &[String],
         within: Duration,
     ) -> Result<Outcome, Error> {
-        let id = &one.id;
         let mut locked = match Locked::claim(boxes, id) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Outcome::Busy),
             other => other.doing(|| format!("cannot make a record of box {id}"))?,
@@ -188,7 +220,7 @@ impl Engine {
         locked.add(Entry::Ending(EndingEntry::now(why))).ok();
         self.site(id).tear_down(locked, within, why)?;
         if is_there {
-            self.tell_reclaimed(id, &one.found);
+            self.tell_reclaimed(id, found);
         }
         Ok(Outcome::Done)
     }
@@ -203,11 +235,10 @@ impl Engine {
     fn end_ours(
         &self,
         boxes: BorrowedFd<'_>,
-        one: &Swept,
+        (id, found): (&BoxId, &[String]),
         locked: Locked,
         within: Duration,
     ) -> Result<Outcome, Error> {
-        let id = &one.id;
         let site = self.site(id);
         let looked = Record::look(boxes, id).doing(|| format!("cannot look at box {id}"))?;
         let Some(record) = looked else {
@@ -219,7 +250,7 @@ impl Engine {
                 Would::Leave => Ok(Outcome::Left),
                 Would::Remove | Would::Finish | Would::End => {
                     site.tear_down(locked, within, Reason::Asked)?;
-                    self.tell_reclaimed(id, &one.found);
+                    self.tell_reclaimed(id, found);
                     Ok(Outcome::Done)
                 }
             };
@@ -234,7 +265,7 @@ impl Engine {
                 let is_there = self.has_remains(id);
                 site.clear(locked, within)?;
                 if is_there {
-                    self.tell_reclaimed(id, &one.found);
+                    self.tell_reclaimed(id, found);
                 }
             }
             Some(_) | None => {}
@@ -244,14 +275,33 @@ impl Engine {
 }
 
 impl Swept {
-    fn new(id: &BoxId) -> Self {
+    fn new(what: Subject) -> Self {
         Self {
-            id: id.clone(),
+            what,
             found: Vec::new(),
             would: Would::Leave,
             outcome: Outcome::Planned,
             was_stuck: false,
         }
+    }
+
+    fn note(&mut self, sentence: &str, would: Would) {
+        self.found.push(sentence.to_owned());
+        self.would = self.would.max(would);
+    }
+}
+
+/// Kills a newborn that is still one: nothing of a box was started in it, and no process
+/// waits for it.
+fn end_newborn(pid: i32, within: Duration) -> Result<Outcome, Error> {
+    let doing = || format!("cannot end process {pid}");
+    let Some(stray) = traces::strays(&[pid]).pop() else {
+        return Ok(Outcome::Done);
+    };
+    stray.kill().doing(doing)?;
+    match stray.wait_dead(within).doing(doing)? {
+        true => Ok(Outcome::Done),
+        false => Err(Error::new(ErrorKind::Failed, doing()).because("it does not die")),
     }
 }
 

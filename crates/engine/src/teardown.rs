@@ -6,21 +6,24 @@
 //! record: if a step fails, the box stays on record and can be tried again.
 //!
 //! ```text
-//! keeper killed ─▶ cgroups seen empty ─▶ keeper reaped ─▶ cgroups removed    (end)
-//!     ─▶ story kept ─▶ account removed ─▶ scratch unmounted
-//!     ─▶ names released ─▶ record removed                                    (remove)
+//! keeper killed ─▶ keeper reaped ─▶ cgroups seen empty ─▶ cgroups removed    (end)
+//!     ─▶ story kept ─▶ removal on record ─▶ scratch unmounted
+//!     ─▶ record removed, its account last ─▶ names released                  (remove)
 //! ```
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
-use crate::account::{Account, EndedEntry, EndingEntry, Entry, StuckEntry};
+use crate::account::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
 use crate::error::{Doing, Error, ErrorKind};
 use crate::explaining::keep_story;
-use crate::holdings::{cgroup, name, scratch};
+use crate::flaw::Flaw;
+use crate::holdings::name::Names;
+use crate::holdings::{cgroup, scratch};
 use crate::host::Host;
 use crate::id::BoxId;
 use crate::layout::Layout;
@@ -35,6 +38,13 @@ pub const OWN_WITHIN: Duration = Duration::from_secs(10);
 /// The same for somebody else's: no command waits long for another's mess.
 pub const OTHERS_WITHIN: Duration = Duration::from_millis(200);
 
+/// What is to be left of a box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    Record,
+    Nothing,
+}
+
 /// A box that is to end.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
@@ -45,9 +55,15 @@ pub struct Site<'a> {
 
 impl Site<'_> {
     /// Ends a box whose keeper is our child, and removes all of it.
-    pub fn tear_down_own(&self, record: Locked, keeper: &Process) -> Result<(), Error> {
-        self.end(&record, Some(keeper), OWN_WITHIN)?;
-        self.remove(&record, None)
+    pub fn tear_down_own(
+        &self,
+        record: &mut Locked,
+        keeper: &Process,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let ended = self.end(record, Some(keeper), within);
+        let result = ended.and_then(|()| self.remove(record, None));
+        note_stuck(record, result, Leave::Nothing)
     }
 
     /// Ends any box, and removes all of it.
@@ -57,24 +73,29 @@ impl Site<'_> {
         within: Duration,
         why: Reason,
     ) -> Result<(), Error> {
+        if let Some(flaw @ Flaw::Foreign { .. }) = &record.flaw {
+            let message = format!("cannot remove {} from boxes/", self.id);
+            return Err(Error::new(ErrorKind::Conflict, message)
+                .because(flaw.to_string())
+                .with_hint(flaw.remedy()));
+        }
         let is_over = record.account.ended.is_some();
         let oom = !is_over && self.was_out_of_memory(&record, why);
         let start = Instant::now();
-        self.end_recorded(&mut record, within, why)?;
+        self.end_recorded(&mut record, within, why, Leave::Nothing)?;
         let removal = Removal {
             why,
             pid: std::process::id(),
             emptied: (!is_over).then(|| start.elapsed()),
             oom,
         };
-        let result = self.remove(&record, Some(&removal));
-        note_stuck(&mut record, &result);
-        result
+        let result = self.remove(&mut record, Some(&removal));
+        note_stuck(&mut record, result, Leave::Nothing)
     }
 
     /// Ends what is left of a box whose end is on record already.
     pub fn clear(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
-        self.end_recorded(&mut record, within, Reason::Asked)
+        self.end_recorded(&mut record, within, Reason::Asked, Leave::Record)
     }
 
     /// Ends a detached box and writes down how it ended, if nobody has.
@@ -84,8 +105,9 @@ impl Site<'_> {
         }
         let oom = self.was_out_of_memory(&record, why);
         let start = Instant::now();
-        self.end_recorded(&mut record, within, why)?;
-        let ended = EndedEntry::of(&record.life().unwrap_or_default(), oom, start.elapsed());
+        self.end_recorded(&mut record, within, why, Leave::Record)?;
+        let life = record.life().unwrap_or_default();
+        let ended = EndedEntry::of(&life, record.last_sign(), oom, start.elapsed());
         // The box is over, and what its keeper wrote says how. What finds no room on a
         // full disk is written down by whoever looks next.
         record.add(Entry::Ended(ended)).ok();
@@ -97,15 +119,16 @@ impl Site<'_> {
         record: &mut Locked,
         within: Duration,
         why: Reason,
+        leave: Leave,
     ) -> Result<(), Error> {
-        let keeper = provable_keeper(record, self.tagged(), self.host);
-        if keeper.is_none() && record.is_kept_out_of_sight() {
+        let doing = || format!("cannot look for the keeper of box {}", self.id);
+        let keeper = provable_keeper(record, self.tagged(), self.host).doing(doing)?;
+        if keeper.is_none() && record.is_kept_out_of_sight().doing(doing)? {
             return Err(out_of_sight(self.id));
         }
         note_kill(record, keeper.as_ref(), why);
         let result = self.end(record, keeper.as_ref(), within);
-        note_stuck(record, &result);
-        result
+        note_stuck(record, result, leave)
     }
 
     fn end(
@@ -128,33 +151,66 @@ impl Site<'_> {
         why != Reason::Own && cgroup::oom_kills(&self.roots(record), self.tagged()) > 0
     }
 
-    /// With the story of it, unless it is its creator who has it.
-    fn remove(&self, record: &Locked, told: Option<&Removal>) -> Result<(), Error> {
+    /// Removes the record and the name, and keeps the story unless the creator has it. While the
+    /// record exists it is complete and its name leads to it, so a removal that fails can be
+    /// tried again.
+    fn remove(&self, record: &mut Locked, told: Option<&Removal>) -> Result<(), Error> {
         if let Some(removal) = told {
             keep_story(self.layout, self.host, self.id, record, removal);
         }
-        // From here on it is nobody's: whoever is killed on the way leaves half a box,
-        // and not one that is listed without its name or what it keeps.
-        record.forget(self.id)?;
+        if !self.mark_removal(record) {
+            // A removal that is killed leaves half a box, which the next command removes.
+            record.forget(self.id)?;
+        }
         if may_keep_scratch(record) {
             scratch::release(self.layout, record.as_fd(), self.id)?;
         }
-        self.release_names(&record.account)?;
-        record::remove(self.layout, self.id)
+        let names = self.names_of(&record.account)?;
+        record::remove(self.layout, self.id)?;
+        match names {
+            Some(names) => self.release_names(&names, &record.account),
+            None => Ok(()),
+        }
+    }
+
+    /// Records that the removal has begun, so that the next command finishes it. An attached
+    /// box needs no mark, because it goes with its creator. Returns false if the record
+    /// cannot say it.
+    fn mark_removal(&self, record: &mut Locked) -> bool {
+        if record.flaw.is_some() || record.account.intent.is_none() {
+            return false;
+        }
+        let at_ns = boot_ns();
+        record.account.detached().is_none()
+            || record.account.removing
+            || record.add(Entry::Removing(RemovingEntry { at_ns })).is_ok()
+    }
+
+    /// The names, locked, if the box may have one.
+    fn names_of(&self, account: &Account) -> Result<Option<Names>, Error> {
+        match account.intent.is_none() || account.may_hold().next().is_some() {
+            true => Names::lock(self.layout).doing(|| self.cannot_release()),
+            false => Ok(None),
+        }
     }
 
     /// Of a record that does not say which they are, or says what is not so, all that
     /// are the box's.
-    fn release_names(&self, account: &Account) -> Result<(), Error> {
+    fn release_names(&self, names: &Names, account: &Account) -> Result<(), Error> {
         let mut is_right = account.intent.is_some();
         for name in account.may_hold() {
-            let was_held = name::release(self.layout, name, self.id)?;
+            let released = names.release(name.as_str(), self.id);
+            let was_held = released.doing(|| self.cannot_release())?;
             is_right &= was_held || account.name() != Some(name);
         }
         match is_right {
             true => Ok(()),
-            false => name::release_all(self.layout, self.id),
+            false => names.release_all(self.id).doing(|| self.cannot_release()),
         }
+    }
+
+    fn cannot_release(&self) -> String {
+        format!("cannot release the names of box {}", self.id)
     }
 
     fn tagged(&self) -> Tagged<'_> {
@@ -180,16 +236,24 @@ fn note_kill(record: &mut Locked, keeper: Option<&Process>, why: Reason) {
     }
 }
 
-/// What cannot be ended says so on record, for whoever looks next.
-fn note_stuck(record: &mut Locked, result: &Result<(), Error>) {
-    let Err(error) = result else { return };
-    let why = std::error::Error::source(error).map(ToString::to_string);
+/// Records why a box cannot be ended, and whether its record was to go too: the next
+/// command, or the server's next sweep, tries the same again.
+fn note_stuck(record: &mut Locked, result: Result<(), Error>, leave: Leave) -> Result<(), Error> {
+    let error = match result {
+        Ok(()) => return Ok(()),
+        Err(error) => error.stuck(),
+    };
+    let why = std::error::Error::source(&error).map(ToString::to_string);
     let last = record.account.stuck.as_ref();
-    let entry = StuckEntry::after(last, error.to_string(), why.unwrap_or_default());
+    let entry = StuckEntry {
+        remove: leave == Leave::Nothing || record.account.removing,
+        ..StuckEntry::after(last, error.to_string(), why.unwrap_or_default())
+    };
     if !entry.is_said(last) {
         // A record that cannot be written is no reason to say less now.
         record.add(Entry::Stuck(entry)).ok();
     }
+    Err(error)
 }
 
 /// A record that does not say counts as one that may.
@@ -213,7 +277,7 @@ pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), E
     while !keeper.wait_dead(within).doing(doing)? {
         if start.elapsed() >= within {
             let message = format!("cannot end the keeper of box {id}");
-            return Err(Error::new(ErrorKind::Failed, message)
+            return Err(Error::new(ErrorKind::Stuck, message)
                 .because(format!("process {} does not die", keeper.pid()))
                 .with_hint(
                     "a process in it may hang in the kernel; it is tried again by the next command",

@@ -10,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::engine::{Engine, Manner};
 use crate::error::Error;
 use crate::flaw::Flaw;
-use crate::holdings::name;
+use crate::holdings::name::{self, Names};
 use crate::id::BoxId;
 use crate::lifecycle::Care;
 use crate::observed::{Depth, Observed, When};
@@ -46,7 +46,33 @@ impl Engine {
         ids.truncate(most);
         let is_gone = |id: &BoxId| matches!(self.tend_in(boxes.as_fd(), id, Depth::Care), Ok(None));
         ids.retain(is_gone);
+        self.tend_names_of_none(boxes.as_fd(), most);
         ids
+    }
+
+    /// Releases names that lead to no record. A removal deletes the record before the name, and
+    /// may have been killed in between.
+    fn tend_names_of_none(&self, boxes: BorrowedFd<'_>, most: usize) {
+        let mut named = name::all(&self.layout);
+        if named.len() > most {
+            let start = random_below(named.len());
+            named.rotate_left(start);
+        }
+        named.truncate(most);
+        named.retain(|(_, id)| !record::is_there(boxes, id));
+        if named.is_empty() {
+            return;
+        }
+        // The process that holds the lock may be removing that record now.
+        let Ok(Some(names)) = Names::lock_now(&self.layout) else {
+            return;
+        };
+        for (name, id) in named {
+            // A record is made before its name is taken, so no box has this name.
+            if !record::is_there(boxes, &id) {
+                names.release(&name, &id).ok();
+            }
+        }
     }
 
     /// Looks after the holder of a name, which is free if there is no such box.

@@ -2,14 +2,15 @@
 //! not. Only reads, and only counts what bears the tag.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use tare_control::KEEPER_NAME;
 use tare_kernel::process::Process;
 use tare_kernel::procfs::Procfs;
+use tare_kernel::program;
 
 use crate::host::CgroupRoots;
 use crate::id::BoxId;
@@ -81,19 +82,17 @@ fn box_of_keeper(cmdline: &str, tag: &Tag) -> Option<BoxId> {
 }
 
 /// Whether it is what only the keeper of this box is: the first process of a PID
-/// namespace, of our own program, under a keeper's name with the box behind it.
-/// Anybody may call itself so, but for the program.
-fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
+/// namespace, of tare's program in whatever version, under a keeper's name with the box
+/// behind it. Any process can choose such arguments, but not tare's program.
+pub fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
     let named = process
         .arguments()
         .is_ok_and(|arguments| is_called(&arguments, of));
-    named
-        && process.is_first_of_namespace().unwrap_or(false)
-        && runs_our_program(process).unwrap_or(false)
+    named && process.is_first_of_namespace().unwrap_or(false) && may_be_tare(process)
 }
 
 /// Whether these are the arguments of the keeper of this box.
-pub fn is_called(arguments: &[String], of: Tagged<'_>) -> bool {
+fn is_called(arguments: &[String], of: Tagged<'_>) -> bool {
     let last = [of.tag.as_str(), of.id.as_str()];
     let first = arguments.first().map(String::as_bytes);
     first == Some(KEEPER_NAME.to_bytes()) && arguments.ends_with(&last.map(str::to_owned))
@@ -101,11 +100,44 @@ pub fn is_called(arguments: &[String], of: Tagged<'_>) -> bool {
 
 /// A keeper is not dumpable, so that without privileges its program is not shown,
 /// which is otherwise that of any process of the same user.
-fn runs_our_program(process: &Process) -> std::io::Result<bool> {
-    let own = fs::metadata("/proc/self/exe")?;
-    match fs::metadata(format!("/proc/{}/exe", process.pid())) {
-        Ok(its) => Ok((its.dev(), its.ino()) == (own.dev(), own.ino())),
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(true),
-        Err(error) => Err(error),
+fn may_be_tare(process: &Process) -> bool {
+    match program::is_tare(process) {
+        Ok(is_tare) => is_tare,
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
     }
+}
+
+/// How long a keeper may take to end after its creator was killed.
+const STRAY_AFTER: Duration = Duration::from_millis(200);
+
+/// Keepers that were never started, whose creator is dead. Such a process ends by itself,
+/// unless something holds it: it was stopped, or it is of an older tare, in which two of
+/// them could wait for each other.
+pub fn strays(pids: &[i32]) -> Vec<Process> {
+    let Ok(procfs) = Procfs::open() else {
+        return Vec::new();
+    };
+    let strays = look_at_each(pids, |pid| stray(&procfs, *pid));
+    let until = Instant::now() + STRAY_AFTER;
+    let stays = |process: &Process| {
+        let left = until.saturating_duration_since(Instant::now());
+        matches!(process.wait_dead(left), Ok(false))
+    };
+    strays.into_iter().flatten().filter(stays).collect()
+}
+
+/// The process of this number, if it is a stray. Only a keeper before its start is the
+/// first of a PID namespace, runs tare's program and has not executed it itself. It has
+/// the arguments of its creator, in whose memory it runs. Without its creator it is the
+/// child of a process that has others.
+fn stray(procfs: &Procfs, pid: i32) -> Option<Process> {
+    if procfs.stat(pid).seen()?.has_executed {
+        return None;
+    }
+    let process = Process::open(pid).ok()?;
+    let is_unborn = process.is_first_of_namespace().ok()? && program::is_tare(&process).ok()?;
+    // Not of a parent in a PID namespace above ours, which has no number here.
+    let parent = Process::open(procfs.stat(pid).seen()?.parent).ok()?;
+    let is_left = parent.arguments().ok()? != process.arguments().ok()?;
+    (is_unborn && is_left).then_some(process)
 }

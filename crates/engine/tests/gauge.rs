@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 use tare_engine::{Change, Engine, Gauge, GaugeSettings, Gauges, Level, Reading};
 use tare_harness::skip::is_root;
-use tare_harness::{TemporaryDirectory, Turn, eventually, hierarchies, skip};
+use tare_harness::{TemporaryDirectory, eventually, hierarchies, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -165,7 +165,6 @@ fn tell_cgroup(directory: &TemporaryDirectory, file: &str, around: &Around) {
 #[test]
 fn two_hundred_and_forty_one_of_three_hundred_processes_are_an_alert() {
     let Some(directory) = inner() else {
-        let _turn = Turn::take();
         let Some(around) = Around::new("pids.max", "300") else {
             skip!("no cgroup with a limit of processes can be made here");
         };
@@ -207,7 +206,6 @@ fn two_hundred_and_forty_one_of_three_hundred_processes_are_an_alert() {
 #[test]
 fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
     let Some(directory) = inner() else {
-        let _turn = Turn::take();
         let Some(around) = Around::new("pids.max", "400") else {
             skip!("no cgroup with a limit of processes can be made here");
         };
@@ -280,7 +278,6 @@ fn open_descriptors(from: u64) -> u64 {
 #[test]
 fn descriptors_are_counted_and_every_gauge_works_when_there_are_none_left() {
     let Some(directory) = inner() else {
-        let _turn = Turn::take();
         let Some(around) = around_all() else {
             skip!("no cgroup with a limit of processes and one of memory can be made here");
         };
@@ -331,7 +328,6 @@ fn descriptors_are_counted_and_every_gauge_works_when_there_are_none_left() {
 #[test]
 fn when_the_kernel_refuses_a_user_another_process_the_limit_is_reached() {
     let Some(directory) = inner() else {
-        let _turn = Turn::take();
         if !is_root() {
             skip!("only root can become a user without processes");
         }
@@ -380,7 +376,6 @@ const PAGE: u64 = 4096;
 #[test]
 fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
     let Some(directory) = inner() else {
-        let _turn = Turn::take();
         if !is_root() {
             skip!("only root can mount a small disk");
         }
@@ -436,7 +431,6 @@ fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
 #[test]
 fn the_memory_of_a_cgroup_is_what_cannot_be_had_back() {
     let Some(directory) = inner() else {
-        let _turn = Turn::take();
         let Some(around) = around_memory(64 * MIB) else {
             skip!("no cgroup with a limit of memory can be made here");
         };

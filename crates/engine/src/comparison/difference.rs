@@ -30,6 +30,8 @@ pub enum OrphanKind {
     Cgroup { id: BoxId, paths: Vec<PathBuf> },
     /// A keeper that has no cgroup.
     Keeper { id: BoxId, pid: i32 },
+    /// A keeper that was never started, and whose creator is dead.
+    Newborn { pid: i32 },
     /// The same of a box whose record says that it is over.
     Remains { id: BoxId, paths: Vec<PathBuf> },
     /// A name that no box has.
@@ -94,6 +96,10 @@ impl Orphan {
                 format!("box {id} is in no record, and its keeper lives, process {pid}"),
                 Would::End,
             ),
+            OrphanKind::Newborn { pid } => (
+                format!("process {pid} waits to become a keeper, and its creator is dead"),
+                Would::End,
+            ),
             OrphanKind::Name { id, name } => (
                 format!("the name {name} is that of box {id}, which is in no record"),
                 Would::Remove,
@@ -112,16 +118,9 @@ impl Orphan {
             OrphanKind::Cgroup { paths, .. } | OrphanKind::Remains { paths, .. } => {
                 !paths.is_empty()
             }
-            OrphanKind::Keeper { .. } | OrphanKind::Name { .. } => true,
-        }
-    }
-
-    pub fn id(&self) -> &BoxId {
-        match &self.what {
-            OrphanKind::Cgroup { id, .. }
-            | OrphanKind::Remains { id, .. }
-            | OrphanKind::Keeper { id, .. }
-            | OrphanKind::Name { id, .. } => id,
+            OrphanKind::Keeper { .. } | OrphanKind::Newborn { .. } | OrphanKind::Name { .. } => {
+                true
+            }
         }
     }
 }
@@ -172,7 +171,9 @@ impl Would {
 /// may be in order.
 pub fn would_about(flaw: &Flaw, lives: bool) -> Would {
     match flaw {
-        Flaw::Newer { .. } | Flaw::Unreadable(_) => Would::Leave,
+        Flaw::Newer { .. } | Flaw::Unreadable(_) | Flaw::Unseen(_) | Flaw::Foreign { .. } => {
+            Would::Leave
+        }
         Flaw::NoDirectory
         | Flaw::Closed
         | Flaw::NotOurs { .. }

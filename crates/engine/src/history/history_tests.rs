@@ -3,6 +3,9 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::time::Instant;
+
+use rustix::fs::{FileType, FlockOperation, flock};
 
 use super::*;
 use crate::id::BoxId;

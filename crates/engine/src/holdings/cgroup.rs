@@ -116,6 +116,9 @@ pub fn acquire(
     if let Some(root) = &roots.unified {
         holding.unified = make(root, of)?;
     }
+    if let Some(unified) = &holding.unified {
+        bound_nesting(unified);
+    }
     if let (Some(unified), Residence::Below { keeper_uid }) = (&holding.unified, residence) {
         let workload = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
         holding.workload = Some(workload.doing(|| format!("cannot make box {} a cgroup", of.id))?);
@@ -135,6 +138,21 @@ pub fn acquire(
         }
     }
     Ok(holding)
+}
+
+/// How many cgroups a box may make below its own, and how deep: teardown walks all of
+/// them.
+const NESTING_MAX: [(&str, &str); 2] = [
+    ("cgroup.max.descendants", "1000"),
+    ("cgroup.max.depth", "32"),
+];
+
+/// A kernel without these files (before 4.14) sets no limit. Teardown does not rely on
+/// it: the root of a contained box may raise it again.
+fn bound_nesting(unified: &Cgroup) {
+    for (file, most) in NESTING_MAX {
+        unified.write(file, most).ok();
+    }
 }
 
 /// `None` where the hierarchy is not ours to write.
@@ -381,8 +399,8 @@ impl CgroupHolding {
 }
 
 /// Whether a path in the hierarchy is that of a box, and not of one below it.
-pub fn is_of(path: &str, of: Tagged<'_>) -> bool {
-    Path::new(path) == layout::cgroup(Path::new(path).parent().unwrap_or(Path::new("/")), of)
+pub fn is_of(path: &Path, of: Tagged<'_>) -> bool {
+    path == layout::cgroup(path.parent().unwrap_or(Path::new("/")), of)
 }
 
 /// Processes of a box that the kernel has killed for memory, wherever it counts

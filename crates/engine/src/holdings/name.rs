@@ -1,17 +1,18 @@
 //! A box's name: a symbolic link to its id, so that taking a name and saying
 //! whose it is are one step.
 
+use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
 use crate::id::BoxId;
 use crate::layout::Layout;
+use crate::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::make_private;
 use crate::spec::Name;
 
@@ -24,7 +25,7 @@ pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
             ErrorKind::Conflict,
             format!("the name {} is taken by another box", name.as_str()),
         )
-        .with_hint("choose another, or 'tare rm' that box first")),
+        .with_hint("choose another, or 'tare rm -f' removes that box")),
         other => other.doing(doing),
     }
 }
@@ -56,59 +57,66 @@ pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
     entries.filter_map(Result::ok).filter_map(named).collect()
 }
 
-/// Lets go of the name if it is this box's; whether it was. Absent is as wanted.
-pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<bool, Error> {
+/// Lets go of the name if it is this box's. Absent is as wanted.
+pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
-    let names = match open_to_release(layout) {
-        Err(Errno::NOENT) => return Ok(false),
-        other => other.doing(doing)?,
-    };
-    match readlinkat(&names, name.as_str(), Vec::new()) {
-        Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {
-            let release = || unlinkat(&names, name.as_str(), AtFlags::empty());
-            match step("name released", release) {
-                Ok(()) | Err(Errno::NOENT) => Ok(true),
-                Err(errno) => Err(errno).doing(doing),
-            }
-        }
-        Ok(_) | Err(Errno::NOENT | Errno::INVAL) => Ok(false),
-        Err(errno) => Err(errno).doing(doing),
+    match Names::lock(layout).doing(doing)? {
+        Some(names) => names.release(name.as_str(), id).doing(doing).map(drop),
+        None => Ok(()),
     }
 }
 
-/// Lets go of every name that is this box's: of one whose record does not say
-/// which.
-pub fn release_all(layout: &Layout, id: &BoxId) -> Result<(), Error> {
-    let doing = || format!("cannot release the names of box {id}");
-    let names = match open_to_release(layout) {
-        Err(Errno::NOENT) => return Ok(()),
-        other => other.doing(doing)?,
-    };
-    for entry in Dir::read_from(&names).doing(doing)? {
-        let entry = entry.doing(doing)?;
-        let holder = readlinkat(&names, entry.file_name(), Vec::new());
-        if holder.is_ok_and(|holder| holder.to_bytes() == id.as_str().as_bytes()) {
-            let release = || unlinkat(&names, entry.file_name(), AtFlags::empty());
-            match step("name found and released", release) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(errno).doing(doing),
-            }
+/// All names, locked. Without the lock, two processes could see the same link, and the second
+/// could remove it after another box took the name. Taking a name needs no lock: it fails
+/// while the link exists.
+#[derive(Debug)]
+pub struct Names(OwnedFd);
+
+impl Names {
+    /// `None` where there are no names.
+    pub fn lock(layout: &Layout) -> io::Result<Option<Self>> {
+        Self::lock_within(layout, LOCK_WITHIN)
+    }
+
+    /// The same without waiting.
+    pub fn lock_now(layout: &Layout) -> io::Result<Option<Self>> {
+        Self::lock_within(layout, Duration::ZERO)
+    }
+
+    fn lock_within(layout: &Layout, bound: Duration) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || openat(CWD, layout.names(), flags, Mode::empty());
+        let names = match step("names opened", open) {
+            Err(Errno::NOENT) => return Ok(None),
+            names => names?,
+        };
+        lock_within("names locked", &names, Lock::Exclusive, bound)?;
+        Ok(Some(Self(names)))
+    }
+
+    /// Lets go of the name if it is this box's; whether it was.
+    pub fn release(&self, name: &str, id: &BoxId) -> io::Result<bool> {
+        match readlinkat(&self.0, name, Vec::new()) {
+            Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {}
+            Ok(_) | Err(Errno::NOENT | Errno::INVAL) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        }
+        let release = || unlinkat(&self.0, name, AtFlags::empty());
+        match step("name released", release) {
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Err(errno) => Err(errno.into()),
         }
     }
-    Ok(())
-}
 
-/// Locked: a link that was seen to be a box's must not become another's before
-/// it is removed, by somebody who has seen the same. Taking a name needs no lock:
-/// it fails as long as the link is there.
-fn open_to_release(layout: &Layout) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = || openat(CWD, layout.names(), flags, Mode::empty());
-    let names = step("names opened", open)?;
-    step("names locked", || {
-        flock(&names, FlockOperation::LockExclusive)
-    })?;
-    Ok(names)
+    /// Lets go of every name that is this box's: of one whose record does not say which.
+    pub fn release_all(&self, id: &BoxId) -> io::Result<()> {
+        for entry in Dir::read_from(&self.0)? {
+            if let Ok(name) = entry?.file_name().to_str() {
+                self.release(name, id)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn open_or_make(layout: &Layout) -> rustix::io::Result<OwnedFd> {

@@ -5,13 +5,14 @@
 //! of a file in one list, which it walks whenever one of its descriptors is closed: so
 //! that thousands of boxes are not in each other's way there are several files.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tare_kernel::fds::claim_byte;
+use tare_kernel::fds::{claim_byte, open_regular};
 use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
@@ -73,11 +74,12 @@ fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-fn open_file(directory: &OwnedFd, number: u32) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+fn open_file(directory: &OwnedFd, number: u32) -> io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE;
     let name = number.to_string();
     step("claims opened", || {
-        openat(directory, &*name, flags, Mode::from_raw_mode(0o600))
+        let mode = Mode::from_raw_mode(0o600);
+        open_regular(directory.as_fd(), &*name, flags, mode)
     })
 }
 

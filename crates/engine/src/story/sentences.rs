@@ -10,11 +10,20 @@ use crate::account::{Lease, Update};
 use crate::exit::Exit;
 use crate::reason::Reason;
 use crate::spec::{bytes, duration, signal};
+use crate::timestamp::Timestamp;
 
-pub const LOST: &str =
+const LOST: &str =
     "its keeper ended without a word: killed from elsewhere, or by the kernel for memory";
 pub const OOM: &str = "the kernel killed a process of it for memory";
 pub const ABANDONED: &str = "its creator had ended, and it was not to live on";
+
+/// The kernel does not tell when a process ended that is gone.
+pub fn lost(after: Option<Timestamp>, before: Timestamp) -> String {
+    match after {
+        Some(after) => format!("{LOST}; between {after} and {before}"),
+        None => LOST.to_owned(),
+    }
+}
 
 pub fn go(keeper: i32) -> String {
     format!("go: its keeper, pid {keeper}, may start the command")

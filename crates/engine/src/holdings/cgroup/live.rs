@@ -1,11 +1,14 @@
 //! The cgroups of a box that lives: what it uses, and what can be changed.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
+use rustix::io::Errno;
 use tare_kernel::cgroup::tree::{self, CgroupTree, Members};
 use tare_kernel::cgroup::{Cgroup, keyed_number};
 use tare_kernel::fds::read_text;
@@ -26,13 +29,40 @@ pub struct CgroupUsage {
     pub cpu_us: Option<u64>,
 }
 
-/// The hierarchies' roots, opened once: a list reads the files of thousands of
+/// The hierarchies' roots, each opened once: a list reads the files of thousands of
 /// boxes, and looking a path up from its beginning is most of what that takes.
 #[derive(Debug)]
 pub struct Meters {
-    unified: Option<OwnedFd>,
-    memory: Option<OwnedFd>,
-    pids: Option<OwnedFd>,
+    unified: Root,
+    memory: Root,
+    pids: Root,
+}
+
+/// A hierarchy that the host may not have. Only a success is remembered: a server that
+/// had no descriptor left once would otherwise never see a box in its cgroup again.
+#[derive(Debug)]
+struct Root {
+    path: Option<PathBuf>,
+    opened: OnceLock<OwnedFd>,
+}
+
+impl Root {
+    fn of(path: &Option<PathBuf>) -> Self {
+        Self {
+            path: path.clone(),
+            opened: OnceLock::new(),
+        }
+    }
+
+    fn open(&self) -> io::Result<BorrowedFd<'_>> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened.as_fd());
+        }
+        let path = self.path.as_deref().ok_or(io::ErrorKind::NotFound)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = openat(CWD, path, flags, Mode::empty())?;
+        Ok(self.opened.get_or_init(|| opened).as_fd())
+    }
 }
 
 /// Where the workload of a box is.
@@ -44,15 +74,19 @@ pub enum Lodging {
 }
 
 impl Meters {
-    pub fn open(roots: &CgroupRoots) -> Self {
-        let open = |root: &Option<PathBuf>| {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            openat(CWD, root.as_deref()?, flags, Mode::empty()).ok()
-        };
+    pub fn new(roots: &CgroupRoots) -> Self {
         Self {
-            unified: open(&roots.unified),
-            memory: open(&roots.memory),
-            pids: open(&roots.pids),
+            unified: Root::of(&roots.unified),
+            memory: Root::of(&roots.memory),
+            pids: Root::of(&roots.pids),
+        }
+    }
+
+    /// Opens the roots that this host has. One that cannot be opened now is tried again
+    /// when it is needed.
+    pub fn open(&self) {
+        for root in [&self.unified, &self.memory, &self.pids] {
+            root.open().ok();
         }
     }
 
@@ -70,18 +104,12 @@ impl Meters {
         self.number(of, &self.memory, "memory.usage_in_bytes", "memory.current")
     }
 
-    fn number(
-        &self,
-        of: Tagged<'_>,
-        v1_root: &Option<OwnedFd>,
-        v1_file: &str,
-        v2_file: &str,
-    ) -> Option<u64> {
-        let text = match v1_root {
+    fn number(&self, of: Tagged<'_>, v1_root: &Root, v1_file: &str, v2_file: &str) -> Option<u64> {
+        let text = match v1_root.path {
             Some(_) => read(v1_root, of, v1_file),
             None => read(&self.unified, of, v2_file),
         };
-        text?.trim().parse().ok()
+        text.ok()?.trim().parse().ok()
     }
 
     /// The same with the processor's time, which v2 counts in any case.
@@ -96,31 +124,37 @@ impl Meters {
     /// Its cgroup with all that is below it, and who is in there; nothing where
     /// there is none.
     pub fn tree(&self, of: Tagged<'_>) -> CgroupTree {
-        let Some(root) = &self.unified else {
+        let Some(root) = self.unified() else {
             return CgroupTree::default();
         };
         let name = layout::cgroup(Path::new(""), of);
         let name = name.to_str().unwrap_or_default();
-        let read = tree::read(root.as_fd(), name, layout::WORKLOAD_CGROUP, Members::Read);
+        let read = tree::read(root, name, layout::WORKLOAD_CGROUP, Members::Read);
         read.unwrap_or_default()
     }
 
     /// The root of the unified hierarchy.
     pub fn unified(&self) -> Option<BorrowedFd<'_>> {
-        self.unified.as_ref().map(AsFd::as_fd)
+        self.unified.open().ok()
     }
 
     /// Whether it has a cgroup.
     pub fn has(&self, of: Tagged<'_>) -> bool {
         let path = layout::cgroup(Path::new(""), of);
-        let unified = self.unified.as_ref();
+        let unified = self.unified();
         unified.is_some_and(|root| statat(root, path, AtFlags::empty()).is_ok())
     }
 
-    /// Whether anybody is alive in it; nobody where there is no such cgroup.
-    pub fn is_populated(&self, of: Tagged<'_>) -> bool {
-        let text = read(&self.unified, of, "cgroup.events");
-        text.is_some_and(|text| keyed_number(&text, "populated") == Some(1))
+    /// Whether a process lives in the cgroup; false if there is no such cgroup. An error means
+    /// that it cannot be seen.
+    pub fn is_populated(&self, of: Tagged<'_>) -> io::Result<bool> {
+        match read(&self.unified, of, "cgroup.events") {
+            Ok(text) => Ok(keyed_number(&text, "populated") == Some(1)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            // The directory went while the file was open.
+            Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether the workload is to stand still; a box without cgroups never is.
@@ -132,35 +166,43 @@ impl Meters {
                 read(&self.unified, of, &file)
             }
         };
-        text.is_some_and(|text| text.trim() == "1")
+        text.is_ok_and(|text| text.trim() == "1")
     }
 }
 
-fn read(root: &Option<OwnedFd>, of: Tagged<'_>, file: &str) -> Option<String> {
+fn read(root: &Root, of: Tagged<'_>, file: &str) -> io::Result<String> {
     let path = layout::cgroup(Path::new(""), of).join(file);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = openat(root.as_ref()?, path, flags, Mode::empty()).ok()?;
-    read_text(file.as_fd()).ok()
+    read_text(openat(root.open()?, path, flags, Mode::empty())?.as_fd())
 }
 
 fn open(root: Option<&Path>, of: Tagged<'_>) -> Option<Cgroup> {
     Cgroup::open(&layout::cgroup(root?, of)).ok()
 }
 
-/// The cgroup of the workload: of an attached box, with its keeper.
-fn workload(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Option<Cgroup>> {
+/// The cgroups that hold the workload: of an attached box its own, with the keeper; of a
+/// detached one all below its own, which the box may have added to (`--contain`).
+fn workloads(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Vec<PathBuf>> {
     let Some(root) = roots.unified.as_deref() else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let path = layout::cgroup(root, of);
-    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-    for one in [path.join(layout::WORKLOAD_CGROUP), path] {
-        match Cgroup::open(&one) {
-            Err(error) if is_missing(&error) => {}
-            other => return other.map(Some),
-        }
+    let entries = match fs::read_dir(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let directories = entries.filter(|it| !matches!(it, Ok(it) if !is_directory(it)));
+    let below: Vec<PathBuf> = directories
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<_>>()?;
+    match path.join(layout::WORKLOAD_CGROUP).is_dir() {
+        true => Ok(below),
+        false => Ok(vec![path]),
     }
-    Ok(None)
+}
+
+fn is_directory(entry: &fs::DirEntry) -> bool {
+    entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
 
 /// How long processes may take to stop: they do when they next leave the kernel.
@@ -175,23 +217,46 @@ pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), E
         true => format!("cannot pause box {}", of.id),
         false => format!("cannot resume box {}", of.id),
     };
-    let Some(workload) = workload(roots, of).doing(doing)? else {
+    let mut cgroups = workloads(roots, of).doing(doing)?;
+    if cgroups.is_empty() {
         return Err(Error::new(ErrorKind::Unsupported, doing())
             .because("it has no cgroup: none is writable here")
             .with_hint("see 'tare doctor'"));
-    };
-    workload.freeze(frozen).doing(doing)?;
+    }
     let start = Instant::now();
-    while workload.is_frozen().doing(doing)? != frozen {
+    loop {
+        let stand_still = set_frozen(&cgroups, frozen).doing(doing)?;
+        // A process that still ran may have made one more and moved there.
+        let now = workloads(roots, of).doing(doing)?;
+        if stand_still && now == cgroups {
+            return Ok(());
+        }
+        cgroups = now;
         if start.elapsed() >= FREEZE_WITHIN {
-            workload.freeze(!frozen).doing(doing)?;
+            set_frozen(&cgroups, !frozen).doing(doing)?;
             let why = "a process in it hangs in the kernel";
             return Err(Error::new(ErrorKind::Failed, doing()).because(why));
         }
         // A bounded look-again: ends at `FREEZE_WITHIN`.
         std::thread::sleep(LOOK_AGAIN);
     }
-    Ok(())
+}
+
+/// Whether all of them are seen to be so by now. One that is gone is as wanted.
+fn set_frozen(cgroups: &[PathBuf], frozen: bool) -> io::Result<bool> {
+    let mut are_so = true;
+    for path in cgroups {
+        let set = Cgroup::open(path).and_then(|it| {
+            it.freeze(frozen)?;
+            it.is_frozen()
+        });
+        match set {
+            Ok(now) => are_so &= now == frozen,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(are_so)
 }
 
 /// Which limits are to change.
