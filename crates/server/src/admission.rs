@@ -20,7 +20,7 @@ pub struct Admission {
 /// The right to run one command in a box of its own; it ends with this.
 #[derive(Debug)]
 pub struct Permit {
-    _turn: OwnedSemaphorePermit,
+    _turn: Turn,
     place: Place,
     _charge: Option<Charge>,
 }
@@ -62,12 +62,11 @@ impl Admission {
 
     /// Returns when nobody runs any more.
     pub async fn idle(&self) {
-        self.turns.all().await;
+        self.turns.turns.all().await;
     }
 
     pub fn running(&self) -> usize {
-        let free = self.turns.free.available_permits();
-        self.turns.most.saturating_sub(free)
+        self.turns.turns.taken()
     }
 
     pub fn waiting(&self) -> usize {
@@ -75,10 +74,72 @@ impl Admission {
     }
 }
 
+/// So many of something at once, counted. A semaphore alone cannot be asked how many are
+/// taken: while [`Self::all`] waits it holds every free permit itself.
 #[derive(Debug)]
-struct Turns {
+pub struct Counted {
     free: Arc<Semaphore>,
     most: usize,
+    taken: Arc<AtomicUsize>,
+}
+
+/// One of them, for as long as this lives.
+#[derive(Debug)]
+pub struct Turn {
+    _permit: OwnedSemaphorePermit,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    pub fn new(most: usize) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(most)),
+            most,
+            taken: Arc::default(),
+        }
+    }
+
+    /// One that is free now.
+    pub fn take(&self) -> Option<Turn> {
+        let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
+        Some(self.turn(permit))
+    }
+
+    /// Waits for one, in the order of asking.
+    pub async fn next(&self) -> Turn {
+        let permit = Arc::clone(&self.free).acquire_owned().await;
+        self.turn(permit.expect("the semaphore is never closed"))
+    }
+
+    fn turn(&self, permit: OwnedSemaphorePermit) -> Turn {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        Turn {
+            _permit: permit,
+            taken: Arc::clone(&self.taken),
+        }
+    }
+
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Returns when none is taken.
+    pub async fn all(&self) {
+        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+        let all = self.free.acquire_many(all).await;
+        drop(all.expect("the semaphore is never closed"));
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct Turns {
+    turns: Counted,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
@@ -86,26 +147,18 @@ struct Turns {
 impl Turns {
     fn new(limits: &Limits) -> Self {
         Self {
-            free: Arc::new(Semaphore::new(limits.runs)),
-            most: limits.runs,
+            turns: Counted::new(limits.runs),
             waiting: AtomicUsize::new(0),
             waiting_max: limits.runs_waiting,
         }
     }
 
-    async fn next(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        if let Ok(one) = Arc::clone(&self.free).try_acquire_owned() {
+    async fn next(&self) -> Result<Turn, ApiError> {
+        if let Some(one) = self.turns.take() {
             return Ok(one);
         }
         let _waits = Waits::begin(self)?;
-        let one = Arc::clone(&self.free).acquire_owned().await;
-        Ok(one.expect("the semaphore is never closed"))
-    }
-
-    async fn all(&self) {
-        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
-        let all = self.free.acquire_many(all).await;
-        drop(all.expect("the semaphore is never closed"));
+        Ok(self.turns.next().await)
     }
 }
 
@@ -118,10 +171,11 @@ impl<'a> Waits<'a> {
         let waits = Self(&turns.waiting);
         match before < turns.waiting_max {
             true => Ok(waits),
-            false => Err(
-                ApiError::unavailable("busy", "as many commands run and wait as may")
-                    .with_hint("try again, or raise [limits] runs in the configuration"),
-            ),
+            false => Err(ApiError::unavailable(
+                "busy",
+                "server busy: as many runs are active and waiting as it allows",
+            )
+            .with_hint("try again, or raise [limits] runs in the configuration")),
         }
     }
 }
@@ -152,6 +206,21 @@ mod tests {
         assert_eq!(refused.code, "busy");
         drop(first);
         drop(turns.next().await.expect("nobody is there any more"));
+    }
+
+    /// The log said `drained ended=64` for one run.
+    #[tokio::test]
+    async fn runs_are_counted_while_a_drain_waits_for_them() {
+        let turns = turns(64, 0);
+        let one = turns.next().await.expect("nobody is there");
+        let idle = turns.turns.all();
+        tokio::pin!(idle);
+        let soon = tokio::time::timeout(std::time::Duration::from_millis(1), &mut idle).await;
+        assert!(soon.is_err(), "one is there");
+        assert_eq!(turns.turns.taken(), 1);
+        drop(one);
+        idle.await;
+        assert_eq!(turns.turns.taken(), 0);
     }
 
     /// A client that goes away while it waits takes its place along.

@@ -1,6 +1,7 @@
 //! The native API: its routes, and their description.
 
 pub mod boxes;
+mod cursor;
 pub mod events;
 pub mod exec;
 pub mod execs;
@@ -91,7 +92,7 @@ pub fn router(app: App) -> Router {
             ApiError::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method_not_allowed",
-                "that cannot be done here",
+                "this route does not have that method",
             )
             .with_hint("GET /openapi.json describes what can")
         })

@@ -3,31 +3,36 @@
 use std::io;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use tare_engine::Engine;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::Options;
-use crate::admission::Admission;
-use crate::callers::{self, Callers};
+use crate::admission::{Admission, Permit};
+use crate::bodies::Bodies;
+use crate::callers::Callers;
 use crate::config::{Config, Reach};
 use crate::error::ApiError;
 use crate::execs::Execs;
 use crate::files::Files;
+use crate::followers::Followers;
+use crate::guard::Caller;
 use crate::hooks::Hooks;
 use crate::journal::{Happening, Journal};
 use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::makers::Makers;
 use crate::metrics::Metrics;
 use crate::pressure::Pressure;
-use crate::quota::Quotas;
+use crate::quota::{self, Quotas};
+use crate::streams::Streams;
 use crate::sweeping::Sweeping;
 use crate::watch::Watch;
 
-/// Of those that wait in the engine for others.
-const THREADS_IN_BOXES_MAX: usize = 16;
+/// Each kind of call that may have to wait gets one in so many of the calling threads.
+/// However many of them wait, the others list boxes and end runs.
+const SHARE_OF_THREADS: usize = 4;
 
 /// The threads that work for requests.
 #[derive(Debug)]
@@ -44,13 +49,16 @@ pub struct App(Arc<Shared>);
 pub struct Shared {
     pub engine: Arc<Engine>,
     pub makers: Makers,
-    callers: Callers,
+    pub callers: Callers,
     pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
     pub pressure: Pressure,
     pub sweeping: Sweeping,
     pub hooks: Arc<Hooks>,
     pub quotas: Quotas,
+    pub streams: Streams,
+    pub followers: Followers,
+    pub bodies: Bodies,
     pub admission: Admission,
     pub execs: Execs,
     pub files: Files,
@@ -58,19 +66,49 @@ pub struct Shared {
     pub sessions: Sessions,
     pub cancellable: Cancellable,
     pub recovery: Recovery,
-    /// Threads that wait for somebody in a box, who may keep them waiting: others have
-    /// to be left for everybody else.
-    in_boxes: Arc<Semaphore>,
+    shares: Shares,
     /// Whoever looks at all of the host has this.
     pub proofs: Mutex<()>,
     /// As it was at the start, whatever a later configuration says.
     pub reach: Reach,
+    /// The TCP port that the listener has, once it has one.
+    pub port: OnceLock<u16>,
     pub started: Instant,
     pub stopping: Stopping,
     pub watch: Arc<Watch>,
     /// What the configuration is read by, again and again.
     pub options: Arc<Options>,
     config: RwLock<Arc<Config>>,
+}
+
+/// Where this server is reached.
+#[derive(Debug, Clone, Copy)]
+pub struct ServedAt {
+    pub reach: Reach,
+    /// `None` for a socket in the file system.
+    pub port: Option<u16>,
+}
+
+/// How many threads each kind of call that may have to wait can hold at once.
+#[derive(Debug)]
+struct Shares {
+    /// For a program of ours in a box: the box's own user may stop it.
+    in_boxes: Arc<Semaphore>,
+    /// For a new box, whose file systems may not answer.
+    creating: Arc<Semaphore>,
+    /// For the last process of a box, which may hang in the kernel.
+    ending: Arc<Semaphore>,
+}
+
+impl Shares {
+    fn of(threads: usize) -> Self {
+        let share = || Arc::new(Semaphore::new((threads / SHARE_OF_THREADS).max(1)));
+        Self {
+            in_boxes: share(),
+            creating: share(),
+            ending: share(),
+        }
+    }
 }
 
 /// How far the look at what was there before has come.
@@ -134,6 +172,7 @@ impl App {
     ) -> io::Result<Self> {
         let metrics = Arc::new(Metrics::default());
         let journal = Arc::new(Journal::start(config.log, Arc::clone(&metrics))?);
+        let shares = Shares::of(hands.callers.threads_max());
         Ok(Self(Arc::new(Shared {
             engine: Arc::new(telling(engine, Arc::clone(&journal))),
             makers: hands.makers,
@@ -145,15 +184,19 @@ impl App {
             sweeping: Sweeping::default(),
             hooks: Arc::default(),
             quotas: Quotas::default(),
+            streams: Streams::default(),
+            followers: Followers::default(),
+            bodies: Bodies::default(),
             execs: Execs::new(config.limits.execs),
             files: Files::new(&config.files, options.state_root.as_deref()),
             waiting: Waiting::default(),
             sessions: Sessions::default(),
             cancellable: Cancellable::default(),
             recovery: Recovery::default(),
-            in_boxes: Arc::new(Semaphore::new(THREADS_IN_BOXES_MAX)),
+            shares,
             proofs: Mutex::default(),
             reach: config.listen.reach(),
+            port: OnceLock::new(),
             started: Instant::now(),
             stopping: Stopping::default(),
             watch,
@@ -166,6 +209,13 @@ impl App {
     pub fn config(&self) -> Arc<Config> {
         let config = self.config.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&config)
+    }
+
+    pub fn served_at(&self) -> ServedAt {
+        ServedAt {
+            reach: self.reach,
+            port: self.port.get().copied(),
+        }
     }
 
     pub fn configure(&self, config: Config) {
@@ -182,16 +232,29 @@ impl App {
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
     ) -> Result<T, ApiError> {
         let engine = Arc::clone(&self.engine);
-        Ok(self.call(move || ask(&engine)).await??)
+        Ok(self.call(move || ask(&engine)).await?)
     }
 
     /// Calls what waits as the engine does.
-    pub async fn call<T: Send + 'static>(
-        &self,
-        call: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let called = self.callers.call(call).await;
-        called.map_err(|callers::Panicked| ApiError::internal("a call of the engine panicked"))
+    pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
+        self.callers.call(call).await
+    }
+}
+
+impl App {
+    /// The right to run one command, on account of the caller's key. Waits for its turn.
+    pub async fn admit_run(&self, caller: &Caller, memory_bytes: u64) -> Result<Permit, ApiError> {
+        let (config, asked) = (self.config(), quota::Asked::Run);
+        let charge = self.quotas.charge(&config, caller, asked, memory_bytes)?;
+        match self.admission.run().await {
+            Ok(permit) => Ok(permit.on_account_of(charge)),
+            Err(error) => {
+                if let Some(charge) = charge {
+                    charge.refund();
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -206,13 +269,36 @@ fn telling(engine: Engine, journal: Arc<Journal>) -> Engine {
 }
 
 impl App {
-    /// The same where the engine waits for a program of ours that runs in a box: it is
-    /// the box's own user, who may stop it.
+    /// Asks the engine where it waits for a keeper, or for a program of ours in a box.
     pub async fn ask_in_box<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = Arc::clone(&self.in_boxes).acquire_owned().await;
+        self.ask_in(&self.shares.in_boxes, ask).await
+    }
+
+    /// Asks the engine for a box that lives on.
+    pub async fn ask_to_create<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.ask_in(&self.shares.creating, ask).await
+    }
+
+    /// Asks the engine to end a box.
+    pub async fn ask_to_end<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.ask_in(&self.shares.ending, ask).await
+    }
+
+    async fn ask_in<T: Send + 'static>(
+        &self,
+        share: &Arc<Semaphore>,
+        ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = Arc::clone(share).acquire_owned().await;
         let turn = turn.expect("the semaphore is never closed");
         self.ask(move |engine| {
             // Until the thread is free, whether or not anybody still waits for it.

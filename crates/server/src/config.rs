@@ -1,6 +1,7 @@
 //! `tare.toml`: what an operator says once. A file that is not understood whole is
 //! refused whole.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -124,6 +125,8 @@ pub struct Key {
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     pub connections: usize,
+    /// Clients that only listen; half of the connections if left out.
+    pub streams: Option<usize>,
     /// `POST /v1/run` at once.
     pub runs: usize,
     /// That wait for one of those to end.
@@ -135,6 +138,9 @@ pub struct Limits {
     pub boxes: usize,
     #[serde(deserialize_with = "size")]
     pub body_bytes: u64,
+    /// Memory for all bodies at once.
+    #[serde(deserialize_with = "size")]
+    pub bodies_bytes: u64,
     /// A file or an archive that is put into a box.
     #[serde(deserialize_with = "size")]
     pub upload_bytes: u64,
@@ -193,11 +199,13 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            streams: None,
             runs: 64,
             runs_waiting: 256,
             execs: 256,
             boxes: 1000,
             body_bytes: 32 << 20,
+            bodies_bytes: 256 << 20,
             upload_bytes: 1 << 30,
             output_bytes: 8 << 20,
             timeout: Duration::from_secs(30),
@@ -230,11 +238,24 @@ impl Config {
             return Err(Error::new(ErrorKind::BadRequest, message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
+        self.check_host_network(self.listen.reach())?;
         self.limits.check()?;
         self.gauges.thresholds()?;
         self.files.check()?;
         self.check_keys()?;
         self.librechat.check(&self.keys, &self.listen)
+    }
+
+    /// A box with the host's network reaches the host's loopback, and the API there.
+    pub fn check_host_network(&self, reach: Reach) -> Result<(), Error> {
+        let is_given = self.limits.host_network || self.librechat.boxes.host_network;
+        let needs_none = self.librechat.auth(&self.keys) == Auth::None;
+        if !is_given || !needs_none || reach == Reach::Socket {
+            return Ok(());
+        }
+        let message = "host_network gives boxes this API: set [[keys]] or listen on unix:PATH";
+        Err(Error::new(ErrorKind::BadRequest, message)
+            .with_hint("with auth = \"none\" under [librechat], boxes need no key there either"))
     }
 
     /// Whether the native API is everybody's who reaches it: of this host alone, and not
@@ -276,9 +297,17 @@ impl Config {
 }
 
 impl Limits {
+    pub fn streams_max(&self) -> usize {
+        self.streams.unwrap_or((self.connections / 2).max(1))
+    }
+
     /// Whoever came would wait for ever, and nobody would be told.
     fn check(&self) -> Result<(), Error> {
-        let named = [("connections", self.connections), ("runs", self.runs)];
+        let named = [
+            ("connections", self.connections),
+            ("streams", self.streams.unwrap_or(1)),
+            ("runs", self.runs),
+        ];
         match named.into_iter().find(|(_, limit)| *limit == 0) {
             None => Ok(()),
             Some((name, _)) => {
@@ -360,6 +389,15 @@ impl Key {
         }
     }
 
+    /// A key that is named by itself, `key-` and the first 8 digits of its SHA-256: its
+    /// boxes and quotas stay its own when other keys come and go.
+    fn by_hash(key: &[u8]) -> Self {
+        let unnamed = Self::of("", key);
+        let [a, b, c, d, ..] = unnamed.sha256;
+        let name = format!("key-{:08x}", u32::from_be_bytes([a, b, c, d]));
+        Self { name, ..unnamed }
+    }
+
     pub fn quota(&self) -> Quota {
         Quota {
             boxes: self.boxes,
@@ -376,9 +414,10 @@ impl Key {
             .map_err(|error| Error::new(ErrorKind::BadRequest, message()).because(error))?;
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let named =
-            |(number, key): (usize, &str)| Self::of(&format!("key-{}", number + 1), key.as_bytes());
-        let keys: Vec<Self> = keys.enumerate().map(named).collect();
+        // A key that stands there twice is one key: its name is its hash.
+        let keys: BTreeSet<&str> = keys.collect();
+        let keys = keys.into_iter().map(|key| Self::by_hash(key.as_bytes()));
+        let keys: Vec<Self> = keys.collect();
         match keys.is_empty() {
             true => Err(Error::new(ErrorKind::BadRequest, message()).because("there is none")),
             false => Ok(keys),
@@ -471,6 +510,20 @@ mod tests {
         let config: Config = toml::from_str("").expect("an empty file");
         assert_eq!(config, Config::default());
         assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn a_key_of_a_file_keeps_its_name_when_other_lines_come_and_go() {
+        let directory = tare_harness::TemporaryDirectory::new();
+        let names = |text: &str| {
+            let keys = Key::read_file(&directory.write("keys", text)).expect("keys");
+            keys.into_iter().map(|key| key.name).collect::<Vec<_>>()
+        };
+        let secret = names("secret\n");
+        assert_eq!(secret, ["key-2bb80d53"]);
+        assert!(names("one\nsecret\n").contains(&secret[0]));
+        assert!(names("# a comment\nnew\nsecret\n").contains(&secret[0]));
+        assert_eq!(names("secret\nsecret\n"), secret);
     }
 
     #[test]

@@ -1,20 +1,27 @@
 //! The outermost layer of every request: its id, its line in the log, and the body of
 //! its error.
 
-use std::sync::{Arc, OnceLock};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 use tare_engine::BoxId;
 use utoipa::ToSchema;
 
 use crate::app::App;
+use crate::bodies::Charge;
 use crate::error::ApiError;
 use crate::journal::Happening;
+use crate::listen;
+use crate::streams::Stream;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -31,6 +38,14 @@ struct Current {
     id: String,
     /// The name of the key that it came with.
     key: OnceLock<String>,
+    held: Mutex<Held>,
+}
+
+/// What a request holds until the last byte of its answer is sent.
+#[derive(Debug, Default)]
+struct Held {
+    body: Option<Charge>,
+    stream: Option<Stream>,
 }
 
 tokio::task_local! {
@@ -48,6 +63,41 @@ pub fn came_with(key: &str) {
     CURRENT
         .try_with(|current| drop(current.key.set(key.to_owned())))
         .ok();
+}
+
+/// Holds the memory of the request's body until the request is over.
+pub fn hold_body(charge: Charge) {
+    CURRENT
+        .try_with(|current| current.held().body = Some(charge))
+        .ok();
+}
+
+/// Takes the charge of the body out of the request, for a process that outlives the request.
+pub fn take_body() -> Option<Charge> {
+    let taken = CURRENT.try_with(|current| current.held().body.take());
+    taken.ok().flatten()
+}
+
+/// Counts the request as a stream until its answer is over.
+pub fn hold_stream(app: &App) -> Result<(), ApiError> {
+    let stream = open_stream(app)?;
+    CURRENT
+        .try_with(|current| current.held().stream = Some(stream))
+        .ok();
+    Ok(())
+}
+
+/// Opens a stream that outlives the response, such as a terminal.
+pub fn open_stream(app: &App) -> Result<Stream, ApiError> {
+    let key = CURRENT.try_with(|current| current.key.get().cloned());
+    let key = key.ok().flatten();
+    app.streams.open(&app.config(), key.as_deref())
+}
+
+impl Current {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// An error of which the client was told already, in the words of another API.
@@ -73,20 +123,68 @@ pub struct ErrorObject {
 }
 
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let refused = listen::refused_in_reserve(&app, &request);
     let served = Served::begin(app, &mut request);
     let current = Arc::clone(&served.current);
-    let mut response = CURRENT.scope(current, next.run(request)).await;
+    let mut response = match refused {
+        None => CURRENT.scope(current, next.run(request)).await,
+        Some(error) => error.into_response(),
+    };
     let told = response.extensions_mut().remove::<Told>();
     let untold = response.extensions_mut().remove::<ApiError>();
     let id = served.current.id.clone();
+    let held = std::mem::take(&mut *served.current.held());
     if let Some(error) = &untold {
         response = body_of(error, &id);
     }
     let error = untold.or(told.map(|Told(error)| error));
     served.answered(response.status(), error.as_ref());
     let value = HeaderValue::from_str(&id).expect("an id is of letters and digits");
-    response.headers_mut().insert(REQUEST_ID, value);
-    response
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, value);
+    keep_from_browsers(headers);
+    match held {
+        Held {
+            body: None,
+            stream: None,
+        } => response,
+        held => response.map(|body| Body::new(Holding { body, _held: held })),
+    }
+}
+
+/// The body of an answer, with what is held until it is sent or its client is gone.
+struct Holding {
+    body: Body,
+    _held: Held,
+}
+
+impl HttpBody for Holding {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Most answers contain bytes that a box chose: files, output, names, errors. A browser
+/// must not take them for a page of this server, so it gets no script and no guess of
+/// their type. On every answer, so that no route can forget it.
+fn keep_from_browsers(headers: &mut HeaderMap) {
+    let known = HeaderValue::from_static;
+    headers.insert(header::CONTENT_SECURITY_POLICY, known("sandbox"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, known("nosniff"));
 }
 
 /// A request, until its line is in the log. One that is dropped before has lost its
@@ -111,6 +209,7 @@ impl Served {
             current: Arc::new(Current {
                 id,
                 key: OnceLock::new(),
+                held: Mutex::default(),
             }),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),

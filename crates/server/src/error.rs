@@ -4,7 +4,6 @@
 //! not: it may name paths of the host. That goes to the log, under the request's id.
 
 use std::error::Error as StdError;
-use std::io;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -27,6 +26,10 @@ pub struct ApiError {
 
 /// How long whoever was refused for want of something may as well wait.
 const RETRY_AFTER_S: u32 = 2;
+/// The server sweeps that often, and tries to end what is stuck.
+const STUCK_RETRY_AFTER_S: u32 = 30;
+/// The code of a box that could not be ended.
+pub const STUCK: &str = "stuck";
 
 impl ApiError {
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
@@ -64,6 +67,25 @@ impl ApiError {
         .with_hint("the server's log says more under this request's id")
     }
 
+    /// Whether the same request may succeed later: a limit was reached, or the server is
+    /// busy or stopping.
+    pub fn may_work_later(&self) -> bool {
+        let later = [
+            StatusCode::TOO_MANY_REQUESTS,
+            StatusCode::SERVICE_UNAVAILABLE,
+        ];
+        later.contains(&self.status)
+    }
+
+    /// A box that could not be ended, with the step at which it is stuck.
+    fn stuck(error: &EngineError) -> Self {
+        Self {
+            hint: error.hint().map(for_http),
+            retry_after_s: Some(STUCK_RETRY_AFTER_S),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, STUCK, in_full(error))
+        }
+    }
+
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -79,8 +101,14 @@ impl From<EngineError> for ApiError {
             ErrorKind::CommandNotExecutable => (StatusCode::BAD_REQUEST, "command_not_executable"),
             ErrorKind::NoSuchBox => (StatusCode::NOT_FOUND, "no_such_box"),
             ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
+            ErrorKind::NoAnswer => (StatusCode::SERVICE_UNAVAILABLE, "no_answer"),
             ErrorKind::Unsupported => (StatusCode::UNPROCESSABLE_ENTITY, "unsupported"),
+            ErrorKind::Busy => (StatusCode::CONFLICT, "box_busy"),
+            ErrorKind::Stuck => return Self::stuck(&error),
             ErrorKind::Failed => {
+                if let Some(hint) = error.hint() {
+                    said = format!("{said} ({hint})");
+                }
                 return match used_up(&error) {
                     Some(what) => Self {
                         detail: Some(said),
@@ -103,8 +131,12 @@ impl From<EngineError> for ApiError {
 
 /// Where the engine speaks of its commands and options, the same is a route or a field
 /// here. What is longer comes first.
-const WORDS: [(&str, &str); 23] = [
+const WORDS: [(&str, &str); 25] = [
     ("'tare ls -a' lists all", "GET /v1/boxes lists all"),
+    (
+        "it is tried again by the next command",
+        "the server tries again",
+    ),
     ("'tare ls -a' says how", "GET of the box says how"),
     (
         "'tare run -d' starts another",
@@ -113,7 +145,7 @@ const WORDS: [(&str, &str); 23] = [
     ("'tare inspect' says", "GET of the box says"),
     ("use 'tare rm -f'", "use DELETE with ?force=true"),
     ("'tare rm -f' tries", "DELETE with ?force=true tries"),
-    ("'tare rm' that box", "DELETE that box"),
+    ("'tare rm -f' removes", "DELETE with ?force=true removes"),
     ("'tare resume' lets", "POST to its /resume lets"),
     (
         "'tare explain' says what became of it",
@@ -127,6 +159,7 @@ const WORDS: [(&str, &str); 23] = [
     ("stdin or 'tare cp'", "stdin or in a file"),
     ("stdin or a volume", "stdin or in a file"),
     ("--scratch of 'tare run'", "limits.scratch_bytes"),
+    ("--scratch", "limits.scratch_bytes"),
     (
         "/usr, or what --rootfs holds, and what -v gives it;",
         "/usr, and what the operator gives it;",
@@ -184,14 +217,7 @@ fn sources<'a>(error: &'a EngineError) -> impl Iterator<Item = &'a (dyn StdError
 
 /// What the host has no more of, if that is why.
 fn used_up(error: &EngineError) -> Option<&'static str> {
-    let errno = |why: &(dyn StdError + 'static)| {
-        let of_io = || why.downcast_ref::<io::Error>()?.raw_os_error();
-        let raw = why
-            .downcast_ref::<Errno>()
-            .map(|errno| errno.raw_os_error());
-        raw.or_else(of_io).map(Errno::from_raw_os_error)
-    };
-    match sources(error).find_map(errno)? {
+    match error.errno()? {
         Errno::MFILE | Errno::NFILE => Some("descriptors"),
         Errno::AGAIN => Some("processes"),
         Errno::NOMEM => Some("memory"),
@@ -212,6 +238,7 @@ impl IntoResponse for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
 
     #[test]
     fn what_went_wrong_here_is_not_told_to_a_client() {

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
 use tare_engine::{BoxId, ExecSpec, Executed, Stdin};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
+use crate::admission::Turn;
 use crate::app::{App, Phase};
 use crate::error::ApiError;
 use crate::relay::{self, Ended, Ends, Flood, Input, Kept, Order, Output, Relayed};
@@ -32,7 +33,7 @@ pub struct Process {
     executed: Executed,
     ends: Ends,
     started: Instant,
-    _permit: OwnedSemaphorePermit,
+    _permit: Turn,
 }
 
 /// What came of it.
@@ -57,10 +58,11 @@ pub async fn begin(app: &App, id: BoxId, spec: ExecSpec, fed: Fed) -> Result<Pro
     };
     let started = Instant::now();
     let mut executed = app
-        .ask(move |engine| engine.exec(&id, &spec, stdin))
+        .ask_in_box(move |engine| engine.exec(&id, &spec, stdin))
         .await?;
     let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut executed)).await;
-    let late = |_| ApiError::unavailable("not_started", "the box did not start it in time");
+    let late =
+        |_| ApiError::unavailable("not_started", "the box did not start the process in time");
     let terminal = begun.map_err(late)??;
     let ends = Ends::of(executed.streams(), terminal, bytes_max)?;
     Ok(Process {

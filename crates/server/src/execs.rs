@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use tare_engine::{BoxId, Exit, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::admission::{Counted, Turn};
 use crate::error::ApiError;
 use crate::memory::Memory;
 use crate::relay::Order;
@@ -23,8 +24,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct Execs {
-    running: Arc<Semaphore>,
-    running_max: usize,
+    running: Counted,
     /// Of those that run, what may be transfers.
     transfers: Arc<Semaphore>,
     remembered: Mutex<HashMap<String, Arc<Exec>>>,
@@ -49,8 +49,30 @@ pub struct Exec {
 /// meanwhile.
 #[derive(Debug)]
 pub struct Transfer {
-    _running: OwnedSemaphorePermit,
+    _running: Turn,
     _share: OwnedSemaphorePermit,
+}
+
+/// A place for a process. Dropped before the process runs, it is free again.
+#[derive(Debug)]
+pub struct Reserved<'a> {
+    execs: &'a Execs,
+    exec: Option<Arc<Exec>>,
+}
+
+impl Reserved<'_> {
+    /// The process runs.
+    pub fn keep(mut self) {
+        self.exec = None;
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if let Some(exec) = &self.exec {
+            self.execs.remembered().remove(&exec.id);
+        }
+    }
 }
 
 /// How it ended.
@@ -65,17 +87,16 @@ pub struct End {
 impl Execs {
     pub fn new(running_max: usize) -> Self {
         Self {
-            running: Arc::new(Semaphore::new(running_max)),
-            running_max,
+            running: Counted::new(running_max),
             transfers: Arc::new(Semaphore::new((running_max / 2).max(1))),
             remembered: Mutex::default(),
         }
     }
 
     /// The right to have one run.
-    pub fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        let permit = Arc::clone(&self.running).try_acquire_owned();
-        permit.map_err(|_| busy("as many processes are looked after as may"))
+    pub fn permit(&self) -> Result<Turn, ApiError> {
+        let permit = self.running.take();
+        permit.ok_or_else(|| busy("server busy: as many processes run as [limits] execs allows"))
     }
 
     /// The same for a file of a client: however many are slow, half of it is left to
@@ -90,18 +111,16 @@ impl Execs {
 
     /// Returns when none runs any more.
     pub async fn idle(&self) {
-        let all = u32::try_from(self.running_max).unwrap_or(u32::MAX);
-        let all = self.running.acquire_many(all).await;
-        drop(all.expect("the semaphore is never closed"));
+        self.running.all().await;
     }
 
     pub fn running(&self) -> usize {
-        self.running_max
-            .saturating_sub(self.running.available_permits())
+        self.running.taken()
     }
 
-    /// Who has ended first is forgotten first, where there are too many.
-    pub fn remember(&self, exec: Arc<Exec>) -> Result<(), ApiError> {
+    /// Reserves a place for a process that is about to start. Of those that have ended,
+    /// the first is forgotten where there are too many.
+    pub fn reserve(&self, exec: Arc<Exec>) -> Result<Reserved<'_>, ApiError> {
         let mut remembered = self.remembered();
         forget_old(&mut remembered);
         let of_box = |one: &&Arc<Exec>| one.box_id == exec.box_id;
@@ -111,8 +130,11 @@ impl Execs {
         if remembered.len() >= REMEMBERED_MAX {
             forget_one(&mut remembered, |_| true)?;
         }
-        remembered.insert(exec.id.clone(), exec);
-        Ok(())
+        remembered.insert(exec.id.clone(), Arc::clone(&exec));
+        Ok(Reserved {
+            execs: self,
+            exec: Some(exec),
+        })
     }
 
     pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<Exec>, ApiError> {
@@ -242,13 +264,17 @@ mod tests {
         let (one, other) = (BoxId::random(), BoxId::random());
         let all: Vec<_> = (0..REMEMBERED_OF_ONE_BOX_MAX).map(|_| exec(&one)).collect();
         for exec in &all {
-            execs.remember(Arc::clone(exec)).expect("there is room");
+            let place = execs.reserve(Arc::clone(exec)).expect("there is room");
+            place.keep();
         }
-        let refused = execs.remember(exec(&one)).expect_err("all of them run");
+        let refused = execs.reserve(exec(&one)).expect_err("all of them run");
         assert_eq!(refused.code, "busy");
-        execs.remember(exec(&other)).expect("another box has room");
+        let another = execs.reserve(exec(&other));
+        another.expect("another box has room").keep();
         all[3].ended(Exit::Code(0), false);
-        execs.remember(exec(&one)).expect("one has ended");
+        let unused = exec(&one);
+        drop(execs.reserve(Arc::clone(&unused)).expect("one has ended"));
+        assert!(execs.find(&one, &unused.id).is_err(), "it did not start");
         assert!(execs.find(&one, &all[3].id).is_err(), "it is forgotten");
         assert!(execs.find(&one, &all[4].id).is_ok());
         assert!(execs.find(&other, &all[4].id).is_err(), "it is not its own");

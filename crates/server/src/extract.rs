@@ -4,16 +4,18 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use axum::body::HttpBody;
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tare_engine::spec::bytes;
 
 use crate::app::App;
+use crate::bodies::{self, Charge};
+use crate::edge;
 use crate::error::{ApiError, in_plain_words};
 
 /// A body that is one JSON value of this type and nothing else.
@@ -25,8 +27,8 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         check_type(request.headers())?;
-        let bytes = whole(request, app).await?;
-        parse(&bytes).map(Self)
+        let (value, _) = whole(request, app).await?.parse()?;
+        Ok(Self(value))
     }
 }
 
@@ -55,8 +57,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Sent<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         check_type(request.headers())?;
-        let bytes = whole(request, app).await?;
-        let request = parse(&bytes)?;
+        let (request, bytes) = whole(request, app).await?.parse()?;
         Ok(Self { request, bytes })
     }
 }
@@ -94,29 +95,80 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-async fn whole(request: Request, app: &App) -> Result<Vec<u8>, ApiError> {
-    let limits = &app.config().limits;
-    let most = limits.body_bytes;
-    let too_large = || {
-        let message = format!("the body has more than {}", bytes::show(most));
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+/// A body that was read, and what it is charged.
+struct Whole {
+    bytes: Vec<u8>,
+    charge: Charge,
+}
+
+async fn whole(request: Request, app: &App) -> Result<Whole, ApiError> {
+    let config = app.config();
+    let limits = &config.limits;
+    let most = usize::try_from(limits.body_bytes).unwrap_or(usize::MAX);
+    let charge = app.bodies.charge(limits.bodies_bytes);
+    let mut body = Limited::new(request.into_body(), most);
+    if body.size_hint().lower() > limits.body_bytes {
+        return Err(too_large(limits.body_bytes));
+    }
+    let slow = |_| {
+        let message = "the body did not come in time";
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message)
     };
-    let body = Limited::new(
-        request.into_body(),
-        usize::try_from(most).unwrap_or(usize::MAX),
-    );
-    match tokio::time::timeout(limits.client, body.collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes().into()),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
-        Ok(Err(_)) => Err(ApiError::bad_request(
-            "incomplete",
-            "the body ended too early",
-        )),
-        Err(_) => Err(ApiError::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "slow_body",
-            "the body did not come in time",
-        )),
+    let read = async {
+        let read = read(&mut body, charge, limits.body_bytes).await;
+        if read
+            .as_ref()
+            .is_err_and(|error| error.status == StatusCode::SERVICE_UNAVAILABLE)
+        {
+            // A client reads no answer before it has sent its body.
+            while let Some(Ok(_)) = body.frame().await {}
+        }
+        read
+    };
+    tokio::time::timeout(limits.client, read)
+        .await
+        .map_err(slow)?
+}
+
+/// Reads into one block, which goes back to the system as a whole.
+async fn read(
+    body: &mut Limited<Body>,
+    mut charge: Charge,
+    bytes_max: u64,
+) -> Result<Whole, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) if error.is::<LengthLimitError>() => return Err(too_large(bytes_max)),
+            Err(_) => {
+                let message = "the body ended too early";
+                return Err(ApiError::bad_request("incomplete", message));
+            }
+        };
+        if let Ok(data) = frame.into_data() {
+            let length = bytes.len() + data.len();
+            charge.hold(bodies::cost_of(length, 0), length)?;
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(Whole { bytes, charge })
+}
+
+fn too_large(most: u64) -> ApiError {
+    let message = format!("the body has more than {}", bytes::show(most));
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+}
+
+impl Whole {
+    /// The value, and the bytes that it came in. The request is charged for both.
+    fn parse<T: DeserializeOwned>(mut self) -> Result<(T, Vec<u8>), ApiError> {
+        let length = self.bytes.len();
+        let cost = bodies::cost_of(length, bodies::values_in(&self.bytes));
+        self.charge.hold(cost, length)?;
+        let value = parse(&self.bytes)?;
+        edge::hold_body(self.charge);
+        Ok((value, self.bytes))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::app::App;
 use crate::config::{size, time};
 use crate::error::ApiError;
 use crate::journal::Happening;
+use crate::librechat;
 use crate::store::{Object, Store, StoreError, StoreLimits};
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -205,7 +206,7 @@ pub async fn ask<T: Send + 'static>(
     ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let asking = app.clone();
-    app.call(move || Ok(ask(&open(&asking)?)?)).await?
+    app.call(move || Ok(ask(&open(&asking)?)?)).await
 }
 
 /// The same where it may as well not be there.
@@ -218,12 +219,17 @@ pub async fn ask_if_any<T: Send + 'static>(
         let store = asking.files.store_if_any(&asking.config().files)?;
         Ok(store.map(|store| ask(&store)).transpose()?)
     })
-    .await?
+    .await
 }
 
 /// What is over its time goes, also when nobody asks.
 pub async fn sweep(app: &App) {
-    let swept = ask_if_any(app, |store| store.sweep(Timestamp::now())).await;
+    let engine = Arc::clone(&app.engine);
+    let swept = ask_if_any(app, move |store| {
+        let forgotten = store.forget_sessions(|known| librechat::is_over(&engine, known));
+        store.sweep(Timestamp::now()).and(forgotten)
+    });
+    let swept = swept.await;
     match swept {
         // Its own server looks after it.
         Err(error) if error.code == "store_in_use" => {}

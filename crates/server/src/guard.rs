@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::app::App;
+use crate::app::{App, ServedAt};
 use crate::config::{Config, Key, Reach};
 use crate::edge;
 use crate::error::ApiError;
@@ -32,7 +32,7 @@ pub struct Caller(pub Option<String>);
 
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let config = app.config();
-    match admit(request.headers(), request.uri(), &config, app.reach) {
+    match admit(request.headers(), request.uri(), &config, app.served_at()) {
         Ok(caller) => {
             if let Caller(Some(key)) = &caller {
                 edge::came_with(key);
@@ -48,17 +48,17 @@ fn admit(
     headers: &HeaderMap,
     target: &Uri,
     config: &Config,
-    reach: Reach,
+    served: ServedAt,
 ) -> Result<Caller, ApiError> {
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
-        if !config.hears_anybody(reach) {
+        if !config.hears_anybody(served.reach) {
             return Err(
                 unauthorized("this server has no API key that would be heard here")
                     .with_hint("name one in [[keys]] of the configuration"),
             );
         }
-        check_host(headers, config, reach)?;
+        check_host(headers, config, served)?;
         return Ok(Caller(None));
     }
     let given = given_key(headers)?;
@@ -116,28 +116,34 @@ fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
 /// Names of this host that a browser does not let a page choose.
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// Where no key is asked for. Beyond this host an address is as good as its own names:
-/// a page can make a name point here, and not an address.
-pub fn check_host(headers: &HeaderMap, config: &Config, reach: Reach) -> Result<(), ApiError> {
-    let host = headers
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok());
-    let name = host.map_or("", without_port);
-    let configured = || config.allowed_hosts.iter().any(|one| one == name);
-    let is_ours = match reach {
-        Reach::Socket => true,
-        Reach::Host => LOCAL_HOSTS.contains(&name) || configured(),
-        Reach::Network => LOCAL_HOSTS.contains(&name) || is_address(name) || configured(),
-    };
-    match is_ours {
-        true => Ok(()),
-        false => Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "foreign_host",
-            "this server does not go by that name",
-        )
-        .with_hint("name it in 'allowed_hosts'")),
+/// Checks `Host` where no key is asked for. Beyond this host an address is as good as its
+/// own names: a page can make a name point here, and not an address. A name in
+/// `allowed_hosts` has any port, because a proxy or a mapping may listen on another one;
+/// `NAME:PORT` there has that port alone. On loopback every other name has the port of this
+/// server. Beyond it the ports of a container are mapped to others, which nothing tells.
+pub fn check_host(headers: &HeaderMap, config: &Config, served: ServedAt) -> Result<(), ApiError> {
+    let host = headers.get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok()).unwrap_or("");
+    let (name, port) = split_port(host);
+    let mut configured = config.allowed_hosts.iter();
+    if served.reach == Reach::Socket || configured.any(|one| one == name || one == host) {
+        return Ok(());
     }
+    let is_named = match served.reach {
+        Reach::Socket | Reach::Host => LOCAL_HOSTS.contains(&name),
+        Reach::Network => LOCAL_HOSTS.contains(&name) || is_address(name),
+    };
+    let is_port = match served.reach {
+        Reach::Socket | Reach::Network => true,
+        Reach::Host => port.is_empty() || port.parse().ok() == served.port,
+    };
+    let message = match (is_named, is_port) {
+        (true, true) => return Ok(()),
+        (false, _) => "this server does not go by that name".to_owned(),
+        (true, false) => format!("the Host header names port {port}, which is not this server's"),
+    };
+    let hint = "add it to 'allowed_hosts', as NAME, or as NAME:PORT for that port alone";
+    Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_host", message).with_hint(hint))
 }
 
 fn is_address(name: &str) -> bool {
@@ -150,11 +156,12 @@ fn is_address(name: &str) -> bool {
     }
 }
 
-fn without_port(host: &str) -> &str {
+/// The name in `Host`, and its port, empty where none is given.
+fn split_port(host: &str) -> (&str, &str) {
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     match host.rsplit_once(':') {
-        Some((name, port)) if is_port(port) => name,
-        Some(_) | None => host,
+        Some((name, port)) if is_port(port) => (name, port),
+        Some(_) | None => (host, ""),
     }
 }
 
@@ -215,7 +222,11 @@ mod tests {
             )
         });
         let target = Uri::from_static("/v1/boxes");
-        admit(&pairs.collect(), &target, config, reach).map_err(|error| error.status.as_u16())
+        let served = ServedAt {
+            reach,
+            port: Some(8080),
+        };
+        admit(&pairs.collect(), &target, config, served).map_err(|error| error.status.as_u16())
     }
 
     fn with_key(key: &str) -> Config {
@@ -268,13 +279,44 @@ mod tests {
         for host in [
             "localhost",
             "localhost:8080",
-            "127.0.0.1:1",
+            "127.0.0.1:8080",
             "[::1]:8080",
             "[::1]",
         ] {
             assert!(asked(host), "{host}");
         }
-        for host in ["evil.example", "127.0.0.1.evil.example", "", "localhost:x"] {
+        for host in [
+            "evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "",
+            "localhost:x",
+            "localhost:1",
+            "127.0.0.1:80",
+            "[::1]:65536",
+            "localhost:8080:8080",
+        ] {
+            assert!(!asked(host), "{host}");
+        }
+    }
+
+    /// Behind a proxy or a mapping of ports a client names another port than ours.
+    #[test]
+    fn a_configured_name_has_any_port_unless_it_names_one() {
+        let config = Config {
+            allowed_hosts: vec!["tare.example".into(), "localhost:9000".into()],
+            ..Config::default()
+        };
+        let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
+        for host in [
+            "tare.example",
+            "tare.example:8443",
+            "localhost:9000",
+            "localhost:8080",
+        ] {
+            assert!(asked(host), "{host}");
+        }
+        for host in ["localhost:9001", "other.example", "tare.example.org"] {
             assert!(!asked(host), "{host}");
         }
     }

@@ -4,15 +4,18 @@
 //! and of what happens meanwhile only the last is told.
 
 mod call;
+pub mod runner;
 
 use std::io;
 use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{Access, access};
+use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 use serde::{Deserialize, Deserializer};
-use tare_engine::{Error, ErrorKind};
+use tare_engine::{Error, ErrorKind, Keeper};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::app::App;
@@ -85,6 +88,18 @@ fn url<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Url>, D::Error> {
 pub struct Hooks {
     next: Mutex<Option<(HooksConfig, String)>>,
     wanted: Condvar,
+    program: Mutex<Program>,
+}
+
+/// What runs of a hook's program.
+#[derive(Debug, Default)]
+enum Program {
+    #[default]
+    Nothing,
+    /// The process that ends it with everything that it started.
+    Runner(Keeper),
+    /// The server ends: nothing is to run any more.
+    Over,
 }
 
 impl Hooks {
@@ -111,6 +126,57 @@ impl Hooks {
     }
 }
 
+impl Hooks {
+    /// Ends the program that runs, with everything that it started.
+    pub fn end(&self) {
+        let before = std::mem::replace(&mut *self.program(), Program::Over);
+        if let Program::Runner(runner) = before {
+            // One that is dead already is as wanted.
+            pidfd_send_signal(&runner, Signal::TERM).ok();
+            runner.wait_dead(runner::ENDED_WITHIN + AFTER_END).ok();
+            runner.reap().ok();
+        }
+    }
+
+    /// Starts a program, unless the server ends. [`Self::end`] ends it from then on.
+    fn begin(&self, command: &mut Command) -> io::Result<Option<Child>> {
+        let mut program = self.program();
+        if matches!(*program, Program::Over) {
+            return Ok(None);
+        }
+        let mut child = command.spawn()?;
+        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        // It is not reaped yet: the number is its own.
+        match Keeper::open(pid) {
+            Ok(runner) => *program = Program::Runner(runner),
+            Err(error) => {
+                // Without a pidfd the server could not end it later.
+                if let Some(pid) = Pid::from_raw(pid) {
+                    kill_process(pid, Signal::TERM).ok();
+                }
+                child.wait().ok();
+                return Err(error);
+            }
+        }
+        Ok(Some(child))
+    }
+
+    /// The program has ended.
+    fn ended(&self) {
+        let mut program = self.program();
+        if matches!(*program, Program::Runner(_)) {
+            *program = Program::Nothing;
+        }
+    }
+
+    fn program(&self) -> MutexGuard<'_, Program> {
+        self.program.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// For the process between the server and a program to exit when its work is done.
+const AFTER_END: Duration = Duration::from_secs(1);
+
 /// The thread that calls.
 pub fn start(app: &App) -> io::Result<()> {
     let app = app.clone();
@@ -124,7 +190,7 @@ pub fn start(app: &App) -> io::Result<()> {
                 app.journal.note(Happening::HookFailed { hook, why: &why });
             };
             if !config.command.is_empty() {
-                let called = call::command(&config.command, &what, config.timeout);
+                let called = call::command(&hooks, &config.command, &what, config.timeout);
                 called.unwrap_or_else(|error| failed("command", error));
             }
             if let Some(url) = &config.url {

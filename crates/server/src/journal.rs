@@ -3,8 +3,9 @@
 
 mod writer;
 
+use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -30,6 +31,8 @@ pub struct Journal {
     format: LogFormat,
     metrics: Arc<Metrics>,
     log: Writer,
+    /// Notes on boxes that are in the log already: the engine has a handful of them.
+    box_notes: Mutex<BTreeSet<String>>,
     listeners: broadcast::Sender<Arc<Noted>>,
 }
 
@@ -96,6 +99,10 @@ pub enum Happening<'a> {
         box_id: &'a str,
         exit_code: Option<u8>,
     },
+    /// What boxes of this host do without, such as the enforcement of a default limit.
+    BoxNote {
+        note: &'a str,
+    },
     /// A box could not be ended in time. It stays on record, and is tried again.
     TeardownStuck {
         box_id: &'a str,
@@ -122,6 +129,11 @@ pub enum Happening<'a> {
     },
     /// Files that are over their time are still there. It is tried again.
     FilesNotSwept {
+        why: &'a str,
+    },
+    /// A token names an unknown key, and the files with keys cannot be used. The keys that
+    /// were known stay.
+    KeysNotRead {
         why: &'a str,
     },
     Reloaded,
@@ -204,12 +216,14 @@ impl<'a> Happening<'a> {
             Self::BoxResumed { .. } => "box_resumed",
             Self::BoxLeaseChanged { .. } => "box_lease_changed",
             Self::BoxEnded { .. } => "box_ended",
+            Self::BoxNote { .. } => "box_note",
             Self::TeardownStuck { .. } => "teardown_stuck",
             Self::CgroupStillPopulated { .. } => "cgroup_still_populated",
             Self::OrphanReclaimed { .. } => "orphan_reclaimed",
             Self::GaugeChanged { .. } => GAUGE_CHANGED,
             Self::HookFailed { .. } => "hook_failed",
             Self::FilesNotSwept { .. } => "files_not_swept",
+            Self::KeysNotRead { .. } => "keys_not_read",
             Self::Reloaded => "reloaded",
             Self::ReloadRefused { .. } => "reload_refused",
             Self::Draining => "draining",
@@ -263,6 +277,7 @@ impl<'a> Happening<'a> {
             Self::BoxEnded { box_id, exit_code } => {
                 json!({ "box_id": box_id, "exit_code": exit_code })
             }
+            Self::BoxNote { note } => json!({ "note": note }),
             Self::TeardownStuck {
                 box_id,
                 request_id,
@@ -278,7 +293,9 @@ impl<'a> Happening<'a> {
             }
             Self::GaugeChanged { change } => changed(change),
             Self::HookFailed { hook, why } => json!({ "hook": hook, "why": why }),
-            Self::FilesNotSwept { why } | Self::ReloadRefused { why } => json!({ "why": why }),
+            Self::FilesNotSwept { why }
+            | Self::KeysNotRead { why }
+            | Self::ReloadRefused { why } => json!({ "why": why }),
             Self::Reloaded | Self::Draining => json!({}),
             Self::Drained { ended } => json!({ "ended": ended }),
         }
@@ -291,6 +308,7 @@ impl Journal {
             format,
             metrics,
             log: Writer::start(io::stderr())?,
+            box_notes: Mutex::default(),
             listeners: broadcast::Sender::new(NOTED_WAITING),
         })
     }
@@ -301,6 +319,19 @@ impl Journal {
         self.log.write(noted.line(self.format));
         // Nobody needs to listen.
         self.listeners.send(Arc::new(noted)).ok();
+    }
+
+    /// Writes each of the engine's notes on a box once, however many boxes have it.
+    pub fn note_box(&self, notes: &[String]) {
+        let mut known = self
+            .box_notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for note in notes {
+            if known.insert(note.clone()) {
+                self.note(Happening::BoxNote { note });
+            }
+        }
     }
 
     /// Lines that found no room in the log.

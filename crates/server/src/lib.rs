@@ -17,16 +17,19 @@ mod admission;
 )]
 mod api;
 mod app;
+mod bodies;
 mod callers;
 mod config;
 mod disposition;
 mod edge;
+mod ending;
 mod error;
 mod events;
 mod exec;
 mod execs;
 mod extract;
 mod files;
+mod followers;
 mod guard;
 mod hooks;
 mod journal;
@@ -49,6 +52,7 @@ mod room;
 mod running;
 mod spec;
 mod store;
+mod streams;
 mod sweeping;
 mod text;
 mod watch;
@@ -65,6 +69,7 @@ use app::{App, Hands, Phase};
 use callers::Callers;
 pub use config::{Config, Key, Listen, LogFormat};
 use error::ApiError;
+pub use hooks::runner as hook_runner;
 use journal::Happening;
 use listen::Listener;
 use makers::Makers;
@@ -146,6 +151,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let app = App::new(engine, hands, watch, pressure, options, config).doing(no_threads)?;
     hooks::start(&app).doing(no_threads)?;
     let result = runtime.block_on(live(app.clone(), ended, changes));
+    app.hooks.end();
     app.journal.flush();
     // A thread that waits in the engine for others must not hold this one.
     runtime.shutdown_background();
@@ -164,6 +170,9 @@ async fn live(
     let listen = app.config().listen.clone();
     let listener = Listener::bind(&listen).await?;
     let on = listener.address(&listen);
+    if let Some(port) = listener.port() {
+        app.port.get_or_init(|| port);
+    }
     app.journal.note(Happening::Listening { on: &on });
     note_lowered(&app);
     notify::ready();
@@ -257,6 +266,10 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
                 let of = id.clone();
                 // Gone altogether it needs no care.
                 if let Ok(status) = app.ask(move |engine| engine.status(&of)).await {
+                    if status.state == State::Stuck {
+                        // What it was stuck on has just died.
+                        app.sweeping.want();
+                    }
                     app.journal.note(Happening::BoxEnded {
                         box_id: id.as_str(),
                         exit_code: status.exit_code,
@@ -277,7 +290,14 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
 /// A configuration that cannot be used changes nothing.
 async fn reload(app: &App) -> Result<(), ApiError> {
     let options = Arc::clone(&app.options);
-    let read = app.ask(move |_| options.configuration()).await;
+    // The listener stays what it was at the start.
+    let reach = app.reach;
+    let read = app.ask(move |_| {
+        let config = options.configuration()?;
+        config.check_host_network(reach)?;
+        Ok(config)
+    });
+    let read = read.await;
     match read {
         Ok(config) => {
             app.configure(config);

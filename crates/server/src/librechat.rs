@@ -20,6 +20,7 @@ mod health;
 mod id;
 mod identity;
 mod inputs;
+mod known;
 mod multipart;
 mod objects;
 mod outputs;
@@ -38,6 +39,7 @@ use axum::{Router, middleware};
 use crate::app::App;
 pub use cancel::Cancellable;
 pub use id::Id;
+pub use known::is_over;
 pub use owner::Owner;
 #[cfg(test)]
 pub use owner::{Principal, Resource};

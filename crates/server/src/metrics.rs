@@ -152,13 +152,18 @@ impl Default for Metrics {
 }
 
 /// Reasons that are no gauge.
-const REASONS: [&str; 6] = [
+const REASONS: [&str; 11] = [
     "busy",
+    "bodies_full",
+    "connections_full",
     "exhausted",
     "stopping",
+    "streams_full",
     "quota_boxes",
     "quota_memory_bytes",
     "quota_runs_per_second",
+    "quota_stops",
+    "quota_streams",
 ];
 
 impl Metrics {
@@ -270,6 +275,8 @@ impl Metrics {
             | Happening::HookFailed { .. }
             | Happening::Reloaded
             | Happening::FilesNotSwept { .. }
+            | Happening::KeysNotRead { .. }
+            | Happening::BoxNote { .. }
             | Happening::ReloadRefused { .. }
             | Happening::Draining
             | Happening::Drained { .. } => {}
@@ -315,7 +322,7 @@ fn measured(app: &App) -> Registry {
 }
 
 /// Those without labels: a name, what it is, and its value.
-fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 10] {
+fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 12] {
     let descriptors = found.of(Gauge::DescriptorsProcess).map_or(0, |it| it.used);
     [
         (
@@ -343,6 +350,16 @@ fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 10] {
             "runs_waiting",
             "One-shots that wait for their turn",
             app.admission.waiting() as u64,
+        ),
+        (
+            "streams_open",
+            "Clients that only listen",
+            app.streams.count() as u64,
+        ),
+        (
+            "bodies_bytes",
+            "Memory that request bodies hold",
+            app.bodies.used_bytes(),
         ),
         (
             "files_bytes",

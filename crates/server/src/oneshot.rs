@@ -16,18 +16,22 @@
 pub mod files;
 pub mod pipe;
 
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, env, name};
-use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Stdin};
+use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Keeper, Stdin};
 
 pub use files::{FileIn, FileOut};
 
 use crate::admission::Permit;
 use crate::app::{App, Phase};
 use crate::edge;
+use crate::ending::{ENDED_WITHIN, TRY_AGAIN, is_dead};
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::journal::{Happening, RunEnded};
@@ -38,6 +42,8 @@ use crate::running::{self, Running, Wanted};
 
 /// For the box to be made. A file system that does not answer must not hold anybody.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
+/// A box that takes longer to start says where it waits.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// How long a box that is made so slowly keeps others from being made.
 const BENCH_HELD_MOST: Duration = Duration::from_millis(100);
 /// For files to be put into it, and to be collected, in which whatever still runs in
@@ -58,6 +64,28 @@ pub struct OneShot<T> {
     pub collect: Option<Collect<T>>,
     pub output_bytes_max: u64,
     pub flood: Flood,
+    pub stage: Stage,
+}
+
+/// What a run is waiting for, in words.
+#[derive(Debug, Clone)]
+pub struct Stage(Arc<Mutex<Cow<'static, str>>>);
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new("waiting for its turn".into())))
+    }
+}
+
+impl Stage {
+    fn enter(&self, stage: impl Into<Cow<'static, str>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage.into();
+    }
+
+    pub fn words(&self) -> String {
+        let stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stage.clone().into_owned()
+    }
 }
 
 /// Takes what is to come back out of the box, once its command has ended so. It waits
@@ -168,6 +196,7 @@ struct Course<'a, T> {
     wanted: &'a mut Wanted<Outcome<T>>,
     /// When the lap that it is in began.
     since: Instant,
+    stage: Stage,
 }
 
 /// What was learned on the way.
@@ -199,6 +228,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             }));
         };
         let (spec, stdin) = what.to_make();
+        let stage = what.stage.clone();
         let bench = tokio::select! {
             bench = app.makers.bench() => bench,
             () = wanted.given_up() => {
@@ -206,8 +236,10 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                 return Err(Cut::Gone.into_error());
             }
         };
+        stage.enter("creating the box");
         let attached = make(app, spec, stdin).await;
         let attached = attached.inspect_err(|error| tell(None, Over::failed(error)))?;
+        app.journal.note_box(attached.notes());
         let id = attached.id().clone();
         let mut course = Self {
             app,
@@ -215,9 +247,12 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             permit,
             wanted,
             since: started,
+            stage,
         };
         course.lap(Lap::Create);
+        course.stage.enter("starting the box");
         let ran = course.go(what, output, bench).await;
+        course.stage.enter("ending the box");
         if ran.is_err() {
             course.attached.kill();
         }
@@ -303,13 +338,17 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     /// Until its keeper says that the box is made.
     async fn await_made(&mut self, bench: Bench) -> Result<(), Cut> {
         let events = Events::of(self.attached.events_fd())?;
+        let keeper = self.attached.keeper().try_clone();
+        let keeper = keeper.map_err(|error| ApiError::internal(error.to_string()))?;
+        let slow = say_where(&keeper, &self.stage);
         let attached = &mut self.attached;
         let made = async {
             match events.next(|| attached.next_event()).await? {
                 Event::Started => Ok(()),
                 Event::Failed(error) => Err(ApiError::from(error)),
                 Event::Terminal(_) | Event::Exited(_) | Event::TimedOut | Event::Gone => {
-                    Err(ApiError::internal("the box ended before it was made"))
+                    let message = "the box was ended before its command started";
+                    Err(ApiError::unavailable("box_ended", message))
                 }
             }
         };
@@ -323,7 +362,11 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             }
         };
         tokio::select! {
-            made = made => Ok(made?),
+            made = made => {
+                self.stage.enter("running the command");
+                Ok(made?)
+            }
+            never = slow => match never {},
             () = self.wanted.given_up() => Err(Cut::Gone),
             () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
             () = tokio::time::sleep(MADE_WITHIN) => {
@@ -356,10 +399,29 @@ impl<'a, T: Send + 'static> Course<'a, T> {
 
     /// The one way out. What cannot be ended is on record, and tried again by whoever
     /// looks next.
-    async fn end(self, request_id: Option<&str>) -> Result<Ending, ApiError> {
+    async fn end(mut self, request_id: Option<&str>) -> Result<Ending, ApiError> {
         let (app, id) = (self.app.clone(), self.attached.id().clone());
         let started = Instant::now();
-        let ended = app.call(move || self.attached.end()).await?;
+        let ended = loop {
+            let (attached, ended) = try_to_end(&app, self.attached).await;
+            let left = ENDED_WITHIN.saturating_sub(started.elapsed());
+            match ended {
+                Err(error) if left.is_zero() => {
+                    // Its end is noticed, whenever that comes, and it is swept then.
+                    let keeper = attached.keeper().try_clone();
+                    keeper
+                        .and_then(|keeper| app.watch.add(id.clone(), keeper, None))
+                        .ok();
+                    break Err(error);
+                }
+                Err(_not_yet) => {
+                    is_dead(&app, attached.keeper().as_fd(), left).await?;
+                    tokio::time::sleep(TRY_AGAIN.min(left)).await;
+                    self.attached = attached;
+                }
+                Ok(ending) => break Ok(ending),
+            }
+        };
         app.metrics.lap(Lap::Teardown, started.elapsed());
         ended.map_err(|error| {
             let error = ApiError::from(error);
@@ -369,6 +431,17 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             error
         })
     }
+}
+
+/// How long an attempt to end a box may hold its thread.
+const TRIED_WITHIN: Duration = Duration::from_secs(1);
+
+async fn try_to_end(app: &App, mut attached: Attached) -> (Attached, Result<Ending, Error>) {
+    app.call(move || {
+        let ended = attached.try_end(TRIED_WITHIN);
+        (attached, ended)
+    })
+    .await
 }
 
 /// How a run ended, for the log and the metrics.
@@ -420,6 +493,16 @@ impl Over {
     }
 }
 
+/// Says in which system call a box that is slow to start waits.
+async fn say_where(keeper: &Keeper, stage: &Stage) -> Infallible {
+    loop {
+        tokio::time::sleep(SLOW_AFTER).await;
+        if let Some(call) = keeper.system_call() {
+            stage.enter(format!("starting the box: its keeper is in {call}"));
+        }
+    }
+}
+
 /// How the command ended, if it was let to.
 async fn unless_ended<T>(
     app: &App,
@@ -443,7 +526,7 @@ async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Attached, ApiError>
         Ok(made) => Ok(made?),
         Err(_busy) => Err(ApiError::unavailable(
             "busy",
-            "too many boxes are being made",
+            "server busy: too many boxes are being made",
         )),
     }
 }

@@ -18,6 +18,8 @@ use crate::guard::Caller;
 pub const KEY_LABEL: &str = "tare.key";
 /// Labels that begin so are tare's own.
 const RESERVED: &str = "tare.";
+/// How many stops of one key may wait at once. Each has a connection and a pidfd.
+const STOPS_MAX: usize = 64;
 /// For what ends by itself at some time.
 const RETRY_AFTER_S: u32 = 5;
 
@@ -48,6 +50,7 @@ struct Account {
     memory_bytes: u64,
     /// `None`: it has never asked.
     runs: Option<Bucket>,
+    stops: usize,
 }
 
 /// Runs that may be begun at once, filled steadily.
@@ -111,17 +114,75 @@ impl Quotas {
     }
 }
 
+/// One stop that a key waits for, for as long as this lives.
+#[derive(Debug)]
+pub struct StopTurn {
+    quotas: Quotas,
+    key: String,
+}
+
+impl Quotas {
+    /// Without keys all callers share one account.
+    pub fn begin_stop(&self, Caller(key): &Caller) -> Result<StopTurn, ApiError> {
+        let key = key.clone().unwrap_or_default();
+        let mut accounts = self.accounts();
+        let account = accounts.entry(key.clone()).or_default();
+        if account.stops >= STOPS_MAX {
+            let message = format!("{STOPS_MAX} stops of this key are waiting for their boxes");
+            return Err(refused("quota_stops", message, RETRY_AFTER_S));
+        }
+        account.stops += 1;
+        Ok(StopTurn {
+            quotas: self.clone(),
+            key,
+        })
+    }
+}
+
+impl Drop for StopTurn {
+    fn drop(&mut self) {
+        let mut accounts = self.quotas.accounts();
+        let Some(account) = accounts.get_mut(&self.key) else {
+            return;
+        };
+        account.stops = account.stops.saturating_sub(1);
+        if account.is_empty() {
+            accounts.remove(&self.key);
+        }
+    }
+}
+
+impl Charge {
+    /// The run was refused for another reason: the key may begin one more.
+    pub fn refund(self) {
+        let mut accounts = self.quotas.accounts();
+        let account = accounts.get_mut(&self.key);
+        if let Some(bucket) = account.and_then(|account| account.runs.as_mut()) {
+            bucket.left += 1.0;
+        }
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         let mut accounts = self.quotas.accounts();
-        if let Some(account) = accounts.get_mut(&self.key) {
-            account.boxes = account.boxes.saturating_sub(1);
-            account.memory_bytes = account.memory_bytes.saturating_sub(self.memory_bytes);
+        let Some(account) = accounts.get_mut(&self.key) else {
+            return;
+        };
+        account.boxes = account.boxes.saturating_sub(1);
+        account.memory_bytes = account.memory_bytes.saturating_sub(self.memory_bytes);
+        if account.is_empty() {
+            accounts.remove(&self.key);
         }
     }
 }
 
 impl Account {
+    /// A key that is configured no more has no rate: only its name would be left.
+    fn is_empty(&self) -> bool {
+        self.boxes == 0 && self.stops == 0 && self.runs.is_none()
+    }
+
     fn check(&self, quota: &Quota, key: &str, memory_bytes: u64) -> Result<(), ApiError> {
         if let Some(most) = quota.boxes.filter(|most| self.boxes >= *most) {
             let message = format!("key {key:?} has {} of {most} boxes", self.boxes);
@@ -238,6 +299,18 @@ mod tests {
         assert_eq!(refused.expect_err("one is there").status.as_u16(), 429);
     }
 
+    /// leak E18: boxes of keys that are no more leave no account behind.
+    #[test]
+    fn an_account_without_boxes_is_forgotten() {
+        let quotas = Quotas::default();
+        for number in 0..100_000 {
+            let key = format!("key-{number}");
+            let labels = BTreeMap::from([(KEY_LABEL.to_owned(), key)]);
+            drop(quotas.found(&labels, 1));
+        }
+        assert_eq!(quotas.accounts().len(), 0);
+    }
+
     #[test]
     fn runs_come_steadily_and_a_few_at_once() {
         let mut account = Account::default();
@@ -258,5 +331,34 @@ mod tests {
         assert!(at(500).is_err());
         assert!(at(60_000).is_ok() && at(60_000).is_ok());
         assert!(at(60_000).is_err(), "what was not used is not saved up");
+    }
+
+    #[test]
+    fn a_run_that_is_refused_for_another_reason_spends_no_token() {
+        let quotas = Quotas::default();
+        let mut config = config(Quota::default());
+        config.keys[0].runs_per_second = Some(0.001);
+        let charge = || quotas.charge(&config, &ci(), Asked::Run, 0);
+        for _refused in 0..3 {
+            let charge = charge().expect("it has its token");
+            charge.expect("it has a key").refund();
+        }
+        drop(charge().expect("it has its token"));
+        assert!(charge().is_err());
+    }
+
+    #[test]
+    fn at_most_64_stops_of_a_key_wait_at_once() {
+        let quotas = Quotas::default();
+        for caller in [ci(), Caller(None)] {
+            let mut turns: Vec<_> = (0..STOPS_MAX)
+                .map(|_| quotas.begin_stop(&caller).expect("there is room"))
+                .collect();
+            let refused = quotas.begin_stop(&caller).expect_err("all are taken");
+            assert_eq!(refused.status.as_u16(), 429);
+            assert!(refused.retry_after_s.is_some());
+            turns.pop();
+            assert!(quotas.begin_stop(&caller).is_ok());
+        }
     }
 }

@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use crate::bodies::Charge;
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::memory::Memory;
@@ -73,6 +74,8 @@ pub struct Input {
     pub bytes: Vec<u8>,
     /// Then; its end is the end of the input.
     pub more: Option<mpsc::Receiver<Vec<u8>>>,
+    /// For the bytes, where they outlive the request that they came with.
+    pub charge: Option<Charge>,
 }
 
 impl Input {
@@ -81,6 +84,7 @@ impl Input {
         Self {
             bytes: bytes.unwrap_or_default(),
             more: None,
+            charge: None,
         }
     }
 }
@@ -447,9 +451,15 @@ async fn feed(to: Option<Fd>, is_terminal: bool, input: Input) {
         let Some(to) = to else {
             return Ok(());
         };
-        write_all(&to, &input.bytes).await?;
-        let says_something = !input.bytes.is_empty() || input.more.is_some();
-        if let Some(mut more) = input.more {
+        let Input {
+            bytes,
+            more,
+            charge,
+        } = input;
+        write_all(&to, &bytes).await?;
+        let says_something = !bytes.is_empty() || more.is_some();
+        drop((bytes, charge));
+        if let Some(mut more) = more {
             while let Some(bytes) = more.recv().await {
                 write_all(&to, &bytes).await?;
             }

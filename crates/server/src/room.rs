@@ -91,6 +91,9 @@ impl Room {
             }
         };
         lower("connections", &mut limits.connections, self.connections());
+        if let Some(streams) = &mut limits.streams {
+            lower("streams", streams, limits.connections);
+        }
         lower("runs", &mut limits.runs, self.runs());
         lower("execs", &mut limits.execs, self.execs());
         // Those who wait have a connection each, and leave half of them to others.
@@ -107,6 +110,7 @@ fn as_count(count: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listen::RESERVE;
 
     #[test]
     fn with_many_descriptors_nothing_is_lowered() {
@@ -124,7 +128,7 @@ mod tests {
             assert!(lowered.contains(&"connections"), "{descriptors}");
             assert!(limits.runs >= 1 && limits.runs_waiting < limits.connections);
             let runs = OWN + limits.runs as u64 * PER_RUN;
-            let others = (limits.connections + room.calls()) as u64;
+            let others = (limits.connections + RESERVE + room.calls()) as u64;
             assert!(runs + room.reserved() <= descriptors, "{descriptors}");
             assert!(others <= room.reserved(), "{descriptors}");
         }

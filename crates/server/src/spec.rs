@@ -86,7 +86,7 @@ impl LimitsAsked {
             let asked = bytes::memory(&asked.to_string()).map_err(at("limits.memory_bytes"))?;
             if asked > most.memory_max {
                 let message = format!(
-                    "limits.memory_bytes: a box has at most {} here",
+                    "limits.memory_bytes: this server gives a box at most {}",
                     bytes::show(most.memory_max)
                 );
                 return Err(ApiError::bad_request("invalid", message));
@@ -202,7 +202,7 @@ fn at_most(field: &'static str, asked: u64, most: Duration) -> Result<Duration, 
         true => Ok(asked),
         false => Err(ApiError::bad_request(
             "invalid",
-            format!("{field}: at most {} here", most.as_millis()),
+            format!("{field}: this server allows at most {}", most.as_millis()),
         )),
     }
 }

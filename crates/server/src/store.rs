@@ -6,6 +6,7 @@
 //! DIRECTORY/blobs/SHA256               each content once
 //! DIRECTORY/sessions/SESSION/FILE.data   a hard link to its content
 //! DIRECTORY/sessions/SESSION/FILE.json   its record: with it the file is there
+//! DIRECTORY/known/HINT                 which files the client of a runtime session knows
 //! ```
 //!
 //! The record comes last and goes first, so that at every moment a file is there whole
@@ -67,22 +68,36 @@ pub struct Store {
     care: Mutex<Care>,
 }
 
-/// When the next walk through all files can find something.
+/// Decides when the next walk through all files is due.
 #[derive(Debug, Clone, Copy, Default)]
 struct Care {
     walked_at: Option<Timestamp>,
+    /// No file is older. After a failed walk the oldest file may be younger than this.
     oldest: Option<Timestamp>,
+    /// Walks that failed since the last one that succeeded.
+    failures: u32,
 }
 
-/// A walk looks at every file, and so there are few of them in the life of one.
+/// A walk looks at every file, so a file sees few walks in its life.
 const WALKS_PER_TTL: u32 = 48;
+/// The first walk after a failed one. Each further failure doubles this time.
+const RETRY_AFTER: Duration = Duration::from_secs(15);
 
 impl Care {
     fn is_due(self, now: Timestamp, ttl: Duration) -> bool {
+        let rest = self.rest(ttl);
         let rested = self
             .walked_at
-            .is_none_or(|at| at > now || now.since(at) >= ttl / WALKS_PER_TTL);
+            .is_none_or(|at| at > now || now.since(at) >= rest);
         rested && self.oldest.is_some_and(|oldest| is_over(oldest, now, ttl))
+    }
+
+    fn rest(self, ttl: Duration) -> Duration {
+        let usual = ttl / WALKS_PER_TTL;
+        match self.failures.checked_sub(1) {
+            None => usual,
+            Some(doublings) => usual.min(RETRY_AFTER.saturating_mul(1 << doublings.min(16))),
+        }
     }
 }
 
@@ -118,15 +133,21 @@ impl Store {
         Incoming::begin(self, number, owner.clone())
     }
 
-    /// `None`: there is no such file, or nothing that can be read as one.
+    /// Returns `None` for a file that is missing, unreadable or older than its time. An
+    /// expired file may still be on the disk: the sweep comes later, and it can fail.
     pub fn find(&self, session: &Id, file: &Id) -> Result<Option<Object>, StoreError> {
         let Some(place) = self.places.session(session)? else {
             return Ok(None);
         };
-        place.object(file)
+        let object = place.object(file)?;
+        Ok(object.filter(|object| self.serves(object)))
     }
 
-    /// The files of a session in the order in which they came.
+    fn serves(&self, object: &Object) -> bool {
+        !is_over(object.created_at, Timestamp::now(), self.limits().ttl)
+    }
+
+    /// The files of a session in the order in which they came, without expired ones.
     pub fn list(&self, session: &Id) -> Result<Vec<Object>, StoreError> {
         let Some(place) = self.places.session(session)? else {
             return Ok(Vec::new());
@@ -135,6 +156,7 @@ impl Store {
         for file in place.files()? {
             objects.extend(place.object(&file)?);
         }
+        objects.retain(|object| self.serves(object));
         objects.sort_by(|one, other| {
             (one.created_at, &one.name, &one.id).cmp(&(other.created_at, &other.name, &other.id))
         });
@@ -178,6 +200,44 @@ impl Store {
             true => self.walk(now, |_, _| ()),
             false => Ok(()),
         }
+    }
+
+    /// Replaces what is known of a runtime session; `None` forgets it. Its name has only
+    /// hexadecimal digits.
+    pub fn remember(&self, session: &str, known: Option<&[u8]>) -> Result<(), StoreError> {
+        let _turn = self.turn();
+        let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
+        match known {
+            Some(text) => self.places.write_known(number, session, text),
+            None => self.places.remove_known(session),
+        }
+    }
+
+    pub fn recall(&self, session: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.places.read_known(session)
+    }
+
+    /// Forgets the runtime sessions that are over, judged by what is known of them.
+    pub fn forget_sessions(&self, is_over: impl Fn(&[u8]) -> bool) -> Result<(), StoreError> {
+        let mut failed = Ok(());
+        for session in self.places.known()? {
+            // Without the lock, because the engine is asked. One that cannot be read keeps
+            // no other.
+            let over = match self.places.read_known(&session) {
+                Ok(Some(known)) if is_over(&known) => known,
+                Ok(_) => continue,
+                Err(error) => {
+                    failed = Err(error);
+                    continue;
+                }
+            };
+            // A session that began meanwhile has written something else.
+            let _turn = self.turn();
+            if self.places.read_known(&session)? == Some(over) {
+                self.places.remove_known(&session)?;
+            }
+        }
+        failed
     }
 
     #[cfg(test)]

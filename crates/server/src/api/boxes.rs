@@ -1,21 +1,23 @@
 //! `/v1/boxes`: boxes that live on, as `tare ls --json` shows them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use tare_engine::spec::Spec;
 use tare_engine::{
     BoxId, Changes, DetachOptions, Details, Engine, Started, State as BoxState, Status,
 };
 use utoipa::{IntoParams, ToSchema};
 
+use crate::api::cursor::Cursor;
 use crate::api::idempotency;
 use crate::app::{App, Phase};
 use crate::edge::{ErrorBody, RequestId};
+use crate::ending;
 use crate::error::{ApiError, in_plain_words};
 use crate::extract::{Json, Path, Sent};
 use crate::guard::Caller;
@@ -74,7 +76,8 @@ pub struct ListQuery {
     /// At most so many.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
-    /// Those after the box with this id, the last of the page before.
+    /// The `next` of the page before, also after its boxes were removed; or the id of a
+    /// box that is there.
     pub after: Option<String>,
 }
 
@@ -82,7 +85,7 @@ pub struct ListQuery {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct BoxList {
     pub boxes: Vec<Status>,
-    /// For `after`, if there are more.
+    /// For `after`, if there are more. Opaque.
     pub next: Option<String>,
 }
 
@@ -161,9 +164,9 @@ pub async fn create(
             let note = asking.note(&app);
             let start = move |engine: &Engine| {
                 let started = engine.start(&spec, &options)?;
-                Created::watched(engine, &note, started, admitted)
+                Created::watched(engine, &note, started, &spec, admitted)
             };
-            app.ask(start).await?
+            app.ask_to_create(start).await?
         }
     };
     match created {
@@ -236,6 +239,7 @@ impl Created {
         engine: &Engine,
         Note { app, request_id }: &Note,
         started: Started,
+        spec: &Spec,
         admitted: Admitted,
     ) -> Result<Self, tare_engine::Error> {
         // Its beginning is told before its end can be.
@@ -243,17 +247,18 @@ impl Created {
             box_id: started.id.as_str(),
             request_id,
         });
+        app.journal.note_box(&started.notes);
         // What cannot be watched now is watched later.
         app.watch
             .add(started.id.clone(), started.keeper, admitted.charge)
             .ok();
         drop(admitted.place);
-        engine.status(&started.id).map(Self::Now)
+        engine.status_of_new(&started.id, spec).map(Self::Now)
     }
 }
 
 impl BoxRequest {
-    fn take(self, app: &App) -> Result<(tare_engine::spec::Spec, DetachOptions), ApiError> {
+    fn take(self, app: &App) -> Result<(Spec, DetachOptions), ApiError> {
         let config = app.config();
         let asked = Asked {
             command: self.command,
@@ -306,15 +311,13 @@ pub async fn list(
     }
     let mut boxes = app.ask(Engine::list).await?;
     if let Some(after) = &query.after {
-        let place = boxes
-            .iter()
-            .position(|one| one.id.as_str() == after.as_str());
-        boxes.drain(..place.map_or(0, |place| place + 1));
+        let place = Cursor::find(after, &boxes)?;
+        boxes.retain(|one| Cursor::of(one) > place);
     }
     boxes.retain(|one| wanted.has(one));
     let more = boxes.len() > limit;
     boxes.truncate(limit);
-    let last = boxes.last().map(|one| one.id.to_string());
+    let last = boxes.last().map(|one| Cursor::of(one).encode());
     Ok(axum::Json(BoxList {
         next: last.filter(|_| more),
         boxes,
@@ -391,20 +394,21 @@ pub async fn inspect(
     Path(id): Path<String>,
 ) -> Result<axum::Json<Details>, ApiError> {
     let details = app
-        .ask(move |engine| engine.details(&engine.find(&id)?))
+        .ask_in_box(move |engine| engine.details(&engine.find(&id)?))
         .await?;
     Ok(axum::Json(details))
 }
 
 /// Remove a box
 ///
-/// Answers when nothing of it is left.
+/// Answers when nothing of it is left. A box that cannot be ended gets 503 `stuck`, with
+/// the step that failed; the server tries again until the box is gone.
 #[utoipa::path(
     delete,
     path = "/v1/boxes/{id}",
     tag = "boxes",
     params(("id" = String, Path, description = "An id, the beginning of one, or a name"), RemoveQuery),
-    responses((status = 204), (status = "4XX", body = ErrorBody))
+    responses((status = 204), (status = "4XX", body = ErrorBody), (status = 503, body = ErrorBody))
 )]
 pub async fn remove(
     State(app): State<App>,
@@ -413,14 +417,7 @@ pub async fn remove(
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<StatusCode, ApiError> {
     let force = taken(query)?.force;
-    let watch = Arc::clone(&app.watch);
-    let removed = app.ask(move |engine| {
-        let id = engine.find(&id)?;
-        engine.remove(&id, force)?;
-        watch.forget(&id);
-        Ok(id)
-    });
-    let removed = removed.await?;
+    let removed = ending::remove(&app, id, force, &request_id).await?;
     app.journal.note(Happening::BoxRemoved {
         box_id: removed.as_str(),
         request_id: &request_id,
@@ -429,16 +426,21 @@ pub async fn remove(
 }
 
 /// Stop a box: SIGTERM, a grace, then SIGKILL
+///
+/// Answers when nothing of it but its record is left. A box that cannot be ended gets 503
+/// `stuck`, with the step that failed; the server tries again.
 #[utoipa::path(
     post,
     path = "/v1/boxes/{id}/stop",
     tag = "boxes",
     params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
     request_body = Option<StopRequest>,
-    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody), (status = 503, body = ErrorBody))
 )]
 pub async fn stop(
     State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     request: Option<Json<StopRequest>>,
 ) -> Result<axum::Json<Status>, ApiError> {
@@ -447,8 +449,9 @@ pub async fn stop(
     if grace > app.config().limits.timeout_max {
         return Err(ApiError::bad_request("invalid", "grace_ms: it is too long"));
     }
-    let changed = change(&app, id, move |engine, id| engine.stop(id, grace));
-    Ok(axum::Json(changed.await?.after))
+    let _turn = app.quotas.begin_stop(&caller)?;
+    let stopped = ending::stop(&app, id, grace, &request_id).await?;
+    Ok(axum::Json(stopped))
 }
 
 /// Freeze every process of a box
@@ -542,7 +545,7 @@ async fn change(
     reference: String,
     act: impl FnOnce(&Engine, &BoxId) -> Result<(), tare_engine::Error> + Send + 'static,
 ) -> Result<Changed, ApiError> {
-    let changed = app.ask(move |engine| {
+    let changed = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         let before = engine.status(&id)?;
         act(engine, &id)?;

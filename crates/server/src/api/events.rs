@@ -11,6 +11,8 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::api::stream::{ALIVE_EVERY, EventFrame, Form};
 use crate::app::{App, Phase};
+use crate::edge::{self, ErrorBody};
+use crate::error::ApiError;
 use crate::journal::Noted;
 
 /// What happens to boxes
@@ -24,9 +26,14 @@ use crate::journal::Noted;
     get,
     path = "/v1/events",
     tag = "boxes",
-    responses((status = 200, body = EventFrame, content_type = "text/event-stream"))
+    responses(
+        (status = 200, body = EventFrame, content_type = "text/event-stream"),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    )
 )]
-pub async fn events(State(app): State<App>, headers: HeaderMap) -> Response {
+pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+    edge::hold_stream(&app)?;
     let form = Form::of_stream(&headers);
     let listening = Listening {
         noted: app.journal.listen(),
@@ -34,10 +41,11 @@ pub async fn events(State(app): State<App>, headers: HeaderMap) -> Response {
         form,
         has_begun: false,
     };
-    form.response(stream::unfold(listening, |mut listening| async move {
+    let frames = stream::unfold(listening, |mut listening| async move {
         let frame = listening.next().await?;
         Some((Ok(frame), listening))
-    }))
+    });
+    Ok(form.response(frames))
 }
 
 struct Listening {

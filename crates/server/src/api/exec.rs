@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use crate::api::execs::ExecStatus;
 use crate::api::stream::{self, Form};
 use crate::app::App;
-use crate::edge::ErrorBody;
+use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
 use crate::exec::{self, Fed, Outcome, Process};
 use crate::execs::Exec;
@@ -113,6 +113,9 @@ pub async fn exec(
 ) -> Result<Response, ApiError> {
     let form = Form::wanted(&headers);
     let spec = request.spec(&app)?;
+    if form != Form::Whole && !request.detach {
+        edge::hold_stream(&app)?;
+    }
     let id = app.ask(move |engine| engine.find(&id)).await?;
     if request.detach {
         let exec = detach(&app, id, spec, request).await?;
@@ -128,6 +131,7 @@ pub async fn exec(
     let input = Input {
         bytes: request.stdin.unwrap_or_default().into_bytes(),
         more: None,
+        charge: None,
     };
     match form {
         Form::Whole => {
@@ -163,15 +167,17 @@ async fn detach(
     spec: ExecSpec,
     request: ExecRequest,
 ) -> Result<Arc<Exec>, ApiError> {
-    let process = exec::begin(app, id.clone(), spec, Fed::Yes).await?;
     let (orders, ordered) = mpsc::channel(WAITING_MAX);
     let (input, more) = mpsc::channel(WAITING_MAX);
-    let exec = Arc::new(Exec::new(id, request.command, orders, Some(input)));
-    // One that is not remembered is ended here.
-    app.execs.remember(Arc::clone(&exec))?;
+    let exec = Arc::new(Exec::new(id.clone(), request.command, orders, Some(input)));
+    // First: a process that has no place must not run.
+    let place = app.execs.reserve(Arc::clone(&exec))?;
+    let process = exec::begin(app, id, spec, Fed::Yes).await?;
+    place.keep();
     let input = Input {
         bytes: request.stdin.unwrap_or_default().into_bytes(),
         more: Some(more),
+        charge: edge::take_body(),
     };
     let (app, running) = (app.clone(), Arc::clone(&exec));
     tokio::spawn(async move {

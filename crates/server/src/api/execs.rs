@@ -18,7 +18,7 @@ use crate::api::boxes::taken;
 use crate::api::exec::{TerminalAsked, signal_of};
 use crate::api::stream::{EventFrame, Form, Texts};
 use crate::app::App;
-use crate::edge::ErrorBody;
+use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
 use crate::execs::Exec;
 use crate::extract::{Json, Path};
@@ -172,6 +172,7 @@ pub async fn stream_of(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let encoding = taken(query)?.encoding;
+    edge::hold_stream(&app)?;
     let exec = find(&app, id, &exec).await?;
     let form = Form::of_stream(&headers);
     let following = Following {

@@ -1,6 +1,7 @@
 //! Whether the server lives, and whether it can do what it is for.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use axum::extract::State;
 use serde::Serialize;
@@ -11,7 +12,7 @@ use utoipa::ToSchema;
 use crate::app::{App, Phase};
 use crate::edge::ErrorBody;
 use crate::error::ApiError;
-use crate::oneshot::{self, OneShot};
+use crate::oneshot::{self, OneShot, Stage};
 use crate::relay::{Flood, Output};
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -57,6 +58,8 @@ pub async fn health(State(app): State<App>) -> axum::Json<Health> {
 }
 
 /// Whether it can run a box: it runs one
+///
+/// Answers within 10 s: a box that takes longer gets 503 with the step that it waits at.
 #[utoipa::path(
     get,
     path = "/ready",
@@ -64,13 +67,29 @@ pub async fn health(State(app): State<App>) -> axum::Json<Health> {
     responses((status = 200, body = Readiness), (status = 503, body = ErrorBody))
 )]
 pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiError> {
-    let not_ready = |why: String| ApiError {
-        detail: Some(why),
-        ..ApiError::unavailable("not_ready", "no box can be run now")
-    };
     if app.stopping.phase() > Phase::Serving {
-        return Err(not_ready("the server is stopping".into()));
+        return Err(not_ready("the server is stopping"));
     }
+    let stage = Stage::default();
+    let tried = tokio::time::timeout(READY_WITHIN, run_one(&app, stage.clone())).await;
+    tried.unwrap_or_else(|_late| {
+        let waits = format!(
+            "{} s have passed while {}",
+            READY_WITHIN.as_secs(),
+            stage.words()
+        );
+        Err(not_ready(&waits))
+    })
+}
+
+/// Less than the 10 s that are promised, so that the answer arrives in time.
+const READY_WITHIN: Duration = Duration::from_secs(8);
+
+fn not_ready(why: &str) -> ApiError {
+    ApiError::unavailable("not_ready", format!("no box can be run now: {why}"))
+}
+
+async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ApiError> {
     let permit = app.admission.run().await?;
     let what = OneShot::<()> {
         spec: Spec::of(Vec::new()),
@@ -83,16 +102,20 @@ pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiE
         collect: None,
         output_bytes_max: 0,
         flood: Flood::Passes,
+        stage,
     };
-    let outcome = oneshot::start(&app, permit, what, Output::Keep)
+    let outcome = oneshot::start(app, permit, what, Output::Keep)
         .result()
         .await;
-    let outcome = outcome.map_err(|error| not_ready(error.detail.unwrap_or(error.message)))?;
+    let outcome = outcome.map_err(|error| ApiError {
+        detail: error.detail,
+        ..not_ready(&error.message)
+    })?;
     match outcome.exit().code() {
         0 => Ok(axum::Json(Readiness {
             status: "ready",
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
         })),
-        code => Err(not_ready(format!("true ended with {code}"))),
+        code => Err(not_ready(&format!("true ended with {code}"))),
     }
 }

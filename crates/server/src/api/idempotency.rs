@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, StatusCode};
 use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, State, Status};
+use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Status};
 
 use crate::api::boxes::{Asking, Created};
 use crate::app::App;
@@ -128,7 +128,7 @@ pub async fn start(
         match app.ask(move |engine| look(engine, &of)).await? {
             Found::Whole(status) => {
                 check_same(&status, &spec)?;
-                return Ok(Created::Before(status));
+                return Ok(Created::Before(*status));
             }
             Found::Half => {}
             Found::Nothing => {
@@ -138,10 +138,10 @@ pub async fn start(
                 let start = move |engine: &Engine| {
                     let started = engine.start_as(&of, &spec, &options)?;
                     started
-                        .map(|started| Created::watched(engine, &note, started, admitted))
+                        .map(|started| Created::watched(engine, &note, started, &spec, admitted))
                         .transpose()
                 };
-                if let Some(created) = app.ask(start).await? {
+                if let Some(created) = app.ask_to_create(start).await? {
                     return Ok(created);
                 }
             }
@@ -155,21 +155,16 @@ pub async fn start(
 }
 
 enum Found {
-    Whole(Status),
+    Whole(Box<Status>),
     /// Somebody makes it, or removes what was never whole.
     Half,
     Nothing,
 }
 
 fn look(engine: &Engine, id: &BoxId) -> Result<Found, Error> {
-    match engine.status(id) {
-        Ok(status) => Ok(match status.state {
-            // Its creator may just have been killed.
-            State::Starting | State::Stuck => Found::Half,
-            State::Running | State::Paused | State::Stopping | State::Exited => {
-                Found::Whole(status)
-            }
-        }),
+    match engine.announced(id) {
+        Ok(Some(status)) => Ok(Found::Whole(Box::new(status))),
+        Ok(None) => Ok(Found::Half),
         Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Found::Nothing),
         Err(error) => Err(error),
     }

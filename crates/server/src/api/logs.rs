@@ -16,7 +16,6 @@ use serde_json::json;
 use tare_engine::logs::{Logs, Stream};
 use tare_engine::spec::duration;
 use tare_engine::{Doing, Engine, Error, Keeper, Timestamp};
-use tare_kernel::watch::Watch;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use utoipa::IntoParams;
@@ -24,9 +23,10 @@ use utoipa::IntoParams;
 use crate::api::boxes::taken;
 use crate::api::stream::{ALIVE_EVERY, Form, Texts};
 use crate::app::{App, Phase};
-use crate::edge::ErrorBody;
+use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
 use crate::extract::Path;
+use crate::followers::Follower;
 use crate::ready;
 use crate::relay::Chunk;
 use crate::text::Encoding;
@@ -80,6 +80,9 @@ pub async fn logs(
     let since = query.since.as_deref().map(moment).transpose()?;
     let tail = query.tail;
     let follow = query.follow;
+    if follow {
+        edge::hold_stream(&app)?;
+    }
     let opened = app.ask(move |engine| Opened::of(engine, &id, since, tail, follow));
     let opened = opened.await?;
     let form = Form::wanted(&headers);
@@ -91,7 +94,7 @@ pub async fn logs(
         Form::Events | Form::Lines => Shown::Frames(form, Texts::new(form, query.encoding)),
     };
     let reading = Reading {
-        following: opened.following()?,
+        following: opened.following(&app)?,
         app,
         logs: Some(opened.logs),
         shown,
@@ -105,10 +108,7 @@ pub async fn logs(
         Form::Whole => {
             let mut response = Response::new(Body::from_stream(bytes));
             let text = HeaderValue::from_static("text/plain; charset=utf-8");
-            let headers = response.headers_mut();
-            headers.insert(header::CONTENT_TYPE, text);
-            let nosniff = HeaderValue::from_static("nosniff");
-            headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+            response.headers_mut().insert(header::CONTENT_TYPE, text);
             response
         }
         Form::Events | Form::Lines => form.response_of(bytes.boxed()),
@@ -129,8 +129,8 @@ fn moment(text: &str) -> Result<Timestamp, ApiError> {
 
 struct Opened {
     logs: Logs,
-    /// Who writes it, and what tells that something was written.
-    live: Option<(Keeper, Watch)>,
+    /// The keeper that writes it, where it is followed.
+    keeper: Option<Keeper>,
 }
 
 impl Opened {
@@ -149,28 +149,24 @@ impl Opened {
             logs.tail(u64::from(lines))?;
         }
         let keeper = keeper.filter(|_| follow);
-        // Before the first look, so that nothing falls between the two.
-        let live = match keeper {
-            Some(keeper) => Some((keeper, logs.watch()?)),
-            None => None,
-        };
-        if live.is_none() {
+        if keeper.is_none() {
             logs.stop_here()?;
         }
-        Ok(Self { logs, live })
+        Ok(Self { logs, keeper })
     }
 
-    fn following(&self) -> Result<Option<Following>, ApiError> {
-        let Some((keeper, watch)) = &self.live else {
+    /// Call it before the first look at the log, so that nothing falls between the two.
+    fn following(&self, app: &App) -> Result<Option<Following>, ApiError> {
+        let Some(keeper) = &self.keeper else {
             return Ok(None);
         };
         let watched = |fd: std::os::fd::BorrowedFd<'_>| {
             ready::watched(fd.try_clone_to_owned()?, Interest::READABLE)
         };
-        let doing = || "cannot wait for the box".to_owned();
+        let keeper = watched(keeper.as_fd());
         Ok(Some(Following {
-            keeper: watched(keeper.as_fd()).doing(doing)?,
-            written: watched(watch.as_fd()).doing(doing)?,
+            keeper: keeper.doing(|| "cannot wait for the box".to_owned())?,
+            follower: app.followers.follow(&self.logs)?,
         }))
     }
 }
@@ -178,7 +174,7 @@ impl Opened {
 struct Following {
     /// Readable when the keeper, who alone writes the log, is dead.
     keeper: AsyncFd<OwnedFd>,
-    written: AsyncFd<OwnedFd>,
+    follower: Follower,
 }
 
 /// What ended a wait.
@@ -189,25 +185,14 @@ enum Woken {
 }
 
 impl Following {
-    async fn wait(&self) -> Result<Woken, ApiError> {
+    async fn wait(&mut self) -> Result<Woken, ApiError> {
         let failed = |error: std::io::Error| ApiError::internal(error.to_string());
         tokio::select! {
-            written = self.written.readable() => {
-                let mut written = written.map_err(failed)?;
-                drain(self.written.get_ref());
-                written.clear_ready();
-                Ok(Woken::Written)
-            }
+            () = self.follower.written() => Ok(Woken::Written),
             ended = self.keeper.readable() => ended.map(|_| Woken::Ended).map_err(failed),
             () = tokio::time::sleep(ALIVE_EVERY) => Ok(Woken::Nothing),
         }
     }
-}
-
-/// What was announced is about to be looked at.
-fn drain(inotify: &OwnedFd) {
-    let mut events = [0; 4096];
-    while rustix::io::read(inotify, &mut events).is_ok() {}
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,7 +237,7 @@ impl Reading {
 
     /// At the end of what is there.
     async fn wait(&mut self) -> Result<Vec<u8>, ApiError> {
-        let following = match (&self.following, self.place) {
+        let following = match (&mut self.following, self.place) {
             (Some(following), Place::Reading) => following,
             (None, _) | (_, Place::Last | Place::Over) => return Ok(self.end()),
         };

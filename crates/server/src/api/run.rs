@@ -18,8 +18,7 @@ use crate::error::ApiError;
 use crate::extract::{Json, at_most};
 use crate::guard::Caller;
 use crate::language::Host;
-use crate::oneshot::{self, Collect, FileIn, FileOut, OneShot, Outcome};
-use crate::quota;
+use crate::oneshot::{self, Collect, FileIn, FileOut, OneShot, Outcome, Stage};
 use crate::relay::{Flood, Output};
 use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::text::{Encoding, base64, from_base64};
@@ -130,10 +129,7 @@ pub async fn run(
         return Err(ApiError::unavailable("stopping", "the server is stopping"));
     }
     let memory_bytes = what.spec.limits.memory_bytes.value();
-    let charge = app
-        .quotas
-        .charge(&app.config(), &caller, quota::Asked::Run, memory_bytes)?;
-    let permit = app.admission.run().await?.on_account_of(charge);
+    let permit = app.admit_run(&caller, memory_bytes).await?;
     match form {
         Form::Whole => {
             let mut running = oneshot::start(&app, permit, what, Output::Keep);
@@ -190,6 +186,7 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Api
         collect: collect(outputs(request.outputs)?, most.output_bytes),
         output_bytes_max: most.output_bytes,
         flood: Flood::Passes,
+        stage: Stage::default(),
     })
 }
 

@@ -23,7 +23,7 @@ use crate::api::boxes::taken;
 use crate::api::exec::{Asked, TerminalAsked, WAITING_MAX, signal_of};
 use crate::api::stream;
 use crate::app::App;
-use crate::edge::ErrorBody;
+use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
 use crate::exec::{self, Fed, Outcome, Process};
 use crate::extract::Path;
@@ -84,6 +84,7 @@ pub async fn open(
             rejection.body_text(),
         )
     })?;
+    let stream = edge::open_stream(&app)?;
     let id = app.ask(move |engine| engine.find(&id)).await?;
     let process = exec::begin(&app, id, spec, Fed::Yes).await?;
     // A client that does not come drops the process, which ends it.
@@ -91,7 +92,10 @@ pub async fn open(
         .max_frame_size(FRAME_BYTES_MAX)
         .max_message_size(FRAME_BYTES_MAX);
     Ok(upgrade
-        .on_upgrade(move |socket| async move { attend(&app, process, socket).await })
+        .on_upgrade(move |socket| async move {
+            let _stream = stream;
+            attend(&app, process, socket).await;
+        })
         .into_response())
 }
 
@@ -124,17 +128,21 @@ impl Wanted {
     }
 
     fn take(&mut self, key: &str, value: String) -> Result<(), ApiError> {
-        let wrong = || ApiError::bad_request("invalid_query", format!("{key:?}: {value:?} is not"));
+        let wrong = |expected: &str| {
+            let message = format!("{key}: {value:?} is not {expected}");
+            ApiError::bad_request("invalid_query", message)
+        };
+        let no_extent = || wrong("a whole number from 1 to 65535");
         match key {
             "command" => self.command.push(value),
             "env" => {
-                let (name, content) = value.split_once('=').ok_or_else(wrong)?;
+                let (name, content) = value.split_once('=').ok_or_else(|| wrong("KEY=VALUE"))?;
                 self.env.insert(name.to_owned(), content.to_owned());
             }
             "workdir" => self.workdir = Some(value),
             "user" => self.user = Some(value),
-            "rows" => self.terminal.rows = extent(&value).ok_or_else(wrong)?,
-            "columns" => self.terminal.columns = extent(&value).ok_or_else(wrong)?,
+            "rows" => self.terminal.rows = extent(&value).ok_or_else(no_extent)?,
+            "columns" => self.terminal.columns = extent(&value).ok_or_else(no_extent)?,
             unknown => {
                 let message = format!("there is no parameter {unknown:?}");
                 return Err(ApiError::bad_request("invalid_query", message));
@@ -183,6 +191,7 @@ async fn attend(app: &App, process: Process, socket: WebSocket) {
     let fed = Input {
         bytes: Vec::new(),
         more: Some(more),
+        charge: None,
     };
     let (mut to, from) = socket.split();
     let (alive, heard) = tokio::sync::watch::channel(());

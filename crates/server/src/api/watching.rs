@@ -1,21 +1,26 @@
 //! What a box uses, and its end.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
-use tare_engine::{Doing, EndedBy, Usage};
-use tokio::io::Interest;
+use tare_engine::{Ended, EndedBy, Looked, Usage};
+use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
 use crate::app::{App, Phase};
-use crate::edge::ErrorBody;
+use crate::edge::{self, ErrorBody};
+use crate::ending::is_dead;
 use crate::error::ApiError;
 use crate::extract::Path;
-use crate::{ready, spec};
+use crate::spec;
+
+/// Between looks at a box that another process is making or ending, or that is stuck.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +53,7 @@ pub async fn stats(
     State(app): State<App>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Usage>, ApiError> {
-    let usage = app.ask(move |engine| engine.usage(&engine.find(&id)?));
+    let usage = app.ask_in_box(move |engine| engine.usage(&engine.find(&id)?));
     Ok(axum::Json(usage.await?))
 }
 
@@ -68,40 +73,35 @@ pub async fn wait(
     query: Result<Query<WaitQuery>, QueryRejection>,
 ) -> Result<axum::Json<Waited>, ApiError> {
     let within = spec::timeout(taken(query)?.timeout_ms, &app.config().limits)?;
-    let opened = app.ask(move |engine| {
-        let id = engine.find(&id)?;
-        // In this order: whoever is gone by now is seen to be.
-        let watch = engine.watch_end(&id)?;
-        Ok((watch, engine.keeper(&id)?))
-    });
-    let (watch, keeper) = opened.await?;
-    if let Some(keeper) = keeper
-        && !is_dead(&app, keeper.as_fd(), within).await?
-    {
-        return Ok(axum::Json(Waited::default()));
+    edge::hold_stream(&app)?;
+    let until = Instant::now() + within;
+    let opened = app.ask(move |engine| engine.watch_end(&engine.find(&id)?));
+    let watch = Arc::new(opened.await?);
+    loop {
+        let watched = Arc::clone(&watch);
+        let looked = app.ask(move |engine| engine.look_for_end(&watched));
+        let looked = looked.await?;
+        let left = until.saturating_duration_since(Instant::now());
+        match looked {
+            Looked::Ended(ended) => return Ok(axum::Json(Waited::of(&ended))),
+            Looked::Lives(_) | Looked::Between if left.is_zero() => break,
+            Looked::Lives(keeper) => drop(is_dead(&app, keeper.as_fd(), left).await?),
+            Looked::Between => tokio::time::sleep(LOOK_AGAIN.min(left)).await,
+        }
+        if app.stopping.phase() > Phase::Serving {
+            break;
+        }
     }
-    // Its keeper is dead: what is left takes no time of its own.
-    let ended = app.ask(move |engine| engine.await_end(&watch)).await?;
-    Ok(axum::Json(Waited {
-        ended: true,
-        exit_code: ended.exit_code,
-        ended_by: ended.ended_by,
-        oom: ended.oom,
-    }))
+    Ok(axum::Json(Waited::default()))
 }
 
-/// Whether it is within this time, or before the server ends.
-async fn is_dead(
-    app: &App,
-    keeper: std::os::fd::BorrowedFd<'_>,
-    within: Duration,
-) -> Result<bool, ApiError> {
-    let keeper = keeper.try_clone_to_owned();
-    let keeper = keeper.and_then(|fd| ready::watched(fd, Interest::READABLE));
-    let keeper = keeper.doing(|| "cannot wait for the box".into())?;
-    tokio::select! {
-        dead = keeper.readable() => Ok(dead.is_ok()),
-        () = tokio::time::sleep(within) => Ok(false),
-        () = app.stopping.reached(Phase::Draining) => Ok(false),
+impl Waited {
+    fn of(ended: &Ended) -> Self {
+        Self {
+            ended: true,
+            exit_code: ended.exit_code,
+            ended_by: ended.ended_by,
+            oom: ended.oom,
+        }
     }
 }

@@ -1,14 +1,20 @@
 //! One call of a hook, within its time.
 
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
-use tare_engine::{Doing, Error, ErrorKind, Keeper};
+use tare_engine::{Doing, Error, ErrorKind};
+
+use super::{Hooks, runner};
+
+/// This very program, also after another one was installed in its place.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// `http://HOST[:PORT][/PATH]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,46 +56,46 @@ impl FromStr for Url {
     }
 }
 
-/// Runs a program with this on its stdin. What does not end in time is killed, with
-/// everyone in its process group.
-pub fn command(argv: &[String], stdin: &str, within: Duration) -> Result<(), Error> {
-    let [program, args @ ..] = argv else {
+/// Runs a program with this on its stdin. A process of ours between it and the server
+/// ends everything that the program started, after this time and with the server
+/// ([`runner`]).
+pub fn command(hooks: &Hooks, argv: &[String], stdin: &str, within: Duration) -> Result<(), Error> {
+    let [program, ..] = argv else {
         return Ok(());
     };
     let doing = || format!("cannot call {program}");
-    let mut child = Command::new(program)
-        .args(args)
+    let mut command = Command::new(OWN_PROGRAM);
+    command
+        .arg0(OsStr::from_bytes(runner::NAME.to_bytes()))
+        .arg(std::process::id().to_string())
+        .arg(within.as_millis().to_string())
+        .args(argv)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .doing(doing)?;
+        .process_group(0);
+    let Some(mut child) = hooks.begin(&mut command).doing(doing)? else {
+        return Ok(());
+    };
     if let Some(mut pipe) = child.stdin.take() {
-        // A pipe holds more than this: whoever does not read it keeps nobody.
+        // A pipe holds more than this: a program that does not read holds nothing up.
         pipe.write_all(stdin.as_bytes()).ok();
     }
-    let status = ended_within(&mut child, within).doing(doing)?;
+    let status = child.wait();
+    hooks.ended();
+    let status = status.doing(doing)?;
     let failed = |why: String| Error::new(ErrorKind::Failed, doing()).because(why);
-    match status {
-        Some(status) if status.success() => Ok(()),
-        Some(status) => Err(failed(format!("it ended with {status}"))),
-        None => Err(failed("it did not end in time and was killed".into())),
+    match status.code().and_then(|code| u8::try_from(code).ok()) {
+        Some(0) => Ok(()),
+        Some(runner::LATE) => Err(failed(
+            "it was killed at its timeout, or exited with 124".into(),
+        )),
+        Some(runner::NOT_STARTED) => {
+            Err(failed("it could not be started, or exited with 125".into()))
+        }
+        Some(code) => Err(failed(format!("it ended with exit code {code}"))),
+        None => Err(failed(format!("it ended with {status}"))),
     }
-}
-
-fn ended_within(
-    child: &mut Child,
-    within: Duration,
-) -> io::Result<Option<std::process::ExitStatus>> {
-    let pid = i32::try_from(child.id()).unwrap_or(0);
-    // It is not reaped yet: the number is its own, and its group's.
-    let is_dead = Keeper::open(pid)?.wait_dead(within)?;
-    if !is_dead && let Some(group) = Pid::from_raw(pid) {
-        kill_process_group(group, Signal::KILL)?;
-    }
-    let status = child.wait()?;
-    Ok(is_dead.then_some(status))
 }
 
 /// Posts this as JSON.
@@ -143,45 +149,6 @@ mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_secs(60);
-
-    fn argv(script: &str) -> Vec<String> {
-        ["sh", "-c", script].map(str::to_owned).to_vec()
-    }
-
-    #[test]
-    fn a_command_is_given_what_happened_and_its_failure_is_told() {
-        let said = r#"{"gauge":"boxes"}"#;
-        command(
-            &argv("test \"$(cat)\" = '{\"gauge\":\"boxes\"}'"),
-            said,
-            SOON,
-        )
-        .expect("it is");
-        let failed = command(&argv("exit 3"), said, SOON).expect_err("it fails");
-        assert!(failed.to_string().contains("sh"), "{failed}");
-        assert!(command(&["/nowhere".to_owned()], said, SOON).is_err());
-    }
-
-    #[test]
-    fn a_command_that_does_not_end_is_killed_with_its_children() {
-        let directory = std::env::temp_dir().join(format!("tare-hook-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).expect("a directory");
-        let file = directory.join("pid");
-        let script = format!("sleep 1000 & echo $! > {}; sleep 1000", file.display());
-        let late = command(&argv(&script), "", Duration::from_millis(500));
-        assert!(late.is_err());
-        let pid = std::fs::read_to_string(&file).expect("it began");
-        let is_there = || {
-            std::path::Path::new("/proc")
-                .join(pid.trim())
-                .join("fd/0")
-                .exists()
-        };
-        while is_there() {
-            std::thread::yield_now();
-        }
-        std::fs::remove_dir_all(&directory).expect("it is ours");
-    }
 
     #[test]
     fn only_plain_http_is_called() {

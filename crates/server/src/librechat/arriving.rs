@@ -33,15 +33,14 @@ impl Arriving {
             let written = incoming.write(&bytes);
             (incoming, written)
         };
-        let (incoming, written) = self.app.call(write).await?;
+        let (incoming, written) = self.app.call(write).await;
         self.incoming = Some(incoming);
         Ok(written?)
     }
 
     pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ApiError> {
         let incoming = self.incoming.take().ok_or_else(lost)?;
-        let kept = self.app.call(move || incoming.keep(&session, meta)).await?;
-        Ok(kept?)
+        Ok(self.app.call(move || incoming.keep(&session, meta)).await?)
     }
 }
 
@@ -97,8 +96,7 @@ impl Drop for Arrived {
 fn aside(app: &App, what: impl FnOnce() + Send + 'static) {
     let app = app.clone();
     match tokio::runtime::Handle::try_current() {
-        // That it panicked is in the log already.
-        Ok(runtime) => drop(runtime.spawn(async move { app.call(what).await.ok() })),
+        Ok(runtime) => drop(runtime.spawn(async move { app.call(what).await })),
         Err(_) => what(),
     }
 }

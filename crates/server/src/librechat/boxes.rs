@@ -117,9 +117,10 @@ fn timeout(asked_ms: Option<u64>, limits: &config::Limits) -> Duration {
 fn box_of(boxes: &BoxesConfig) -> Spec {
     let mut spec = Spec::of(Vec::new());
     spec.workspace = Some(PathBuf::from(DATA));
-    spec.limits.memory_bytes = Limit::Asked(boxes.memory);
-    spec.limits.scratch_bytes = Limit::Asked(boxes.scratch);
-    spec.limits.pids = Limit::Asked(boxes.pids);
+    let usual = BoxesConfig::default();
+    spec.limits.memory_bytes = limit(boxes.memory, usual.memory);
+    spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory), usual.scratch);
+    spec.limits.pids = limit(boxes.pids, usual.pids);
     spec.network = match boxes.host_network {
         true => Network::Host,
         false => Network::None,
@@ -138,6 +139,15 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
     let own = own.into_iter().map(|(key, value)| (key.into(), value));
     spec.env = env::later_wins(spec.env.into_iter().chain(own));
     spec
+}
+
+/// A limit that the operator set must be enforced. A default holds as far as the host can
+/// enforce it, and the log has a note where it cannot.
+fn limit<T: PartialEq>(configured: T, usual: T) -> Limit<T> {
+    match configured == usual {
+        true => Limit::Default(configured),
+        false => Limit::Asked(configured),
+    }
 }
 
 /// Programs that keep things at home do not keep them among the user's files, and what
@@ -201,6 +211,15 @@ mod tests {
         assert_eq!(asked(5), Some(Duration::from_millis(5)));
         assert_eq!(asked(u64::MAX), Some(config.limits.timeout_max));
         assert_eq!(asked(0), Some(config.limits.timeout));
+    }
+
+    #[test]
+    fn only_limits_that_the_operator_changed_must_be_enforced() {
+        let mut config = Config::default();
+        config.librechat.boxes.pids = 100;
+        let limits = work(&config, None).spec.limits;
+        assert_eq!(limits.memory_bytes, Limit::Default(1 << 30));
+        assert_eq!(limits.pids, Limit::Asked(100));
     }
 
     #[test]

@@ -83,6 +83,14 @@ impl Claim {
         }
     }
 
+    /// The user that the client names as the owner.
+    pub fn user(&self) -> Option<&str> {
+        match self {
+            Self::Resource(Resource::User, said) => said.as_deref(),
+            Self::Nothing | Self::Resource(Resource::Agent(_) | Resource::Skill { .. }, _) => None,
+        }
+    }
+
     /// Whether whoever asks with it may have this file.
     pub fn allows(&self, principal: &Principal, object: &Object) -> bool {
         let is_owner = object.owner == self.owner(principal);

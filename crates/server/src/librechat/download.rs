@@ -58,8 +58,6 @@ fn describe(object: &Object, etag: &str, headers: &mut HeaderMap) {
     let known = HeaderValue::from_static;
     headers.insert(header::CONTENT_TYPE, known(object.content_type()));
     headers.insert(header::CONTENT_DISPOSITION, disposition);
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, known("nosniff"));
-    headers.insert(header::CONTENT_SECURITY_POLICY, known("sandbox"));
     headers.insert(header::CACHE_CONTROL, known("private"));
     headers.insert(header::ACCEPT_RANGES, known("bytes"));
     headers.insert(header::ETAG, ascii(etag.to_owned()));
@@ -85,7 +83,6 @@ fn body(app: App, file: Arc<File>, range: Range, transfer: Transfer) -> Body {
         async move {
             let (from, count) = left.take(PIECE_BYTES)?;
             let piece = app.call(move || piece(&file, from, count)).await;
-            let piece = piece.unwrap_or_else(|error| Err(io::Error::other(error.message)));
             Some((piece, (left, transfer)))
         }
     });

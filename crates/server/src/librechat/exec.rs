@@ -19,8 +19,7 @@ use crate::app::{App, Phase};
 use crate::error::ApiError;
 use crate::extract::Json;
 use crate::guard::Caller;
-use crate::oneshot::{self, Collect, OneShot};
-use crate::quota;
+use crate::oneshot::{self, Collect, OneShot, Stage};
 use crate::relay::{Ended, Flood, Output};
 
 /// What is not known is not looked at: clients of all ages send it.
@@ -127,10 +126,7 @@ impl Task {
         }
         let config = app.config();
         let memory_bytes = self.work.spec.limits.memory_bytes.value();
-        let charge = app
-            .quotas
-            .charge(&config, caller, quota::Asked::Run, memory_bytes)?;
-        let permit = app.admission.run().await?.on_account_of(charge);
+        let permit = app.admit_run(caller, memory_bytes).await?;
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
         let what = OneShot {
@@ -141,6 +137,7 @@ impl Task {
             collect: Some(collect(self.outputs, self.inputs.clone(), tongue)),
             output_bytes_max: config.limits.output_bytes,
             flood: Flood::Ends,
+            stage: Stage::default(),
         };
         let mut running = oneshot::start(app, permit, what, Output::Keep);
         let outcome = running.result().await?;

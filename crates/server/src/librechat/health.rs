@@ -1,16 +1,29 @@
-//! Whether it can be asked now. Nobody has to say who he is: a status is all that there
-//! is to see.
+//! Whether LibreChat can ask now. It sends no credential with this request: the answer is a
+//! status alone. `Host` and `Origin` are checked as on the other routes.
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode, Uri};
 
+use super::config::Auth;
 use crate::app::{App, Phase};
+use crate::error::ApiError;
+use crate::guard;
 
-/// 503 when whoever came now would be sent away.
-pub async fn health(State(app): State<App>) -> StatusCode {
+/// 503 while a request for a box would be refused.
+pub async fn health(
+    State(app): State<App>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<StatusCode, ApiError> {
+    let config = app.config();
+    guard::check_page(&headers, &uri, &config)?;
+    // The other routes check it where they ask for no credential.
+    if config.librechat.auth(&config.keys) == Auth::None {
+        guard::check_host(&headers, &config, app.served_at())?;
+    }
     let is_serving = app.stopping.phase() == Phase::Serving;
     match is_serving && app.pressure.found().admits(0).is_ok() {
-        true => StatusCode::OK,
-        false => StatusCode::SERVICE_UNAVAILABLE,
+        true => Ok(StatusCode::OK),
+        false => Ok(StatusCode::SERVICE_UNAVAILABLE),
     }
 }

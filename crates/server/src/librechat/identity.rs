@@ -19,8 +19,9 @@ use axum::response::{IntoResponse, Response};
 
 use super::config::{Auth, JwtConfig};
 use super::owner::Principal;
-use crate::app::App;
-use crate::config::{Config, Reach};
+use crate::app::{App, ServedAt};
+use crate::callers::Callers;
+use crate::config::Config;
 use crate::edge;
 use crate::error::{ApiError, in_full};
 use crate::guard::{self, API_KEY, Caller};
@@ -51,14 +52,15 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
     let config = app.config();
     let door = Door {
         config: &config,
-        reach: app.reach,
+        served: app.served_at(),
         now: now(),
+        callers: &app.callers,
     };
     let identified = door.identify(parts).await;
     match &identified {
         Ok((_, Caller(Some(key)))) => edge::came_with(key),
         Ok((_, Caller(None))) | Err(Refused::Said(_)) => {}
-        Err(Refused::Unread(why)) => app.journal.note(Happening::ReloadRefused { why }),
+        Err(Refused::Unread(why)) => app.journal.note(Happening::KeysNotRead { why }),
     }
     identified.map_err(ApiError::from)
 }
@@ -73,8 +75,10 @@ fn now() -> Duration {
 /// What decides, with nothing of the server in it.
 struct Door<'a> {
     config: &'a Config,
-    reach: Reach,
+    served: ServedAt,
     now: Duration,
+    /// Threads that read the files with the keys of tokens.
+    callers: &'a Callers,
 }
 
 /// Why somebody is not heard.
@@ -111,10 +115,10 @@ impl Door<'_> {
     /// name that it has for this host.
     fn anybody(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ApiError> {
         let librechat = &self.config.librechat;
-        if librechat.is_open(&self.config.keys, self.reach) {
+        if librechat.is_open(&self.config.keys, self.served.reach) {
             return Err(unauthorized("API key is required"));
         }
-        guard::check_host(headers, self.config, self.reach)?;
+        guard::check_host(headers, self.config, self.served)?;
         let principal = Principal {
             tenant: tenant.to_owned(),
             user: None,
@@ -151,7 +155,7 @@ impl Door<'_> {
             Some(_) | None => return Err(unauthorized("Bearer token is required").into()),
         };
         let token = Token::parse(token).map_err(invalid)?;
-        let key = jwt.keys.find(token.kid()).await;
+        let key = jwt.keys.find(token.kid(), self.callers).await;
         let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
         let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
@@ -213,7 +217,7 @@ mod tests {
     use tare_harness::{Signer, TemporaryDirectory, jwks};
 
     use super::*;
-    use crate::config::Key;
+    use crate::config::{Key, Reach};
 
     /// Whoever was heard, as `tenant/user`, or the status and what was said.
     type Heard = Result<String, (u16, String)>;
@@ -236,8 +240,12 @@ mod tests {
             let (parts, ()) = request.body(()).expect("a request").into_parts();
             let door = Door {
                 config: self.config,
-                reach: self.reach,
+                served: ServedAt {
+                    reach: self.reach,
+                    port: Some(8080),
+                },
                 now: now(),
+                callers: &Callers::start(1).expect("threads"),
             };
             let identified = door.identify(&parts).await.map_err(ApiError::from);
             let (principal, Caller(key)) =

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use axum::http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::claim::{Claim, Said};
 use super::file_name::{self, Form};
@@ -32,7 +32,7 @@ pub struct FileRef {
 }
 
 /// One file on its way into a box.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
     /// In the box, below its data.
     pub name: String,

@@ -124,7 +124,8 @@ impl Outputs {
             let Some((name, size)) = candidate(&entry) else {
                 continue;
             };
-            if file_name::check(&name, Form::Nested).is_err() {
+            let is_text = std::str::from_utf8(&entry.name).is_ok();
+            if !is_text || file_name::check(&name, Form::Nested).is_err() {
                 collected.skip(&name, "invalid_name");
                 continue;
             }
@@ -253,12 +254,13 @@ impl Collected {
     }
 }
 
-/// The name and size of a plain file that somebody may want.
+/// The name and size of a regular file that the client may want. The answer can show the
+/// name even where it is not UTF-8.
 fn candidate(entry: &Entry) -> Option<(String, u64)> {
     let Kind::File { size } = entry.kind else {
         return None;
     };
-    let name = String::from_utf8(entry.name.clone()).ok()?;
+    let name = String::from_utf8_lossy(&entry.name);
     let (_top, name) = name.split_once('/')?;
     let is_wanted = |part: &str| {
         part == DIRECTORY_KEPT || !(part.starts_with('.') || NOT_OUTPUTS.contains(&part))

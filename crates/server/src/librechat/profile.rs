@@ -83,7 +83,7 @@ impl IntoResponse for Disagreement {
         match self {
             Self::Invalid => ApiError::bad_request(
                 "invalid_execution_profile",
-                "the profile that is expected is none",
+                "there is no execution profile of the expected name",
             )
             .with_hint("there are 'default' and 'stateful'")
             .into_response(),

@@ -124,9 +124,10 @@ async fn round(
     caller: &Caller,
     request: Request,
 ) -> Result<Round, ApiError> {
-    let (turn, execution) = match request.parse()? {
+    let (turn, execution, taken) = match request.parse()? {
         request::Asked::Start(start) => {
-            (Turn::new(app)?, Execution::new(principal.clone(), *start))
+            let execution = Execution::new(principal.clone(), *start);
+            (Turn::new(app)?, execution, Vec::new())
         }
         request::Asked::Continue { token, replies } => {
             let (turn, mut execution) = Turn::again(app, &token, principal)?;
@@ -135,12 +136,16 @@ async fn round(
                 turn.waits(execution);
                 return Err(wrong);
             }
-            execution.take(replies)?;
-            (turn, execution)
+            let taken = execution.take(replies);
+            execution.check_bytes()?;
+            (turn, execution, taken)
         }
     };
-    execution.run(app, caller, turn).await
+    execution.run(app, caller, turn, taken).await
 }
+
+/// A call that got its reply: the id that the client knows, and the key of the call.
+type Taken = (String, String);
 
 /// The right to run one execution; when it is dropped the execution is over.
 struct Turn<'a> {
@@ -299,15 +304,28 @@ impl Execution {
         }
     }
 
-    /// Such replies.
-    fn take(&mut self, replies: Vec<(String, Reply)>) -> Result<(), ApiError> {
+    /// Adds replies that were checked to the history.
+    fn take(&mut self, replies: Vec<(String, Reply)>) -> Vec<Taken> {
+        let mut taken = Vec::new();
         for (id, reply) in replies {
             if let Some(key) = self.asked.remove(&id) {
                 self.bytes = self.bytes.saturating_add(reply.bytes());
-                self.history.entry(key).or_default().push(reply);
+                self.history.entry(key.clone()).or_default().push(reply);
+                taken.push((id, key));
             }
         }
-        self.check_bytes()
+        taken
+    }
+
+    /// Undoes [`Self::take`]: the client is expected to send the same replies again.
+    fn give_back(&mut self, taken: Vec<Taken>) {
+        // Calls that are alike share a key, and the last reply is the last of its key.
+        for (id, key) in taken.into_iter().rev() {
+            let reply = self.history.get_mut(&key).and_then(Vec::pop);
+            let bytes = reply.as_ref().map_or(0, Reply::bytes);
+            self.bytes = self.bytes.saturating_sub(bytes);
+            self.asked.insert(id, key);
+        }
     }
 
     fn check_bytes(&self) -> Result<(), ApiError> {
@@ -326,12 +344,16 @@ impl Execution {
         app: &App,
         caller: &Caller,
         turn: Turn<'_>,
+        taken: Vec<Taken>,
     ) -> Result<Round, ApiError> {
-        let work = self.work(app)?;
-        let files: Vec<FileRef> = self.start.files.clone();
-        let user_id = self.start.user_id.clone();
-        let task = Task::of(app, &self.principal, work, files, user_id).await?;
-        let (answer, calls) = task.run(app, caller, Some(self.start.tongue)).await?;
+        let (answer, calls) = match self.execute(app, caller).await {
+            Err(error) if !taken.is_empty() && error.may_work_later() => {
+                self.give_back(taken);
+                turn.waits(self);
+                return Err(error);
+            }
+            executed => executed?,
+        };
         if calls.is_empty() || answer.status.is_some() {
             return Ok(Round::of(answer, self.calls_made));
         }
@@ -344,6 +366,14 @@ impl Execution {
             partial_stdout: answer.stdout,
             partial_stderr: answer.stderr,
         })
+    }
+
+    async fn execute(&self, app: &App, caller: &Caller) -> Result<(Answer, Vec<Call>), ApiError> {
+        let work = self.work(app)?;
+        let files: Vec<FileRef> = self.start.files.clone();
+        let user_id = self.start.user_id.clone();
+        let task = Task::of(app, &self.principal, work, files, user_id).await?;
+        task.run(app, caller, Some(self.start.tongue)).await
     }
 
     fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ApiError> {

@@ -1,12 +1,12 @@
 //! Sessions: whoever says the same hint reaches the same box, with its files, what is
 //! installed in it and what runs in it, until nobody has used it for a while.
 //!
-//! A session is a box that lives on, found by its name, which derives from who asks and
-//! what he says. So it outlives this server, and its lease ends it with no tare alive.
-//! What this server remembers is only which files the client knows of.
+//! A session is a box that lives on, found by its name, which derives from the principal and
+//! the hint. So it outlives this server, and its lease ends it with no tare alive. Which
+//! files the client knows of is on the disk too ([`Known`]).
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -17,6 +17,7 @@ use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit,
 use super::answer::{Answer, Ran, Runtime, RuntimeStatus};
 use super::exec::Task;
 use super::inputs::Inputs;
+use super::known::Known;
 use super::outputs::{Collected, Left, Outputs};
 use super::owner::Principal;
 use crate::api::boxes::{Asking, Created};
@@ -30,8 +31,6 @@ use crate::quota;
 use crate::relay::{Ended, Flood, Input, Output};
 
 const HINT_BYTES_MAX: usize = 128;
-/// Sessions whose files are remembered; of the others the client sends them again.
-const REMEMBERED_MAX: usize = 1000;
 /// What a lease is longer than the time of an execution.
 const LEASE_MARGIN: Duration = Duration::from_secs(60);
 
@@ -66,77 +65,44 @@ impl Hint {
     }
 }
 
-/// Which sessions are in use, and what is known of their files.
-#[derive(Debug, Default)]
-pub struct Sessions(Mutex<HashMap<String, Session>>);
+/// The sessions that run something now, by name.
+#[derive(Debug, Clone, Default)]
+pub struct Sessions(Arc<Mutex<HashSet<String>>>);
 
-#[derive(Debug, Default)]
-struct Session {
-    is_busy: bool,
-    /// Of this box.
-    id: Option<BoxId>,
-    known: Inputs,
-}
-
-/// The use of a session; it ends with this.
-struct Turn<'a> {
-    sessions: &'a Sessions,
-    name: String,
+/// The use of a session. It ends when the request and every thread that works for it have
+/// dropped this: a thread may still copy files for a client that is gone.
+pub struct Turn {
+    sessions: Sessions,
+    session: String,
 }
 
 impl Sessions {
-    fn enter(&self, name: String) -> Result<Turn<'_>, ApiError> {
-        let mut sessions = self.all();
-        if sessions.len() >= REMEMBERED_MAX {
-            sessions.retain(|_, session| session.is_busy);
-        }
-        let session = sessions.entry(name.clone()).or_default();
-        if std::mem::replace(&mut session.is_busy, true) {
+    fn enter(&self, session: String) -> Result<Arc<Turn>, ApiError> {
+        if !self.busy().insert(session.clone()) {
             return Err(ApiError::new(
                 StatusCode::CONFLICT,
                 "runtime_session_busy",
                 "this session runs something already",
             ));
         }
-        drop(sessions);
-        Ok(Turn {
-            sessions: self,
-            name,
-        })
+        let sessions = self.clone();
+        Ok(Arc::new(Turn { sessions, session }))
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+    fn busy(&self) -> MutexGuard<'_, HashSet<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Turn<'_> {
-    /// The files of this box, as the client knows them.
-    fn known(&self, id: &BoxId) -> Inputs {
-        let sessions = self.sessions.all();
-        let session = sessions.get(&self.name);
-        let same = session.filter(|session| session.id.as_ref() == Some(id));
-        same.map(|session| session.known.clone())
-            .unwrap_or_default()
-    }
-
-    fn remember(&self, id: BoxId, known: Inputs) {
-        let mut sessions = self.sessions.all();
-        if let Some(session) = sessions.get_mut(&self.name) {
-            session.id = Some(id);
-            session.known = known;
-        }
+impl Turn {
+    pub fn session(&self) -> &str {
+        &self.session
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
-        let mut sessions = self.sessions.all();
-        match sessions.get_mut(&self.name) {
-            Some(session) if session.id.is_some() => session.is_busy = false,
-            Some(_) => drop(sessions.remove(&self.name)),
-            None => {}
-        }
+        self.sessions.busy().remove(&self.session);
     }
 }
 
@@ -154,42 +120,21 @@ pub async fn run(
             "Service is shutting down",
         ));
     }
-    let session = hint.session_of(principal);
-    let turn = app.sessions.enter(session.clone())?;
-    let (id, status) = find_or_make(app, caller, &session, task.work.spec).await?;
-    let before = turn.known(&id);
-    let mut known = before.clone();
-    known.extend(task.inputs.clone());
-    let is_there = |name: &String| {
-        let ids = [&before, &task.inputs].map(|all| all.get(name).map(|input| &input.object.id));
-        ids[0] == ids[1]
-    };
-    let missing = task.inputs.iter().filter(|(name, _)| !is_there(name));
-    let changing: BTreeSet<String> = missing.clone().map(|(name, _)| name.clone()).collect();
-    let inputs = missing
-        .map(|(_, input)| input.file(app))
-        .collect::<Vec<_>>();
-    let put = inputs.into_iter().chain(task.work.code).collect();
-    // Until this is over nobody knows which of the two is there.
-    let mut untouched = before;
-    untouched.retain(|name, _| !changing.contains(name));
-    turn.remember(id.clone(), untouched);
-    put_into(app, &id, put).await?;
+    let turn = app.sessions.enter(hint.session_of(principal))?;
+    let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
+    let mut known = Known::recall(app, &turn, id.clone()).await?;
+    put_into(app, &turn, &id, &mut known, &task.inputs, task.work.code).await?;
     let killed_before = oom_kills(app, &id).await?;
     let process = exec::begin(app, id.clone(), task.work.exec, Fed::No).await?;
     let process = process.at_flood(Flood::Ends);
     let outcome = process
         .run(app, Input::default(), None, &Output::Keep)
         .await?;
-    let has_worked = outcome.ended == Ended::Exited(Exit::Code(0));
-    let collected = match has_worked {
-        true => collect(app, &id, task.outputs.clone(), known.clone()).await?,
+    let session_id = task.outputs.session.clone();
+    let collected = match outcome.ended == Ended::Exited(Exit::Code(0)) {
+        true => collect(app, &turn, &id, task.outputs, &mut known).await?,
         false => Outputs::of_failed(&task.inputs),
     };
-    if has_worked {
-        known = now_known(&collected);
-    }
-    turn.remember(id.clone(), known);
     let ran = Ran {
         ended: outcome.ended,
         oom: oom_kills(app, &id).await? > killed_before,
@@ -197,29 +142,59 @@ pub async fn run(
         stderr: outcome.stderr,
         duration: outcome.duration,
     };
-    renew(app, id).await?;
-    let answer = ran.into_answer(task.outputs.session, collected);
+    renew(app, &turn, id).await?;
     Ok(Answer {
         runtime: Some(Runtime {
-            runtime_session_id: session,
+            runtime_session_id: turn.session().to_owned(),
             runtime_status: status,
         }),
-        ..answer
+        ..ran.into_answer(session_id, collected)
     })
 }
 
-/// Whoever was left in the box has a say in it, and so does what was left there: a box
-/// that takes no more code, as with a full disk, would never take any. It ends, and who
-/// comes next gets another.
-async fn put_into(app: &App, id: &BoxId, put: Vec<FileIn>) -> Result<(), ApiError> {
-    let copied = id.clone();
-    let put = app.ask_in_box(move |engine| files::put_all(engine, &copied, put));
-    let Err(error) = put.await else { return Ok(()) };
-    let id = id.clone();
-    // One that cannot be ended now is stuck, and on record.
-    app.ask(move |engine| Ok(engine.remove(&id, true).ok()))
-        .await?;
-    Err(error.with_hint("its session has ended; the next request begins another"))
+/// Puts the code into the box, and the inputs that it does not have.
+async fn put_into(
+    app: &App,
+    turn: &Arc<Turn>,
+    id: &BoxId,
+    known: &mut Known,
+    inputs: &Inputs,
+    code: Vec<FileIn>,
+) -> Result<(), ApiError> {
+    let mut missing = inputs.clone();
+    missing.retain(|name, input| {
+        let there = known.files().get(name);
+        there.is_none_or(|there| there.object.id != input.object.id)
+    });
+    let files = missing.values().map(|input| input.file(app));
+    let put = files.chain(code).collect();
+    let mut untouched = known.files().clone();
+    untouched.retain(|name, _| !missing.contains_key(name));
+    let mut given = untouched.clone();
+    given.extend(missing);
+    // During the copy the box has the old or the new file of a name.
+    known.set(untouched).await?;
+    copy_into(app, turn, id, put).await?;
+    known.set(given).await
+}
+
+/// Processes and files that are left in a box can prevent the copy, for example with a full
+/// disk. Such a box would never take code again. It ends, and the next request gets a new one.
+async fn copy_into(
+    app: &App,
+    turn: &Arc<Turn>,
+    id: &BoxId,
+    put: Vec<FileIn>,
+) -> Result<(), ApiError> {
+    let (id, turn) = (id.clone(), Arc::clone(turn));
+    let put = app.ask_in_box(move |engine| {
+        let _turn = turn;
+        let put = files::put_all(engine, &id, put);
+        // A box that cannot be ended now is stuck, and on record.
+        put.inspect_err(|_| drop(engine.remove(&id, true)))
+    });
+    let ended = "its session has ended; the next request begins another";
+    put.await.map_err(|error| error.with_hint(ended))
 }
 
 async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ApiError> {
@@ -229,13 +204,20 @@ async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ApiError> {
 
 async fn collect(
     app: &App,
+    turn: &Arc<Turn>,
     id: &BoxId,
     outputs: Outputs,
-    known: Inputs,
+    known: &mut Known,
 ) -> Result<Collected, ApiError> {
-    let id = id.clone();
-    app.ask_in_box(move |engine| Ok(outputs.collect(engine, &id, &known)))
-        .await
+    let (id, turn, before) = (id.clone(), Arc::clone(turn), known.files().clone());
+    let collect = app.ask_in_box(move |engine| {
+        let _turn = turn;
+        Ok(outputs.collect(engine, &id, &before))
+    });
+    let collected = collect.await?;
+    // The outputs are stored. The client gets them even if this cannot be written.
+    known.set(now_known(&collected)).await.ok();
+    Ok(collected)
 }
 
 /// What the client has heard of, now.
@@ -250,14 +232,17 @@ fn now_known(collected: &Collected) -> Inputs {
 async fn find_or_make(
     app: &App,
     caller: &Caller,
-    session: &str,
+    turn: &Arc<Turn>,
     mut spec: Spec,
 ) -> Result<(BoxId, RuntimeStatus), ApiError> {
-    let name = box_name(session)?;
+    let name = box_name(turn.session())?;
     let lease = lease(app);
-    let wanted = name.clone();
-    let found = app.ask(move |engine| reuse(engine, &wanted, lease)).await?;
-    if let Some(id) = found {
+    let (wanted, held) = (name.clone(), Arc::clone(turn));
+    let found = app.ask(move |engine| {
+        let _turn = held;
+        reuse(engine, &wanted, lease)
+    });
+    if let Some(id) = found.await? {
         return Ok((id, RuntimeStatus::Reused));
     }
     spec.name = Some(name);
@@ -274,10 +259,12 @@ async fn find_or_make(
         remove: true,
         ..DetachOptions::default()
     };
-    let made = app.ask(move |engine| {
+    let held = Arc::clone(turn);
+    let made = app.ask_to_create(move |engine| {
+        let _turn = held;
         let started = engine.start(&spec, &options)?;
         let id = started.id.clone();
-        Created::watched(engine, &note, started, admitted)?;
+        Created::watched(engine, &note, started, &spec, admitted)?;
         Ok(id)
     });
     Ok((made.await?, RuntimeStatus::New))
@@ -313,12 +300,15 @@ fn lease(app: &App) -> Duration {
 }
 
 /// From now on it is not used.
-async fn renew(app: &App, id: BoxId) -> Result<(), ApiError> {
+async fn renew(app: &App, turn: &Arc<Turn>, id: BoxId) -> Result<(), ApiError> {
     let idle = app.config().librechat.boxes.session_idle;
-    // One that has ended meanwhile is replaced when somebody comes.
-    app.ask(move |engine| Ok(renew_lease(engine, &id, idle).ok()))
-        .await?;
-    Ok(())
+    let turn = Arc::clone(turn);
+    // A box that has ended meanwhile is replaced by the next request.
+    let renewed = app.ask(move |engine| {
+        let _turn = turn;
+        Ok(renew_lease(engine, &id, idle).ok())
+    });
+    renewed.await.map(drop)
 }
 
 fn renew_lease(engine: &Engine, id: &BoxId, lease: Duration) -> Result<(), Error> {
@@ -362,7 +352,10 @@ mod tests {
             Some("runtime_session_busy")
         );
         assert!(sessions.enter("b".to_owned()).is_ok());
+        let in_a_thread = turn.as_ref().ok().cloned();
         drop(turn);
+        assert!(sessions.enter("a".to_owned()).is_err(), "a thread works on");
+        drop(in_a_thread);
         assert!(sessions.enter("a".to_owned()).is_ok());
     }
 }

@@ -101,6 +101,7 @@ struct Upload<'a> {
     principal: Principal,
     form: Form,
     session: Id,
+    /// The header `User-Id`. It counts where the form names no user.
     said_by: Option<String>,
     said: Said,
     read_only: bool,
@@ -188,7 +189,7 @@ impl<'a> Upload<'a> {
         }
         let meta = Meta {
             name,
-            said_by: self.said_by.clone(),
+            said_by: claim.user().or(self.said_by.as_deref()).map(str::to_owned),
             read_only: self.read_only,
             modified_from: None,
         };

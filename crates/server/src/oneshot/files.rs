@@ -125,12 +125,14 @@ fn collect_one(
     };
     let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
     let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
+    let found_before = found.len();
     let received = receive(&mut stream, &parent, left, found);
     drop(stream);
+    let is_nothing = found.len() == found_before;
     // What the box says of it is more telling than where its archive ends.
     match (received, copying.finish()) {
         (Err(Broken::TooMuch), _) => Err(too_much()),
-        (_, Err(error)) if is_refusal(&error) => Ok(()),
+        (_, Err(error)) if is_refusal(&error) && is_nothing => Ok(()),
         (_, Err(error)) => Err(error),
         (Err(Broken::Archive(error)), Ok(())) => Err(error),
         (Ok(()), Ok(())) => Ok(()),

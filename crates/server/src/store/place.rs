@@ -14,6 +14,7 @@ use rustix::fs::{
     openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
+use tare_kernel::fds::open_regular;
 
 use super::failure::{Doing, StoreError};
 use super::object::{ContentHash, Object};
@@ -26,12 +27,15 @@ const DATA: &str = ".data";
 const RECORD: &str = ".json";
 /// A name has up to 256 characters; a record that is larger is none of ours.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
+/// About 600 bytes for each file of a session.
+const KNOWN_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Debug)]
 pub struct Places {
     incoming: OwnedFd,
     blobs: OwnedFd,
     sessions: OwnedFd,
+    known: OwnedFd,
     /// Held for as long as this lives, however it ends.
     _lock: OwnedFd,
 }
@@ -66,8 +70,8 @@ impl Places {
         made.doing(|| format!("cannot make {}", shown()))?;
         let opening = || format!("cannot open {}", shown());
         let root = openat(CWD, directory, DIRECTORY, Mode::empty()).doing(opening)?;
-        let lock = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let lock = openat(&root, "lock", lock, PRIVATE_FILE).doing(opening)?;
+        let lock = OFlags::CREATE | OFlags::RDWR;
+        let lock = open_regular(root.as_fd(), "lock", lock, PRIVATE_FILE).doing(opening)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(StoreError::InUse { directory: shown() }),
@@ -78,6 +82,7 @@ impl Places {
             incoming: part("incoming")?,
             blobs: part("blobs")?,
             sessions: part("sessions")?,
+            known: part("known")?,
             _lock: lock,
         })
     }
@@ -130,12 +135,48 @@ impl Places {
 
     fn write_record(&self, number: u64, object: &Object) -> Result<(), StoreError> {
         let text = serde_json::to_vec(object).map_err(std::io::Error::from);
-        let mut file = self.begin(number)?;
-        let written = text.and_then(|text| file.write_all(&text));
+        let text = text.doing(|| format!("cannot write the record of {}", object.id))?;
+        self.write_incoming(number, &text)
+    }
+
+    fn write_incoming(&self, number: u64, text: &[u8]) -> Result<(), StoreError> {
+        let written = self.begin(number)?.write_all(text);
         if written.is_err() {
             self.abandon(number).ok();
         }
-        written.doing(|| format!("cannot write the record of {}", object.id))
+        written.doing(|| format!("cannot write incoming/{number}"))
+    }
+
+    /// Replaces what is known of a runtime session, whole or not at all.
+    pub fn write_known(&self, number: u64, session: &str, text: &[u8]) -> Result<(), StoreError> {
+        self.write_incoming(number, text)?;
+        let renamed = renameat(&self.incoming, number.to_string(), &self.known, session);
+        if renamed.is_err() {
+            self.abandon(number).ok();
+        }
+        renamed.doing(|| format!("cannot write known/{session}"))
+    }
+
+    pub fn read_known(&self, session: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some(file) = open_file(&self.known, session).doing(|| reading_known(session))? else {
+            return Ok(None);
+        };
+        let mut text = Vec::new();
+        let read = file.take(KNOWN_BYTES_MAX).read_to_end(&mut text);
+        read.doing(|| reading_known(session))?;
+        Ok(Some(text))
+    }
+
+    pub fn remove_known(&self, session: &str) -> Result<(), StoreError> {
+        remove(&self.known, session).doing(|| format!("cannot remove known/{session}"))
+    }
+
+    /// The runtime sessions of which something is known. Other names are not ours.
+    pub fn known(&self) -> Result<Vec<String>, StoreError> {
+        let mut names = names(&self.known).doing(|| "cannot list known".to_owned())?;
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        names.retain(|name| name.bytes().all(is_digit));
+        Ok(names)
     }
 
     fn settle_written(&self, content: u64, record: u64, object: &Object) -> Result<Settled, Errno> {
@@ -308,14 +349,23 @@ impl Session {
     }
 
     fn open_file(&self, name: &str) -> Result<Option<File>, StoreError> {
-        // What is no file must not hold whoever opens it.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        match openat(&self.directory, name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(File::from(file))),
-            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(None),
-            Err(error) => Err(error).doing(|| format!("cannot open {}/{name}", self.id)),
-        }
+        let opened = open_file(&self.directory, name);
+        opened.doing(|| format!("cannot open {}/{name}", self.id))
     }
+}
+
+fn open_file(directory: impl AsFd, name: &str) -> Result<Option<File>, Errno> {
+    // A FIFO must not block the thread that opens it.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    match openat(directory, name, flags, Mode::empty()) {
+        Ok(file) => Ok(Some(File::from(file))),
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn reading_known(session: &str) -> String {
+    format!("cannot read known/{session}")
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY

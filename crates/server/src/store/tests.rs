@@ -35,7 +35,7 @@ impl Fresh {
     fn tree(&self) -> BTreeMap<String, u64> {
         let mut tree = BTreeMap::new();
         grow(&self.0, &self.0, &mut tree);
-        for part in ["lock", "incoming/", "blobs/", "sessions/"] {
+        for part in ["lock", "incoming/", "blobs/", "sessions/", "known/"] {
             tree.remove(part).expect(part);
         }
         tree
@@ -306,5 +306,56 @@ fn a_store_that_nobody_opened_for_a_while_is_swept_when_it_is() {
     assert_eq!(
         (store.used_by(&owner("a")), store.used_bytes()),
         (Used::default(), 0)
+    );
+}
+
+#[test]
+fn an_expired_file_is_neither_found_nor_listed_before_it_is_swept() {
+    let fresh = Fresh::new();
+    let store = fresh.open();
+    let session = Id::random();
+    let kept = put(&store, "a", &session, b"old");
+    store.configure(StoreLimits {
+        ttl: Duration::ZERO,
+        ..ROOMY
+    });
+    assert_eq!(store.find(&session, &kept.id).expect("a store"), None);
+    assert!(store.list(&session).expect("a store").is_empty());
+    assert!(!fresh.tree().is_empty(), "no sweep has run");
+}
+
+/// `EISDIR` stands for every error that passes, such as `EMFILE`.
+#[test]
+fn a_failed_sweep_is_repeated_and_removes_what_it_could_not_read() {
+    let fresh = Fresh::new();
+    let store = fresh.open();
+    let kept = put(&store, "a", &Id::random(), b"old");
+    let (record, aside) = (fresh.file_of(&kept, ".json"), fresh.0.join("aside"));
+    fs::rename(&record, &aside).expect("a file");
+    fs::create_dir(&record).expect("a directory");
+    let mut now = kept.created_at.after(ROOMY.ttl);
+    store.sweep(now).expect_err("the record cannot be read");
+    fs::remove_dir(&record).expect("a directory");
+    fs::rename(&aside, &record).expect("a file");
+    store.sweep(now).expect("it is too early for another walk");
+    assert!(!fresh.tree().is_empty());
+    now = now.after(RETRY_AFTER);
+    store.sweep(now).expect("a store");
+    assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
+}
+
+#[test]
+fn repeated_failures_of_a_sweep_make_it_rarer_up_to_its_usual_pace() {
+    let ttl = Duration::from_secs(24 * 3600);
+    let rest = |failures| {
+        let care = Care {
+            failures,
+            ..Care::default()
+        };
+        care.rest(ttl).as_secs()
+    };
+    assert_eq!(
+        [0, 1, 2, 3, 9, 1000].map(rest),
+        [1800, 15, 30, 60, 1800, 1800]
     );
 }

@@ -42,17 +42,36 @@ impl Store {
         Ok(())
     }
 
-    /// Calls `keeps` with every file that stays. The first error is told when all else
-    /// is done.
+    /// Calls `keeps` with every file that stays. A failed walk has not seen every file: the
+    /// oldest one that was known before still counts, so that the next walk comes.
     pub(super) fn walk(
+        &self,
+        now: Timestamp,
+        keeps: impl FnMut(&Object, &Session),
+    ) -> Result<(), StoreError> {
+        // Files that arrive during the walk are noticed when they are kept.
+        let before = locked(&self.care).oldest.take();
+        let walked = self.walk_all(now, keeps);
+        if walked.is_err() {
+            before.into_iter().for_each(|at| self.noticed(at));
+        }
+        let mut care = locked(&self.care);
+        care.walked_at = Some(now);
+        care.failures = match walked {
+            Ok(()) => 0,
+            Err(_) => care.failures.saturating_add(1),
+        };
+        walked
+    }
+
+    /// Returns the first error, after the walk has looked at everything that it can.
+    fn walk_all(
         &self,
         now: Timestamp,
         mut keeps: impl FnMut(&Object, &Session),
     ) -> Result<(), StoreError> {
         let mut oldest = None;
         let mut failed = None;
-        // What comes meanwhile is noticed by whoever keeps it.
-        locked(&self.care).oldest = None;
         for session in self.places.sessions()? {
             let mut stays = |object: &Object, place: &Session| {
                 let created_at = object.created_at;
@@ -71,7 +90,6 @@ impl Store {
             }
         }
         oldest.into_iter().for_each(|at| self.noticed(at));
-        locked(&self.care).walked_at = Some(now);
         failed.map_or(Ok(()), Err)
     }
 

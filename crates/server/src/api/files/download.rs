@@ -15,10 +15,10 @@ use tare_engine::Copying;
 use tare_engine::files::{PIECE_BYTES_MAX, Rest};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::address::Address;
 use super::failure::of_file;
+use crate::admission::Turn;
 use crate::app::App;
 use crate::disposition;
 use crate::error::ApiError;
@@ -68,7 +68,7 @@ pub struct Source {
     left: Option<u64>,
     /// For the box to send something. Whoever stalls for longer is cut off.
     patience: Duration,
-    _permit: OwnedSemaphorePermit,
+    _permit: Turn,
 }
 
 /// Who says at the end whether that was all.
@@ -82,7 +82,7 @@ impl Source {
         app: &App,
         stream: OwnedFd,
         other: Other,
-        permit: OwnedSemaphorePermit,
+        permit: Turn,
         size: Option<u64>,
     ) -> Result<Self, ApiError> {
         let from = ready::watched(stream, Interest::READABLE);
@@ -148,8 +148,6 @@ impl Source {
         // it is the same file: parts that are put together could be of several.
         let none = HeaderValue::from_static("none");
         headers.insert(header::ACCEPT_RANGES, none);
-        let nosniff = HeaderValue::from_static("nosniff");
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
         response
     }
 }

@@ -37,7 +37,10 @@ pub fn of_file(error: Error) -> ApiError {
     };
     let hint = match code {
         "is_a_directory" => Some("?list=true lists it, ?tar=true gets all of it".to_owned()),
-        "no_space" => Some("its scratch space has a size: limits.scratch_bytes".to_owned()),
+        "no_space" => Some(
+            "its scratch space has a size: limits.scratch_bytes; a file that was there is unchanged"
+                .to_owned(),
+        ),
         _ => None,
     };
     ApiError {

@@ -20,6 +20,7 @@ use tokio::sync::Mutex;
 
 use super::pem;
 use super::signature::PublicKey;
+use crate::callers::Callers;
 
 /// How often the files are read for keys that are not there.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -74,8 +75,14 @@ impl Keyring {
         Ok(())
     }
 
-    /// The key, if there is one by now; an error if it could not be looked for.
-    pub async fn find(&self, kid: &str) -> Result<Option<Arc<PublicKey>>, Error> {
+    /// The key, if there is one by now; an error if it could not be looked for. One of the
+    /// server's own threads reads the files: tokio's pool panics where the host has no
+    /// thread left, and anybody can send an unknown key id.
+    pub async fn find(
+        &self,
+        kid: &str,
+        callers: &Callers,
+    ) -> Result<Option<Arc<PublicKey>>, Error> {
         if let Some(key) = self.known(kid) {
             return Ok(Some(key));
         }
@@ -88,8 +95,7 @@ impl Keyring {
         }
         *looked = Some(Instant::now());
         let ring = self.clone();
-        let read = tokio::task::spawn_blocking(move || ring.read()).await;
-        read.map_err(|panicked| Error::new(ErrorKind::Failed, panicked.to_string()))??;
+        callers.call(move || ring.read()).await?;
         Ok(self.known(kid))
     }
 
@@ -327,21 +333,42 @@ mod tests {
         write(&[ed("old")]).expect("a file");
         let ring = Keyring::new(Source::Jwks(path.clone()));
         ring.read().expect("keys");
+        let callers = &Callers::start(1).expect("threads");
         write(&[ed("old"), rsa("new")]).expect("a file");
-        assert!(ring.find("new").await.is_ok_and(|key| key.is_some()));
+        assert!(
+            ring.find("new", callers)
+                .await
+                .is_ok_and(|key| key.is_some())
+        );
         write(&[ed("newest")]).expect("a file");
         let just_now = Some(Instant::now() + Duration::from_secs(3600));
         *ring.0.looked.lock().await = just_now;
-        assert!(ring.find("newest").await.is_ok_and(|key| key.is_none()));
-        assert!(ring.find("old").await.is_ok_and(|key| key.is_some()));
+        assert!(
+            ring.find("newest", callers)
+                .await
+                .is_ok_and(|key| key.is_none())
+        );
+        assert!(
+            ring.find("old", callers)
+                .await
+                .is_ok_and(|key| key.is_some())
+        );
         *ring.0.looked.lock().await = None;
-        assert!(ring.find("newest").await.is_ok_and(|key| key.is_some()));
+        assert!(
+            ring.find("newest", callers)
+                .await
+                .is_ok_and(|key| key.is_some())
+        );
         assert!(ring.known("old").is_none());
         fs::write(&path, "{").expect("a file");
         *ring.0.looked.lock().await = None;
-        assert!(ring.find("other").await.is_err());
+        assert!(ring.find("other", callers).await.is_err());
         *ring.0.looked.lock().await = just_now;
-        assert!(ring.find("other").await.is_ok_and(|key| key.is_none()));
+        assert!(
+            ring.find("other", callers)
+                .await
+                .is_ok_and(|key| key.is_none())
+        );
         assert!(ring.known("newest").is_some());
         fs::remove_file(&path).expect("it is there");
     }

@@ -1,0 +1,180 @@
+//! Memory for request bodies: all of them share one budget, `[limits] bodies_bytes`.
+//!
+//! A body is charged for its bytes as they come, and for what parsing makes of it. The
+//! charge lasts until the request is over. Bodies that pass through to a box or to the
+//! store are not held, and not charged.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::http::StatusCode;
+use tare_engine::spec::bytes;
+
+use crate::error::ApiError;
+
+/// A body up to this size may use the whole budget, a larger one all but a part of it:
+/// ordinary requests still come through when large ones have used up their share.
+const SMALL_BYTES: u64 = 16 << 10;
+/// The part of the budget that is for small bodies alone.
+const SMALL_SHARE: u64 = 16;
+/// What one value of a list or an object takes at most once it is parsed, beside its
+/// bytes: an entry of a map with two short texts, twice while it is converted.
+const VALUE_BYTES: u64 = 256;
+
+/// What all bodies hold now.
+#[derive(Debug, Clone, Default)]
+pub struct Bodies {
+    used: Arc<AtomicU64>,
+}
+
+/// What one body holds. Dropped, it is given back.
+#[derive(Debug)]
+pub struct Charge {
+    bodies: Bodies,
+    budget: u64,
+    bytes: u64,
+}
+
+/// What a body needs while it is read, and while it is parsed: its bytes, and the texts
+/// that are made of them.
+pub fn cost_of(length: usize, values: u64) -> u64 {
+    let bytes = (length as u64).saturating_mul(2);
+    bytes.saturating_add(values.saturating_mul(VALUE_BYTES))
+}
+
+/// How many values the lists and objects of a JSON text have, without parsing it.
+pub fn values_in(json: &[u8]) -> u64 {
+    let (mut values, mut in_text, mut is_escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
+impl Bodies {
+    pub fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn charge(&self, budget: u64) -> Charge {
+        Charge {
+            bodies: self.clone(),
+            budget,
+            bytes: 0,
+        }
+    }
+}
+
+impl Charge {
+    /// Holds so much from now on, more or less than before. Refused, it holds what it did.
+    pub fn hold(&mut self, bytes: u64, length: usize) -> Result<(), ApiError> {
+        let most = match length as u64 <= SMALL_BYTES {
+            true => self.budget,
+            false => self.budget - self.budget / SMALL_SHARE,
+        };
+        let before = self.bytes;
+        let changed = |used: u64| {
+            let used = used.saturating_sub(before).saturating_add(bytes);
+            (bytes <= before || used <= most).then_some(used)
+        };
+        let used = &self.bodies.used;
+        match used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed) {
+            Ok(_) => {
+                self.bytes = bytes;
+                Ok(())
+            }
+            Err(_) if bytes > most => Err(too_large(bytes, most)),
+            Err(used) => Err(full(used, self.budget)),
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.bodies.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+const HINT: &str = "the operator's limit is [limits] bodies_bytes";
+
+/// It would not fit if it were the only one.
+fn too_large(wanted: u64, most: u64) -> ApiError {
+    let (wanted, most) = (bytes::show(wanted), bytes::show(most));
+    let message = format!("the body needs {wanted} of memory, and this server has {most} for it");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message).with_hint(HINT)
+}
+
+fn full(used: u64, budget: u64) -> ApiError {
+    let (used, budget) = (bytes::show(used), bytes::show(budget));
+    let message = format!("server busy: request bodies hold {used} of {budget} of memory");
+    ApiError::unavailable("bodies_full", message).with_hint(HINT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: u64 = 1 << 20;
+    const LARGE: usize = 100 << 10;
+
+    #[test]
+    fn bodies_share_one_budget_and_give_it_back() {
+        let bodies = Bodies::default();
+        let mut first = bodies.charge(BUDGET);
+        first.hold(BUDGET / 2, LARGE).expect("there is room");
+        let mut second = bodies.charge(BUDGET);
+        second.hold(BUDGET / 4, LARGE).expect("there is room");
+        let refused = second.hold(BUDGET / 2, LARGE).expect_err("too much");
+        assert_eq!(
+            (refused.status.as_u16(), refused.code),
+            (503, "bodies_full")
+        );
+        assert!(refused.retry_after_s.is_some());
+        assert_eq!(bodies.used_bytes(), BUDGET * 3 / 4);
+        first.hold(10, LARGE).expect("less is always granted");
+        second.hold(BUDGET / 2, LARGE).expect("there is room now");
+        drop((first, second));
+        assert_eq!(bodies.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_small_body_finds_room_where_large_ones_filled_their_share() {
+        let bodies = Bodies::default();
+        let mut large = bodies.charge(BUDGET);
+        let share = BUDGET - BUDGET / SMALL_SHARE;
+        large.hold(share, LARGE).expect("its share");
+        let mut another = bodies.charge(BUDGET);
+        assert!(another.hold(1, LARGE).is_err());
+        another.hold(1000, 500).expect("it is small");
+    }
+
+    #[test]
+    fn a_body_that_never_fits_is_too_large() {
+        let mut charge = Bodies::default().charge(BUDGET);
+        let refused = charge.hold(BUDGET, LARGE).expect_err("more than its share");
+        assert_eq!((refused.status.as_u16(), refused.code), (413, "too_large"));
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (json, values) in [
+            ("", 0),
+            ("1", 0),
+            ("[]", 1),
+            (r#"{"a":[1,2],"b":{}}"#, 5),
+            (r#""a,[{b""#, 0),
+            (r#"["\",[",","]"#, 2),
+            (r#"["\\",1]"#, 2),
+            (r#"["open,,,"#, 1),
+            (r#"["\"#, 1),
+        ] {
+            assert_eq!(values_in(json.as_bytes()), values, "{json}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Streams: requests whose client only listens, to events, logs, output, a terminal or the
+//! end of a box. They have a share of the connections, and each key a share of that, so
+//! that listeners cannot take the connections of everybody else.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::http::StatusCode;
+
+use crate::config::Config;
+use crate::error::ApiError;
+
+#[derive(Debug, Clone, Default)]
+pub struct Streams(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    all: usize,
+    /// The open streams of each key that has any.
+    of_key: HashMap<String, usize>,
+}
+
+/// One open stream, until it is dropped.
+#[derive(Debug)]
+pub struct Stream {
+    streams: Streams,
+    key: Option<String>,
+}
+
+/// Seconds after which a client may try again.
+const RETRY_AFTER_S: u32 = 5;
+
+impl Streams {
+    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<Stream, ApiError> {
+        let most = config.limits.streams_max();
+        let mut open = self.lock();
+        if open.all >= most {
+            let message = format!("server busy: {most} of {most} streams are open");
+            let hint = "close one, or raise [limits] streams";
+            return Err(ApiError::unavailable("streams_full", message).with_hint(hint));
+        }
+        if let Some(key) = key {
+            let share = share_of_a_key(most, config.keys.len());
+            let of_key = open.of_key.entry(key.to_owned()).or_default();
+            if *of_key >= share {
+                return Err(share_used(key, share));
+            }
+            *of_key += 1;
+        }
+        open.all += 1;
+        Ok(Stream {
+            streams: self.clone(),
+            key: key.map(str::to_owned),
+        })
+    }
+
+    /// How many are open.
+    pub fn count(&self) -> usize {
+        self.lock().all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The streams that one key may open: half of them if there are other keys.
+fn share_of_a_key(most: usize, keys: usize) -> usize {
+    match keys {
+        0 | 1 => most,
+        _ => (most / 2).max(1),
+    }
+}
+
+fn share_used(key: &str, share: usize) -> ApiError {
+    let message = format!("key {key:?} has {share} of {share} streams open");
+    ApiError {
+        retry_after_s: Some(RETRY_AFTER_S),
+        refused_for: Some("quota_streams"),
+        ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "quota_streams", message)
+    }
+    .with_hint("close one, or raise [limits] streams: a key may have half of them")
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut open = self.streams.lock();
+        open.all = open.all.saturating_sub(1);
+        let Some(key) = &self.key else {
+            return;
+        };
+        if let Some(of_key) = open.of_key.get_mut(key) {
+            *of_key = of_key.saturating_sub(1);
+            if *of_key == 0 {
+                open.of_key.remove(key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Key;
+
+    fn config(streams: usize, keys: &[&str]) -> Config {
+        let mut config = Config {
+            keys: keys.iter().map(|name| Key::of(name, b"x")).collect(),
+            ..Config::default()
+        };
+        config.limits.streams = Some(streams);
+        config
+    }
+
+    #[test]
+    fn a_key_has_half_of_the_streams_where_there_are_others() {
+        let streams = Streams::default();
+        let both = config(4, &["a", "b"]);
+        let open = |key| streams.open(&both, Some(key));
+        let first = [open("a"), open("a")].map(|one| one.expect("its share"));
+        assert_eq!(
+            open("a").expect_err("its share is used").code,
+            "quota_streams"
+        );
+        let _second = [open("b"), open("b")].map(|one| one.expect("the other half"));
+        drop(first);
+        assert!(open("a").is_ok());
+        let alone = config(4, &["a"]);
+        let all = [(); 2].map(|()| streams.open(&alone, Some("a")));
+        assert!(all.iter().all(Result::is_ok));
+        let full = streams.open(&alone, Some("a")).expect_err("all are open");
+        assert_eq!((full.status.as_u16(), full.code), (503, "streams_full"));
+    }
+
+    /// leak E18: a map that is kept by name forgets the names that have nothing.
+    #[test]
+    fn a_key_without_streams_is_forgotten() {
+        let streams = Streams::default();
+        let config = config(4, &["a", "b"]);
+        for number in 0..100_000 {
+            drop(streams.open(&config, Some(&number.to_string())));
+        }
+        assert_eq!((streams.count(), streams.lock().of_key.len()), (0, 0));
+    }
+}
