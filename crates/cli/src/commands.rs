@@ -97,7 +97,7 @@ fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> 
         Command::Rename(args) => rename::run(args, state_root),
         Command::Update(args) => update::run(args, state_root),
         Command::Serve(args) => serve::run(args, state_root),
-        Command::Doctor(args) => doctor::run(args),
+        Command::Doctor(args) => doctor::run(args, state_root),
         Command::Completion(args) => completion::run(args),
         Command::Help(args) => help::run(args),
         Command::Version(args) => help::version(args),

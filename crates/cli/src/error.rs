@@ -24,40 +24,38 @@ pub fn run_code(error: &Error) -> u8 {
         ErrorKind::BadRequest
         | ErrorKind::NoSuchBox
         | ErrorKind::Conflict
+        | ErrorKind::NoAnswer
         | ErrorKind::Unsupported
+        | ErrorKind::Busy
+        | ErrorKind::Stuck
         | ErrorKind::Failed => RUN_FAILED,
     }
 }
 
 /// What was tried: why it failed (what to do), on one line.
 pub fn sentence(error: &Error) -> String {
+    match cause_and_hint(error) {
+        (text, Some(hint)) => one_line(&format!("{text} ({hint})")),
+        (text, None) => one_line(&text),
+    }
+}
+
+/// What was tried and why it failed, and what to do.
+pub fn cause_and_hint(error: &Error) -> (String, Option<String>) {
     let mut text = error.to_string();
     let mut hint = error.hint();
-    let mut files_exhausted = false;
     let mut source = error.source();
     while let Some(cause) = source {
         text += &format!(": {}", reason(cause));
-        files_exhausted |= is_out_of_descriptors(cause);
         let cause_hint = cause.downcast_ref::<Error>().and_then(Error::hint);
         hint = hint.or(cause_hint);
         source = cause.source();
     }
-    if files_exhausted {
+    // Wherever that happens, the step that failed is not to blame.
+    if error.errno() == Some(Errno::MFILE) {
         hint = Some("it may open too few files: 'ulimit -n 256' is enough for one box");
     }
-    if let Some(hint) = hint {
-        text += &format!(" ({hint})");
-    }
-    one_line(&text)
-}
-
-/// Wherever that happens, the step that failed is not to blame.
-fn is_out_of_descriptors(cause: &(dyn StdError + 'static)) -> bool {
-    let of_io = cause.downcast_ref().and_then(io::Error::raw_os_error);
-    let of_kernel = cause
-        .downcast_ref()
-        .map(|errno: &Errno| errno.raw_os_error());
-    of_io.or(of_kernel) == Some(Errno::MFILE.raw_os_error())
+    (text, hint.map(str::to_owned))
 }
 
 /// A refusal of what was asked for, with what would be accepted as its hint.
@@ -116,7 +114,7 @@ pub fn print_to_reader(text: &str) -> Result<Reader, Error> {
     }
 }
 
-fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     let line = escaped(text);
     match line.char_indices().nth(LINE_CHARS_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
@@ -168,7 +166,10 @@ mod tests {
             (ErrorKind::BadRequest, 125),
             (ErrorKind::NoSuchBox, 125),
             (ErrorKind::Conflict, 125),
+            (ErrorKind::NoAnswer, 125),
             (ErrorKind::Unsupported, 125),
+            (ErrorKind::Busy, 125),
+            (ErrorKind::Stuck, 125),
             (ErrorKind::Failed, 125),
         ] {
             assert_eq!(run_code(&Error::new(kind, "x")), code);

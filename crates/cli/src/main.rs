@@ -1,7 +1,8 @@
 //! `tare`: the command line. The only place that prints, and that reads the
 //! arguments and the environment of its own process.
 //!
-//! The same binary is the keeper of every box, under that name.
+//! The same binary is the keeper of every box, and what runs the hook of a server, each
+//! under a name of its own.
 
 mod args;
 mod cells;
@@ -21,11 +22,12 @@ static ALLOCATOR: tare_kernel::memory::Allocator = tare_kernel::memory::Allocato
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
-    if arguments
-        .first()
-        .is_some_and(|name| name.as_bytes() == tare_control::KEEPER_NAME.to_bytes())
-    {
+    let name = arguments.first().map(|name| name.as_bytes());
+    if name == Some(tare_control::KEEPER_NAME.to_bytes()) {
         return tare_keeper::main();
+    }
+    if name == Some(tare_server::hook_runner::NAME.to_bytes()) {
+        return tare_server::hook_runner::main(&arguments);
     }
     ExitCode::from(commands::run(arguments))
 }

@@ -32,8 +32,8 @@ Exit codes:
   125 when tare failed or was used wrongly; 126 when the command cannot be
   executed; 127 when there is no such command.
 
-The first SIGINT or SIGTERM goes to the command, a second one ends it and
-everything that it started.";
+The first SIGINT or SIGTERM goes to the command; when the command ends after
+it, everything that it started ends too. A second one ends all at once.";
 
 /// Run another command in a box that lives
 ///

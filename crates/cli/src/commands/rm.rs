@@ -34,7 +34,9 @@ pub struct RmArgs {
 }
 
 pub fn run(args: &RmArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+    // A box is looked up before others are looked after: one that has just ended by
+    // itself is found, and is then as it was asked to be.
+    let engine = Engine::open_to_make(state_root)?;
     let boxes = match args.all {
         true => every_box(&engine)?,
         false => args.boxes.clone(),

@@ -40,7 +40,9 @@ pub struct StopArgs {
 }
 
 pub fn run(args: &StopArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+    // A box is looked up before others are looked after: one that has just ended by
+    // itself is found, and is then as it was asked to be.
+    let engine = Engine::open_to_make(state_root)?;
     let grace = args.grace.unwrap_or(GRACE);
     // All are asked before any is waited for: their graces run together.
     let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {
@@ -48,7 +50,7 @@ pub fn run(args: &StopArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         Ok((reference.to_owned(), stopping))
     });
     let (_, not_stopped) = gather(stopping, |(reference, stopping)| {
-        engine.end_stop(stopping)?;
+        engine.end_stop(&stopping)?;
         print_line(&reference)
     });
     Ok(not_asked.max(not_stopped))

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Engine, Error, Outcome, Swept, Would};
+use tare_engine::{Engine, Error, Outcome, Subject, Swept, Would};
 
 use super::{DONE, FAILED};
 use crate::cells::counted;
@@ -123,9 +123,14 @@ fn summary(swept: &[Swept]) -> String {
     let parts: Vec<String> = parts
         .map(|(count, what)| format!("{count} {what}"))
         .collect();
+    let is_newborn = |one: &Swept| matches!(one.what, Subject::Newborn(_));
+    let (one, many) = match swept.iter().any(is_newborn) {
+        true => ("process", "boxes and processes"),
+        false => ("box", "boxes"),
+    };
     format!(
         "{}: {}.\n",
-        counted(swept.len(), "box", "boxes"),
+        counted(swept.len(), one, many),
         parts.join("; ")
     )
 }

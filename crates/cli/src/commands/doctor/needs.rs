@@ -1,6 +1,7 @@
 //! What a box is made of, and whether this host has it.
 
-use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, getuid, pidfd_open};
+use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
+use tare_engine::Host as EngineHost;
 
 use super::host::{Host, Version};
 use super::{Check, Status, cgroups};
@@ -21,7 +22,7 @@ const PIDS_FEW: u64 = 4096;
 pub fn checks(host: &Host) -> Vec<Check> {
     vec![
         kernel(host),
-        user_namespaces(host, getuid().is_root()),
+        user_namespaces(&EngineHost::probe()),
         seccomp(host),
         cgroups::check(host),
         landlock(tare_kernel::landlock::abi()),
@@ -40,48 +41,23 @@ fn kernel(host: &Host) -> Check {
         Some(version) if version >= KERNEL_MIN => {
             Check::new("kernel", Status::Ok, found, "used as it is")
         }
-        Some(_) | None => {
-            Check::new("kernel", Status::Missing, found, "needs Linux 6.1 or later").needed()
-        }
+        Some(_) | None => Check::new(
+            "kernel",
+            Status::Missing,
+            found,
+            "is tried with Linux 6.1 or later",
+        ),
     }
 }
 
-/// Read, not tried: trying would be a fork of a process that only looks.
-fn user_namespaces(host: &Host, is_root: bool) -> Check {
-    let what = "user namespaces";
-    let missing = |found: &str, how: &str| Check::new(what, Status::Missing, found, how).needed();
-    if host.sysctl("user.max_user_namespaces").unwrap_or(0) == 0 {
-        return missing(
-            "none allowed",
-            "every box has one: set user.max_user_namespaces",
-        );
-    }
-    if !is_root && host.sysctl("kernel.unprivileged_userns_clone") == Some(0) {
-        return missing(
-            "only for root",
-            "run tare as root, or set kernel.unprivileged_userns_clone=1",
-        );
-    }
-    if !is_root && host.sysctl("kernel.apparmor_restrict_unprivileged_userns") == Some(1) {
-        return missing(
-            "restricted by AppArmor",
-            "run tare as root, or give tare a profile with 'userns,'",
-        );
-    }
+fn user_namespaces(host: &EngineHost) -> Check {
     let one_id = "a box has the caller's one id inside: weaker than as root";
-    let (found, how) = match (is_root, has_every_id(host)) {
-        (true, true) => ("allowed", "each box has 65,536 ids of its own"),
-        (true, false) => ("allowed, in one that has not every id", one_id),
-        (false, _) => ("allowed without root", one_id),
+    let (found, how) = match (host.uid, host.is_privileged()) {
+        (_, true) => ("as root", "each box has 65,536 ids of its own"),
+        (0, false) => ("as root without all of its ids and capabilities", one_id),
+        (1.., false) => ("without root", one_id),
     };
-    Check::new(what, Status::Ok, found, how)
-}
-
-/// Whether this is the first user namespace, where each id is itself; in a container it
-/// may be another.
-fn has_every_id(host: &Host) -> bool {
-    let map = host.read("/proc/self/uid_map").unwrap_or_default();
-    map.split_whitespace().eq(["0", "0", "4294967295"])
+    Check::new("user namespaces", Status::Ok, found, how)
 }
 
 fn seccomp(host: &Host) -> Check {
@@ -98,8 +74,7 @@ fn seccomp(host: &Host) -> Check {
             Status::Missing,
             "no filters",
             "refuses boxes but with --seccomp unconfined",
-        )
-        .needed(),
+        ),
     }
 }
 
@@ -136,11 +111,7 @@ fn pidfd() -> Check {
         ),
         Err(_) => (Status::Missing, "not allowed here", "cannot make boxes"),
     };
-    let check = Check::new("pidfd", status, found, how);
-    match status {
-        Status::Missing => check.needed(),
-        Status::Ok | Status::Warn => check,
-    }
+    Check::new("pidfd", status, found, how)
 }
 
 fn overlayfs(host: &Host) -> Check {
@@ -246,75 +217,14 @@ mod tests {
     use crate::commands::doctor::tests::FakeHost;
 
     #[test]
-    fn root_of_a_user_namespace_has_no_ids_to_give_away() {
-        for (name, map, expected) in [
-            ("ids-all", "0 0 4294967295", "each box has 65,536 ids"),
-            ("ids-some", "0 200000 65536", "the caller's one id"),
-        ] {
-            let files = [
-                ("proc/sys/user/max_user_namespaces", "9"),
-                ("proc/self/uid_map", map),
-            ];
-            let check = user_namespaces(&FakeHost::new(name, &files).host, true);
-            assert!(check.tare.contains(expected), "{}", check.tare);
-        }
-    }
-
-    #[test]
-    fn a_host_without_user_namespaces_cannot_make_boxes() {
-        for (name, files, is_root, needed) in [
-            (
-                "un-none",
-                &[("proc/sys/user/max_user_namespaces", "0")][..],
-                true,
-                true,
-            ),
-            (
-                "un-root",
-                &[("proc/sys/user/max_user_namespaces", "9")],
-                true,
-                false,
-            ),
-            (
-                "un-debian",
-                &[
-                    ("proc/sys/user/max_user_namespaces", "9"),
-                    ("proc/sys/kernel/unprivileged_userns_clone", "0"),
-                ],
-                false,
-                true,
-            ),
-            (
-                "un-ubuntu",
-                &[
-                    ("proc/sys/user/max_user_namespaces", "9"),
-                    ("proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
-                ],
-                false,
-                true,
-            ),
-            (
-                "un-user",
-                &[("proc/sys/user/max_user_namespaces", "9")],
-                false,
-                false,
-            ),
-        ] {
-            let fake = FakeHost::new(name, files);
-            let check = user_namespaces(&fake.host, is_root);
-            assert_eq!(check.prevents_boxes, needed, "{name}");
-        }
-    }
-
-    #[test]
-    fn an_old_kernel_cannot_make_boxes() {
-        for (name, release, prevents) in [
-            ("k-old", "5.15.0", true),
-            ("k-12", "6.1.0-18-amd64", false),
-            ("k-new", "7.1.2", false),
+    fn a_kernel_older_than_the_tested_ones_is_reported() {
+        for (name, release, status) in [
+            ("k-old", "5.15.0", Status::Missing),
+            ("k-12", "6.1.0-18-amd64", Status::Ok),
+            ("k-new", "7.1.2", Status::Ok),
         ] {
             let fake = FakeHost::new(name, &[("proc/sys/kernel/osrelease", release)]);
-            assert_eq!(kernel(&fake.host).prevents_boxes, prevents, "{name}");
+            assert_eq!(kernel(&fake.host).status, status, "{name}");
         }
     }
 

@@ -1,0 +1,94 @@
+//! The box that `tare doctor` makes and ends: the proof that boxes can be made here.
+//!
+//! It is an attached box like one of `tare run`: it dies with this process, and the
+//! next tare command removes what a killed doctor leaves.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tare_engine::spec::{Spec, duration};
+use tare_engine::{Attached, Doing, Engine, Error, ErrorKind, Exit, Stdin};
+use tare_kernel::signals;
+
+use super::{Check, Status};
+use crate::error::{cause_and_hint, one_line};
+use crate::relay::{self, Outcome, Output, PastLimit, Settings, Writers};
+
+/// For the box to be made, to run its command and to be ended.
+const WITHIN: Duration = Duration::from_secs(9);
+/// The box's own timeout: it leaves the rest for ending it.
+const BOX_WITHIN: Duration = Duration::from_secs(5);
+const OUTPUT_BYTES_MAX: u64 = 4096;
+
+/// Makes a box with `tare run`'s defaults and ends it.
+pub fn check(state_root: Option<PathBuf>) -> Check {
+    match bounded(state_root) {
+        Ok(()) => Check::new("a box", Status::Ok, "made and ended", "runs commands in it"),
+        Err(error) => {
+            let (found, hint) = cause_and_hint(&error);
+            let hint = hint.unwrap_or_else(|| "see the lines above".to_owned());
+            Check {
+                prevents_boxes: true,
+                ..Check::new("a box", Status::Missing, one_line(&found), &hint)
+            }
+        }
+    }
+}
+
+/// A lock or a file system that does not answer holds the thread, not its caller. The
+/// thread ends with this process, and the box with the thread.
+fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
+    // The thread inherits this mask and reads the signals: none may end this process
+    // between the box and its end.
+    let _blocked = relay::take_over()?;
+    signals::keep_ended_children();
+    let (report, reported) = mpsc::channel();
+    let act = move || drop(report.send(make_and_end(state_root)));
+    thread::Builder::new()
+        .spawn(act)
+        .doing(|| "cannot start a thread".to_owned())?;
+    reported.recv_timeout(WITHIN).unwrap_or_else(|_| {
+        let message = "cannot make and end a box in time";
+        Err(Error::new(ErrorKind::Failed, message)
+            .because(format!("it took more than {}", duration::show(WITHIN)))
+            .with_hint("does the file system of the state root answer, and is the host busy?"))
+    })
+}
+
+fn make_and_end(state_root: Option<PathBuf>) -> Result<(), Error> {
+    let signals = relay::take_over()?;
+    let engine = Engine::open_to_make(state_root)?;
+    let spec = Spec {
+        timeout: Some(BOX_WITHIN),
+        ..Spec::of(vec!["true".into()])
+    };
+    let settings = Settings {
+        output: Output::Keep,
+        output_bytes_max: OUTPUT_BYTES_MAX,
+        past_limit: PastLimit::Truncate,
+        writers: Writers::Dead,
+    };
+    let attached = engine.run(&spec, Stdin::Empty)?;
+    let attended = relay::attend(attached, settings, &signals, Attached::end)?;
+    judge(attended.outcome)?;
+    attended.ending.map(drop)
+}
+
+fn judge(outcome: Outcome) -> Result<(), Error> {
+    let why = match outcome {
+        Outcome::Exited(Exit::Code(0)) => return Ok(()),
+        // The execution of the command is the last step: the box was made whole. The
+        // host's view may have no such program.
+        Outcome::Failed(error) if error.kind() == ErrorKind::CommandNotFound => return Ok(()),
+        Outcome::Failed(error) => return Err(error),
+        Outcome::Exited(exit) => format!("it exited with {}", exit.code()),
+        Outcome::TimedOut => format!("it did not end within {}", duration::show(BOX_WITHIN)),
+        Outcome::Gone => "the box was killed from outside".to_owned(),
+        Outcome::OutputKilled => "it wrote too much".to_owned(),
+        Outcome::Interrupted(signal) => format!("signal {signal} ended the box"),
+        Outcome::Lost(error) => error.to_string(),
+    };
+    Err(Error::new(ErrorKind::Failed, "cannot run 'true' in a box").because(why))
+}
