@@ -283,6 +283,27 @@ fn a_box_that_is_over_is_kept_by_its_retention() {
     tare.remove(&id);
 }
 
+#[test]
+fn a_box_that_has_ended_and_waits_for_its_cleanup_is_not_a_difference() {
+    let tare = tare!();
+    for number in 0..20 {
+        let options: &[&str] = match number % 2 {
+            0 => &[],
+            _ => &["--rm"],
+        };
+        let id = tare.detached(options.iter().chain(&["--", "sh", "-c", "exit 3"]));
+        let output = tare.call(["audit"]);
+        assert_eq!(output.code, 0, "{output}");
+        eventually("it is over", || tare.processes_in(&id).is_empty());
+        let output = tare.call(["audit"]);
+        assert_eq!(output.code, 0, "{output}");
+        let plan = tare.call(["sweep", "--dry-run"]).stdout_text();
+        assert!(plan.contains(&id), "{plan}");
+        tare.call(["sweep"]).ok();
+    }
+    tare.call(["rm", "-f", "--all"]).ok();
+}
+
 /// Nothing is wrong with it; and it is said why it is still there.
 #[test]
 fn a_box_whose_retention_has_passed_waits_for_a_sweep() {

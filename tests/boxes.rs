@@ -107,7 +107,7 @@ fn is_documented(field: &str, value: &Value) -> bool {
         "id" | "state" => value.is_string(),
         "name" | "ended_by" | "stuck_on" => value.is_null() || value.is_string(),
         "created_at" => is_time(value),
-        "lease_ends_at" | "ended_at" => value.is_null() || is_time(value),
+        "lease_ends_at" | "ended_at" | "ended_after" => value.is_null() || is_time(value),
         "command" => value
             .as_array()
             .is_some_and(|it| it.iter().all(Value::is_string)),
@@ -120,7 +120,7 @@ fn is_documented(field: &str, value: &Value) -> bool {
     }
 }
 
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 16] = [
     "id",
     "name",
     "state",
@@ -133,6 +133,7 @@ const FIELDS: [&str; 15] = [
     "exit_code",
     "attached",
     "ended_at",
+    "ended_after",
     "ended_by",
     "oom",
     "stuck_on",

@@ -7,17 +7,11 @@
 
 use tare_harness::{Output, Tare};
 
-#[path = "compatibility/building.rs"]
 mod building;
-#[path = "compatibility/javascript.rs"]
 mod javascript;
-#[path = "compatibility/kernel.rs"]
 mod kernel;
-#[path = "compatibility/python.rs"]
 mod python;
-#[path = "compatibility/refused.rs"]
 mod refused;
-#[path = "compatibility/tools.rs"]
 mod tools;
 
 /// `tare run OPTIONS -- sh -c SCRIPT`, which stops at its first failure.

@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{TemporaryDirectory, skip, tare, unified_hierarchy};
+use tare_harness::{TemporaryDirectory, hierarchies, skip, tare, unified_hierarchy};
 
 #[test]
 fn a_contained_command_has_the_hosts_files_and_network() {
@@ -74,6 +75,48 @@ fn a_contained_command_has_its_exit_code_limits_and_timeout() {
     tare.run(["--contain", "--timeout", "1s", "--", "sleep", "1000"])
         .exited(124);
     tare.run(["--contain", "--", "no-such-program"]).exited(127);
+}
+
+/// Python that nests cgroups below that of the box, without a path that grows, and prints
+/// how many it could make.
+const NEST: &str = "import os, sys
+def members(path):
+    try:
+        return open(path + '/cgroup.procs').read().split()
+    except OSError:
+        return []
+own = [path for path, _, _ in os.walk(sys.argv[1]) if str(os.getpid()) in members(path)]
+os.chdir(own[0])
+made = 0
+try:
+    while made < 1200:
+        os.mkdir('level')
+        os.chdir('level')
+        made += 1
+except OSError:
+    pass
+print(made, flush=True)";
+
+#[test]
+fn a_contained_box_that_nests_1200_cgroups_leaves_nothing_with_1024_descriptors() {
+    let tare = tare!();
+    let Some((unified, _)) = unified_hierarchy().filter(|_| is_root()) else {
+        skip!("a contained box cannot make cgroups here");
+    };
+    // v1 has no limit of its own.
+    let pids = hierarchies()
+        .into_iter()
+        .find(|root| root.ends_with("pids"));
+    let v1 = pids.map(|root| (root.to_str().unwrap().to_owned(), 1200));
+    for (root, expected) in [(unified, 32)].into_iter().chain(v1) {
+        let script = "ulimit -n 1024; exec \"$TARE\" run --contain -- python3 -c \"$@\"";
+        let mut command = tare.shell_command(script);
+        command.arg("sh").arg(NEST).arg(&root);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = tare.start_command(command).wait().ok();
+        assert_eq!(output.stdout_text(), format!("{expected}\n"), "{output}");
+        tare.nothing_left();
+    }
 }
 
 #[test]

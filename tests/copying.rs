@@ -7,8 +7,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tare_harness::fixture::tree;
-use tare_harness::{Output, Tare, TemporaryDirectory, tare};
+use tare_harness::{Output, Tare, TemporaryDirectory, eventually, tare};
 
 /// A refusal that has nothing to wait for comes well within this.
 const SOON: Duration = Duration::from_secs(10);
@@ -307,6 +308,53 @@ fn a_large_file_passes_in_constant_memory() {
             .status();
         assert!(compared.unwrap().success(), "{name} is another file");
     }
+    tare.remove(&id);
+}
+
+/// A client that is killed while it copies leaves the old file, and no other.
+#[test]
+fn a_copy_that_is_killed_changes_nothing() {
+    let tare = tare!();
+    let id = start(&tare, &[]);
+    let directory = TemporaryDirectory::new();
+    let old = directory.write("old", "old\n");
+    let source = TemporaryDirectory::new();
+    let large = source.join("large");
+    fs::File::create_new(&large)
+        .unwrap()
+        .set_len(200 << 20)
+        .unwrap();
+    inside(&tare, "echo old > /work/f; truncate -s 200M /tmp/large");
+    let before = tare.workload(&id).len();
+    let (old_path, large_path) = (old.display().to_string(), large.display().to_string());
+    for (from, to) in [("a:/tmp/large", &*old_path), (&*large_path, "a:/work/f")] {
+        let client = tare.spawn_call(["cp", from, to]);
+        eventually("the box copies", || tare.workload(&id).len() > before);
+        client.signal(Signal::KILL);
+        client.wait().exited(-9);
+        eventually("the box does not copy any more", || {
+            tare.workload(&id).len() == before
+        });
+    }
+    assert_eq!(fs::read(&old).unwrap(), b"old\n");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    assert_eq!(inside(&tare, "cat /work/f; ls -A /work"), "old\nf\n");
+    tare.remove(&id);
+}
+
+#[test]
+fn a_file_stays_where_there_is_no_room_for_its_new_content() {
+    let tare = tare!();
+    let id = start(&tare, &["--scratch", "16m"]);
+    let directory = TemporaryDirectory::new();
+    let new = directory.write("new", vec![b'x'; 10 << 20]);
+    inside(&tare, "head -c 10485760 /dev/zero > /work/f");
+    copy(&tare, &new, "a:/work/f").exited(1).said(&[
+        "no room for it beside the old file, which is unchanged",
+        "--scratch",
+    ]);
+    let shown = "head -c 10485760 /dev/zero | cmp - /work/f && ls -A /work";
+    assert_eq!(inside(&tare, shown), "f\n");
     tare.remove(&id);
 }
 

@@ -2,7 +2,5 @@
 //! of any command: after the next command nobody is alive and nothing is there that
 //! no box accounts for, and boxes that should live are whole.
 
-#[path = "crash_anywhere/calls.rs"]
 mod calls;
-#[path = "crash_anywhere/instants.rs"]
 mod instants;

@@ -11,13 +11,9 @@
 //! TARE_STEPS_SEED=N    the same choice again
 //! ```
 
-#[path = "crash_steps/faulty.rs"]
 mod faulty;
-#[path = "crash_steps/lane.rs"]
 mod lane;
-#[path = "crash_steps/operations.rs"]
 mod operations;
-#[path = "crash_steps/trials.rs"]
 mod trials;
 
 use operations::{

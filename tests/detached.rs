@@ -4,11 +4,16 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tare_harness::{Process, TemporaryDirectory, eventually, tare, unix_now, unix_seconds};
+use tare_harness::skip::has_program;
+use tare_harness::{
+    Output, Process, Tare, TemporaryDirectory, eventually, in_boxes, skip, tare, unix_now,
+    unix_seconds,
+};
 
 fn names(processes: &[Process]) -> Vec<&str> {
     processes.iter().map(|one| one.name.as_str()).collect()
@@ -322,4 +327,125 @@ fn the_record_is_its_owners_alone() {
         assert!(!text.contains(&secret), "{} has a secret", path.display());
     }
     tare.remove(&id);
+}
+
+/// `tare ARGS` with one kind of system call failing.
+#[track_caller]
+fn with_failing(tare: &Tare, inject: &str, args: &[&str]) -> Output {
+    let mut command = tare.shell_command("exec strace -o /dev/null -e \"$@\"");
+    command.arg("sh").arg(format!("inject={inject}")).arg("--");
+    command.arg(tare.program()).args(args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    tare.start_command(command).wait()
+}
+
+/// Which of the calls of `fcntl` that `tare ARGS` makes duplicate a descriptor.
+fn duplications(tare: &Tare, args: &[&str]) -> Vec<usize> {
+    let directory = TemporaryDirectory::new();
+    let trace = directory.join("trace");
+    let mut command = tare.shell_command("exec strace -e trace=fcntl -o \"$@\"");
+    command.arg("sh").arg(&trace).arg("--");
+    command.arg(tare.program()).args(args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    tare.start_command(command).wait().ok();
+    let trace = fs::read_to_string(trace).expect("strace wrote it");
+    let lines = trace.lines().zip(1..);
+    let duplicates = lines.filter(|(line, _)| line.contains("F_DUPFD_CLOEXEC"));
+    duplicates.map(|(_, number)| number).collect()
+}
+
+#[test]
+fn a_start_that_fails_for_want_of_a_descriptor_leaves_no_box() {
+    let tare = tare!();
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let clear = || {
+        tare.call(["rm", "-f", "--all"]).ok();
+        tare.reap_orphans();
+    };
+    let call = ["run", "-d", "--", "sleep", "1000"];
+    let numbers = duplications(&tare, &call);
+    clear();
+    assert!(!numbers.is_empty());
+    for number in numbers {
+        let inject = format!("fcntl:error=EMFILE:when={number}");
+        let output = with_failing(&tare, &inject, &call);
+        let listed = tare.list();
+        match output.code {
+            0 => assert_eq!(listed.len(), 1, "call {number}: {output}"),
+            _ => assert_eq!(listed.len(), 0, "call {number}: {output}"),
+        }
+        clear();
+    }
+}
+
+#[test]
+fn a_roll_back_that_fails_does_not_hide_why_the_box_could_not_be_made() {
+    let tare = tare!();
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let call = ["run", "-d", "--", "no-such-program"];
+    let output = with_failing(&tare, "unlinkat:error=EIO", &call).exited(127);
+    output.said(&[
+        "no-such-program",
+        "there is no such program",
+        "cannot remove",
+    ]);
+    tare.call(["rm", "-f", "--all"]).ok();
+    tare.reap_orphans();
+}
+
+/// The creator is stopped between the start of the command and the detachment. The
+/// command has ended, and what it left in the background has the box's deadline.
+#[test]
+fn a_box_whose_creator_is_stopped_ends_with_its_timeout() {
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let tare = tare!();
+    // The signal follows the second message, the go; the third asks to detach.
+    let stop = "inject=sendto:signal=STOP:when=2";
+    let mut command = tare.shell_command("exec strace -o /dev/null -e trace=sendto -e \"$@\"");
+    command.args(["sh", stop, "--"]).arg(tare.program());
+    command.args([
+        "run",
+        "-d",
+        "--timeout",
+        "2s",
+        "--",
+        "sh",
+        "-c",
+        "sleep 1000 & true",
+    ]);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let tracer = tare.start_command(command);
+    let mut creator = None;
+    let lives = |creator: i32| in_boxes(creator.unsigned_abs());
+    eventually(
+        "a background process is left, and the creator stopped",
+        || {
+            creator = stopped_child(tracer.pid());
+            creator.is_some_and(|creator| lives(creator) == 2)
+        },
+    );
+    let creator = creator.expect("it was seen");
+    eventually("the box has ended", || lives(creator) == 0);
+    let creator = rustix::process::Pid::from_raw(creator).expect("a process");
+    rustix::process::kill_process(creator, Signal::CONT).unwrap();
+    assert_eq!(tracer.wait().code, 125);
+    tare.nothing_left();
+}
+
+/// A child of this process that a signal has stopped.
+fn stopped_child(pid: u32) -> Option<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let child = children.split_whitespace().next()?.parse().ok()?;
+    let stat = fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
+    let state = stat.rsplit_once(") ")?.1.chars().next()?;
+    matches!(state, 'T' | 't').then_some(child)
 }

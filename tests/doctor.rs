@@ -1,11 +1,22 @@
-//! `tare doctor`: what this host can do, and what tare does where it cannot.
+//! `tare doctor`: what this host can do, and what tare does where it cannot. Whether boxes
+//! can be made it says only after it made one, so each environment in which `run` fails is
+//! entered here, and doctor must give the reason of `run`.
 
-use tare_harness::{Output, tare};
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{Output, Tare, eventually, skip, tare};
+
+const CONTAINER_FILTER: &str = include_str!("probes/container_filter.py");
+/// Doctor's own bound is 10 s; the rest is for a busy host.
+const DOES_NOT_HANG: Duration = Duration::from_secs(30);
 
 #[track_caller]
 fn says_all(output: &Output) {
     let text = output.stdout_text().to_lowercase();
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
     let subjects = [
         "kernel",
         release.trim(),
@@ -42,4 +53,170 @@ fn the_doctor_sees_users_without_privileges_too() {
 fn the_doctor_takes_no_arguments() {
     let tare = tare!();
     tare.call(["doctor", "surplus"]).exited(2).printed("");
+}
+
+/// `tare ARGS` in the environment that the shell function body `enter` makes for its
+/// arguments, of which the first is the program.
+#[track_caller]
+fn inside(tare: &Tare, enter: &str, args: &str) -> Output {
+    tare.shell(&format!("enter() {{ {enter}\n}}\nenter \"$TARE\" {args}"))
+}
+
+/// Every `run` fails there with one sentence that names the cause in these words, and
+/// doctor gives the same hint.
+#[track_caller]
+fn no_box_can_be_made(enter: &str, words: &[&str]) {
+    if !is_root() {
+        skip!("it takes root to make this environment");
+    }
+    let tare = tare!();
+    let run = inside(&tare, enter, "run --quiet -- true");
+    let run = run.exited(125).printed("").said(words);
+    let said = run.stderr_text();
+    assert_eq!(said.lines().count(), 1, "{run}");
+    let hint = said.trim_end().rsplit_once(" (").map(|(_, hint)| hint);
+    let hint = hint.and_then(|hint| hint.strip_suffix(')'));
+    let hint = hint.unwrap_or_else(|| panic!("no hint in {run}"));
+    let doctor = inside(&tare, enter, "doctor").exited(1);
+    let text = doctor.stdout_text();
+    assert!(text.contains("\nNo box can be made here"), "{doctor}");
+    assert!(text.contains(hint), "{hint} is not in {doctor}");
+    assert!(doctor.lasted < DOES_NOT_HANG, "{doctor}");
+}
+
+#[test]
+fn doctor_makes_a_box_before_it_says_that_boxes_can_be_made() {
+    let tare = tare!();
+    let doctor = tare.call(["doctor"]).ok();
+    let text = doctor.stdout_text();
+    assert!(text.contains("made and ended"), "{doctor}");
+    assert!(text.ends_with("\nBoxes can be made here.\n"), "{doctor}");
+}
+
+#[test]
+fn root_without_sys_admin_makes_boxes_as_an_ordinary_user_does() {
+    if !is_root() {
+        skip!("only root can drop root's capabilities");
+    }
+    let tare = tare!();
+    let enter = r#"setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$@""#;
+    inside(&tare, enter, "run -- id -u")
+        .ok()
+        .said(&["without privileges"]);
+    let doctor = inside(&tare, enter, "doctor").ok();
+    assert!(doctor.stdout_text().contains("one id"), "{doctor}");
+}
+
+#[test]
+fn doctor_and_run_name_the_capabilities_that_root_lacks() {
+    no_box_can_be_made(
+        r#"setpriv --bounding-set=-all --inh-caps=-all "$@""#,
+        &["cannot map the box's user ids", "SETFCAP"],
+    );
+}
+
+#[test]
+fn doctor_and_run_name_the_filter_of_a_container() {
+    if !has_program("python3") {
+        skip!("the filter is loaded with python3");
+    }
+    let filter = CONTAINER_FILTER.replace('\'', r"'\''");
+    let enter = format!(
+        "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin \
+         python3 -c '{filter}' \"$@\""
+    );
+    no_box_can_be_made(&enter, &["cannot start the box's keeper", "seccomp"]);
+}
+
+#[test]
+fn doctor_and_run_name_the_mount_that_hides_a_part_of_proc() {
+    no_box_can_be_made(
+        r#"unshare --mount sh -c '
+            mount --bind /proc/sys /proc/sys &&
+            mount -o remount,bind,ro /proc/sys && exec "$@"' sh "$@""#,
+        &["cannot mount proc", "/proc/sys is hidden"],
+    );
+}
+
+#[test]
+fn doctor_and_run_name_a_read_only_state_root() {
+    no_box_can_be_made(
+        r#"unshare --mount sh -c '
+            mount --bind "$TARE_STATE_ROOT" "$TARE_STATE_ROOT" &&
+            mount -o remount,bind,ro "$TARE_STATE_ROOT" && exec "$@"' sh "$@""#,
+        &["cannot make the record", "read-only file system"],
+    );
+}
+
+#[test]
+fn doctor_and_run_name_a_full_state_root() {
+    no_box_can_be_made(
+        r#"unshare --mount sh -c '
+            mount -t tmpfs -o size=64k,mode=700 full "$TARE_STATE_ROOT" &&
+            { cat /dev/zero > "$TARE_STATE_ROOT/filling" 2> /dev/null; exec "$@"; }' sh "$@""#,
+        &["cannot make the record", "is full"],
+    );
+}
+
+/// Without this kind of namespaces, in a user namespace that allows none.
+#[track_caller]
+fn no_box_without(kind: &str, step: &str) {
+    let enter = format!(
+        "unshare --user --map-root-user sh -c \
+         'echo 0 > /proc/sys/user/max_{kind}_namespaces && exec \"$@\"' sh \"$@\""
+    );
+    no_box_can_be_made(&enter, &[step, &format!("user.max_{kind}_namespaces is 0")]);
+}
+
+#[test]
+fn doctor_and_run_name_the_setting_that_allows_no_user_namespace() {
+    no_box_without("user", "cannot start the box's keeper");
+}
+
+#[test]
+fn doctor_and_run_name_the_setting_that_allows_no_pid_namespace() {
+    no_box_without("pid", "cannot start the box's keeper");
+}
+
+#[test]
+fn doctor_and_run_name_the_setting_that_allows_no_network_namespace() {
+    no_box_without("net", "cannot make the box's network");
+}
+
+#[test]
+fn doctor_and_run_name_the_filter_of_the_box_that_they_are_in() {
+    no_box_can_be_made(
+        r#"shift
+           "$TARE" run --quiet -v "$(dirname "$TARE")":/opt/tare \
+               -e TARE_STATE_ROOT=/tmp/inner -- /opt/tare/tare "$@""#,
+        &["cannot start the box's keeper", "the filter of a tare box"],
+    );
+}
+
+#[test]
+fn doctor_answers_when_a_lock_of_the_state_root_is_not_released() {
+    let tare = tare!();
+    tare.run(["--quiet", "--", "true"]).ok();
+    let enter = r#"flock "$TARE_STATE_ROOT/boxes" "$@""#;
+    let doctor = inside(&tare, enter, "doctor").exited(1);
+    assert!(doctor.stdout_text().contains("in time"), "{doctor}");
+    assert!(doctor.lasted < DOES_NOT_HANG, "{doctor}");
+}
+
+#[test]
+fn a_killed_doctor_leaves_nothing() {
+    let tare = tare!();
+    let boxes = tare.state_root().join("boxes");
+    for _ in 0..10 {
+        let doctor = tare.start_command(tare.command(["doctor"]));
+        eventually("doctor makes its box", || {
+            let made = fs::read_dir(&boxes).is_ok_and(|mut boxes| boxes.next().is_some());
+            made || doctor.has_ended()
+        });
+        doctor.signal(Signal::KILL);
+        doctor.wait();
+    }
+    tare.run(["--quiet", "--", "true"]).ok();
+    tare.reap_orphans();
+    tare.nothing_left();
 }

@@ -48,6 +48,64 @@ fn a_keeper_that_does_not_answer_is_not_waited_for_for_ever() {
     tare.remove(&id);
 }
 
+/// The caller's own timeout bounds its wait, and what was refused does not run later.
+#[test]
+fn a_request_that_a_stopped_keeper_did_not_answer_never_runs() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let directory = TemporaryDirectory::new();
+    let file = directory.write("copied", "copied\n").display().to_string();
+    let keeper = tare.keeper(&id);
+    keeper.signal(Signal::STOP);
+    for options in [&["--timeout", "1s"][..], &["--timeout", "1s", "-d"]] {
+        let call = [&["exec"], options, &[&id, "--", "touch", "/work/ran"]].concat();
+        let output = tare.call(call).exited(125).printed("");
+        let output = output.said(&["does not answer", "its keeper is stopped", "SIGCONT"]);
+        assert!(output.lasted < SOON, "{output}");
+    }
+    let client = tare.spawn_call(["exec", &id, "--", "touch", "/work/ran"]);
+    let copy = tare.spawn_call(["cp", &file, &format!("{id}:/work")]);
+    for client in [client, copy] {
+        eventually("it waits for the keeper", || is_waiting(client.pid()));
+        client.signal(Signal::KILL);
+        client.wait().exited(-9);
+    }
+    keeper.signal(Signal::CONT);
+    tare.exec(&id, ["ls", "-A", "/work"]).ok().printed("");
+    tare.remove(&id);
+}
+
+/// In poll(2), which a client enters after it has sent its request.
+fn is_waiting(pid: u32) -> bool {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall"));
+    call.is_ok_and(|call| call.starts_with("271 ") || call.starts_with("7 "))
+}
+
+/// The keeper learns of both ends in one turn of its loop.
+#[test]
+fn an_exec_that_ends_together_with_the_box_has_its_own_exit_code() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let script = "echo ready; read line; exit 7";
+    let mut client = tare.spawn_call(["exec", "-i", &id, "--", "sh", "-c", script]);
+    client.see("ready");
+    let both = tare.workload(&id);
+    let keeper = tare.keeper(&id);
+    keeper.signal(Signal::STOP);
+    client.write(b"\n");
+    for process in both.iter().filter(|one| one.name == "sleep") {
+        process.signal(Signal::KILL);
+    }
+    eventually("both have ended", || {
+        let all = box_processes().into_iter();
+        let mut rest = all.filter(|one| one.pid_namespace == keeper.pid_namespace);
+        rest.all(|one| one.pid == keeper.pid || one.is_zombie)
+    });
+    keeper.signal(Signal::CONT);
+    client.wait().exited(7).printed("ready\n");
+    tare.remove(&id);
+}
+
 #[test]
 fn the_exit_code_is_the_commands_own() {
     let tare = tare!();
@@ -318,6 +376,30 @@ fn a_signal_to_the_client_reaches_the_command() {
     let client = tare.spawn_call(["exec", &id, "--", "sh", "-c", script]);
     client.see("ready").signal(Signal::TERM);
     client.wait().exited(4).printed("ready\ncaught\n");
+    tare.remove(&id);
+}
+
+/// As after KILL, a timeout and a second signal.
+#[test]
+fn a_signal_to_the_client_that_ends_the_command_ends_its_whole_tree() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    let mut other = bystander(&tare, &id);
+    let before = members(&tare, &id);
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129), (Signal::INT, 1)] {
+        let client = tare.spawn_call(["exec", &id, "--", "python3", "-c", TREE]);
+        client.see("ready");
+        assert!(members(&tare, &id).len() >= before.len() + 5);
+        client.signal(signal);
+        let code_seen = client.wait().code;
+        assert_eq!(members(&tare, &id), before, "after {signal:?}");
+        assert!(
+            [code, 128 + signal.as_raw()].contains(&code_seen),
+            "{code_seen}"
+        );
+    }
+    other.write(b"\n");
+    other.wait().ok().printed("up\nstill here\n");
     tare.remove(&id);
 }
 

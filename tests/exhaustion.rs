@@ -121,6 +121,21 @@ fn without_processes_for_tare_boxes_are_cared_for_and_no_new_one_is_made() {
 }
 
 #[test]
+fn without_threads_files_of_an_ended_box_are_refused_with_the_reason() {
+    let tare = tare!();
+    let Some(around) = Around::new("pids", "pids.max", "1") else {
+        skip!("no cgroup with a limit of processes can be made here");
+    };
+    let id = tare.detached(["--keep", "--", "sh", "-c", "echo kept > file"]);
+    tare.ended(&id);
+    let call = format!("cp {id}:/work/file -");
+    under(&tare, &around.limit(), &call)
+        .exited(1)
+        .said(&["cannot start a thread"]);
+    tare.call(["rm", &id]).ok();
+}
+
+#[test]
 fn with_thirty_two_descriptors_boxes_are_cared_for() {
     let tare = tare!();
     let ids = two_boxes(&tare);
@@ -348,13 +363,13 @@ fn a_box_that_has_used_up_its_memory_is_cared_for() {
 }
 
 /// A cgroup for tare itself, with a limit.
-struct Around {
-    directory: PathBuf,
+pub struct Around {
+    pub directory: PathBuf,
 }
 
 impl Around {
     /// In the first hierarchy that knows this file.
-    fn new(controller: &str, file: &'static str, value: &str) -> Option<Self> {
+    pub fn new(controller: &str, file: &'static str, value: &str) -> Option<Self> {
         let name = format!("exhausted-{controller}-{}", std::process::id());
         let roots = hierarchies().into_iter().filter(|_| is_root());
         let mut made = roots.filter_map(|root| {
@@ -369,7 +384,7 @@ impl Around {
     }
 
     /// A shell that goes into it and becomes tare.
-    fn limit(&self) -> String {
+    pub fn limit(&self) -> String {
         format!("echo 0 > {}/cgroup.procs; exec", self.directory.display())
     }
 }

@@ -15,7 +15,7 @@ use tare_control::{
     TerminalPlan, encode,
 };
 
-use super::Random;
+use tare_harness::Random;
 
 /// Where the socket of a box is.
 #[derive(Debug)]

@@ -1,13 +1,11 @@
 //! The oldest kernel that tare runs on, Debian 12's Linux 6.1, with both cgroup
 //! layouts: whatever this host has, the claims in `vm/checks.sh` hold there.
 
-mod vm;
-
 use std::io::Write;
 
 use tare_harness::{skip, tare};
 
-use vm::{Console, Layout, Machine};
+use crate::vm::{Console, Layout, Machine};
 
 /// Fewer, and the script lost some.
 const CHECKS_MIN: usize = 26;

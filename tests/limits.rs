@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tare_harness::{Output, Tare, tare};
+use tare_harness::skip::is_root;
+use tare_harness::{Output, Tare, skip, tare};
 
 /// A box that its timeout ends is gone well within this, on any machine.
 const SOON: Duration = Duration::from_secs(15);
@@ -202,6 +203,28 @@ fn scratch_space_ends_at_its_size() {
         .run(["--scratch", "64m", "--", "python3", "-c", FILL, "/tmp"])
         .ok();
     assert!(filled_kib(&output) > 32 * 1024, "{output}");
+}
+
+#[test]
+fn a_scratch_space_larger_than_the_memory_is_refused_with_both_values() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("without cgroups memory is not limited");
+    }
+    for (options, scratch, memory) in [
+        (&["--scratch", "1g"][..], "1 GiB", "512 MiB"),
+        (&["--scratch", "65m", "--memory", "64m"], "65 MiB", "64 MiB"),
+    ] {
+        for detached in [&[][..], &["-d"]] {
+            let call = detached.iter().chain(options).chain(&["--", "true"]);
+            tare.run(call)
+                .exited(125)
+                .said(&[scratch, memory, "--memory"]);
+        }
+    }
+    tare.run(["--memory", "64m", "--", "true"]).ok();
+    tare.run(["--scratch", "64m", "--memory", "64m", "--", "true"])
+        .ok();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Command;
 
 use tare_harness::fixture::{compiled, tree};
-use tare_harness::{Output, Tare, TemporaryDirectory, skip, tare};
+use tare_harness::{Output, Tare, TemporaryDirectory, eventually, skip, tare};
 
 #[track_caller]
 fn copy(tare: &Tare, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Output {
@@ -134,6 +134,67 @@ fn a_copy_does_not_go_through_a_link_that_an_earlier_one_made() {
     // Whether the link is replaced or the copy refused, the host is as before.
     copy(&tare, "a:/work/d/.", out.path());
     assert_eq!(tree(victim.path()), before);
+    tare.remove(&id);
+}
+
+/// Kills tare's side of ten copies, once it may. The box does not see these processes
+/// in its /proc, but it can try all numbers.
+const KILLER: &str = "import os, time
+while not os.path.exists('/tmp/go'):
+    time.sleep(0.01)
+killed = set()
+while len(killed) < 10:
+    for pid in range(2, 500):
+        try:
+            if not os.path.exists(f'/proc/{pid}'):
+                os.kill(pid, 9)
+                killed.add(pid)
+        except OSError:
+            pass
+os.remove('/tmp/go')
+time.sleep(1000)";
+
+fn start_killer(tare: &Tare) -> String {
+    tare.detached(["--name", "a", "--", "python3", "-c", KILLER])
+}
+
+fn is_killing(tare: &Tare) -> bool {
+    inside(tare, "ls /tmp").contains("go")
+}
+
+/// The process that packs runs as the box's user, so the box can kill it.
+#[test]
+fn a_copy_out_that_the_box_kills_leaves_the_old_file() {
+    let tare = tare!();
+    let id = start_killer(&tare);
+    let out = TemporaryDirectory::new();
+    let old = out.write("old", "old\n");
+    inside(&tare, "truncate -s 200M /work/f; touch /tmp/go");
+    for _ in 0..5 {
+        copy(&tare, "a:/work/f", &old).exited(1);
+        assert_eq!(fs::read(&old).unwrap(), b"old\n");
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1);
+    }
+    tare.remove(&id);
+}
+
+#[test]
+fn a_copy_in_that_the_box_kills_leaves_the_old_file() {
+    let tare = tare!();
+    let id = start_killer(&tare);
+    let source = TemporaryDirectory::new();
+    let new = source.join("new");
+    fs::File::create_new(&new)
+        .unwrap()
+        .set_len(200 << 20)
+        .unwrap();
+    inside(&tare, "echo old > /work/f; touch /tmp/go");
+    for _ in 0..10 {
+        copy(&tare, &new, "a:/work/f").exited(1);
+    }
+    eventually("the killer is done", || !is_killing(&tare));
+    assert_eq!(inside(&tare, "cat /work/f; ls -A /work"), "old\nf\n");
+    copy(&tare, &new, "a:/work/f").ok();
     tare.remove(&id);
 }
 

@@ -354,7 +354,7 @@ plain
     output.printed(expected);
 }
 
-const CONNECT: &str = "import socket, sys
+pub const CONNECT: &str = "import socket, sys
 name = sys.argv[1].replace('@', '\\0')
 try:
     socket.socket(socket.AF_UNIX).connect(name)
@@ -429,7 +429,7 @@ fn a_box_on_the_hosts_network_cannot_reach_abstract_sockets() {
     connect(&["--net", "host", "--quiet"]).said_nothing();
 }
 
-fn landlock_version() -> i64 {
+pub fn landlock_version() -> i64 {
     let script = "import ctypes; print(ctypes.CDLL(None).syscall(444, 0, 0, 1))";
     let output = Command::new("python3")
         .args(["-c", script])

@@ -1,38 +1,25 @@
 //! `tare serve`: the engine over HTTP. One file for each subject.
 
-#[path = "serve/abuse.rs"]
 mod abuse;
-#[path = "serve/boxes.rs"]
+mod bodies;
 mod boxes;
-#[path = "serve/doors.rs"]
+mod connections;
 mod doors;
-#[path = "serve/endurance.rs"]
 mod endurance;
-#[path = "serve/exec.rs"]
 mod exec;
-#[path = "serve/files.rs"]
 mod files;
-#[path = "serve/idempotency.rs"]
+mod hooks;
 mod idempotency;
-#[path = "serve/killed.rs"]
 mod killed;
-#[path = "serve/life.rs"]
 mod life;
-#[path = "serve/operating.rs"]
 mod operating;
-#[path = "serve/pressure.rs"]
 mod pressure;
-#[path = "serve/quotas.rs"]
 mod quotas;
-#[path = "serve/readers.rs"]
 mod readers;
-#[path = "serve/run.rs"]
 mod run;
-#[path = "serve/schema.rs"]
 mod schema;
-#[path = "serve/terminal.rs"]
+mod stopping;
 mod terminal;
-#[path = "serve/watching.rs"]
 mod watching;
 
 use tare_harness::TemporaryDirectory;

@@ -4,10 +4,12 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use tare_harness::{Tare, TemporaryDirectory, tare};
+use tare_harness::skip::has_program;
+use tare_harness::{Tare, TemporaryDirectory, eventually, skip, tare};
 
 /// Ends on TERM with a code of its own; those it started do not.
 const POLITE: &str = "trap 'exit 7' TERM; (trap '' TERM HUP; setsid sleep 1000) & echo up; while :; do sleep 0.02; done";
@@ -169,7 +171,7 @@ fn all_are_removed_at_once() {
 fn a_record_with_nothing_in_it_is_removed() {
     let tare = tare!();
     tare.run(["--", "true"]).ok();
-    for content in [None, Some("record.json"), Some("life"), Some("other")] {
+    for content in [None, Some("record.json"), Some("life")] {
         let id = "aaaabbbbcccc";
         fs::create_dir(tare.record(id)).unwrap();
         if let Some(name) = content {
@@ -283,6 +285,29 @@ fn stop_kill_and_rm_work_on_a_box_that_somebody_is_attached_to() {
     }
 }
 
+/// A keeper that called listen(2) after it had started the command refused the call, and
+/// `stop` killed the box without its grace.
+#[test]
+fn stop_reaches_a_command_as_soon_as_its_output_is_seen() {
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let tare = tare!();
+    let delay = "inject=listen:delay_enter=300000";
+    let mut command = tare.shell_command("exec strace -f -o /dev/null -e \"$@\"");
+    command.arg("sh").arg(delay).arg(tare.program());
+    command.args(["run", "--name", "a", "--", "sh", "-c", POLITE]);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let attached = tare.start_command(command);
+    attached.see("up");
+    tare.call(["stop", "a"]).ok().printed("a\n").said_nothing();
+    assert_eq!(attached.wait().code, 7);
+    tare.nothing_left();
+}
+
 /// Ten seconds for each of many boxes would be minutes for all of them.
 #[test]
 fn several_boxes_are_all_asked_before_the_first_is_ended() {
@@ -316,9 +341,41 @@ fn an_attached_box_is_stopped_whoever_is_faster_with_its_record() {
     for _ in 0..8 {
         let attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
         attached.see("up");
-        tare.call(["stop", "a"]).ok().printed("a\n");
+        // On a busy host the command may get the signal late; nothing is to kill it.
+        tare.call(["stop", "-t", "50s", "a"]).ok().printed("a\n");
         assert_eq!(attached.wait().code, 143);
     }
+}
+
+/// Whoever comes first removes a box of `--rm`: here that is the command itself.
+#[test]
+fn stop_and_rm_of_a_box_that_was_not_to_be_kept_and_has_ended_succeed() {
+    let tare = tare!();
+    for (number, call) in [
+        &["stop", "web"][..],
+        &["stop", "-t", "0", "web"],
+        &["rm", "web"],
+        &["rm", "-f", "web"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for by_name in [true, false] {
+            let id = tare.detached(["--rm", "--name", "web", "--", "sleep", "0.1"]);
+            eventually("it is over", || tare.processes_in(&id).is_empty());
+            let mut call = call.to_vec();
+            if !by_name {
+                call.pop();
+                call.push(&id);
+            }
+            let output = tare.call(&call);
+            assert_eq!(output.code, 0, "{number}: {output}");
+            tare.assert_gone(&id);
+        }
+    }
+    tare.call(["stop", "web"])
+        .exited(1)
+        .said(&["there is no box"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tare_harness::scene::{Fate, pidfd};
 use tare_harness::{Output, Process, Running, Tare, TemporaryDirectory};
 use tare_harness::{box_processes, eventually, hierarchies};
 
-use crate::operations::{CONTENT, HERE, NAME, OTHER_NAME, Whom};
+use crate::crash_steps::operations::{CONTENT, HERE, NAME, OTHER_NAME, Whom};
 
 const BYSTANDER: &str = "bystander";
 /// What a state root has whose boxes are all gone.

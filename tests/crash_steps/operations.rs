@@ -100,7 +100,8 @@ pub const EXEC: Operation = Operation {
     before: Before::Running,
     call: &["exec", NAME, "--", "true"],
     done: &[Running],
-    undone: &[Running],
+    // A keeper that cannot return from the namespace of an exec ends its box.
+    undone: &[Running, Exited],
     failures: &[125, 137],
 };
 

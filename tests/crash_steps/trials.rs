@@ -10,9 +10,9 @@ use tare_harness::scene::Fate;
 use tare_harness::skip::is_root;
 use tare_harness::{Output, eventually, skip, tare};
 
-use crate::faulty;
-use crate::lane::Lane;
-use crate::operations::{Before, CONTENT, NAME, Operation, RUN_DETACHED, Whom};
+use crate::crash_steps::faulty;
+use crate::crash_steps::lane::Lane;
+use crate::crash_steps::operations::{Before, CONTENT, NAME, Operation, RUN_DETACHED, Whom};
 
 /// How many operations are tried beside each other.
 const LANES: usize = 2;
@@ -70,10 +70,10 @@ pub fn each_step(operation: &'static Operation, whom: Whom) {
         skip!("only the boxes of root have cgroups to find them by");
     }
     let Some(faulty) = faulty::tare() else {
-        skip!("nobody is here to build a tare with faults");
+        skip!("tests/build-faults has not built target/faults/tare");
     };
     let tare = tare!();
-    let lanes: Vec<Lane<'_>> = (0..LANES).map(|_| Lane::new(&tare, faulty)).collect();
+    let lanes: Vec<Lane<'_>> = (0..LANES).map(|_| Lane::new(&tare, &faulty)).collect();
     let first = steps_before(&lanes[0], operation, whom) + 1;
     let mut failures = Vec::new();
     for fault in Fault::all() {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tare_harness::scene::Fate;
 
-use crate::command::{Command, Verb};
+use crate::histories::command::{Command, Verb};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -106,10 +106,13 @@ impl Model {
         }
         let before = self.fates(&command.name);
         let possible = before.iter().map(|on| effect(command.verb, *on));
-        let after: BTreeSet<Fate> = possible
+        let mut after: BTreeSet<Fate> = possible
             .filter(|(expected, _)| *expected == outcome)
             .map(|(_, fate)| fate)
             .collect();
+        if outcome == Outcome::Done && self.may_end_half_a_box(command) {
+            after.insert(Fate::Absent);
+        }
         if after.is_empty() {
             return Err(format!(
                 "{command} was {outcome:?} on a box that was {before:?}"
@@ -128,6 +131,24 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Half a box, of a creator that was killed, is removed by the command that is to end
+    /// it: what was asked for is so.
+    fn may_end_half_a_box(&self, command: &Command) -> bool {
+        let is_end = match command.verb {
+            Verb::Stop | Verb::Kill | Verb::Remove | Verb::RemoveByForce => true,
+            Verb::Start
+            | Verb::Exec
+            | Verb::Copy
+            | Verb::Pause
+            | Verb::Resume
+            | Verb::Update
+            | Verb::Wait
+            | Verb::Rename
+            | Verb::List => false,
+        };
+        is_end && self.unborn.contains(&command.name)
     }
 
     fn renamed(&mut self, command: &Command, outcome: Outcome) -> Result<(), String> {

@@ -1,14 +1,18 @@
 //! A. A kill that does not reach the whole tree.
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
+use serde_json::json;
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{Running, eventually, fixture, hierarchies, skip, unprivileged};
+use tare_harness::{
+    Freezer, Running, Server, TemporaryDirectory, eventually, fixture, skip, unprivileged,
+};
 
-use crate::case::{Case, case, times};
+use crate::leaks::c::{is_free, listener};
+use crate::leaks::case::{Case, case, times};
 
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(20);
@@ -214,39 +218,210 @@ fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
     case.remove(&id);
 }
 
-/// A cgroup whose processes take no signal, SIGKILL neither (freezer-subsystem.rst).
-struct Freezer(PathBuf);
+/// A process of a box that everything else of it depends on.
+#[derive(Debug, Clone, Copy)]
+enum Anchor {
+    Keeper,
+    Command,
+}
 
-impl Freezer {
-    fn new() -> Option<Self> {
-        let name = format!("frozen-by-a-test-{}", std::process::id());
-        let mut roots = hierarchies().into_iter().filter(|_| is_root());
-        let root = roots.find(|root| root.ends_with("freezer"))?;
-        fs::create_dir(root.join(&name)).ok()?;
-        Some(Self(root.join(name)))
-    }
-
-    fn freeze(&self, pid: u32) {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("root may move it");
-        self.set("FROZEN");
-        eventually("it is frozen", || {
-            fs::read_to_string(self.0.join("freezer.state")).is_ok_and(|it| it == "FROZEN\n")
-        });
-    }
-
-    fn thaw(&self) {
-        self.set("THAWED");
-    }
-
-    fn set(&self, state: &str) {
-        fs::write(self.0.join("freezer.state"), state).expect("the cgroup is ours");
+/// A18, pelagos: the anchor process was gone, so the record was dropped, and no record
+/// named the other processes of the box.
+#[test]
+fn whichever_anchor_is_killed_the_rest_of_the_box_ends_and_its_port_binds() {
+    let case = case();
+    for anchor in [Anchor::Keeper, Anchor::Command] {
+        let (id, port) = listener(&case);
+        let background = [
+            "exec",
+            "-d",
+            &id,
+            "--",
+            "sh",
+            "-c",
+            "setsid sleep 1000 & sleep 1000",
+        ];
+        case.call(background).ok();
+        let client = case.spawn_call(["exec", &id, "--", "sh", "-c", "echo up; sleep 1000"]);
+        client.see("up");
+        let keeper = case.keeper(&id);
+        // The command is the oldest child of the keeper.
+        let children = case.workload(&id).into_iter();
+        let command = children.filter(|one| one.parent == keeper.pid);
+        let command = command.min_by_key(|one| one.pid).expect("it has a command");
+        match anchor {
+            Anchor::Keeper => keeper.signal(Signal::KILL),
+            Anchor::Command => command.signal(Signal::KILL),
+        }
+        assert_ne!(client.wait().code, 0, "{anchor:?}");
+        case.ended(&id);
+        case.assert_over(&id);
+        assert!(is_free(port), "{anchor:?}");
+        case.remove(&id);
     }
 }
 
-impl Drop for Freezer {
-    fn drop(&mut self) {
-        self.thaw();
-        // Whoever was in there is gone, or its test has failed.
-        let _ = fs::remove_dir(&self.0);
+/// A18, pelagos: the record of a box was dropped while a process of it lived.
+#[test]
+fn the_record_of_a_killed_keeper_stays_while_a_process_of_its_box_lives() {
+    let case = case();
+    let Some(freezer) = Freezer::new() else {
+        skip!("a v1 freezer is needed to make a process that cannot die, and root");
+    };
+    let id = case.up(&["--rm"], "sleep 1000 & echo up; wait");
+    let sleeper = case
+        .workload(&id)
+        .into_iter()
+        .find(|one| one.name == "sleep");
+    freezer.freeze(sleeper.expect("it sleeps").pid);
+    case.keeper(&id).signal(Signal::KILL);
+    for call in [&["ls"][..], &["sweep"], &["run", "--", "true"]] {
+        case.call(call);
+        assert!(case.record(&id).exists(), "{call:?}");
     }
+    assert!(case.listed(&id).is_some());
+    freezer.thaw();
+    eventually("everyone in the box is gone", || {
+        case.processes_in(&id).is_empty()
+    });
+    case.call(["sweep"]).ok();
+    case.assert_gone(&id);
+}
+
+/// Writes as many MiB as it is told into a file of this directory that has no name any
+/// more, says so, and holds the file open.
+const UNLINKED: &str = "import os, sys, time
+path = os.path.join(sys.argv[1], 'unlinked')
+file = open(path, 'wb')
+os.unlink(path)
+for _ in range(int(sys.argv[2])):
+    file.write(bytes(1 << 20))
+file.flush()
+print('up', flush=True)
+time.sleep(1000)";
+
+/// How many bytes are used where this directory of a box is, as the box sees it.
+#[track_caller]
+fn used_inside(case: &Case, id: &str, directory: &str) -> u64 {
+    let script = "import os, sys
+space = os.statvfs(sys.argv[1])
+print((space.f_blocks - space.f_bfree) * space.f_frsize)";
+    let output = case.exec(id, ["python3", "-c", script, directory]).ok();
+    output.stdout_text().trim().parse().expect("a number")
+}
+
+/// A19, codex: a child that no record named wrote 205 GB into a deleted file, which `du`
+/// does not see.
+#[test]
+fn an_unlinked_file_counts_while_it_is_open_and_no_longer() {
+    let case = case();
+    if !is_root() {
+        skip!("only root may mount a volume of its own size");
+    }
+    let mib = times(24, 500);
+    // Room for one such file, and not for two.
+    let room = format!("{}m", mib + mib / 2);
+    let disk = Disk::new(&room);
+    let volume = format!("{}:/data", disk.path().display());
+    let memory = format!("{}m", 5 * mib + 64);
+    let options = ["--scratch", &room, "--memory", &memory, "-v", &volume];
+    let command = ["--", "sleep", "1000"];
+    let id = case.detached(options.iter().chain(&command));
+    let written = (mib as u64) << 20;
+    for directory in ["/work", "/tmp", "/data"] {
+        let before = used_inside(&case, &id, directory);
+        let count = mib.to_string();
+        let write = ["python3", "-c", UNLINKED, directory, &count];
+        let client = case.spawn_call(["exec", &id, "--"].iter().chain(&write));
+        client.see("up");
+        assert!(used_inside(&case, &id, directory) >= before + written);
+        if directory != "/data" {
+            let counted = case.json(["stats", "--json", &id])[0]["scratch_bytes"].as_u64();
+            assert!(counted >= Some(written), "{directory}: {counted:?}");
+        }
+        // A second one finds no room, although no name is in its way.
+        let full = case.exec(&id, write).exited(1);
+        assert!(full.stderr_text().contains("No space left"), "{full}");
+        client.signal(Signal::KILL);
+        client.wait();
+        eventually("the room is free again", || {
+            used_inside(&case, &id, directory) <= before
+        });
+    }
+    let write = ["python3", "-c", UNLINKED, "/data", "8"];
+    case.call(["exec", "-d", &id, "--"].iter().chain(&write))
+        .ok();
+    case.logged(&id, "up");
+    case.remove(&id);
+    assert_eq!(disk.used(), 0);
+}
+
+/// A disk of its own size, for a volume.
+struct Disk(TemporaryDirectory);
+
+impl Disk {
+    fn new(size: &str) -> Self {
+        let directory = TemporaryDirectory::new();
+        let options = std::ffi::CString::new(format!("size={size},mode=777")).expect("no zero");
+        let flags = MountFlags::empty();
+        let path = directory.path();
+        mount("none", path, "tmpfs", flags, Some(options.as_c_str())).expect("root may mount");
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn used(&self) -> u64 {
+        let space = rustix::fs::statvfs(self.path()).expect("it is mounted");
+        (space.f_blocks - space.f_bfree) * space.f_frsize
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // A test that fails may have left a process in it.
+        unmount(self.path(), UnmountFlags::DETACH).expect("it is ours");
+    }
+}
+
+/// A16, e2b: a once-cell kept the failure of a stop, so that no later stop tried again.
+#[test]
+fn a_stop_that_failed_is_tried_again_by_the_next_stop_and_by_the_server() {
+    let case = case();
+    let Some(freezer) = Freezer::new() else {
+        skip!("there is no freezer of cgroup version 1");
+    };
+    let server = Server::start(&case, &[]);
+    for asks_again in [true, false] {
+        let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
+        let id = made.was(201).json()["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
+        let stop = || server.post(&format!("/v1/boxes/{id}/stop"), &json!({ "grace_ms": 0 }));
+        freezer.freeze(case.workload(&id)[0].pid);
+        let refused = stop().refused(503, "stuck");
+        assert!(
+            refused.text().contains("does not die"),
+            "{}",
+            refused.text()
+        );
+        assert!(refused.header("retry-after").is_some());
+        let look = server.get(&format!("/v1/boxes/{id}")).was(200).json();
+        assert_eq!(look["state"], "stuck", "{look}");
+        freezer.thaw();
+        if asks_again {
+            assert_eq!(stop().was(200).json()["state"], "exited");
+        }
+        // No command and no request helps the server here.
+        eventually("all of it is gone", || {
+            case.processes_in(&id).is_empty() && case.cgroups_of(&id).is_empty()
+        });
+        server
+            .delete(&format!("/v1/boxes/{id}?force=true"))
+            .was(204);
+    }
+    server.stop().ok();
 }

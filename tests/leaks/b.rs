@@ -3,18 +3,20 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::json;
 use tare_harness::random::{Random, fresh_seed};
 use tare_harness::scene::{Expected, Fate, Scene, in_lanes};
 use tare_harness::skip::has_program;
 use tare_harness::{
-    Running, TemporaryDirectory, eventually, eventually_within, in_boxes, skip, tare,
+    Running, Server, TemporaryDirectory, eventually, eventually_within, in_boxes, skip, tare,
 };
 
-use crate::case::{Case, case, times, traced};
+use crate::leaks::case::{Case, case, times, traced};
 
 const SLEEPERS: &str =
     "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
@@ -310,4 +312,81 @@ fn boxes_are_found_by_whoever_comes_next_and_has_never_heard_of_them() {
     assert_eq!(case.footprint().processes, []);
     assert!(case.list().is_empty());
     case.nothing_left();
+}
+
+/// B15, OpenShell: the row that said which server owns a box outlived the server, and
+/// every new one was refused for 260 s.
+#[test]
+fn the_next_server_uses_a_box_at_once_however_the_last_one_ended() {
+    let case = case();
+    let before = case.uid_claims();
+    for signal in [Signal::TERM, Signal::KILL] {
+        let server = Server::start(&case, &[]);
+        let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
+        let id = made.was(201).json()["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
+        // It ends in the middle of a change and of an exec.
+        let path = format!("/v1/boxes/{id}");
+        let lease = server.send("POST", &format!("{path}/lease"), &[JSON], LEASE);
+        let exec = server.send("POST", &format!("{path}/exec"), &[JSON], SLEEPING);
+        server.signal(signal);
+        match signal {
+            Signal::KILL => drop(server.kill()),
+            _ => drop(server.stop()),
+        }
+        drop((lease, exec));
+        let next = Server::start(&case, &[]);
+        let asked = Instant::now();
+        let used = next.post(
+            &format!("/v1/boxes/{id}/exec"),
+            &json!({"command": ["true"]}),
+        );
+        assert_eq!(used.was(200).json()["exit_code"], 0);
+        assert!(
+            asked.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            asked.elapsed()
+        );
+        next.delete(&format!("/v1/boxes/{id}?force=true"));
+        case.assert_gone(&id);
+        next.stop();
+    }
+    assert_eq!(case.uid_claims(), before);
+}
+
+const JSON: (&str, &str) = ("Content-Type", "application/json");
+const LEASE: &[u8] = br#"{"lease_ms":60000}"#;
+const SLEEPING: &[u8] = br#"{"command":["sleep","1000"]}"#;
+
+/// B16, CubeSandbox: the process that had paused a box had to renew the pause, and a
+/// stop of that process for 30 s thawed the box.
+#[test]
+fn a_box_stays_paused_while_the_server_that_paused_it_is_stopped_or_killed() {
+    let case = case();
+    let counted = TemporaryDirectory::new();
+    fs::set_permissions(counted.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let volume = format!("{}:/out", counted.text());
+    let script = "echo up; while :; do printf x >> /out/count; sleep 0.01; done";
+    let id = case.up(&["-v", &volume], script);
+    let count = || fs::metadata(counted.join("count")).map_or(0, |file| file.len());
+    let server = Server::start(&case, &[]);
+    let paused = server.post(&format!("/v1/boxes/{id}/pause"), &json!({}));
+    if paused.status == 422 {
+        case.remove(&id);
+        skip!("boxes cannot be paused here: {}", paused.text());
+    }
+    assert!(paused.status < 300, "{}", paused.text());
+    let before = count();
+    server.signal(Signal::STOP);
+    // Not a wait for something, and bounded: a box that ran would count meanwhile.
+    std::thread::sleep(Duration::from_secs(times(1, 60) as u64));
+    assert_eq!(count(), before);
+    server.signal(Signal::CONT);
+    server.kill();
+    assert_eq!((case.state(&id).as_str(), count()), ("paused", before));
+    case.call(["resume", &id]).ok();
+    eventually("it goes on where it was", || count() > before);
+    case.remove(&id);
 }

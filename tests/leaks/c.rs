@@ -3,22 +3,26 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tare_harness::account::change;
+use tare_harness::account::{change, write_lines};
 use tare_harness::random::{Random, fresh_seed};
-use tare_harness::skip::is_root;
+use tare_harness::skip::{has_program, is_root};
 use tare_harness::witness::{assert_untouched, stranger};
-use tare_harness::{Output, Running, TemporaryDirectory, eventually, eventually_within, skip};
+use tare_harness::{
+    Output, Running, Server, TemporaryDirectory, eventually, eventually_within, skip, unprivileged,
+};
 
-use crate::case::{Case, case, times};
+use crate::leaks::case::{Case, case, times, traced};
 
 /// A box on the network of the host that listens on a port; which one.
 #[track_caller]
-fn listener(case: &Case) -> (String, u16) {
+pub fn listener(case: &Case) -> (String, u16) {
     let script = "import socket, time
 server = socket.create_server(('127.0.0.1', 0))
 print('port', server.getsockname()[1], 'is open', flush=True)
@@ -31,7 +35,7 @@ time.sleep(1000)";
     (id, port.expect("it says a number"))
 }
 
-fn is_free(port: u16) -> bool {
+pub fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
@@ -325,6 +329,206 @@ fn a_box_is_listed_and_removed_whatever_its_record_has_become() {
     case.nothing_left();
 }
 
+/// What `ls` and `sweep` do with a box that they cannot see, as root and as a user
+/// without privileges, whose boxes have no cgroup to be seen in.
+#[track_caller]
+fn assert_unseen_boxes_stay(case: &Case) {
+    let kept = case.detached(["--quiet", "--", "sleep", "1000"]);
+    let removed = case.detached(["--quiet", "--rm", "--", "sleep", "1000"]);
+    let before = case.footprint();
+    // The first process that a tare opens is itself: without that it refuses to work.
+    let mut faults = vec![
+        "pidfd_open:error=EMFILE:when=2+".to_owned(),
+        "pidfd_open:error=EPERM:when=2+".to_owned(),
+        "pidfd_open,socket:error=EMFILE:when=2+".to_owned(),
+        "pidfd_open,connect:error=EAGAIN:when=2+".to_owned(),
+    ];
+    // From so many descriptors on there is none left.
+    let steps = (1..DESCRIPTORS_MAX).step_by(times(5, 1));
+    faults.extend(steps.map(|it| format!("{OPENING}:error=EMFILE:when={it}+")));
+    for fault in faults {
+        let inject = format!("inject={fault}");
+        for call in [&["sweep"][..], &["ls", "-a"]] {
+            let output = traced(case, &["-e", &inject], call);
+            assert_eq!(case.footprint(), before, "{fault}: {output}");
+            let said = output.stdout_text() + &output.stderr_text();
+            assert!(!said.contains("exited"), "{fault}: {output}");
+            if fault.starts_with("pidfd_open") {
+                let is_named = [&kept, &removed].iter().all(|id| said.contains(&***id));
+                assert!(is_named, "{fault}: {output}");
+            }
+        }
+    }
+    for id in [kept, removed] {
+        assert_eq!(case.state(&id), "running");
+        case.exec(&id, ["true"]).ok();
+        case.call(["rm", "-f", &id]).ok();
+    }
+}
+
+/// Calls that take a descriptor.
+const OPENING: &str = "open,openat,openat2,pidfd_open,socket";
+
+/// More than `ls` and `sweep` take of them.
+const DESCRIPTORS_MAX: usize = 80;
+
+/// C21, vm0: a collector without descriptors took a process that it could not see for
+/// gone, and deleted the directory of a live machine.
+#[test]
+fn a_sweep_that_cannot_see_a_live_box_leaves_it_and_names_it() {
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    assert_unseen_boxes_stay(&case());
+    assert_unseen_boxes_stay(&Case::of(unprivileged!()));
+}
+
+/// `tare ARGS` as the user that owns the boxes, where `/proc` shows a user only the
+/// processes that it may trace (proc(5)). A keeper is not one of them.
+#[track_caller]
+fn where_keepers_are_hidden(case: &Case, args: &[&str]) -> Output {
+    let owner = fs::metadata(case.state_root()).expect("it is there");
+    let (uid, gid) = (owner.uid().to_string(), owner.gid().to_string());
+    let mut command = Command::new("unshare");
+    let script = "mount -t proc -o hidepid=2 proc /proc && exec setpriv \"$@\"";
+    command.args(["--mount", "--", "sh", "-c", script, "sh"]);
+    command.args(["--clear-groups", "--reuid", &uid, "--regid", &gid, "--"]);
+    command.arg(case.program()).args(args);
+    command.env("TARE_STATE_ROOT", case.state_root());
+    case.start_piped(command).wait()
+}
+
+/// C21, vm0: where processes are hidden from the collector it took them for gone.
+#[test]
+fn a_box_whose_keeper_is_hidden_from_its_owner_is_listed_kept_and_removed() {
+    if !is_root() {
+        skip!("only root may hide processes");
+    }
+    let case = Case::of(unprivileged!());
+    let id = case.detached(["--quiet", "--", "sleep", "1000"]);
+    let before = case.footprint();
+    for call in [&["sweep"][..], &["ls", "-a"], &["audit"]] {
+        let output = where_keepers_are_hidden(&case, call);
+        assert_eq!(case.footprint(), before, "{output}");
+    }
+    assert_eq!(case.state(&id), "running");
+    let removed = where_keepers_are_hidden(&case, &["rm", "-f", &id]);
+    // It ends the box, or says that it cannot; a box that lives keeps its record.
+    let left = case.footprint();
+    match removed.code {
+        0 => assert!(
+            left.processes.is_empty() && left.records.is_empty(),
+            "{removed}"
+        ),
+        _ => assert_eq!(left, before, "{removed}"),
+    }
+    case.call(["rm", "-f", "--all"]).ok();
+}
+
+/// Runs tare as the first process of a PID namespace, as a container does.
+const FIRST: &str = "exec unshare --pid --fork --kill-child --mount-proc \"$TARE\" \"$@\"";
+
+/// C23, gominimal: directories bore the pid of their maker, which in a container is 1
+/// before and after a restart, and nothing was ever reclaimed.
+#[test]
+fn a_server_that_is_pid_1_again_reclaims_dead_boxes_and_no_other() {
+    let case = case();
+    if !is_root() {
+        skip!("only root can make a PID namespace alone");
+    }
+    let live = case.idle_box();
+    let mut dead: Vec<String> = Vec::new();
+    for _life in 0..3 {
+        let mut command = case.shell_command(FIRST);
+        command.args(["sh", "serve", "--listen", "127.0.0.1:0"]);
+        let server = Server::start_command(&case, command);
+        for id in &dead {
+            let path = format!("/v1/boxes/{id}");
+            eventually("the box of an earlier life is over", || {
+                server.get(&path).json()["state"] == "exited"
+            });
+        }
+        let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
+        let id = made.was(201).json()["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
+        assert_eq!(case.processes_in(&id).len(), 2);
+        server.kill();
+        eventually("its namespace is gone", || {
+            case.processes_in(&id).is_empty()
+        });
+        dead.push(id);
+    }
+    assert_eq!(case.state(&live), "running");
+    case.exec(&live, ["true"]).ok();
+    eventually("only the live box holds user ids", || {
+        case.uid_claims() == 1
+    });
+    case.call(["rm", "-f", "--all"]).ok();
+}
+
+/// C28, opengeni: writing the tag of a machine failed silently, and the sweep killed it
+/// because it had no tag.
+#[test]
+fn a_box_that_cannot_be_marked_is_not_made() {
+    let case = case();
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let call = ["run", "-d", "--name", "a", "--", "sleep", "1000"];
+    let mut failed = 0;
+    for number in 1..=MARKS_MAX {
+        for fault in [
+            "write,pwrite64:error=ENOSPC",
+            "mkdir,mkdirat,symlinkat:error=ENOSPC",
+        ] {
+            let inject = format!("inject={fault}:when={number}");
+            let output = traced(&case, &["-e", &inject], &call);
+            let listed = case.list();
+            match output.code {
+                0 => {
+                    let id = output.stdout_text().trim().to_owned();
+                    assert!(keeper_on_record(&case, &id).is_some(), "{inject}");
+                    assert_eq!(listed[0]["name"], "a", "{inject}");
+                    case.remove(&id);
+                }
+                _ => {
+                    failed += 1;
+                    assert!(listed.is_empty(), "{inject}: {output}");
+                }
+            }
+            case.nothing_left();
+        }
+    }
+    assert!(failed > 4, "only {failed} marks were met");
+}
+
+/// More than a creator makes of them.
+const MARKS_MAX: usize = 12;
+
+/// C28, opengeni: the sweep killed a live machine because it was old.
+#[test]
+fn a_sweep_ends_no_box_for_its_age() {
+    let case = case();
+    let old = case.detached(["--lease", "never", "--", "sleep", "1000"]);
+    let unmarked = case.idle_box();
+    let birth = json!({"created_at": "2001-01-01T00:00:00.000Z", "created_ns": 1});
+    change(&case.record(&old), "intent", &birth);
+    write_lines(&case.record(&unmarked), &[]);
+    let touched = case.shell("find \"$TARE_STATE_ROOT\" -exec touch -d 2001-01-01 {} +");
+    touched.ok();
+    let before = case.footprint();
+    for call in [&["sweep"][..], &["ls", "-a"], &["run", "--", "true"]] {
+        case.call(call);
+        assert_eq!(case.footprint(), before, "{call:?}");
+    }
+    assert_eq!(case.state(&old), "running");
+    assert_eq!(case.state(&unmarked), "stuck");
+    case.remove(&old);
+    case.remove(&unmarked);
+}
+
 /// C19, Hugging Face: to kill an id that did not exist was a success.
 #[test]
 fn who_ends_what_is_not_there_is_told_so() {
@@ -341,4 +545,51 @@ fn who_ends_what_is_not_there_is_told_so() {
     case.call(["kill", &id]).exited(1).printed("");
     case.remove(&id);
     case.call(["rm", "-f", &id]).exited(1).printed("");
+}
+
+/// C27, e2b: one index was swept, and a second one kept the boxes that were gone.
+#[test]
+fn a_record_that_vanishes_under_the_server_leaves_every_count() {
+    let case = case();
+    // The key is `secret`.
+    let key = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let text = format!("[[keys]]\nname = 'ci'\nsha256 = '{key}'\nboxes = 1\n");
+    let server = Server::start_configured(&case, &text);
+    let ask = |method: &str, path: &str, body: &str| {
+        let headers = [
+            ("Content-Type", "application/json"),
+            ("X-API-Key", "secret"),
+        ];
+        server.ask(method, path, &headers, body.as_bytes())
+    };
+    let create = || {
+        ask(
+            "POST",
+            "/v1/boxes",
+            r#"{"name":"a","command":["sleep","1000"]}"#,
+        )
+    };
+    let live = |count: &str| {
+        let metrics = ask("GET", "/metrics", "").was(200).text();
+        metrics
+            .lines()
+            .any(|line| line == format!("tare_boxes_live {count}"))
+    };
+    for _ in 0..3 {
+        let made = create().was(201).json();
+        let id = made["id"].as_str().expect("an id");
+        let exec = r#"{"command":["sleep","1000"],"detach":true}"#;
+        let exec = ask("POST", "/v1/boxes/a/exec", exec).was(202).json();
+        let exec = exec["id"].as_str().expect("an id").to_owned();
+        eventually("it is counted", || live("1"));
+        create().refused(429, "quota_boxes");
+        fs::remove_dir_all(case.record(id)).expect("it is there");
+        ask("POST", "/v1/sweep", "{}").was(200);
+        eventually("it is not counted", || live("0"));
+        let listed = ask("GET", "/v1/boxes?all=true", "").was(200).json();
+        assert_eq!(listed["boxes"], json!([]));
+        ask("GET", &format!("/v1/boxes/{id}/execs/{exec}"), "").refused(404, "no_such_box");
+        case.assert_over(id);
+    }
+    server.stop().ok();
 }

@@ -9,7 +9,7 @@ use tare_harness::skip::is_root;
 use tare_harness::{Output, Running, Tare, eventually, tare, unified_hierarchy};
 
 /// Set, a case repeats itself as often as the catalogue asks for.
-const WHOLE: &str = "TARE_LEAKS_WHOLE";
+const WHOLE: &str = "TARE_LONG";
 
 /// A tare that is to leave nothing: when this is dropped, the host is as before.
 pub struct Case(Tare);

@@ -3,13 +3,17 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::json;
 use tare_harness::scene::in_lanes;
 use tare_harness::skip::is_root;
-use tare_harness::{TemporaryDirectory, eventually, hierarchies, skip, unprivileged};
+use tare_harness::{
+    Server, TemporaryDirectory, eventually, hierarchies, skip, unified_hierarchy, unprivileged,
+};
 
-use crate::case::{Case, case, times};
+use crate::leaks::case::{Case, case, times};
 
 /// How many cgroups that are gone the kernel may keep: some hold pages that nobody has
 /// wanted back yet. A leak is one for each box, or more.
@@ -167,21 +171,28 @@ fn deepest(case: &Case, id: &str) -> Option<PathBuf> {
     cgroups.find_map(|it| [it.join("work"), it].into_iter().find(has_nested))
 }
 
-/// As many processes as the catalogue asks for, of whoever starts it; it says `up`.
+/// As many processes as the catalogue asks for, of the user that starts it; it says `up`,
+/// and ends after all of them.
 const CROWD: &str = "import os, signal
-for _ in range(2000):
-    if os.fork() == 0:
+def started():
+    pid = os.fork()
+    if pid == 0:
         signal.pause()
+    return pid
+crowd = [started() for _ in range(2000)]
 print('up', flush=True)
 os.read(0, 1)
-os.killpg(0, signal.SIGKILL)";
+for pid in crowd:
+    os.kill(pid, signal.SIGKILL)
+for pid in crowd:
+    os.waitpid(pid, 0)";
 
 /// D8, boxlite: a limit of processes counted all that the user had, and with many of
 /// them no box could start.
 #[test]
 fn a_user_with_two_thousand_processes_gets_a_box_with_a_limit_of_its_own() {
     let case = Case::of(unprivileged!());
-    let mut crowd = case.shell_command("exec setsid python3 -c \"$0\"");
+    let mut crowd = case.shell_command("exec python3 -c \"$0\"");
     crowd.arg(CROWD);
     let mut crowd = case.start_piped(crowd);
     crowd.see("up");
@@ -200,5 +211,159 @@ except BlockingIOError:
     let made: u32 = output.stdout_text().trim().parse().expect("a number");
     assert!((24..32).contains(&made), "{output}");
     crowd.write(b"\n");
-    crowd.wait().exited(-9);
+    crowd.wait().ok();
+}
+
+/// A shell that starts itself, twice, for ever.
+const BOMB: &str = "printf '#!/bin/sh\\n/work/bomb & /work/bomb & wait\\n' > /work/bomb
+                    chmod +x /work/bomb; exec /work/bomb";
+
+/// What is allowed in a box, by each of its cgroups that has a limit of this name.
+fn limits_in(cgroups: &[PathBuf], files: &[&str]) -> Vec<u64> {
+    let files = cgroups
+        .iter()
+        .flat_map(|one| files.iter().map(|file| one.join(file)));
+    let texts = files.filter_map(|file| fs::read_to_string(file).ok());
+    texts.filter_map(|text| text.trim().parse().ok()).collect()
+}
+
+/// It has a limit on processes and one on memory that a host survives.
+#[track_caller]
+fn assert_limited(cgroups: &[PathBuf]) {
+    let pids = limits_in(cgroups, &["pids.max"]);
+    assert!(pids.iter().any(|it| *it <= 4096), "{cgroups:?}: {pids:?}");
+    let memory = limits_in(cgroups, &["memory.max", "memory.limit_in_bytes"]);
+    assert!(
+        memory.iter().any(|it| *it <= 4 << 30),
+        "{cgroups:?}: {memory:?}"
+    );
+}
+
+/// Kernel memory that is not given back on demand, of the whole host.
+fn slab_kib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("SUnreclaim:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    kib.expect("as in proc_meminfo(5)")
+}
+
+/// What other tests may use of it meanwhile.
+const SLAB_KIB_MAX: u64 = 256 << 10;
+
+/// D9, codex: without a limit on processes a shell that started itself used up kernel
+/// memory, and the host froze twice.
+#[test]
+fn by_default_a_shell_that_starts_itself_is_refused_inside_and_the_host_recovers() {
+    let case = case();
+    if !is_root() {
+        skip!("without root a box has no cgroup");
+    }
+    let server = Server::start(&case, &[]);
+    let waiting = json!({"command": ["sleep", "1000"]});
+    let made = server.post("/v1/boxes", &waiting).was(201).json();
+    let id = made["id"].as_str().expect("an id");
+    assert_limited(&case.cgroups_of(id));
+    server.delete(&format!("/v1/boxes/{id}?force=true"));
+    let run = server.send(
+        "POST",
+        "/v1/run",
+        &[("Content-Type", "application/json")],
+        waiting.to_string().as_bytes(),
+    );
+    eventually("the one-shot runs", || {
+        case.footprint().processes.len() == 2
+    });
+    assert_limited(&case.footprint().cgroups.into_iter().collect::<Vec<_>>());
+    drop(run);
+    server.stop();
+    let slab = slab_kib();
+    let bombing = case.spawn(["--timeout", "60s", "--", "sh", "-c", BOMB]);
+    eventually("it is refused more processes", || {
+        bombing
+            .stderr_so_far()
+            .to_lowercase()
+            .contains("cannot fork")
+    });
+    assert_limited(&case.footprint().cgroups.into_iter().collect::<Vec<_>>());
+    bombing.signal(Signal::KILL);
+    bombing.wait();
+    eventually("nobody is left", || case.footprint().processes.is_empty());
+    case.call(["ls"]).ok();
+    case.reap_orphans();
+    eventually("the kernel's memory is free again", || {
+        slab_kib() <= slab + SLAB_KIB_MAX
+    });
+}
+
+/// Counts into files of the directory `$OUT`, in cgroups that the box made below its own
+/// and beside it; says `up`.
+fn counting_in_cgroups(out: &TemporaryDirectory) -> Option<String> {
+    let (point, _) = unified_hierarchy().filter(|_| is_root())?;
+    Some(format!(
+        "own=$(dirname \"$(grep -rlx $$ --include=cgroup.procs {point})\")
+         mkdir -p $own/a/b $own/../beside
+         count() {{ while :; do printf x >> {out}/$1; sleep 0.01; done; }}
+         (sh -c 'echo $PPID' > $own/a/b/cgroup.procs; count below) &
+         (sh -c 'echo $PPID' > $own/../beside/cgroup.procs; count beside) &
+         echo up; count own",
+        out = out.text()
+    ))
+}
+
+/// D10, e2b: a pause froze the cgroups of the machine's agent and none of those that
+/// its customer had made.
+#[test]
+fn a_paused_box_stands_still_in_every_cgroup_that_it_made() {
+    let case = case();
+    let counted = TemporaryDirectory::new();
+    let Some(script) = counting_in_cgroups(&counted) else {
+        skip!("boxes cannot make cgroups here");
+    };
+    let id = case.up(&["--contain"], &script);
+    let count = |name: &str| fs::metadata(counted.join(name)).map_or(0, |file| file.len());
+    let counts = || ["own", "below", "beside"].map(count);
+    eventually("it counts everywhere", || counts().iter().all(|it| *it > 0));
+    for _ in 0..3 {
+        case.call(["pause", &id]).ok();
+        let before = counts();
+        // Not a wait for something, and bounded: what ran would count meanwhile.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(counts(), before);
+        assert_eq!(case.state(&id), "paused");
+        case.call(["resume", &id]).ok();
+        eventually("it goes on everywhere", || {
+            counts().iter().zip(before).all(|(now, then)| *now > then)
+        });
+    }
+    case.call(["pause", &id]).ok();
+    case.remove(&id);
+}
+
+/// D10, e2b: what had left the frozen cgroups ran on, and the machine was said to be
+/// paused.
+#[test]
+fn a_box_whose_process_left_its_cgroups_is_not_said_to_be_paused() {
+    let case = case();
+    let Some((point, _)) = unified_hierarchy().filter(|_| is_root()) else {
+        skip!("boxes cannot move between cgroups here");
+    };
+    let places = ["$(dirname $own)".to_owned(), point.to_owned()];
+    for place in places {
+        let script = format!(
+            "own=$(dirname \"$(grep -rlx $$ --include=cgroup.procs {point})\")
+             sleep 1000 & echo $! > {place}/cgroup.procs; echo up; wait"
+        );
+        let id = case.up(&["--contain"], &script);
+        let refused = case.call(["pause", &id]).exited(1);
+        refused.said(&[
+            "cannot pause box",
+            "has moved to a cgroup that is not the box's",
+        ]);
+        assert_eq!(case.state(&id), "running", "{place}");
+        case.exec(&id, ["true"]).ok();
+        case.remove(&id);
+        eventually("nobody is left", || case.footprint().processes.is_empty());
+    }
 }

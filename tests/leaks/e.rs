@@ -1,14 +1,25 @@
 //! E. Descriptors, threads and memory of long-lived processes: in tare, the
 //! keepers and the server.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+use rustix::process::{Signal, WaitOptions, waitpid};
 use serde_json::json;
 use tare_harness::scene::in_lanes;
-use tare_harness::{Server, eventually, private_bytes};
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{Server, TemporaryDirectory, eventually, private_bytes, skip};
 
-use crate::case::{case, entries, times};
+use crate::leaks::case::{Case, case, entries, times};
 use crate::library::{GROWTH_BYTES_MAX, Library, assert_alone, assert_cheap};
 
 /// In a box with 256 descriptors: opens as many files as it can, looks, closes them.
@@ -176,14 +187,17 @@ fn who_is_cancelled_or_refused_before_it_is_there_leaves_nothing_in_the_keeper()
     for step in 0..times(40, 400) {
         let client = case.spawn_call(["exec", &id, "--", "sleep", "1000"]);
         // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(
+        thread::sleep(Duration::from_micros(
             100 * u64::try_from(step % 40).unwrap_or(0),
         ));
         client.signal(Signal::KILL);
         client.wait();
     }
     assert_alone(&case, &id, 2);
-    assert_eq!(case.keeper_descriptors(&id), held);
+    // The keeper closes what a killed client had when it looks at its connections next.
+    eventually("the keeper holds nothing of them", || {
+        case.keeper_descriptors(&id) == held
+    });
     let fill = || case.call(["exec", "-d", &id, "--", "sleep", "1000"]).code == 0;
     assert!((0..10).any(|_| !fill()), "six is less than ten");
     let held = case.keeper_descriptors(&id);
@@ -217,4 +231,330 @@ fn ten_thousand_processes_in_a_row_cost_the_keeper_nothing() {
     assert_alone(&case, &id, 2);
     assert_eq!(library.run(&["sh", "-c", "exit 7"]), 7);
     case.remove(&id);
+}
+
+/// A reader that takes everything that comes, and counts it.
+struct Steady {
+    seen: Arc<AtomicUsize>,
+    reader: JoinHandle<()>,
+}
+
+impl Steady {
+    fn read(mut stream: TcpStream) -> Self {
+        let seen = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&seen);
+        let reader = thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                counted.fetch_add(count, Ordering::Relaxed);
+            }
+        });
+        Self { seen, reader }
+    }
+
+    #[track_caller]
+    fn goes_on(&self) {
+        let before = self.seen.load(Ordering::Relaxed);
+        eventually("another client still gets what comes", || {
+            self.seen.load(Ordering::Relaxed) > before
+        });
+    }
+}
+
+/// The most that a server takes to stop when nothing runs.
+const STOPS_WITHIN: Duration = Duration::from_secs(20);
+
+/// E16, e2b: a message to a subscriber that had left blocked the sender and its end.
+#[test]
+fn clients_that_leave_during_a_burst_delay_no_other_client() {
+    let case = case();
+    let server = Server::start(&case, &[]);
+    let bursts = ["sh", "-c", "while :; do seq 500; sleep 0.02; done"];
+    let web = json!({ "name": "web", "command": bursts });
+    server.post("/v1/boxes", &web).was(201);
+    server
+        .post("/v1/boxes", &json!({ "name": "paused" }))
+        .was(201);
+    let exec = json!({ "command": bursts, "detach": true });
+    let exec = server.post("/v1/boxes/web/exec", &exec).was(202).json();
+    let exec = exec["id"].as_str().expect("an id").to_owned();
+    let paths = [
+        "/v1/boxes/web/logs?follow=true".to_owned(),
+        "/v1/events".to_owned(),
+        format!("/v1/boxes/web/execs/{exec}/stream"),
+    ];
+    let open = |path: &str| server.send("GET", path, &[], b"");
+    let steady = paths.each_ref().map(|path| Steady::read(open(path)));
+    for number in 0..times(400, 1_000) {
+        let mut stream = open(&paths[number % paths.len()]);
+        if number % 2 == 0 {
+            stream.read_exact(&mut [0; 64]).expect("something comes");
+        }
+        let turn = ["pause", "resume"][number % 2];
+        let path = format!("/v1/boxes/paused/{turn}");
+        server.ask("POST", &path, &[], b"").was(200);
+    }
+    steady.iter().take(1).for_each(Steady::goes_on);
+    server
+        .ask("POST", "/v1/boxes/paused/pause", &[], b"")
+        .was(200);
+    eventually("only the others listen", || {
+        let metrics = server.get("/metrics").text();
+        metrics.contains("tare_streams_open 3\n")
+    });
+    steady[2].goes_on();
+    let events = &steady[1];
+    let before = events.seen.load(Ordering::Relaxed);
+    server
+        .ask("POST", "/v1/boxes/paused/resume", &[], b"")
+        .was(200);
+    eventually("events go on", || {
+        events.seen.load(Ordering::Relaxed) > before
+    });
+    for name in ["web", "paused"] {
+        server
+            .delete(&format!("/v1/boxes/{name}?force=true"))
+            .was(204);
+    }
+    let stopping = Instant::now();
+    server.stop().ok();
+    assert!(
+        stopping.elapsed() < STOPS_WITHIN,
+        "{:?}",
+        stopping.elapsed()
+    );
+    for one in steady {
+        one.reader.join().expect("its stream has ended");
+    }
+}
+
+/// How many requests are on their way over one connection.
+const PIPELINED: usize = 50;
+
+/// A connection from an address of this host that nobody else uses.
+fn connect_from(server: &Server, number: usize) -> TcpStream {
+    let [.., high, low] = number.to_be_bytes();
+    let from = SocketAddrV4::new(Ipv4Addr::new(127, 77, high, low), 0);
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&socket, &from).expect("all of 127.0.0.0/8 is this host");
+    connect(&socket, &server.address()).expect("the server accepts");
+    TcpStream::from(socket)
+}
+
+/// E18, e2b: a limiter kept an entry for every key that it had ever seen.
+#[test]
+fn names_keys_and_addresses_that_were_seen_once_are_not_kept() {
+    let case = case();
+    let directory = TemporaryDirectory::new();
+    let keys = directory.join("keys");
+    fs::write(&keys, "the-key\n").expect("a file");
+    let open = Server::start(&case, &[]);
+    let locked = Server::start(&case, &["--api-key-file", &keys.display().to_string()]);
+    let round = |number: usize| {
+        for (server, key) in [(&open, None), (&locked, Some(number))] {
+            let mut stream = connect_from(server, number);
+            let mut sent = String::new();
+            for unique in number * PIPELINED..(number + 1) * PIPELINED {
+                sent.push_str(&unique_request(
+                    unique,
+                    key.is_some(),
+                    unique % PIPELINED + 1,
+                ));
+            }
+            stream.write_all(sent.as_bytes()).expect("the server reads");
+            let mut answers = String::new();
+            stream.read_to_string(&mut answers).expect("answers");
+            let count =
+                answers.matches("HTTP/1.1 4").count() + answers.matches("HTTP/1.1 2").count();
+            assert_eq!(count, PIPELINED, "{answers}");
+        }
+    };
+    let warm = times(20, 200);
+    (0..warm).for_each(round);
+    let bytes = [&open, &locked].map(|server| private_bytes(server.pid()));
+    (warm..warm + times(160, 2_000)).for_each(round);
+    for (server, bytes) in [&open, &locked].into_iter().zip(bytes) {
+        let grown = private_bytes(server.pid()).saturating_sub(bytes);
+        assert!(grown <= SERVER_GROWTH_BYTES_MAX, "{grown} bytes more");
+    }
+    open.stop().ok();
+    locked.stop().ok();
+}
+
+/// A request with names that no other request has, over a connection with this many.
+fn unique_request(unique: usize, with_key: bool, of_connection: usize) -> String {
+    let path = match unique % 5 {
+        0 => format!("/v1/boxes/box-{unique}"),
+        1 => format!("/v1/boxes?name=box-{unique}&label=key-{unique}=x"),
+        2 => format!("/v1/files/session-{unique}"),
+        3 => format!("/nowhere/{unique}"),
+        _ => format!("/v1/boxes/box-{unique}/execs/{unique}/stream"),
+    };
+    let key = match with_key {
+        true => format!("X-API-Key: key-{unique}\r\n"),
+        false => String::new(),
+    };
+    let connection = match of_connection == PIPELINED {
+        true => "close",
+        false => "keep-alive",
+    };
+    format!(
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\n{key}\
+         Idempotency-Key: once-{unique}\r\nX-LibreChat-Code-Request-ID: {unique}\r\n\
+         User-Id: user-{unique}\r\nX-Request-Id: {unique}\r\n\r\n"
+    )
+}
+
+/// In which namespaces a thread is, and as which user.
+fn thread_of(directory: &Path) -> (Vec<PathBuf>, String) {
+    let namespaces = ["net", "uts", "mnt", "ipc", "user"]
+        .map(|kind| fs::read_link(directory.join("ns").join(kind)).expect("it is ours to look at"));
+    let status = fs::read_to_string(directory.join("status")).expect("it is there");
+    let uid = status.lines().find(|line| line.starts_with("Uid:"));
+    (
+        namespaces.into(),
+        uid.expect("as in proc_pid_status(5)").to_owned(),
+    )
+}
+
+/// All threads of a server are where it began, as the user that began it.
+#[track_caller]
+fn assert_threads_are_at_home(server: &Server) {
+    let home = thread_of(Path::new("/proc/self"));
+    let threads = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("it is there");
+    // One that ended meanwhile is nowhere.
+    let there = threads
+        .flatten()
+        .filter(|it| it.path().join("ns/net").read_link().is_ok());
+    for thread in there {
+        assert_eq!(
+            thread_of(&thread.path()),
+            home,
+            "{}",
+            thread.path().display()
+        );
+    }
+}
+
+/// E13, e2b: a thread that had entered the network of one machine built the networks of
+/// all later ones inside of it.
+#[test]
+fn a_server_stays_in_its_own_namespaces_and_every_box_has_its_own_network() {
+    let case = case();
+    let server = Server::start(&case, &[]);
+    let numbers: Vec<usize> = (0..times(24, 100)).collect();
+    let networks = in_lanes(&numbers, |_| {
+        let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
+        let id = made.was(201).json()["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
+        fs::read_link(format!("/proc/{}/ns/net", case.keeper(&id).pid)).expect("it is ours")
+    });
+    assert_threads_are_at_home(&server);
+    let ours = fs::read_link("/proc/self/ns/net").expect("we have one");
+    let distinct: BTreeSet<PathBuf> = networks.into_iter().chain([ours]).collect();
+    assert_eq!(distinct.len(), numbers.len() + 1);
+    server.stop();
+    case.call(["rm", "-f", "--all"]).ok();
+}
+
+/// `tare ARGS` under strace, which fails these calls, in all that it starts.
+#[track_caller]
+fn failing(case: &Case, fault: &str, args: &[&str]) -> Command {
+    let mut command = case.shell_command("exec strace -f -o /dev/null \"$@\"");
+    command.args(["sh", "-e", &format!("inject={fault}"), "--"]);
+    command.arg(case.program()).args(args);
+    command
+}
+
+/// E13, e2b: a thread that failed to return to where it came from went on serving.
+#[test]
+fn a_process_that_cannot_return_to_its_namespace_or_user_exits() {
+    let case = case();
+    if !has_program("strace") || !is_root() {
+        skip!("strace is not installed, or may not trace a keeper");
+    }
+    // A keeper that does not leave the namespace of the process that it has started.
+    let run = [
+        "run", "-d", "--quiet", "--net", "host", "--name", "a", "--", "sleep", "1000",
+    ];
+    let traced = case.start_piped(failing(&case, "setns:error=ENOMEM", &run));
+    eventually("the box runs", || {
+        case.list().iter().any(|it| it["state"] == "running")
+    });
+    let id = case.list()[0]["id"].as_str().expect("an id").to_owned();
+    let refused = case.exec("a", ["sleep", "1000"]);
+    assert_ne!(refused.code, 0, "{refused}");
+    eventually("the box has ended", || case.processes_in(&id).is_empty());
+    traced.wait();
+    case.remove(&id);
+    // A thread of a server that stays the user that a box was made as.
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    let fault = "setresuid:error=EPERM:when=2";
+    let server = Server::start_command(&case, failing(&case, fault, &serve));
+    let make = json!({"command": ["sleep", "1000"]}).to_string();
+    let asked = server.send("POST", "/v1/boxes", &[JSON], make.as_bytes());
+    let address = server.address();
+    eventually("the server has ended", || {
+        TcpStream::connect(address).is_err()
+    });
+    drop((asked, server));
+    case.call(["ls"]).ok();
+    // The server that ended comes to us when its tracer is killed first.
+    eventually("nothing is left", || {
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        case.difference_now().is_empty()
+    });
+    case.nothing_left();
+}
+
+const JSON: (&str, &str) = ("Content-Type", "application/json");
+
+/// E17, OpenShell: a child of a process with threads allocated before it executed, and
+/// waited for ever for a lock that no thread of its own held.
+#[test]
+fn boxes_born_of_sixteen_threads_that_allocate_all_start() {
+    let case = case();
+    let server = Server::start(&case, &[]);
+    let runs: Vec<usize> = (0..times(25, 625)).collect();
+    let run = |number: &usize| {
+        // What it is sent is allocated while others are being born.
+        let argument = "x".repeat(*number % 16 * 6000);
+        let command = json!({"command": ["true", argument]});
+        let ran = server.post("/v1/run", &command).was(200).json();
+        assert_eq!(ran["exit_code"], 0, "{ran}");
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..16)
+            .map(|_| scope.spawn(|| runs.iter().for_each(run)))
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|it| it.join().expect("all of them ran"));
+    });
+    server.stop();
+    case.nothing_left();
+}
+
+/// E15, e2b: calls to an outside store had no deadline, and a silent peer held the shutdown.
+#[test]
+fn a_hook_whose_peer_never_answers_does_not_hold_the_end_of_the_server() {
+    let case = case();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let text = format!(
+        "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
+         [hooks]\nurl = 'http://{address}/'\ntimeout = '500s'\n"
+    );
+    let server = Server::start_configured(&case, &text);
+    let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
+    let id = made.was(201).json()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    let _held = silent.accept().expect("the hook is called");
+    case.remove(&id);
+    let output = server.stop().ok();
+    assert!(output.lasted < Duration::from_secs(400), "{output}");
 }

@@ -1,9 +1,11 @@
 //! F. Zombies.
 
-use tare_harness::skip;
+use rustix::process::Signal;
+use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
+use tare_harness::{Server, eventually, processes, skip};
 
-use crate::case::{case, times, traced};
+use crate::leaks::case::{case, times, traced};
 
 /// F1, openclaw, subfloor, nsjail and OpenShell: the first process of a box reaped
 /// nobody, until there were 18,036 zombies.
@@ -94,3 +96,52 @@ fn whatever_write_fails_after_the_birth_of_a_keeper_leaves_no_zombie() {
 
 /// More than tare or a keeper makes of them.
 const WRITES: u32 = 20;
+
+/// F6, boxlite: `rm --force` killed without a wait, one zombie for each call to the server.
+#[test]
+fn no_way_in_which_a_box_ends_under_the_server_leaves_a_zombie() {
+    let case = case();
+    let server = Server::start(&case, &[]);
+    let make = |more: Value| {
+        let mut request = json!({ "command": ["sleep", "1000"] });
+        let fields = request.as_object_mut().expect("an object");
+        fields.extend(more.as_object().expect("an object").clone());
+        let made = server.post("/v1/boxes", &request).was(201).json();
+        made["id"].as_str().expect("an id").to_owned()
+    };
+    let path = |id: &str| format!("/v1/boxes/{id}");
+    for _ in 0..times(2, 50) {
+        let ids = [(); 4].map(|()| make(json!({})));
+        let [stopped, removed, crashed, killed] = &ids;
+        let stop = json!({ "grace_ms": 0 });
+        server
+            .post(&format!("{}/stop", path(stopped)), &stop)
+            .was(200);
+        server
+            .delete(&format!("{}?force=true", path(removed)))
+            .was(204);
+        case.keeper(crashed).signal(Signal::KILL);
+        case.call(["kill", killed]).ok();
+        make(json!({ "command": ["true"] }));
+        make(json!({ "lease_ms": 200 }));
+        make(json!({ "command": ["true"], "remove": true }));
+        let absent = json!({ "command": ["no-such-program"] });
+        server
+            .post("/v1/boxes", &absent)
+            .refused(400, "command_not_found");
+        server
+            .post("/v1/run", &absent)
+            .refused(400, "command_not_found");
+        server
+            .post("/v1/run", &json!({ "command": ["true"] }))
+            .was(200);
+        let late = json!({ "command": ["sleep", "1000"], "timeout_ms": 100 });
+        server.post("/v1/run", &late).was(200);
+        server.post("/v1/sweep", &json!({})).was(200);
+    }
+    eventually("the server has no child", || {
+        !processes().iter().any(|one| one.parent == server.pid())
+    });
+    case.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
+}

@@ -10,7 +10,7 @@ use tare_harness::random::{Random, fresh_seed};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{Process, Running, Tare, eventually, skip};
 
-use crate::case::{case, times, traced};
+use crate::leaks::case::{case, times, traced};
 
 /// Listens on the port that it is given, for ever; an error ends it.
 const SERVER: &str = "import socket, sys, time
@@ -181,4 +181,40 @@ fn who_is_killed_between_taking_and_writing_down_keeps_nothing() {
     }
     case.reap_orphans();
     case.nothing_left();
+}
+
+/// G11, A3S Box: a sweep deleted the directory with the record of a device before the
+/// device was released.
+#[test]
+fn a_dead_box_whose_record_cannot_be_read_keeps_what_it_holds_until_it_can() {
+    let case = case();
+    if !is_root() {
+        skip!("without root no mount outlives a box");
+    }
+    let id = case.detached(["--keep", "--name", "a", "--", "sleep", "1000"]);
+    let scratch = case.record(&id).join("scratch");
+    let is_mounted = || {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        mounts.contains(scratch.to_str().expect("a path of ours"))
+    };
+    assert!(is_mounted());
+    case.keeper(&id).signal(Signal::KILL);
+    eventually("the box is dead", || case.processes_in(&id).is_empty());
+    let (record, hidden) = (
+        case.record(&id).join("record.json"),
+        case.record(&id).join("hidden"),
+    );
+    fs::rename(&record, &hidden).expect("the record is ours");
+    // What is there instead can be opened, and not read.
+    fs::create_dir(&record).expect("the record is ours");
+    for call in [&["ls", "-a"][..], &["run", "--", "true"]] {
+        case.call(call).ok();
+        assert!(is_mounted() && hidden.exists(), "{call:?}");
+        assert_eq!(case.state(&id), "stuck", "{call:?}");
+    }
+    fs::remove_dir(&record).expect("the record is ours");
+    fs::rename(&hidden, &record).expect("the record is ours");
+    assert_eq!(case.state(&id), "exited");
+    case.remove(&id);
+    assert!(!is_mounted());
 }

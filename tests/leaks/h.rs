@@ -1,14 +1,17 @@
 //! H. Mounts, disk, files.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
-use tare_harness::skip::has_program;
+use tare_harness::skip::{has_program, is_root};
 use tare_harness::{TemporaryDirectory, eventually, fixture, skip};
 
-use crate::case::{Case, case, times, traced};
+use crate::leaks::case::{Case, case, times, traced};
 use crate::library::Library;
 
 /// The mounts that a process sees.
@@ -223,4 +226,141 @@ fn a_client_that_gives_up_while_its_box_is_made_leaves_nothing() {
     assert_eq!(case.footprint().records.len(), 0);
     case.reap_orphans();
     case.nothing_left();
+}
+
+/// Opens a file in the directory `$0`, removes its name, writes to it, and holds it open.
+const HOLDING: &str = "exec 3> $0/held; rm $0/held; echo more >&3; echo up; sleep 1000";
+
+/// Ends a box that holds a deleted file open in a directory of its own, in each way.
+#[track_caller]
+fn end_holding(case: &Case, options: &[&str], directory: &str, outside: &Path) {
+    for end in [&["kill"][..], &["stop", "-t", "0"], &["rm", "-f"]] {
+        let script = HOLDING.replace("$0", directory);
+        let id = case.up(options, &script);
+        case.call(end.iter().chain(&[&*id])).ok();
+        case.call(["rm", "-f", &id]);
+        case.assert_gone(&id);
+        eventually("the directory is empty", || {
+            fs::read_dir(outside).expect("it is there").count() == 0
+        });
+    }
+}
+
+/// H14, e2b: files that were deleted while they were open came back under other names
+/// when their box ended.
+#[test]
+fn a_deleted_file_that_a_box_held_open_is_gone_with_the_box() {
+    let case = case();
+    let plain = TemporaryDirectory::new();
+    fs::set_permissions(plain.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let volume = format!("{}:/data", plain.text());
+    end_holding(&case, &["-v", &volume], "/data", plain.path());
+    fs::remove_dir(plain.path()).expect("nobody holds it");
+    let Some(root) = fixture::busybox_root() else {
+        skip!("this host has no static busybox");
+    };
+    let data = root.join("data");
+    fs::create_dir(&data).expect("the root is fresh");
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let before = fixture::tree(root.path());
+    for options in [
+        &["--rootfs", root.text()][..],
+        &["--keep", "--rootfs", root.text()],
+    ] {
+        end_holding(&case, options, "/data", &data);
+        assert_eq!(fixture::tree(root.path()), before);
+    }
+}
+
+/// H14, e2b: a file server in user space kept deleted files under hidden names.
+#[test]
+fn a_deleted_file_on_fuse_that_a_box_held_open_is_gone_with_the_box() {
+    let case = case();
+    if !has_program("bindfs") || !is_root() || !Path::new("/dev/fuse").exists() {
+        skip!("bindfs or /dev/fuse is not there, or we are not root");
+    }
+    let (source, mounted) = (TemporaryDirectory::new(), TemporaryDirectory::new());
+    let mut bindfs = Command::new("bindfs");
+    bindfs.args(["-f", source.text(), mounted.text()]);
+    let server = case.start_piped(bindfs);
+    let table = || mounts_of("self");
+    eventually("it is mounted", || table().contains(mounted.text()));
+    // A box of its own user ids cannot have it writable: FUSE maps none by default.
+    end_holding(&case, &["--contain"], mounted.text(), mounted.path());
+    assert_eq!(fixture::tree(source.path()).len(), 1);
+    unmount(mounted.path(), UnmountFlags::empty()).expect("nobody holds it");
+    server.wait();
+    fs::remove_dir(mounted.path()).expect("nobody holds it");
+    fs::remove_dir(source.path()).expect("nobody holds it");
+}
+
+/// H18, boxlite: another limit applied before the disk size that was asked for, and the
+/// machine died without a record.
+#[test]
+fn a_box_can_fill_its_scratch_to_the_size_that_it_asked_for_and_lives() {
+    let case = case();
+    let fill = "import os, sys
+written = 0
+try:
+    with open('/work/fill', 'wb', buffering=0) as file:
+        while True: written += file.write(bytes(1 << 20))
+except OSError as error:
+    print(error.errno, written >> 20)
+os.unlink('/work/fill')";
+    for mib in [8, 64, times(160, 8192)] {
+        let (scratch, memory) = (format!("{mib}m"), format!("{}m", 2 * mib + 64));
+        let sizes = ["--scratch", &scratch, "--memory", &memory, "--quiet"];
+        let id = case.detached(sizes.iter().chain(&["--", "sleep", "1000"]));
+        let filled = case.exec(&id, ["python3", "-c", fill]).ok().stdout_text();
+        let numbers: Vec<usize> = filled.split_whitespace().flat_map(str::parse).collect();
+        // ENOSPC; some pages are directories and the box's own files.
+        assert_eq!(numbers[0], 28, "{filled}");
+        assert!((mib - 2..=mib).contains(&numbers[1]), "{mib}: {filled}");
+        assert_eq!(case.state(&id), "running");
+        case.remove(&id);
+    }
+}
+
+/// Calls by which a box is built after its volumes are there.
+const BUILDING: [&str; 6] = [
+    "move_mount",
+    "mount_setattr",
+    "pivot_root",
+    "fchdir",
+    "seccomp",
+    "setresuid",
+];
+
+/// H19, mirendev: a box that had failed to boot kept its volume, and its successors
+/// failed because of it.
+#[test]
+fn the_volume_of_a_box_that_could_not_be_made_is_free_at_once() {
+    let case = case();
+    if !has_program("strace") || !is_root() {
+        skip!("strace is not installed, or may not trace a keeper");
+    }
+    let data = TemporaryDirectory::new();
+    fs::set_permissions(data.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let volume = format!("{}:/data", data.text());
+    let run = [
+        "run",
+        "-v",
+        &volume,
+        "--",
+        "sh",
+        "-c",
+        "echo here > /data/file",
+    ];
+    let mut failed = 0;
+    for call in BUILDING {
+        for number in 1..=times(2, 10) {
+            let fault = format!("inject={call}:error=ENOMEM:when={number}");
+            let output = traced(&case, &["-f", "-e", &fault], &run);
+            failed += usize::from(output.code != 0);
+            case.call(run).ok();
+            fs::remove_file(data.join("file")).expect("it was written");
+        }
+    }
+    assert!(failed > 3, "only {failed} of them failed");
+    fs::remove_dir(data.path()).expect("nobody holds it");
 }

@@ -1,15 +1,19 @@
 //! I. Leases, timeouts, pools, cancellation.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use tare_harness::account::change;
-use tare_harness::{Running, eventually, eventually_within, unix_now, unix_seconds};
+use tare_harness::skip::is_root;
+use tare_harness::{
+    Freezer, Output, Running, Server, TemporaryDirectory, eventually, eventually_within, skip,
+    unix_now, unix_seconds,
+};
 
-use crate::case::{Case, case, times};
+use crate::leaks::case::{Case, case, times};
 use crate::library::{Library, assert_alone};
 
 const DAY_SECONDS: i64 = 24 * 60 * 60;
@@ -265,4 +269,200 @@ fn a_box_whose_id_nobody_has_read_is_found_by_its_name_and_made_once() {
 enum LostAnswer {
     ClosedPipe,
     NoDescriptor,
+}
+
+/// I15, agent-sandbox: the time to live began at the end, so that what never ended, or
+/// was started again, had none.
+#[test]
+fn every_box_has_a_deadline_from_its_creation_on() {
+    let case = case();
+    let server = Server::start(&case, &[]);
+    let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
+    let made = made.was(201).json();
+    let deadline = |listed: &Value| {
+        let ends = unix_seconds(listed["lease_ends_at"].as_str().expect("it has a deadline"));
+        ends - unix_seconds(listed["created_at"].as_str().expect("a time"))
+    };
+    let left = deadline(&made);
+    assert!((left - DAY_SECONDS).abs() <= 2, "{made}");
+    // None is longer than the operator allows, and none has no end.
+    let forever = json!({"command": ["true"], "lease_ms": 3_155_759_999_999_u64});
+    assert_eq!(server.post("/v1/boxes", &forever).status, 400);
+    let never = json!({"command": ["sleep", "1000"], "lease_ms": null});
+    let made = server.post("/v1/boxes", &never).was(201).json();
+    assert!((deadline(&made) - DAY_SECONDS).abs() <= 2, "{made}");
+    server.stop();
+    // One that never ends, whatever is done to it on the way.
+    let id = case.detached(["--name", "a", "--lease", "3s", "--", "sh", "-c", STUBBORN]);
+    let ends = case.look(&id)["lease_ends_at"].clone();
+    for change in ["pause", "resume"] {
+        // Without cgroups a box cannot be paused.
+        case.call([change, "a"]);
+    }
+    case.call(["rename", "a", "b"]).ok();
+    case.exec(&id, ["true"]).ok();
+    assert_eq!(case.look(&id)["lease_ends_at"], ends);
+    eventually("its lease ends it", || case.processes_in(&id).is_empty());
+    assert_eq!(case.ended(&id)["ended_by"], "lease");
+    case.call(["rm", "-f", "--all"]).ok();
+}
+
+/// `tare ARGS` with nothing around it: no network, no variable but its state root, no
+/// terminal, no input. What it asked of any network is in the second.
+#[track_caller]
+fn alone(case: &Case, args: &[&str]) -> (Output, String) {
+    let trace = TemporaryDirectory::new();
+    let path = trace.join("trace");
+    let mut command = Command::new("unshare");
+    command
+        .env_clear()
+        .env("TARE_STATE_ROOT", case.state_root());
+    command.args([
+        "--net",
+        "--",
+        "/usr/bin/setsid",
+        "--wait",
+        "/usr/bin/strace",
+        "-f",
+        "-o",
+    ]);
+    command
+        .arg(&path)
+        .args(["-e", "trace=socket,connect", "--"]);
+    command.arg(case.program()).args(args);
+    let output = case.start_piped(command).wait();
+    let asked = std::fs::read_to_string(&path).expect("strace writes it");
+    (output, asked)
+}
+
+/// I16, agent-glovebox: to remove a machine one had to sign in first, which was not
+/// possible.
+#[test]
+fn ending_a_box_needs_no_network_and_no_credentials() {
+    let case = case();
+    if !is_root() || !Path::new("/usr/bin/strace").exists() {
+        skip!("only root can make a network alone, and strace is needed");
+    }
+    for end in [
+        &["rm", "-f"][..],
+        &["stop", "-t", "0"],
+        &["kill"],
+        &["sweep"],
+    ] {
+        let id = case.detached(["--name", "a", "--lease", "1s", "--", "sh", "-c", STUBBORN]);
+        let args = match end {
+            ["sweep"] => {
+                let keeper = case.keeper(&id);
+                keeper.signal(Signal::STOP);
+                eventually("its lease is over for long", || {
+                    let listed = case.look(&id);
+                    let ends = listed["lease_ends_at"].as_str().map(unix_seconds);
+                    ends.is_none_or(|ends| unix_now() > ends + 3)
+                });
+                end.to_vec()
+            }
+            _ => [end, &["a"]].concat(),
+        };
+        let (output, asked) = alone(&case, &args);
+        output.ok();
+        assert!(!asked.contains("AF_INET"), "{args:?}: {asked}");
+        case.assert_over(&id);
+        case.call(["rm", "-f", &id]);
+    }
+}
+
+/// I20, boxlite: boxes that were to remove themselves did so for some clients only.
+#[test]
+fn a_box_that_is_to_remove_itself_does_however_its_client_ends() {
+    let case = case();
+    let clients: [(&[&str], &str); 4] = [
+        (&["run"], "exit 3"),
+        (&["run"], "echo up; sleep 1000"),
+        (&["run", "-d", "--rm"], "exit 3"),
+        (
+            &["run", "-d", "--rm", "--lease", "2s"],
+            "echo up; sleep 1000",
+        ),
+    ];
+    for (call, script) in clients {
+        for signal in [Signal::KILL, Signal::TERM] {
+            let command = ["--name", "a", "--", "sh", "-c", script];
+            let client = case.spawn_call(call.iter().chain(&command));
+            if call.len() == 1 && script.starts_with("echo") {
+                client.see("up");
+            }
+            client.signal(signal);
+            client.wait();
+            eventually("everyone is gone", || case.footprint().processes.is_empty());
+            case.call(["ls"]).ok();
+            assert_eq!(case.list().len(), 0, "{call:?} {script}");
+            assert_eq!(case.footprint().records.len(), 0, "{call:?} {script}");
+        }
+    }
+    case.reap_orphans();
+    case.nothing_left();
+}
+
+/// I20, boxlite: a box that was to remove itself did so locally, and not over the API.
+#[test]
+fn a_box_that_removes_itself_does_so_over_http_when_its_client_is_gone() {
+    let case = case();
+    let server = Server::start(&case, &[]);
+    let headers = [("Content-Type", "application/json")];
+    let detached = json!({ "command": ["sleep", "0.2"], "remove": true }).to_string();
+    let attached = json!({ "command": ["sleep", "1000"] }).to_string();
+    for waits_for_record in [false, true] {
+        for (path, body) in [("/v1/boxes", &detached), ("/v1/run", &attached)] {
+            let client = server.send("POST", path, &headers, body.as_bytes());
+            if waits_for_record {
+                eventually("it is made", || !case.footprint().records.is_empty());
+            }
+            drop(client);
+        }
+        // A request that came before its client was gone is served first.
+        server
+            .post("/v1/run", &json!({ "command": ["true"] }))
+            .was(200);
+        eventually("no box is left", || case.footprint().records.is_empty());
+    }
+    server.stop().ok();
+}
+
+/// I21, ml-intern: a delete that failed was logged and forgotten, and 2,310 boxes were left.
+#[test]
+fn a_removal_that_fails_is_reported_listed_and_tried_again_until_it_succeeds() {
+    let case = case();
+    let Some(freezer) = Freezer::new() else {
+        skip!("there is no freezer of cgroup version 1");
+    };
+    let server = Server::start(&case, &[]);
+    let request = json!({ "command": ["sleep", "1000"], "name": "a" });
+    let made = server.post("/v1/boxes", &request).was(201).json();
+    let id = made["id"].as_str().expect("an id");
+    freezer.freeze(case.workload(id)[0].pid);
+    for _ in 0..times(2, 4) {
+        let refused = server
+            .delete("/v1/boxes/a?force=true")
+            .refused(503, "stuck");
+        assert!(
+            refused.text().contains("does not die"),
+            "{}",
+            refused.text()
+        );
+        let listed = server.get("/v1/boxes?state=stuck").was(200).json();
+        assert_eq!(listed["boxes"][0]["name"], "a", "{listed}");
+    }
+    assert!(server.log().contains("teardown_stuck"), "{}", server.log());
+    let metrics = server.get("/metrics").was(200).text();
+    assert!(
+        !metrics.contains("tare_teardowns_stuck_total 0\n"),
+        "{metrics}"
+    );
+    freezer.thaw();
+    // No command and no request helps the server here.
+    eventually("nothing of it is left", || {
+        case.footprint().records.is_empty()
+    });
+    case.assert_gone(id);
+    server.stop().ok();
 }

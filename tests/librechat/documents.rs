@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use tare_harness::{skip, tare};
 
-use crate::client::{Chat, file, with_packages};
+use crate::librechat::client::{Chat, file, with_packages};
 
 const MADE: &str = "import os, openpyxl
 from matplotlib import pyplot

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tare_harness::tare;
 
-use crate::client::{Chat, Form, reference};
+use crate::librechat::client::{Chat, Form, reference};
 
 const USER: &str = "kind=user&id=u1";
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tare_harness::{Answer, tare, unix_now, unix_seconds};
 
-use crate::client::{Chat, Form, reference};
+use crate::librechat::client::{Chat, Form, reference};
 
 const USER: &str = "kind=user&id=u1";
 

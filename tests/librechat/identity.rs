@@ -7,13 +7,15 @@ use std::path::PathBuf;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::{
-    Answer, Server, Signer, Tare, TemporaryDirectory, eventually, jwks, tare, unix_now,
+    Answer, Server, Signer, Tare, TemporaryDirectory, eventually, jwks, skip, tare, unix_now,
 };
+
+use crate::exhaustion::Around;
 
 /// Files of a session that nobody has: whoever is heard is told so.
 const ASKED: &str = "/v1/files/AAAAAAAAAAAAAAAAAAAAA?detail=simple";
 /// `printf %s native-key | sha256sum`
-const KEY: &str = "[[keys]]\nname = 'native'\n\
+pub const KEY: &str = "[[keys]]\nname = 'native'\n\
     sha256 = 'e9f03e16fbd6e06725a6d41154f6bab7a3123c541ee4ce92cfa56db1fc9d119f'\n";
 
 /// A directory with `tare.toml` and `jwks.json`, which a test writes again.
@@ -178,6 +180,46 @@ fn keys_are_rotated_with_a_reload_and_without_one() {
     eventually("it is refused", || server.log().contains("reload_refused"));
     heard(bearer(&server, &new.token("ann")));
     server.stop().ok();
+}
+
+#[test]
+fn an_unknown_key_id_does_not_end_a_server_that_cannot_start_threads() {
+    let tare = tare!();
+    let Some(around) = Around::new("pids", "pids.max", "max") else {
+        skip!("no cgroup with a limit of processes can be made here");
+    };
+    let (known, unknown) = (Signer::ed25519("known", 1), Signer::ed25519("unknown", 2));
+    let files = Files::new(&[&known], "");
+    let script = format!(
+        "{} \"$TARE\" serve --listen 127.0.0.1:0 --config {}",
+        around.limit(),
+        files.config()
+    );
+    let server = Server::start_command(&tare, tare.shell_command(&script));
+    eventually("it has looked at what was there", || {
+        server.log().contains("recovered")
+    });
+    fs::write(around.directory.join("pids.max"), "1").expect("a limit");
+    let invalid = "Invalid bearer token";
+    refused(bearer(&server, &unknown.token("ann")), 401, invalid);
+    heard(bearer(&server, &known.token("ann")));
+    fs::write(around.directory.join("pids.max"), "max").expect("a limit");
+    server.stop().ok();
+}
+
+#[test]
+fn keys_that_cannot_be_read_for_a_token_are_not_a_refused_reload() {
+    let tare = tare!();
+    let (known, unknown) = (Signer::ed25519("known", 1), Signer::ed25519("unknown", 2));
+    let files = Files::new(&[&known], "");
+    let server = files.start(&tare);
+    fs::write(files.path("jwks.json"), "{").expect("a file");
+    let invalid = "Invalid bearer token";
+    refused(bearer(&server, &unknown.token("ann")), 401, invalid);
+    eventually("the log has it", || server.log().contains("keys_not_read"));
+    heard(bearer(&server, &known.token("ann")));
+    let log = server.stop().ok().stderr_text();
+    assert!(!log.contains("reload_refused"), "{log}");
 }
 
 #[test]

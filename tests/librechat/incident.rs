@@ -11,7 +11,7 @@ use tare_harness::{
     skip, tare,
 };
 
-use crate::client::{Chat, file, text, with_packages};
+use crate::librechat::client::{Chat, file, text, with_packages};
 
 /// How many there are; more by the environment.
 const EXECUTIONS: u64 = 60;

@@ -2,20 +2,25 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::json;
 use tare_harness::random::{number_in, shown_seed};
-use tare_harness::{Answer, Random, Server, eventually, tare};
+use tare_harness::{Answer, Random, Server, eventually, eventually_within, tare};
 
-use crate::client::{BOUNDARY, Chat, Form, reference};
+use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 
 const USER: &str = "kind=user&id=u1";
 /// How often it is killed; more by the environment.
 const KILLS: u64 = 5;
-const KILLED_WITHIN_MS: u64 = 200;
+/// Each time it is killed after so many answers at most, and so many microseconds.
+const ANSWERS_MAX: u64 = 8;
+const LATER_US: u64 = 20_000;
 const CLIENTS: u64 = 4;
+/// Much longer than two sweeps, which are 30 seconds apart.
+const PATIENT: Duration = Duration::from_secs(200);
 
 fn stop(server: Server) {
     server.stop().ok();
@@ -50,6 +55,54 @@ fn the_next_server_has_the_files_and_after_their_time_they_are_gone() {
     eventually("they are swept", || chat.stored() == 0);
     chat.server.get(&path).was(404);
     chat.server.stop().ok();
+}
+
+#[test]
+fn one_emfile_during_the_sweep_does_not_end_the_expiry_of_files() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "ttl = '2s'", "");
+    let sent = chat.sent("a.txt", b"old");
+    let path = format!("/v1/download/{sent}?{USER}");
+    let (session, id) = sent.split_once('/').expect("two ids");
+    // Long before the first sweep.
+    eventually("it is not served", || chat.server.get(&path).status == 404);
+    let list = format!("/v1/files/{session}?{USER}");
+    assert_eq!(chat.server.get(&list).was(200).json(), json!([]));
+    let reference = json!([{ "id": id, "storage_session_id": session, "name": "a.txt" }]);
+    let exec = json!({ "lang": "bash", "code": "cat a.txt", "files": reference });
+    let refused = chat.server.post("/v1/exec", &exec).was(422).json();
+    assert_eq!(refused["error"], "session_input_unavailable");
+    assert!(chat.stored() > 0, "the sweep is still to come");
+    let before = descriptors_max(&chat.server, Some(1));
+    eventually_within(PATIENT, "a sweep failed", || {
+        chat.server.log().contains("files_not_swept")
+    });
+    descriptors_max(&chat.server, before);
+    eventually_within(PATIENT, "the next sweep removed it", || chat.stored() == 0);
+    chat.server.stop().ok();
+}
+
+/// Sets the soft limit of the server's descriptors, and returns the one before.
+fn descriptors_max(server: &Server, most: Option<u64>) -> Option<u64> {
+    let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
+    let now = prlimit(
+        pid,
+        Resource::Nofile,
+        Rlimit {
+            current: most,
+            maximum: maximum(server),
+        },
+    );
+    now.expect("it is ours").current
+}
+
+fn maximum(server: &Server) -> Option<u64> {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid()));
+    let limits = limits.expect("it lives");
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    line.and_then(|line| line.split_whitespace().nth(4)?.parse().ok())
 }
 
 #[test]
@@ -104,13 +157,17 @@ fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
     let mut answered = 0;
     for _kill in 0..number_in("TARE_SERVE_KILLS").unwrap_or(KILLS) {
         let address = chat.server.address();
-        let after = random.below(KILLED_WITHIN_MS);
+        let (answers, later) = (1 + random.below(ANSWERS_MAX), random.below(LATER_US));
+        let answers_now = &AtomicU64::new(0);
         let (next, sent) = std::thread::scope(|threads| {
-            let client = |number| move || send_until_dead(address, number);
+            let client = |number| move || send_until_dead(address, number, answers_now);
             let clients: Vec<_> = (0..CLIENTS).map(|it| threads.spawn(client(it))).collect();
             let kill = |server: Server| {
-                // The moment is what is tried; bounded by the constant.
-                std::thread::sleep(Duration::from_millis(after));
+                eventually_within(PATIENT, "it answers", || {
+                    answers_now.load(Ordering::Relaxed) >= answers
+                });
+                // The moment within an upload is what is tried; bounded by the constant.
+                std::thread::sleep(Duration::from_micros(later));
                 server.kill();
             };
             let next = chat.after(&tare, kill, "");
@@ -135,7 +192,7 @@ fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
         let incoming = incoming.map_or(0, |entries| entries.count());
         assert!(sent.is_empty() || incoming == 0, "what was coming is gone");
     }
-    assert!(answered > 0, "it was killed too early each time");
+    assert!(answered > 0, "it has answered before each kill");
     let last = chat.sent("last.txt", b"x");
     chat.server
         .get(&format!("/v1/download/{last}?{USER}"))
@@ -143,12 +200,19 @@ fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
     chat.server.stop().ok();
 }
 
-fn send_until_dead(address: SocketAddr, client: u64) -> Vec<(String, Vec<u8>)> {
+fn send_until_dead(
+    address: SocketAddr,
+    client: u64,
+    answers: &AtomicU64,
+) -> Vec<(String, Vec<u8>)> {
     let mut sent = Vec::new();
     for round in 0.. {
         let content = format!("{client} {round} ").repeat(20_000).into_bytes();
         match send(address, &content) {
-            Some(reference) => sent.push((reference, content)),
+            Some(reference) => {
+                sent.push((reference, content));
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
             None => break,
         }
     }

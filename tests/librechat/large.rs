@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use tare_harness::{Answer, tare};
 
-use crate::client::{BOUNDARY, Chat, Form, reference};
+use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 
 /// Just below what a client sends at most.
 const SIZE: usize = 140 << 20;

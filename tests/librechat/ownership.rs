@@ -1,8 +1,10 @@
 //! Whose a file is: nobody else gets, lists or removes it.
 
+use serde_json::json;
 use tare_harness::{Signer, TemporaryDirectory, jwks, tare};
 
-use crate::client::{Chat, Form, reference};
+use crate::librechat::client::{Chat, Form, reference};
+use crate::librechat::identity::KEY;
 
 #[test]
 fn what_belongs_to_something_else_is_refused_everywhere() {
@@ -57,6 +59,41 @@ fn one_user_does_not_get_what_was_sent_for_another() {
         .delete(&format!("/v1/files/{sent}?kind=user&id=u2"))
         .was(403);
     chat.server.stop().ok();
+}
+
+/// The owner in the form counts, also without a header that names one, and against it.
+#[test]
+fn a_file_belongs_to_the_user_that_the_form_names() {
+    let tare = tare!();
+    let key = ("X-API-Key", "native-key");
+    for (section, who) in [("", ("User-Id", "u9")), ("", ("X-Other", "x")), (KEY, key)] {
+        let chat = Chat::configured(&tare, "", section);
+        let form = Form::of_user("u1").file("a.txt", b"of u1");
+        let sent = reference(&chat.post_as(who, "/v1/upload", form).was(200).json());
+        let get = |id: &str| {
+            let path = format!("/v1/download/{sent}?kind=user&id={id}");
+            chat.server.ask("GET", &path, &[who], b"").status
+        };
+        assert_eq!(
+            [get("u1"), get("u2"), get("u9")],
+            [200, 403, 403],
+            "{who:?}"
+        );
+        let (session, id) = sent.split_once('/').expect("two ids");
+        let exec = |user: &str| {
+            let file = json!({ "id": id, "storage_session_id": session, "name": "a.txt",
+                               "kind": "user", "resource_id": user });
+            let body = json!({ "lang": "bash", "code": "cat a.txt", "files": [file],
+                               "user_id": user });
+            let headers = [("Content-Type", "application/json"), who];
+            let body = body.to_string();
+            chat.server
+                .ask("POST", "/v1/exec", &headers, body.as_bytes())
+                .status
+        };
+        assert_eq!([exec("u1"), exec("u2")], [200, 403], "{who:?}");
+        chat.server.stop().ok();
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! `POST /v1/exec/programmatic`: code that calls the client's tools, round after round.
 
 use serde_json::{Value, json};
-use tare_harness::tare;
+use tare_harness::{eventually, tare};
 
-use crate::client::{Chat, file, peak_bytes, text};
+use crate::librechat::client::{Chat, file, peak_bytes, text};
 
 const PATH: &str = "/v1/exec/programmatic";
 
@@ -167,6 +167,46 @@ fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
     post(&go_on(json!([{ "call_id": call["id"], "result": 3 }]))).was(404);
     post(&json!({ "code": "1", "tools": [] })).was(400);
     post(&json!({ "code": "1", "tools": [{ "name": "f" }], "lang": "js" })).was(400);
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_continuation_that_was_refused_for_load_succeeds_when_it_is_sent_again() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "", "[limits]\nruns = 1\nruns_waiting = 0\n");
+    let code = "same = [await add(a=1, b=2) for _ in range(2)]\nprint(same)";
+    let waiting = chat.server.post(PATH, &start("python", code)).was(200);
+    let go_on = |answer: &Value, result: u32| {
+        let replies = json!([{ "call_id": answer["tool_calls"][0]["id"], "result": result }]);
+        json!({ "continuation_token": answer["continuation_token"], "tool_results": replies })
+    };
+    let first = go_on(&waiting.json(), 3);
+    let slow = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
+    let json_type = [("Content-Type", "application/json")];
+    let other = chat
+        .server
+        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    eventually("it runs", || {
+        let metrics = chat.server.get("/metrics").text();
+        metrics.contains("\ntare_runs_running 1\n")
+    });
+    for _again in 0..2 {
+        let refused = chat.server.post(PATH, &first).was(503);
+        assert!(refused.header("retry-after").is_some());
+    }
+    drop(other);
+    let mut second = Value::Null;
+    eventually("there is room", || {
+        let answer = chat.server.post(PATH, &first);
+        second = answer.json();
+        answer.status != 503
+    });
+    let done = chat.server.post(PATH, &go_on(&second, 4)).was(200).json();
+    assert_eq!(
+        (&done["stdout"], &done["tool_calls_made"]),
+        (&json!("[3, 4]\n"), &json!(2)),
+        "{done}"
+    );
     chat.stop(&tare);
 }
 

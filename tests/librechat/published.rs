@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tare_harness::{skip, tare};
 
-use crate::client::Chat;
+use crate::librechat::client::Chat;
 
 /// `./check` puts them there: one of the clients with a key, and one of the later ones.
 const PACKAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/librechat");

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use tare_harness::skip::has_program;
 use tare_harness::{Tare, TemporaryDirectory, eventually, eventually_within, skip, tare};
 
-use crate::client::{Chat, file, text};
+use crate::librechat::client::{Chat, file, text};
+use crate::librechat::identity::KEY;
 
 const HINT: &str = "v2:user:0123456789abcdef0123456789abcdef";
 
@@ -142,6 +143,91 @@ fn a_session_outlives_the_server_and_ends_when_nobody_comes() {
     });
 }
 
+/// A request in this session for the user `u1`.
+fn with_file(file: &Value, code: &str) -> Value {
+    let mut request = in_session(HINT, code);
+    request["files"] = json!([file]);
+    request["user_id"] = json!("u1");
+    request
+}
+
+/// The first run fails, so the client never gets what it has changed.
+#[test]
+fn a_restart_of_the_server_overwrites_no_file_that_a_session_has_changed() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let [first, second] = ["1", "2"].map(|content| chat.given("a.txt", content.as_bytes()));
+    let change = "open('a.txt', 'w').write('changed'); exit(1)";
+    assert_eq!(chat.exec(with_file(&first, change))["code"], 1);
+    let known = chat.store().join("known");
+    let count = |known: &Path| known.read_dir().expect("a directory").count();
+    let show = "print(open('a.txt').read())";
+    let chat = chat.after(&tare, |server| drop(server.kill()), "");
+    let after = chat.exec(with_file(&first, show));
+    assert_eq!(said(&after), ("changed\n", "reused"));
+    assert_eq!(count(&known), 1);
+    let chat = chat.after(&tare, |server| drop(server.kill()), "");
+    let after = chat.exec(with_file(&second, show));
+    assert_eq!(
+        said(&after),
+        ("2\n", "reused"),
+        "the client sent another file"
+    );
+    let other = file(&after, "a.txt");
+    assert_eq!(other["inherited"], true, "{after}");
+    tare.call(["rm", "-f", "--all"]).ok();
+    let chat = chat.after(&tare, |server| drop(server.stop().ok()), "");
+    eventually("nothing is known of a session that is over", || {
+        count(&known) == 0
+    });
+    chat.stop(&tare);
+}
+
+/// A process of the box stops the one that copies files into it.
+#[test]
+fn a_session_stays_busy_while_files_are_copied_for_a_client_that_hung_up() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let stops = "import subprocess
+stop = 'while [ ! -e /tmp/go ]; do sleep 0.01; done; while :; do kill -STOP -1; sleep 0.01; done'
+none = subprocess.DEVNULL
+subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=none, stderr=none)";
+    chat.exec(in_session(HINT, stops));
+    let id = tare.call(["ls", "-q"]).ok().stdout_text();
+    tare.call(["exec", "-d", id.trim(), "--", "touch", "/tmp/go"])
+        .ok();
+    // More than a pipe holds, and more than is copied between two signals.
+    let large = chat.given("large.bin", &vec![0; 32 << 20]);
+    let request = with_file(&large, "print(1)");
+    let json_type = [("Content-Type", "application/json")];
+    let text = request.to_string();
+    let waiting = chat
+        .server
+        .send("POST", "/v1/exec", &json_type, text.as_bytes());
+    eventually("the copy is stopped", || {
+        let others = ["sh", "sleep", "touch"];
+        let processes = tare.workload(id.trim()).into_iter();
+        let mut copies = processes.filter(|it| !others.contains(&it.name.as_str()));
+        copies.any(|it| is_stopped(it.pid))
+    });
+    drop(waiting);
+    eventually("the server knows that the client is gone", || {
+        chat.server.log().contains("client_gone")
+    });
+    let busy = chat.server.post("/v1/exec", &request).was(409).json();
+    assert_eq!(busy["error"], "runtime_session_busy");
+    tare.remove(id.trim());
+    eventually("the copy has ended", || {
+        chat.server.post("/v1/exec", &request).status == 200
+    });
+    chat.stop(&tare);
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|text| text.contains("State:\tT"))
+}
+
 #[test]
 fn a_hint_that_is_none_is_refused() {
     let tare = tare!();
@@ -193,16 +279,10 @@ fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let [first, second] = ["1", "2"].map(|content| chat.given("a.txt", content.as_bytes()));
-    let exec = |file: &Value, code: &str| {
-        let mut request = in_session(HINT, code);
-        request["files"] = json!([file]);
-        request["user_id"] = json!("u1");
-        request
-    };
     let show = "print(open('a.txt').read())";
-    assert_eq!(said(&chat.exec(exec(&first, show))).0, "1\n");
+    assert_eq!(said(&chat.exec(with_file(&first, show))).0, "1\n");
     let slow = "import time; open('/tmp/runs', 'w'); time.sleep(1000)";
-    let slow = exec(&second, slow).to_string();
+    let slow = with_file(&second, slow).to_string();
     let json_type = [("Content-Type", "application/json")];
     let waiting = chat
         .server
@@ -211,7 +291,7 @@ fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
     let look = ["exec", id.trim(), "--", "test", "-e", "/tmp/runs"];
     eventually("it runs", || tare.call(look).code == 0);
     drop(waiting);
-    let again = exec(&first, show);
+    let again = with_file(&first, show);
     eventually("it is free", || {
         let answer = chat.server.post("/v1/exec", &again);
         let is_free = answer.status != 409;
@@ -281,14 +361,26 @@ fn packages_are_installed_into_a_session_where_it_has_the_network() {
     let chat = Chat::start(&tare);
     assert_ne!(chat.exec(bash(&install))["code"], 0, "it has no network");
     chat.stop(&tare);
-    let chat = Chat::configured(&tare, "", "[librechat.boxes]\nhost_network = true\n");
-    let installed = chat.exec(bash(&install));
+    let sections = format!("{KEY}[librechat.boxes]\nhost_network = true\n");
+    let chat = Chat::configured(&tare, "", &sections);
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("X-API-Key", "native-key"),
+    ];
+    let exec = |request: Value| {
+        let body = request.to_string();
+        let answer = chat
+            .server
+            .ask("POST", "/v1/exec", &headers, body.as_bytes());
+        answer.was(200).json()
+    };
+    let installed = exec(bash(&install));
     assert_eq!(
         (&installed["code"], &installed["runtime_status"]),
         (&json!(0), &json!("new")),
         "{installed}"
     );
-    let used = chat.exec(bash(use_them));
+    let used = exec(bash(use_them));
     assert_eq!(said(&used), ("from pip\nfrom npm\n", "reused"), "{used}");
     chat.stop(&tare);
 }

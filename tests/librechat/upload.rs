@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use serde_json::{Value, json};
 use tare_harness::{Answer, eventually, tare};
 
-use crate::client::{BOUNDARY, Chat, Form, reference};
+use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 
 #[test]
 fn the_first_clients_send_a_file_alone_or_with_an_agent() {

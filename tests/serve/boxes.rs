@@ -128,6 +128,52 @@ fn a_long_list_comes_in_pages() {
     tare.call(["rm", "-f", "--all"]).ok();
 }
 
+/// A client that pages through boxes while they end sees each of them once.
+#[test]
+fn paging_continues_where_it_was_after_the_box_of_its_cursor_was_removed() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let make = || {
+        let made = server.post("/v1/boxes", &json!({})).was(201).json();
+        made["id"].as_str().expect("an id").to_owned()
+    };
+    let made: Vec<String> = (0..5).map(|_| make()).collect();
+    let page = |after: &str| {
+        let page = server.get(&format!("/v1/boxes?limit=2&after={after}"));
+        let page = page.was(200).json();
+        let boxes = page["boxes"].as_array().expect("boxes").iter();
+        let ids: Vec<String> = boxes
+            .map(|one| one["id"].as_str().expect("an id").to_owned())
+            .collect();
+        (ids, page["next"].as_str().map(str::to_owned))
+    };
+    let first = server.get("/v1/boxes?limit=2").was(200).json();
+    let cursor = first["next"].as_str().expect("there are more").to_owned();
+    assert_eq!(
+        page(&made[1]).0,
+        made[2..4],
+        "an id, while its box is there"
+    );
+    for id in &made[..2] {
+        server
+            .delete(&format!("/v1/boxes/{id}?force=true"))
+            .was(204);
+    }
+    let (second, next) = page(&cursor);
+    assert_eq!(second, made[2..4]);
+    server
+        .delete(&format!("/v1/boxes/{}?force=true", made[3]))
+        .was(204);
+    let (third, next) = page(&next.expect("there are more"));
+    assert_eq!((third, next), (made[4..].to_vec(), None));
+    for after in [made[1].as_str(), "", "x", "%2e%2e", "AAAA"] {
+        let path = format!("/v1/boxes?limit=2&after={after}");
+        server.get(&path).refused(400, "invalid_cursor");
+    }
+    server.stop().ok();
+    tare.call(["rm", "-f", "--all"]).ok();
+}
+
 /// B003
 #[test]
 fn what_cannot_be_the_name_of_a_box_is_refused_in_our_words() {

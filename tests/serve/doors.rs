@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use serde_json::json;
-use tare_harness::{Running, Server, Tare, TemporaryDirectory, tare};
+use tare_harness::{Answer, Running, Server, Tare, TemporaryDirectory, eventually, tare};
 
 /// B079
 #[test]
@@ -172,4 +172,166 @@ fn what_is_no_socket_is_not_taken_for_one() {
         .exited(1)
         .said(&["cannot listen", "no socket"]);
     assert_eq!(fs::read(&path).expect("the file"), b"mine");
+}
+
+/// The status of a GET with this `Host`.
+#[track_caller]
+fn asked_as(server: &Server, path: &str, host: &str) -> u16 {
+    let mut stream = server.connect();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it listens");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    Answer::parse(&answer).status
+}
+
+#[test]
+fn a_foreign_host_or_port_is_refused_on_every_route() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "allowed_hosts = ['proxy', 'localhost:9']\n");
+    let port = server.address().port();
+    for path in ["/v1/health", "/health", "/v1/boxes", "/v1/files/x", "/"] {
+        let asked = |host: &str| asked_as(&server, path, host);
+        for foreign in ["evil.example", "localhost:1", "127.0.0.1:80", "[::1]:1"] {
+            assert_eq!(asked(foreign), 403, "{path} as {foreign}");
+        }
+        // A session that has no such id, for one.
+        let ours = asked("localhost");
+        assert_ne!(ours, 403, "{path}");
+        for own in [
+            &format!("localhost:{port}"),
+            &format!("127.0.0.1:{port}"),
+            "proxy",
+            "proxy:8443",
+            "localhost:9",
+        ] {
+            assert_eq!(asked(own), ours, "{path} as {own}");
+        }
+    }
+    server.stop().ok();
+}
+
+/// With keys a page has nothing to gain, and clients use whatever name they know.
+#[test]
+fn with_keys_librechats_health_answers_to_any_host() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let keys = directory.path().join("keys");
+    fs::write(&keys, "first-key\n").expect("a file");
+    let server = Server::start(&tare, &["--api-key-file", &keys.display().to_string()]);
+    assert_eq!(asked_as(&server, "/v1/health", "tare:8080"), 200);
+    server.stop().ok();
+}
+
+#[test]
+fn answers_with_bytes_of_a_box_are_sandboxed_in_a_browser() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let page = "<script>alert(1)</script>";
+    let write = format!("echo '{page}' | tee /work/page.html; sleep 1000");
+    let command = json!({ "name": "web", "command": ["sh", "-c", write] });
+    server.post("/v1/boxes", &command).was(201);
+    let echo = json!({ "command": ["echo", page], "detach": true });
+    let exec = server.post("/v1/boxes/web/exec", &echo).was(202).json();
+    let exec = exec["id"].as_str().expect("an id").to_owned();
+    eventually("it wrote", || {
+        let listed = server.get("/v1/boxes/web/files/work?list=true");
+        listed.text().contains("page.html")
+    });
+    let safe = |answer: Answer| {
+        let said = answer.text();
+        assert_eq!(
+            answer.header("content-security-policy"),
+            Some("sandbox"),
+            "{said}"
+        );
+        assert_eq!(
+            answer.header("x-content-type-options"),
+            Some("nosniff"),
+            "{said}"
+        );
+        answer
+    };
+    for path in [
+        "/files/work/page.html",
+        "/files/work/page.html?tar=true",
+        "/files/work?list=true",
+        "/logs",
+        "/logs?timestamps=true",
+        &format!("/execs/{exec}/stream"),
+        &format!("/execs/{exec}"),
+        "",
+    ] {
+        safe(server.get(&format!("/v1/boxes/web{path}")).was(200));
+    }
+    let run = json!({ "command": ["echo", page] });
+    safe(server.post("/v1/boxes/web/exec", &run).was(200));
+    safe(server.post("/v1/run", &run).was(200));
+    let code = json!({ "lang": "bash", "code": format!("echo '{page}'") });
+    safe(server.post("/v1/exec", &code).was(200));
+    for accept in ["text/event-stream", "application/x-ndjson"] {
+        let headers = [("Content-Type", "application/json"), ("Accept", accept)];
+        let run = run.to_string();
+        for path in ["/v1/run", "/v1/boxes/web/exec"] {
+            safe(server.ask("POST", path, &headers, run.as_bytes()).was(200));
+        }
+        let logs = server.ask("GET", "/v1/boxes/web/logs", &headers[1..], b"");
+        safe(logs.was(200));
+    }
+    safe(server.get("/v1/boxes/%3Cscript%3E").was(404));
+    safe(server.get("/").was(200));
+    server.stop().ok();
+    tare.call(["rm", "-f", "--all"]).ok();
+}
+
+/// A box with the host's network reaches the loopback that the server listens on.
+#[test]
+fn host_network_without_keys_is_served_on_a_socket_alone() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let path = directory.path().join("tare.toml");
+    let config = path.display().to_string();
+    let refused = "host_network gives boxes this API: set [[keys]] or listen on unix:PATH";
+    for settings in [
+        "[limits]\nhost_network = true\n",
+        "[librechat.boxes]\nhost_network = true\n",
+    ] {
+        fs::write(&path, settings).expect("a file");
+        tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &config])
+            .exited(1)
+            .said(&[refused]);
+        let keys = directory.path().join("keys");
+        fs::write(&keys, "first-key\n").expect("a file");
+        let keys = keys.display().to_string();
+        Server::start(&tare, &["--config", &config, "--api-key-file", &keys])
+            .stop()
+            .ok();
+        let socket = format!("unix:{}", directory.path().join("tare.sock").display());
+        let running = tare.spawn_call(["serve", "--listen", &socket, "--config", &config]);
+        running.see_error("listening");
+        running.signal(rustix::process::Signal::TERM);
+        running.wait().ok();
+    }
+}
+
+/// The listener stays on loopback, whatever the new configuration says.
+#[test]
+fn a_reload_that_would_give_boxes_the_api_is_refused() {
+    let tare = tare!();
+    let (directory, config) = crate::serve::configured("");
+    let server = Server::start(&tare, &["--config", &config]);
+    for settings in ["", "listen = 'unix:/run/tare.sock'\n"] {
+        let settings = format!("{settings}[limits]\nhost_network = true\n");
+        fs::write(&config, settings).expect("a file");
+        let refused = server
+            .post("/v1/reload", &json!(null))
+            .refused(400, "invalid");
+        assert!(
+            refused.text().contains("set [[keys]]"),
+            "{}",
+            refused.text()
+        );
+    }
+    server.stop().ok();
+    drop(directory);
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tare_harness::random::{number_in, shown_seed};
 use tare_harness::{Random, Server, Tare, Vitals, assert_no_slope, eventually, tare};
 
-use crate::abuse::{at_rest, is_at_rest_again};
+use crate::serve::abuse::{at_rest, is_at_rest_again};
 
 /// How many there are; more by the environment.
 const RUNS: u64 = 600;

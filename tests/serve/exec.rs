@@ -2,7 +2,9 @@
 
 use std::io::Read;
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::{Server, Tare, eventually, tare};
 
@@ -309,4 +311,46 @@ fn a_detached_process_ends_with_its_server_and_the_next_knows_nothing_of_it() {
     let server = Server::start(&tare, &[]);
     server.get(&path).refused(404, "no_such_exec");
     end(server);
+}
+
+/// The keeper is stopped, as an operator or a debugger can do.
+#[test]
+fn a_box_that_does_not_answer_is_named_within_the_callers_time() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let id = server.get("/v1/boxes/web").was(200).json()["id"].clone();
+    let keeper = tare.keeper(id.as_str().expect("an id"));
+    keeper.signal(Signal::STOP);
+    let request = json!({ "command": ["touch", "/work/ran"], "timeout_ms": 1000 });
+    let began = Instant::now();
+    let answer = server.post("/v1/boxes/web/exec", &request);
+    let lasted = began.elapsed();
+    keeper.signal(Signal::CONT);
+    let answer = answer.refused(503, "no_answer");
+    assert!(
+        answer.text().contains("its keeper is stopped"),
+        "{answer:?}"
+    );
+    assert!(lasted < Duration::from_secs(8), "{lasted:?}");
+    let listed = executed(&server, json!({ "command": ["ls", "-A", "/work"] }));
+    assert_eq!(listed["stdout"], "");
+    end(server);
+}
+
+#[test]
+fn a_detached_process_that_finds_no_place_does_not_run() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    server.post("/v1/boxes", &json!({ "name": "a" })).was(201);
+    let detach = |command: Value| {
+        let request = json!({ "command": command, "detach": true });
+        server.post("/v1/boxes/a/exec", &request)
+    };
+    for _ in 0..64 {
+        detach(json!(["sleep", "1000"])).was(202);
+    }
+    detach(json!(["touch", "/work/ran"])).refused(503, "busy");
+    tare.exec("a", ["test", "!", "-e", "/work/ran"]).ok();
+    server.delete("/v1/boxes/a?force=true").was(204);
+    server.stop().ok();
 }

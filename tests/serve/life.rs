@@ -1,10 +1,12 @@
 //! The life of a server: its start, its end, and what outlives it.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
-use tare_harness::{Server, TemporaryDirectory, eventually, tare};
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{Server, TemporaryDirectory, eventually, eventually_within, skip, tare};
 
 #[test]
 fn it_says_that_it_lives_and_that_it_can_run_a_box() {
@@ -18,6 +20,32 @@ fn it_says_that_it_lives_and_that_it_can_run_a_box() {
     assert_eq!(server.get("/ready").was(200).json()["status"], "ready");
     server.stop().ok();
     tare.remove(&id);
+}
+
+/// The kernel call that makes the box's root its own does not return.
+#[test]
+fn ready_names_the_step_at_which_a_box_hangs_instead_of_waiting() {
+    let tare = tare!();
+    if !has_program("strace") || !is_root() {
+        skip!("strace is not installed, or may not trace a keeper");
+    }
+    // strace lets a killed process go only after the delay: until then its box is stuck.
+    let hang = "inject=pivot_root:delay_enter=20000000";
+    let script = format!(
+        "exec strace -D -f -o /dev/null -e trace=pivot_root -e {hang} \
+         \"$TARE\" serve --listen 127.0.0.1:0"
+    );
+    let server = Server::start_command(&tare, tare.shell_command(&script));
+    let asked = Instant::now();
+    let answer = server.get("/ready").refused(503, "not_ready");
+    assert!(asked.elapsed() < Duration::from_secs(30));
+    assert!(answer.text().contains("pivot_root"), "{}", answer.text());
+    eventually_within(
+        Duration::from_secs(60),
+        "nothing is left of its box",
+        || tare.footprint().records.is_empty(),
+    );
+    server.stop().ok();
 }
 
 #[test]
@@ -75,7 +103,8 @@ fn what_does_not_end_in_its_grace_is_ended() {
     let json = [("Content-Type", "application/json")];
     let mut stream = server.send("POST", "/v1/run", &json, body.as_bytes());
     eventually("it runs", || !tare.footprint().records.is_empty());
-    server.stop().ok();
+    let log = server.stop().ok().stderr_text();
+    assert!(log.contains("drained ended=1\n"), "{log}");
     let mut bytes = Vec::new();
     std::io::Read::read_to_end(&mut stream, &mut bytes).expect("an answer");
     tare_harness::Answer::parse(&bytes).refused(503, "stopping");

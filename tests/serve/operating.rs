@@ -8,8 +8,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tare_harness::{Answer, Server, eventually, skip, tare};
 
-use crate::configured;
-use crate::quotas::sha256;
+use crate::serve::configured;
+use crate::serve::quotas::sha256;
 
 /// The value of a series, written as in the text.
 fn value(text: &str, series: &str) -> Option<f64> {
@@ -249,4 +249,17 @@ fn the_unit_is_one_that_systemd_understands() {
     };
     let said = String::from_utf8_lossy(&verified.stderr).into_owned();
     assert!(verified.status.success() && said.is_empty(), "{said}");
+}
+
+/// The kernel killed the server for memory: a thread of it enters the cgroup of each box.
+#[test]
+fn a_configured_memory_limit_that_is_too_small_for_a_box_ends_no_server() {
+    let tare = tare!();
+    let (_directory, path) = configured("[limits]\nmemory_max = \"1k\"\n");
+    let server = Server::start(&tare, &["--config", &path]);
+    let answer = server.post("/v1/run", &json!({ "command": ["true"] }));
+    let message = answer.refused(400, "invalid").json()["error"].to_string();
+    assert!(message.contains("the least is 6 MiB"), "{message}");
+    server.get("/v1/boxes").was(200);
+    server.stop().ok();
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tare_harness::skip::is_root;
 use tare_harness::{Answer, Running, Server, Tare, eventually, hierarchies, skip, tare};
 
-use crate::configured;
+use crate::serve::configured;
 
 /// As many boxes as there can be, far fewer than this.
 const MANY: usize = 200;
@@ -185,6 +185,39 @@ fn as_many_boxes_live_as_may_and_not_one_more() {
     });
     let made = answers.iter().filter(|status| **status == 201).count();
     assert_eq!(made, 1, "{answers:?}");
+    tare.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
+}
+
+/// A box that is ending still costs: its place is free when it is gone, and not before.
+#[test]
+fn a_box_that_is_ending_counts_until_it_is_gone() {
+    let tare = tare!();
+    let (_directory, config) = configured("[limits]\nboxes = 1\n");
+    let server = Server::start(&tare, &["--config", &config]);
+    let script = "trap '' TERM; echo up; while :; do sleep 1; done";
+    let made = server.post("/v1/boxes", &json!({"command": ["sh", "-c", script]}));
+    let ending = id(&made.was(201));
+    tare.logged(&ending, "up");
+    let content = ("Content-Type", "application/json");
+    let path = format!("/v1/boxes/{ending}/stop");
+    let stop = server.send("POST", &path, &[content], br#"{"grace_ms":3000}"#);
+    eventually("it is being stopped", || tare.state(&ending) == "stopping");
+    let mut refused = 0;
+    loop {
+        let status = create(&server).status;
+        // It may have ended after the answer.
+        if tare.state(&ending) != "stopping" {
+            break;
+        }
+        assert_ne!(status, 201);
+        refused += 1;
+    }
+    assert!(refused > 0);
+    eventually("there is room for another one", || {
+        tare.list().len() > 1 || create(&server).status == 201
+    });
+    drop(stop);
     tare.call(["rm", "-f", "--all"]).ok();
     server.stop().ok();
 }

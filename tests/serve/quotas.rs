@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tare_harness::{Answer, Server, eventually, tare};
 
-use crate::configured;
+use crate::serve::configured;
 
 fn post(server: &Server, key: &str, path: &str, body: &Value) -> Answer {
     let headers = [("Content-Type", "application/json"), ("X-API-Key", key)];

@@ -9,7 +9,7 @@ use serde_json::json;
 use tare_harness::random::shown_seed;
 use tare_harness::{Random, Server, eventually, tare};
 
-use crate::abuse::{at_rest, is_at_rest_again, runs};
+use crate::serve::abuse::{at_rest, is_at_rest_again, runs};
 
 const STREAM: [(&str, &str); 2] = [
     ("Content-Type", "application/json"),

@@ -253,3 +253,36 @@ fn what_cannot_be_run_is_refused_with_its_reason() {
     assert!(tare.footprint().records.is_empty());
     server.stop().ok();
 }
+
+/// What is missing is not left out silently.
+#[test]
+fn outputs_that_the_command_keeps_from_coming_back_are_an_error() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let script = "import os, sys
+open('a', 'w').write('a')
+open('b', 'w').truncate(900 << 10)
+if os.fork():
+    sys.exit()
+while True:
+    for pid in range(2, 100):
+        try:
+            if not os.path.exists(f'/proc/{pid}'):
+                os.kill(pid, 9)
+        except OSError:
+            pass";
+    let mut refused = 0;
+    for _ in 0..20 {
+        let request = json!({ "command": ["python3", "-c", script], "outputs": ["."] });
+        let answer = server.post("/v1/run", &request);
+        match answer.status {
+            200 => {
+                let files = answer.json()["files"].as_array().expect("files").len();
+                assert_eq!(files, 2, "all of them, or an error");
+            }
+            _ => refused += 1,
+        }
+    }
+    assert!(refused > 0, "the copy was never killed");
+    server.stop().ok();
+}

@@ -169,10 +169,17 @@ fn what_cannot_be_opened_is_refused_before_it_is_a_websocket() {
     server
         .get(&format!("{path}?command=sh"))
         .refused(426, "websocket_required");
-    for wrong in ["rows=x", "rows=0", "columns=0"] {
-        server
+    let extent = "is not a whole number from 1 to 65535";
+    for (wrong, why) in [
+        ("rows=x", format!("rows: \"x\" {extent}")),
+        ("rows=0", format!("rows: \"0\" {extent}")),
+        ("columns=65536", format!("columns: \"65536\" {extent}")),
+        ("env=HOME", "env: \"HOME\" is not KEY=VALUE".to_owned()),
+    ] {
+        let refused = server
             .get(&format!("{path}?command=sh&{wrong}"))
             .refused(400, "invalid_query");
+        assert_eq!(refused.json()["error"]["message"], why);
     }
     server
         .get(&format!("{path}?nope=1"))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::footprint::Footprint;
 use crate::tare::Tare;
-use crate::wait::{eventually, eventually_within, poll};
+use crate::wait::{eventually, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
@@ -138,26 +138,15 @@ impl Scene {
         assert!(is_whole, "not {count} alive in {listed:?}: {processes:?}");
     }
 
-    /// A cgroup of somebody else's box does not stay long.
     #[track_caller]
     fn no_cgroup_but_of(&self, ids: &BTreeSet<String>) {
         let is_of_one = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             ids.iter().any(|id| name.ends_with(id))
         };
-        let left = || {
-            let mut left = self.tare.footprint().cgroups;
-            left.retain(|path| !self.cgroups_before.contains(path) && !is_of_one(path));
-            left
-        };
-        let first = left();
-        let still = || left().intersection(&first).cloned().collect::<Vec<_>>();
-        match std::env::var_os("TARE_TESTS_SHARED_HOST") {
-            Some(_) => {
-                eventually_within(SOON, &format!("{first:?} are gone"), || still().is_empty())
-            }
-            None => assert!(first.is_empty(), "cgroups: {first:?}"),
-        }
+        let mut left = self.tare.footprint().cgroups;
+        left.retain(|path| !self.cgroups_before.contains(path) && !is_of_one(path));
+        assert!(left.is_empty(), "cgroups: {left:?}");
     }
 }
 

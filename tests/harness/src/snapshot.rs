@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::temporary::{is_in_any_test, own_prefix};
-use crate::wait::{PATIENCE, poll};
+use crate::wait::poll;
+use process::Process;
 
 pub mod cgroup;
 mod file;
@@ -23,8 +23,8 @@ mod namespace;
 pub mod process;
 mod socket;
 
-/// How long a box of somebody else may be there at most.
-const SHARED_HOST_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the kernel may take to remove what a test has released.
+const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Sentences about things of one class.
 type Things = BTreeSet<String>;
@@ -53,13 +53,13 @@ impl Class {
         Self::Files,
     ];
 
-    fn observe(self, roots: &[PathBuf]) -> Things {
+    fn observe(self, roots: &[PathBuf], processes: &[Process]) -> Things {
         match self {
-            Self::Processes => process::observe(),
-            Self::Descriptors => process::observe_descriptors(),
+            Self::Processes => process::observe(processes),
+            Self::Descriptors => process::observe_descriptors(processes),
             Self::Cgroups => cgroup::observe(),
             Self::Mounts => mount::observe(),
-            Self::Namespaces => namespace::observe(),
+            Self::Namespaces => namespace::observe(processes),
             Self::Sockets => socket::observe(),
             Self::Ipc => ipc::observe(),
             Self::Files => file::observe(roots),
@@ -83,7 +83,8 @@ impl Snapshot {
     /// The host now, with every path under these state roots (and under those
     /// that tare uses by itself).
     pub fn take(roots: &[PathBuf]) -> Self {
-        let observe = |class: Class| (class, class.observe(roots));
+        let processes = process::processes();
+        let observe = |class: Class| (class, class.observe(roots, &processes));
         Self {
             roots: roots.to_vec(),
             classes: Class::ALL.into_iter().map(observe).collect(),
@@ -97,37 +98,26 @@ impl Snapshot {
     }
 
     /// What is different now. Classes that the kernel frees late get ten seconds.
-    ///
-    /// Where others use tare on the same host at the same time, and
-    /// `TARE_TESTS_SHARED_HOST` says so, only what stays for seconds counts, and no
-    /// temporary directory of another test. That cannot tell "late" from "at once",
-    /// so no check that counts may set it.
     pub fn difference_now(&self) -> Vec<String> {
         self.unexpected_difference_now(|_| false)
     }
 
     /// The same without the lines that are expected.
     pub fn unexpected_difference_now(&self, is_expected: impl Fn(&str) -> bool) -> Vec<String> {
-        let mut lasting = self.observed_difference();
-        lasting.retain(|line| !is_expected(line));
-        if std::env::var_os("TARE_TESTS_SHARED_HOST").is_some() {
-            lasting.retain(|line| !is_in_any_test(line) || line.contains(&own_prefix()));
-            poll(SHARED_HOST_PATIENCE, || {
-                let now = self.observed_difference();
-                lasting.retain(|line| line.starts_with("new: ") && now.contains(line));
-                lasting.is_empty()
-            });
-        }
-        lasting
+        let mut unexpected = self.observed_difference();
+        unexpected.retain(|line| !is_expected(line));
+        unexpected
     }
 
     fn observed_difference(&self) -> Vec<String> {
         let mut now = Self::take(&self.roots);
         for class in Class::ALL.into_iter().filter(|one| one.is_asynchronous()) {
-            poll(PATIENCE, || {
+            poll(SETTLED_WITHIN, || {
                 let settled = now.classes[&class] == self.classes[&class];
                 if !settled {
-                    now.classes.insert(class, class.observe(&self.roots));
+                    let processes = process::processes();
+                    now.classes
+                        .insert(class, class.observe(&self.roots, &processes));
                 }
                 settled
             });

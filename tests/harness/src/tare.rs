@@ -15,7 +15,6 @@ use crate::skip::is_root;
 use crate::snapshot::Snapshot;
 use crate::temporary::{TemporaryDirectory, own_prefix, set_mode};
 use crate::terminal::{TerminalSize, UnderTerminal};
-use crate::turn::Turn;
 
 /// A user and group that no file and no process belongs to, and that has no
 /// sub-ids: not `nobody`, whose number the kernel uses for what it cannot map.
@@ -42,12 +41,10 @@ pub struct Tare {
     home: Option<TemporaryDirectory>,
     /// Whether the test made boxes that outlive the call that made them.
     lasting: AtomicBool,
-    // Last, so that it is released after everything else was checked and removed.
-    _turn: Turn,
 }
 
 impl Tare {
-    /// Takes the turn and the snapshot, makes the state root.
+    /// Takes the snapshot and makes the state root.
     pub fn start(program: impl AsRef<Path>) -> Self {
         Self::start_as(Caller::Ourselves, program.as_ref())
     }
@@ -63,7 +60,6 @@ impl Tare {
     }
 
     fn start_as(caller: Caller, program: &Path) -> Self {
-        let turn = Turn::take();
         orphans::adopt();
         // The state root is made after the snapshot: all that is in it counts.
         let before = Snapshot::take(&[]);
@@ -81,7 +77,6 @@ impl Tare {
             before,
             home: Some(home),
             lasting: AtomicBool::new(false),
-            _turn: turn,
         }
     }
 

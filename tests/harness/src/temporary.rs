@@ -16,11 +16,6 @@ pub fn own_prefix() -> String {
     prefix.to_string_lossy().into_owned()
 }
 
-/// Whether this text names a temporary directory of any test, ours or not.
-pub fn is_in_any_test(text: &str) -> bool {
-    text.contains(&format!("/{NAME}"))
-}
-
 /// Fresh and empty, mode 0755. Its name begins with `tare`, so that the oracle
 /// sees it when a test forgets it.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use std::slice::from_ref;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{
-    Process, Snapshot, Tare, TemporaryDirectory, Turn, box_processes, eventually, hierarchies, skip,
+    Process, Snapshot, Tare, TemporaryDirectory, box_processes, eventually, hierarchies, skip,
 };
 
 /// A child that lives until its standard input is closed.
@@ -57,13 +57,11 @@ fn probe_name() -> String {
 
 #[test]
 fn a_quiet_host_equals_itself() {
-    let _turn = Turn::take();
     nothing_reported(&Snapshot::take(&[]));
 }
 
 #[test]
 fn a_process_in_another_pid_namespace_is_seen() {
-    let _turn = Turn::take();
     if !is_root() {
         skip!("only root may unshare a PID namespace alone");
     }
@@ -76,7 +74,6 @@ fn a_process_in_another_pid_namespace_is_seen() {
 
 #[test]
 fn a_process_called_tare_is_seen_with_its_descriptors() {
-    let _turn = Turn::take();
     let before = Snapshot::take(&[]);
     let directory = TemporaryDirectory::new();
     let program = directory.join("tare");
@@ -91,7 +88,6 @@ fn a_process_called_tare_is_seen_with_its_descriptors() {
 
 #[test]
 fn a_zombie_called_tare_is_seen() {
-    let _turn = Turn::take();
     let before = Snapshot::take(&[]);
     let directory = TemporaryDirectory::new();
     let program = directory.join("tare");
@@ -106,7 +102,6 @@ fn a_zombie_called_tare_is_seen() {
 
 #[test]
 fn a_cgroup_directory_is_seen_in_every_hierarchy() {
-    let _turn = Turn::take();
     let writable = probe_cgroups();
     if writable.is_empty() {
         skip!("no cgroup hierarchy can be written");
@@ -122,7 +117,6 @@ fn a_cgroup_directory_is_seen_in_every_hierarchy() {
 
 #[test]
 fn a_process_in_a_cgroup_of_tare_is_seen_whatever_it_runs() {
-    let _turn = Turn::take();
     let Some(cgroup) = probe_cgroups().pop() else {
         skip!("no cgroup hierarchy can be written");
     };
@@ -148,7 +142,6 @@ fn probe_cgroups() -> Vec<PathBuf> {
 
 #[test]
 fn a_mount_is_seen() {
-    let _turn = Turn::take();
     if !is_root() {
         skip!("only root may mount");
     }
@@ -163,7 +156,6 @@ fn a_mount_is_seen() {
 
 #[test]
 fn a_mount_that_went_away_is_seen() {
-    let _turn = Turn::take();
     if !is_root() {
         skip!("only root may mount");
     }
@@ -176,7 +168,6 @@ fn a_mount_that_went_away_is_seen() {
 
 #[test]
 fn network_and_mount_namespaces_are_seen() {
-    let _turn = Turn::take();
     if !is_root() {
         skip!("only root may unshare these namespaces alone");
     }
@@ -191,7 +182,6 @@ fn network_and_mount_namespaces_are_seen() {
 
 #[test]
 fn listening_ports_are_seen() {
-    let _turn = Turn::take();
     let before = Snapshot::take(&[]);
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -205,7 +195,6 @@ fn listening_ports_are_seen() {
 
 #[test]
 fn an_abstract_unix_name_is_seen() {
-    let _turn = Turn::take();
     let before = Snapshot::take(&[]);
     let name = SocketAddr::from_abstract_name(probe_name()).unwrap();
     let listener = UnixListener::bind_addr(&name).unwrap();
@@ -216,7 +205,6 @@ fn an_abstract_unix_name_is_seen() {
 
 #[test]
 fn system_v_objects_are_seen() {
-    let _turn = Turn::take();
     if !has_program("ipcmk") {
         skip!("ipcmk is not installed");
     }
@@ -239,7 +227,6 @@ fn system_v_objects_are_seen() {
 
 #[test]
 fn posix_shared_memory_is_seen() {
-    let _turn = Turn::take();
     let before = Snapshot::take(&[]);
     let name = Path::new("/dev/shm").join(probe_name());
     let mut file = fs::File::create(&name).unwrap();
@@ -251,7 +238,6 @@ fn posix_shared_memory_is_seen() {
 
 #[test]
 fn a_file_under_a_state_root_is_seen() {
-    let _turn = Turn::take();
     let directory = TemporaryDirectory::new();
     let root = directory.join("state");
     fs::create_dir(&root).unwrap();
@@ -363,6 +349,5 @@ fn a_keeper_that_is_alive_is_a_leak_and_is_killed() {
     });
     let message = *left.unwrap_err().downcast::<String>().unwrap();
     assert!(message.contains("(sleep)"), "{message}");
-    let _turn = Turn::take();
     assert_eq!(orphans(), []);
 }

@@ -141,6 +141,31 @@ mod tests {
         Launch::new(["/bin/sh", "-c", script])
     }
 
+    /// What a child of a shell waits for: it outlives the shell, and not the test.
+    struct Lock {
+        path: PathBuf,
+        held: File,
+    }
+
+    impl Lock {
+        fn hold(caller: &Caller) -> Self {
+            let path = caller.said.with_extension("lock");
+            let held = File::create(&path).unwrap();
+            held.lock().unwrap();
+            Self { path, held }
+        }
+
+        /// The shell opens the file before it has the child.
+        fn wait(&self) -> String {
+            format!("exec 9< '{}'; flock 9", self.path.display())
+        }
+
+        fn release(self) {
+            drop(self.held);
+            fs::remove_file(self.path).unwrap();
+        }
+    }
+
     #[test]
     fn what_a_command_says_can_be_quoted() {
         let caller = caller("quote");
@@ -155,11 +180,12 @@ mod tests {
     #[test]
     fn a_naive_timeout_kills_the_pid_and_waits_for_it_alone() {
         let caller = caller("naive");
-        let start = Instant::now();
+        let lock = Lock::hold(&caller);
         let bound = Duration::from_millis(20);
-        let status = caller.run_for(&shell("sleep 2 & wait"), bound).unwrap();
+        let script = shell(&format!("{} & wait", lock.wait()));
+        let status = caller.run_for(&script, bound).unwrap();
         assert_eq!(status.signal(), Some(9));
-        assert!(start.elapsed() < Duration::from_secs(2));
+        lock.release();
         let status = caller
             .run_for(&shell("exit 4"), Duration::from_secs(9))
             .unwrap();
@@ -170,12 +196,11 @@ mod tests {
     #[test]
     fn a_crash_reaches_the_child_and_tolerates_that_there_is_none() {
         let caller = caller("crash");
-        let start = Instant::now();
-        let parent = shell("sleep 60; exit 0");
+        let lock = Lock::hold(&caller);
+        let parent = shell(&format!("{}; exit 0", lock.wait()));
         caller
             .crash(&parent, Duration::ZERO, Victim::Child)
             .unwrap();
-        assert!(start.elapsed() < Duration::from_secs(30));
         caller
             .crash(
                 &Launch::new(["/bin/true"]),
@@ -186,6 +211,7 @@ mod tests {
         caller
             .crash(&parent, Duration::ZERO, Victim::Itself)
             .unwrap();
+        lock.release();
         done(&caller);
     }
 }

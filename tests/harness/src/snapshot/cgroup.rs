@@ -1,16 +1,15 @@
 //! Cgroup directories of tare's, in every hierarchy that is mounted.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Things, mount};
 
 pub fn observe() -> Things {
-    let is_shared = std::env::var_os("TARE_TESTS_SHARED_HOST").is_some();
     hierarchies()
         .iter()
         .flat_map(|root| directories(root))
-        .filter(|directory| !is_shared || !is_of_a_soak(directory))
         .map(|directory| format!("cgroup {}", directory.display()))
         .collect()
 }
@@ -19,23 +18,14 @@ pub fn observe() -> Things {
 pub fn hierarchies() -> Vec<PathBuf> {
     let is_cgroup = |mount: &mount::Mount| matches!(mount.kind.as_str(), "cgroup" | "cgroup2");
     let mounts = mount::mounts().into_iter().filter(is_cgroup);
-    mounts.map(|mount| mount.point).collect()
+    let points: BTreeSet<PathBuf> = mounts.map(|mount| mount.point).collect();
+    points.into_iter().collect()
 }
 
 /// Whether a directory of this path was made by tare, or lies in one that was.
 pub fn is_of_tare(path: &Path) -> bool {
     path.components()
         .any(|part| part.as_os_str().as_encoded_bytes().starts_with(b"tare"))
-}
-
-/// Whether it is in the part of a hierarchy that `cargo xtask soak` has for
-/// itself: where others share the host, one may go on for an hour.
-pub fn is_of_a_soak(path: &Path) -> bool {
-    path.components().any(|part| {
-        part.as_os_str()
-            .as_encoded_bytes()
-            .starts_with(b"soak-of-tare-")
-    })
 }
 
 fn directories(root: &Path) -> Vec<PathBuf> {

@@ -3,10 +3,10 @@
 use std::fs;
 
 use super::Things;
-use super::process::processes;
+use super::process::Process;
 
-pub fn observe() -> Things {
-    processes()
+pub fn observe(processes: &[Process]) -> Things {
+    processes
         .iter()
         .flat_map(|process| namespaces_of(process.pid))
         .collect()

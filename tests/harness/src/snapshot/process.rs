@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::Things;
-use super::cgroup::{is_of_a_soak, is_of_tare};
+use super::cgroup::is_of_tare;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -29,13 +29,14 @@ pub struct Process {
     pub cgroups: Vec<String>,
 }
 
-pub fn observe() -> Things {
-    box_processes().iter().map(Process::sentence).collect()
+pub fn observe(all: &[Process]) -> Things {
+    let boxes = box_processes_of(all.to_vec());
+    boxes.iter().map(Process::sentence).collect()
 }
 
 /// How many descriptors of each kind each living process of tare's holds.
-pub fn observe_descriptors() -> Things {
-    box_processes()
+pub fn observe_descriptors(all: &[Process]) -> Things {
+    box_processes_of(all.to_vec())
         .iter()
         .filter(|process| process.runs_tare())
         .flat_map(descriptor_sentences)
@@ -69,16 +70,13 @@ pub fn box_processes_of(all: Vec<Process>) -> Vec<Process> {
         .collect()
 }
 
-/// Every process on the host. One that ends while we look is left out, and so is
-/// a soak's where others share the host.
+/// Every process on the host. One that ends while we look is left out.
 pub fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
-    let is_shared = std::env::var_os("TARE_TESTS_SHARED_HOST").is_some();
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(read_process)
-        .filter(|process| !is_shared || !process.is_of_a_soak())
         .collect()
 }
 
@@ -112,12 +110,6 @@ impl Process {
 
     fn is_in_tare_cgroup(&self) -> bool {
         self.cgroups.iter().any(|path| is_of_tare(Path::new(path)))
-    }
-
-    fn is_of_a_soak(&self) -> bool {
-        self.cgroups
-            .iter()
-            .any(|path| is_of_a_soak(Path::new(path)))
     }
 
     fn is_compiler(&self) -> bool {

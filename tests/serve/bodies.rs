@@ -1,0 +1,178 @@
+//! Request bodies: all of them share one budget of memory, which returns to the system.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::thread;
+
+use serde_json::json;
+use tare_harness::{Answer, Server, eventually, tare};
+
+const MIB: u64 = 1 << 20;
+/// What a server has beside bodies: its threads, buffers of connections, its heap.
+const SLACK_BYTES: u64 = 48 * MIB;
+/// What may stay: the heap has holes.
+const STAYS_BYTES: u64 = 16 * MIB;
+
+/// A value of `/metrics`.
+#[track_caller]
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = server.get("/metrics").was(200).text();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let value = line.and_then(|rest| rest.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+fn held(server: &Server) -> u64 {
+    metric(server, "tare_bodies_bytes ")
+}
+
+/// The most that was resident since [`forget_peak`].
+#[track_caller]
+fn peak_bytes(server: &Server) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.expect("the kernel counts it") << 10
+}
+
+fn forget_peak(server: &Server) {
+    // proc_pid_clear_refs(5): 5 is the peak.
+    fs::write(format!("/proc/{}/clear_refs", server.pid()), "5").expect("it lives");
+}
+
+/// Sends one body, and says how far the memory rose above what it was, and stayed.
+#[track_caller]
+fn sent(server: &Server, path: &str, body: &str) -> (Answer, u64) {
+    forget_peak(server);
+    let before = server.vitals().resident_bytes;
+    let json = [("Content-Type", "application/json")];
+    let answer = server.ask("POST", path, &json, body.as_bytes());
+    let rose = peak_bytes(server).saturating_sub(before);
+    eventually("the memory is back", || {
+        server.vitals().resident_bytes <= before + STAYS_BYTES
+    });
+    (answer, rose)
+}
+
+/// A request for a process that reads its input, of so many bytes.
+fn reading(stdin_bytes: usize) -> String {
+    let stdin = "x".repeat(stdin_bytes);
+    format!("{{\"command\":[\"wc\",\"-c\"],\"stdin\":\"{stdin}\",\"timeout_ms\":60000}}")
+}
+
+fn run(server: &Server, body: &str) -> Answer {
+    let json = [("Content-Type", "application/json")];
+    server.ask("POST", "/v1/run", &json, body.as_bytes())
+}
+
+#[test]
+fn a_body_beyond_the_budget_gets_503_and_small_ones_go_on() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '64m'\n");
+    let large = reading(20 << 20);
+    let (all_but_one, last) = large.as_bytes().split_at(large.len() - 1);
+    let mut holder = server.connect();
+    let head = format!(
+        "POST /v1/run HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        large.len()
+    );
+    holder.write_all(head.as_bytes()).expect("it reads");
+    holder.write_all(all_but_one).expect("it reads");
+    eventually("the first body is held", || held(&server) >= 40 * MIB);
+    let refused = run(&server, &reading(20 << 20)).refused(503, "bodies_full");
+    assert!(refused.header("retry-after").is_some());
+    assert!(
+        refused.text().contains("bodies_bytes"),
+        "{}",
+        refused.text()
+    );
+    run(&server, &reading(100)).was(200);
+    holder.write_all(last).expect("it reads");
+    let mut answer = Vec::new();
+    holder.read_to_end(&mut answer).expect("an answer");
+    let ran = Answer::parse(&answer).was(200).json();
+    assert_eq!(ran["stdout"], format!("{}\n", 20 << 20));
+    eventually("nothing is held", || held(&server) == 0);
+    run(&server, &reading(20 << 20)).was(200);
+    server.stop().ok();
+}
+
+#[test]
+fn many_large_bodies_stay_within_the_budget_and_their_memory_returns() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '64m'\n");
+    run(&server, &reading(1)).was(200);
+    let before = server.vitals().resident_bytes;
+    forget_peak(&server);
+    let body = reading(8 << 20);
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let post = || run(&server, &body).status;
+        let sent: Vec<_> = (0..24).map(|_| scope.spawn(post)).collect();
+        sent.into_iter()
+            .map(|one| one.join().expect("an answer"))
+            .collect()
+    });
+    assert!(statuses.contains(&200), "{statuses:?}");
+    assert!(statuses.contains(&503), "{statuses:?}");
+    assert!(statuses.iter().all(|status| [200, 503].contains(status)));
+    let rose = peak_bytes(&server).saturating_sub(before);
+    assert!(rose <= 64 * MIB + SLACK_BYTES, "{rose} bytes at the peak");
+    eventually("nothing is held", || held(&server) == 0);
+    eventually("the memory is back", || {
+        server.vitals().resident_bytes <= before + STAYS_BYTES
+    });
+    server.stop().ok();
+}
+
+/// A list or an object of many small values takes many times its bytes once it is parsed.
+#[test]
+fn a_body_of_many_values_is_refused_before_it_is_parsed() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '64m'\n");
+    run(&server, &reading(1)).was(200);
+    let words = vec!["\"a\""; (8 << 20) / 4].join(",");
+    let command = format!("{{\"command\":[{words}]}}");
+    let variables: Vec<String> = (0..500_000).map(|n| format!("\"{n:x}\":\"\"")).collect();
+    let env = variables.join(",");
+    let env = format!("{{\"command\":[\"true\"],\"env\":{{{env}}}}}");
+    let args = format!("{{\"lang\":\"bash\",\"code\":\":\",\"args\":[{words}]}}");
+    for (path, body) in [
+        ("/v1/run", &command),
+        ("/v1/boxes", &command),
+        ("/v1/run", &env),
+        ("/v1/exec", &args),
+    ] {
+        let (answer, rose) = sent(&server, path, body);
+        assert_eq!(answer.status, 413, "{path}: {}", answer.text());
+        assert!(rose <= 16 * MIB + SLACK_BYTES, "{path}: {rose} bytes");
+    }
+    let word = format!("{{\"command\":[\"{}\"]}}", "x".repeat(28 << 20));
+    let (answer, rose) = sent(&server, "/v1/run", &word);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(rose <= 56 * MIB + SLACK_BYTES, "{rose} bytes");
+    server.stop().ok();
+}
+
+/// The input of a detached process outlives the request that it came with.
+#[test]
+fn the_input_of_a_detached_process_is_charged_until_it_is_read() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    let idle = json!({
+        "command": ["sleep", "1000"], "stdin": "x".repeat(10 << 20), "detach": true,
+    });
+    server.post("/v1/boxes/web/exec", &idle).was(202);
+    assert!(held(&server) >= 10 * MIB);
+    let reads = json!({
+        "command": ["sh", "-c", "wc -c; sleep 1000"], "stdin": "x".repeat(10 << 20),
+        "detach": true,
+    });
+    server.post("/v1/boxes/web/exec", &reads).was(202);
+    eventually("what was read is not held", || held(&server) < 30 * MIB);
+    assert!(held(&server) >= 10 * MIB);
+    server.delete("/v1/boxes/web?force=true").was(204);
+    eventually("nothing is held", || held(&server) == 0);
+    server.stop().ok();
+}

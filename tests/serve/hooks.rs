@@ -1,0 +1,94 @@
+//! The program of a hook: it ends with its timeout and with the server, and so does all
+//! that it started.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::Signal;
+use serde_json::json;
+use tare_harness::{Server, Tare, TemporaryDirectory, eventually, tare};
+
+use crate::serve::configured;
+
+/// Starts a process in a session of its own and one that its parent leaves behind, notes
+/// the numbers of all, and does not end.
+const PROGRAM: &str = "echo $$ >> $0; setsid sleep 1000 & echo $! >> $0;
+    (setsid sh -c \"echo \\$\\$ >> $0; exec sleep 1000\" &); sleep 1000";
+const PROCESSES: usize = 3;
+
+/// A server whose hook runs that program, and the numbers of its processes.
+fn hooked(tare: &Tare, timeout: &str) -> (Server, Vec<u32>, TemporaryDirectory) {
+    let (directory, config) = configured("");
+    let pids = directory.path().join("pids");
+    let program = directory.path().join("hook");
+    fs::write(&program, PROGRAM).expect("a file");
+    let text = format!(
+        "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
+         [hooks]\ncommand = ['sh', '-c', '. {}', '{}']\ntimeout = '{timeout}'\n",
+        program.display(),
+        pids.display(),
+    );
+    fs::write(&config, text).expect("a file");
+    let server = Server::start(tare, &["--config", &config]);
+    server.post("/v1/boxes", &json!({ "name": "a" })).was(201);
+    let mut started = Vec::new();
+    eventually("the program runs", || {
+        let text = fs::read_to_string(&pids).unwrap_or_default();
+        started = text.lines().filter_map(|line| line.parse().ok()).collect();
+        started.len() == PROCESSES
+    });
+    (server, started, directory)
+}
+
+#[track_caller]
+fn all_are_gone(pids: &[u32]) {
+    eventually("the program and all that it started are gone", || {
+        !pids
+            .iter()
+            .any(|pid| Path::new("/proc").join(pid.to_string()).exists())
+    });
+}
+
+#[test]
+fn the_program_of_a_hook_ends_with_its_timeout_and_so_does_what_it_started() {
+    let tare = tare!();
+    let (server, pids, _directory) = hooked(&tare, "2s");
+    all_are_gone(&pids);
+    eventually("the log says so", || server.log().contains("hook_failed"));
+    tare.remove("a");
+    server.stop().ok();
+}
+
+#[test]
+fn the_program_of_a_hook_ends_with_the_server_and_so_does_what_it_started() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let tare = tare!();
+        let (server, pids, _directory) = hooked(&tare, "500s");
+        tare.remove("a");
+        server.signal(signal);
+        all_are_gone(&pids);
+        server.stop();
+    }
+}
+
+#[test]
+fn what_a_hook_leaves_in_the_background_ends_with_it_and_its_failure_is_logged() {
+    let tare = tare!();
+    let (directory, config) = configured("");
+    let pid = directory.path().join("pid");
+    let text = format!(
+        "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
+         [hooks]\ncommand = ['sh', '-c', 'setsid sleep 1000 & echo $! > {}; exit 3']\n",
+        pid.display(),
+    );
+    fs::write(&config, text).expect("a file");
+    let server = Server::start(&tare, &["--config", &config]);
+    server.post("/v1/boxes", &json!({ "name": "a" })).was(201);
+    eventually("the log has its exit code", || {
+        server.log().contains("exit code 3")
+    });
+    let pid = fs::read_to_string(&pid).expect("it ran");
+    all_are_gone(&[pid.trim().parse().expect("a number")]);
+    tare.remove("a");
+    server.stop().ok();
+}
