@@ -28,9 +28,7 @@ fn audited(tare: &Tare, id: &str) -> Value {
     let audit = audit(tare, 0);
     let boxes = audit["boxes"].as_array().expect("an array");
     let found = boxes.iter().find(|one| one["id"] == id);
-    found
-        .unwrap_or_else(|| panic!("{id} is not in {audit}"))
-        .clone()
+    found.unwrap_or_else(|| panic!("{id} is not in {audit}")).clone()
 }
 
 /// A box that runs this in Python, once it has said that it is ready.
@@ -74,17 +72,10 @@ subprocess.Popen(['setsid', 'sleep', '1000'])";
     let id = python_box(&tare, &[], script);
     eventually("everyone is there", || tare.processes_in(&id).len() == 3);
     let found = audited(&tare, &id);
-    let mut pids: Vec<u64> = tare
-        .processes_in(&id)
-        .iter()
-        .map(|it| it.pid.into())
-        .collect();
+    let mut pids: Vec<u64> = tare.processes_in(&id).iter().map(|it| it.pid.into()).collect();
     pids.sort_unstable();
     let listed = found["processes"].as_array().unwrap().iter();
-    assert_eq!(
-        listed.map(|it| number(&it["pid"])).collect::<Vec<_>>(),
-        pids
-    );
+    assert_eq!(listed.map(|it| number(&it["pid"])).collect::<Vec<_>>(), pids);
     // Keeper, sleep, and Python with three more.
     assert_eq!(found["threads"], 6, "{found}");
     assert_eq!(found["kept_by"]["pid"], tare.keeper(&id).pid);
@@ -159,16 +150,10 @@ fn memory_and_scratch_are_what_the_box_has_filled() {
     let fill = "open('/work/large', 'wb').write(bytes(9 << 20))";
     let id = python_box(&tare, &["--scratch", "64m"], fill);
     let found = audited(&tare, &id);
-    assert!(
-        (9 << 20..11 << 20).contains(&number(&found["scratch_bytes"])),
-        "{found}"
-    );
+    assert!((9 << 20..11 << 20).contains(&number(&found["scratch_bytes"])), "{found}");
     let listed = number(&tare.look(&id)["memory_bytes"]);
     let told = number(&found["memory_bytes"]);
-    assert!(
-        told > 9 << 20 && told.abs_diff(listed) < 1 << 20,
-        "{listed}: {found}"
-    );
+    assert!(told > 9 << 20 && told.abs_diff(listed) < 1 << 20, "{listed}: {found}");
     tare.remove(&id);
 }
 
@@ -192,32 +177,16 @@ fn cgroups_and_namespaces_are_named() {
     let id = tare.idle_box();
     let found = audited(&tare, &id);
     let text = |of: &Value| of.as_str().expect("a path").to_owned();
-    let listed: Vec<String> = found["cgroups"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(text)
-        .collect();
+    let listed: Vec<String> = found["cgroups"].as_array().unwrap().iter().map(text).collect();
     for directory in tare.cgroups_of(&id) {
-        assert!(
-            listed.contains(&directory.display().to_string()),
-            "{listed:?}"
-        );
+        assert!(listed.contains(&directory.display().to_string()), "{listed:?}");
     }
-    assert!(
-        listed.iter().all(|path| Path::new(path).is_dir()),
-        "{listed:?}"
-    );
-    assert!(
-        listed.iter().any(|path| path.ends_with("/work")),
-        "{listed:?}"
-    );
+    assert!(listed.iter().all(|path| Path::new(path).is_dir()), "{listed:?}");
+    assert!(listed.iter().any(|path| path.ends_with("/work")), "{listed:?}");
     let keeper = tare.keeper(&id).pid;
     for one in found["namespaces"].as_array().unwrap() {
         let kind = one["kind"].as_str().unwrap();
-        let inode = fs::metadata(format!("/proc/{keeper}/ns/{kind}"))
-            .unwrap()
-            .ino();
+        let inode = fs::metadata(format!("/proc/{keeper}/ns/{kind}")).unwrap().ino();
         assert_eq!(number(&one["inode"]), inode, "{kind}");
         let pids: Vec<u64> = one["pids"].as_array().unwrap().iter().map(number).collect();
         assert!(pids.contains(&keeper.into()) && pids.len() == 2, "{one}");
@@ -247,10 +216,7 @@ print(tcp.getsockname()[1], udp.getsockname()[1], flush=True)";
         let is_it = |it: &&Value| {
             it["transport"] == transport && it["address"] == format!("127.0.0.1:{number}")
         };
-        let port = ports
-            .iter()
-            .find(is_it)
-            .unwrap_or_else(|| panic!("{found}"));
+        let port = ports.iter().find(is_it).unwrap_or_else(|| panic!("{found}"));
         assert_eq!(port["pids"][0], tare.workload(&id)[0].pid, "{port}");
     }
     // What a box listens on in a network of its own is no port of the host.
@@ -327,10 +293,7 @@ fn marks(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, u64)> {
         let it = path.symlink_metadata().expect("it is ours");
         if it.is_dir() {
             pending.extend(
-                fs::read_dir(&path)
-                    .expect("it is ours")
-                    .flatten()
-                    .map(|entry| entry.path()),
+                fs::read_dir(&path).expect("it is ours").flatten().map(|entry| entry.path()),
             );
         }
         found.insert(path, (it.ino(), it.ctime(), it.ctime_nsec(), it.len()));
@@ -419,9 +382,7 @@ fn a_user_without_privileges_sees_what_its_boxes_hold() {
 /// nobody reaps: it was removed, and the kernel cannot free it.
 fn dying_cgroup() -> Option<std::process::Child> {
     let roots = hierarchies().into_iter();
-    let root = roots
-        .into_iter()
-        .find(|root| root.join("cgroup.stat").exists())?;
+    let root = roots.into_iter().find(|root| root.join("cgroup.stat").exists())?;
     let own = root.join("test-of-an-audit");
     fs::create_dir(&own).ok()?;
     let procs = own.join("cgroup.procs");
@@ -492,9 +453,7 @@ fn a_port_of_a_cgroup_that_is_gone_is_told() {
     let mut holder = command.spawn().expect("there is a Python");
     let mut port = String::new();
     let stdout = holder.stdout.take().expect("it was asked for");
-    BufReader::new(stdout)
-        .read_line(&mut port)
-        .expect("its port");
+    BufReader::new(stdout).read_line(&mut port).expect("its port");
     let expected = json!({ "transport": "tcp", "address": format!("127.0.0.1:{}", port.trim()) });
     let told = || tare.json(["audit", "--json"])["fading"]["ports"].clone();
     let ports = told();
@@ -515,16 +474,9 @@ fn a_name_that_leads_to_no_box_is_missed() {
     assert_eq!(audit(&tare, 0)["lost"], json!([]));
     fs::remove_file(tare.state_root().join("names/web")).expect("it has a name");
     let lost = &audit(&tare, 1)["lost"][0];
-    assert_eq!(
-        (&lost["kind"], &lost["name"]),
-        (&json!("name"), &json!("web")),
-        "{lost}"
-    );
+    assert_eq!((&lost["kind"], &lost["name"]), (&json!("name"), &json!("web")), "{lost}");
     let told = tare.call(["audit"]).exited(1).stdout_text();
-    assert!(
-        told.contains("is called web, and is not found by that name"),
-        "{told}"
-    );
+    assert!(told.contains("is called web, and is not found by that name"), "{told}");
     tare.call(["rename", &id, "site"]).ok();
     assert_eq!(audit(&tare, 0)["lost"], json!([]));
     tare.remove(&id);

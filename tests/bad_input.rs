@@ -59,15 +59,8 @@ fn a_name_that_could_be_mistaken_for_something_else_is_refused() {
 #[test]
 fn a_number_that_is_none_is_refused_and_named() {
     let tare = tare!();
-    let options = [
-        "--memory",
-        "--cpus",
-        "--pids",
-        "--nofile",
-        "--timeout",
-        "--scratch",
-        "--output-limit",
-    ];
+    let options =
+        ["--memory", "--cpus", "--pids", "--nofile", "--timeout", "--scratch", "--output-limit"];
     let values = [
         "0",
         "-1",
@@ -89,11 +82,7 @@ fn a_number_that_is_none_is_refused_and_named() {
     ];
     for option in options {
         for value in values {
-            refused(
-                &tare,
-                &[&format!("{option}={value}"), "--", "true"],
-                &[option, value],
-            );
+            refused(&tare, &[&format!("{option}={value}"), "--", "true"], &[option, value]);
         }
     }
 }
@@ -127,23 +116,15 @@ fn a_number_with_a_foreign_unit_is_refused() {
 fn memory_that_no_box_can_live_with_is_refused_with_the_least() {
     let tare = tare!();
     for value in ["1", "10", "4096", "4k", "100k"] {
-        refused(
-            &tare,
-            &["--memory", value, "--", "true"],
-            &["--memory", value],
-        );
+        refused(&tare, &["--memory", value, "--", "true"], &["--memory", value]);
     }
 }
 
 #[test]
 fn too_few_processes_or_descriptors_are_refused_or_work() {
     let tare = tare!();
-    for (option, value) in [
-        ("--pids", "1"),
-        ("--pids", "2"),
-        ("--nofile", "1"),
-        ("--nofile", "3"),
-    ] {
+    for (option, value) in [("--pids", "1"), ("--pids", "2"), ("--nofile", "1"), ("--nofile", "3")]
+    {
         let output = tare.run([option, value, "--", "echo", "up"]);
         // Never a box that cannot start without a word why.
         assert!(
@@ -166,11 +147,7 @@ fn an_option_that_can_have_one_value_is_refused_twice() {
         ("--rootfs", "/"),
         ("--net", "none"),
     ] {
-        refused(
-            &tare,
-            &[option, value, option, value, "--", "true"],
-            &[option],
-        );
+        refused(&tare, &[option, value, option, value, "--", "true"], &[option]);
     }
 }
 
@@ -178,32 +155,16 @@ fn an_option_that_can_have_one_value_is_refused_twice() {
 #[test]
 fn an_unknown_option_is_refused_with_the_nearest_known() {
     let tare = tare!();
-    refused(
-        &tare,
-        &["--memroy", "64m", "--", "true"],
-        &["--memroy", "--memory"],
-    );
-    refused(
-        &tare,
-        &["--timeuot=5s", "--", "true"],
-        &["--timeuot", "--timeout"],
-    );
+    refused(&tare, &["--memroy", "64m", "--", "true"], &["--memroy", "--memory"]);
+    refused(&tare, &["--timeuot=5s", "--", "true"], &["--timeuot", "--timeout"]);
     refused(&tare, &["-Z", "--", "true"], &["-Z"]);
 }
 
 #[test]
 fn an_unknown_choice_is_refused_with_the_known() {
     let tare = tare!();
-    refused(
-        &tare,
-        &["--net", "bridge", "--", "true"],
-        &["bridge", "none", "host"],
-    );
-    refused(
-        &tare,
-        &["--seccomp", "off", "--", "true"],
-        &["off", "unconfined"],
-    );
+    refused(&tare, &["--net", "bridge", "--", "true"], &["bridge", "none", "host"]);
+    refused(&tare, &["--seccomp", "off", "--", "true"], &["off", "unconfined"]);
 }
 
 #[test]
@@ -227,26 +188,15 @@ fn a_variable_that_is_none_is_refused() {
 fn a_file_of_variables_that_is_none_is_refused() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
-    let contents: [(&str, &[u8]); 3] = [
-        ("nul", b"A=b\0c\n"),
-        ("key", b"=x\n"),
-        ("bare", b"A=1\nB\n"),
-    ];
+    let contents: [(&str, &[u8]); 3] =
+        [("nul", b"A=b\0c\n"), ("key", b"=x\n"), ("bare", b"A=1\nB\n")];
     for (name, content) in contents {
         let file = directory.write(name, content);
         let file = file.to_str().unwrap();
         refused(&tare, &["--env-file", file, "--", "true"], &[file]);
     }
-    refused(
-        &tare,
-        &["--env-file", "/no/such/file", "--", "true"],
-        &["/no/such/file"],
-    );
-    refused(
-        &tare,
-        &["--env-file", directory.text(), "--", "true"],
-        &[directory.text()],
-    );
+    refused(&tare, &["--env-file", "/no/such/file", "--", "true"], &["/no/such/file"]);
+    refused(&tare, &["--env-file", directory.text(), "--", "true"], &[directory.text()]);
 }
 
 /// B033
@@ -254,15 +204,9 @@ fn a_file_of_variables_that_is_none_is_refused() {
 fn more_variables_than_a_program_can_take_are_refused() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
-    let text: String = (0..100_000)
-        .map(|n| format!("KEY_{n}={}\n", "v".repeat(24)))
-        .collect();
+    let text: String = (0..100_000).map(|n| format!("KEY_{n}={}\n", "v".repeat(24))).collect();
     let file = directory.write("env", text);
-    refused(
-        &tare,
-        &["--env-file", file.to_str().unwrap(), "--", "true"],
-        &["too l"],
-    );
+    refused(&tare, &["--env-file", file.to_str().unwrap(), "--", "true"], &["too l"]);
 }
 
 /// B033: one string of an environment may have 128 KiB (`MAX_ARG_STRLEN`).
@@ -271,22 +215,14 @@ fn one_variable_that_is_too_long_is_refused() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("env", format!("A={}\n", "v".repeat(200_000)));
-    refused(
-        &tare,
-        &["--env-file", file.to_str().unwrap(), "--", "true"],
-        &["too l"],
-    );
+    refused(&tare, &["--env-file", file.to_str().unwrap(), "--", "true"], &["too l"]);
 }
 
 /// E022
 #[test]
 fn a_home_with_a_line_break_is_refused() {
     let tare = tare!();
-    refused(
-        &tare,
-        &["-e", "HOME=/\nroot2::0:0::/:", "--", "true"],
-        &["HOME"],
-    );
+    refused(&tare, &["-e", "HOME=/\nroot2::0:0::/:", "--", "true"], &["HOME"]);
     let output = tare.run(["--", "cat", "/etc/passwd"]).ok();
     assert!(!output.stdout_text().contains("root2"), "{output}");
 }
@@ -408,11 +344,7 @@ fn two_volumes_at_one_place_are_refused() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let volume = format!("{}:/x", directory.text());
-    refused(
-        &tare,
-        &["-v", &volume, "-v", &volume, "--", "true"],
-        &["/x"],
-    );
+    refused(&tare, &["-v", &volume, "-v", &volume, "--", "true"], &["/x"]);
 }
 
 #[test]
@@ -429,21 +361,11 @@ fn a_root_directory_that_is_none_is_refused_and_named() {
 fn a_root_directory_without_the_program_ends_with_127() {
     let tare = tare!();
     let empty = TemporaryDirectory::new();
-    refused_with(
-        &tare,
-        127,
-        &["--rootfs", empty.text(), "--", "/bin/sh"],
-        &["/bin/sh"],
-    );
+    refused_with(&tare, 127, &["--rootfs", empty.text(), "--", "/bin/sh"], &["/bin/sh"]);
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
     };
-    refused_with(
-        &tare,
-        127,
-        &["--rootfs", root.text(), "--", "python3"],
-        &["python3"],
-    );
+    refused_with(&tare, 127, &["--rootfs", root.text(), "--", "python3"], &["python3"]);
 }
 
 #[test]
@@ -457,14 +379,9 @@ fn a_label_that_is_none_is_refused() {
 #[test]
 fn output_for_people_shows_no_raw_control_characters() {
     let tare = tare!();
-    let output = tare
-        .run(["-v", "/nope\u{1b}[31m\u{7}:/x", "--", "true"])
-        .exited(125)
-        .said(&["/nope"]);
-    assert!(
-        !output.stderr.contains(&0x1b) && !output.stderr.contains(&7),
-        "{output}"
-    );
+    let output =
+        tare.run(["-v", "/nope\u{1b}[31m\u{7}:/x", "--", "true"]).exited(125).said(&["/nope"]);
+    assert!(!output.stderr.contains(&0x1b) && !output.stderr.contains(&7), "{output}");
 }
 
 #[test]
@@ -486,14 +403,9 @@ fn a_state_root_in_a_directory_that_is_missing_is_told_so() {
     let directory = TemporaryDirectory::new();
     let missing = directory.join("missing");
     let root = missing.join("root").display().to_string();
-    let said = format!(
-        "there is no directory {} (make that first",
-        missing.display()
-    );
+    let said = format!("there is no directory {} (make that first", missing.display());
     for (args, code) in [(&["ls"][..], 1), (&["run", "--", "true"], 125)] {
-        let args = ["--state-root", &root]
-            .into_iter()
-            .chain(args.iter().copied());
+        let args = ["--state-root", &root].into_iter().chain(args.iter().copied());
         tare.call(args).exited(code).said(&[&root, &said]);
     }
     assert!(!missing.exists());

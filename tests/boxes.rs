@@ -23,10 +23,7 @@ fn lines(output: Output) -> Vec<String> {
 
 fn names(boxes: &Value) -> Vec<&str> {
     let boxes = boxes.as_array().expect("an array");
-    let mut names: Vec<&str> = boxes
-        .iter()
-        .filter_map(|one| one["name"].as_str())
-        .collect();
+    let mut names: Vec<&str> = boxes.iter().filter_map(|one| one["name"].as_str()).collect();
     names.sort_unstable();
     names
 }
@@ -52,10 +49,7 @@ fn boxes_that_have_ended_are_listed_when_asked() {
     tare.ended(&ended);
     for command in ["ls", "ps"] {
         assert_eq!(lines(tare.call([command, "-q"])), [running.as_str()]);
-        assert_eq!(
-            lines(tare.call([command, "-a", "-q"])),
-            [&*running, &*ended]
-        );
+        assert_eq!(lines(tare.call([command, "-a", "-q"])), [&*running, &*ended]);
         let table = lines(tare.call([command, "-a"]));
         assert_eq!(table.len(), 3, "{table:?}");
         let of = |id: &str| table.iter().find(|line| line.starts_with(id)).cloned();
@@ -80,9 +74,7 @@ fn filters_must_all_match() {
     tare.ended(&ended);
     let filtered = |filters: &[&str]| {
         let mut call = vec!["ls", "-a", "--json"];
-        filters
-            .iter()
-            .for_each(|one| call.extend(["--filter", one]));
+        filters.iter().for_each(|one| call.extend(["--filter", one]));
         let found = tare.json(call);
         names(&found).join(" ")
     };
@@ -108,12 +100,8 @@ fn is_documented(field: &str, value: &Value) -> bool {
         "name" | "ended_by" | "stuck_on" => value.is_null() || value.is_string(),
         "created_at" => is_time(value),
         "lease_ends_at" | "ended_at" | "ended_after" => value.is_null() || is_time(value),
-        "command" => value
-            .as_array()
-            .is_some_and(|it| it.iter().all(Value::is_string)),
-        "labels" => value
-            .as_object()
-            .is_some_and(|it| it.values().all(Value::is_string)),
+        "command" => value.as_array().is_some_and(|it| it.iter().all(Value::is_string)),
+        "labels" => value.as_object().is_some_and(|it| it.values().all(Value::is_string)),
         "pids" | "memory_bytes" | "exit_code" => value.is_null() || value.is_u64(),
         "attached" | "oom" => value.is_boolean(),
         _ => panic!("{field} is not documented"),
@@ -150,18 +138,13 @@ fn every_documented_field_is_there_and_of_its_kind() {
     for one in tare.list() {
         let object = one.as_object().expect("an object");
         for field in FIELDS {
-            let value = object
-                .get(field)
-                .unwrap_or_else(|| panic!("no {field}: {one}"));
+            let value = object.get(field).unwrap_or_else(|| panic!("no {field}: {one}"));
             assert!(is_documented(field, value), "{field} is {value}");
         }
         assert_eq!(object.len(), FIELDS.len(), "{one}");
     }
     let one = tare.look(&running);
-    assert_eq!(
-        (&one["name"], &one["state"]),
-        (&json!("a"), &json!("running"))
-    );
+    assert_eq!((&one["name"], &one["state"]), (&json!("a"), &json!("running")));
     assert_eq!(one["command"], json!(["sh", "-c", "sleep 1000; true"]));
     assert_eq!(one["labels"], json!({"k": "v", "empty": ""}));
     assert_eq!(one["attached"], false);
@@ -201,11 +184,7 @@ fn inspect_says_everything() {
     assert_eq!(ids, [json!(id), json!(other)]);
     let one = &found[0];
     for field in FIELDS {
-        assert!(
-            is_documented(field, &one[field]),
-            "{field} is {}",
-            one[field]
-        );
+        assert!(is_documented(field, &one[field]), "{field} is {}", one[field]);
     }
     for field in ["spec", "usage", "holdings"] {
         assert!(!one[field].is_null(), "no {field}: {one}");
@@ -248,12 +227,8 @@ fn an_unknown_box_is_an_error_that_says_so() {
             tare.call(command).exited(2).printed("");
         }
     }
-    tare.call(["rename", "nothing", "b"])
-        .exited(1)
-        .said(&["there is no box 'nothing'"]);
-    tare.call(["update", "--pids", "9", "nothing"])
-        .exited(1)
-        .said(&["there is no box 'nothing'"]);
+    tare.call(["rename", "nothing", "b"]).exited(1).said(&["there is no box 'nothing'"]);
+    tare.call(["update", "--pids", "9", "nothing"]).exited(1).said(&["there is no box 'nothing'"]);
 }
 
 #[test]
@@ -303,10 +278,7 @@ fn several_boxes_are_done_past_one_that_fails() {
     }
     for command in steps {
         let call = command.iter().chain(&["a", "nothing", "b"]);
-        tare.call(call)
-            .exited(1)
-            .printed("a\nb\n")
-            .said(&["there is no box 'nothing'"]);
+        tare.call(call).exited(1).printed("a\nb\n").said(&["there is no box 'nothing'"]);
     }
     assert_eq!(tare.list(), [] as [Value; 0]);
 }
@@ -318,32 +290,16 @@ fn looking_never_changes_a_box() {
     let id = tare.detached(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
     tare.logged(&id, "up");
     let (before, keeper) = (tare.record_files(&id), tare.keeper(&id));
-    let locales = [
-        "C",
-        "C.utf8",
-        "de_DE.UTF-8",
-        "tr_TR.UTF-8",
-        "ja_JP.eucJP",
-        "no-such",
-        "",
-    ];
+    let locales = ["C", "C.utf8", "de_DE.UTF-8", "tr_TR.UTF-8", "ja_JP.eucJP", "no-such", ""];
     for (round, locale) in (0..50).zip(locales.iter().cycle()) {
         let mut command = tare.command(["ls", "-a", "--json"]);
-        command
-            .env_clear()
-            .env("TARE_STATE_ROOT", tare.state_root());
-        command
-            .env("LC_ALL", locale)
-            .env("LANG", locale)
-            .env("TZ", "Asia/Kathmandu");
+        command.env_clear().env("TARE_STATE_ROOT", tare.state_root());
+        command.env("LC_ALL", locale).env("LANG", locale).env("TZ", "Asia/Kathmandu");
         command.current_dir(["/", "/tmp"][round % 2]);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(
-            (&listed[0]["id"], &listed[0]["state"]),
-            (&json!(id), &json!("running"))
-        );
+        assert_eq!((&listed[0]["id"], &listed[0]["state"]), (&json!(id), &json!("running")));
     }
     assert_eq!(tare.record_files(&id), before);
     assert_eq!(tare.keeper(&id), keeper);
@@ -362,11 +318,7 @@ fn another_user_cannot_look_and_changes_nothing() {
     let program = directory.join("tare");
     fs::copy(tare.program(), &program).unwrap();
     let before = tare.record_files(&id);
-    for args in [
-        &["ls", "-a"][..],
-        &["rm", "-f", "a"],
-        &["exec", "a", "true"],
-    ] {
+    for args in [&["ls", "-a"][..], &["rm", "-f", "a"], &["exec", "a", "true"]] {
         let mut command = std::process::Command::new(&program);
         command.args(args).env("TARE_STATE_ROOT", tare.state_root());
         command.uid(65533).gid(65533).current_dir("/");
@@ -425,13 +377,9 @@ fn rename_moves_the_name() {
     assert_eq!(tare.look(&id)["name"], "new");
     tare.call(["inspect", "old"]).exited(1);
     tare.exec("new", ["true"]).ok();
-    tare.call(["rename", "new", "other"])
-        .exited(1)
-        .said(&["the name other is taken"]);
+    tare.call(["rename", "new", "other"]).exited(1).said(&["the name other is taken"]);
     for bad in ["", "..", "a/b", "-x", "a b", "é"] {
-        tare.call(["rename", "--", "new", bad])
-            .exited(2)
-            .printed("");
+        tare.call(["rename", "--", "new", bad]).exited(2).printed("");
     }
     assert_eq!(tare.look(&id)["name"], "new");
     // The old name is free, the new one goes with its box.
@@ -487,9 +435,8 @@ fn paths_and_arguments_that_are_no_text_are_listed_and_inspected() {
 fn what_is_told_of_a_box_that_does_nothing_does_not_change() {
     let tare = tare!();
     let id = tare.idle_box();
-    let seen: std::collections::BTreeSet<String> = (0..20)
-        .map(|_| tare.look(&id)["lease_ends_at"].to_string())
-        .collect();
+    let seen: std::collections::BTreeSet<String> =
+        (0..20).map(|_| tare.look(&id)["lease_ends_at"].to_string()).collect();
     assert_eq!(seen.len(), 1, "{seen:?}");
     tare.remove(&id);
     let output = tare.call(["stats", "--json", "nosuch"]).exited(1);
@@ -517,11 +464,7 @@ fn a_box_is_not_over_because_somebody_cannot_see_it() {
             looking.stdout(Stdio::piped()).stderr(Stdio::piped());
             tare.start_command(looking).wait().exited(code);
         }
-        assert_eq!(
-            tare.json(["inspect", &id])[0]["state"],
-            "running",
-            "{place}"
-        );
+        assert_eq!(tare.json(["inspect", &id])[0]["state"], "running", "{place}");
         tare.call(["exec", &id, "true"]).ok();
     }
     tare.remove(&id);

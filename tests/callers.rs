@@ -8,8 +8,7 @@ use tare_harness::{TemporaryDirectory, tare};
 #[test]
 fn a_caller_that_ignores_the_end_of_children_still_gets_the_exit_code() {
     let tare = tare!();
-    tare.shell("trap '' CHLD; exec \"$TARE\" run -- sh -c 'exit 3'")
-        .exited(3);
+    tare.shell("trap '' CHLD; exec \"$TARE\" run -- sh -c 'exit 3'").exited(3);
 }
 
 /// Ignores every signal by the system call itself: a C library keeps 32 to 34 for
@@ -43,10 +42,7 @@ fn the_directory_of_the_caller_may_be_gone() {
     let directory = TemporaryDirectory::new();
     let gone = directory.join("gone");
     fs::create_dir(&gone).unwrap();
-    let script = format!(
-        "cd {0} && rmdir {0} && exec \"$TARE\" run -- echo up",
-        gone.display()
-    );
+    let script = format!("cd {0} && rmdir {0} && exec \"$TARE\" run -- echo up", gone.display());
     tare.shell(&script).ok().printed("up\n");
 }
 
@@ -59,10 +55,7 @@ fn a_caller_with_few_descriptors_is_told_so_and_nothing_is_left() {
             0 => assert_eq!(output.stdout_text(), "up\n", "{output}"),
             code => {
                 assert_eq!(code, 125, "{limit}: {output}");
-                assert!(
-                    output.stderr_text().starts_with("tare: "),
-                    "{limit}: {output}"
-                );
+                assert!(output.stderr_text().starts_with("tare: "), "{limit}: {output}");
             }
         }
         let left = tare.difference_now();

@@ -15,10 +15,7 @@ fn every_shell_gets_a_script_that_knows_the_options() {
             "memory", "timeout", "lease", "watch",
         ];
         for word in words {
-            assert!(
-                output.stdout_text().contains(word),
-                "{shell}: {word} is missing"
-            );
+            assert!(output.stdout_text().contains(word), "{shell}: {word} is missing");
         }
     }
 }

@@ -33,47 +33,28 @@ fn a_contained_command_is_the_same_user_in_the_same_place() {
     let mut command = tare.command(["run", "--contain", "--", "sh", "-c", "id -u; pwd"]);
     let output = command.current_dir(directory.path()).output().unwrap();
     let uid = rustix::process::geteuid().as_raw();
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        format!("{uid}\n{}\n", directory.text())
-    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{uid}\n{}\n", directory.text()));
 }
 
 #[test]
 fn a_contained_command_is_in_other_pid_and_ipc_namespaces() {
     let tare = tare!();
     let output = tare
-        .run([
-            "--contain",
-            "--",
-            "sh",
-            "-c",
-            "readlink /proc/self/ns/pid /proc/self/ns/ipc",
-        ])
+        .run(["--contain", "--", "sh", "-c", "readlink /proc/self/ns/pid /proc/self/ns/ipc"])
         .ok();
     for kind in ["pid", "ipc"] {
         let ours = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap();
-        assert!(
-            output.stdout_text().contains(&format!("{kind}:[")),
-            "{output}"
-        );
-        assert!(
-            !output.stdout_text().contains(ours.to_str().unwrap()),
-            "{output}"
-        );
+        assert!(output.stdout_text().contains(&format!("{kind}:[")), "{output}");
+        assert!(!output.stdout_text().contains(ours.to_str().unwrap()), "{output}");
     }
 }
 
 #[test]
 fn a_contained_command_has_its_exit_code_limits_and_timeout() {
     let tare = tare!();
-    tare.run(["--contain", "--", "sh", "-c", "exit 7"])
-        .exited(7);
-    tare.run(["--contain", "--nofile", "77", "--", "sh", "-c", "ulimit -n"])
-        .ok()
-        .printed("77\n");
-    tare.run(["--contain", "--timeout", "1s", "--", "sleep", "1000"])
-        .exited(124);
+    tare.run(["--contain", "--", "sh", "-c", "exit 7"]).exited(7);
+    tare.run(["--contain", "--nofile", "77", "--", "sh", "-c", "ulimit -n"]).ok().printed("77\n");
+    tare.run(["--contain", "--timeout", "1s", "--", "sleep", "1000"]).exited(124);
     tare.run(["--contain", "--", "no-such-program"]).exited(127);
 }
 
@@ -104,9 +85,7 @@ fn a_contained_box_that_nests_1200_cgroups_leaves_nothing_with_1024_descriptors(
         skip!("a contained box cannot make cgroups here");
     };
     // v1 has no limit of its own.
-    let pids = hierarchies()
-        .into_iter()
-        .find(|root| root.ends_with("pids"));
+    let pids = hierarchies().into_iter().find(|root| root.ends_with("pids"));
     let v1 = pids.map(|root| (root.to_str().unwrap().to_owned(), 1200));
     for (root, expected) in [(unified, 32)].into_iter().chain(v1) {
         let script = "ulimit -n 1024; exec \"$TARE\" run --contain -- python3 -c \"$@\"";
@@ -125,32 +104,19 @@ fn bubblewrap_inside_of_a_contained_box_leaves_nothing() {
     if !has_program("bwrap") {
         skip!("bwrap is not installed");
     }
-    let bwrap = [
-        "bwrap",
-        "--ro-bind",
-        "/",
-        "/",
-        "--dev",
-        "/dev",
-        "--proc",
-        "/proc",
-        "--unshare-all",
-    ];
+    let bwrap =
+        ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all"];
     let inside = |script: &'static str| {
         let mut call = vec!["--contain", "--timeout", "2s", "--"];
         call.extend(bwrap);
         call.extend(["sh", "-c", script]);
         call
     };
-    tare.run(inside("echo in; exit 5"))
-        .exited(5)
-        .printed("in\n");
+    tare.run(inside("echo in; exit 5")).exited(5).printed("in\n");
     // Daemons that outlive the command of bwrap, in its own PID namespace.
-    tare.run(inside(
-        "setsid sleep 1000 & setsid sleep 1000 & echo up; wait",
-    ))
-    .exited(124)
-    .printed("up\n");
+    tare.run(inside("setsid sleep 1000 & setsid sleep 1000 & echo up; wait"))
+        .exited(124)
+        .printed("up\n");
 }
 
 #[test]
@@ -165,8 +131,7 @@ fn nested_namespaces_inside_of_a_contained_box_leave_nothing() {
         .printed("nested\n");
     // The command ends while the nested tree lives.
     let leave = format!("{nested} | {{ read line; kill -9 $$; }}");
-    tare.run(["--contain", "--", "sh", "-c", &leave])
-        .exited(137);
+    tare.run(["--contain", "--", "sh", "-c", &leave]).exited(137);
 }
 
 /// Launchers make cgroups where `/proc/self/cgroup` says they are.
@@ -189,11 +154,7 @@ fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
     // Not left to the next test, whatever this one finds.
     let outside = Path::new(&point).join(&name);
     let escaped = fs::remove_dir(&outside).is_ok();
-    assert!(
-        !escaped,
-        "{} was made by a box: {output}",
-        outside.display()
-    );
+    assert!(!escaped, "{} was made by a box: {output}", outside.display());
     output.ok().printed("made\n");
 }
 
@@ -201,7 +162,5 @@ fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
 #[test]
 fn a_contained_command_keeps_the_callers_umask() {
     let tare = tare!();
-    tare.shell("umask 027; exec \"$TARE\" run --contain -- sh -c umask")
-        .ok()
-        .printed("0027\n");
+    tare.shell("umask 027; exec \"$TARE\" run --contain -- sh -c umask").ok().printed("0027\n");
 }

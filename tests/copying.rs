@@ -56,30 +56,15 @@ fn a_file_goes_in_and_comes_out() {
     let directory = TemporaryDirectory::new();
     let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
     let file = directory.write("file", &content);
-    copy(&tare, &file, "a:/work/named")
-        .ok()
-        .printed("")
-        .said_nothing();
+    copy(&tare, &file, "a:/work/named").ok().printed("").said_nothing();
     copy(&tare, &file, "a:/work").ok();
     copy(&tare, &file, "a:/work/").ok();
-    assert_eq!(
-        inside(&tare, "cd /work; cmp named file && ls; id -un"),
-        "file\nnamed\nbox\n"
-    );
-    assert_eq!(
-        inside(&tare, "stat -c '%U %G %a' /work/named"),
-        "box box 644\n"
-    );
+    assert_eq!(inside(&tare, "cd /work; cmp named file && ls; id -un"), "file\nnamed\nbox\n");
+    assert_eq!(inside(&tare, "stat -c '%U %G %a' /work/named"), "box box 644\n");
     let out = directory.join("out");
-    copy(&tare, "a:/work/named", &out)
-        .ok()
-        .printed("")
-        .said_nothing();
+    copy(&tare, "a:/work/named", &out).ok().printed("").said_nothing();
     assert_eq!(fs::read(&out).unwrap(), content);
-    assert_eq!(
-        out.metadata().unwrap().uid(),
-        rustix::process::geteuid().as_raw()
-    );
+    assert_eq!(out.metadata().unwrap().uid(), rustix::process::geteuid().as_raw());
     copy(&tare, "a:/work/named", directory.path()).ok();
     assert_eq!(fs::read(directory.join("named")).unwrap(), content);
     // A smaller one over a larger one leaves no tail.
@@ -101,19 +86,14 @@ fn a_directory_goes_in_and_comes_out() {
     copy(&tare, &source, "a:/work/new").ok();
     copy(&tare, source.join("."), "a:/tmp").ok();
     assert_eq!(
-        inside(
-            &tare,
-            "/work/new/deep/program; cat /work/new/d/link /tmp/one"
-        ),
+        inside(&tare, "/work/new/deep/program; cat /work/new/d/link /tmp/one"),
         "runs\none\none\n"
     );
     let strangers = "find /work/new /tmp -mindepth 1 -not -user box";
     assert_eq!(inside(&tare, strangers), "");
     inside(&tare, "rm -r /work/new/d");
     let out = TemporaryDirectory::new();
-    copy(&tare, "a:/work/new", out.join("new"))
-        .ok()
-        .said_nothing();
+    copy(&tare, "a:/work/new", out.join("new")).ok().said_nothing();
     assert_eq!(tree(&out.join("new")), tree(&source));
     copy(&tare, "a:/work/new", out.join("new")).ok();
     assert_eq!(tree(&out.join("new/new")), tree(&source));
@@ -143,12 +123,7 @@ fn what_cannot_be_is_refused_as_docker_does() {
     refused(&boxed("a:/etc/passwd"), sample.join("no/such").as_ref());
     refused(&boxed("a:/etc/passwd/x"), sample.path().as_ref());
     assert_eq!(inside(&tare, "ls /work"), "");
-    for (from, to) in [
-        ("/etc/passwd", "/tmp/x"),
-        ("a:/etc", "a:/tmp"),
-        ("-", "-"),
-        ("", "a:/x"),
-    ] {
+    for (from, to) in [("/etc/passwd", "/tmp/x"), ("a:/etc", "a:/tmp"), ("-", "-"), ("", "a:/x")] {
         copy(&tare, from, to).exited(2).printed("");
     }
     tare.call(["cp", "a:/etc"]).exited(2);
@@ -163,41 +138,22 @@ fn a_stream_of_tar_goes_in_and_comes_out() {
     let tar = |args: &[&str]| {
         let mut command = Command::new("tar");
         command.arg("-C").arg(sample.path()).args(args);
-        command
-            .stderr(Stdio::inherit())
-            .output()
-            .expect("tar is there")
+        command.stderr(Stdio::inherit()).output().expect("tar is there")
     };
     let packed = tar(&["-c", "d"]);
     assert!(packed.status.success());
-    tare.call_with_stdin(packed.stdout, ["cp", "-", "a:/work"])
-        .ok()
-        .printed("")
-        .said_nothing();
-    assert_eq!(
-        inside(&tare, "/work/d/deep/program; stat -c %U /work/d/one"),
-        "runs\nbox\n"
-    );
+    tare.call_with_stdin(packed.stdout, ["cp", "-", "a:/work"]).ok().printed("").said_nothing();
+    assert_eq!(inside(&tare, "/work/d/deep/program; stat -c %U /work/d/one"), "runs\nbox\n");
     let stream = tare.call(["cp", "a:/work/d", "-"]).ok().said_nothing();
     let archive = sample.write("out.tar", &stream.stdout);
     fs::create_dir(sample.join("out")).unwrap();
-    let unpacked = tar(&[
-        "-x",
-        "-C",
-        "out",
-        "--no-same-owner",
-        "-f",
-        archive.to_str().unwrap(),
-    ]);
+    let unpacked = tar(&["-x", "-C", "out", "--no-same-owner", "-f", archive.to_str().unwrap()]);
     assert!(unpacked.status.success());
     assert_eq!(tree(&sample.join("out/d")), tree(&sample.join("d")));
     for garbage in [&b"no archive at all"[..], b"\0", &[0xff; 2048]] {
-        tare.call_with_stdin(garbage, ["cp", "-", "a:/work"])
-            .exited(1)
-            .printed("");
+        tare.call_with_stdin(garbage, ["cp", "-", "a:/work"]).exited(1).printed("");
     }
-    tare.call_with_stdin(*b"", ["cp", "-", "a:/no/such"])
-        .exited(1);
+    tare.call_with_stdin(*b"", ["cp", "-", "a:/no/such"]).exited(1);
     tare.remove(&id);
 }
 
@@ -223,9 +179,7 @@ fn what_is_no_file_is_refused_by_name() {
     }
     let host = TemporaryDirectory::new();
     fs::create_dir(host.join("d")).unwrap();
-    let made = Command::new("mkfifo")
-        .arg(host.join("d/pipe-of-host"))
-        .status();
+    let made = Command::new("mkfifo").arg(host.join("d/pipe-of-host")).status();
     assert!(made.expect("mkfifo is there").success());
     for from in [host.join("d"), host.join("d/pipe-of-host")] {
         let output = copy(&tare, from, "a:/work/y").exited(1);
@@ -265,13 +219,9 @@ fn hostile_names_pass_unchanged() {
         fs::create_dir(&deep).unwrap();
     }
     fs::write(deep.join("end"), "end\n").unwrap();
-    copy(&tare, source.join("d"), "a:/work/in")
-        .ok()
-        .said_nothing();
+    copy(&tare, source.join("d"), "a:/work/in").ok().said_nothing();
     let out = TemporaryDirectory::new();
-    copy(&tare, "a:/work/in", out.join("out"))
-        .ok()
-        .said_nothing();
+    copy(&tare, "a:/work/in", out.join("out")).ok().said_nothing();
     assert_eq!(tree(&out.join("out")), tree(&source.join("d")));
     copy(&tare, "a:/work/in/a:b", out.join("x")).ok();
     assert_eq!(fs::read(out.join("x")).unwrap(), b"a:b");
@@ -288,13 +238,7 @@ fn a_large_file_passes_in_constant_memory() {
     let id = start(&tare, &["--memory", "32m", "-v", &volume]);
     let path = directory.text();
     let make = format!("seq 100000000 | head -c 200m > {path}/large");
-    assert!(
-        Command::new("sh")
-            .args(["-c", &make])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("sh").args(["-c", &make]).status().unwrap().success());
     let limited = |call: &str| {
         let script = format!("ulimit -v 65536; cd {path}; exec \"$TARE\" cp {call}");
         tare.spawn_script(&script).wait().ok().said_nothing();
@@ -302,10 +246,7 @@ fn a_large_file_passes_in_constant_memory() {
     limited("large a:/data/in");
     limited("a:/data/in out");
     for name in ["in", "out"] {
-        let compared = Command::new("cmp")
-            .args(["large", name])
-            .current_dir(path)
-            .status();
+        let compared = Command::new("cmp").args(["large", name]).current_dir(path).status();
         assert!(compared.unwrap().success(), "{name} is another file");
     }
     tare.remove(&id);
@@ -320,10 +261,7 @@ fn a_copy_that_is_killed_changes_nothing() {
     let old = directory.write("old", "old\n");
     let source = TemporaryDirectory::new();
     let large = source.join("large");
-    fs::File::create_new(&large)
-        .unwrap()
-        .set_len(200 << 20)
-        .unwrap();
+    fs::File::create_new(&large).unwrap().set_len(200 << 20).unwrap();
     inside(&tare, "echo old > /work/f; truncate -s 200M /tmp/large");
     let before = tare.workload(&id).len();
     let (old_path, large_path) = (old.display().to_string(), large.display().to_string());
@@ -332,9 +270,7 @@ fn a_copy_that_is_killed_changes_nothing() {
         eventually("the box copies", || tare.workload(&id).len() > before);
         client.signal(Signal::KILL);
         client.wait().exited(-9);
-        eventually("the box does not copy any more", || {
-            tare.workload(&id).len() == before
-        });
+        eventually("the box does not copy any more", || tare.workload(&id).len() == before);
     }
     assert_eq!(fs::read(&old).unwrap(), b"old\n");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -349,10 +285,9 @@ fn a_file_stays_where_there_is_no_room_for_its_new_content() {
     let directory = TemporaryDirectory::new();
     let new = directory.write("new", vec![b'x'; 10 << 20]);
     inside(&tare, "head -c 10485760 /dev/zero > /work/f");
-    copy(&tare, &new, "a:/work/f").exited(1).said(&[
-        "no room for it beside the old file, which is unchanged",
-        "--scratch",
-    ]);
+    copy(&tare, &new, "a:/work/f")
+        .exited(1)
+        .said(&["no room for it beside the old file, which is unchanged", "--scratch"]);
     let shown = "head -c 10485760 /dev/zero | cmp - /work/f && ls -A /work";
     assert_eq!(inside(&tare, shown), "f\n");
     tare.remove(&id);
@@ -365,14 +300,10 @@ fn a_place_that_takes_no_file_is_named() {
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "content\n");
     for place in ["/usr/file", "/etc/file", "/proc/file", "/file"] {
-        copy(&tare, &file, format!("a:{place}"))
-            .exited(1)
-            .said(&[place]);
+        copy(&tare, &file, format!("a:{place}")).exited(1).said(&[place]);
     }
     let large = directory.write("large", vec![0; 32 << 20]);
-    copy(&tare, large, "a:/work/large")
-        .exited(1)
-        .said(&["large", "File too large"]);
+    copy(&tare, large, "a:/work/large").exited(1).said(&["large", "File too large"]);
     assert_eq!(inside(&tare, "echo alive"), "alive\n");
     tare.remove(&id);
 }
@@ -382,16 +313,10 @@ fn a_box_that_is_not_there_is_named() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "content\n");
-    copy(&tare, &file, "nothing:/work")
-        .exited(1)
-        .said(&["there is no box 'nothing'"]);
+    copy(&tare, &file, "nothing:/work").exited(1).said(&["there is no box 'nothing'"]);
     let id = tare.detached(["--name", "a", "--", "true"]);
     tare.ended(&id);
-    copy(&tare, &file, "a:/work")
-        .exited(1)
-        .said(&["a", "ended"]);
-    copy(&tare, "a:/etc/passwd", directory.path())
-        .exited(1)
-        .said(&["a", "ended"]);
+    copy(&tare, &file, "a:/work").exited(1).said(&["a", "ended"]);
+    copy(&tare, "a:/etc/passwd", directory.path()).exited(1).said(&["a", "ended"]);
     tare.remove(&id);
 }

@@ -54,14 +54,7 @@ impl Scene {
         let ended = tare.detached(["--name", "ended", "--", "sh", "-c", "exit 7"]);
         tare.ended(&ended);
         let listed = Self::others(&tare, &[&live, &ended]);
-        Self {
-            elsewhere: TemporaryDirectory::new(),
-            live,
-            ended,
-            listed,
-            disk,
-            tare,
-        }
+        Self { elsewhere: TemporaryDirectory::new(), live, ended, listed, disk, tare }
     }
 
     /// What is said about boxes, but for what changes by itself.
@@ -77,9 +70,7 @@ impl Scene {
     #[track_caller]
     fn make(&self, kind: Kind) -> String {
         match kind {
-            Kind::Live => self
-                .tare
-                .detached(["--name", "damaged", "--", "sleep", "1000"]),
+            Kind::Live => self.tare.detached(["--name", "damaged", "--", "sleep", "1000"]),
             Kind::Ended => {
                 let id = self.tare.detached(["--name", "damaged", "--", "true"]);
                 self.tare.ended(&id);
@@ -108,18 +99,10 @@ impl Scene {
         self.lists_others(what);
         tare.exec(&self.live, ["true"]).ok();
         self.looks_after_others(what);
-        for call in [
-            &["audit"][..],
-            &["inspect", id],
-            &["explain", id],
-            &["logs", id],
-        ] {
+        for call in [&["audit"][..], &["inspect", id], &["explain", id], &["logs", id]] {
             let output = tare.call(call);
             assert!(output.code <= 2, "{what}: {output}");
-            assert!(
-                !output.stderr_text().contains("panicked"),
-                "{what}: {output}"
-            );
+            assert!(!output.stderr_text().contains("panicked"), "{what}: {output}");
         }
         self.ends(what, id);
         tare.call(["audit"]).ok();
@@ -274,10 +257,8 @@ fn a_record_whose_files_are_no_files_harms_no_other() {
         Fifo,
     }
     let odds = [Odd::Link, Odd::Dangling, Odd::Directory, Odd::Fifo];
-    let damages: Vec<(&str, Odd)> = ["record.json", "life"]
-        .into_iter()
-        .flat_map(|name| odds.map(|odd| (name, odd)))
-        .collect();
+    let damages: Vec<(&str, Odd)> =
+        ["record.json", "life"].into_iter().flat_map(|name| odds.map(|odd| (name, odd))).collect();
     let what = |damage: &(&str, Odd)| format!("{damage:?}");
     each(&damages, what, |scene, record, (name, odd)| {
         let path = record.join(name);
@@ -303,20 +284,16 @@ fn a_record_whose_files_are_no_files_harms_no_other() {
 fn a_record_that_is_no_directory_harms_no_other() {
     let kept = |scene: &Scene| scene.elsewhere.join("kept");
     let what = |damage: &&str| (*damage).to_owned();
-    each(
-        &["link", "dangling", "file"],
-        what,
-        |scene, record, damage| {
-            let _ = fs::remove_dir_all(kept(scene));
-            fs::create_dir(kept(scene)).expect("it was removed");
-            move_into(record, &kept(scene));
-            match *damage {
-                "link" => symlink(kept(scene), record).expect("it was moved"),
-                "dangling" => symlink("/nowhere", record).expect("it was moved"),
-                _ => fs::write(record, "not a directory\n").expect("it was moved"),
-            }
-        },
-    );
+    each(&["link", "dangling", "file"], what, |scene, record, damage| {
+        let _ = fs::remove_dir_all(kept(scene));
+        fs::create_dir(kept(scene)).expect("it was removed");
+        move_into(record, &kept(scene));
+        match *damage {
+            "link" => symlink(kept(scene), record).expect("it was moved"),
+            "dangling" => symlink("/nowhere", record).expect("it was moved"),
+            _ => fs::write(record, "not a directory\n").expect("it was moved"),
+        }
+    });
 }
 
 /// The temporary directory need not be on the same file system.
@@ -336,10 +313,8 @@ fn a_record_of_a_newer_tare_harms_no_other() {
     each(&damages, what, |_, record, damage| {
         let path = record.join("record.json");
         let text = fs::read_to_string(&path).expect("it is ours");
-        let mut lines: Vec<Value> = text
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("a line is JSON"))
-            .collect();
+        let mut lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
         lines[0]["intent"]["version"] = json!(99);
         if *damage == "all" {
             lines[0]["intent"]["spec"] = json!({ "something": "else" });
@@ -387,9 +362,7 @@ impl Disk {
         mount_bind(&self.root, &self.root).expect("root may");
         let flags = MountFlags::BIND | MountFlags::RDONLY;
         mount_remount(&self.root, flags, c"").expect("root may");
-        Self {
-            root: self.root.clone(),
-        }
+        Self { root: self.root.clone() }
     }
 
     /// What fills it, to be removed again.

@@ -36,18 +36,14 @@ fn the_id_is_printed_when_the_command_runs() {
 fn a_box_whose_id_cannot_be_printed_is_none() {
     let tare = tare!();
     let script = "\"$TARE\" run -d -- sleep 1000 > /dev/full";
-    tare.shell(script)
-        .exited(125)
-        .said(&["No space left on device"]);
+    tare.shell(script).exited(125).said(&["No space left on device"]);
     tare.nothing_left();
 }
 
 #[test]
 fn json_prints_the_id_and_the_name() {
     let tare = tare!();
-    let named = tare.json([
-        "run", "-d", "--json", "--name", "web", "--", "sleep", "1000",
-    ]);
+    let named = tare.json(["run", "-d", "--json", "--name", "web", "--", "sleep", "1000"]);
     let unnamed = tare.json(["run", "-d", "--json", "--", "sleep", "1000"]);
     assert_eq!(named["name"], "web");
     assert_eq!(unnamed["name"], Value::Null);
@@ -81,10 +77,8 @@ fn a_start_that_fails_is_an_error_here_and_leaves_nothing() {
 fn a_box_holds_nothing_of_its_caller() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
-    let script = format!(
-        "exec 7>{}/held; setsid \"$TARE\" run -d -- sleep 1000 | cat",
-        directory.text()
-    );
+    let script =
+        format!("exec 7>{}/held; setsid \"$TARE\" run -d -- sleep 1000 | cat", directory.text());
     // The harness itself fails the test when somebody still holds the pipes.
     let output = tare.spawn_script(&script).wait().ok();
     let id = output.stdout_text().trim().to_owned();
@@ -148,14 +142,8 @@ fn a_box_with_rm_is_gone_when_it_has_ended() {
 fn a_name_that_is_taken_is_refused_until_its_box_is_removed() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
-    for call in [
-        &["-d", "--name", "a", "--", "true"][..],
-        &["--name", "a", "--", "true"],
-    ] {
-        tare.run(call)
-            .exited(125)
-            .printed("")
-            .said(&["the name a is taken"]);
+    for call in [&["-d", "--name", "a", "--", "true"][..], &["--name", "a", "--", "true"]] {
+        tare.run(call).exited(125).printed("").said(&["the name a is taken"]);
     }
     assert_eq!(tare.state(&id), "running");
     tare.remove(&id);
@@ -167,9 +155,7 @@ fn a_name_that_is_taken_is_refused_until_its_box_is_removed() {
 fn the_lease_of_a_stopped_command_ends_all_the_same() {
     let tare = tare!();
     let id = tare.detached(["--lease", "1s", "--", "sh", "-c", "kill -STOP $$"]);
-    eventually("everyone in the box is gone", || {
-        tare.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
     tare.remove(&id);
 }
 
@@ -179,17 +165,11 @@ fn bad_times_are_refused() {
     let tare = tare!();
     for option in ["--lease", "--retention"] {
         for value in ["", "-1s", "x", "1e400", "NaN", "1y", "18446744073709551616"] {
-            tare.run(["-d", option, value, "--", "true"])
-                .exited(125)
-                .printed("")
-                .said(&[option]);
+            tare.run(["-d", option, value, "--", "true"]).exited(125).printed("").said(&[option]);
             tare.nothing_left();
         }
     }
-    tare.run(["-d", "--lease", "0", "--", "true"])
-        .exited(125)
-        .printed("")
-        .said(&["--lease"]);
+    tare.run(["-d", "--lease", "0", "--", "true"]).exited(125).printed("").said(&["--lease"]);
 }
 
 #[test]
@@ -209,27 +189,19 @@ fn exit_code_log_and_record_are_kept_and_all_else_is_gone() {
     let tare = tare!();
     let script = "echo out; echo err >&2; setsid sleep 1000 & exit 7";
     let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
-    eventually("everyone in the box is gone", || {
-        tare.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
     let ended = tare.ended(&id);
     assert_eq!(ended["exit_code"], 7, "{ended}");
     assert_eq!(ended["ended_by"], "command", "{ended}");
     assert_eq!(ended["oom"], false, "{ended}");
-    assert_eq!(
-        (&ended["pids"], &ended["memory_bytes"]),
-        (&Value::Null, &Value::Null)
-    );
+    assert_eq!((&ended["pids"], &ended["memory_bytes"]), (&Value::Null, &Value::Null));
     let ended_at = unix_seconds(ended["ended_at"].as_str().expect("a time"));
     assert!((ended_at - unix_now()).abs() <= 10, "{ended}");
     let only_the_record =
         |line: &String| line.contains(&format!("boxes/{id}")) || line.ends_with("/names/a");
     let left = tare.difference_now();
     assert!(left.iter().all(only_the_record), "{}", left.join("\n"));
-    tare.call(["logs", "a"])
-        .ok()
-        .printed("out\n")
-        .said(&["err"]);
+    tare.call(["logs", "a"]).ok().printed("out\n").said(&["err"]);
     tare.call(["wait", "a"]).ok().printed("7\n");
     tare.call(["rm", "a"]).ok().printed("a\n");
     tare.nothing_left();
@@ -241,30 +213,10 @@ fn how_a_box_ended_is_told() {
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
     let cases: [(&[&str], &str, i64, bool); 5] = [
         (&["--", "sh", "-c", "kill -9 $$"], "command", 137, false),
-        (
-            &["--timeout", "500ms", "--", "sleep", "1000"],
-            "timeout",
-            124,
-            false,
-        ),
-        (
-            &["--memory", "64m", "--", "python3", "-c", hungry],
-            "command",
-            137,
-            true,
-        ),
-        (
-            &["--lease", "500ms", "--", "sleep", "1000"],
-            "lease",
-            0,
-            false,
-        ),
-        (
-            &["--output-limit", "1m", "--output-kill", "--", "yes"],
-            "output",
-            0,
-            false,
-        ),
+        (&["--timeout", "500ms", "--", "sleep", "1000"], "timeout", 124, false),
+        (&["--memory", "64m", "--", "python3", "-c", hungry], "command", 137, true),
+        (&["--lease", "500ms", "--", "sleep", "1000"], "lease", 0, false),
+        (&["--output-limit", "1m", "--output-kill", "--", "yes"], "output", 0, false),
     ];
     for (args, by, code, oom) in cases {
         let id = tare.detached(args);
@@ -311,11 +263,7 @@ fn the_record_is_its_owners_alone() {
     let id = tare.detached(["-e", &variable, "--", "sh", "-c", "echo up; sleep 1000"]);
     tare.logged(&id, "up");
     let mode = |path: &Path| path.symlink_metadata().unwrap().permissions().mode() & 0o777;
-    for directory in [
-        tare.state_root(),
-        tare.state_root().join("boxes"),
-        tare.record(&id),
-    ] {
+    for directory in [tare.state_root(), tare.state_root().join("boxes"), tare.record(&id)] {
         assert_eq!(mode(&directory), 0o700, "{}", directory.display());
     }
     for entry in fs::read_dir(tare.record(&id)).unwrap().flatten() {
@@ -388,11 +336,7 @@ fn a_roll_back_that_fails_does_not_hide_why_the_box_could_not_be_made() {
     }
     let call = ["run", "-d", "--", "no-such-program"];
     let output = with_failing(&tare, "unlinkat:error=EIO", &call).exited(127);
-    output.said(&[
-        "no-such-program",
-        "there is no such program",
-        "cannot remove",
-    ]);
+    output.said(&["no-such-program", "there is no such program", "cannot remove"]);
     tare.call(["rm", "-f", "--all"]).ok();
     tare.reap_orphans();
 }
@@ -409,30 +353,15 @@ fn a_box_whose_creator_is_stopped_ends_with_its_timeout() {
     let stop = "inject=sendto:signal=STOP:when=2";
     let mut command = tare.shell_command("exec strace -o /dev/null -e trace=sendto -e \"$@\"");
     command.args(["sh", stop, "--"]).arg(tare.program());
-    command.args([
-        "run",
-        "-d",
-        "--timeout",
-        "2s",
-        "--",
-        "sh",
-        "-c",
-        "sleep 1000 & true",
-    ]);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.args(["run", "-d", "--timeout", "2s", "--", "sh", "-c", "sleep 1000 & true"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let tracer = tare.start_command(command);
     let mut creator = None;
     let lives = |creator: i32| in_boxes(creator.unsigned_abs());
-    eventually(
-        "a background process is left, and the creator stopped",
-        || {
-            creator = stopped_child(tracer.pid());
-            creator.is_some_and(|creator| lives(creator) == 2)
-        },
-    );
+    eventually("a background process is left, and the creator stopped", || {
+        creator = stopped_child(tracer.pid());
+        creator.is_some_and(|creator| lives(creator) == 2)
+    });
     let creator = creator.expect("it was seen");
     eventually("the box has ended", || lives(creator) == 0);
     let creator = rustix::process::Pid::from_raw(creator).expect("a process");

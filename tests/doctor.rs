@@ -28,10 +28,7 @@ fn says_all(output: &Output) {
         "pids",
     ];
     for subject in subjects {
-        assert!(
-            text.contains(&subject.to_lowercase()),
-            "{subject} is not in:\n{output}"
-        );
+        assert!(text.contains(&subject.to_lowercase()), "{subject} is not in:\n{output}");
     }
 }
 
@@ -100,9 +97,7 @@ fn root_without_sys_admin_makes_boxes_as_an_ordinary_user_does() {
     }
     let tare = tare!();
     let enter = r#"setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$@""#;
-    inside(&tare, enter, "run -- id -u")
-        .ok()
-        .said(&["without privileges"]);
+    inside(&tare, enter, "run -- id -u").ok().said(&["without privileges"]);
     let doctor = inside(&tare, enter, "doctor").ok();
     assert!(doctor.stdout_text().contains("one id"), "{doctor}");
 }

@@ -13,19 +13,14 @@ use tare_harness::{
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(10);
 
-const SIZE: TerminalSize = TerminalSize {
-    rows: 33,
-    columns: 101,
-};
+const SIZE: TerminalSize = TerminalSize { rows: 33, columns: 101 };
 
 /// Everyone in the PID namespace of the box, zombies too: a process whose main
 /// thread has exited looks like one.
 fn members(tare: &Tare, id: &str) -> BTreeSet<(u32, String)> {
     let namespace = tare.keeper(id).pid_namespace;
     let all = box_processes().into_iter();
-    all.filter(|one| one.pid_namespace == namespace)
-        .map(|one| (one.pid, one.name))
-        .collect()
+    all.filter(|one| one.pid_namespace == namespace).map(|one| (one.pid, one.name)).collect()
 }
 
 /// It has been told to stop by whoever may, and says nothing.
@@ -42,9 +37,7 @@ fn a_keeper_that_does_not_answer_is_not_waited_for_for_ever() {
     let output = output.exited(125).printed("").said(&[&said]);
     assert!(output.lasted < 3 * SOON, "{output}");
     tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
-    eventually("what nobody waits for is gone", || {
-        members(&tare, &id) == before
-    });
+    eventually("what nobody waits for is gone", || members(&tare, &id) == before);
     tare.remove(&id);
 }
 
@@ -111,22 +104,13 @@ fn the_exit_code_is_the_commands_own() {
     let tare = tare!();
     let id = tare.idle_box();
     for code in [0, 1, 2, 42, 124, 125, 126, 127, 255] {
-        tare.exec(&id, ["sh", "-c", &format!("exit {code}")])
-            .exited(code)
-            .said_nothing();
+        tare.exec(&id, ["sh", "-c", &format!("exit {code}")]).exited(code).said_nothing();
     }
     for (signal, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11)] {
-        tare.exec(&id, ["sh", "-c", &format!("kill -{signal} $$")])
-            .exited(128 + number);
+        tare.exec(&id, ["sh", "-c", &format!("kill -{signal} $$")]).exited(128 + number);
     }
-    tare.exec(&id, ["/etc/passwd"])
-        .exited(126)
-        .printed("")
-        .said(&["/etc/passwd"]);
-    tare.exec(&id, ["no-such-program"])
-        .exited(127)
-        .printed("")
-        .said(&["no-such-program"]);
+    tare.exec(&id, ["/etc/passwd"]).exited(126).printed("").said(&["/etc/passwd"]);
+    tare.exec(&id, ["no-such-program"]).exited(127).printed("").said(&["no-such-program"]);
     assert_eq!(tare.state(&id), "running");
     tare.remove(&id);
 }
@@ -139,9 +123,7 @@ fn a_box_is_found_by_its_id_its_name_and_the_beginning_of_its_id() {
         tare.exec(of, ["echo", of]).ok().printed(&format!("{of}\n"));
     }
     // Without the two hyphens, and with options that are the command's own.
-    tare.call(["exec", "web", "echo", "-t", "--"])
-        .ok()
-        .printed("-t --\n");
+    tare.call(["exec", "web", "echo", "-t", "--"]).ok().printed("-t --\n");
     tare.remove(&id);
 }
 
@@ -149,15 +131,9 @@ fn a_box_is_found_by_its_id_its_name_and_the_beginning_of_its_id() {
 fn streams_are_untouched_and_apart() {
     let tare = tare!();
     let id = tare.idle_box();
-    tare.exec(&id, ["sh", "-c", "echo out; echo err >&2"])
-        .ok()
-        .printed("out\n")
-        .said(&["err"]);
+    tare.exec(&id, ["sh", "-c", "echo out; echo err >&2"]).ok().printed("out\n").said(&["err"]);
     let all: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
-    let output = tare
-        .call_with_stdin(all.clone(), ["exec", &id, "--", "cat"])
-        .ok()
-        .said_nothing();
+    let output = tare.call_with_stdin(all.clone(), ["exec", &id, "--", "cat"]).ok().said_nothing();
     assert!(output.stdout == all, "{} bytes came", output.stdout.len());
     tare.exec(&id, ["cat"]).ok().printed("").said_nothing();
     tare.call(["logs", &id]).ok().printed("").said_nothing();
@@ -200,9 +176,7 @@ fn environment_directory_and_user_are_the_boxs_unless_asked() {
         "1000",
     ]);
     let script = "echo $A $B $C $FROM_FILE; pwd; id -u; id -g";
-    tare.exec(&id, ["sh", "-c", script])
-        .ok()
-        .printed("a b\n/usr/bin\n1234\n2345\n");
+    tare.exec(&id, ["sh", "-c", script]).ok().printed("a b\n/usr/bin\n1234\n2345\n");
     let asked = [
         "exec",
         "--env-file",
@@ -221,13 +195,9 @@ fn environment_directory_and_user_are_the_boxs_unless_asked() {
         "-c",
         script,
     ];
-    tare.call(asked)
-        .ok()
-        .printed("file new c c\n/usr\n77\n78\n");
+    tare.call(asked).ok().printed("file new c c\n/usr\n77\n78\n");
     // The next one is as the first.
-    tare.exec(&id, ["sh", "-c", script])
-        .ok()
-        .printed("a b\n/usr/bin\n1234\n2345\n");
+    tare.exec(&id, ["sh", "-c", script]).ok().printed("a b\n/usr/bin\n1234\n2345\n");
     tare.remove(&id);
 }
 
@@ -270,9 +240,7 @@ fn a_terminal_is_a_real_one() {
     let (output, cooked) = session.wait();
     output.exited(130);
     assert!(cooked, "the caller's terminal was not put back");
-    tare.exec(&id, ["sh", "-c", "test -t 0 || test -t 1 || echo none"])
-        .ok()
-        .printed("none\n");
+    tare.exec(&id, ["sh", "-c", "test -t 0 || test -t 1 || echo none"]).ok().printed("none\n");
     tare.remove(&id);
 }
 
@@ -339,9 +307,7 @@ fn a_client_that_goes_away_takes_its_tree_along() {
         assert!(members(&tare, &id).len() >= before.len() + 5);
         client.signal(Signal::KILL);
         client.wait().exited(-9);
-        eventually("the tree of the client is gone", || {
-            members(&tare, &id) == before
-        });
+        eventually("the tree of the client is gone", || members(&tare, &id) == before);
     }
     other.write(b"\n");
     other.wait().ok().printed("up\nstill here\n");
@@ -361,9 +327,7 @@ fn a_client_that_is_killed_while_it_asks_leaves_nothing() {
         client.signal(Signal::KILL);
         client.wait().exited(-9);
     }
-    eventually("nobody but the box itself is there", || {
-        members(&tare, &id) == before
-    });
+    eventually("nobody but the box itself is there", || members(&tare, &id) == before);
     tare.exec(&id, ["true"]).ok();
     tare.remove(&id);
 }
@@ -393,10 +357,7 @@ fn a_signal_to_the_client_that_ends_the_command_ends_its_whole_tree() {
         client.signal(signal);
         let code_seen = client.wait().code;
         assert_eq!(members(&tare, &id), before, "after {signal:?}");
-        assert!(
-            [code, 128 + signal.as_raw()].contains(&code_seen),
-            "{code_seen}"
-        );
+        assert!([code, 128 + signal.as_raw()].contains(&code_seen), "{code_seen}");
     }
     other.write(b"\n");
     other.wait().ok().printed("up\nstill here\n");
@@ -412,9 +373,7 @@ fn a_detached_one_survives_its_client() {
         .printed("")
         .said_nothing();
     eventually("both processes are there", || tare.workload(&id).len() == 3);
-    tare.call(["exec", "-d", &id, "--", "no-such-program"])
-        .exited(127)
-        .said(&["no-such-program"]);
+    tare.call(["exec", "-d", &id, "--", "no-such-program"]).exited(127).said(&["no-such-program"]);
     tare.remove(&id);
 }
 
@@ -479,10 +438,7 @@ fn many_at_once_get_what_is_theirs_and_leave_nothing() {
     let start = |number: u32| tare.spawn_call(["exec", &id, "--", "echo", &number.to_string()]);
     let calls: Vec<Running> = (0..200).map(start).collect();
     for (number, call) in calls.into_iter().enumerate() {
-        call.wait()
-            .ok()
-            .printed(&format!("{number}\n"))
-            .said_nothing();
+        call.wait().ok().printed(&format!("{number}\n")).said_nothing();
     }
     eventually("the keeper is as before", || {
         members(&tare, &id) == before && descriptors() == held
@@ -495,9 +451,7 @@ fn many_at_once_get_what_is_theirs_and_leave_nothing() {
 fn a_contained_box_has_no_users_to_choose_from() {
     let tare = tare!();
     let id = tare.detached(["--contain", "--name", "a", "--", "sleep", "1000"]);
-    tare.call(["exec", "-u", "5", "a", "--", "true"])
-        .exited(125)
-        .said(&["--contain"]);
+    tare.call(["exec", "-u", "5", "a", "--", "true"]).exited(125).said(&["--contain"]);
     tare.remove(&id);
 }
 

@@ -62,20 +62,12 @@ fn two_boxes(tare: &Tare) -> [String; 2] {
 #[track_caller]
 fn are_cared_for(tare: &Tare, ids: [String; 2], limit: &str) {
     let listed = under(tare, limit, "ls -a --json").ok().said_nothing();
-    assert_eq!(
-        listed.stdout_text().matches("\"running\"").count(),
-        2,
-        "{listed}"
-    );
+    assert_eq!(listed.stdout_text().matches("\"running\"").count(), 2, "{listed}");
     under(tare, limit, "stop stopped").ok().said_nothing();
     let processes = tare.processes_in(&ids[0]);
     assert!(processes.is_empty(), "{processes:?}");
     let listed = under(tare, limit, "ls -a --json").ok().said_nothing();
-    assert_eq!(
-        listed.stdout_text().matches("\"exited\"").count(),
-        1,
-        "{listed}"
-    );
+    assert_eq!(listed.stdout_text().matches("\"exited\"").count(), 1, "{listed}");
     under(tare, limit, "rm -f removed").ok().said_nothing();
     under(tare, limit, "rm stopped").ok().said_nothing();
     ids.iter().for_each(|id| tare.assert_gone(id));
@@ -129,9 +121,7 @@ fn without_threads_files_of_an_ended_box_are_refused_with_the_reason() {
     let id = tare.detached(["--keep", "--", "sh", "-c", "echo kept > file"]);
     tare.ended(&id);
     let call = format!("cp {id}:/work/file -");
-    under(&tare, &around.limit(), &call)
-        .exited(1)
-        .said(&["cannot start a thread"]);
+    under(&tare, &around.limit(), &call).exited(1).said(&["cannot start a thread"]);
     tare.call(["rm", &id]).ok();
 }
 
@@ -150,10 +140,7 @@ fn with_any_number_of_descriptors_a_box_is_made_or_refused_with_the_reason() {
         // Three are the standard streams.
         for count in 3..=ENOUGH_DESCRIPTORS {
             let is_made = made_or_refused(&tare, &descriptors(count), call, "descriptor");
-            assert!(
-                is_made || enough.is_none(),
-                "{enough:?} are enough, {count} not"
-            );
+            assert!(is_made || enough.is_none(), "{enough:?} are enough, {count} not");
             enough = enough.or(is_made.then_some(count));
         }
         assert!(enough.is_some(), "{ENOUGH_DESCRIPTORS} are not enough");
@@ -189,9 +176,7 @@ fn with_fewer_descriptors_than_boxes_all_are_audited_and_swept() {
     let output = under(&tare, &descriptors(FEW_DESCRIPTORS), "audit").ok();
     assert_eq!(output.stdout_text().lines().count(), whole.lines().count());
     assert!(output.stdout_text().contains("nothing is left over"));
-    under(&tare, &descriptors(FEW_DESCRIPTORS), "sweep")
-        .ok()
-        .printed("Nothing to sweep.\n");
+    under(&tare, &descriptors(FEW_DESCRIPTORS), "sweep").ok().printed("Nothing to sweep.\n");
     ids.iter().for_each(|id| tare.remove(id));
 }
 
@@ -209,10 +194,7 @@ fn on_a_full_disk_boxes_are_cared_for_and_no_new_one_is_made() {
     disk.leave_pages(0);
     for call in ["run -- true", "run -d --name x -- true"] {
         let output = under(&tare, "exec", call);
-        output
-            .exited(125)
-            .printed("")
-            .said(&["tare: ", "No space left on device"]);
+        output.exited(125).printed("").said(&["tare: ", "No space left on device"]);
         assert_eq!(tare.footprint().records.len(), ids.len());
     }
     are_cared_for(&tare, ids, "exec");
@@ -234,15 +216,10 @@ fn a_box_is_stopped_where_its_end_cannot_be_written_down() {
     let word = "x".repeat(usize::try_from(PAGE_BYTES - bytes - 8).expect("it is short"));
     let id = tare.detached(["--name", "long", "--", "sh", "-c", "sleep 1000", &word]);
     disk.leave_pages(0);
-    tare.call(["update", "--pids", "50", "long"])
-        .exited(1)
-        .said(&["No space left on device"]);
+    tare.call(["update", "--pids", "50", "long"]).exited(1).said(&["No space left on device"]);
     tare.call(["stop", "long"]).ok().said_nothing();
     let look = tare.look(&id);
-    assert_eq!(
-        (&look["state"], &look["ended_by"]),
-        (&"exited".into(), &"stop".into())
-    );
+    assert_eq!((&look["state"], &look["ended_by"]), (&"exited".into(), &"stop".into()));
     tare.call(["wait", "long"]).ok().printed("143\n");
     // What was cut short spoils no line that comes after it.
     disk.leave_pages(1);
@@ -250,10 +227,7 @@ fn a_box_is_stopped_where_its_end_cannot_be_written_down() {
     let text = fs::read_to_string(tare.record(&id).join("record.json")).expect("it is there");
     let is_line = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
     assert!(text.ends_with('\n') && text.lines().all(is_line), "{text}");
-    assert!(
-        text.lines().any(|line| line.contains("\"ended\"")),
-        "{text}"
-    );
+    assert!(text.lines().any(|line| line.contains("\"ended\"")), "{text}");
     tare.remove(&id);
     disk.unmount();
 }
@@ -299,10 +273,7 @@ fn without_memory_for_tare_a_box_is_made_or_nothing_is_left() {
             tare.call(["rm", "-f", "--all"]).ok();
             tare.reap_orphans();
             let left = tare.footprint();
-            assert!(
-                left.records.is_empty() && left.processes.is_empty(),
-                "{left:?}"
-            );
+            assert!(left.records.is_empty() && left.processes.is_empty(), "{left:?}");
         }
     }
 }
@@ -313,9 +284,7 @@ fn without_memory_to_ask_for_tare_says_so() {
     let limit = |kib: u64| format!("exec prlimit --as={}", kib << 10);
     let works = |kib: u64| under(&tare, &limit(kib), "ls").code == 0;
     let mut enough = (1..1024).map(|at| at * 128);
-    let enough = enough
-        .find(|kib| works(*kib))
-        .expect("128 MiB are enough to list nothing");
+    let enough = enough.find(|kib| works(*kib)).expect("128 MiB are enough to list nothing");
     let mut least = (enough - 128..=enough).step_by(4);
     let least = least.find(|kib| works(*kib)).expect("that much is enough");
     let mut said = 0;
@@ -336,10 +305,7 @@ fn without_memory_to_ask_for_tare_says_so() {
         }
         tare.reap_orphans();
         let left = tare.footprint();
-        assert!(
-            left.records.is_empty() && left.processes.is_empty(),
-            "{left:?}"
-        );
+        assert!(left.records.is_empty() && left.processes.is_empty(), "{left:?}");
     }
     assert!(said > 0, "memory was never short");
     let ids = two_boxes(&tare);
@@ -405,10 +371,8 @@ struct SmallDisk<'a> {
 impl<'a> SmallDisk<'a> {
     fn new(tare: &'a Tare) -> Option<Self> {
         let root = tare.state_root();
-        let options = format!(
-            "size={},nr_inodes={SMALL_DISK_NAMES},mode=700",
-            SMALL_DISK_PAGES * PAGE_BYTES
-        );
+        let options =
+            format!("size={},nr_inodes={SMALL_DISK_NAMES},mode=700", SMALL_DISK_PAGES * PAGE_BYTES);
         let options = std::ffi::CString::new(options).expect("it has no zero");
         is_root().then_some(())?;
         let flags = MountFlags::empty();

@@ -22,9 +22,7 @@ fn explained(tare: &Tare, reference: &str) -> Value {
 fn events(tare: &Tare, reference: &str) -> Vec<String> {
     let story = explained(tare, reference);
     let steps = story["steps"].as_array().expect("steps are an array");
-    let times = steps
-        .iter()
-        .map(|step| step["after_ms"].as_u64().expect("a number"));
+    let times = steps.iter().map(|step| step["after_ms"].as_u64().expect("a number"));
     assert!(times.is_sorted(), "{story}");
     let event = |step: &Value| step["event"].as_str().expect("a word").to_owned();
     steps.iter().map(event).collect()
@@ -93,16 +91,8 @@ fn people_get_a_line_for_each_step() {
     let text = output.stdout_text();
     let mut lines = text.lines();
     let first = lines.next().expect("a line");
-    assert!(
-        first.starts_with(&format!("{id} (a), running; created at 20")),
-        "{output}"
-    );
-    assert!(
-        lines
-            .next()
-            .is_some_and(|line| line.ends_with("  created: sleep 1000")),
-        "{output}"
-    );
+    assert!(first.starts_with(&format!("{id} (a), running; created at 20")), "{output}");
+    assert!(lines.next().is_some_and(|line| line.ends_with("  created: sleep 1000")), "{output}");
     assert!(lines.all(|line| line.starts_with("  +")), "{output}");
     tare.remove(&id);
     let output = tare.call(["explain", "a"]).ok().said_nothing();
@@ -116,12 +106,7 @@ fn a_box_that_is_stopped_and_one_that_has_to_be_killed() {
     tare.call(["stop", "polite"]).ok();
     assert_story(&tare, "polite", &["stop_asked", "command_ended", "emptied"]);
     says(&tare, "polite", "stop_asked", "grace of 10s");
-    says(
-        &tare,
-        "polite",
-        "command_ended",
-        "killed by signal 15 (SIGTERM)",
-    );
+    says(&tare, "polite", "command_ended", "killed by signal 15 (SIGTERM)");
     let stubborn = tare.detached(["--name", "stubborn", "--", "sh", "-c", STUBBORN]);
     tare.logged(&stubborn, "up");
     tare.call(["stop", "-t", "300ms", "stubborn"]).ok();
@@ -144,12 +129,7 @@ fn a_box_that_is_killed_and_one_that_is_removed_by_force() {
     let pid = caller.pid();
     caller.wait().ok();
     assert_story(&tare, "removed", &["killed", "emptied", "removed"]);
-    says(
-        &tare,
-        "removed",
-        "killed",
-        &format!("(pid {pid}): as somebody asked"),
-    );
+    says(&tare, "removed", "killed", &format!("(pid {pid}): as somebody asked"));
     says(&tare, "removed", "removed", &format!("(pid {pid})"));
     assert_eq!(explained(&tare, &removed)["name"], "removed");
     tare.remove(&killed);
@@ -161,12 +141,7 @@ fn a_box_that_passes_a_limit() {
     for (name, options, why, code) in [
         ("timeout", &["--timeout", "300ms"][..], "its timeout", 124),
         ("lease", &["--lease", "300ms"], "its lease", 124),
-        (
-            "output",
-            &["--output-limit", "64k", "--output-kill"],
-            "its output",
-            137,
-        ),
+        ("output", &["--output-limit", "64k", "--output-kill"], "its output", 137),
     ] {
         let command = ["--name", name, "--", "sh", "-c", "yes & sleep 1000"];
         let id = tare.detached(options.iter().chain(&command));
@@ -181,11 +156,7 @@ fn a_box_that_passes_a_limit() {
 #[test]
 fn a_box_that_runs_out_of_memory() {
     let tare = tare!();
-    if tare
-        .call(["doctor"])
-        .stdout_text()
-        .contains("no writable cgroup")
-    {
+    if tare.call(["doctor"]).stdout_text().contains("no writable cgroup") {
         skip!("no cgroup counts memory here");
     }
     let script = "x = bytearray(1 << 28)";
@@ -201,22 +172,18 @@ fn processes_that_are_started_later() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     tare.exec("a", ["sh", "-c", "exit 7"]).exited(7);
-    tare.call(["exec", "--timeout", "200ms", "a", "--", "sleep", "1000"])
-        .exited(124);
+    tare.call(["exec", "--timeout", "200ms", "a", "--", "sleep", "1000"]).exited(124);
     tare.exec("a", ["no-such-program"]).exited(127);
     let client = tare.spawn_call(["exec", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
     client.see("up");
     client.signal(Signal::KILL);
     client.wait();
     eventually("the keeper has noticed", || {
-        events(&tare, "a")
-            .last()
-            .is_some_and(|it| it == "exec_hung_up")
+        events(&tare, "a").last().is_some_and(|it| it == "exec_hung_up")
     });
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "text");
-    tare.call(["cp", &file.display().to_string(), "a:/work/file"])
-        .ok();
+    tare.call(["cp", &file.display().to_string(), "a:/work/file"]).ok();
     tare.call(["cp", "a:/work/file", directory.text()]).ok();
     let then = [
         "exec_started",
@@ -233,10 +200,7 @@ fn processes_that_are_started_later() {
     ];
     assert_story(&tare, "a", &then);
     let ended = step(&tare, "a", "exec_ended");
-    assert_eq!(
-        (&ended["process"], &ended["exit_code"]),
-        (&1.into(), &7.into())
-    );
+    assert_eq!((&ended["process"], &ended["exit_code"]), (&1.into(), &7.into()));
     says(&tare, "a", "exec_failed", "no-such-program");
     assert_eq!(step(&tare, "a", "exec_timed_out")["process"], 2);
     tare.remove(&id);
@@ -330,11 +294,7 @@ fn the_end_of_a_box_whose_keeper_was_killed_is_between_two_times() {
 #[test]
 fn a_kill_for_memory_is_reported_at_once_and_dated_before_the_end() {
     let tare = tare!();
-    if tare
-        .call(["doctor"])
-        .stdout_text()
-        .contains("no writable cgroup")
-    {
+    if tare.call(["doctor"]).stdout_text().contains("no writable cgroup") {
         skip!("no cgroup counts memory here");
     }
     let script = "python3 -c 'x = bytearray(1 << 28)'; echo killed; read line";
@@ -355,18 +315,13 @@ fn a_story_is_kept_for_the_retention_of_its_box() {
     let id = tare.detached(["--retention", "2s", "--name", "a", "--", "sleep", "1000"]);
     tare.remove(&id);
     assert_story(&tare, "a", &["killed", "emptied", "removed"]);
-    eventually("its retention passes", || {
-        tare.call(["explain", "a"]).code == 1
-    });
+    eventually("its retention passes", || tare.call(["explain", "a"]).code == 1);
     // The next story lets go of it in the file, too.
     let next = tare.detached(["--", "true"]);
     tare.ended(&next);
     tare.remove(&next);
     let history = fs::read_to_string(tare.state_root().join("history")).unwrap();
-    assert!(
-        !history.contains(&id) && history.contains(&next),
-        "{history}"
-    );
+    assert!(!history.contains(&id) && history.contains(&next), "{history}");
     // A box that is not to be kept leaves its story all the same.
     let gone = tare.detached(["--rm", "--", "sh", "-c", "exit 4"]);
     eventually("it is removed", || tare.listed(&gone).is_none());
@@ -378,8 +333,7 @@ fn a_story_is_kept_for_the_retention_of_its_box() {
 fn an_ordinary_run_leaves_no_story() {
     let tare = tare!();
     tare.run(["--name", "a", "--", "true"]).ok();
-    tare.run(["--timeout", "100ms", "--", "sleep", "1000"])
-        .exited(124);
+    tare.run(["--timeout", "100ms", "--", "sleep", "1000"]).exited(124);
     tare.run(["-d", "--", "no-such-program"]).exited(127);
     // The room for a story was reserved, and nothing was written there.
     let history = fs::read(tare.state_root().join("history")).unwrap();
@@ -452,17 +406,12 @@ fn the_last_things_are_kept_however_many_there_were() {
         tare.exec("a", ["true"]).ok();
     }
     tare.exec("a", ["sh", "-c", "exit 9"]).exited(9);
-    eventually("the last is written down", || {
-        explained(&tare, "a")["steps"][61]["exit_code"] == 9
-    });
+    eventually("the last is written down", || explained(&tare, "a")["steps"][61]["exit_code"] == 9);
     let story = explained(&tare, "a");
     assert_eq!(story["steps"].as_array().unwrap().len(), 62, "{story}");
     assert_eq!(story["forgotten"], 2 + 82 - 60, "{story}");
     let text = tare.call(["explain", "a"]).ok().stdout_text();
-    assert!(
-        text.contains("(24 of its steps are not kept any more)"),
-        "{text}"
-    );
+    assert!(text.contains("(24 of its steps are not kept any more)"), "{text}");
     tare.remove(&id);
 }
 
@@ -477,9 +426,7 @@ fn a_history_that_is_not_tares_stops_nobody() {
     assert_story(&tare, "a", &[]);
     tare.remove(&id);
     assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
-    tare.call(["explain", "a"])
-        .exited(1)
-        .said(&["history", "remove it"]);
+    tare.call(["explain", "a"]).exited(1).said(&["history", "remove it"]);
     fs::remove_file(&history).unwrap();
     fs::write(&history, vec![b'['; 3 << 20]).unwrap();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
@@ -492,16 +439,10 @@ fn a_history_that_is_not_tares_stops_nobody() {
 fn boxes_that_are_removed_at_once_all_have_their_stories() {
     let tare = tare!();
     let ids: Vec<String> = (0..8).map(|_| tare.idle_box()).collect();
-    let removers: Vec<_> = ids
-        .iter()
-        .map(|id| tare.spawn_call(["rm", "-f", id]))
-        .collect();
+    let removers: Vec<_> = ids.iter().map(|id| tare.spawn_call(["rm", "-f", id])).collect();
     removers.into_iter().for_each(|one| drop(one.wait().ok()));
     for id in &ids {
-        assert_eq!(
-            events(&tare, id).last().map(String::as_str),
-            Some("removed")
-        );
+        assert_eq!(events(&tare, id).last().map(String::as_str), Some("removed"));
     }
 }
 

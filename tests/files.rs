@@ -32,18 +32,12 @@ fn a_writable_volume_acts_as_its_owner_whoever_that_is() {
         let script = "cat /data/private && echo made > /data/made && mkdir /data/d && stat -c '%u:%g' /data/made && id -u && id -g";
         let output = tare.run(["-v", &volume, "--", "sh", "-c", script]).ok();
         // Inside, what the box makes belongs to whoever the box is.
-        assert_eq!(
-            output.stdout_text(),
-            "for the owner\n1000:1000\n1000\n1000\n"
-        );
+        assert_eq!(output.stdout_text(), "for the owner\n1000:1000\n1000\n1000\n");
         for name in ["made", "d"] {
             let made = directory.join(name).metadata().unwrap();
             assert_eq!((made.uid(), made.gid()), (owner, owner), "{name}");
         }
-        assert_eq!(
-            fs::read_to_string(directory.join("made")).unwrap(),
-            "made\n"
-        );
+        assert_eq!(fs::read_to_string(directory.join("made")).unwrap(), "made\n");
     }
 }
 
@@ -55,17 +49,7 @@ fn a_writable_volume_acts_as_its_owner_for_any_user_of_the_box() {
     }
     let directory = owned_directory(12345);
     let volume = format!("{}:/data", directory.text());
-    tare.run([
-        "-v",
-        &volume,
-        "-u",
-        "77:78",
-        "--",
-        "sh",
-        "-c",
-        "echo x > /data/made",
-    ])
-    .ok();
+    tare.run(["-v", &volume, "-u", "77:78", "--", "sh", "-c", "echo x > /data/made"]).ok();
     let made = directory.join("made").metadata().unwrap();
     assert_eq!((made.uid(), made.gid()), (12345, 12345));
 }
@@ -76,15 +60,10 @@ fn a_read_only_volume_can_be_read_and_not_written() {
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "content\n");
     let volume = format!("{}:/data:ro", directory.text());
-    tare.run(["-v", &volume, "--", "cat", "/data/file"])
-        .ok()
-        .printed("content\n");
-    for script in [
-        "echo x > /data/file",
-        "touch /data/new",
-        "rm /data/file",
-        "chmod 777 /data/file",
-    ] {
+    tare.run(["-v", &volume, "--", "cat", "/data/file"]).ok().printed("content\n");
+    for script in
+        ["echo x > /data/file", "touch /data/new", "rm /data/file", "chmod 777 /data/file"]
+    {
         let output = tare.run(["-v", &volume, "--", "sh", "-c", script]);
         assert_ne!(output.code, 0, "{script}: {output}");
     }
@@ -98,26 +77,12 @@ fn a_single_file_can_be_a_volume() {
     let directory = TemporaryDirectory::new();
     let file = directory.write("config", "old\n");
     let volume = format!("{}:/etc/app/config", file.display());
-    tare.run([
-        "-v",
-        &volume,
-        "--",
-        "sh",
-        "-c",
-        "cat /etc/app/config; echo new > /etc/app/config",
-    ])
-    .ok()
-    .printed("old\n");
+    tare.run(["-v", &volume, "--", "sh", "-c", "cat /etc/app/config; echo new > /etc/app/config"])
+        .ok()
+        .printed("old\n");
     assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
     let read_only = format!("{volume}:ro");
-    let output = tare.run([
-        "-v",
-        &read_only,
-        "--",
-        "sh",
-        "-c",
-        "echo no > /etc/app/config",
-    ]);
+    let output = tare.run(["-v", &read_only, "--", "sh", "-c", "echo no > /etc/app/config"]);
     assert_ne!(output.code, 0, "{output}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
 }
@@ -144,23 +109,11 @@ fn several_volumes_can_lie_in_each_other() {
     fs::create_dir(outer.join("inner")).unwrap();
     outer.write("a", "outer\n");
     inner.write("b", "inner\n");
-    let volumes = [
-        format!("{}:/data:ro", outer.text()),
-        format!("{}:/data/inner", inner.text()),
-    ];
+    let volumes = [format!("{}:/data:ro", outer.text()), format!("{}:/data/inner", inner.text())];
     let script = "cat /data/a /data/inner/b && echo made > /data/inner/made";
-    tare.run([
-        "-v",
-        &volumes[0],
-        "-v",
-        &volumes[1],
-        "--",
-        "sh",
-        "-c",
-        script,
-    ])
-    .ok()
-    .printed("outer\ninner\n");
+    tare.run(["-v", &volumes[0], "-v", &volumes[1], "--", "sh", "-c", script])
+        .ok()
+        .printed("outer\ninner\n");
     assert_eq!(names(outer.join("inner")), Vec::<String>::new());
     assert_eq!(names(inner.path()), ["b", "made"]);
 }
@@ -171,12 +124,8 @@ fn a_volume_survives_a_box_that_is_killed() {
     let directory = TemporaryDirectory::new();
     let volume = format!("{}:/data", directory.text());
     let script = "echo kept > /data/kept; sleep 1000";
-    tare.run(["-v", &volume, "--timeout", "1s", "--", "sh", "-c", script])
-        .exited(124);
-    assert_eq!(
-        fs::read_to_string(directory.join("kept")).unwrap(),
-        "kept\n"
-    );
+    tare.run(["-v", &volume, "--timeout", "1s", "--", "sh", "-c", script]).exited(124);
+    assert_eq!(fs::read_to_string(directory.join("kept")).unwrap(), "kept\n");
 }
 
 #[test]
@@ -198,8 +147,7 @@ fn secrets_of_the_host_are_not_in_the_default_root() {
         assert_ne!(output.code, 0, "{path}: {output}");
     }
     // The same question about something that is there.
-    tare.run(["--", "sh", "-c", "cat /usr || ls -A /usr | grep -q ."])
-        .ok();
+    tare.run(["--", "sh", "-c", "cat /usr || ls -A /usr | grep -q ."]).ok();
 }
 
 #[test]
@@ -217,14 +165,8 @@ fn a_root_directory_is_seen_as_the_root() {
         "cat /marker; ls /usr 2>&1; id -u",
     ]);
     let text = output.stdout_text();
-    assert!(
-        text.starts_with("from the source\n") && text.ends_with("1000\n"),
-        "{output}"
-    );
-    assert!(
-        !text.contains("bin\n"),
-        "the host's /usr is visible: {output}"
-    );
+    assert!(text.starts_with("from the source\n") && text.ends_with("1000\n"), "{output}");
+    assert!(!text.contains("bin\n"), "the host's /usr is visible: {output}");
 }
 
 #[test]
@@ -233,9 +175,7 @@ fn a_program_is_found_in_the_root_directory_by_name() {
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
     };
-    tare.run(["--rootfs", root.text(), "--", "echo", "found"])
-        .ok()
-        .printed("found\n");
+    tare.run(["--rootfs", root.text(), "--", "echo", "found"]).ok().printed("found\n");
 }
 
 #[test]
@@ -245,9 +185,7 @@ fn a_root_directory_has_what_every_box_has() {
         skip!("there is no static busybox on this host");
     };
     let script = "echo x > /dev/null && cat /proc/self/comm && echo y > /tmp/file && cat /tmp/file && echo z > here && cat here";
-    tare.run(["--rootfs", root.text(), "--", "/bin/sh", "-c", script])
-        .ok()
-        .printed("cat\ny\nz\n");
+    tare.run(["--rootfs", root.text(), "--", "/bin/sh", "-c", script]).ok().printed("cat\ny\nz\n");
 }
 
 #[test]
@@ -258,17 +196,9 @@ fn a_root_directory_can_be_written_and_its_source_stays_as_it_was() {
     };
     let before = contents(root.path());
     let script = "echo new > /new && cat /new && echo changed > /marker && cat /marker && rm /bin/ls && mkdir /bin/sub && rm -r /bin/sub";
-    tare.run([
-        "--root",
-        "--rootfs",
-        root.text(),
-        "--",
-        "/bin/sh",
-        "-c",
-        script,
-    ])
-    .ok()
-    .printed("new\nchanged\n");
+    tare.run(["--root", "--rootfs", root.text(), "--", "/bin/sh", "-c", script])
+        .ok()
+        .printed("new\nchanged\n");
     assert_eq!(contents(root.path()), before);
     // The next box does not see what the last one did.
     tare.run(["--rootfs", root.text(), "--", "/bin/cat", "/marker"])
@@ -284,21 +214,14 @@ fn a_volume_can_lie_in_another() {
     let (outer, inner) = (TemporaryDirectory::new(), TemporaryDirectory::new());
     outer.write("name", "outer\n");
     inner.write("name", "inner\n");
-    let [around, within] = [
-        format!("{}:/x", outer.text()),
-        format!("{}:/x/y", inner.text()),
-    ];
+    let [around, within] = [format!("{}:/x", outer.text()), format!("{}:/x/y", inner.text())];
     for (first, second) in [(&around, &within), (&within, &around)] {
         let show = ["--", "cat", "/x/name", "/x/y/name"];
         let call = ["-v", first, "-v", second];
-        tare.run(call.iter().chain(&show))
-            .exited(125)
-            .said(&["/x/y", "must exist"]);
+        tare.run(call.iter().chain(&show)).exited(125).said(&["/x/y", "must exist"]);
         assert_eq!(names(outer.path()), ["name"]);
         fs::create_dir(outer.join("y")).expect("the directory is ours");
-        tare.run(call.iter().chain(&show))
-            .ok()
-            .printed("outer\ninner\n");
+        tare.run(call.iter().chain(&show)).ok().printed("outer\ninner\n");
         fs::remove_dir(outer.join("y")).expect("nothing was written to it");
     }
 }
@@ -315,9 +238,7 @@ fn the_workspace_is_the_boxes_own_directory_in_another_place() {
         .ok()
         .printed("/mnt/data\nseen\nno\nfull\n");
     for wrong in ["data", "/", "/proc/x", "/mnt/../data", "/dev/data"] {
-        tare.run(["--workspace", wrong, "--", "true"])
-            .exited(125)
-            .said(&["--workspace"]);
+        tare.run(["--workspace", wrong, "--", "true"]).exited(125).said(&["--workspace"]);
     }
 }
 

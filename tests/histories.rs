@@ -47,10 +47,7 @@ fn random_histories_from_another_seed_agree_with_a_simple_model() {
 #[track_caller]
 fn histories() {
     let scene = Scene::new(tare!());
-    let stage = Stage {
-        directory: TemporaryDirectory::new(),
-        scene,
-    };
+    let stage = Stage { directory: TemporaryDirectory::new(), scene };
     stage.directory.write("file", "content\n");
     if let Some(seed) = number_in("TARE_HISTORY_SEED") {
         (0..REPETITIONS).for_each(|_| stage.plays(seed));
@@ -106,9 +103,7 @@ impl Stage {
             };
             let actors: Vec<_> = (0..ACTORS).map(act).collect();
             let joined = actors.into_iter().map(|actor| actor.join());
-            joined
-                .map(|it| it.unwrap_or_else(|panic| Err(message(&*panic))))
-                .collect()
+            joined.map(|it| it.unwrap_or_else(|panic| Err(message(&*panic)))).collect()
         });
         let agreed = models.into_iter().collect::<Result<Vec<_>, _>>();
         let checked = agreed.and_then(|models| self.agrees(&models));
@@ -125,10 +120,8 @@ impl Stage {
             })
         });
         let anything = [Fate::Absent, Fate::Running, Fate::Paused, Fate::Exited];
-        let shared = command::SHARED.map(|name| Expected {
-            name: name.to_owned(),
-            fates: anything.to_vec(),
-        });
+        let shared = command::SHARED
+            .map(|name| Expected { name: name.to_owned(), fates: anything.to_vec() });
         let expected: Vec<Expected> = known.chain(shared).collect();
         caught(|| self.scene.check(&expected))
     }

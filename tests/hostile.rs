@@ -37,12 +37,8 @@ pub fn hang_up(held: &Held) {
 pub type Attack = (&'static str, fn(&Peer) -> Held);
 
 pub const ATTACKS: [Attack; 20] = [
-    ("a connection that says nothing", |peer| {
-        vec![peer.connect()]
-    }),
-    ("a hundred that say nothing", |peer| {
-        (0..100).map(|_| peer.connect()).collect()
-    }),
+    ("a connection that says nothing", |peer| vec![peer.connect()]),
+    ("a hundred that say nothing", |peer| (0..100).map(|_| peer.connect()).collect()),
     ("a hundred that say half a frame", |peer| {
         (0..100).map(|_| peer.say(&half_a_frame())).collect()
     }),
@@ -104,17 +100,10 @@ pub const ATTACKS: [Attack; 20] = [
         vec![connection]
     }),
     ("a client that never reads", |peer| {
-        let own = |program| Exec {
-            program,
-            ..command(&[])
-        };
+        let own = |program| Exec { program, ..command(&[]) };
         let pack = own(Program::Pack(b"/usr/bin".to_vec()));
         let unpack = own(Program::Unpack(b"/work".to_vec()));
-        vec![
-            peer.exec(pack),
-            peer.exec(unpack),
-            peer.exec(command(&["yes"])),
-        ]
+        vec![peer.exec(pack), peer.exec(unpack), peer.exec(command(&["yes"]))]
     }),
     ("a process that would not need its client", |peer| {
         let mut held = Vec::new();
@@ -130,10 +119,7 @@ pub const ATTACKS: [Attack; 20] = [
     }),
     ("a hundred thousand variables", |peer| {
         let env = (0..100_000).map(|number| format!("V{number}={number}").into_bytes());
-        let large = Exec {
-            env: env.collect(),
-            ..command(&["true"])
-        };
+        let large = Exec { env: env.collect(), ..command(&["true"]) };
         vec![peer.exec(large)]
     }),
     ("four million empty variables and arguments", |peer| {
@@ -151,23 +137,14 @@ fn absurd(peer: &Peer) -> Held {
     let mut held = Vec::new();
     for (rows, columns) in [(0, 0), (u16::MAX, u16::MAX)] {
         let streams = ExecStreams::Terminal(TerminalPlan { rows, columns });
-        held.push(peer.exec(Exec {
-            streams,
-            ..command(&["true"])
-        }));
+        held.push(peer.exec(Exec { streams, ..command(&["true"]) }));
     }
     for timeout_ns in [Some(0), Some(u64::MAX)] {
-        held.push(peer.exec(Exec {
-            timeout_ns,
-            ..command(&["true"])
-        }));
+        held.push(peer.exec(Exec { timeout_ns, ..command(&["true"]) }));
     }
     for uid in [u32::MAX, u32::MAX - 1, 0x7fff_ffff] {
         let identity = Some(Identity { uid, gid: uid });
-        held.push(peer.exec(Exec {
-            identity,
-            ..command(&["true"])
-        }));
+        held.push(peer.exec(Exec { identity, ..command(&["true"]) }));
     }
     for signal in [i32::MIN, -1, 0, 65, i32::MAX] {
         held.push(peer.say(&frame(&Call::Signal(signal))));
@@ -176,19 +153,10 @@ fn absurd(peer: &Peer) -> Held {
         (&connection).write_all(&request).ok();
         held.push(connection);
     }
-    held.push(peer.say(&frame(&Call::Lease {
-        ends_ns: Some(u64::MAX),
-    })));
+    held.push(peer.say(&frame(&Call::Lease { ends_ns: Some(u64::MAX) })));
     let long = vec![b'/'; 100_000];
-    for program in [
-        Program::Pack(long.clone()),
-        Program::Unpack(long),
-        Program::Pack(vec![0]),
-    ] {
-        held.push(peer.exec(Exec {
-            program,
-            ..command(&[])
-        }));
+    for program in [Program::Pack(long.clone()), Program::Unpack(long), Program::Pack(vec![0])] {
+        held.push(peer.exec(Exec { program, ..command(&[]) }));
     }
     held
 }
@@ -238,9 +206,7 @@ impl Peer {
         let theirs = [theirs.as_fd(); 3];
         let sent = send_with(&connection, &frame, &theirs).expect("it takes the beginning");
         let patience = Some(Duration::from_secs(5));
-        connection
-            .set_write_timeout(patience)
-            .expect("a small time");
+        connection.set_write_timeout(patience).expect("a small time");
         // It may be refused before its end.
         connection.write_all(&frame[sent..]).ok();
         drop(mine);

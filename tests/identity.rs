@@ -23,10 +23,7 @@ fn identity(pid: u32) -> Value {
     let pidfd = pidfd_open(number.expect("a number"), PidfdFlags::empty()).expect("it is there");
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is there");
     let (_, fields) = stat.rsplit_once(") ").expect("as in proc(5)");
-    let tick = fields
-        .split(' ')
-        .nth(19)
-        .and_then(|it| it.parse::<u64>().ok());
+    let tick = fields.split(' ').nth(19).and_then(|it| it.parse::<u64>().ok());
     let inode = rustix::fs::fstat(&pidfd).expect("it is open").st_ino;
     json!({"pid": pid, "pidfd_inode": inode, "birth_tick": tick.expect("a tick")})
 }
@@ -45,13 +42,8 @@ enum Lie {
     Listening,
 }
 
-const LIES: [Lie; 5] = [
-    Lie::Detached,
-    Lie::Attached,
-    Lie::WithoutCgroup,
-    Lie::WithoutInode,
-    Lie::Listening,
-];
+const LIES: [Lie; 5] =
+    [Lie::Detached, Lie::Attached, Lie::WithoutCgroup, Lie::WithoutInode, Lie::Listening];
 
 /// What a real box has in its record, to make others from.
 struct Pattern {
@@ -204,11 +196,7 @@ fn what_an_earlier_boot_left_is_removed_by_the_next_command_and_signals_nobody()
     let names = tare.state_root().join("names");
     for lie in [Lie::Detached, Lie::Attached, Lie::WithoutCgroup] {
         let stranger = stranger(&tare, "sh", "");
-        for command in [
-            &["ls", "-a"][..],
-            &["run", "--", "true"],
-            &["rm", "-f", "--all"],
-        ] {
+        for command in [&["ls", "-a"][..], &["run", "--", "true"], &["rm", "-f", "--all"]] {
             pattern.forge(lie, stranger.pid());
             let mut lines = lines(&pattern.record);
             for (line, key) in lines.iter_mut().zip(["intent", "keeper"]) {
@@ -281,10 +269,7 @@ fn whoever_gets_the_number_of_a_dead_keeper_lives_on() {
     for order in orders {
         let mut command = tare.shell_command("exec unshare -p -f --mount-proc python3 \"$@\"");
         command.args(["sh", "-c", REUSE]).args(&order);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = tare.start_command(command).wait();
         assert_eq!(output.code, 0, "{order:?}: {output}");
         output.printed("spared\n");
@@ -304,8 +289,7 @@ fn a_live_box_with_a_wrong_identity_on_record_is_not_swept_away() {
         for command in [&["ls", "-a"][..], &["run", "--", "true"], &["logs", "a"]] {
             tare.call(command);
         }
-        tare.call(["run", "-d", "--name", "a", "--", "true"])
-            .exited(125);
+        tare.call(["run", "-d", "--name", "a", "--", "true"]).exited(125);
         assert_eq!(tare.keeper(&id), keeper, "{wrong}");
         assert_eq!(tare.workload(&id).len(), 1, "{wrong}");
         assert_eq!(tare.state(&id), "stuck", "{wrong}");
@@ -408,11 +392,7 @@ fn a_record_that_is_a_link_to_another_box_is_no_box() {
     let keeper = tare.keeper(&id);
     let link = tare.state_root().join("boxes/aaaaaaaaaaaa");
     std::os::unix::fs::symlink(tare.record(&id), &link).expect("a free name");
-    for command in [
-        &["ls", "-a"][..],
-        &["kill", "aaaaaaaaaaaa"],
-        &["rm", "-f", "aaaaaaaaaaaa"],
-    ] {
+    for command in [&["ls", "-a"][..], &["kill", "aaaaaaaaaaaa"], &["rm", "-f", "aaaaaaaaaaaa"]] {
         tare.call(command);
         assert_eq!(tare.keeper(&id), keeper, "{command:?}");
     }

@@ -33,10 +33,7 @@ fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
     }
     assert_alone(&tare, &id, 2);
     let after = tare.keeper_private_bytes(&id);
-    assert!(
-        after <= after_first + GROWTH_BYTES_MAX,
-        "{after_first} {after}"
-    );
+    assert!(after <= after_first + GROWTH_BYTES_MAX, "{after_first} {after}");
     assert_cheap(&tare, &id);
     tare.remove(&id);
 }
@@ -63,9 +60,7 @@ fn two_hundred_at_once_are_all_served_and_forgotten() {
         }
     });
     assert_alone(&tare, &id, 2);
-    eventually("its descriptors are back", || {
-        tare.keeper_descriptors(&id) == idle
-    });
+    eventually("its descriptors are back", || tare.keeper_descriptors(&id) == idle);
     assert_cheap(&tare, &id);
     tare.remove(&id);
 }
@@ -86,9 +81,7 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
         client.wait().exited(-9);
     }
     assert_alone(&tare, &id, 2);
-    eventually("its descriptors are back", || {
-        tare.keeper_descriptors(&id) == idle
-    });
+    eventually("its descriptors are back", || tare.keeper_descriptors(&id) == idle);
     tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
     tare.remove(&id);
 }
@@ -113,9 +106,7 @@ fn whoever_does_not_read_holds_up_nobody_else() {
         tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
     }
     let output = |id: &str| tare.json(["stats", "--json", id])[0]["output_bytes"].as_u64();
-    eventually("all of the output was taken", || {
-        output(&id) >= Some(10_000_000)
-    });
+    eventually("all of the output was taken", || output(&id) >= Some(10_000_000));
     assert_eq!(tare.state(&id), "running");
     drop(teller);
     tare.remove(&id);
@@ -199,9 +190,7 @@ const LOUD_BYTES: usize = 6 + 3_000_000 + 1 + 4;
 fn assert_missing_is_told(tare: &Tare) {
     let output = tare.call(["logs", "a"]).ok();
     let said = output.stderr_text();
-    let numbers = said
-        .split_whitespace()
-        .filter_map(|it| it.parse::<usize>().ok());
+    let numbers = said.split_whitespace().filter_map(|it| it.parse::<usize>().ok());
     let missing_bytes: usize = numbers.sum();
     let kept_bytes = output.stdout_text().len();
     assert_eq!(kept_bytes + missing_bytes, LOUD_BYTES, "{said}");
@@ -220,14 +209,8 @@ fn a_full_disk_costs_the_output_that_it_cannot_take_and_nothing_else() {
     let mut attached = tare.spawn_call(["attach", "a"]);
     attached.write(b"go\n");
     let stats = || tare.json(["stats", "--json", "a"])[0].clone();
-    eventually("all of its output was taken", || {
-        stats()["output_bytes"] == LOUD_BYTES
-    });
-    assert!(
-        stats()["output_dropped_bytes"].as_u64() >= Some(1),
-        "{}",
-        stats()
-    );
+    eventually("all of its output was taken", || stats()["output_bytes"] == LOUD_BYTES);
+    assert!(stats()["output_dropped_bytes"].as_u64() >= Some(1), "{}", stats());
     disk.fill();
     tare.exec("a", ["echo", "usable"]).ok().printed("usable\n");
     assert_eq!(tare.state(&id), "running");
@@ -254,10 +237,7 @@ fn a_full_disk_has_no_room_for_another_box_and_leaves_nothing_of_it() {
     let id = tare.idle_box();
     disk.fill();
     let output = tare.call(["run", "-d", "--name", "b", "--", "sleep", "1000"]);
-    output
-        .exited(125)
-        .printed("")
-        .said(&["No space left on device"]);
+    output.exited(125).printed("").said(&["No space left on device"]);
     assert_eq!(tare.list().len(), 1);
     for command in [&["pause"][..], &["resume"], &["stop", "-t", "0"], &["rm"]] {
         tare.call(command.iter().chain(&[&*id])).ok();
@@ -314,8 +294,6 @@ fn many_hostile_peers_at_once_do_not_stop_others() {
         }
     });
     assert_alone(&tare, &id, 2);
-    eventually("its descriptors are back", || {
-        tare.keeper_descriptors(&id) == idle
-    });
+    eventually("its descriptors are back", || tare.keeper_descriptors(&id) == idle);
     tare.remove(&id);
 }

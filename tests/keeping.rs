@@ -32,10 +32,7 @@ fn what_a_box_wrote_is_there_after_its_end_and_gone_with_it() {
     let tare = tare!();
     let id = ended_box(&tare, &[]);
     let scratch = kept(&tare, &id);
-    assert_eq!(
-        fs::read_to_string(scratch.join("work/deep/er/file")).unwrap(),
-        "kept\n"
-    );
+    assert_eq!(fs::read_to_string(scratch.join("work/deep/er/file")).unwrap(), "kept\n");
     assert_eq!(tare.processes_in(&id).len(), 0);
     tare.remove(&id);
     assert!(!scratch.exists());
@@ -49,19 +46,13 @@ fn kept_files_come_out_by_their_names_in_the_box() {
     let to = out.join("out");
     let to = to.to_str().unwrap();
     tare.call(["cp", "a:/work/deep", to]).ok().said_nothing();
-    assert_eq!(
-        fs::read_to_string(out.join("out/er/file")).unwrap(),
-        "kept\n"
-    );
+    assert_eq!(fs::read_to_string(out.join("out/er/file")).unwrap(), "kept\n");
     let inside = out.join("inside");
-    tare.call(["cp", "a:/work/deep/.", inside.to_str().unwrap()])
-        .ok();
+    tare.call(["cp", "a:/work/deep/.", inside.to_str().unwrap()]).ok();
     assert!(inside.join("er/file").exists());
     tare.call(["cp", "a:/tmp/other", to]).ok();
     assert_eq!(fs::read_to_string(out.join("out/other")).unwrap(), "too\n");
-    tare.call(["cp", "a:/etc/passwd", to])
-        .exited(1)
-        .said(&["/etc/passwd", "kept"]);
+    tare.call(["cp", "a:/etc/passwd", to]).exited(1).said(&["/etc/passwd", "kept"]);
     tare.remove(&id);
 }
 
@@ -74,10 +65,7 @@ fn a_kept_link_is_copied_and_never_followed() {
     let to = out.path().to_str().unwrap();
     tare.call(["cp", "a:/work/link/passwd", to]).exited(1);
     tare.call(["cp", "a:/work/link", to]).ok();
-    assert_eq!(
-        fs::read_link(out.join("link")).unwrap().to_str(),
-        Some("/etc")
-    );
+    assert_eq!(fs::read_link(out.join("link")).unwrap().to_str(), Some("/etc"));
     // E014: whatever it is replaced by, only what is the box's own is removed.
     let victim = TemporaryDirectory::new();
     let precious = victim.write("precious", "precious\n");
@@ -130,10 +118,7 @@ fn a_kept_scratch_space_of_a_removed_or_killed_box_is_gone() {
             }
         };
         let left = tare.difference_now();
-        let left: Vec<_> = left
-            .iter()
-            .filter(|line| !line.contains("zombie"))
-            .collect();
+        let left: Vec<_> = left.iter().filter(|line| !line.contains("zombie")).collect();
         assert!(left.is_empty(), "round {round}: {left:?}");
     }
 }

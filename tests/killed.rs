@@ -19,10 +19,7 @@ fn keeper(tare: &Running) -> Process {
     let child = |process: &Process| process.parent == tare.pid();
     let mut children = box_processes().into_iter().filter(child);
     let keeper = children.next().expect("a running tare has a keeper");
-    assert!(
-        children.next().is_none(),
-        "tare has more children than its keeper"
-    );
+    assert!(children.next().is_none(), "tare has more children than its keeper");
     keeper
 }
 
@@ -79,10 +76,7 @@ fn a_box_that_is_frozen_ends_at_its_timeout() {
 
 /// What freezes the box of this keeper.
 fn freezer(keeper: &Process) -> Option<PathBuf> {
-    let paths = keeper
-        .cgroups
-        .iter()
-        .filter_map(|path| path.rsplit('/').next());
+    let paths = keeper.cgroups.iter().filter_map(|path| path.rsplit('/').next());
     let name = paths.into_iter().find(|name| name.starts_with("tare-"))?;
     let mut roots = hierarchies().into_iter();
     roots.find_map(|root| {

@@ -228,14 +228,7 @@ assert os.WIFSTOPPED(status), status";
 fn a_command_that_is_stopped() {
     let tare = tare!();
     let output = tare
-        .run([
-            "--timeout",
-            "1s",
-            "--",
-            "sh",
-            "-c",
-            "echo ready; kill -STOP $$",
-        ])
+        .run(["--timeout", "1s", "--", "sh", "-c", "echo ready; kill -STOP $$"])
         .exited(124)
         .printed("ready\n");
     nothing_left(&tare, &output);
@@ -270,9 +263,7 @@ fn a_child_that_blocks_its_parent_in_vfork() {
     assert!(by_timeout.lasted < SOON, "{by_timeout}");
     // The command ends while such a pair lives.
     let script = "/programs/vfork | { read line; echo $line; kill -9 $$; }";
-    tare.run(["-v", &volume, "--", "sh", "-c", script])
-        .exited(137)
-        .printed("ready\n");
+    tare.run(["-v", &volume, "--", "sh", "-c", script]).exited(137).printed("ready\n");
 }
 
 /// E046, E069
@@ -293,8 +284,7 @@ fn nested_namespaces_and_cgroups_are_refused() {
         assert_ne!(output.code, 0, "{script}: {output}");
         nothing_left(&tare, &output);
     }
-    tare.run(["--", "sh", "-c", "command -v unshare mount mkdir"])
-        .ok();
+    tare.run(["--", "sh", "-c", "command -v unshare mount mkdir"]).ok();
 }
 
 /// Container engines mount them so: to remove what is not there fails, too.
@@ -401,10 +391,8 @@ fn posix_message_queues() {
     let tare = tare!();
     let name = format!("/tare-test-{}", std::process::id());
     let open = format!("queue = libc.mq_open(b'{name}', os.O_RDWR | FLAGS, 0o600, None)");
-    let workload = format!(
-        "{}\nassert queue >= 0, ctypes.get_errno()",
-        open.replace("FLAGS", "os.O_CREAT")
-    );
+    let workload =
+        format!("{}\nassert queue >= 0, ctypes.get_errno()", open.replace("FLAGS", "os.O_CREAT"));
     ends_both_ways(&tare, &["--contain"], &workload);
     let script = format!(
         "import ctypes, errno, os, sys
@@ -413,10 +401,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 sys.exit(0 if queue < 0 and ctypes.get_errno() == errno.ENOENT else 1)",
         open.replace("FLAGS", "0")
     );
-    let status = std::process::Command::new("python3")
-        .args(["-c", &script])
-        .status()
-        .unwrap();
+    let status = std::process::Command::new("python3").args(["-c", &script]).status().unwrap();
     assert!(status.success(), "the queue is still there");
 }
 
@@ -470,15 +455,10 @@ fn output_that_nobody_reads_does_not_keep_a_box_past_its_timeout() {
     let tare = tare!();
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut command = tare.command(["run", "--timeout", "1s", "--", "yes"]);
-    command
-        .stdin(Stdio::null())
-        .stdout(writer)
-        .stderr(Stdio::null());
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::null());
     let running = tare.start_command(command);
     eventually("the box is there", || in_boxes(running.pid()) > 0);
-    eventually("the box has ended though tare cannot write", || {
-        in_boxes(running.pid()) == 0
-    });
+    eventually("the box has ended though tare cannot write", || in_boxes(running.pid()) == 0);
     let mut chunk = vec![0; 1 << 20];
     while reader.read(&mut chunk).unwrap() > 0 {}
     running.wait().exited(124);
@@ -489,10 +469,7 @@ fn a_hundred_boxes_one_after_the_other() {
     let tare = tare!();
     for round in 0..100 {
         let number = round.to_string();
-        tare.run(["--", "echo", &number])
-            .ok()
-            .printed(&format!("{number}\n"))
-            .said_nothing();
+        tare.run(["--", "echo", &number]).ok().printed(&format!("{number}\n")).said_nothing();
         if round % 10 == 0 {
             let left = tare.difference_now();
             assert!(left.is_empty(), "after {round}: {}", left.join("\n"));
@@ -504,14 +481,7 @@ fn a_hundred_boxes_one_after_the_other() {
 fn ten_boxes_at_once() {
     let tare = tare!();
     let mut all: Vec<_> = (0..10)
-        .map(|number| {
-            tare.spawn([
-                "--",
-                "sh",
-                "-c",
-                &format!("echo up; read line; exit {number}"),
-            ])
-        })
+        .map(|number| tare.spawn(["--", "sh", "-c", &format!("echo up; read line; exit {number}")]))
         .collect();
     for running in &all {
         running.see("up");
@@ -541,9 +511,7 @@ fn many_can_begin_on_a_fresh_state_root_at_once() {
                 "read line; exec \"$TARE\" run --name box-{number} -- true"
             ));
             command.env("TARE_STATE_ROOT", &root);
-            command
-                .stdin(gate.try_clone().unwrap())
-                .stderr(Stdio::piped());
+            command.stdin(gate.try_clone().unwrap()).stderr(Stdio::piped());
             tare.start_command(command)
         };
         let all: Vec<_> = (0..8).map(start).collect();
@@ -595,21 +563,9 @@ fn core_dumps() {
         skip!("the working directory of a contained box must be writable");
     }
     let directory = TemporaryDirectory::new();
-    let mut command = tare.command([
-        "run",
-        "--contain",
-        "--",
-        "sh",
-        "-c",
-        "ulimit -c; kill -SEGV $$",
-    ]);
-    command
-        .current_dir(directory.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    tare.start_command(command)
-        .wait()
-        .exited(139)
-        .printed("0\n");
+    let mut command =
+        tare.command(["run", "--contain", "--", "sh", "-c", "ulimit -c; kill -SEGV $$"]);
+    command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped());
+    tare.start_command(command).wait().exited(139).printed("0\n");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }

@@ -82,8 +82,5 @@ pub fn assert_cheap(tare: &Tare, id: &str) {
         tare.keeper_descriptors(id) <= DESCRIPTORS_MAX
     });
     let bytes = tare.keeper_private_bytes(id);
-    assert!(
-        bytes <= PRIVATE_BYTES_MAX,
-        "{bytes} bytes are the keeper's alone"
-    );
+    assert!(bytes <= PRIVATE_BYTES_MAX, "{bytes} bytes are the keeper's alone");
 }

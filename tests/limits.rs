@@ -68,14 +68,8 @@ except BlockingIOError:
 
 fn forks_within(tare: &Tare, limit: u32) -> u32 {
     let limit = limit.to_string();
-    let output = tare
-        .run(["--pids", &limit, "--", "python3", "-c", FORK])
-        .ok();
-    output
-        .stdout_text()
-        .trim()
-        .parse()
-        .unwrap_or_else(|_| panic!("{output}"))
+    let output = tare.run(["--pids", &limit, "--", "python3", "-c", FORK]).ok();
+    output.stdout_text().trim().parse().unwrap_or_else(|_| panic!("{output}"))
 }
 
 #[test]
@@ -92,9 +86,7 @@ fn processes_past_the_limit_cannot_be_made() {
 #[test]
 fn a_single_process_is_a_limit_too() {
     let tare = tare!();
-    tare.run(["--pids", "1", "--", "echo", "alone"])
-        .ok()
-        .printed("alone\n");
+    tare.run(["--pids", "1", "--", "echo", "alone"]).ok().printed("alone\n");
     let output = tare.run(["--pids", "1", "--", "sh", "-c", "ls; echo not reached"]);
     assert_ne!(output.code, 0, "{output}");
 }
@@ -110,9 +102,7 @@ try:
         made += 1
 except RuntimeError:
     print(made)";
-    let output = tare
-        .run(["--pids", "32", "--", "python3", "-c", script])
-        .ok();
+    let output = tare.run(["--pids", "32", "--", "python3", "-c", script]).ok();
     let made: u32 = output.stdout_text().trim().parse().unwrap();
     assert!((24..32).contains(&made), "{output}");
 }
@@ -122,18 +112,7 @@ fn a_fork_bomb_ends_at_its_limit_and_the_host_is_fine() {
     let tare = tare!();
     let bomb = "bomb() { bomb | bomb & }; bomb; sleep 1000";
     let output = tare
-        .run([
-            "--pids",
-            "64",
-            "--timeout",
-            "2s",
-            "--output-limit",
-            "1m",
-            "--",
-            "sh",
-            "-c",
-            bomb,
-        ])
+        .run(["--pids", "64", "--timeout", "2s", "--output-limit", "1m", "--", "sh", "-c", bomb])
         .exited(124);
     assert!(output.lasted < SOON, "{}", output.code);
     tare.run(["--", "true"]).ok();
@@ -161,9 +140,7 @@ fn the_limit_of_descriptors_cannot_be_raised_from_inside() {
     tare.run(["--nofile", "64", "--", "sh", "-c", "ulimit -n; ulimit -Hn"])
         .ok()
         .printed("64\n64\n");
-    tare.run(["--", "sh", "-c", "ulimit -n"])
-        .ok()
-        .printed("1024\n");
+    tare.run(["--", "sh", "-c", "ulimit -n"]).ok().printed("1024\n");
 }
 
 /// Fills the directories of its arguments and says how many KiB went in.
@@ -179,11 +156,7 @@ for directory in sys.argv[1:]:
 print(total >> 10)";
 
 fn filled_kib(output: &Output) -> u32 {
-    output
-        .stdout_text()
-        .trim()
-        .parse()
-        .unwrap_or_else(|_| panic!("{output}"))
+    output.stdout_text().trim().parse().unwrap_or_else(|_| panic!("{output}"))
 }
 
 #[test]
@@ -194,14 +167,9 @@ fn scratch_space_ends_at_its_size() {
         call.extend(directories);
         let output = tare.run(call).ok();
         let filled = filled_kib(&output);
-        assert!(
-            (8 * 1024..=16 * 1024).contains(&filled),
-            "{directories:?}: {output}"
-        );
+        assert!((8 * 1024..=16 * 1024).contains(&filled), "{directories:?}: {output}");
     }
-    let output = tare
-        .run(["--scratch", "64m", "--", "python3", "-c", FILL, "/tmp"])
-        .ok();
+    let output = tare.run(["--scratch", "64m", "--", "python3", "-c", FILL, "/tmp"]).ok();
     assert!(filled_kib(&output) > 32 * 1024, "{output}");
 }
 
@@ -217,14 +185,11 @@ fn a_scratch_space_larger_than_the_memory_is_refused_with_both_values() {
     ] {
         for detached in [&[][..], &["-d"]] {
             let call = detached.iter().chain(options).chain(&["--", "true"]);
-            tare.run(call)
-                .exited(125)
-                .said(&[scratch, memory, "--memory"]);
+            tare.run(call).exited(125).said(&[scratch, memory, "--memory"]);
         }
     }
     tare.run(["--memory", "64m", "--", "true"]).ok();
-    tare.run(["--scratch", "64m", "--memory", "64m", "--", "true"])
-        .ok();
+    tare.run(["--scratch", "64m", "--memory", "64m", "--", "true"]).ok();
 }
 
 #[test]
@@ -239,9 +204,7 @@ try:
 except OSError as error:
     assert error.errno == errno.ENOSPC, error
 print(made)";
-    let output = tare
-        .run(["--scratch", "4m", "--", "python3", "-c", script])
-        .ok();
+    let output = tare.run(["--scratch", "4m", "--", "python3", "-c", script]).ok();
     let made: u32 = output.stdout_text().trim().parse().unwrap();
     assert!((100..300_000).contains(&made), "{output}");
 }
@@ -260,26 +223,15 @@ times = os.times()
 print((times.children_user + times.children_system) / (time.monotonic() - start))";
 
 fn share(output: &Output) -> f64 {
-    output
-        .stdout_text()
-        .trim()
-        .parse()
-        .unwrap_or_else(|_| panic!("{output}"))
+    output.stdout_text().trim().parse().unwrap_or_else(|_| panic!("{output}"))
 }
 
 #[test]
 fn processor_time_ends_at_its_share() {
     let tare = tare!();
-    let limited = share(
-        &tare
-            .run(["--cpus", "0.25", "--", "python3", "-c", BURN])
-            .ok(),
-    );
+    let limited = share(&tare.run(["--cpus", "0.25", "--", "python3", "-c", BURN]).ok());
     let free = share(&tare.run(["--", "python3", "-c", BURN]).ok());
-    assert!(
-        limited < 0.45,
-        "{limited} of one processor against a limit of 0.25"
-    );
+    assert!(limited < 0.45, "{limited} of one processor against a limit of 0.25");
     assert!(free > limited, "{free} without, {limited} with the limit");
 }
 
@@ -303,30 +255,16 @@ fn a_timeout_that_is_not_reached_changes_nothing() {
 #[test]
 fn what_was_printed_before_the_timeout_is_kept() {
     let tare = tare!();
-    tare.run([
-        "--timeout",
-        "1s",
-        "--",
-        "sh",
-        "-c",
-        "echo before; sleep 1000",
-    ])
-    .exited(124)
-    .printed("before\n");
+    tare.run(["--timeout", "1s", "--", "sh", "-c", "echo before; sleep 1000"])
+        .exited(124)
+        .printed("before\n");
 }
 
 #[test]
 fn output_past_the_limit_is_cut_and_the_command_goes_on() {
     let tare = tare!();
     let output = tare
-        .run([
-            "--output-limit",
-            "1m",
-            "--",
-            "sh",
-            "-c",
-            "head -c 3000000 /dev/zero; exit 5",
-        ])
+        .run(["--output-limit", "1m", "--", "sh", "-c", "head -c 3000000 /dev/zero; exit 5"])
         .exited(5);
     assert_eq!(output.stdout.len(), 1 << 20);
     output.said(&["output"]);
@@ -336,15 +274,7 @@ fn output_past_the_limit_is_cut_and_the_command_goes_on() {
 fn output_within_the_limit_is_whole() {
     let tare = tare!();
     let output = tare
-        .run([
-            "--output-limit",
-            "1m",
-            "--",
-            "head",
-            "-c",
-            "1048576",
-            "/dev/zero",
-        ])
+        .run(["--output-limit", "1m", "--", "head", "-c", "1048576", "/dev/zero"])
         .ok()
         .said_nothing();
     assert_eq!(output.stdout.len(), 1 << 20);

@@ -65,21 +65,11 @@ fn every_byte_is_kept() {
 #[test]
 fn the_last_lines_are_shown_when_asked() {
     let tare = tare!();
-    let id = printed(
-        &tare,
-        &[],
-        "for i in 1 2 3 4 5; do echo $i; done; printf end",
-    );
-    for (lines, expected) in [
-        ("0", ""),
-        ("1", "end"),
-        ("3", "4\n5\nend"),
-        ("100", "1\n2\n3\n4\n5\nend"),
-    ] {
-        tare.call(["logs", "-n", lines, &id])
-            .ok()
-            .printed(expected)
-            .said_nothing();
+    let id = printed(&tare, &[], "for i in 1 2 3 4 5; do echo $i; done; printf end");
+    for (lines, expected) in
+        [("0", ""), ("1", "end"), ("3", "4\n5\nend"), ("100", "1\n2\n3\n4\n5\nend")]
+    {
+        tare.call(["logs", "-n", lines, &id]).ok().printed(expected).said_nothing();
     }
     for bad in ["-1", "x", ""] {
         tare.call(["logs", "-n", bad, &id]).exited(2).printed("");
@@ -92,10 +82,7 @@ fn now() -> String {
     let mut command = Command::new("date");
     let output = command.args(["-u", "+%Y-%m-%dT%H:%M:%S.%3NZ"]).output();
     let text = output.expect("date is there").stdout;
-    String::from_utf8(text)
-        .expect("a date is text")
-        .trim()
-        .to_owned()
+    String::from_utf8(text).expect("a date is text").trim().to_owned()
 }
 
 #[test]
@@ -104,8 +91,7 @@ fn what_came_since_a_time_is_shown_when_asked() {
     let id = tare.detached(["--", "sh", "-c", "echo old; sleep 1000"]);
     tare.logged(&id, "old");
     let between = now();
-    tare.call(["exec", "-d", &id, "--", "sh", "-c", "echo new; sleep 1000"])
-        .ok();
+    tare.call(["exec", "-d", &id, "--", "sh", "-c", "echo new; sleep 1000"]).ok();
     tare.logged(&id, "new");
     let since = |time: &str| tare.call(["logs", "--since", time, &id]);
     since(&between).ok().printed("new\n");
@@ -146,19 +132,10 @@ fn following_shows_lines_as_they_come_and_ends_with_the_box() {
     following.see("second\n");
     assert!(!following.has_ended());
     tare.call(["kill", "-s", "TERM", "a"]).ok();
-    following
-        .wait()
-        .ok()
-        .printed("first\nsecond\nlast\n")
-        .said_nothing();
+    following.wait().ok().printed("first\nsecond\nlast\n").said_nothing();
     let rest = from_the_end.wait().ok().stdout_text();
-    assert!(
-        rest.ends_with("last\n") && !rest.contains("first"),
-        "{rest:?}"
-    );
-    tare.call(["logs", "-f", "a"])
-        .ok()
-        .printed("first\nsecond\nlast\n");
+    assert!(rest.ends_with("last\n") && !rest.contains("first"), "{rest:?}");
+    tare.call(["logs", "-f", "a"]).ok().printed("first\nsecond\nlast\n");
     tare.remove(&id);
 }
 
@@ -187,11 +164,7 @@ fn output_without_end_stays_bounded_and_the_box_lives_on() {
     assert_eq!(tare.state(&id), "running");
     assert_eq!(names_of(&tare, &id), ["yes"]);
     let log = tare.call(["logs", &id]).ok().stdout;
-    assert!(
-        !log.is_empty() && log.len() as u64 <= 2 * MIB,
-        "{}",
-        log.len()
-    );
+    assert!(!log.is_empty() && log.len() as u64 <= 2 * MIB, "{}", log.len());
     let whole = log.chunks(2).filter(|line| *line == b"y\n").count();
     assert!(whole >= log.len() / 2 - 1, "{whole} of {}", log.len() / 2);
     tare.remove(&id);
@@ -213,15 +186,8 @@ fn the_oldest_is_cut_first() {
     assert_eq!(numbers.last(), Some(&1_000_000));
     let first = numbers[0];
     assert!(first > 1, "everything is there");
-    assert!(
-        numbers.iter().copied().eq(first..=1_000_000),
-        "there is a hole"
-    );
-    assert!(
-        text.len() as u64 >= MIB / 4,
-        "only {} bytes are kept",
-        text.len()
-    );
+    assert!(numbers.iter().copied().eq(first..=1_000_000), "there is a hole");
+    assert!(text.len() as u64 >= MIB / 4, "only {} bytes are kept", text.len());
     let usage = &tare.json(["inspect", &id])[0]["usage"];
     let dropped = usage["output_dropped_bytes"].as_u64();
     assert!(dropped.is_none_or(|bytes| bytes > 0), "{usage}");
@@ -236,15 +202,9 @@ fn a_reader_that_never_reads_does_not_stop_the_box() {
     let mut command = tare.command(["logs", "-f", &id]);
     let mut reader = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut attached = tare.command(["attach", &id]);
-    let mut attached = attached
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut attached = attached.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let before = output_bytes(&tare, &id);
-    eventually("the box goes on", || {
-        output_bytes(&tare, &id) > before + 50 * MIB
-    });
+    eventually("the box goes on", || output_bytes(&tare, &id) > before + 50 * MIB);
     assert!(reader.try_wait().unwrap().is_none());
     for child in [&mut reader, &mut attached] {
         child.kill().unwrap();
@@ -258,15 +218,11 @@ fn output_of_detached_commands_lands_in_the_log() {
     let tare = tare!();
     let id = tare.idle_box();
     let script = "echo from exec; echo wrong >&2";
-    tare.call(["exec", "-d", &id, "--", "sh", "-c", script])
-        .ok();
+    tare.call(["exec", "-d", &id, "--", "sh", "-c", script]).ok();
     tare.exec(&id, ["echo", "not this"]).ok();
     tare.logged(&id, "from exec");
     tare.logged(&id, "wrong");
-    tare.call(["logs", &id])
-        .ok()
-        .printed("from exec\n")
-        .said(&["wrong"]);
+    tare.call(["logs", &id]).ok().printed("from exec\n").said(&["wrong"]);
     tare.remove(&id);
 }
 
@@ -287,10 +243,7 @@ fn attach_shows_what_comes_and_exits_as_the_box_does() {
     tare.call(["kill", "-s", "TERM", "a"]).ok();
     let output = attached.wait().exited(4);
     let text = output.stdout_text();
-    assert!(
-        text.ends_with("caught\n") && !text.contains("early"),
-        "{text:?}"
-    );
+    assert!(text.ends_with("caught\n") && !text.contains("early"), "{text:?}");
     tare.remove(&id);
 }
 
@@ -322,10 +275,7 @@ fn attach_to_a_terminal_is_a_terminal() {
     let script = "echo early; read line; stty size; echo \"got <$line>\"; exit 6";
     let id = tare.detached(["-i", "-t", "--", "sh", "-c", script]);
     tare.logged(&id, "early");
-    let size = TerminalSize {
-        rows: 44,
-        columns: 123,
-    };
+    let size = TerminalSize { rows: 44, columns: 123 };
     let mut session = tare.call_under_terminal(size, ["attach", &id]);
     session.type_bytes(b"some words\r");
     session.see("got <some words>");
@@ -342,14 +292,8 @@ impl SmallDisk {
     fn new() -> Self {
         let directory = TemporaryDirectory::new();
         let flags = MountFlags::NODEV | MountFlags::NOSUID;
-        mount(
-            "tmpfs",
-            directory.path(),
-            "tmpfs",
-            flags,
-            Some(c"size=2m,mode=700"),
-        )
-        .expect("root can mount");
+        mount("tmpfs", directory.path(), "tmpfs", flags, Some(c"size=2m,mode=700"))
+            .expect("root can mount");
         Self(directory)
     }
 }
@@ -373,19 +317,9 @@ fn a_full_disk_does_not_stop_the_box() {
         tare.spawn_call(call.chain(args.iter().copied())).wait()
     };
     let script = "echo up > /tmp/up; exec yes";
-    let output = on_disk(&[
-        "run",
-        "-d",
-        "--name",
-        "a",
-        "--output-limit",
-        "16m",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ])
-    .ok();
+    let output =
+        on_disk(&["run", "-d", "--name", "a", "--output-limit", "16m", "--", "sh", "-c", script])
+            .ok();
     let id = output.stdout_text().trim().to_owned();
     fs::write(disk.0.join("filler"), vec![0; 4 << 20]).expect_err("the disk is small");
     let stats = || -> u64 {
@@ -395,9 +329,7 @@ fn a_full_disk_does_not_stop_the_box() {
     };
     let before = stats();
     eventually("the box goes on", || stats() > before + 20 * MIB);
-    let output = on_disk(&["exec", "a", "--", "cat", "/tmp/up"])
-        .ok()
-        .printed("up\n");
+    let output = on_disk(&["exec", "a", "--", "cat", "/tmp/up"]).ok().printed("up\n");
     assert!(output.lasted < Duration::from_secs(10), "{output}");
     on_disk(&["rm", "-f", "a"]).ok();
     tare.assert_gone(&id);
@@ -407,17 +339,11 @@ fn a_full_disk_does_not_stop_the_box() {
 #[test]
 fn a_log_larger_than_its_part_of_the_memory_is_refused() {
     let tare = tare!();
-    tare.run([
-        "-d",
-        "--memory",
-        "64m",
+    tare.run(["-d", "--memory", "64m", "--output-limit", "1g", "--", "true"]).exited(125).said(&[
+        "16 MiB",
         "--output-limit",
-        "1g",
-        "--",
-        "true",
-    ])
-    .exited(125)
-    .said(&["16 MiB", "--output-limit", "--memory"]);
+        "--memory",
+    ]);
     assert_eq!(tare.list().len(), 0);
 }
 
@@ -427,10 +353,7 @@ fn what_the_log_has_lost_is_said() {
     let id = printed(&tare, &["--output-limit", "1m"], "seq 1000000");
     let said = tare.call(["logs", &id]).ok().stderr_text();
     assert!(said.contains("bytes of the output are missing"), "{said}");
-    tare.call(["logs", "-n", "2", &id])
-        .ok()
-        .said_nothing()
-        .printed("999999\n1000000\n");
+    tare.call(["logs", "-n", "2", &id]).ok().said_nothing().printed("999999\n1000000\n");
     tare.remove(&id);
 }
 

@@ -16,9 +16,7 @@ server = socket.create_server(('127.0.0.1', 0))
 client = socket.create_connection(server.getsockname(), timeout=5)
 client.sendall(b'up')
 print(server.accept()[0].recv(2).decode())";
-    tare.run(["--", "python3", "-c", script])
-        .ok()
-        .printed("['lo']\nup\n");
+    tare.run(["--", "python3", "-c", script]).ok().printed("['lo']\nup\n");
 }
 
 /// E086
@@ -29,14 +27,10 @@ fn a_listener_of_the_host_is_out_of_reach_unless_the_network_is_the_hosts() {
     let port = listener.local_addr().unwrap().port().to_string();
     let refused = tare.run(["--", "python3", "-c", CONNECT, &port]);
     assert_eq!(refused.code, 1, "{refused}");
-    assert!(
-        refused.stderr_text().contains("ConnectionRefusedError"),
-        "{refused}"
-    );
+    assert!(refused.stderr_text().contains("ConnectionRefusedError"), "{refused}");
     let refused = tare.run(["--net", "none", "--", "python3", "-c", CONNECT, &port]);
     assert_eq!(refused.code, 1, "{refused}");
-    tare.run(["--net", "host", "--", "python3", "-c", CONNECT, &port])
-        .ok();
+    tare.run(["--net", "host", "--", "python3", "-c", CONNECT, &port]).ok();
     drop(listener);
 }
 
@@ -48,9 +42,7 @@ try:
     socket.create_connection(('192.0.2.1', 80), timeout=5)
 except OSError as error:
     print(error.strerror)";
-    tare.run(["--", "python3", "-c", script])
-        .ok()
-        .printed("Network is unreachable\n");
+    tare.run(["--", "python3", "-c", script]).ok().printed("Network is unreachable\n");
 }
 
 #[test]

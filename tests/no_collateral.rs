@@ -121,12 +121,7 @@ fn holds(precious: &Path, after: &str) {
     let content = content.unwrap_or_else(|error| {
         panic!("after {after}: {}: {error}", precious.display());
     });
-    assert_eq!(
-        content,
-        "precious\n",
-        "after {after}: {}",
-        precious.display()
-    );
+    assert_eq!(content, "precious\n", "after {after}: {}", precious.display());
 }
 
 /// Files and links in the state root that no tare has made.
@@ -147,9 +142,7 @@ impl Files {
         }
         let link = state_root.join("names/elsewhere");
         symlink("../others", link).expect("the name is free");
-        Self {
-            made: directories.into(),
-        }
+        Self { made: directories.into() }
     }
 
     #[track_caller]
@@ -201,9 +194,7 @@ impl<'a> Neighbours<'a> {
         self.call(&["exec", "runs", "--", "true"]).wait().ok();
         let output = self.call(&["ls", "-a"]).wait().ok().stdout_text();
         // By its name and by its state.
-        let paused = output
-            .lines()
-            .filter(|line| line.matches("paused").count() == 2);
+        let paused = output.lines().filter(|line| line.matches("paused").count() == 2);
         assert_eq!(paused.count(), 1, "after {after}: {output}");
         assert_eq!(output.lines().count(), 3, "after {after}: {output}");
     }
@@ -302,13 +293,7 @@ fn a_box_that_is_being_made_is_left_to_its_creator() {
     let (creator, id) = (0..TRIES)
         .find_map(|_| stopped_creator(&tare))
         .expect("one of them was met before it was done");
-    for call in [
-        &["ls", "-a"][..],
-        &["audit"],
-        &["sweep"],
-        &["run", "--", "true"],
-        &["ls"],
-    ] {
+    for call in [&["ls", "-a"][..], &["audit"], &["sweep"], &["run", "--", "true"], &["ls"]] {
         tare.call(call).ok();
         assert_eq!(tare.state(&id), "starting", "after {call:?}");
     }
@@ -332,10 +317,7 @@ fn stopped_creator(tare: &Tare) -> Option<(Running, String)> {
     });
     creator.signal(Signal::STOP);
     let id = id.expect("it has begun");
-    match tare
-        .listed(&id)
-        .is_some_and(|one| one["state"] == "starting")
-    {
+    match tare.listed(&id).is_some_and(|one| one["state"] == "starting") {
         true => Some((creator, id)),
         false => {
             creator.signal(Signal::CONT);

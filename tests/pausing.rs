@@ -14,9 +14,7 @@ const COUNTER: &str =
 #[track_caller]
 fn counting(tare: &Tare, directory: &TemporaryDirectory, options: &[&str], name: &str) -> String {
     let volume = format!("{}:/out", directory.text());
-    let command = [
-        "-v", &volume, "--name", name, "--", "sh", "-c", COUNTER, name,
-    ];
+    let command = ["-v", &volume, "--name", name, "--", "sh", "-c", COUNTER, name];
     let id = tare.detached(options.iter().chain(&command));
     eventually("it counts", || count(&directory.join(name)) > 0);
     id
@@ -30,8 +28,7 @@ fn count(file: &Path) -> u64 {
 fn freezers(tare: &Tare, id: &str) -> Vec<PathBuf> {
     let cgroups = tare.cgroups_of(id).into_iter();
     let all = cgroups.flat_map(|cgroup| [cgroup.join("work"), cgroup]);
-    all.filter(|cgroup| cgroup.join("cgroup.freeze").exists())
-        .collect()
+    all.filter(|cgroup| cgroup.join("cgroup.freeze").exists()).collect()
 }
 
 fn is_frozen(cgroup: &Path) -> bool {
@@ -90,10 +87,7 @@ fn a_paused_box_stands_still_until_it_is_resumed() {
     let clock = counting(&tare, &directory, &[], "clock");
     let count_of = |name: &str| count(&directory.join(name));
     for _ in 0..3 {
-        tare.call(["pause", "paused"])
-            .ok()
-            .printed("paused\n")
-            .said_nothing();
+        tare.call(["pause", "paused"]).ok().printed("paused\n").said_nothing();
         assert_eq!(tare.state(&paused), "paused");
         assert!(freezers.iter().any(|one| is_frozen(one)));
         let (still, time) = (count_of("paused"), count_of("clock"));
@@ -128,11 +122,7 @@ fn a_paused_box_can_be_looked_at() {
 fn a_paused_box_is_stopped_killed_and_removed_without_being_resumed() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
-    for call in [
-        &["stop", "-t", "1s", "a"][..],
-        &["kill", "a"],
-        &["rm", "-f", "a"],
-    ] {
+    for call in [&["stop", "-t", "1s", "a"][..], &["kill", "a"], &["rm", "-f", "a"]] {
         let id = counting(&tare, &directory, &[], "a");
         frozen!(tare, id);
         tare.call(["pause", "a"]).ok();
@@ -157,9 +147,7 @@ fn a_paused_box_ends_at_its_lease_and_its_timeout() {
         let id = counting(&tare, &directory, &[option, "2s"], "a");
         frozen!(tare, id);
         tare.call(["pause", "a"]).ok();
-        eventually("everyone in the box is gone", || {
-            tare.processes_in(&id).is_empty()
-        });
+        eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
         assert_eq!(tare.ended(&id)["ended_by"], by);
         tare.remove(&id);
     }
@@ -184,16 +172,12 @@ fn a_box_that_is_paused_while_a_process_starts_still_answers() {
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let _ = frozen!(tare, id);
     for _ in 0..40 {
-        let starting: Vec<_> = (0..3)
-            .map(|_| tare.spawn_call(["exec", "a", "--", "true"]))
-            .collect();
+        let starting: Vec<_> =
+            (0..3).map(|_| tare.spawn_call(["exec", "a", "--", "true"])).collect();
         let output = tare.call(["pause", "a"]).ok();
         assert!(output.lasted < Duration::from_secs(5), "{output}");
         let usage = tare.json(["stats", "--json", "a"])[0].clone();
-        assert!(
-            usage["scratch_bytes"].is_u64(),
-            "its keeper is silent: {usage}"
-        );
+        assert!(usage["scratch_bytes"].is_u64(), "its keeper is silent: {usage}");
         tare.call(["resume", "a"]).ok();
         for one in starting {
             let output = one.wait();

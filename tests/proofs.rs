@@ -62,9 +62,7 @@ fn newborn_is_found_and_ended(tare: &Tare) {
     fs::set_permissions(&trace, Permissions::from_mode(0o666)).expect("it is ours");
     let (program, trace) = (tare.program().display(), trace.display());
     let (program, trace) = (program.to_string(), trace.to_string());
-    let run = [
-        &trace, &program, "run", "-d", "--quiet", "--", "sleep", "1000",
-    ];
+    let run = [&trace, &program, "run", "-d", "--quiet", "--", "sleep", "1000"];
     let mut strace = tare.shell_command(STOPPED_BIRTH);
     strace.arg("sh").args(run).stdin(Stdio::null());
     // The newborn has its creator's streams open for as long as it is there.
@@ -82,36 +80,18 @@ fn newborn_is_found_and_ended(tare: &Tare) {
     eventually("strace has reaped it", || !is_there(creator.pid));
     strace.signal(Signal::KILL);
     strace.wait();
-    eventually("nothing but the stop holds it", || {
-        state_of(newborn.pid) == "T"
-    });
+    eventually("nothing but the stop holds it", || state_of(newborn.pid) == "T");
     let audit = parsed(&tare.call(["audit", "--json"]).exited(1));
-    assert_eq!(
-        audit["orphans"].as_array().map(Vec::len),
-        Some(1),
-        "{audit}"
-    );
+    assert_eq!(audit["orphans"].as_array().map(Vec::len), Some(1), "{audit}");
     let orphan = &audit["orphans"][0];
-    assert_eq!(
-        (&orphan["kind"], &orphan["pid"]),
-        (&json!("newborn"), &json!(newborn.pid))
-    );
+    assert_eq!((&orphan["kind"], &orphan["pid"]), (&json!("newborn"), &json!(newborn.pid)));
     let starting = &audit["boxes"][0];
     assert_eq!(starting["state"], "starting", "{audit}");
     let lost = &audit["lost"][0];
-    assert_eq!(
-        (&lost["kind"], &lost["id"]),
-        (&json!("creator"), &starting["id"])
-    );
+    assert_eq!((&lost["kind"], &lost["id"]), (&json!("creator"), &starting["id"]));
     let swept = parsed(&tare.call(["sweep", "--json"]).ok());
     assert_eq!(swept[0]["pid"], newborn.pid, "{swept}");
-    assert!(
-        swept
-            .as_array()
-            .expect("an array")
-            .iter()
-            .all(|it| it["outcome"] == "done")
-    );
+    assert!(swept.as_array().expect("an array").iter().all(|it| it["outcome"] == "done"));
     tare.reap_orphans();
     tare.call(["audit"]).ok();
     tare.call(["ls", "-a", "-q"]).ok().printed("");
@@ -190,11 +170,7 @@ fn a_keeper_of_another_tare_binary_is_found_without_its_record() {
     let audit = call(&tare, WITHOUT_CGROUPS, &[&program, "audit", "--json"]).exited(1);
     let audit = parsed(&audit);
     let orphan = &audit["orphans"][0];
-    assert_eq!(
-        (&orphan["kind"], &orphan["id"]),
-        (&json!("keeper"), &json!(id)),
-        "{audit}"
-    );
+    assert_eq!((&orphan["kind"], &orphan["id"]), (&json!("keeper"), &json!(id)), "{audit}");
     call(&tare, WITHOUT_CGROUPS, &[&program, "sweep"]).ok();
     tare.reap_orphans();
     assert!(!is_there(keeper.pid));
@@ -316,12 +292,7 @@ fn a_lease_is_judged_by_the_same_clock_in_every_time_namespace() {
     let program = tare.program().display().to_string();
     let id = tare.detached(["--lease", "1h", "--", "sleep", "1000"]);
     let keeper = tare.keeper(&id);
-    for command in [
-        &["ls", "-a"][..],
-        &["sweep"],
-        &["run", "--", "true"],
-        &["audit"],
-    ] {
+    for command in [&["ls", "-a"][..], &["sweep"], &["run", "--", "true"], &["audit"]] {
         let words: Vec<&str> = [&[program.as_str()], command].concat();
         call(&tare, LATER, &words).ok();
         assert_eq!(tare.keeper(&id), keeper, "{command:?}");
@@ -333,9 +304,7 @@ fn a_lease_is_judged_by_the_same_clock_in_every_time_namespace() {
     tare.remove(&id);
     let run = [&program, "run", "--timeout", "1s", "--", "sleep", "1000"];
     call(&tare, LATER, &run).exited(124);
-    let run = [
-        &program, "run", "-d", "--lease", "1h", "--", "sleep", "1000",
-    ];
+    let run = [&program, "run", "-d", "--lease", "1h", "--", "sleep", "1000"];
     let id = call(&tare, LATER, &run).ok().stdout_text();
     assert_eq!(tare.state(id.trim()), "running");
     tare.remove(id.trim());
@@ -359,10 +328,7 @@ fn tare_refuses_the_proc_of_another_pid_namespace() {
         (&["rm", "-f", "--all"], 1),
     ] {
         let refused = call(&tare, foreign, command).exited(code);
-        refused.said(&[
-            "/proc belongs to another PID namespace",
-            "mount -t proc proc /proc",
-        ]);
+        refused.said(&["/proc belongs to another PID namespace", "mount -t proc proc /proc"]);
     }
 }
 
@@ -378,9 +344,7 @@ fn in_a_user_namespace_that_maps_every_id_to_itself_volumes_are_writable() {
     let script = "exec unshare --user sh -c 'echo up; read mapped; exec \"$@\"' sh \"$@\"";
     let command = "echo written > /data/file";
     let program = tare.program().display().to_string();
-    let run = [
-        &program, "run", "--quiet", "-v", &volume, "--", "sh", "-c", command,
-    ];
+    let run = [&program, "run", "--quiet", "-v", &volume, "--", "sh", "-c", command];
     let mut running = start(&tare, script, &run);
     running.see("up");
     for map in ["uid_map", "gid_map"] {

@@ -12,24 +12,17 @@ const SOON: Duration = Duration::from_secs(15);
 #[test]
 fn hello_from_a_box() {
     let tare = unprivileged!();
-    tare.run([
-        "--quiet",
-        "--",
-        "python3",
-        "-c",
-        "print('hello from a box')",
-    ])
-    .ok()
-    .printed("hello from a box\n")
-    .said_nothing();
+    tare.run(["--quiet", "--", "python3", "-c", "print('hello from a box')"])
+        .ok()
+        .printed("hello from a box\n")
+        .said_nothing();
 }
 
 #[test]
 fn exit_codes_are_the_same() {
     let tare = unprivileged!();
     for code in [0, 1, 42, 255] {
-        tare.run(["--", "sh", "-c", &format!("exit {code}")])
-            .exited(code);
+        tare.run(["--", "sh", "-c", &format!("exit {code}")]).exited(code);
     }
     tare.run(["--", "sh", "-c", "kill -9 $$"]).exited(137);
     tare.run(["--", "/etc/passwd"]).exited(126);
@@ -42,11 +35,7 @@ fn bytes_pass_both_ways() {
     let tare = unprivileged!();
     let input: Vec<u8> = (0..131_072_u64).flat_map(u64::to_be_bytes).collect();
     let output = tare.with_stdin(input.clone(), ["--", "cat"]).ok();
-    assert!(
-        output.stdout == input,
-        "{} bytes came back",
-        output.stdout.len()
-    );
+    assert!(output.stdout == input, "{} bytes came back", output.stdout.len());
 }
 
 #[test]
@@ -62,10 +51,7 @@ print(status['NoNewPrivs'], status['Seccomp'], status['CapEff'], status['CapBnd'
     let output = tare.run(["--", "python3", "-c", script]).ok();
     let text = output.stdout_text();
     assert!(text.starts_with("['lo']\nTrue\nFalse\npid:["), "{output}");
-    assert!(
-        text.ends_with("\n1 2 0000000000000000 0000000000000000\n"),
-        "{output}"
-    );
+    assert!(text.ends_with("\n1 2 0000000000000000 0000000000000000\n"), "{output}");
     let ours = fs::read_link("/proc/self/ns/pid").unwrap();
     assert!(!text.contains(ours.to_str().unwrap()), "{output}");
 }
@@ -74,10 +60,8 @@ print(status['NoNewPrivs'], status['Seccomp'], status['CapEff'], status['CapBnd'
 fn a_timeout_kills_all() {
     let tare = unprivileged!();
     let script = "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; trap '' TERM; echo ready; wait";
-    let output = tare
-        .run(["--timeout", "1s", "--", "sh", "-c", script])
-        .exited(124)
-        .printed("ready\n");
+    let output =
+        tare.run(["--timeout", "1s", "--", "sh", "-c", script]).exited(124).printed("ready\n");
     assert!(output.lasted < SOON, "{output}");
     let left = tare.difference_now();
     assert!(left.is_empty(), "{}", left.join("\n"));
@@ -106,9 +90,7 @@ fn a_tare_that_is_killed_takes_its_box_along() {
     };
     assert!(alive() > 5);
     running.signal(Signal::KILL);
-    eventually_within(Duration::from_secs(2), "the box dies with tare", || {
-        alive() == 0
-    });
+    eventually_within(Duration::from_secs(2), "the box dies with tare", || alive() == 0);
     running.wait().exited(-9);
     tare.run(["--", "true"]).ok();
     tare.reap_orphans();
@@ -130,26 +112,15 @@ fn a_default_that_cannot_be_enforced_is_a_note_that_quiet_silences() {
     let tare = unprivileged!();
     let output = tare.run(["--", "true"]).ok().printed("");
     let note = output.stderr_text();
-    assert!(
-        note.contains("memory") && note.contains("cgroup"),
-        "{output}"
-    );
-    assert!(
-        note.lines().all(|line| line.starts_with("tare: ")),
-        "{output}"
-    );
-    tare.run(["--quiet", "--", "true"])
-        .ok()
-        .printed("")
-        .said_nothing();
+    assert!(note.contains("memory") && note.contains("cgroup"), "{output}");
+    assert!(note.lines().all(|line| line.starts_with("tare: ")), "{output}");
+    tare.run(["--quiet", "--", "true"]).ok().printed("").said_nothing();
 }
 
 #[test]
 fn limits_that_need_no_cgroup_hold() {
     let tare = unprivileged!();
-    tare.run(["--quiet", "--nofile", "64", "--", "sh", "-c", "ulimit -n"])
-        .ok()
-        .printed("64\n");
+    tare.run(["--quiet", "--nofile", "64", "--", "sh", "-c", "ulimit -n"]).ok().printed("64\n");
     let script = "head -c 32m /dev/zero > /tmp/fill";
     let output = tare.run(["--quiet", "--scratch", "16m", "--", "sh", "-c", script]);
     assert_ne!(output.code, 0, "{output}");
@@ -159,16 +130,9 @@ fn limits_that_need_no_cgroup_hold() {
 #[test]
 fn a_contained_command_works_too() {
     let tare = unprivileged!();
-    tare.run([
-        "--quiet",
-        "--contain",
-        "--",
-        "sh",
-        "-c",
-        "setsid sleep 1000 & echo in",
-    ])
-    .ok()
-    .printed("in\n");
+    tare.run(["--quiet", "--contain", "--", "sh", "-c", "setsid sleep 1000 & echo in"])
+        .ok()
+        .printed("in\n");
     let left = tare.difference_now();
     assert!(left.is_empty(), "{}", left.join("\n"));
 }

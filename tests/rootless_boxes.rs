@@ -24,9 +24,7 @@ fn alive() -> usize {
         .map(|one| one.pid_namespace.clone())
         .collect();
     let inside = all.iter().filter(|one| !one.is_zombie);
-    inside
-        .filter(|one| spaces.contains(&one.pid_namespace))
-        .count()
+    inside.filter(|one| spaces.contains(&one.pid_namespace)).count()
 }
 
 #[test]
@@ -40,8 +38,7 @@ fn a_box_lives_on_is_used_and_removed() {
         .exited(3)
         .printed("out\n")
         .said(&["err"]);
-    tare.call(["exec", "--timeout", "500ms", "a", "--", "sleep", "1000"])
-        .exited(124);
+    tare.call(["exec", "--timeout", "500ms", "a", "--", "sleep", "1000"]).exited(124);
     tare.call(["rm", "a"]).exited(1).said(&["is running"]);
     tare.remove(&id);
     assert_eq!(alive(), 0);
@@ -65,11 +62,7 @@ fn stop_kill_and_the_lease_end_everyone() {
     let tare = unprivileged!();
     let stubborn =
         "trap '' TERM HUP INT; (setsid sleep 1000) & echo up; while :; do sleep 1000; done";
-    for call in [
-        &["stop", "-t", "500ms", "a"][..],
-        &["kill", "a"],
-        &["rm", "-f", "a"],
-    ] {
+    for call in [&["stop", "-t", "500ms", "a"][..], &["kill", "a"], &["rm", "-f", "a"]] {
         let id = start(&tare, &[], stubborn);
         tare.logged(&id, "up");
         tare.call(call).ok().printed("a\n");
@@ -128,16 +121,12 @@ fn files_go_in_and_come_out() {
     let file = directory.write("file", "content\n");
     let file = file.to_str().unwrap();
     tare.call(["cp", file, "a:/work/in"]).ok().said_nothing();
-    tare.exec("a", ["cat", "/work/in"])
-        .ok()
-        .printed("content\n");
+    tare.exec("a", ["cat", "/work/in"]).ok().printed("content\n");
     let stream = tare.call(["cp", "a:/work/in", "-"]).ok();
     assert!(stream.stdout.windows(8).any(|it| it == b"content\n"));
     let out = format!("{}/out", tare.state_root().parent().unwrap().display());
     // The user may not write there, and is told so.
-    tare.call(["cp", "a:/work/in", &out])
-        .exited(1)
-        .said(&[&out]);
+    tare.call(["cp", "a:/work/in", &out]).exited(1).said(&[&out]);
     tare.remove(&id);
 }
 

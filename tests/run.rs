@@ -17,33 +17,22 @@ fn hello_from_a_box() {
 #[test]
 fn options_end_where_the_command_begins() {
     let tare = tare!();
-    tare.run(["echo", "--memory", "-v", "--"])
-        .ok()
-        .printed("--memory -v --\n");
+    tare.run(["echo", "--memory", "-v", "--"]).ok().printed("--memory -v --\n");
 }
 
 #[test]
 fn the_exit_code_is_the_commands_own() {
     let tare = tare!();
     for code in [0, 1, 2, 42, 124, 125, 126, 127, 255] {
-        tare.run(["--", "sh", "-c", &format!("exit {code}")])
-            .exited(code)
-            .said_nothing();
+        tare.run(["--", "sh", "-c", &format!("exit {code}")]).exited(code).said_nothing();
     }
 }
 
 #[test]
 fn a_command_that_a_signal_killed_ends_with_128_and_the_signal() {
     let tare = tare!();
-    for (signal, number) in [
-        ("KILL", 9),
-        ("TERM", 15),
-        ("SEGV", 11),
-        ("HUP", 1),
-        ("INT", 2),
-    ] {
-        tare.run(["--", "sh", "-c", &format!("kill -{signal} $$")])
-            .exited(128 + number);
+    for (signal, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11), ("HUP", 1), ("INT", 2)] {
+        tare.run(["--", "sh", "-c", &format!("kill -{signal} $$")]).exited(128 + number);
     }
 }
 
@@ -58,15 +47,8 @@ fn a_file_that_is_no_program_ends_with_126() {
 #[test]
 fn a_program_that_does_not_exist_ends_with_127() {
     let tare = tare!();
-    for program in [
-        "no-such-program",
-        "/usr/bin/no-such-program",
-        "./no-such-program",
-    ] {
-        tare.run(["--", program])
-            .exited(127)
-            .printed("")
-            .said(&["no-such-program"]);
+    for program in ["no-such-program", "/usr/bin/no-such-program", "./no-such-program"] {
+        tare.run(["--", program]).exited(127).printed("").said(&["no-such-program"]);
     }
 }
 
@@ -77,10 +59,8 @@ fn the_hosts_environment_does_not_pass() {
     command.env("SECRET", "of the host");
     let output = command.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let keys: BTreeSet<&str> = text
-        .lines()
-        .filter_map(|line| Some(line.split_once('=')?.0))
-        .collect();
+    let keys: BTreeSet<&str> =
+        text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     assert_eq!(keys, BTreeSet::from(["HOME", "LANG", "PATH"]), "{text}");
 }
 
@@ -108,19 +88,14 @@ fn variables_that_were_asked_for_pass() {
         ])
         .ok();
     let text = output.stdout_text();
-    assert!(
-        text.starts_with("['one=1', 'flag', 'a\\nb', '/usr/bin', '', '/"),
-        "{text}"
-    );
+    assert!(text.starts_with("['one=1', 'flag', 'a\\nb', '/usr/bin', '', '/"), "{text}");
 }
 
 #[test]
 fn the_working_directory_is_the_one_asked_for() {
     let tare = tare!();
     for directory in ["/tmp", "/usr/bin", "/"] {
-        tare.run(["-w", directory, "--", "pwd"])
-            .ok()
-            .printed(&format!("{directory}\n"));
+        tare.run(["-w", directory, "--", "pwd"]).ok().printed(&format!("{directory}\n"));
     }
 }
 
@@ -128,9 +103,7 @@ fn the_working_directory_is_the_one_asked_for() {
 fn the_working_directory_and_tmp_and_home_can_be_written_by_default() {
     let tare = tare!();
     let script = "echo a > here && echo b > /tmp/there && echo c > \"$HOME/home\" && cat here /tmp/there \"$HOME/home\"";
-    tare.run(["--", "sh", "-c", script])
-        .ok()
-        .printed("a\nb\nc\n");
+    tare.run(["--", "sh", "-c", script]).ok().printed("a\nb\nc\n");
 }
 
 #[test]
@@ -145,20 +118,16 @@ fn the_rest_of_the_root_cannot_be_written() {
 #[test]
 fn the_user_is_an_ordinary_one_unless_asked() {
     let tare = tare!();
-    tare.run(["--", "sh", "-c", "id -u; id -g; id -G"])
-        .ok()
-        .printed("1000\n1000\n1000\n");
+    tare.run(["--", "sh", "-c", "id -u; id -g; id -G"]).ok().printed("1000\n1000\n1000\n");
 }
 
 /// E021
 #[test]
 fn the_user_is_the_one_asked_for() {
     let tare = tare!();
-    for (asked, uid, gid) in [
-        ("1234:2345", 1234, 2345),
-        ("1:1", 1, 1),
-        ("65533:65532", 65533, 65532),
-    ] {
+    for (asked, uid, gid) in
+        [("1234:2345", 1234, 2345), ("1:1", 1, 1), ("65533:65532", 65533, 65532)]
+    {
         tare.run(["-u", asked, "--", "sh", "-c", "id -u; id -g; id -G"])
             .ok()
             .printed(&format!("{uid}\n{gid}\n{gid}\n"));
@@ -185,18 +154,8 @@ fn hostname() -> String {
 #[test]
 fn names_and_labels_are_accepted() {
     let tare = tare!();
-    let options = [
-        "--name",
-        "web-1.a_b",
-        "--label",
-        "team=red",
-        "--label",
-        "empty=",
-    ];
-    tare.run(options.into_iter().chain(["--", "echo", "up"]))
-        .ok()
-        .printed("up\n")
-        .said_nothing();
+    let options = ["--name", "web-1.a_b", "--label", "team=red", "--label", "empty="];
+    tare.run(options.into_iter().chain(["--", "echo", "up"])).ok().printed("up\n").said_nothing();
 }
 
 /// B087
@@ -205,10 +164,7 @@ fn a_name_belongs_to_one_box_at_a_time() {
     let tare = tare!();
     let mut first = tare.spawn(["--name", "mine", "--", "sh", "-c", "echo up; read line"]);
     first.see("up");
-    tare.run(["--name", "mine", "--", "true"])
-        .exited(125)
-        .printed("")
-        .said(&["mine"]);
+    tare.run(["--name", "mine", "--", "true"]).exited(125).printed("").said(&["mine"]);
     first.write(b"\n");
     first.wait().ok();
     tare.run(["--name", "mine", "--", "true"]).ok();
@@ -218,24 +174,8 @@ fn a_name_belongs_to_one_box_at_a_time() {
 #[test]
 fn arguments_pass_verbatim() {
     let tare = tare!();
-    let arguments = [
-        "a b",
-        "\"quoted\"",
-        "$(id)",
-        "*",
-        "",
-        "-x",
-        "--",
-        "é",
-        "new\nline",
-        "\\",
-    ];
-    let mut call = vec![
-        "--",
-        "python3",
-        "-c",
-        "import sys; print(ascii(sys.argv[1:]))",
-    ];
+    let arguments = ["a b", "\"quoted\"", "$(id)", "*", "", "-x", "--", "é", "new\nline", "\\"];
+    let mut call = vec!["--", "python3", "-c", "import sys; print(ascii(sys.argv[1:]))"];
     call.extend(arguments);
     let expected =
         "['a b', '\"quoted\"', '$(id)', '*', '', '-x', '--', '\\xe9', 'new\\nline', '\\\\']\n";
@@ -262,10 +202,8 @@ fn report(output: &Output) -> serde_json::Value {
 fn json_says_how_it_ended() {
     let tare = tare!();
     let script = "echo out; echo err >&2; exit 3";
-    let output = tare
-        .run(["--json", "--name", "web", "--", "sh", "-c", script])
-        .exited(3)
-        .said_nothing();
+    let output =
+        tare.run(["--json", "--name", "web", "--", "sh", "-c", script]).exited(3).said_nothing();
     let report = report(&output);
     assert_eq!(report["exit_code"], 3);
     assert_eq!(report["signal"], serde_json::Value::Null);
@@ -282,31 +220,15 @@ fn json_says_how_it_ended() {
 #[test]
 fn json_tells_the_ways_to_end_apart() {
     let tare = tare!();
-    let killed = report(
-        &tare
-            .run(["--json", "--", "sh", "-c", "kill -9 $$"])
-            .exited(137),
-    );
-    assert_eq!(
-        (&killed["exit_code"], &killed["signal"]),
-        (&137.into(), &9.into())
-    );
+    let killed = report(&tare.run(["--json", "--", "sh", "-c", "kill -9 $$"]).exited(137));
+    assert_eq!((&killed["exit_code"], &killed["signal"]), (&137.into(), &9.into()));
     assert_eq!(killed["oom"], false);
     let late = tare.run(["--json", "--timeout", "300ms", "--", "sleep", "1000"]);
     assert_eq!(report(&late.exited(124))["timed_out"], true);
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
     let hungry = tare.run(["--json", "--memory", "64m", "--", "python3", "-c", hungry]);
     assert_eq!(report(&hungry.exited(137))["oom"], true);
-    let loud = [
-        "--json",
-        "--output-limit",
-        "1m",
-        "--",
-        "head",
-        "-c",
-        "2000000",
-        "/dev/zero",
-    ];
+    let loud = ["--json", "--output-limit", "1m", "--", "head", "-c", "2000000", "/dev/zero"];
     let loud = report(&tare.run(loud).ok());
     assert_eq!(loud["truncated"], true);
     assert_eq!(loud["stdout"].as_str().map(str::len), Some(1 << 20));
@@ -320,20 +242,14 @@ fn json_stays_json_whatever_is_printed() {
     let output = tare.run(["--json", "--", "python3", "-c", script]).ok();
     let report = report(&output);
     let text = report["stdout"].as_str().unwrap();
-    assert!(
-        text.starts_with("\0\u{1}") && text.contains('\u{fffd}'),
-        "{text:?}"
-    );
+    assert!(text.starts_with("\0\u{1}") && text.contains('\u{fffd}'), "{text:?}");
     assert_eq!(report["stderr"], "\"\n\u{fffd}");
 }
 
 #[test]
 fn json_does_not_change_how_errors_are_told() {
     let tare = tare!();
-    tare.run(["--json", "--cpus", "NaN", "--", "true"])
-        .exited(125)
-        .printed("")
-        .said(&["--cpus"]);
+    tare.run(["--json", "--cpus", "NaN", "--", "true"]).exited(125).printed("").said(&["--cpus"]);
     tare.run(["--json", "--", "no-such-program"])
         .exited(127)
         .printed("")
@@ -367,14 +283,8 @@ fn a_current_directory_that_is_gone_is_missed_only_where_it_is_needed() {
         tare.shell(&script)
     };
     gone("-- echo fine").ok().printed("fine\n");
-    gone("-v /usr/share:/data -- echo fine")
-        .ok()
-        .printed("fine\n");
-    for needs_it in [
-        "-v data:/data -- true",
-        "--rootfs root -- true",
-        "--contain -- true",
-    ] {
+    gone("-v /usr/share:/data -- echo fine").ok().printed("fine\n");
+    for needs_it in ["-v data:/data -- true", "--rootfs root -- true", "--contain -- true"] {
         gone(needs_it).exited(125).said(&["current directory"]);
     }
 }

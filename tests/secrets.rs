@@ -27,10 +27,7 @@ fn holders_of(text: &str) -> BTreeSet<u32> {
     };
     let all = processes().into_iter();
     let holders = all.filter(|one| has(one, "environ") || has(one, "cmdline"));
-    holders
-        .map(|one| one.pid)
-        .filter(|pid| *pid != std::process::id())
-        .collect()
+    holders.map(|one| one.pid).filter(|pid| *pid != std::process::id()).collect()
 }
 
 /// Everything below a directory, and the directory.
@@ -91,9 +88,7 @@ fn given(directory: &TemporaryDirectory, secret: &str) -> [Vec<String>; 2] {
 }
 
 fn words<'a>(parts: &[&'a [String]], rest: &[&'a str]) -> Vec<&'a str> {
-    let parts = parts
-        .iter()
-        .flat_map(|part| part.iter().map(String::as_str));
+    let parts = parts.iter().flat_map(|part| part.iter().map(String::as_str));
     parts.chain(rest.iter().copied()).collect()
 }
 
@@ -104,22 +99,14 @@ fn a_variable_of_a_box_is_known_to_its_processes_alone() {
     let secret = secret("box");
     for option in given(&directory, &secret) {
         let script = "test -n \"$TOKEN\" && echo set; sleep 1000; true";
-        let id = tare.detached(words(
-            &[&option],
-            &["--name", "a", "--", "sh", "-c", script],
-        ));
+        let id = tare.detached(words(&[&option], &["--name", "a", "--", "sh", "-c", script]));
         tare.logged(&id, "set");
         let workload: BTreeSet<u32> = tare.workload(&id).iter().map(|one| one.pid).collect();
         let holders = holders_of(&secret);
-        assert!(
-            !holders.is_empty() && holders.is_subset(&workload),
-            "{holders:?}"
-        );
+        assert!(!holders.is_empty() && holders.is_subset(&workload), "{holders:?}");
         assert_not_in_state_root(&tare, &secret);
         assert_not_said(&tare, &id, &secret);
-        tare.exec("a", ["sh", "-c", "echo ${TOKEN%%-*}"])
-            .ok()
-            .printed("s3cret\n");
+        tare.exec("a", ["sh", "-c", "echo ${TOKEN%%-*}"]).ok().printed("s3cret\n");
         tare.call(["stop", "-t", "0", "a"]).ok();
         assert_not_in_state_root(&tare, &secret);
         assert_not_said(&tare, &id, &secret);
@@ -146,24 +133,18 @@ fn a_variable_of_one_process_is_known_to_it_alone() {
         let keeper = tare.keeper(&id).pid;
         assert!(!holders.contains(&keeper), "the keeper shows it");
         let workload: BTreeSet<u32> = tare.workload(&id).iter().map(|one| one.pid).collect();
-        assert!(
-            !holders.is_empty() && holders.is_subset(&workload),
-            "{holders:?}"
-        );
+        assert!(!holders.is_empty() && holders.is_subset(&workload), "{holders:?}");
         assert_not_in_state_root(&tare, &secret);
         assert_not_said(&tare, &id, &secret);
         // The next process does not have it.
-        tare.exec(&id, ["sh", "-c", "echo \"<$TOKEN>\""])
-            .ok()
-            .printed("<>\n");
+        tare.exec(&id, ["sh", "-c", "echo \"<$TOKEN>\""]).ok().printed("<>\n");
         client.write(b"\n");
         client.wait().ok();
     }
     assert_eq!(holders_of(&secret), BTreeSet::new());
     // Nor does one that outlives its client leave it anywhere.
     let variable = format!("TOKEN={secret}");
-    tare.call(["exec", "-d", "-e", &variable, &id, "--", "sleep", "999"])
-        .ok();
+    tare.call(["exec", "-d", "-e", &variable, &id, "--", "sleep", "999"]).ok();
     eventually("it runs", || tare.workload(&id).len() == 2);
     assert_not_in_state_root(&tare, &secret);
     assert_not_said(&tare, &id, &secret);

@@ -49,23 +49,14 @@ archive.close()";
         "add('pipe', tarfile.FIFOTYPE)",
         "add('device', tarfile.CHRTYPE)",
     ] {
-        inside(
-            &tare,
-            "rm -rf /work/in; mkdir -p /work/in; echo mine > /tmp/mine",
-        );
-        let archive = Command::new("python3")
-            .args(["-c", script, entries])
-            .output();
+        inside(&tare, "rm -rf /work/in; mkdir -p /work/in; echo mine > /tmp/mine");
+        let archive = Command::new("python3").args(["-c", script, entries]).output();
         let archive = archive.expect("python is there").stdout;
         assert!(!archive.is_empty());
         let output = tare.call_with_stdin(archive, ["cp", "-", "a:/work/in"]);
         assert!([0, 1].contains(&output.code), "{entries}: {output}");
         let strays = "find / -xdev -name evil -not -path '/work/in/*' 2>/dev/null; find /work/in -links +1 -type f; find /work/in -type p -o -type c; cat /tmp/mine";
-        assert_eq!(
-            inside(&tare, &format!("{strays}; true")),
-            "mine\n",
-            "{entries}"
-        );
+        assert_eq!(inside(&tare, &format!("{strays}; true")), "mine\n", "{entries}");
     }
     tare.remove(&id);
 }
@@ -92,12 +83,7 @@ ln -s /proc/self/root{path} magic; ln -s /proc/1/root{path} first; ln -s {path}/
         copy(&tare, format!("a:/work/{link}/secret"), out.join("x")).exited(1);
         copy(&tare, &source, format!("a:/work/{link}/new")).exited(1);
     }
-    for link in [
-        "/proc/1/root",
-        "/proc/self/root",
-        "/proc/self/cwd",
-        "/proc/1/cwd",
-    ] {
+    for link in ["/proc/1/root", "/proc/self/root", "/proc/self/cwd", "/proc/1/cwd"] {
         copy(&tare, format!("a:{link}{path}/secret"), out.join("x")).exited(1);
     }
     for link in ["file", "dangling"] {
@@ -127,10 +113,7 @@ fn a_copy_does_not_go_through_a_link_that_an_earlier_one_made() {
         &format!("mkdir /work/d; ln -s {path} /work/d/link; ln -s {path}/file /work/d/file"),
     );
     copy(&tare, "a:/work/d/.", out.path()).ok();
-    inside(
-        &tare,
-        "cd /work/d; rm link file; mkdir link; echo evil | tee link/file > file",
-    );
+    inside(&tare, "cd /work/d; rm link file; mkdir link; echo evil | tee link/file > file");
     // Whether the link is replaced or the copy refused, the host is as before.
     copy(&tare, "a:/work/d/.", out.path());
     assert_eq!(tree(victim.path()), before);
@@ -184,10 +167,7 @@ fn a_copy_in_that_the_box_kills_leaves_the_old_file() {
     let id = start_killer(&tare);
     let source = TemporaryDirectory::new();
     let new = source.join("new");
-    fs::File::create_new(&new)
-        .unwrap()
-        .set_len(200 << 20)
-        .unwrap();
+    fs::File::create_new(&new).unwrap().set_len(200 << 20).unwrap();
     inside(&tare, "echo old > /work/f; touch /tmp/go");
     for _ in 0..10 {
         copy(&tare, &new, "a:/work/f").exited(1);

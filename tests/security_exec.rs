@@ -20,9 +20,7 @@ umask; pwd; env | sort; uname -n; ls /proc/self/fd";
 fn what_binds_the_command_binds_every_other_process() {
     let tare = tare!();
     let script = format!("{BONDS}\necho END; sleep 1000");
-    let limits = [
-        "--memory", "64m", "--pids", "40", "--nofile", "123", "-e", "A=b",
-    ];
+    let limits = ["--memory", "64m", "--pids", "40", "--nofile", "123", "-e", "A=b"];
     let id = tare.detached(limits.iter().chain(&["--", "sh", "-c", &script]));
     tare.logged(&id, "END");
     let expected = tare.call(["logs", &id]).ok().stdout_text();
@@ -74,18 +72,12 @@ fn a_working_directory_behind_a_magic_link_is_refused() {
     let tare = tare!();
     let id = tare.idle_box();
     let descriptors = (0..64).map(|number| format!("/proc/self/fd/{number}"));
-    let others = [
-        "/proc/self/cwd",
-        "/proc/self/root",
-        "/proc/1/cwd",
-        "/dev/fd/3",
-    ];
+    let others = ["/proc/self/cwd", "/proc/self/root", "/proc/1/cwd", "/dev/fd/3"];
     for directory in descriptors.chain(others.map(str::to_owned)) {
         let output = tare.call(["exec", "-w", &directory, &id, "--", "pwd"]);
         output.exited(125).printed("");
     }
-    tare.call(["exec", "-w", "/proc/self", &id, "--", "pwd"])
-        .ok();
+    tare.call(["exec", "-w", "/proc/self", &id, "--", "pwd"]).ok();
     tare.remove(&id);
 }
 
@@ -130,8 +122,7 @@ fn holders_of(text: &str) -> BTreeSet<u32> {
         windows.any(|window| window == text.as_bytes())
     };
     let all = processes().into_iter().map(|one| one.pid);
-    all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline"))
-        .collect()
+    all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline")).collect()
 }
 
 /// E038: what the caller typed is in the caller's own arguments, and nowhere else
@@ -152,10 +143,7 @@ fn a_secret_is_seen_by_its_process_alone() {
         let mut holders = holders_of(&secret);
         assert_eq!(holders.remove(&client.pid()), option[0] == "-e");
         let workload: BTreeSet<u32> = tare.workload(&id).iter().map(|one| one.pid).collect();
-        assert!(
-            !holders.is_empty() && holders.is_subset(&workload),
-            "{holders:?}"
-        );
+        assert!(!holders.is_empty() && holders.is_subset(&workload), "{holders:?}");
         for (path, bytes) in tare.record_files(&id) {
             let text = String::from_utf8_lossy(&bytes);
             assert!(!text.contains(&secret), "{} has a secret", path.display());
@@ -264,8 +252,7 @@ time.sleep(1000)";
         ["exec", "--timeout", "2s", &id, "true"].to_vec(),
         ["cp", &format!("{id}:/etc/hosts"), &copy].to_vec(),
     ] {
-        tare.call(call)
-            .said(&["cannot start a process in the box", "--pids"]);
+        tare.call(call).said(&["cannot start a process in the box", "--pids"]);
     }
     assert_eq!(tare.workload(&id).len(), processes);
     tare.call(["stop", "-t", "0", &id]).ok();

@@ -43,9 +43,7 @@ fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
     shell(&tare, &["--root"], find).ok().printed("");
     for kind in ["cgroup", "cgroup2"] {
         let mount = format!("165,@none,@/tmp,@{kind},0,@");
-        tare.run(["--root", "--", "python3", "-c", CALLS, &mount])
-            .ok()
-            .printed("EPERM\n");
+        tare.run(["--root", "--", "python3", "-c", CALLS, &mount]).ok().printed("EPERM\n");
     }
     let outside = Command::new("find")
         .args(["/sys/fs/cgroup", "-name", "cgroup.procs", "-print", "-quit"])
@@ -66,10 +64,7 @@ fn a_box_cannot_touch_its_cgroups_or_learn_where_they_are() {
         assert!(line.ends_with(":/"), "{output}");
     }
     let mounted = mounts(&tare, &[]);
-    assert!(
-        mounted.iter().all(|line| !line.contains(" - cgroup")),
-        "{mounted:?}"
-    );
+    assert!(mounted.iter().all(|line| !line.contains(" - cgroup")), "{mounted:?}");
     // The control: a contained command is in the same cgroups, by their names.
     let contained = shell(&tare, &["--contain"], "grep -c . /proc/self/cgroup").ok();
     assert_eq!(
@@ -98,9 +93,7 @@ fn the_devices_of_a_box_are_the_listed_ones() {
     let tare = tare!();
     let expected = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero";
     let list = "echo $(ls -A /dev); echo $(ls -A /dev/pts /dev/shm); stat -c %t:%T /dev/null";
-    shell(&tare, &[], list)
-        .ok()
-        .printed(&format!("{expected}\n/dev/pts: ptmx /dev/shm:\n1:3\n"));
+    shell(&tare, &[], list).ok().printed(&format!("{expected}\n/dev/pts: ptmx /dev/shm:\n1:3\n"));
     // Asked one by one: a listing tells what lies beneath a mount.
     let devices = "find / -path /proc -prune -o -print0 2>/dev/null | xargs -0 stat -c '%F %n' | sed -n 's/^\\(character\\|block\\) special file //p' | sort | tr '\\n' ' '";
     shell(&tare, &[], devices)
@@ -116,14 +109,7 @@ fn a_box_cannot_make_a_device() {
 for place in /tmp /work /dev/shm; do mknod $place/memory c 1 1; mknod $place/disk b 254 0; ls $place | grep -v pipe; done; true";
     for options in [&[][..], &["--root"]] {
         let output = shell(&tare, options, script).ok().printed("made a pipe\n");
-        assert_eq!(
-            output
-                .stderr_text()
-                .matches("Operation not permitted")
-                .count(),
-            6,
-            "{output}"
-        );
+        assert_eq!(output.stderr_text().matches("Operation not permitted").count(), 6, "{output}");
     }
     // And what somebody else has made opens for nobody.
     if !is_root() {
@@ -139,10 +125,7 @@ for place in /tmp /work /dev/shm; do mknod $place/memory c 1 1; mknod $place/dis
     fs::read(directory.join("null")).expect("on the host it opens");
     let volume = format!("{}:/data", directory.text());
     let output = shell(&tare, &["-v", &volume], "cat /data/null").exited(1);
-    assert!(
-        output.stderr_text().contains("Permission denied"),
-        "{output}"
-    );
+    assert!(output.stderr_text().contains("Permission denied"), "{output}");
 }
 
 /// E074: a directory that is moved out of a volume while a process sits in it.
@@ -157,24 +140,14 @@ fn a_directory_moved_out_of_a_volume_leads_nowhere() {
     let script = "cd /part/inside; ls ..; echo in; read line; cat ../secret ../../secret; ls .. ../..; cd ..; pwd -P; cat secret; echo out";
     let mut sitting = tare.spawn(["-v", &part, "--", "sh", "-c", script]);
     sitting.see("in\n");
-    shell(
-        &tare,
-        &["-v", &whole],
-        "mv /whole/shared/inside /whole/ && cat /whole/inside/../secret",
-    )
-    .ok()
-    .printed("of the other box\n");
+    shell(&tare, &["-v", &whole], "mv /whole/shared/inside /whole/ && cat /whole/inside/../secret")
+        .ok()
+        .printed("of the other box\n");
     sitting.write(b"go\n");
     let output = sitting.wait().ok();
     let text = output.stdout_text();
-    assert!(
-        text.starts_with("inside\nin\n") && text.ends_with("out\n"),
-        "{output}"
-    );
-    assert!(
-        !text.contains("of the other box") && !text.contains("secret"),
-        "{output}"
-    );
+    assert!(text.starts_with("inside\nin\n") && text.ends_with("out\n"), "{output}");
+    assert!(!text.contains("of the other box") && !text.contains("secret"), "{output}");
 }
 
 /// E076: nothing of the tree that the box was built from is left.
@@ -186,35 +159,20 @@ fn no_mount_and_no_directory_of_the_old_root_is_left() {
     };
     for options in [&[][..], &["--rootfs", root.text()]] {
         let lines = mounts(&tare, options);
-        let ids: Vec<&str> = lines
-            .iter()
-            .filter_map(|line| line.split(' ').next())
-            .collect();
+        let ids: Vec<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
         for line in &lines {
             let fields: Vec<&str> = line.split(' ').collect();
             assert!(!line.contains("deleted"), "{line}");
             let is_root = fields[4] == "/";
-            assert!(
-                is_root || ids.contains(&fields[1]),
-                "its parent is not in the box: {line}"
-            );
+            assert!(is_root || ids.contains(&fields[1]), "its parent is not in the box: {line}");
         }
-        assert_eq!(
-            lines
-                .iter()
-                .filter(|line| place_and_options(line).0 == "/")
-                .count(),
-            1
-        );
+        assert_eq!(lines.iter().filter(|line| place_and_options(line).0 == "/").count(), 1);
         let script = "ls -A /; echo; ls -A /..; echo; ls -A /proc/self/root/../..";
         let listed = shell(&tare, options, script).ok().stdout_text();
         let parts: Vec<&str> = listed.trim_end().split("\n\n").collect();
         assert_eq!(parts, [parts[0]; 3], "above the root is something else");
         let hidden = ["oldroot", "put_old", "lower", "upper", "index", "root"];
-        assert!(
-            !parts[0].lines().any(|name| hidden.contains(&name)),
-            "{listed}"
-        );
+        assert!(!parts[0].lines().any(|name| hidden.contains(&name)), "{listed}");
     }
 }
 
@@ -241,9 +199,7 @@ fn a_box_finds_no_socket_of_anybody() {
         "find / -path /proc -prune -o -type s -print 2>/dev/null; tail -n +2 /proc/net/unix; true";
     shell(&tare, &[], find).ok().printed("");
     let own = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/own'); import os; os.execvp('sh', ['sh', '-c', 'find /tmp -type s'])";
-    tare.run(["--", "python3", "-c", own])
-        .ok()
-        .printed("/tmp/own\n");
+    tare.run(["--", "python3", "-c", own]).ok().printed("/tmp/own\n");
 }
 
 /// E077: mounts pass neither in nor out.
@@ -266,10 +222,7 @@ fn mounts_pass_neither_into_a_box_nor_out() {
     let script = "wc -l < /proc/self/mountinfo; echo ready; read line; wc -l < /proc/self/mountinfo; ls -A /data/place";
     let mut running = tare.spawn(["-v", &volume, "--", "sh", "-c", script]);
     running.see("ready");
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "none"])
-        .arg(&place)
-        .status();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&place).status();
     fs::write(place.join("of the host"), "").unwrap();
     running.write(b"go\n");
     let output = running.wait();
@@ -320,10 +273,8 @@ fn secrets_of_the_host_are_neither_readable_nor_there() {
         "/proc/1",
         "/proc/1/environ",
     ];
-    let script = format!(
-        "for path in {}; do test -e $path && echo $path; done; true",
-        paths.join(" ")
-    );
+    let script =
+        format!("for path in {}; do test -e $path && echo $path; done; true", paths.join(" "));
     shell(&tare, &[], &script).ok().printed("");
     shell(&tare, &["--root"], &script).ok().printed("");
     let contained = shell(&tare, &["--contain"], &script).ok();
@@ -337,12 +288,8 @@ fn secrets_of_the_host_are_neither_readable_nor_there() {
 #[test]
 fn users_and_hosts_of_a_box_are_its_own() {
     let tare = tare!();
-    let output = shell(
-        &tare,
-        &["--name", "plain"],
-        "cat /etc/passwd /etc/group /etc/hostname",
-    )
-    .ok();
+    let output =
+        shell(&tare, &["--name", "plain"], "cat /etc/passwd /etc/group /etc/hostname").ok();
     let expected = "root:x:0:0:root:/root:/bin/sh
 box:x:1000:1000:box:/work:/bin/sh
 nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
@@ -374,34 +321,15 @@ fn a_volume_with_a_live_socket_is_refused() {
         let _listener = UnixListener::bind(&path).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
         for volume in [&volume, &format!("{}:/data", directory.text())] {
-            shell(&tare, &["-v", volume], "true")
-                .exited(125)
-                .said(&["service.sock", "socket"]);
+            shell(&tare, &["-v", volume], "true").exited(125).said(&["service.sock", "socket"]);
         }
         // The socket itself is no file that could be bound.
         let itself = format!("{}:/data", path.display());
-        shell(&tare, &["-v", &itself], "true")
-            .exited(125)
-            .said(&["socket"]);
-        tare.run([
-            "--contain",
-            "--",
-            "python3",
-            "-c",
-            CONNECT,
-            path.to_str().unwrap(),
-        ])
-        .ok()
-        .printed("connected\n");
-        [
-            "-v",
-            &volume,
-            "--",
-            "python3",
-            "-c",
-            CONNECT,
-            "/data/deep/service.sock",
-        ]
+        shell(&tare, &["-v", &itself], "true").exited(125).said(&["socket"]);
+        tare.run(["--contain", "--", "python3", "-c", CONNECT, path.to_str().unwrap()])
+            .ok()
+            .printed("connected\n");
+        ["-v", &volume, "--", "python3", "-c", CONNECT, "/data/deep/service.sock"]
     };
     tare.run(dead).ok().printed("ConnectionRefusedError\n");
 }
@@ -431,10 +359,7 @@ fn a_box_on_the_hosts_network_cannot_reach_abstract_sockets() {
 
 pub fn landlock_version() -> i64 {
     let script = "import ctypes; print(ctypes.CDLL(None).syscall(444, 0, 0, 1))";
-    let output = Command::new("python3")
-        .args(["-c", script])
-        .output()
-        .expect("python3 runs");
+    let output = Command::new("python3").args(["-c", script]).output().expect("python3 runs");
     let text = String::from_utf8(output.stdout).expect("a number is ASCII");
     text.trim().parse().expect("a number")
 }
@@ -454,10 +379,7 @@ fn every_mount_is_without_set_user_id_and_without_devices() {
         for line in mounts(&tare, &options) {
             let (place, has) = place_and_options(&line);
             assert!(has.contains(&"nosuid"), "{line}");
-            assert!(
-                has.contains(&"nodev") || place.starts_with("/dev/"),
-                "{line}"
-            );
+            assert!(has.contains(&"nodev") || place.starts_with("/dev/"), "{line}");
             if place.starts_with("/dev") || place.starts_with("/proc") || place.starts_with("/sys")
             {
                 assert!(has.contains(&"noexec"), "{line}");
@@ -504,18 +426,10 @@ fn a_set_user_id_program_changes_nobody() {
         .arg(&program)
         .output()
         .expect("setpriv runs");
-    assert_eq!(
-        String::from_utf8_lossy(&outside.stdout),
-        "0\n",
-        "the control does not work"
-    );
-    tare.run(["--rootfs", root.text(), "--", "/effective"])
-        .ok()
-        .printed("1000\n");
+    assert_eq!(String::from_utf8_lossy(&outside.stdout), "0\n", "the control does not work");
+    tare.run(["--rootfs", root.text(), "--", "/effective"]).ok().printed("1000\n");
     let volume = format!("{}:/data:ro", root.text());
-    tare.run(["-v", &volume, "--", "/data/effective"])
-        .ok()
-        .printed("1000\n");
+    tare.run(["-v", &volume, "--", "/data/effective"]).ok().printed("1000\n");
     // Made inside, by the box's root, for its other users.
     let script = "cp /usr/bin/id /tmp/id && chmod 6755 /tmp/id && setpriv --reuid 5 --regid 5 --clear-groups /tmp/id -u";
     shell(&tare, &["--root"], script).ok().printed("5\n");
@@ -531,27 +445,17 @@ fn file_capabilities_do_nothing() {
     let directory = TemporaryDirectory::new();
     let program = directory.join("cat");
     fs::copy("/usr/bin/cat", &program).unwrap();
-    let set = Command::new("setcap")
-        .arg("cap_sys_admin,cap_dac_override+ep")
-        .arg(&program)
-        .status();
+    let set =
+        Command::new("setcap").arg("cap_sys_admin,cap_dac_override+ep").arg(&program).status();
     assert!(set.expect("setcap runs").success());
     let volume = format!("{}:/data", directory.text());
     let output = tare.run(["-v", &volume, "--", "/data/cat", "/proc/self/status"]);
     // Refused outright or powerless, as the kernel likes.
     if output.code == 0 {
-        assert!(
-            output.stdout_text().contains("CapEff:\t0000000000000000"),
-            "{output}"
-        );
+        assert!(output.stdout_text().contains("CapEff:\t0000000000000000"), "{output}");
     }
     let script = "import os; os.setxattr('/work/x', 'security.capability', bytes.fromhex('0100000200002000000000000000000000000000'))";
-    let inside = shell(
-        &tare,
-        &[],
-        &format!("touch /work/x; python3 -c \"{script}\""),
-    )
-    .exited(1);
+    let inside = shell(&tare, &[], &format!("touch /work/x; python3 -c \"{script}\"")).exited(1);
     assert!(inside.stderr_text().contains("PermissionError"), "{inside}");
 }
 
@@ -581,35 +485,18 @@ attempt(lambda: os.mkdir('/data/directory', 0o6777))
 attempt(lambda: os.chmod('/data/directory', 0o2777))";
     let refused = "PermissionError\n";
     let unconfined = ["--root", "--seccomp", "unconfined", "-v", &volume];
-    for options in [
-        &["-v", &volume][..],
-        &["--root", "-v", &volume],
-        &unconfined,
-    ] {
+    for options in [&["-v", &volume][..], &["--root", "-v", &volume], &unconfined] {
         let mut call = options.to_vec();
         call.extend(["--", "python3", "-c", script]);
-        tare.run(call)
-            .ok()
-            .printed(&format!("done\n{}done\n{refused}", refused.repeat(5)));
+        tare.run(call).ok().printed(&format!("done\n{}done\n{refused}", refused.repeat(5)));
         for entry in fs::read_dir(directory.path()).unwrap() {
             let entry = entry.unwrap();
-            assert_eq!(
-                entry.metadata().unwrap().mode() & 0o6000,
-                0,
-                "{:?}",
-                entry.path()
-            );
+            assert_eq!(entry.metadata().unwrap().mode() & 0o6000, 0, "{:?}", entry.path());
         }
         fs::remove_dir(directory.join("directory")).unwrap();
     }
     // Without a writable volume it is nobody's business but the box's.
-    shell(
-        &tare,
-        &[],
-        "cp /usr/bin/id x && chmod 6755 x && stat -c %a x",
-    )
-    .ok()
-    .printed("6755\n");
+    shell(&tare, &[], "cp /usr/bin/id x && chmod 6755 x && stat -c %a x").ok().printed("6755\n");
 }
 
 /// E084: what an image says about overlays is not followed.
@@ -633,10 +520,7 @@ for kind in ('user', 'trusted'):
     os.setxattr(root + '/marker', f'{{kind}}.overlay.metacopy', b'')",
         root.text()
     );
-    let set = Command::new("python3")
-        .args(["-c", &script])
-        .output()
-        .expect("python3 runs");
+    let set = Command::new("python3").args(["-c", &script]).output().expect("python3 runs");
     if !set.status.success() {
         skip!(
             "this file system takes no such attributes: {}",
@@ -645,9 +529,7 @@ for kind in ('user', 'trusted'):
     }
     // A file that claims to have its content elsewhere may be refused.
     let script = "ls /plain; cat /plain/file /marker; true";
-    let output = tare
-        .run(["--rootfs", root.text(), "--", "/bin/sh", "-c", script])
-        .ok();
+    let output = tare.run(["--rootfs", root.text(), "--", "/bin/sh", "-c", script]).ok();
     assert!(output.stdout_text().starts_with("own\n"), "{output}");
     assert!(!output.stdout_text().contains("redirected"), "{output}");
 }
@@ -685,10 +567,5 @@ fn the_kernels_trees_and_tares_own_state_are_never_bound() {
     let fine = TemporaryDirectory::new();
     shell(&tare, &["-v", &format!("{}:/data", fine.text())], "true").ok();
     symlink(state, fine.join("link")).unwrap();
-    shell(
-        &tare,
-        &["-v", &format!("{}/link:/data", fine.text())],
-        "true",
-    )
-    .exited(125);
+    shell(&tare, &["-v", &format!("{}/link:/data", fine.text())], "true").exited(125);
 }

@@ -26,9 +26,8 @@ fn attacks(tare: &Tare, options: &[&str]) -> BTreeMap<String, String> {
     call.extend(["--", "python3", "-c", FIRST_PROCESS]);
     let text = tare.run(call).ok().stdout_text();
     let lines = text.lines().filter_map(|line| line.split_once(": "));
-    let answers: BTreeMap<_, _> = lines
-        .map(|(name, answer)| (name.into(), answer.into()))
-        .collect();
+    let answers: BTreeMap<_, _> =
+        lines.map(|(name, answer)| (name.into(), answer.into())).collect();
     assert_eq!(answers.len(), 20, "{text}");
     answers
 }
@@ -132,14 +131,9 @@ fn no_program_of_a_running_process_can_be_opened_for_writing() {
         call.extend(["--", "python3", "-c", PROGRAMS]);
         tare.run(call).ok().printed("tried True\n");
     }
-    assert!(
-        before == fs::read(tare.program()).unwrap(),
-        "tare was changed"
-    );
+    assert!(before == fs::read(tare.program()).unwrap(), "tare was changed");
     if is_root() {
-        let control = tare
-            .run(["--contain", "--", "python3", "-c", PROGRAMS])
-            .ok();
+        let control = tare.run(["--contain", "--", "python3", "-c", PROGRAMS]).ok();
         assert!(control.stdout_text().starts_with("opened "), "{control}");
     }
 }
@@ -150,13 +144,8 @@ fn no_program_of_a_running_process_can_be_opened_for_writing() {
 fn without_privileges_tares_own_program_cannot_be_opened_either() {
     let tare = tare!(unprivileged);
     let before = fs::read(tare.program()).unwrap();
-    tare.run(["--quiet", "--", "python3", "-c", PROGRAMS])
-        .ok()
-        .printed("tried True\n");
-    assert!(
-        before == fs::read(tare.program()).unwrap(),
-        "tare was changed"
-    );
+    tare.run(["--quiet", "--", "python3", "-c", PROGRAMS]).ok().printed("tried True\n");
+    assert!(before == fs::read(tare.program()).unwrap(), "tare was changed");
 }
 
 /// E024: a program that names its starter as its interpreter.
@@ -167,27 +156,13 @@ fn a_script_whose_interpreter_is_the_starter_changes_nothing() {
         skip!("there is no static busybox on this host");
     };
     let before = fs::read(tare.program()).unwrap();
-    for line in [
-        "#!/proc/self/exe\n",
-        "#!/proc/self/exe run\n",
-        "#!/proc/1/exe\n",
-    ] {
+    for line in ["#!/proc/self/exe\n", "#!/proc/self/exe run\n", "#!/proc/1/exe\n"] {
         let script = root.write("bin/evil", line);
         fs::set_permissions(script, PermissionsExt::from_mode(0o755)).unwrap();
-        let output = tare.run([
-            "--rootfs",
-            root.text(),
-            "--timeout",
-            "10s",
-            "--",
-            "/bin/evil",
-        ]);
+        let output = tare.run(["--rootfs", root.text(), "--timeout", "10s", "--", "/bin/evil"]);
         assert!(![0, 124].contains(&output.code), "{line}: {output}");
     }
-    assert!(
-        before == fs::read(tare.program()).unwrap(),
-        "tare was changed"
-    );
+    assert!(before == fs::read(tare.program()).unwrap(), "tare was changed");
 }
 
 /// E025: a working directory behind a descriptor or another process.
@@ -196,13 +171,7 @@ fn a_working_directory_behind_a_magic_link_is_refused() {
     let tare = tare!();
     let mut directories: Vec<String> = (0..64).map(|n| format!("/proc/self/fd/{n}")).collect();
     directories.extend(
-        [
-            "/proc/self/cwd",
-            "/proc/self/root",
-            "/proc/1/cwd",
-            "/dev/fd/3",
-        ]
-        .map(str::to_owned),
+        ["/proc/self/cwd", "/proc/self/root", "/proc/1/cwd", "/dev/fd/3"].map(str::to_owned),
     );
     for directory in &directories {
         let output = tare.run(["-w", directory, "--", "pwd"]);
@@ -251,9 +220,7 @@ fn the_filter_is_on_before_the_first_code_of_a_workload() {
     tare.run(call).ok().printed("NoNewPrivs:\t1\nSeccomp:\t2\n");
     let mut control = preload.to_vec();
     control.extend(["--seccomp", "unconfined", "--", "true"]);
-    tare.run(control)
-        .ok()
-        .printed("NoNewPrivs:\t1\nSeccomp:\t0\n");
+    tare.run(control).ok().printed("NoNewPrivs:\t1\nSeccomp:\t0\n");
 }
 
 /// E029: the same for what interpreters read before the program.
@@ -288,18 +255,10 @@ fn the_callers_groups_do_not_pass() {
         skip!("only root can put itself into groups");
     }
     let in_groups = "exec setpriv --groups 4,6,27,999";
-    tare.shell(&format!("{in_groups} id -G"))
-        .ok()
-        .printed("0 4 6 27 999\n");
-    tare.shell(&format!("{in_groups} \"$TARE\" run -- id -G"))
-        .ok()
-        .printed("1000\n");
-    tare.shell(&format!("{in_groups} \"$TARE\" run --root -- id -G"))
-        .ok()
-        .printed("0\n");
-    tare.shell(&format!("{in_groups} \"$TARE\" run -u 5:7 -- id -G"))
-        .ok()
-        .printed("7\n");
+    tare.shell(&format!("{in_groups} id -G")).ok().printed("0 4 6 27 999\n");
+    tare.shell(&format!("{in_groups} \"$TARE\" run -- id -G")).ok().printed("1000\n");
+    tare.shell(&format!("{in_groups} \"$TARE\" run --root -- id -G")).ok().printed("0\n");
+    tare.shell(&format!("{in_groups} \"$TARE\" run -u 5:7 -- id -G")).ok().printed("7\n");
 }
 
 /// E033: a stream that is opened again by its name, with other rights.
@@ -320,13 +279,9 @@ fn a_box_cannot_truncate_or_write_the_files_behind_its_streams() {
     };
     let attack = ": > /proc/self/fd/1; : > /proc/self/fd/2; echo x > /proc/self/fd/0; : > /dev/stdout; chmod 777 /proc/self/fd/1; true";
     let streams = format!("< {input} >> {output} 2>> {errors}");
-    tare.shell(&format!("exec \"$TARE\" run -- sh -c '{attack}' {streams}"))
-        .ok();
+    tare.shell(&format!("exec \"$TARE\" run -- sh -c '{attack}' {streams}")).ok();
     for file in &files {
-        assert!(
-            fs::read_to_string(file).unwrap().starts_with("before\n"),
-            "{file}"
-        );
+        assert!(fs::read_to_string(file).unwrap().starts_with("before\n"), "{file}");
         assert_eq!(fs::metadata(file).unwrap().mode() & 0o777, 0o666, "{file}");
     }
     // The control: the same without a box.
@@ -342,10 +297,7 @@ fn a_box_cannot_make_the_callers_input_non_blocking() {
     let script = "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)";
     let (reader, writer) = std::io::pipe().unwrap();
     let run = |mut command: Command| {
-        command
-            .stdin(reader.try_clone().unwrap())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.stdin(reader.try_clone().unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
         command
     };
     let is_non_blocking = || {
@@ -377,19 +329,13 @@ for request in (termios.TIOCSTI, termios.TIOCSETD):
     except PermissionError:
         print('refused')
 print('over')";
-    let size = TerminalSize {
-        rows: 30,
-        columns: 90,
-    };
+    let size = TerminalSize { rows: 30, columns: 90 };
     let session = tare.under_terminal(size, ["-t", "--", "python3", "-c", script]);
     let (output, cooked) = session.wait();
     let output = output.ok();
     let screen = output.stdout_text();
     assert!(screen.contains("name /dev/pts/0 ['0', 'ptmx']"), "{screen}");
-    assert!(
-        screen.ends_with("refused\r\nrefused\r\nover\r\n"),
-        "{screen}"
-    );
+    assert!(screen.ends_with("refused\r\nrefused\r\nover\r\n"), "{screen}");
     assert!(cooked);
 }
 
@@ -401,18 +347,9 @@ fn a_secret_in_the_environment_is_seen_in_the_box_alone() {
     let secret = format!("s3cret-{}", std::process::id());
     let file = directory.write("variables", format!("TOKEN={secret}\n"));
     let file = file.to_str().unwrap();
-    let mut first = tare.spawn([
-        "--env-file",
-        file,
-        "--",
-        "sh",
-        "-c",
-        "echo $TOKEN; read line",
-    ]);
+    let mut first = tare.spawn(["--env-file", file, "--", "sh", "-c", "echo $TOKEN; read line"]);
     first.see(&secret);
-    let keeper = box_processes()
-        .into_iter()
-        .find(|one| one.parent == first.pid());
+    let keeper = box_processes().into_iter().find(|one| one.parent == first.pid());
     let namespace = keeper.as_ref().expect("the box runs").pid_namespace.clone();
     let holders = holders_of(&secret);
     assert!(!holders.is_empty(), "the command itself has it");
@@ -420,10 +357,7 @@ fn a_secret_in_the_environment_is_seen_in_the_box_alone() {
         let of_the_box = box_processes().into_iter().find(|one| one.pid == *holder);
         let of_the_box = of_the_box.unwrap_or_else(|| panic!("{holder} is in no box"));
         assert_eq!(of_the_box.pid_namespace, namespace, "{of_the_box:?}");
-        assert_ne!(
-            Some(of_the_box.pid),
-            keeper.as_ref().map(|keeper| keeper.pid)
-        );
+        assert_ne!(Some(of_the_box.pid), keeper.as_ref().map(|keeper| keeper.pid));
     }
     assert_private(&tare.state_root());
     // Another box finds it neither in its own environment nor in anybody's.
@@ -442,22 +376,15 @@ print('TOKEN' in os.environ)";
 fn holders_of(text: &str) -> Vec<u32> {
     let has = |pid: u32, name: &str| {
         let content = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-        content
-            .windows(text.len())
-            .any(|window| window == text.as_bytes())
+        content.windows(text.len()).any(|window| window == text.as_bytes())
     };
     let all = tare_harness::processes().into_iter().map(|one| one.pid);
-    all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline"))
-        .collect()
+    all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline")).collect()
 }
 
 /// Nothing below can be read by anybody but its owner.
 fn assert_private(directory: &Path) {
-    assert_eq!(
-        fs::metadata(directory).expect("it is ours").mode() & 0o077,
-        0,
-        "{directory:?}"
-    );
+    assert_eq!(fs::metadata(directory).expect("it is ours").mode() & 0o077, 0, "{directory:?}");
     for entry in fs::read_dir(directory).expect("it is ours") {
         let path = entry.expect("it is ours").path();
         let metadata = fs::symlink_metadata(&path).expect("it is ours");
@@ -494,22 +421,13 @@ fn kill_child(parent: u32) -> bool {
     let Some(child) = children.split_whitespace().next() else {
         return false;
     };
-    let pid = child
-        .parse()
-        .ok()
-        .and_then(Pid::from_raw)
-        .expect("a number");
+    let pid = child.parse().ok().and_then(Pid::from_raw).expect("a number");
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
         return false;
     };
     // Still its child while we hold the pidfd: then it is the one we mean.
     let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-    let is_child = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .nth(1);
+    let is_child = stat.rsplit(')').next().unwrap_or("").split_whitespace().nth(1);
     is_child == Some(&parent.to_string()) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
 }
 
@@ -550,9 +468,7 @@ fn the_keeper_holds_no_stream_of_the_workload() {
     let tare = tare!();
     let mut running = tare.spawn(["--", "sh", "-c", "echo up; read line"]);
     running.see("up");
-    let keeper = box_processes()
-        .into_iter()
-        .find(|one| one.parent == running.pid());
+    let keeper = box_processes().into_iter().find(|one| one.parent == running.pid());
     let keeper = keeper.expect("the box runs").pid;
     for number in 0..3 {
         let held = File::open(format!("/proc/{keeper}/fd/{number}")).unwrap();

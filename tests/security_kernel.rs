@@ -74,35 +74,19 @@ fn a_box_cannot_make_or_enter_a_namespace() {
 fn a_box_has_only_the_sockets_of_everyday_use() {
     let tare = tare!();
     const TYPES: [u32; 5] = [1, 2, 3, 5, 10]; // stream datagram raw seqpacket packet
-    let sockets: Vec<(u32, u32)> = (0..48)
-        .flat_map(|family| TYPES.map(|kind| (family, kind)))
-        .collect();
-    let calls: Vec<String> = sockets
-        .iter()
-        .map(|(f, k)| format!("41,{f},{k},0"))
-        .collect();
+    let sockets: Vec<(u32, u32)> =
+        (0..48).flat_map(|family| TYPES.map(|kind| (family, kind))).collect();
+    let calls: Vec<String> = sockets.iter().map(|(f, k)| format!("41,{f},{k},0")).collect();
     let calls: Vec<&str> = calls.iter().map(String::as_str).collect();
     let modules = loaded_modules();
     let answers = answers(&tare, &[], &calls);
     let made = |answers: &[String]| -> Vec<(u32, u32)> {
         let both = sockets.iter().zip(answers);
-        both.filter(|(_, answer)| *answer == "ok")
-            .map(|(socket, _)| *socket)
-            .collect()
+        both.filter(|(_, answer)| *answer == "ok").map(|(socket, _)| *socket).collect()
     };
     // A raw socket of the unix family is a datagram one.
-    let expected = [
-        (1, 1),
-        (1, 2),
-        (1, 3),
-        (1, 5),
-        (2, 1),
-        (2, 2),
-        (10, 1),
-        (10, 2),
-        (16, 2),
-        (16, 3),
-    ];
+    let expected =
+        [(1, 1), (1, 2), (1, 3), (1, 5), (2, 1), (2, 2), (10, 1), (10, 2), (16, 2), (16, 3)];
     assert_eq!(made(&answers), expected);
     assert_eq!(loaded_modules(), modules);
     let refused = sockets.iter().zip(&answers);
@@ -121,16 +105,11 @@ fn a_box_has_only_the_sockets_of_everyday_use() {
 #[test]
 fn a_box_has_only_the_netlink_protocol_that_tells_addresses() {
     let tare = tare!();
-    let calls: Vec<String> = (0..32)
-        .map(|protocol| format!("41,16,3,{protocol}"))
-        .collect();
+    let calls: Vec<String> = (0..32).map(|protocol| format!("41,16,3,{protocol}")).collect();
     let calls: Vec<&str> = calls.iter().map(String::as_str).collect();
     let inside = answers(&tare, &[], &calls);
     assert_eq!(inside[0], "ok");
-    assert!(
-        inside[1..].iter().all(|answer| answer == "EAFNOSUPPORT"),
-        "{inside:?}"
-    );
+    assert!(inside[1..].iter().all(|answer| answer == "EAFNOSUPPORT"), "{inside:?}");
     let made = |answers: &[String]| answers.iter().filter(|answer| *answer == "ok").count();
     assert!(made(&answers(&tare, &["--seccomp", "unconfined"], &calls)) > 1);
 }
@@ -199,9 +178,7 @@ fn a_box_has_no_keyrings() {
         "250,99,0,0,0",  // keyctl
     ];
     refused_unlike_on_the_host(&tare, "EPERM", &calls);
-    tare.run(["--", "cat", "/proc/keys", "/proc/key-users"])
-        .ok()
-        .printed("");
+    tare.run(["--", "cat", "/proc/keys", "/proc/key-users"]).ok().printed("");
     let users = fs::read_to_string("/proc/key-users").expect("this kernel has keyrings");
     assert!(!users.is_empty());
 }
@@ -232,15 +209,9 @@ print('sent')";
     let run = |profile: &str| tare.run(["--seccomp", profile, "--", "python3", "-c", script]);
     run("default").ok().printed("1\nsent\n");
     let refused = run("strict").exited(1).printed("1\n");
-    assert!(
-        refused.stderr_text().contains("PermissionError"),
-        "{refused}"
-    );
+    assert!(refused.stderr_text().contains("PermissionError"), "{refused}");
     let get_memory = "29,0,4096,0x3ff"; // shmget, private
-    assert_eq!(
-        answers(&tare, &["--seccomp", "strict"], &[get_memory]),
-        ["EPERM"]
-    );
+    assert_eq!(answers(&tare, &["--seccomp", "strict"], &[get_memory]), ["EPERM"]);
     assert_eq!(answers(&tare, &[], &[get_memory]), ["ok"]);
 }
 
@@ -272,11 +243,8 @@ fn high_bits_of_an_argument_pass_nothing() {
     ];
     assert_eq!(answers(&tare, &[], &calls), expected);
     // Without the filter the kernel does ignore those bits.
-    let unconfined = answers(
-        &tare,
-        &["--seccomp", "unconfined"],
-        &["41,0x100000001,1,0", "135,0x1ffffffff"],
-    );
+    let unconfined =
+        answers(&tare, &["--seccomp", "unconfined"], &["41,0x100000001,1,0", "135,0x1ffffffff"]);
     assert_eq!(unconfined, ["ok", "ok"]);
 }
 
@@ -287,9 +255,7 @@ fn high_bits_of_an_argument_pass_nothing() {
 fn every_system_call_answers_as_the_table_says() {
     let tare = tare!();
     let told: BTreeMap<u32, &str> = GOLDEN.lines().map(golden_line).collect();
-    let output = tare
-        .run(["--timeout", "55s", "--", "python3", "-c", EVERY_CALL])
-        .ok();
+    let output = tare.run(["--timeout", "55s", "--", "python3", "-c", EVERY_CALL]).ok();
     let text = output.stdout_text();
     let came: BTreeMap<u32, &str> = text.lines().map(numbered).collect();
     assert_eq!(came.len(), 1024, "{output}");
@@ -340,16 +306,8 @@ fn a_box_cannot_change_how_the_processor_or_memory_work() {
 
 /// The lines of `/proc/PID/status` that say what a process may become.
 fn powers(pid: u32) -> BTreeMap<String, String> {
-    const FIELDS: [&str; 8] = [
-        "CapInh",
-        "CapPrm",
-        "CapEff",
-        "CapBnd",
-        "CapAmb",
-        "NoNewPrivs",
-        "Seccomp",
-        "Groups",
-    ];
+    const FIELDS: [&str; 8] =
+        ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Groups"];
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the box runs");
     let fields = status.lines().filter_map(|line| line.split_once(':'));
     fields
@@ -365,10 +323,7 @@ fn members(running: &Running) -> Vec<u32> {
     let keeper = all.iter().find(|one| one.parent == running.pid());
     let keeper = keeper.expect("the box runs");
     let others = all.iter().filter(|one| one.pid != keeper.pid);
-    others
-        .filter(|one| one.pid_namespace == keeper.pid_namespace)
-        .map(|one| one.pid)
-        .collect()
+    others.filter(|one| one.pid_namespace == keeper.pid_namespace).map(|one| one.pid).collect()
 }
 
 /// E066: seen from the host, for every process of the box and not only the first.
@@ -401,15 +356,8 @@ os.read(0, 1)'";
 #[test]
 fn a_boxs_root_has_five_capabilities_and_no_way_to_more() {
     let tare = tare!();
-    let running = tare.spawn([
-        "--root",
-        "--timeout",
-        "30s",
-        "--",
-        "sh",
-        "-c",
-        "echo up; cat; true",
-    ]);
+    let running =
+        tare.spawn(["--root", "--timeout", "30s", "--", "sh", "-c", "echo up; cat; true"]);
     running.see("up");
     // CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID.
     let five = format!("{:016x}", 1 | 1 << 1 | 1 << 3 | 1 << 6 | 1 << 7);

@@ -96,16 +96,12 @@ fn masks_and_devices_are_not_made_from_what_the_root_directory_holds() {
     let root = busybox_root!();
     let before = core_pattern();
     fs::create_dir(root.join("dev")).unwrap();
-    for name in [
-        "null", "zero", "tty", "random", "console", "ptmx", "pts", "shm",
-    ] {
+    for name in ["null", "zero", "tty", "random", "console", "ptmx", "pts", "shm"] {
         symlink("/proc/sys/kernel/core_pattern", root.join("dev").join(name)).unwrap();
     }
     let script = "busybox stat -c %t:%T /dev/null; echo x > /dev/null; busybox stat -c %F /dev/shm /dev/pts
 for name in kcore keys kallsyms kmsg sysrq-trigger timer_list; do cat /proc/$name; echo x > /proc/$name; done 2>/dev/null; cat /proc/sys/kernel/core_pattern";
-    in_root(&tare, &root, script)
-        .ok()
-        .printed(&format!("1:3\ndirectory\ndirectory\n{before}"));
+    in_root(&tare, &root, script).ok().printed(&format!("1:3\ndirectory\ndirectory\n{before}"));
     assert_eq!(core_pattern(), before);
 }
 
@@ -119,21 +115,13 @@ fn a_terminal_is_not_made_where_the_root_directory_points() {
     for name in ["console", "tty", "ptmx", "pts"] {
         symlink("/proc/sys/kernel/core_pattern", root.join("dev").join(name)).unwrap();
     }
-    let size = TerminalSize {
-        rows: 20,
-        columns: 80,
-    };
+    let size = TerminalSize { rows: 20, columns: 80 };
     let script = "busybox tty; echo on the terminal > /dev/tty; ls /dev/pts";
-    let session = tare.under_terminal(
-        size,
-        ["-t", "--rootfs", root.text(), "--", "/bin/sh", "-c", script],
-    );
+    let session =
+        tare.under_terminal(size, ["-t", "--rootfs", root.text(), "--", "/bin/sh", "-c", script]);
     let (output, _) = session.wait();
     let screen = output.ok().stdout_text();
-    assert!(
-        screen.starts_with("/dev/pts/0\r\non the terminal\r\n"),
-        "{screen}"
-    );
+    assert!(screen.starts_with("/dev/pts/0\r\non the terminal\r\n"), "{screen}");
     assert_eq!(core_pattern(), before);
 }
 
@@ -189,22 +177,10 @@ fn a_mount_point_that_is_swapped_meanwhile_leads_nowhere_else() {
     let given = TemporaryDirectory::new();
     given.write("given", "to the box\n");
     fs::create_dir_all(shared.join("d/inside")).unwrap();
-    symlink(
-        format!("../../../../../../../..{}", victim.path().display()),
-        shared.join("e"),
-    )
-    .unwrap();
+    symlink(format!("../../../../../../../..{}", victim.path().display()), shared.join("e"))
+        .unwrap();
     let racing = format!("{}:/shared", shared.text());
-    let racer = tare.spawn([
-        "-v",
-        &racing,
-        "--timeout",
-        "50s",
-        "--",
-        "python3",
-        "-c",
-        RACER,
-    ]);
+    let racer = tare.spawn(["-v", &racing, "--timeout", "50s", "--", "python3", "-c", RACER]);
     racer.see("racing");
     let outer = format!("{}:/shared", shared.text());
     let inner = format!("{}:/shared/d/inside", given.text());
@@ -245,15 +221,10 @@ fn closed_streams_are_not_replaced_by_files_of_the_host() {
     let kinds = fs::read_to_string(seen.join("kinds")).unwrap();
     assert_eq!(kinds.lines().count(), 3, "{kinds}");
     assert!(
-        kinds
-            .lines()
-            .all(|kind| ["fifo", "character special file"].contains(&kind)),
+        kinds.lines().all(|kind| ["fifo", "character special file"].contains(&kind)),
         "{kinds}"
     );
-    assert_eq!(
-        fs::read_to_string(seen.join("open")).unwrap(),
-        "0\n1\n2\n3\n"
-    );
+    assert_eq!(fs::read_to_string(seen.join("open")).unwrap(), "0\n1\n2\n3\n");
     // An image that has a `/dev/null` of its own making.
     fs::create_dir(root.join("dev")).unwrap();
     symlink(victim.path().join("file"), root.join("dev/null")).unwrap();
@@ -282,32 +253,17 @@ fn a_volume_is_never_placed_outside_of_the_box() {
         symlink(target, root.join(format!("evil{number}"))).unwrap();
         for place in ["", "/x", "/inside", "/inside/deep/er"] {
             let volume = format!("{}:/evil{number}{place}", given.text());
-            let output = tare.run([
-                "-v",
-                &volume,
-                "--rootfs",
-                root.text(),
-                "--",
-                "/bin/echo",
-                "in",
-            ]);
+            let output =
+                tare.run(["-v", &volume, "--rootfs", root.text(), "--", "/bin/echo", "in"]);
             // Inside it may lead to a place that can be made; the victim's it is not.
             assert!([0, 125].contains(&output.code), "{target}{place}: {output}");
         }
     }
     victim.is_unharmed();
     let volume = format!("{}:/fine/deep", given.text());
-    tare.run([
-        "-v",
-        &volume,
-        "--rootfs",
-        root.text(),
-        "--",
-        "/bin/ls",
-        "/fine",
-    ])
-    .ok()
-    .printed("deep\n");
+    tare.run(["-v", &volume, "--rootfs", root.text(), "--", "/bin/ls", "/fine"])
+        .ok()
+        .printed("deep\n");
 }
 
 /// `tare run -- true` on a state root that somebody has prepared.
@@ -315,10 +271,7 @@ fn a_volume_is_never_placed_outside_of_the_box() {
 fn on_state_root(tare: &Tare, state_root: &Path) -> Output {
     let mut command = tare.command(["run", "--name", "same", "--", "true"]);
     command.env("TARE_STATE_ROOT", state_root);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     tare.start_command(command).wait()
 }
 
@@ -350,11 +303,7 @@ fn a_prepared_state_root_harms_nobody() {
         fs::create_dir_all(state.join("boxes/aaaaaaaaaaaa")).unwrap();
         symlink(victim.path(), state.join("boxes/aaaaaaaaaaaa/inside")).unwrap();
         symlink(victim.path(), state.join("boxes/aaaaaaaaaaab")).unwrap();
-        symlink(
-            victim.path().join("file"),
-            state.join("boxes/aaaaaaaaaaaa/record.json"),
-        )
-        .unwrap();
+        symlink(victim.path().join("file"), state.join("boxes/aaaaaaaaaaaa/record.json")).unwrap();
     });
 }
 
@@ -365,21 +314,13 @@ fn a_state_root_that_others_can_write_or_that_is_a_link_is_refused() {
     let home = TemporaryDirectory::new();
     let state = home.join("state");
     fs::create_dir(&state).unwrap();
-    for (mode, code) in [
-        (0o700, 0),
-        (0o755, 0),
-        (0o777, 125),
-        (0o720, 125),
-        (0o1777, 125),
-    ] {
+    for (mode, code) in [(0o700, 0), (0o755, 0), (0o777, 125), (0o720, 125), (0o1777, 125)] {
         fs::set_permissions(&state, PermissionsExt::from_mode(mode)).unwrap();
         on_state_root(&tare, &state).exited(code);
     }
     fs::set_permissions(&state, PermissionsExt::from_mode(0o700)).unwrap();
     symlink(&state, home.join("link")).unwrap();
-    on_state_root(&tare, &home.join("link"))
-        .exited(125)
-        .said(&["state root"]);
+    on_state_root(&tare, &home.join("link")).exited(125).said(&["state root"]);
 }
 
 /// E012: a box that writes to a volume plants a link for the next one.
@@ -389,23 +330,12 @@ fn a_link_planted_on_a_volume_is_no_volume() {
     let directory = TemporaryDirectory::new();
     fs::create_dir(directory.join("real")).unwrap();
     let volume = format!("{}:/data", directory.text());
-    tare.run(["-v", &volume, "--", "ln", "-s", "/", "/data/planted"])
-        .ok();
+    tare.run(["-v", &volume, "--", "ln", "-s", "/", "/data/planted"]).ok();
     for planted in ["planted", "planted/etc", "real/../planted"] {
         let volume = format!("{}/{planted}:/w", directory.text());
-        tare.run(["-v", &volume, "--", "ls", "/w"])
-            .exited(125)
-            .said(&["symlink"])
-            .printed("");
+        tare.run(["-v", &volume, "--", "ls", "/w"]).exited(125).said(&["symlink"]).printed("");
     }
-    tare.run([
-        "-v",
-        &format!("{}/real:/w", directory.text()),
-        "--",
-        "ls",
-        "/w",
-    ])
-    .ok();
+    tare.run(["-v", &format!("{}/real:/w", directory.text()), "--", "ls", "/w"]).ok();
 }
 
 /// E013: `..` means what it says and never what a link makes of it.
@@ -416,14 +346,10 @@ fn a_volume_with_dots_is_the_one_that_its_letters_name() {
     symlink("/usr/share", directory.join("link")).unwrap();
     directory.write("own", "own\n");
     let volume = format!("{}/link/..:/w", directory.text());
-    tare.run(["-v", &volume, "--", "ls", "/w"])
-        .ok()
-        .printed("link\nown\n");
+    tare.run(["-v", &volume, "--", "ls", "/w"]).ok().printed("link\nown\n");
     for outside in ["../../proc", "../../../../../..", "../../dev", "../../run"] {
         let volume = format!("{}/{outside}:/w", directory.text());
-        tare.run(["-v", &volume, "--", "ls", "/w"])
-            .exited(125)
-            .printed("");
+        tare.run(["-v", &volume, "--", "ls", "/w"]).exited(125).printed("");
     }
 }
 
@@ -438,12 +364,8 @@ fn a_root_directory_behind_a_link_is_refused() {
     symlink("/", directory.join("host")).unwrap();
     for path in ["image/rootfs", "image/rootfs/bin", "host", "host/usr"] {
         let path = directory.join(path);
-        let output = tare.run([
-            OsStr::new("--rootfs"),
-            path.as_ref(),
-            "--".as_ref(),
-            "/bin/sh".as_ref(),
-        ]);
+        let output =
+            tare.run([OsStr::new("--rootfs"), path.as_ref(), "--".as_ref(), "/bin/sh".as_ref()]);
         output.exited(125).said(&["symlink"]);
     }
 }
@@ -455,21 +377,9 @@ fn the_hosts_root_and_tares_state_are_no_root_directories() {
     tare.run(["--", "true"]).ok();
     let state = tare.state_root();
     let parent = state.parent().unwrap();
-    for path in [
-        Path::new("/"),
-        Path::new("/../usr/.."),
-        &state,
-        parent,
-        &state.join("boxes"),
-    ] {
-        let output = tare.run([
-            "--root",
-            "--rootfs",
-            path.to_str().unwrap(),
-            "--",
-            "cat",
-            "/etc/shadow",
-        ]);
+    for path in [Path::new("/"), Path::new("/../usr/.."), &state, parent, &state.join("boxes")] {
+        let output =
+            tare.run(["--root", "--rootfs", path.to_str().unwrap(), "--", "cat", "/etc/shadow"]);
         output.exited(125).printed("").said(&["state"]);
     }
     for kernels in ["/proc", "/sys", "/dev"] {
@@ -509,35 +419,15 @@ fn a_working_directory_with_dots_stays_in_the_box() {
     symlink("/proc/self/root/..", root.join("up")).unwrap();
     symlink("../../../../../../..", root.join("top")).unwrap();
     for directory in ["/..", "/../../../..", "/bin/../../..", "/top", "/top/../.."] {
-        tare.run([
-            "--rootfs",
-            root.text(),
-            "-w",
-            directory,
-            "--",
-            "/bin/cat",
-            "marker",
-        ])
-        .ok()
-        .printed("from the source\n");
+        tare.run(["--rootfs", root.text(), "-w", directory, "--", "/bin/cat", "marker"])
+            .ok()
+            .printed("from the source\n");
     }
-    for directory in [
-        "/up",
-        "../../../proc/self/fd/3",
-        "/proc/self/fd/3",
-        "/proc/1/root",
-        "/top/proc/self/cwd",
-    ] {
-        tare.run([
-            "--rootfs",
-            root.text(),
-            "-w",
-            directory,
-            "--",
-            "/bin/cat",
-            "marker",
-        ])
-        .exited(125);
+    for directory in
+        ["/up", "../../../proc/self/fd/3", "/proc/self/fd/3", "/proc/1/root", "/top/proc/self/cwd"]
+    {
+        tare.run(["--rootfs", root.text(), "-w", directory, "--", "/bin/cat", "marker"])
+            .exited(125);
     }
     tare.run(["-w", "/../../root", "--", "pwd"]).exited(125);
 }
@@ -548,10 +438,7 @@ fn a_number_is_a_user_id_whatever_the_root_directory_says() {
     let tare = tare!();
     let root = busybox_root!();
     fs::create_dir(root.join("etc")).unwrap();
-    root.write(
-        "etc/passwd",
-        "1:x:0:0::/:/bin/sh\n1000:x:0:0::/:/bin/sh\n5:x:0:0::/:/bin/sh\n",
-    );
+    root.write("etc/passwd", "1:x:0:0::/:/bin/sh\n1000:x:0:0::/:/bin/sh\n5:x:0:0::/:/bin/sh\n");
     root.write("etc/group", "5:x:0:\n7:x:0:1000,5\n");
     for (user, ids) in [
         ("1", "1 1"),
@@ -582,9 +469,7 @@ fn no_option_adds_a_line_to_a_generated_file() {
     let tare = tare!();
     let count =
         "wc -l < /etc/passwd; wc -l < /etc/group; wc -l < /etc/hosts; wc -l < /etc/hostname";
-    tare.run(["--", "sh", "-c", count])
-        .ok()
-        .printed("3\n3\n2\n1\n");
+    tare.run(["--", "sh", "-c", count]).ok().printed("3\n3\n2\n1\n");
     tare.run([
         "-e",
         "HOME=/tmp",
@@ -600,9 +485,7 @@ fn no_option_adds_a_line_to_a_generated_file() {
     .ok()
     .printed("3\n3\n2\n1\n");
     for home in ["/\nroot2::0:0::/:", "/tmp:x", "/\r"] {
-        tare.run(["-e", &format!("HOME={home}"), "--", "true"])
-            .exited(125)
-            .said(&["home"]);
+        tare.run(["-e", &format!("HOME={home}"), "--", "true"]).exited(125).said(&["home"]);
     }
     for name in ["a\nb", "a b", "a\t127.0.0.1", "a:b", "a\n127.0.0.1 evil"] {
         tare.run(["--name", name, "--", "true"]).exited(125);

@@ -33,9 +33,7 @@ sys.stdin.read()";
     eventually("the service listens", || path.exists());
     let volume = format!("{}:/data", directory.text());
     let call = ["-v", &volume, "--", "python3", "-c", CONNECT];
-    tare.run(call.iter().chain(&["/data/service.sock"]))
-        .ok()
-        .printed("PermissionError\n");
+    tare.run(call.iter().chain(&["/data/service.sock"])).ok().printed("PermissionError\n");
     drop(service.stdin.take());
     service.wait().expect("it ends with its input");
 }
@@ -64,10 +62,8 @@ fn a_box_can_open_no_file_that_tare_locks() {
 fn locked_files() -> Vec<String> {
     let list = fs::read_to_string("/proc/locks").expect("the kernel has locks");
     let file = |line: &str| {
-        let mut parts = line
-            .split_whitespace()
-            .find(|part| part.matches(':').count() == 2)?
-            .split(':');
+        let mut parts =
+            line.split_whitespace().find(|part| part.matches(':').count() == 2)?.split(':');
         let mut hex = || u32::from_str_radix(parts.next()?, 16).ok();
         let device = rustix::fs::makedev(hex()?, hex()?);
         Some(format!("{device}:{}", parts.next()?))

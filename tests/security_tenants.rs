@@ -28,15 +28,11 @@ fn leave(mut tenant: Running) {
 
 /// `first outside count` of a box's user ids.
 fn user_ids(tenant: &Running) -> (u32, u32, u32) {
-    let keeper = box_processes()
-        .into_iter()
-        .find(|one| one.parent == tenant.pid());
+    let keeper = box_processes().into_iter().find(|one| one.parent == tenant.pid());
     let keeper = keeper.expect("the box runs").pid;
     let map = fs::read_to_string(format!("/proc/{keeper}/uid_map")).expect("the box runs");
-    let numbers: Vec<u32> = map
-        .split_whitespace()
-        .map(|text| text.parse().expect("a number"))
-        .collect();
+    let numbers: Vec<u32> =
+        map.split_whitespace().map(|text| text.parse().expect("a number")).collect();
     assert_eq!(numbers.len(), 3, "{map}");
     (numbers[0], numbers[1], numbers[2])
 }
@@ -105,9 +101,7 @@ print('found', found)
 fn boxes_at_once_see_nothing_of_each_other() {
     let tare = tare!();
     let first = tenant(&tare, &[], MAKE_NAMES);
-    tare.run(["--", "python3", "-c", FIND_NAMES])
-        .ok()
-        .printed("found []\n");
+    tare.run(["--", "python3", "-c", FIND_NAMES]).ok().printed("found []\n");
     leave(first);
     let both = format!(
         "{MAKE_NAMES}\nif os.fork() == 0: signal = __import__('signal'); signal.pause()\n{FIND_NAMES}\nsys.stdout.flush(); os.kill(0, 9)"
@@ -133,10 +127,7 @@ try:
 except OSError as error:
     print(type(error).__name__)";
     let first = tenant(&tare, &options, listen);
-    let control = Command::new("python3")
-        .args(["-c", connect])
-        .output()
-        .expect("python3 runs");
+    let control = Command::new("python3").args(["-c", connect]).output().expect("python3 runs");
     assert_eq!(String::from_utf8_lossy(&control.stdout), "connected\n");
     let mut call = options.to_vec();
     call.extend(["--", "python3", "-c", connect]);
@@ -159,21 +150,10 @@ print('ready', flush=True)
 signal.pause()"
     );
     for _ in 0..3 {
-        tare.run([
-            "--name",
-            "same",
-            "--timeout",
-            "1s",
-            "--",
-            "python3",
-            "-c",
-            &stopped,
-        ])
-        .exited(124)
-        .printed("ready\n");
-        tare.run(["--name", "same", "--", "python3", "-c", FIND_NAMES])
-            .ok()
-            .printed("found []\n");
+        tare.run(["--name", "same", "--timeout", "1s", "--", "python3", "-c", &stopped])
+            .exited(124)
+            .printed("ready\n");
+        tare.run(["--name", "same", "--", "python3", "-c", FIND_NAMES]).ok().printed("found []\n");
     }
 }
 
@@ -197,9 +177,7 @@ fn pipes_of_one_box_do_not_make_those_of_another_smaller() {
     let mut greedy = tenant(&tare, &limits, TAKE_PIPES);
     greedy.see("small True");
     let ask = "import fcntl, os; print(fcntl.fcntl(os.pipe()[1], 1032))";
-    tare.run(["--", "python3", "-c", ask])
-        .ok()
-        .printed("65536\n");
+    tare.run(["--", "python3", "-c", ask]).ok().printed("65536\n");
     greedy.write(b"\n");
     greedy.wait().ok();
 }
@@ -221,14 +199,9 @@ fn watches_of_one_box_do_not_take_those_of_another() {
     let mut greedy = tenant(&tare, &["--nofile", "4096"], TAKE_WATCHES);
     greedy.see("stopped EMFILE");
     let ask = "import ctypes; print(ctypes.CDLL(None).inotify_init1(0) >= 0)";
-    tare.run(["--", "python3", "-c", ask])
-        .ok()
-        .printed("True\n");
+    tare.run(["--", "python3", "-c", ask]).ok().printed("True\n");
     // Least of all those of the host, whose root has made the box.
-    let host = Command::new("python3")
-        .args(["-c", ask])
-        .output()
-        .expect("python3 runs");
+    let host = Command::new("python3").args(["-c", ask]).output().expect("python3 runs");
     assert_eq!(String::from_utf8_lossy(&host.stdout), "True\n");
     greedy.write(b"\n");
     greedy.wait().ok();
@@ -242,29 +215,19 @@ fn a_box_has_no_message_queues_to_fill() {
 librt = ctypes.CDLL('librt.so.1', use_errno=True)
 failed = librt.mq_open(b'/tare', os.O_CREAT | os.O_RDWR, 0o600, None) == -1
 print(errno.errorcode[ctypes.get_errno()] if failed else 'made')";
-    tare.run(["--", "python3", "-c", script])
-        .ok()
-        .printed("EMFILE\n");
+    tare.run(["--", "python3", "-c", script]).ok().printed("EMFILE\n");
 }
 
 /// Files of the host that a box sees, a few of each kind.
 fn shared_files() -> Vec<String> {
-    let mut files: Vec<String> = [
-        "/usr/bin/env",
-        "/usr/bin/python3",
-        "/etc/services",
-        "/etc/ld.so.cache",
-    ]
-    .map(str::to_owned)
-    .into();
+    let mut files: Vec<String> =
+        ["/usr/bin/env", "/usr/bin/python3", "/etc/services", "/etc/ld.so.cache"]
+            .map(str::to_owned)
+            .into();
     for directory in ["/usr/bin", "/usr/lib/x86_64-linux-gnu"] {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let regular = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-        files.extend(
-            regular
-                .take(20)
-                .map(|entry| entry.path().to_string_lossy().into_owned()),
-        );
+        files.extend(regular.take(20).map(|entry| entry.path().to_string_lossy().into_owned()));
     }
     files.retain(|path| fs::metadata(path).is_ok_and(|file| file.is_file()));
     files
@@ -275,10 +238,7 @@ fn shared_files() -> Vec<String> {
 fn sums(files: &[String]) -> Vec<String> {
     let sum = |path: &String| {
         let script = "dd if=\"$0\" iflag=direct bs=1M 2>/dev/null | sha256sum; sha256sum < \"$0\"; stat -c '%a %u %Y %s' \"$0\"";
-        let output = Command::new("sh")
-            .args(["-c", script, path])
-            .output()
-            .expect("sh runs");
+        let output = Command::new("sh").args(["-c", script, path]).output().expect("sh runs");
         format!("{path}: {}", String::from_utf8_lossy(&output.stdout))
     };
     files.iter().map(sum).collect()
@@ -296,9 +256,7 @@ fn no_box_changes_a_file_that_all_of_them_see() {
         let mut call = options.to_vec();
         call.extend(["--", "python3", "-c", HOST_VIEW]);
         call.extend(files.iter().map(String::as_str));
-        tare.run(call)
-            .ok()
-            .printed(&format!("tried {}\n", files.len()));
+        tare.run(call).ok().printed(&format!("tried {}\n", files.len()));
     }
     assert_eq!(sums(&files), before);
     let directory = TemporaryDirectory::new();
@@ -306,21 +264,7 @@ fn no_box_changes_a_file_that_all_of_them_see() {
     let volume = format!("{}:/attack:ro", directory.text());
     let script = "echo 0123456789abcdef > own; python3 /attack/attack.py /work/own";
     let control = tare.run(["-v", &volume, "--", "sh", "-c", script]).ok();
-    for way in [
-        "write",
-        "append",
-        "truncate",
-        "mode",
-        "owner",
-        "times",
-        "remove",
-        "neighbour",
-    ] {
-        assert!(
-            control
-                .stdout_text()
-                .contains(&format!("{way} /work/own\n")),
-            "{way}: {control}"
-        );
+    for way in ["write", "append", "truncate", "mode", "owner", "times", "remove", "neighbour"] {
+        assert!(control.stdout_text().contains(&format!("{way} /work/own\n")), "{way}: {control}");
     }
 }

@@ -35,10 +35,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 fn names_holder(output: Output, holder: &Running, lock: &Path) {
     let pid = holder.pid().to_string();
     assert!(output.lasted < BOUND, "{output}");
-    output.said(&[
-        &format!("process {pid} (python3)"),
-        lock.to_str().expect("a path of ours"),
-    ]);
+    output.said(&[&format!("process {pid} (python3)"), lock.to_str().expect("a path of ours")]);
 }
 
 #[track_caller]
@@ -128,14 +125,8 @@ fn a_foreign_directory_named_like_an_id_is_reported_and_keeps_its_contents() {
     assert!(why.contains("not a record of tare"), "{why}");
     let audit = tare.call(["audit"]).exited(1).stdout_text();
     assert!(audit.contains("not a record of tare"), "{audit}");
-    for call in [
-        &["rm", "-f", LIKE_AN_ID][..],
-        &["stop", LIKE_AN_ID],
-        &["rm", "-f", "--all"],
-    ] {
-        tare.call(call)
-            .exited(1)
-            .said(&["photos", "move it elsewhere"]);
+    for call in [&["rm", "-f", LIKE_AN_ID][..], &["stop", LIKE_AN_ID], &["rm", "-f", "--all"]] {
+        tare.call(call).exited(1).said(&["photos", "move it elsewhere"]);
         assert!(is_whole(), "{call:?}");
     }
     fs::remove_dir_all(&foreign).unwrap();

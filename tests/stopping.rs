@@ -73,10 +73,7 @@ fn a_signal_is_delivered_to_the_command() {
         "trap 'echo one' USR1; trap 'echo two; exit 3' USR2; echo up; while :; do sleep 0.02; done";
     let id = started(&tare, &[], script);
     for (round, name) in ["USR1", "SIGUSR1", "usr1", "10"].iter().enumerate() {
-        tare.call(["kill", "-s", name, "a"])
-            .ok()
-            .printed("a\n")
-            .said_nothing();
+        tare.call(["kill", "-s", name, "a"]).ok().printed("a\n").said_nothing();
         tare.logged(&id, &"one\n".repeat(round + 1));
     }
     assert_eq!(tare.state(&id), "running");
@@ -104,17 +101,12 @@ fn kill_ends_the_box_unless_told_otherwise() {
 fn a_box_that_runs_is_removed_only_by_force() {
     let tare = tare!();
     let id = started(&tare, &[], STUBBORN);
-    tare.call(["rm", "a"])
-        .exited(1)
-        .printed("")
-        .said(&["a", "is running", "rm -f"]);
+    tare.call(["rm", "a"]).exited(1).printed("").said(&["a", "is running", "rm -f"]);
     tare.exec("a", ["true"]).ok();
     tare.call(["rm", "-f", "a"]).ok().printed("a\n");
     tare.assert_gone(&id);
     tare.nothing_left();
-    tare.call(["rm", "-f", "a"])
-        .exited(1)
-        .said(&["there is no box 'a'"]);
+    tare.call(["rm", "-f", "a"]).exited(1).said(&["there is no box 'a'"]);
 }
 
 /// Whatever moment of its start is met: afterwards both calls are over, and what
@@ -236,14 +228,7 @@ fn a_record_that_points_elsewhere_is_removed_alone() {
     let tare = tare!();
     let victim = TemporaryDirectory::new();
     let precious = victim.write("precious", "precious\n");
-    let files = [
-        "record.json",
-        "life",
-        "log.0",
-        "log.1",
-        "control",
-        "scratch",
-    ];
+    let files = ["record.json", "life", "log.0", "log.1", "control", "scratch"];
     for ended in [true, false] {
         let script = if ended { "echo up" } else { STUBBORN };
         let id = started(&tare, &[], script);
@@ -272,11 +257,8 @@ fn a_record_that_points_elsewhere_is_removed_alone() {
 #[test]
 fn stop_kill_and_rm_work_on_a_box_that_somebody_is_attached_to() {
     let tare = tare!();
-    for (call, code) in [
-        (&["stop", "a"][..], 7),
-        (&["kill", "a"], 137),
-        (&["rm", "-f", "a"], 137),
-    ] {
+    for (call, code) in [(&["stop", "a"][..], 7), (&["kill", "a"], 137), (&["rm", "-f", "a"], 137)]
+    {
         let attached = tare.spawn(["--name", "a", "--", "sh", "-c", POLITE]);
         attached.see("up");
         tare.call(call).ok().printed("a\n").said_nothing();
@@ -297,10 +279,7 @@ fn stop_reaches_a_command_as_soon_as_its_output_is_seen() {
     let mut command = tare.shell_command("exec strace -f -o /dev/null -e \"$@\"");
     command.arg("sh").arg(delay).arg(tare.program());
     command.args(["run", "--name", "a", "--", "sh", "-c", POLITE]);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let attached = tare.start_command(command);
     attached.see("up");
     tare.call(["stop", "a"]).ok().printed("a\n").said_nothing();
@@ -351,14 +330,10 @@ fn an_attached_box_is_stopped_whoever_is_faster_with_its_record() {
 #[test]
 fn stop_and_rm_of_a_box_that_was_not_to_be_kept_and_has_ended_succeed() {
     let tare = tare!();
-    for (number, call) in [
-        &["stop", "web"][..],
-        &["stop", "-t", "0", "web"],
-        &["rm", "web"],
-        &["rm", "-f", "web"],
-    ]
-    .into_iter()
-    .enumerate()
+    for (number, call) in
+        [&["stop", "web"][..], &["stop", "-t", "0", "web"], &["rm", "web"], &["rm", "-f", "web"]]
+            .into_iter()
+            .enumerate()
     {
         for by_name in [true, false] {
             let id = tare.detached(["--rm", "--name", "web", "--", "sleep", "0.1"]);
@@ -373,9 +348,7 @@ fn stop_and_rm_of_a_box_that_was_not_to_be_kept_and_has_ended_succeed() {
             tare.assert_gone(&id);
         }
     }
-    tare.call(["stop", "web"])
-        .exited(1)
-        .said(&["there is no box"]);
+    tare.call(["stop", "web"]).exited(1).said(&["there is no box"]);
 }
 
 #[test]

@@ -15,10 +15,7 @@ const SOON: Duration = Duration::from_secs(10);
 fn every_byte_passes_both_ways() {
     let tare = tare!();
     let all: Vec<u8> = (0..=255).collect();
-    let output = tare
-        .with_stdin(all.clone(), ["--", "cat"])
-        .ok()
-        .said_nothing();
+    let output = tare.with_stdin(all.clone(), ["--", "cat"]).ok().said_nothing();
     assert_eq!(output.stdout, all);
 }
 
@@ -28,11 +25,7 @@ fn ten_megabytes_pass_in_order() {
     let script = "import sys; sys.stdout.buffer.write(b''.join(i.to_bytes(8, 'big') for i in range(1310720)))";
     let output = tare.run(["--", "python3", "-c", script]).ok();
     let expected: Vec<u8> = (0..1_310_720_u64).flat_map(u64::to_be_bytes).collect();
-    assert!(
-        output.stdout == expected,
-        "{} bytes came",
-        output.stdout.len()
-    );
+    assert!(output.stdout == expected, "{} bytes came", output.stdout.len());
 }
 
 #[test]
@@ -40,31 +33,19 @@ fn ten_megabytes_of_input_reach_the_command() {
     let tare = tare!();
     let input: Vec<u8> = (0..1_310_720_u64).flat_map(u64::to_be_bytes).collect();
     let output = tare.with_stdin(input.clone(), ["--", "cat"]).ok();
-    assert!(
-        output.stdout == input,
-        "{} bytes came back",
-        output.stdout.len()
-    );
+    assert!(output.stdout == input, "{} bytes came back", output.stdout.len());
 }
 
 #[test]
 fn the_two_outputs_are_not_mixed() {
     let tare = tare!();
-    tare.run(["--", "sh", "-c", "echo out; echo err >&2"])
-        .ok()
-        .printed("out\n")
-        .said(&["err"]);
+    tare.run(["--", "sh", "-c", "echo out; echo err >&2"]).ok().printed("out\n").said(&["err"]);
 }
 
 #[test]
 fn output_passes_at_once() {
     let tare = tare!();
-    let mut running = tare.spawn([
-        "--",
-        "sh",
-        "-c",
-        "echo ready; read answer; echo got $answer",
-    ]);
+    let mut running = tare.spawn(["--", "sh", "-c", "echo ready; read answer; echo got $answer"]);
     running.see("ready");
     running.write(b"it\n");
     running.see("got it");
@@ -82,18 +63,14 @@ fn the_end_of_input_reaches_the_command() {
 #[test]
 fn an_empty_input_ends_at_once() {
     let tare = tare!();
-    tare.run(["--", "sh", "-c", "cat; echo over"])
-        .ok()
-        .printed("over\n");
+    tare.run(["--", "sh", "-c", "cat; echo over"]).ok().printed("over\n");
 }
 
 #[test]
 fn input_that_nobody_reads_stops_nothing() {
     let tare = tare!();
-    let output = tare
-        .with_stdin(vec![b'x'; 4 << 20], ["--", "echo", "over"])
-        .ok()
-        .printed("over\n");
+    let output =
+        tare.with_stdin(vec![b'x'; 4 << 20], ["--", "echo", "over"]).ok().printed("over\n");
     assert!(output.lasted < SOON, "{output}");
 }
 
@@ -109,9 +86,7 @@ fn an_input_that_stays_open_does_not_keep_a_box_that_ended() {
 #[test]
 fn a_closed_input_is_an_empty_one() {
     let tare = tare!();
-    tare.shell("exec \"$TARE\" run -- sh -c 'cat; echo done' <&-")
-        .ok()
-        .printed("done\n");
+    tare.shell("exec \"$TARE\" run -- sh -c 'cat; echo done' <&-").ok().printed("done\n");
 }
 
 #[test]
@@ -119,8 +94,7 @@ fn closed_outputs_are_no_reason_to_fail() {
     let tare = tare!();
     tare.shell("exec \"$TARE\" run -- true >&-").ok();
     tare.shell("exec \"$TARE\" run -- true 2>&-").ok();
-    tare.shell("exec \"$TARE\" run -- sh -c 'exit 3' <&- >&- 2>&-")
-        .exited(3);
+    tare.shell("exec \"$TARE\" run -- sh -c 'exit 3' <&- >&- 2>&-").exited(3);
 }
 
 /// A descriptor that tare opens for itself must not land on a closed 1 or 2 and
@@ -136,10 +110,7 @@ fn output_for_a_closed_stream_goes_nowhere_else() {
 #[test]
 fn a_reader_that_goes_away_ends_the_box() {
     let tare = tare!();
-    let output = tare
-        .shell("\"$TARE\" run -- yes | head -n 1")
-        .ok()
-        .printed("y\n");
+    let output = tare.shell("\"$TARE\" run -- yes | head -n 1").ok().printed("y\n");
     assert!(output.lasted < SOON, "{output}");
 }
 
@@ -176,10 +147,7 @@ fn a_file_as_input_is_read_to_its_end() {
 #[test]
 fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
     let tare = tare!();
-    let output = tare
-        .run(["--", "sh", "-c", "sleep 1000 & echo hi"])
-        .ok()
-        .printed("hi\n");
+    let output = tare.run(["--", "sh", "-c", "sleep 1000 & echo hi"]).ok().printed("hi\n");
     assert!(output.lasted < SOON, "{output}");
 }
 
@@ -188,12 +156,7 @@ fn the_last_words_of_a_command_are_not_lost() {
     let tare = tare!();
     for _ in 0..20 {
         let output = tare
-            .run([
-                "--",
-                "sh",
-                "-c",
-                "sleep 1000 & head -c 60000 /dev/zero; kill -9 $$",
-            ])
+            .run(["--", "sh", "-c", "sleep 1000 & head -c 60000 /dev/zero; kill -9 $$"])
             .exited(137);
         assert_eq!(output.stdout.len(), 60_000, "{output}");
     }
@@ -210,10 +173,7 @@ for fd in (0, 1, 2):
 print(all(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK for fd in (0, 1, 2)))";
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut command = tare.command(["run", "--", "python3", "-c", script]);
-    command
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone().unwrap())
-        .stderr(Stdio::inherit());
+    command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(Stdio::inherit());
     tare.start_command(command).wait().ok();
     let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
@@ -230,10 +190,7 @@ fn streams_can_be_opened_again_by_name() {
     for options in [&[][..], &["--root"], &["-u", "77:78"], &["--contain"]] {
         let mut call = options.to_vec();
         call.extend(["--", "sh", "-c", script]);
-        let output = tare
-            .with_stdin("in\n", call)
-            .ok()
-            .printed("out\nin\nmore\n");
+        let output = tare.with_stdin("in\n", call).ok().printed("out\nin\nmore\n");
         assert_eq!(output.stderr_text(), "err\nmore\n", "{output}");
     }
 }

@@ -31,10 +31,7 @@ fn clean(tare: &Tare) {
 fn orphan_is_swept(tare: &Tare, id: &str, kinds: &[&str]) {
     let audit = json(tare, &["audit", "--json"], 1);
     let orphans = audit["orphans"].as_array().expect("an array");
-    let found: Vec<&str> = orphans
-        .iter()
-        .map(|it| it["kind"].as_str().expect("a text"))
-        .collect();
+    let found: Vec<&str> = orphans.iter().map(|it| it["kind"].as_str().expect("a text")).collect();
     assert_eq!(found, kinds, "{audit}");
     assert!(orphans.iter().all(|it| it["id"] == id), "{audit}");
     let text = tare.call(["audit"]).exited(1).stdout_text();
@@ -42,10 +39,7 @@ fn orphan_is_swept(tare: &Tare, id: &str, kinds: &[&str]) {
     let plan = json(tare, &["sweep", "--dry-run", "--json"], 0);
     assert_eq!(plan[0]["outcome"], "planned", "{plan}");
     let swept = json(tare, &["sweep", "--json"], 0);
-    assert_eq!(
-        (&swept[0]["id"], &swept[0]["outcome"]),
-        (&id.into(), &"done".into())
-    );
+    assert_eq!((&swept[0]["id"], &swept[0]["outcome"]), (&id.into(), &"done".into()));
     assert_eq!(swept[0]["would"], plan[0]["would"]);
     tare.assert_gone(id);
     clean(tare);
@@ -108,13 +102,7 @@ fn a_name_that_leads_to_no_box_is_released() {
 #[test]
 fn a_keeper_without_a_cgroup_and_without_a_record_is_ended() {
     let tare = unprivileged!();
-    let id = tare.detached([
-        "--quiet",
-        "--",
-        "sh",
-        "-c",
-        "setsid sleep 1000 & sleep 1000",
-    ]);
+    let id = tare.detached(["--quiet", "--", "sh", "-c", "setsid sleep 1000 & sleep 1000"]);
     fs::remove_dir_all(tare.record(&id)).unwrap();
     orphan_is_swept(&tare, &id, &["keeper"]);
     eventually("everyone is gone", || {
@@ -162,10 +150,7 @@ fn a_box_that_is_over_is_finished_and_kept_until_its_retention_has_passed() {
     let id = over(&tare, &["--retention", "1h"]);
     tare.call(["audit"]).ok();
     let swept = json(&tare, &["sweep", "--json"], 0);
-    assert_eq!(
-        (&swept[0]["would"], &swept[0]["outcome"]),
-        (&"finish".into(), &"done".into())
-    );
+    assert_eq!((&swept[0]["would"], &swept[0]["outcome"]), (&"finish".into(), &"done".into()));
     assert!(tare.cgroups_of(&id).is_empty());
     clean(&tare);
     assert_eq!(tare.look(&id)["exit_code"], 3);
@@ -196,10 +181,7 @@ fn a_damaged_record_is_removed_if_nobody_lives_in_its_box_and_left_if_somebody_d
     assert_eq!(outcome(&alive), "left", "{swept}");
     tare.assert_gone(&dead);
     let text = tare.call(["sweep"]).exited(1).stdout_text();
-    assert!(
-        text.starts_with("left ") && text.contains("'tare rm -f' ends it"),
-        "{text}"
-    );
+    assert!(text.starts_with("left ") && text.contains("'tare rm -f' ends it"), "{text}");
     tare.remove(&alive);
 }
 
@@ -214,10 +196,7 @@ fn what_lies_in_the_place_of_a_record_is_removed_and_holds_nobody() {
     symlink(std::env::temp_dir(), beside("cccccccccccc")).unwrap();
     let swept = json(&tare, &["sweep", "--json"], 0);
     let all = swept.as_array().unwrap();
-    assert!(
-        all.len() == 3 && all.iter().all(|it| it["outcome"] == "done"),
-        "{swept}"
-    );
+    assert!(all.len() == 3 && all.iter().all(|it| it["outcome"] == "done"), "{swept}");
     clean(&tare);
     tare.call(["run", "--", "true"]).ok();
     tare.remove(&alive);
@@ -286,25 +265,18 @@ impl Freezer {
 impl Drop for Freezer {
     fn drop(&mut self) {
         self.thaw();
-        eventually("the freezer can be removed", || {
-            fs::remove_dir(&self.0).is_ok()
-        });
+        eventually("the freezer can be removed", || fs::remove_dir(&self.0).is_ok());
     }
 }
 
 fn stuck_lines(record: &Path) -> usize {
     let text = fs::read_to_string(record.join("record.json")).expect("it is ours");
-    text.lines()
-        .filter(|line| line.starts_with("{\"stuck\""))
-        .count()
+    text.lines().filter(|line| line.starts_with("{\"stuck\"")).count()
 }
 
 #[track_caller]
 fn kill(pid: u32) {
-    let pid = i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .expect("it is ours");
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("it is ours");
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it is ours");
     pidfd_send_signal(pidfd, Signal::KILL).expect("it is ours");
 }
@@ -316,16 +288,7 @@ fn an_attached_box_whose_keeper_does_not_die_says_so_on_record() {
         skip!("there is no freezer of cgroup v1 that we may use");
     };
     let script = "echo up; sleep 1000";
-    let attached = tare.spawn([
-        "--name",
-        "frozen",
-        "--timeout",
-        "3s",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]);
+    let attached = tare.spawn(["--name", "frozen", "--timeout", "3s", "--", "sh", "-c", script]);
     attached.see("up");
     let id = tare.list()[0]["id"].as_str().unwrap().to_owned();
     freezer.freeze(&tare.workload(&id)[0]);
@@ -369,21 +332,12 @@ fn a_stuck_box_holds_up_no_other_and_is_tried_less_and_less_often() {
     }
     done.iter().for_each(|id| tare.assert_gone(id));
     let stuck = all.iter().find(|one| one["id"] == *id).unwrap();
-    let said = (
-        stuck["step"].as_str().unwrap(),
-        stuck["reason"].as_str().unwrap(),
-    );
+    let said = (stuck["step"].as_str().unwrap(), stuck["reason"].as_str().unwrap());
     assert!(said.0.starts_with("cannot end the keeper"), "{stuck}");
     assert!(said.1.ends_with("does not die"), "{stuck}");
     let listed = tare.look(&id);
     assert_eq!(listed["state"], "stuck");
-    assert!(
-        listed["stuck_on"]
-            .as_str()
-            .unwrap()
-            .contains("does not die"),
-        "{listed}"
-    );
+    assert!(listed["stuck_on"].as_str().unwrap().contains("does not die"), "{listed}");
     // Each would try it, and say so, if it were its turn.
     let before = stuck_lines(&tare.record(&id));
     for _ in 0..20 {

@@ -3,10 +3,7 @@
 use rustix::process::Signal;
 use tare_harness::{TerminalSize, tare};
 
-const SIZE: TerminalSize = TerminalSize {
-    rows: 33,
-    columns: 101,
-};
+const SIZE: TerminalSize = TerminalSize { rows: 33, columns: 101 };
 
 /// Says `ready`, then each signal it gets, and ends at the one called `last`.
 const LISTENER: &str = "trap 'echo caught INT; exit 3' INT; trap 'echo caught TERM; exit 4' TERM; trap 'echo caught HUP; exit 5' HUP
@@ -24,17 +21,12 @@ while True:
 #[test]
 fn a_signal_to_tare_reaches_the_command() {
     let tare = tare!();
-    for (signal, name, code) in [
-        (Signal::INT, "INT", 3),
-        (Signal::TERM, "TERM", 4),
-        (Signal::HUP, "HUP", 5),
-    ] {
+    for (signal, name, code) in
+        [(Signal::INT, "INT", 3), (Signal::TERM, "TERM", 4), (Signal::HUP, "HUP", 5)]
+    {
         let running = tare.spawn(["--", "sh", "-c", LISTENER]);
         running.see("ready").signal(signal);
-        running
-            .wait()
-            .exited(code)
-            .printed(&format!("ready\ncaught {name}\n"));
+        running.wait().exited(code).printed(&format!("ready\ncaught {name}\n"));
     }
 }
 
@@ -87,14 +79,7 @@ fn what_is_typed_reaches_the_command() {
     let tare = tare!();
     let mut session = tare.under_terminal(
         SIZE,
-        [
-            "-i",
-            "-t",
-            "--",
-            "sh",
-            "-c",
-            "echo ready; read line; echo \"got <$line>\"",
-        ],
+        ["-i", "-t", "--", "sh", "-c", "echo ready; read line; echo \"got <$line>\""],
     );
     session.see("ready");
     session.type_bytes(b"some words\r");
@@ -110,10 +95,7 @@ fn a_new_window_size_reaches_the_command() {
     let script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done";
     let mut session = tare.under_terminal(SIZE, ["-i", "-t", "--", "sh", "-c", script]);
     session.see("ready");
-    session.resize(TerminalSize {
-        rows: 44,
-        columns: 123,
-    });
+    session.resize(TerminalSize { rows: 44, columns: 123 });
     session.see("44 123");
     session.type_bytes(b"\x03");
     let (output, cooked) = session.wait();
@@ -124,10 +106,8 @@ fn a_new_window_size_reaches_the_command() {
 #[test]
 fn the_interrupt_key_ends_the_command() {
     let tare = tare!();
-    let mut session = tare.under_terminal(
-        SIZE,
-        ["-i", "-t", "--", "sh", "-c", "echo ready; exec sleep 1000"],
-    );
+    let mut session =
+        tare.under_terminal(SIZE, ["-i", "-t", "--", "sh", "-c", "echo ready; exec sleep 1000"]);
     session.see("ready");
     session.type_bytes(b"\x03");
     let (output, cooked) = session.wait();

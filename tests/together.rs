@@ -14,9 +14,7 @@ fn commands(file: &str) -> Vec<Vec<&str>> {
         vec!["cp", file, "a:/work/file"],
         vec!["pause", "a"],
         vec!["resume", "a"],
-        vec![
-            "update", "--pids", "50", "--memory", "64m", "--lease", "1h", "a",
-        ],
+        vec!["update", "--pids", "50", "--memory", "64m", "--lease", "1h", "a"],
         vec!["logs", "-f", "a"],
         vec!["run", "-d", "--name", "a", "--", "sleep", "1000"],
     ]
@@ -48,8 +46,7 @@ fn clear(tare: &Tare, after: &str) {
             ["running", "paused", "exited"].contains(&state.as_str()),
             "after {after} a box is {state}: {one}"
         );
-        tare.call(["rm", "-f", one["id"].as_str().expect("an id")])
-            .ok();
+        tare.call(["rm", "-f", one["id"].as_str().expect("an id")]).ok();
     }
 }
 
@@ -92,27 +89,17 @@ fn check(command: &[&str], call: Running, after: &str) {
     };
     // The box may be ended while the command in it runs.
     let killed = command[0] == "exec" && output.code == 137;
-    assert!(
-        output.code == 0 || output.code == failure || killed,
-        "{after}: {output}"
-    );
+    assert!(output.code == 0 || output.code == failure || killed, "{after}: {output}");
     let said = output.stderr_text();
     if output.code == failure {
-        assert!(
-            said.lines().count() == 1 && said.starts_with("tare: "),
-            "{after}: {output}"
-        );
+        assert!(said.lines().count() == 1 && said.starts_with("tare: "), "{after}: {output}");
     }
 }
 
 #[test]
 fn ten_that_stop_and_remove_one_box_agree() {
     let tare = tare!();
-    for command in [
-        &["stop", "-t", "0", "a"][..],
-        &["rm", "-f", "a"],
-        &["kill", "a"],
-    ] {
+    for command in [&["stop", "-t", "0", "a"][..], &["rm", "-f", "a"], &["kill", "a"]] {
         let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
         let calls: Vec<Running> = (0..10).map(|_| tare.spawn_call(command)).collect();
         let mut succeeded = 0;

@@ -87,12 +87,8 @@ fn without_a_box_all_that_live_are_measured() {
     let ended = tare.detached(["--", "true"]);
     tare.ended(&ended);
     let found = tare.json(["stats", "--json"]);
-    let found: Vec<&str> = found
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|it| it["id"].as_str().unwrap())
-        .collect();
+    let found: Vec<&str> =
+        found.as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect();
     assert_eq!(found, ids);
     let table = tare.call(["stats"]).ok().said_nothing().stdout_text();
     assert_eq!(table.lines().count(), 3, "{table}");
@@ -139,9 +135,7 @@ fn a_new_limit_of_processes_is_enforced() {
         let idle = number(&stats(&tare, &id), "pids");
         let output = tare.exec(&id, ["python3", "-c", FORK]).exited(137);
         let made: u64 = output.stdout_text().trim().parse().unwrap();
-        eventually("they are gone", || {
-            number(&stats(&tare, &id), "pids") == idle
-        });
+        eventually("they are gone", || number(&stats(&tare, &id), "pids") == idle);
         made
     };
     let made = forks();
@@ -187,14 +181,10 @@ fn a_new_lease_is_kept_by_the_box_itself() {
     assert!((3590..=3602).contains(&left), "{left}");
     let asked = Instant::now();
     tare.call(["update", "--lease", "1s", &id]).ok();
-    eventually("everyone in the box is gone", || {
-        tare.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
     assert!(asked.elapsed() >= Duration::from_secs(1));
     assert_eq!(tare.ended(&id)["ended_by"], "lease");
-    tare.call(["update", "--lease", "1h", &id])
-        .exited(1)
-        .said(&[&id]);
+    tare.call(["update", "--lease", "1h", &id]).exited(1).said(&[&id]);
     tare.remove(&id);
 }
 
@@ -213,10 +203,7 @@ fn bad_changes_are_refused_and_change_nothing() {
         ("--lease", ""),
         ("--lease", "-1h"),
     ] {
-        let output = tare
-            .call(["update", option, value, &id])
-            .exited(2)
-            .printed("");
+        let output = tare.call(["update", option, value, &id]).exited(2).printed("");
         assert!(output.stderr_text().contains(option), "{output}");
     }
     tare.call(["update", &id]).exited(2).printed("");

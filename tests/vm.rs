@@ -65,11 +65,7 @@ impl Machine {
         let modules = MODULES.map(|name| drivers.join("kernel").join(name));
         match modules.iter().find(|module| !module.exists()) {
             Some(module) => Err(missing(&module.to_string_lossy())),
-            None => Ok(Self {
-                kernel,
-                modules: modules.into(),
-                busybox: busybox.to_owned(),
-            }),
+            None => Ok(Self { kernel, modules: modules.into(), busybox: busybox.to_owned() }),
         }
     }
 

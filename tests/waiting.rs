@@ -10,12 +10,9 @@ fn a_box_without_a_command_waits_for_what_is_executed_in_it() {
     let id = tare.detached(["--name", "agent"]);
     assert!(tare.workload(&id).is_empty(), "nobody is in it");
     assert_eq!(tare.state(&id), "running");
-    tare.exec("agent", ["sh", "-c", "echo one > /work/file"])
-        .ok();
+    tare.exec("agent", ["sh", "-c", "echo one > /work/file"]).ok();
     assert!(tare.workload(&id).is_empty(), "nobody is left in it");
-    tare.exec("agent", ["cat", "/work/file"])
-        .ok()
-        .printed("one\n");
+    tare.exec("agent", ["cat", "/work/file"]).ok().printed("one\n");
     tare.remove(&id);
 }
 
@@ -30,10 +27,7 @@ fn its_stop_asks_those_who_were_executed_and_it_ends_with_them() {
     tare.call(["stop", "-t", "600s", "agent"]).ok();
     running.wait().ok().printed("ready\nasked\n");
     let ended = tare.ended(&id);
-    assert_eq!(
-        (&ended["exit_code"], &ended["ended_by"]),
-        (&0.into(), &"stop".into())
-    );
+    assert_eq!((&ended["exit_code"], &ended["ended_by"]), (&0.into(), &"stop".into()));
     tare.remove(&id);
 }
 

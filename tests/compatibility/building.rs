@@ -34,10 +34,7 @@ END
         ./dynamic
         gcc -O2 -pthread -static -o alone main.c answer.c -lm
         ./alone"#;
-    shell(&tare, &[], script)
-        .ok()
-        .printed("672 672\n672 672\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("672 672\n672 672\n").said_nothing();
 }
 
 #[test]
@@ -58,10 +55,7 @@ int main() {
 END
         g++ -O2 -std=c++17 -pthread -o main main.cpp
         ./main"#;
-    shell(&tare, &[], script)
-        .ok()
-        .printed("caught\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("caught\n").said_nothing();
 }
 
 /// The sanitizers map terabytes of address space: there is no limit on that.
@@ -75,9 +69,7 @@ fn address_sanitizer_finds_what_it_looks_for() {
         echo 'int main(int n, char **v) { char b[4]; b[n + 3] = 1; return b[0]; }' > bad.c
         gcc -fsanitize=address -o bad bad.c
         ./bad 2>&1 | grep -o 'stack-buffer-overflow' | head -n 1"#;
-    shell(&tare, &[], script)
-        .ok()
-        .printed("stack-buffer-overflow\n");
+    shell(&tare, &[], script).ok().printed("stack-buffer-overflow\n");
 }
 
 #[test]
@@ -94,10 +86,7 @@ fn make_builds_in_parallel_and_only_what_changed() {
         touch -d '-1 minute' a b c d
         touch c.in
         make -j4"#;
-    shell(&tare, &[], script)
-        .ok()
-        .printed("cp c.in c\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("cp c.in c\n").said_nothing();
 }
 
 #[test]
@@ -132,10 +121,7 @@ fn git_commits_clones_and_pushes() {
         "-e",
         "GIT_COMMITTER_EMAIL=a@b.c",
     ];
-    shell(&tare, &identity, script)
-        .ok()
-        .printed("A: another\nA: a commit\n")
-        .said_nothing();
+    shell(&tare, &identity, script).ok().printed("A: another\nA: a commit\n").said_nothing();
 }
 
 /// Within the default 512 MiB: java sees the limit of the box, not of the host,
@@ -164,8 +150,5 @@ public class Main {
 END
         javac -J-Xmx256m Main.java
         java -Xmx128m Main"#;
-    shell(&tare, &[], script)
-        .ok()
-        .printed("thread\n499500\ntrue\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("thread\n499500\ntrue\n").said_nothing();
 }

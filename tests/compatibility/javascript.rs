@@ -28,10 +28,7 @@ if (isMainThread) {
   parentPort.postMessage('done');
 }
 ";
-    node(&tare, source)
-        .ok()
-        .printed("[ 0, 0, 0, 0 ] 4000\n")
-        .said_nothing();
+    node(&tare, source).ok().printed("[ 0, 0, 0, 0 ] 4000\n").said_nothing();
 }
 
 #[test]
@@ -51,10 +48,7 @@ server.listen(0, 'localhost', () => {
   });
 });
 ";
-    node(&tare, source)
-        .ok()
-        .printed("200 asked for /it\n")
-        .said_nothing();
+    node(&tare, source).ok().printed("200 asked for /it\n").said_nothing();
 }
 
 #[test]
@@ -80,10 +74,7 @@ if (process.argv[2] === 'child') {
   });
 }
 ";
-    node(&tare, source)
-        .ok()
-        .printed("42\nUPPER\nclosed 0\nanswer 42\n")
-        .said_nothing();
+    node(&tare, source).ok().printed("42\nUPPER\nclosed 0\nanswer 42\n").said_nothing();
 }
 
 #[test]
@@ -131,7 +122,5 @@ fn npm_makes_installs_and_runs_a_package_offline() {
         npm pkg set scripts.say='node -p \"require(\\\"thing\\\")\"'
         npm install --offline --no-audit --no-fund --silent ../thing/thing-1.0.0.tgz
         npm run --silent say";
-    shell(&tare, &[], script)
-        .ok()
-        .printed("thing-1.0.0.tgz\ninstalled\n");
+    shell(&tare, &[], script).ok().printed("thing-1.0.0.tgz\ninstalled\n");
 }

@@ -105,10 +105,7 @@ with mmap.mmap(-1, 64 << 20) as anonymous:
     anonymous[-1] = 1
     print(len(anonymous) >> 20)
 ";
-    python(&tare, source)
-        .ok()
-        .printed("7\nb'memfd'\nb'AAA' 0 0\n64\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("7\nb'memfd'\nb'AAA' 0 0\n64\n").said_nothing();
 }
 
 #[test]
@@ -219,8 +216,5 @@ os.rename('file', 'renamed')
 os.setxattr('renamed', 'user.note', b'kept')
 print(os.stat('renamed').st_mtime_ns, os.getxattr('renamed', 'user.note'))
 ";
-    python(&tare, source)
-        .ok()
-        .printed("b'fifo'\n2 file 0o4751\n0\n2 b'kept'\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("b'fifo'\n2 file 0o4751\n0\n2 b'kept'\n").said_nothing();
 }

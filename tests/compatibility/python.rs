@@ -22,10 +22,7 @@ threads = [threading.Thread(target=work) for _ in range(64)]
 with concurrent.futures.ThreadPoolExecutor(16) as pool:
     print(count, sum(pool.map(lambda n: n * n, range(100))))
 ";
-    python(&tare, source)
-        .ok()
-        .printed("64000 328350\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("64000 328350\n").said_nothing();
 }
 
 /// Pools, queues, locks (POSIX semaphores) and shared memory (`/dev/shm`), by each
@@ -65,10 +62,7 @@ if __name__ == '__main__':
 ";
     let line = |how: &str| format!("{how} 40425 3 3 {{'from a process'}}\n");
     let expected = ["fork", "spawn", "forkserver"].map(line).concat();
-    python(&tare, source)
-        .ok()
-        .printed(&format!("{expected}{{'a': 1, 'b': 2}}\n"))
-        .said_nothing();
+    python(&tare, source).ok().printed(&format!("{expected}{{'a': 1, 'b': 2}}\n")).said_nothing();
 }
 
 #[test]
@@ -99,10 +93,7 @@ async def main():
     await asyncio.wait_for(asyncio.to_thread(lambda: print('thread')), 10)
 asyncio.run(main())
 ";
-    python(&tare, source)
-        .ok()
-        .printed("CHILD\n 0\nHELLO\nHELLO\nthread\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("CHILD\n 0\nHELLO\nHELLO\nthread\n").said_nothing();
 }
 
 /// Two processes on one file: the journal is shared memory and file locks.
@@ -126,10 +117,7 @@ else:
         with db:
             db.execute('insert into t values (?)', (int(sys.argv[1]),))
 ";
-    python(&tare, source)
-        .ok()
-        .printed("wal\n[0, 0]\n(200, 100)\nok\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("wal\n[0, 0]\n(200, 100)\nok\n").said_nothing();
 }
 
 #[test]
@@ -168,10 +156,7 @@ with client.wrap_socket(socket.create_connection(listener.getsockname()), server
     peer.sendall(b'secret')
     print(peer.recv(100), peer.version())
 ";
-    python(&tare, source)
-        .ok()
-        .printed("b'SECRET' TLSv1.3\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("b'SECRET' TLSv1.3\n").said_nothing();
 }
 
 #[test]
@@ -207,10 +192,7 @@ with tempfile.NamedTemporaryFile(suffix='.txt') as file:
     print(os.path.exists(file.name))
 print(os.path.exists(file.name))
 ";
-    python(&tare, source)
-        .ok()
-        .printed("/tmp ['a'] 100000\nTrue\nFalse\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("/tmp ['a'] 100000\nTrue\nFalse\n").said_nothing();
 }
 
 #[test]
@@ -231,10 +213,7 @@ limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 print(run(['sh', '-c', 'ulimit -n; nice -n 5 nice'], preexec_fn=limit).stdout.split())
 print(run(['cat'], input='z' * 1000000).stdout.count('z'))
 ";
-    python(&tare, source)
-        .ok()
-        .printed("SHELL\nexpired\n-9\n['64', '5']\n1000000\n")
-        .said_nothing();
+    python(&tare, source).ok().printed("SHELL\nexpired\n-9\n['64', '5']\n1000000\n").said_nothing();
 }
 
 #[test]
@@ -289,9 +268,7 @@ fn pip_installs_a_wheel_and_a_source_tree_into_a_virtual_environment() {
         install ./package
         env/bin/python -c 'import thing; print(thing.word())'"
     );
-    shell(&tare, &[], &script)
-        .ok()
-        .printed("pip\ninstalled\ninstalled\n");
+    shell(&tare, &[], &script).ok().printed("pip\ninstalled\ninstalled\n");
 }
 
 #[test]

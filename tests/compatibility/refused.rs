@@ -54,9 +54,7 @@ fn strace_needs_the_debug_profile() {
     let script = "strace -f -o trace sh -c 'exit 4' 2>/dev/null || echo $?";
     let denied = shell(&tare, &[], script).ok();
     assert_ne!(denied.stdout_text(), "4\n", "{denied}");
-    shell(&tare, &["--seccomp", "debug"], script)
-        .ok()
-        .printed("4\n");
+    shell(&tare, &["--seccomp", "debug"], script).ok().printed("4\n");
 }
 
 /// The leak check of the sanitizers traces its own process.
@@ -71,12 +69,8 @@ fn leak_sanitizer_needs_the_debug_profile() {
         gcc -fsanitize=address -o leak leak.c
         ./leak > /dev/null 2> said || true
         grep -o -e 'detected memory leaks' -e 'LeakSanitizer has encountered a fatal error' said"#;
-    shell(&tare, &[], script)
-        .ok()
-        .printed("LeakSanitizer has encountered a fatal error\n");
-    shell(&tare, &["--seccomp", "debug"], script)
-        .ok()
-        .printed("detected memory leaks\n");
+    shell(&tare, &[], script).ok().printed("LeakSanitizer has encountered a fatal error\n");
+    shell(&tare, &["--seccomp", "debug"], script).ok().printed("detected memory leaks\n");
 }
 
 /// `RLIMIT_FSIZE` is the scratch space: a file with a hole in it is no way to
@@ -87,9 +81,7 @@ fn a_file_cannot_be_larger_than_the_scratch_space() {
     let script = "truncate -s 300m sparse 2>&1 || echo refused";
     let output = shell(&tare, &[], script).ok();
     assert!(output.stdout_text().ends_with("refused\n"), "{output}");
-    shell(&tare, &["--scratch", "400m"], script)
-        .ok()
-        .printed("");
+    shell(&tare, &["--scratch", "400m"], script).ok().printed("");
 }
 
 /// Set-user-id programs run, as nobody else than who started them.

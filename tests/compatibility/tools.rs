@@ -33,10 +33,7 @@ fn free_df_and_uptime_answer() {
         df > /dev/null
         uptime > /dev/null
         vmstat > /dev/null";
-    shell(&tare, &[], script)
-        .ok()
-        .printed("1\n1\n1\n1\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("1\n1\n1\n1\n").said_nothing();
 }
 
 #[test]
@@ -71,10 +68,7 @@ fn archives_are_packed_and_unpacked() {
             cat out/tree/link
         done
         gzip -9 < tree/hard | gunzip";
-    shell(&tare, &[], script)
-        .ok()
-        .printed("content\ncontent\ncontent\ncontent\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("content\ncontent\ncontent\ncontent\n").said_nothing();
 }
 
 #[test]
@@ -89,10 +83,7 @@ fn text_is_edited_sorted_and_searched() {
         seq 1 20 | xargs -P 4 -n 5 echo | wc -l
         printf 'b\\na\\n' | sort | tr '\\n' ' '
         echo one two | grep -o 't.*'";
-    shell(&tare, &[], script)
-        .ok()
-        .printed("12\nfour\n/etc/passwd\n4\na b two\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("12\nfour\n/etc/passwd\n4\na b two\n").said_nothing();
 }
 
 /// More than sort may hold in memory here: it spills into /tmp.
@@ -104,10 +95,7 @@ fn a_file_larger_than_its_memory_is_sorted() {
         sort -n -S 4m -T /tmp numbers -o sorted
         head -n 2 sorted
         tail -n 1 sorted";
-    shell(&tare, &[], script)
-        .ok()
-        .printed("1\n2\n3000000\n")
-        .said_nothing();
+    shell(&tare, &[], script).ok().printed("1\n2\n3000000\n").said_nothing();
 }
 
 #[test]
@@ -131,9 +119,7 @@ fn bash_controls_jobs() {
         cat <(echo substituted)
         trap 'echo trapped' USR1
         kill -USR1 $$";
-    tare.run(["--", "bash", "-c", script])
-        .ok()
-        .printed("stopped\n143\n7\nsubstituted\ntrapped\n");
+    tare.run(["--", "bash", "-c", script]).ok().printed("stopped\n143\n7\nsubstituted\ntrapped\n");
 }
 
 #[test]
@@ -192,9 +178,7 @@ fn a_busybox_root_has_its_own_tools() {
         busybox rm \"$(cat name)\"
         busybox nproc > /dev/null
         busybox vi --help 2>&1 | busybox head -n 1 | busybox cut -c1-7";
-    let output = tare
-        .run(["--rootfs", root.text(), "--", "/bin/sh", "-c", script])
-        .ok();
+    let output = tare.run(["--rootfs", root.text(), "--", "/bin/sh", "-c", script]).ok();
     let text = output.stdout_text();
     assert!(text.ends_with("text\nBusyBox\n"), "{output}");
 }

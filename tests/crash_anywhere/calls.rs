@@ -72,12 +72,7 @@ fn remove(name: &str) -> Vec<&str> {
 
 #[test]
 fn run_is_killed_at_each_of_its_calls() {
-    each_call(Operation {
-        whom: Whom::Tare,
-        call: run,
-        needs_box: false,
-        fates: &[Fate::Absent],
-    });
+    each_call(Operation { whom: Whom::Tare, call: run, needs_box: false, fates: &[Fate::Absent] });
 }
 
 #[test]
@@ -92,12 +87,7 @@ fn a_detached_run_is_killed_at_each_of_its_calls() {
 
 #[test]
 fn exec_is_killed_at_each_of_its_calls() {
-    each_call(Operation {
-        whom: Whom::Tare,
-        call: exec,
-        needs_box: true,
-        fates: &[Fate::Running],
-    });
+    each_call(Operation { whom: Whom::Tare, call: exec, needs_box: true, fates: &[Fate::Running] });
 }
 
 #[test]
@@ -175,10 +165,9 @@ fn each_call(operation: Operation) {
     loop {
         let calls: Vec<u64> = (0..BATCH).map(|at| first + at * stride).collect();
         let killed = in_lanes(&calls, |call| operation.crash(&scene, &probe, *call));
-        let expected = calls.iter().map(|call| Expected {
-            name: name(*call),
-            fates: operation.fates.to_vec(),
-        });
+        let expected = calls
+            .iter()
+            .map(|call| Expected { name: name(*call), fates: operation.fates.to_vec() });
         scene.check(&expected.collect::<Vec<_>>());
         scene.clear();
         // The last ones of the batch were past the end.

@@ -39,13 +39,8 @@ enum Victim {
     Group,
 }
 
-const OPERATIONS: [Operation; 5] = [
-    Operation::Run,
-    Operation::Detach,
-    Operation::Exec,
-    Operation::Stop,
-    Operation::Remove,
-];
+const OPERATIONS: [Operation; 5] =
+    [Operation::Run, Operation::Detach, Operation::Exec, Operation::Stop, Operation::Remove];
 const VICTIMS: [Victim; 4] = [Victim::Tare, Victim::Keeper, Victim::Both, Victim::Group];
 
 #[derive(Debug, Clone)]
@@ -60,18 +55,8 @@ struct Crash {
 
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            operation,
-            victim,
-            after,
-            brief,
-            name,
-        } = self;
-        write!(
-            f,
-            "{name}: {operation:?}{} ",
-            if *brief { " (brief)" } else { "" }
-        )?;
+        let Self { operation, victim, after, brief, name } = self;
+        write!(f, "{name}: {operation:?}{} ", if *brief { " (brief)" } else { "" })?;
         write!(f, "{victim:?} killed after {} us", after.as_micros())
     }
 }
@@ -148,13 +133,9 @@ impl Durations {
 #[track_caller]
 fn batch(scene: &Scene, durations: &Durations, seed: u64) {
     let mut random = Random::seeded(seed);
-    let crashes: Vec<Crash> = (0..BATCH)
-        .map(|number| Crash::random(&mut random, durations, number))
-        .collect();
-    let _story = Story {
-        seed,
-        crashes: &crashes,
-    };
+    let crashes: Vec<Crash> =
+        (0..BATCH).map(|number| Crash::random(&mut random, durations, number)).collect();
+    let _story = Story { seed, crashes: &crashes };
     let seen = in_lanes(&crashes, |crash| crash.happen(scene));
     let expected = crashes.iter().zip(seen).map(|(crash, seen)| Expected {
         name: crash.name.clone(),
@@ -233,10 +214,7 @@ impl Crash {
             // It may have ended by itself.
             let _ = pidfd_send_signal(keeper, Signal::KILL);
         }
-        Seen {
-            keeper_killed: !no_keeper,
-            acknowledged: running.wait().code == 0,
-        }
+        Seen { keeper_killed: !no_keeper, acknowledged: running.wait().code == 0 }
     }
 
     fn is_for_keeper(&self) -> bool {
@@ -298,8 +276,6 @@ fn children(parent: u32) -> Vec<OwnedFd> {
     let opened = numbers().into_iter().map(|child| (child, pidfd(child)));
     let opened: Vec<_> = opened.collect();
     let still = numbers();
-    let ours = opened
-        .into_iter()
-        .filter(|(child, _)| still.contains(child));
+    let ours = opened.into_iter().filter(|(child, _)| still.contains(child));
     ours.filter_map(|(_, descriptor)| descriptor).collect()
 }

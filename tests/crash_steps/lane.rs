@@ -40,10 +40,7 @@ impl<'a> Lane<'a> {
     pub fn new(tare: &'a Tare, faulty: &'a Path) -> Self {
         let home = TemporaryDirectory::new();
         let mut private = DirBuilder::new();
-        private
-            .mode(0o700)
-            .create(home.join("state"))
-            .expect("it is fresh");
+        private.mode(0o700).create(home.join("state")).expect("it is fresh");
         fs::create_dir(home.join("volume")).expect("it is fresh");
         home.write("in", CONTENT);
         home.write("volume/in", CONTENT);
@@ -89,9 +86,7 @@ impl<'a> Lane<'a> {
     pub fn faulty(&self, args: &[&str], whom: Whom, fault: Option<&str>) -> Output {
         let args = args.iter().map(|arg| arg.replace(HERE, self.home.text()));
         let mut command = Command::new(self.faulty);
-        command
-            .args(args)
-            .env("TARE_FAULT_LOG", self.home.join("log"));
+        command.args(args).env("TARE_FAULT_LOG", self.home.join("log"));
         let plan = match whom {
             Whom::Tare => "TARE_FAULT",
             Whom::Keeper => "TARE_FAULT_KEEPER",
@@ -158,9 +153,7 @@ impl<'a> Lane<'a> {
             eventually("everyone in the box waits, or is gone", || {
                 let stat = fs::read_to_string(format!("/proc/{process}/stat"));
                 let stat = stat.unwrap_or_default();
-                let state = stat
-                    .rsplit_once(") ")
-                    .and_then(|(_, rest)| rest.chars().next());
+                let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
                 matches!(state, None | Some('S' | 'Z' | 'X'))
             });
         }
@@ -239,9 +232,7 @@ impl<'a> Lane<'a> {
     #[track_caller]
     pub fn answers(&self) {
         let id = self.id_of_subject().expect("it is listed");
-        self.ordinary(["exec", &id, "--", "true"])
-            .ok()
-            .said_nothing();
+        self.ordinary(["exec", &id, "--", "true"]).ok().said_nothing();
     }
 
     #[track_caller]
@@ -257,16 +248,11 @@ impl<'a> Lane<'a> {
         let living = listed.values().filter(|one| one["state"] != "exited");
         let living: BTreeSet<&str> = living.filter_map(|one| one["id"].as_str()).collect();
         let cgroups = self.cgroups();
-        let left: Vec<_> = cgroups
-            .iter()
-            .filter(|(id, _)| !living.contains(&**id))
-            .collect();
+        let left: Vec<_> = cgroups.iter().filter(|(id, _)| !living.contains(&**id)).collect();
         assert!(left.is_empty(), "cgroups: {left:?}");
         let is_of_gone = |path: &str| ids.iter().all(|id| !path.contains(id.as_str()));
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-        let ours = mounts
-            .lines()
-            .filter(|line| line.contains(self.home.text()));
+        let ours = mounts.lines().filter(|line| line.contains(self.home.text()));
         let left: Vec<_> = ours.filter(|line| is_of_gone(line)).collect();
         assert!(left.is_empty(), "mounts: {left:?}");
     }
@@ -274,18 +260,12 @@ impl<'a> Lane<'a> {
     fn entries(&self, directory: &str) -> BTreeSet<String> {
         let entries = fs::read_dir(self.home.join("state").join(directory));
         let names = entries.into_iter().flatten().flatten();
-        names
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect()
+        names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
     /// Those of this state root, with the id of their box.
     fn cgroups(&self) -> Vec<(String, PathBuf)> {
-        let entries = hierarchies()
-            .into_iter()
-            .flat_map(fs::read_dir)
-            .flatten()
-            .flatten();
+        let entries = hierarchies().into_iter().flat_map(fs::read_dir).flatten().flatten();
         let id = |path: &Path| {
             let name = path.file_name()?.to_str()?;
             Some(name.strip_prefix(&self.bystander.prefix)?.to_owned())
@@ -303,19 +283,11 @@ impl<'a> Lane<'a> {
             listed = self.listed();
             let states = ["running", "paused", "exited"];
             let is_settled = |one: &Value| states.iter().any(|state| one["state"] == *state);
-            let living = listed
-                .values()
-                .filter(|one| one["state"] != "exited")
-                .count();
+            let living = listed.values().filter(|one| one["state"] != "exited").count();
             let inside = self.inside();
-            let alive = inside
-                .iter()
-                .filter(|(_, process)| !process.is_zombie)
-                .count();
+            let alive = inside.iter().filter(|(_, process)| !process.is_zombie).count();
             let own = std::process::id();
-            let mut zombies = inside
-                .iter()
-                .filter(|(_, it)| it.is_zombie && it.parent != own);
+            let mut zombies = inside.iter().filter(|(_, it)| it.is_zombie && it.parent != own);
             listed.values().all(is_settled) && alive == 2 * living && zombies.next().is_none()
         });
         listed
@@ -351,20 +323,11 @@ impl<'a> Lane<'a> {
 
     #[track_caller]
     fn bystander_is_whole(&self, listed: &BTreeMap<String, Value>) {
-        let Bystander {
-            id,
-            processes,
-            account,
-            ..
-        } = &self.bystander;
+        let Bystander { id, processes, account, .. } = &self.bystander;
         let one = listed.get(id).expect("the bystander is listed");
         assert_eq!(one["state"], "running", "the bystander");
         assert_eq!(one["name"], BYSTANDER, "the bystander");
-        assert_eq!(
-            &self.processes_of(id),
-            processes,
-            "the bystander's processes"
-        );
+        assert_eq!(&self.processes_of(id), processes, "the bystander's processes");
         let now = fs::read(self.record(id).join("record.json")).expect("it is on record");
         assert!(now == *account, "the bystander's record has changed");
     }
@@ -400,9 +363,7 @@ impl Drop for Lane<'_> {
         if std::thread::panicking() {
             // Best effort, and bounded: a tare that hangs must not hang the rest.
             let mut command = Command::new("timeout");
-            command
-                .args(["--kill-after=1", "30"])
-                .arg(self.tare.program());
+            command.args(["--kill-after=1", "30"]).arg(self.tare.program());
             command.args(["rm", "-f", "--all"]);
             command.env("TARE_STATE_ROOT", self.home.join("state"));
             let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();

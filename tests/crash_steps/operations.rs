@@ -63,15 +63,7 @@ impl Operation {
 
 pub const RUN: Operation = Operation {
     before: Before::Nothing,
-    call: &[
-        "run",
-        "--name",
-        NAME,
-        "-v",
-        "HERE/volume:/data",
-        "--",
-        "true",
-    ],
+    call: &["run", "--name", NAME, "-v", "HERE/volume:/data", "--", "true"],
     done: &[Absent],
     undone: &[Absent],
     failures: &[125, 137],
@@ -148,9 +140,7 @@ pub const SWEEP: Operation = Operation {
 
 pub const UPDATE: Operation = Operation {
     before: Before::Running,
-    call: &[
-        "update", NAME, "--memory", "100m", "--pids", "50", "--lease", "1h",
-    ],
+    call: &["update", NAME, "--memory", "100m", "--pids", "50", "--lease", "1h"],
     done: &[Running],
     undone: &[Running],
     failures: &[1],

@@ -79,34 +79,19 @@ pub fn each_step(operation: &'static Operation, whom: Whom) {
     for fault in Fault::all() {
         let tried: Vec<Tried> = std::thread::scope(|threads| {
             let spawn = |(at, lane)| {
-                let steps = Steps {
-                    lane,
-                    operation,
-                    whom,
-                    fault,
-                };
+                let steps = Steps { lane, operation, whom, fault };
                 threads.spawn(move || steps.all_from(first + at))
             };
             let running: Vec<_> = lanes.iter().enumerate().map(spawn).collect();
             let joined = running.into_iter().map(|lane| lane.join());
-            joined
-                .map(|tried| tried.expect("it has said why"))
-                .collect()
+            joined.map(|tried| tried.expect("it has said why")).collect()
         });
         let steps: usize = tried.iter().map(|lane| lane.steps).sum();
-        tell(&format!(
-            "{:?}, {whom:?}, {fault:?}: {steps} steps",
-            operation.call
-        ));
+        tell(&format!("{:?}, {whom:?}, {fault:?}: {steps} steps", operation.call));
         assert!(steps > 0, "{operation:?} has no step");
         failures.extend(tried.into_iter().flat_map(|lane| lane.failures));
     }
-    assert!(
-        failures.is_empty(),
-        "{:?} of {whom:?}:\n{}",
-        operation.call,
-        failures.join("\n")
-    );
+    assert!(failures.is_empty(), "{:?} of {whom:?}:\n{}", operation.call, failures.join("\n"));
     lanes.into_iter().for_each(Lane::finish);
     // What a tare that was killed had started comes to us, and nobody runs now.
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
@@ -184,12 +169,7 @@ impl Steps<'_> {
 
     /// Whether there was such a step.
     fn try_at(&self, step: usize) -> bool {
-        let Self {
-            lane,
-            operation,
-            whom,
-            ..
-        } = *self;
+        let Self { lane, operation, whom, .. } = *self;
         let fault = self.fault.at(step);
         let mut story = Story(format!("{:?}, {whom:?} {fault}", operation.call));
         lane.note_anew();
@@ -214,10 +194,7 @@ impl Steps<'_> {
         }
         let keeper_killed = whom == Whom::Keeper && self.fault == Fault::Kill && met;
         let fates = operation.fates(output.code == 0, keeper_killed);
-        assert!(
-            fates.contains(&fate),
-            "it is {fate:?}, and not one of {fates:?}"
-        );
+        assert!(fates.contains(&fate), "it is {fate:?}, and not one of {fates:?}");
         let lives = matches!(fate, Fate::Running | Fate::Paused);
         if lives && operation.before != Before::Nothing {
             assert_eq!(lane.processes_of_subject(), processes, "its processes");
@@ -229,12 +206,7 @@ impl Steps<'_> {
     /// It was killed, has succeeded, or has said in one line why not.
     #[track_caller]
     fn spoke(&self, output: &Output, met: bool) {
-        let Self {
-            operation,
-            whom,
-            fault,
-            ..
-        } = *self;
+        let Self { operation, whom, fault, .. } = *self;
         let was_killed = whom == Whom::Tare && fault == Fault::Kill && met;
         let said = output.stderr_text();
         match output.code {
@@ -288,22 +260,12 @@ fn prepare(lane: &Lane<'_>, before: Before, whom: Whom, fault: Option<&str>) -> 
 /// A box whose creator was killed while its command ran.
 #[track_caller]
 fn abandon(lane: &Lane<'_>) {
-    let call = [
-        "run",
-        "--name",
-        NAME,
-        "--",
-        "sh",
-        "-c",
-        "echo here; exec sleep 1000",
-    ];
+    let call = ["run", "--name", NAME, "--", "sh", "-c", "echo here; exec sleep 1000"];
     let running = lane.start(lane.command(&call));
     running.see("here");
     running.signal(Signal::KILL);
     running.wait();
-    eventually("its box has died with it", || {
-        lane.processes_of_subject().is_empty()
-    });
+    eventually("its box has died with it", || lane.processes_of_subject().is_empty());
 }
 
 /// Tells what was tried, if the test fails while it is there.
@@ -319,8 +281,7 @@ impl Drop for Story {
 
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-        .unwrap_or_default()
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
 #[expect(clippy::print_stderr, reason = "a failed test shows it")]

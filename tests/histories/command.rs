@@ -151,11 +151,7 @@ fn step(random: &mut Random) -> Step {
     let after = Duration::from_micros(random.below(KILLED_WITHIN_US));
     Step {
         actor,
-        command: Command {
-            verb,
-            name: names[first].clone(),
-            other: names[1 - first].clone(),
-        },
+        command: Command { verb, name: names[first].clone(), other: names[1 - first].clone() },
         // What may last for ever always is.
         killed_after: (kill || verb == Verb::Wait).then_some(after),
     }

@@ -106,17 +106,13 @@ impl Model {
         }
         let before = self.fates(&command.name);
         let possible = before.iter().map(|on| effect(command.verb, *on));
-        let mut after: BTreeSet<Fate> = possible
-            .filter(|(expected, _)| *expected == outcome)
-            .map(|(_, fate)| fate)
-            .collect();
+        let mut after: BTreeSet<Fate> =
+            possible.filter(|(expected, _)| *expected == outcome).map(|(_, fate)| fate).collect();
         if outcome == Outcome::Done && self.may_end_half_a_box(command) {
             after.insert(Fate::Absent);
         }
         if after.is_empty() {
-            return Err(format!(
-                "{command} was {outcome:?} on a box that was {before:?}"
-            ));
+            return Err(format!("{command} was {outcome:?} on a box that was {before:?}"));
         }
         match (before.len(), outcome) {
             // Who is refused by a box that is on its way has learned nothing.
@@ -207,26 +203,16 @@ mod tests {
     use super::*;
 
     fn command(verb: Verb) -> Command {
-        Command {
-            verb,
-            name: "a".into(),
-            other: "b".into(),
-        }
+        Command { verb, name: "a".into(), other: "b".into() }
     }
 
     #[test]
     fn what_was_killed_may_have_happened_or_not() {
         let mut model = Model::default();
         model.killed(&command(Verb::Start));
-        assert_eq!(
-            model.fates("a"),
-            BTreeSet::from([Fate::Absent, Fate::Running])
-        );
+        assert_eq!(model.fates("a"), BTreeSet::from([Fate::Absent, Fate::Running]));
         model.ended(&command(Verb::Kill), Outcome::Done).unwrap();
-        assert_eq!(
-            model.fates("a"),
-            BTreeSet::from([Fate::Absent, Fate::Exited])
-        );
+        assert_eq!(model.fates("a"), BTreeSet::from([Fate::Absent, Fate::Exited]));
         assert!(model.ended(&command(Verb::Exec), Outcome::Done).is_err());
     }
 
@@ -248,9 +234,7 @@ mod tests {
         model.killed(&command(Verb::Stop));
         model.ended(&command(Verb::Exec), Outcome::Done).unwrap();
         assert!(model.fates("a").contains(&Fate::Exited));
-        model
-            .ended(&command(Verb::RemoveByForce), Outcome::Done)
-            .unwrap();
+        model.ended(&command(Verb::RemoveByForce), Outcome::Done).unwrap();
         assert_eq!(model.fates("a"), BTreeSet::from([Fate::Absent]));
     }
 }

@@ -88,10 +88,8 @@ fn who_ignores_term_and_holds_stdout_in_another_session_ends_with_the_timeout() 
     let script = "trap '' TERM INT HUP QUIT; setsid sleep 1000000 & echo up; \
                   while :; do sleep 1000000; done";
     // That the pipes are at their end then is for the harness to see.
-    let output = case
-        .run(["--timeout", "1s", "--", "sh", "-c", script])
-        .exited(124)
-        .printed("up\n");
+    let output =
+        case.run(["--timeout", "1s", "--", "sh", "-c", script]).exited(124).printed("up\n");
     assert!(output.lasted < SOON, "{output}");
     case.nothing_left();
 }
@@ -149,9 +147,7 @@ fn a_launcher_that_is_killed_leaves_neither_a_box_nor_its_directory() {
     let launcher = case.spawn(["--rootfs", root.text(), "--root", "--", "sh", "-c", script]);
     launcher.see("up").signal(Signal::KILL);
     launcher.wait().exited(-9);
-    eventually("the box is gone without anybody's help", || {
-        case.footprint().processes.is_empty()
-    });
+    eventually("the box is gone without anybody's help", || case.footprint().processes.is_empty());
     case.call(["ls"]).ok();
     assert_eq!(case.footprint().records.len(), 0);
     case.reap_orphans();
@@ -165,8 +161,7 @@ fn sessions_that_are_destroyed_leave_no_process() {
     for _ in 0..times(40, 300) {
         let id = case.idle_box();
         for _ in 0..2 {
-            case.call(["exec", "-d", &id, "--", "setsid", "sleep", "1000"])
-                .ok();
+            case.call(["exec", "-d", &id, "--", "setsid", "sleep", "1000"]).ok();
         }
         case.remove(&id);
         assert_eq!(case.footprint().processes, []);
@@ -186,9 +181,7 @@ fn every_exec_has_its_three_streams_and_the_keeper_as_many_descriptors_as_before
         let output = case.call_with_stdin(line.clone(), call).ok().printed(&line);
         assert_eq!(output.stderr_text(), line);
     }
-    eventually("its descriptors are back", || {
-        case.keeper_descriptors(&id) == held
-    });
+    eventually("its descriptors are back", || case.keeper_descriptors(&id) == held);
     case.remove(&id);
 }
 
@@ -208,9 +201,7 @@ fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
     let look = case.look(&id);
     assert_eq!(look["state"], "stuck", "{look}");
     assert!(look["stuck_on"].is_string(), "{look}");
-    case.exec("other", ["echo", "usable"])
-        .ok()
-        .printed("usable\n");
+    case.exec("other", ["echo", "usable"]).ok().printed("usable\n");
     case.remove(&other);
     freezer.thaw();
     eventually("whoever looks next ends it", || case.state(&id) == "exited");
@@ -232,15 +223,7 @@ fn whichever_anchor_is_killed_the_rest_of_the_box_ends_and_its_port_binds() {
     let case = case();
     for anchor in [Anchor::Keeper, Anchor::Command] {
         let (id, port) = listener(&case);
-        let background = [
-            "exec",
-            "-d",
-            &id,
-            "--",
-            "sh",
-            "-c",
-            "setsid sleep 1000 & sleep 1000",
-        ];
+        let background = ["exec", "-d", &id, "--", "sh", "-c", "setsid sleep 1000 & sleep 1000"];
         case.call(background).ok();
         let client = case.spawn_call(["exec", &id, "--", "sh", "-c", "echo up; sleep 1000"]);
         client.see("up");
@@ -269,10 +252,7 @@ fn the_record_of_a_killed_keeper_stays_while_a_process_of_its_box_lives() {
         skip!("a v1 freezer is needed to make a process that cannot die, and root");
     };
     let id = case.up(&["--rm"], "sleep 1000 & echo up; wait");
-    let sleeper = case
-        .workload(&id)
-        .into_iter()
-        .find(|one| one.name == "sleep");
+    let sleeper = case.workload(&id).into_iter().find(|one| one.name == "sleep");
     freezer.freeze(sleeper.expect("it sleeps").pid);
     case.keeper(&id).signal(Signal::KILL);
     for call in [&["ls"][..], &["sweep"], &["run", "--", "true"]] {
@@ -281,9 +261,7 @@ fn the_record_of_a_killed_keeper_stays_while_a_process_of_its_box_lives() {
     }
     assert!(case.listed(&id).is_some());
     freezer.thaw();
-    eventually("everyone in the box is gone", || {
-        case.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone", || case.processes_in(&id).is_empty());
     case.call(["sweep"]).ok();
     case.assert_gone(&id);
 }
@@ -344,13 +322,10 @@ fn an_unlinked_file_counts_while_it_is_open_and_no_longer() {
         assert!(full.stderr_text().contains("No space left"), "{full}");
         client.signal(Signal::KILL);
         client.wait();
-        eventually("the room is free again", || {
-            used_inside(&case, &id, directory) <= before
-        });
+        eventually("the room is free again", || used_inside(&case, &id, directory) <= before);
     }
     let write = ["python3", "-c", UNLINKED, "/data", "8"];
-    case.call(["exec", "-d", &id, "--"].iter().chain(&write))
-        .ok();
+    case.call(["exec", "-d", &id, "--"].iter().chain(&write)).ok();
     case.logged(&id, "up");
     case.remove(&id);
     assert_eq!(disk.used(), 0);
@@ -396,18 +371,11 @@ fn a_stop_that_failed_is_tried_again_by_the_next_stop_and_by_the_server() {
     let server = Server::start(&case, &[]);
     for asks_again in [true, false] {
         let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
-        let id = made.was(201).json()["id"]
-            .as_str()
-            .expect("an id")
-            .to_owned();
+        let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
         let stop = || server.post(&format!("/v1/boxes/{id}/stop"), &json!({ "grace_ms": 0 }));
         freezer.freeze(case.workload(&id)[0].pid);
         let refused = stop().refused(503, "stuck");
-        assert!(
-            refused.text().contains("does not die"),
-            "{}",
-            refused.text()
-        );
+        assert!(refused.text().contains("does not die"), "{}", refused.text());
         assert!(refused.header("retry-after").is_some());
         let look = server.get(&format!("/v1/boxes/{id}")).was(200).json();
         assert_eq!(look["state"], "stuck", "{look}");
@@ -419,9 +387,7 @@ fn a_stop_that_failed_is_tried_again_by_the_next_stop_and_by_the_server() {
         eventually("all of it is gone", || {
             case.processes_in(&id).is_empty() && case.cgroups_of(&id).is_empty()
         });
-        server
-            .delete(&format!("/v1/boxes/{id}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     }
     server.stop().ok();
 }

@@ -46,10 +46,9 @@ fn a_tare_that_is_killed_within_its_first_50_ms_leaves_a_whole_box_or_none() {
             creator.signal(Signal::KILL);
             creator.wait();
         });
-        let expected = delays.into_iter().map(|(name, _)| Expected {
-            name,
-            fates: vec![Fate::Absent, Fate::Running],
-        });
+        let expected = delays
+            .into_iter()
+            .map(|(name, _)| Expected { name, fates: vec![Fate::Absent, Fate::Running] });
         scene.check(&expected.collect::<Vec<_>>());
         scene.clear();
     }
@@ -67,9 +66,7 @@ fn grandchildren_go_with_a_tare_that_is_killed() {
         let pid = running.see("ready").pid();
         assert!(in_boxes(pid) > 20);
         running.signal(Signal::KILL);
-        eventually_within(Duration::from_secs(2), "the box dies with tare", || {
-            in_boxes(pid) == 0
-        });
+        eventually_within(Duration::from_secs(2), "the box dies with tare", || in_boxes(pid) == 0);
         running.wait().exited(-9);
         // What has a name goes with the next call.
         case.run(["--", "true"]).ok();
@@ -88,23 +85,14 @@ fn ten_boxes_whose_tares_were_killed(case: &Case) -> Vec<String> {
         })
         .collect();
     let clients: Vec<Running> = boxes.iter().flat_map(|id| clients_of(case, id)).collect();
-    clients
-        .iter()
-        .for_each(|client| client.signal(Signal::KILL));
+    clients.iter().for_each(|client| client.signal(Signal::KILL));
     clients.into_iter().for_each(|client| drop(client.wait()));
     boxes
 }
 
 fn clients_of(case: &Case, id: &str) -> Vec<Running> {
     let calls = [
-        &[
-            "exec",
-            id,
-            "--",
-            "sh",
-            "-c",
-            "echo up; sleep 1000 & sleep 1000",
-        ][..],
+        &["exec", id, "--", "sh", "-c", "echo up; sleep 1000 & sleep 1000"][..],
         &["logs", "-f", id],
         &["attach", id],
         &["wait", id],
@@ -121,9 +109,7 @@ fn ten_boxes_are_as_they_were_when_every_tare_was_killed() {
     for id in ten_boxes_whose_tares_were_killed(&case) {
         assert_eq!(case.state(&id), "running");
         case.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
-        eventually("nobody is left of the clients", || {
-            case.members(&id).len() == 2
-        });
+        eventually("nobody is left of the clients", || case.members(&id).len() == 2);
         case.remove(&id);
     }
 }
@@ -152,36 +138,21 @@ fn no_name_and_no_rule_is_left_anywhere_by_tares_that_were_killed() {
 
 /// Whatever has a name where programs leave such things, and abstract sockets.
 fn names_of_the_host() -> BTreeSet<String> {
-    let directories = [
-        "/tmp",
-        "/run",
-        "/var/tmp",
-        "/dev/shm",
-        "/var/run/netns",
-        "/dev/mqueue",
-    ];
+    let directories = ["/tmp", "/run", "/var/tmp", "/dev/shm", "/var/run/netns", "/dev/mqueue"];
     let entries = directories.iter().flat_map(fs::read_dir).flatten();
     let paths = entries.flatten().map(|entry| entry.path());
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let sockets = sockets
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(7));
+    let sockets = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
     let named = paths.map(|path| path.display().to_string());
     named.chain(sockets.map(str::to_owned)).collect()
 }
 
 /// The rules of the packet filter, by each of the tools that are here.
 fn rules() -> Vec<Vec<u8>> {
-    let tools = [
-        &["nft", "list", "ruleset"][..],
-        &["iptables-save"],
-        &["ip", "rule"],
-    ];
+    let tools = [&["nft", "list", "ruleset"][..], &["iptables-save"], &["ip", "rule"]];
     let present = tools.into_iter().filter(|tool| has_program(tool[0]));
     let output = |tool: &[&str]| Command::new(tool[0]).args(&tool[1..]).output();
-    present
-        .map(|tool| output(tool).expect("it can be started").stdout)
-        .collect()
+    present.map(|tool| output(tool).expect("it can be started").stdout).collect()
 }
 
 /// B6, containerd: a crash between two steps of a create left what the first had made.
@@ -196,10 +167,7 @@ fn a_create_that_is_killed_at_any_of_its_changes_leaves_a_whole_box_or_none() {
         let fault = format!("inject={CHANGING}:signal=KILL:when={number}");
         let ended = traced(&case, &["-e", &fault], &call);
         let boxes = case.list();
-        assert!(
-            boxes.iter().all(|one| one["state"] == "running"),
-            "{boxes:?}"
-        );
+        assert!(boxes.iter().all(|one| one["state"] == "running"), "{boxes:?}");
         assert!(ended.code == -9 || boxes.len() == 1, "{ended}");
         case.call(["rm", "-f", "--all"]).ok();
         case.nothing_left();
@@ -218,16 +186,11 @@ fn a_box_that_ends_while_no_tare_is_there_has_its_exit_code_and_no_keeper() {
     let id = case.detached(["-i", "--name", "a", "--", "sh", "-c", "read line; exit 7"]);
     let mut last = case.spawn_call(["attach", "a"]);
     last.write(b"end\n");
-    eventually("everyone in the box is gone, the keeper too", || {
-        case.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone, the keeper too", || case.processes_in(&id).is_empty());
     last.signal(Signal::KILL);
     last.wait();
     let look = case.look(&id);
-    assert_eq!(
-        (&look["state"], &look["exit_code"]),
-        (&"exited".into(), &7.into())
-    );
+    assert_eq!((&look["state"], &look["exit_code"]), (&"exited".into(), &7.into()));
     assert_eq!(look["ended_by"], "command", "{look}");
     case.remove(&id);
 }
@@ -236,12 +199,7 @@ fn a_box_that_ends_while_no_tare_is_there_has_its_exit_code_and_no_keeper() {
 #[test]
 fn nineteen_keepers_end_with_the_tares_that_they_hang_on() {
     let case = case();
-    let call = [
-        "--",
-        "sh",
-        "-c",
-        "setsid sleep 1000 & echo ready; sleep 1000",
-    ];
+    let call = ["--", "sh", "-c", "setsid sleep 1000 & echo ready; sleep 1000"];
     let tares: Vec<Running> = (0..19).map(|_| case.spawn(call)).collect();
     for one in &tares {
         one.see("ready");
@@ -301,13 +259,8 @@ fn boxes_are_found_by_whoever_comes_next_and_has_never_heard_of_them() {
     fs::remove_dir_all(case.state_root().join("names")).expect("the state root is ours");
     assert_eq!(case.list().len(), 5);
     let mut stranger = case.command(["rm", "-f", "--all"]);
-    stranger
-        .env_clear()
-        .env("TARE_STATE_ROOT", case.state_root());
-    let output = stranger
-        .current_dir("/")
-        .output()
-        .expect("it can be started");
+    stranger.env_clear().env("TARE_STATE_ROOT", case.state_root());
+    let output = stranger.current_dir("/").output().expect("it can be started");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(case.footprint().processes, []);
     assert!(case.list().is_empty());
@@ -323,10 +276,7 @@ fn the_next_server_uses_a_box_at_once_however_the_last_one_ended() {
     for signal in [Signal::TERM, Signal::KILL] {
         let server = Server::start(&case, &[]);
         let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
-        let id = made.was(201).json()["id"]
-            .as_str()
-            .expect("an id")
-            .to_owned();
+        let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
         // It ends in the middle of a change and of an exec.
         let path = format!("/v1/boxes/{id}");
         let lease = server.send("POST", &format!("{path}/lease"), &[JSON], LEASE);
@@ -339,16 +289,9 @@ fn the_next_server_uses_a_box_at_once_however_the_last_one_ended() {
         drop((lease, exec));
         let next = Server::start(&case, &[]);
         let asked = Instant::now();
-        let used = next.post(
-            &format!("/v1/boxes/{id}/exec"),
-            &json!({"command": ["true"]}),
-        );
+        let used = next.post(&format!("/v1/boxes/{id}/exec"), &json!({"command": ["true"]}));
         assert_eq!(used.was(200).json()["exit_code"], 0);
-        assert!(
-            asked.elapsed() < Duration::from_secs(10),
-            "{:?}",
-            asked.elapsed()
-        );
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
         next.delete(&format!("/v1/boxes/{id}?force=true"));
         case.assert_gone(&id);
         next.stop();

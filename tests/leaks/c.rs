@@ -49,10 +49,7 @@ fn a_live_box_is_running_whoever_looks_and_its_port_is_free_after_rm() {
     for locale in ["C", "de_DE.UTF-8", "tr_TR.UTF-8", "", "nonsense"] {
         for _ in 0..2 {
             let mut ls = case.command(["ls", "--json"]);
-            let output = ls
-                .env("LC_ALL", locale)
-                .output()
-                .expect("it can be started");
+            let output = ls.env("LC_ALL", locale).output().expect("it can be started");
             let listed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
             assert_eq!(listed[0]["state"], "running", "{locale}: {listed}");
         }
@@ -170,17 +167,9 @@ fn a_start_that_fails_says_why_has_nothing_and_spares_the_box_that_lives() {
     let before = (case.footprint(), case.record_files(&id));
     let starts: [(&[&str], i32, &str); 4] = [
         (&["--name", "a", "--", "sleep", "1000"], 125, "taken"),
-        (
-            &["--name", "b", "--", "no-such-program"],
-            127,
-            "no-such-program",
-        ),
+        (&["--name", "b", "--", "no-such-program"], 127, "no-such-program"),
         (&["--name", "b", "--", "/etc/passwd"], 126, "/etc/passwd"),
-        (
-            &["--name", "b", "-w", "/no/such", "--", "true"],
-            125,
-            "/no/such",
-        ),
+        (&["--name", "b", "-w", "/no/such", "--", "true"], 125, "/no/such"),
     ];
     for (args, code, why) in starts {
         let output = case.run(["-d"].iter().chain(args));
@@ -204,10 +193,7 @@ fn a_box_whose_keeper_is_killed_gives_all_back_without_a_call() {
     eventually_within(Duration::from_secs(2), "its port is free", || is_free(port));
     assert_eq!(case.uid_claims(), 0);
     let ended = case.look(&id);
-    assert_eq!(
-        (&ended["state"], &ended["ended_by"]),
-        (&"exited".into(), &"kill".into())
-    );
+    assert_eq!((&ended["state"], &ended["ended_by"]), (&"exited".into(), &"kill".into()));
     case.exec(&id, ["true"]).exited(125);
     case.remove(&id);
 }
@@ -269,17 +255,9 @@ fn a_box_that_is_being_made_or_is_paused_is_not_swept_away() {
         sweepers.into_iter().for_each(|one| drop(one.wait().ok()));
         case.exec(&id, ["true"]).ok();
     }
-    let states: BTreeSet<String> = case
-        .list()
-        .iter()
-        .map(|one| one["state"].to_string())
-        .collect();
+    let states: BTreeSet<String> = case.list().iter().map(|one| one["state"].to_string()).collect();
     assert_eq!(states.len(), 2, "{states:?}");
-    assert!(
-        ["\"running\"", "\"paused\""]
-            .iter()
-            .all(|it| states.contains(*it))
-    );
+    assert!(["\"running\"", "\"paused\""].iter().all(|it| states.contains(*it)));
     assert_eq!(case.list().len(), times(10, 100) + 1);
     case.call(["rm", "-f", "--all"]).ok();
 }
@@ -295,10 +273,7 @@ fn of_ten_concurrent_boxes_of_one_name_exactly_one_wins() {
         let (won, lost): (Vec<_>, Vec<_>) = outputs.partition(|output| output.code == 0);
         assert_eq!(won.len(), 1, "{won:?}");
         for output in lost {
-            output
-                .exited(125)
-                .printed("")
-                .said(&["the name a is taken"]);
+            output.exited(125).printed("").said(&["the name a is taken"]);
         }
         let listed = case.list();
         assert_eq!(listed.len(), 1, "{listed:?}");
@@ -416,10 +391,7 @@ fn a_box_whose_keeper_is_hidden_from_its_owner_is_listed_kept_and_removed() {
     // It ends the box, or says that it cannot; a box that lives keeps its record.
     let left = case.footprint();
     match removed.code {
-        0 => assert!(
-            left.processes.is_empty() && left.records.is_empty(),
-            "{removed}"
-        ),
+        0 => assert!(left.processes.is_empty() && left.records.is_empty(), "{removed}"),
         _ => assert_eq!(left, before, "{removed}"),
     }
     case.call(["rm", "-f", "--all"]).ok();
@@ -449,22 +421,15 @@ fn a_server_that_is_pid_1_again_reclaims_dead_boxes_and_no_other() {
             });
         }
         let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
-        let id = made.was(201).json()["id"]
-            .as_str()
-            .expect("an id")
-            .to_owned();
+        let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
         assert_eq!(case.processes_in(&id).len(), 2);
         server.kill();
-        eventually("its namespace is gone", || {
-            case.processes_in(&id).is_empty()
-        });
+        eventually("its namespace is gone", || case.processes_in(&id).is_empty());
         dead.push(id);
     }
     assert_eq!(case.state(&live), "running");
     case.exec(&live, ["true"]).ok();
-    eventually("only the live box holds user ids", || {
-        case.uid_claims() == 1
-    });
+    eventually("only the live box holds user ids", || case.uid_claims() == 1);
     case.call(["rm", "-f", "--all"]).ok();
 }
 
@@ -479,10 +444,7 @@ fn a_box_that_cannot_be_marked_is_not_made() {
     let call = ["run", "-d", "--name", "a", "--", "sleep", "1000"];
     let mut failed = 0;
     for number in 1..=MARKS_MAX {
-        for fault in [
-            "write,pwrite64:error=ENOSPC",
-            "mkdir,mkdirat,symlinkat:error=ENOSPC",
-        ] {
+        for fault in ["write,pwrite64:error=ENOSPC", "mkdir,mkdirat,symlinkat:error=ENOSPC"] {
             let inject = format!("inject={fault}:when={number}");
             let output = traced(&case, &["-e", &inject], &call);
             let listed = case.list();
@@ -556,24 +518,13 @@ fn a_record_that_vanishes_under_the_server_leaves_every_count() {
     let text = format!("[[keys]]\nname = 'ci'\nsha256 = '{key}'\nboxes = 1\n");
     let server = Server::start_configured(&case, &text);
     let ask = |method: &str, path: &str, body: &str| {
-        let headers = [
-            ("Content-Type", "application/json"),
-            ("X-API-Key", "secret"),
-        ];
+        let headers = [("Content-Type", "application/json"), ("X-API-Key", "secret")];
         server.ask(method, path, &headers, body.as_bytes())
     };
-    let create = || {
-        ask(
-            "POST",
-            "/v1/boxes",
-            r#"{"name":"a","command":["sleep","1000"]}"#,
-        )
-    };
+    let create = || ask("POST", "/v1/boxes", r#"{"name":"a","command":["sleep","1000"]}"#);
     let live = |count: &str| {
         let metrics = ask("GET", "/metrics", "").was(200).text();
-        metrics
-            .lines()
-            .any(|line| line == format!("tare_boxes_live {count}"))
+        metrics.lines().any(|line| line == format!("tare_boxes_live {count}"))
     };
     for _ in 0..3 {
         let made = create().was(201).json();

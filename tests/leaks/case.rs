@@ -94,9 +94,7 @@ pub fn times(here: usize, whole: usize) -> usize {
 /// How many entries a directory has, as of `/proc/self/fd`.
 pub fn entries(directory: &str) -> usize {
     let entries = fs::read_dir(directory);
-    entries
-        .unwrap_or_else(|error| panic!("cannot list {directory}: {error}"))
-        .count()
+    entries.unwrap_or_else(|error| panic!("cannot list {directory}: {error}")).count()
 }
 
 /// `tare ARGS` under strace with these options. It ends as tare does.

@@ -24,11 +24,7 @@ fn dying() -> u64 {
     let stats = hierarchies().into_iter().filter_map(|root| {
         let stat = fs::read_to_string(root.join("cgroup.stat")).ok()?;
         let mut lines = stat.lines();
-        lines.find_map(|line| {
-            line.strip_prefix("nr_dying_descendants ")?
-                .parse::<u64>()
-                .ok()
-        })
+        lines.find_map(|line| line.strip_prefix("nr_dying_descendants ")?.parse::<u64>().ok())
     });
     stats.sum()
 }
@@ -40,9 +36,7 @@ fn assert_no_cgroup(case: &Case, dying_before: u64) {
     assert_eq!(case.footprint().cgroups, BTreeSet::new());
     // A zombie keeps its cgroups, and those of detached keepers came to us.
     case.reap_orphans();
-    eventually("cgroups that are gone are freed", || {
-        dying() <= dying_before + DYING_MAX
-    });
+    eventually("cgroups that are gone are freed", || dying() <= dying_before + DYING_MAX);
 }
 
 /// D1, e2b, runc, containerd, gvisor and kata: a cgroup that was busy when it was to be
@@ -89,9 +83,7 @@ fn no_cgroup_is_left_of_runs_of_all_kinds() {
     in_lanes(&numbers, |number| match number % 4 {
         0 => case.run(["--", "true"]).ok(),
         1 => case.run(["--", "no-such-program"]).exited(127),
-        2 => case
-            .run(["--contain", "--", "sh", "-c", "sleep 1000 & exit 3"])
-            .exited(3),
+        2 => case.run(["--contain", "--", "sh", "-c", "sleep 1000 & exit 3"]).exited(3),
         _ => {
             let killed = case.spawn(["--", "sh", "-c", "echo up; sleep 1000"]);
             killed.see("up").signal(Signal::KILL);
@@ -117,9 +109,7 @@ fn whoever_works_for_a_box_is_in_its_cgroups_and_ends_with_it() {
     exec.see("up");
     // Its side in the box waits for a stream that does not come.
     let copy = case.spawn_call(["cp", "-", "a:/work"]);
-    eventually("all helpers are there", || {
-        case.members(&id).len() >= alone + 3
-    });
+    eventually("all helpers are there", || case.members(&id).len() >= alone + 3);
     for one in case.members(&id) {
         let is_inside = |path: &String| path.split('/').any(|part| part.ends_with(&id));
         let outside: Vec<_> = one.cgroups.iter().filter(|path| !is_inside(path)).collect();
@@ -205,9 +195,7 @@ try:
         made += 1
 except BlockingIOError:
     print(made)";
-    let output = case
-        .run(["--quiet", "--pids", "32", "--", "python3", "-c", script])
-        .ok();
+    let output = case.run(["--quiet", "--pids", "32", "--", "python3", "-c", script]).ok();
     let made: u32 = output.stdout_text().trim().parse().expect("a number");
     assert!((24..32).contains(&made), "{output}");
     crowd.write(b"\n");
@@ -220,9 +208,7 @@ const BOMB: &str = "printf '#!/bin/sh\\n/work/bomb & /work/bomb & wait\\n' > /wo
 
 /// What is allowed in a box, by each of its cgroups that has a limit of this name.
 fn limits_in(cgroups: &[PathBuf], files: &[&str]) -> Vec<u64> {
-    let files = cgroups
-        .iter()
-        .flat_map(|one| files.iter().map(|file| one.join(file)));
+    let files = cgroups.iter().flat_map(|one| files.iter().map(|file| one.join(file)));
     let texts = files.filter_map(|file| fs::read_to_string(file).ok());
     texts.filter_map(|text| text.trim().parse().ok()).collect()
 }
@@ -233,18 +219,13 @@ fn assert_limited(cgroups: &[PathBuf]) {
     let pids = limits_in(cgroups, &["pids.max"]);
     assert!(pids.iter().any(|it| *it <= 4096), "{cgroups:?}: {pids:?}");
     let memory = limits_in(cgroups, &["memory.max", "memory.limit_in_bytes"]);
-    assert!(
-        memory.iter().any(|it| *it <= 4 << 30),
-        "{cgroups:?}: {memory:?}"
-    );
+    assert!(memory.iter().any(|it| *it <= 4 << 30), "{cgroups:?}: {memory:?}");
 }
 
 /// Kernel memory that is not given back on demand, of the whole host.
 fn slab_kib() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("SUnreclaim:"));
+    let line = text.lines().find_map(|line| line.strip_prefix("SUnreclaim:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     kib.expect("as in proc_meminfo(5)")
 }
@@ -272,19 +253,14 @@ fn by_default_a_shell_that_starts_itself_is_refused_inside_and_the_host_recovers
         &[("Content-Type", "application/json")],
         waiting.to_string().as_bytes(),
     );
-    eventually("the one-shot runs", || {
-        case.footprint().processes.len() == 2
-    });
+    eventually("the one-shot runs", || case.footprint().processes.len() == 2);
     assert_limited(&case.footprint().cgroups.into_iter().collect::<Vec<_>>());
     drop(run);
     server.stop();
     let slab = slab_kib();
     let bombing = case.spawn(["--timeout", "60s", "--", "sh", "-c", BOMB]);
     eventually("it is refused more processes", || {
-        bombing
-            .stderr_so_far()
-            .to_lowercase()
-            .contains("cannot fork")
+        bombing.stderr_so_far().to_lowercase().contains("cannot fork")
     });
     assert_limited(&case.footprint().cgroups.into_iter().collect::<Vec<_>>());
     bombing.signal(Signal::KILL);
@@ -292,9 +268,7 @@ fn by_default_a_shell_that_starts_itself_is_refused_inside_and_the_host_recovers
     eventually("nobody is left", || case.footprint().processes.is_empty());
     case.call(["ls"]).ok();
     case.reap_orphans();
-    eventually("the kernel's memory is free again", || {
-        slab_kib() <= slab + SLAB_KIB_MAX
-    });
+    eventually("the kernel's memory is free again", || slab_kib() <= slab + SLAB_KIB_MAX);
 }
 
 /// Counts into files of the directory `$OUT`, in cgroups that the box made below its own
@@ -357,10 +331,7 @@ fn a_box_whose_process_left_its_cgroups_is_not_said_to_be_paused() {
         );
         let id = case.up(&["--contain"], &script);
         let refused = case.call(["pause", &id]).exited(1);
-        refused.said(&[
-            "cannot pause box",
-            "has moved to a cgroup that is not the box's",
-        ]);
+        refused.said(&["cannot pause box", "has moved to a cgroup that is not the box's"]);
         assert_eq!(case.state(&id), "running", "{place}");
         case.exec(&id, ["true"]).ok();
         case.remove(&id);

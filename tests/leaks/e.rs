@@ -51,16 +51,9 @@ fn without_descriptors_the_error_says_so_and_all_is_well_after_close() {
     let mut greedy = case.spawn_call(command);
     greedy.see("full");
     // Nobody else has fewer.
-    case.exec(
-        "a",
-        [
-            "sh",
-            "-c",
-            "ls /usr/bin | grep -c env >/dev/null; ulimit -n",
-        ],
-    )
-    .ok()
-    .printed("256\n");
+    case.exec("a", ["sh", "-c", "ls /usr/bin | grep -c env >/dev/null; ulimit -n"])
+        .ok()
+        .printed("256\n");
     greedy.write(b"\n");
     greedy.wait().ok().printed("full\nas before\n");
     case.nothing_left();
@@ -106,11 +99,7 @@ fn who_fails_at_any_descriptor_has_taken_nothing_and_keeps_none_of_the_keepers()
     case.exec("a", ["true"]).ok();
     let before = (case.footprint(), case.uid_claims());
     let held = case.keeper_descriptors(&id);
-    let calls = [
-        "run -d --name b -- sleep 1000",
-        "exec a -- true",
-        "cp a:/etc/passwd -",
-    ];
+    let calls = ["run -d --name b -- sleep 1000", "exec a -- true", "cp a:/etc/passwd -"];
     for call in calls {
         let mut failed = 0;
         // Three are the standard streams.
@@ -125,9 +114,7 @@ fn who_fails_at_any_descriptor_has_taken_nothing_and_keeps_none_of_the_keepers()
             assert_eq!((case.footprint(), case.uid_claims()), before, "{output}");
         }
         assert!((4..40).contains(&failed), "{call}: {failed} times");
-        eventually("the keeper holds no more than before", || {
-            case.keeper_descriptors(&id) == held
-        });
+        eventually("the keeper holds no more than before", || case.keeper_descriptors(&id) == held);
     }
     case.remove(&id);
 }
@@ -187,17 +174,13 @@ fn who_is_cancelled_or_refused_before_it_is_there_leaves_nothing_in_the_keeper()
     for step in 0..times(40, 400) {
         let client = case.spawn_call(["exec", &id, "--", "sleep", "1000"]);
         // Not a wait for something, and bounded: the moment itself is the input.
-        thread::sleep(Duration::from_micros(
-            100 * u64::try_from(step % 40).unwrap_or(0),
-        ));
+        thread::sleep(Duration::from_micros(100 * u64::try_from(step % 40).unwrap_or(0)));
         client.signal(Signal::KILL);
         client.wait();
     }
     assert_alone(&case, &id, 2);
     // The keeper closes what a killed client had when it looks at its connections next.
-    eventually("the keeper holds nothing of them", || {
-        case.keeper_descriptors(&id) == held
-    });
+    eventually("the keeper holds nothing of them", || case.keeper_descriptors(&id) == held);
     let fill = || case.call(["exec", "-d", &id, "--", "sleep", "1000"]).code == 0;
     assert!((0..10).any(|_| !fill()), "six is less than ten");
     let held = case.keeper_descriptors(&id);
@@ -272,9 +255,7 @@ fn clients_that_leave_during_a_burst_delay_no_other_client() {
     let bursts = ["sh", "-c", "while :; do seq 500; sleep 0.02; done"];
     let web = json!({ "name": "web", "command": bursts });
     server.post("/v1/boxes", &web).was(201);
-    server
-        .post("/v1/boxes", &json!({ "name": "paused" }))
-        .was(201);
+    server.post("/v1/boxes", &json!({ "name": "paused" })).was(201);
     let exec = json!({ "command": bursts, "detach": true });
     let exec = server.post("/v1/boxes/web/exec", &exec).was(202).json();
     let exec = exec["id"].as_str().expect("an id").to_owned();
@@ -295,9 +276,7 @@ fn clients_that_leave_during_a_burst_delay_no_other_client() {
         server.ask("POST", &path, &[], b"").was(200);
     }
     steady.iter().take(1).for_each(Steady::goes_on);
-    server
-        .ask("POST", "/v1/boxes/paused/pause", &[], b"")
-        .was(200);
+    server.ask("POST", "/v1/boxes/paused/pause", &[], b"").was(200);
     eventually("only the others listen", || {
         let metrics = server.get("/metrics").text();
         metrics.contains("tare_streams_open 3\n")
@@ -305,24 +284,14 @@ fn clients_that_leave_during_a_burst_delay_no_other_client() {
     steady[2].goes_on();
     let events = &steady[1];
     let before = events.seen.load(Ordering::Relaxed);
-    server
-        .ask("POST", "/v1/boxes/paused/resume", &[], b"")
-        .was(200);
-    eventually("events go on", || {
-        events.seen.load(Ordering::Relaxed) > before
-    });
+    server.ask("POST", "/v1/boxes/paused/resume", &[], b"").was(200);
+    eventually("events go on", || events.seen.load(Ordering::Relaxed) > before);
     for name in ["web", "paused"] {
-        server
-            .delete(&format!("/v1/boxes/{name}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{name}?force=true")).was(204);
     }
     let stopping = Instant::now();
     server.stop().ok();
-    assert!(
-        stopping.elapsed() < STOPS_WITHIN,
-        "{:?}",
-        stopping.elapsed()
-    );
+    assert!(stopping.elapsed() < STOPS_WITHIN, "{:?}", stopping.elapsed());
     for one in steady {
         one.reader.join().expect("its stream has ended");
     }
@@ -355,11 +324,7 @@ fn names_keys_and_addresses_that_were_seen_once_are_not_kept() {
             let mut stream = connect_from(server, number);
             let mut sent = String::new();
             for unique in number * PIPELINED..(number + 1) * PIPELINED {
-                sent.push_str(&unique_request(
-                    unique,
-                    key.is_some(),
-                    unique % PIPELINED + 1,
-                ));
+                sent.push_str(&unique_request(unique, key.is_some(), unique % PIPELINED + 1));
             }
             stream.write_all(sent.as_bytes()).expect("the server reads");
             let mut answers = String::new();
@@ -411,10 +376,7 @@ fn thread_of(directory: &Path) -> (Vec<PathBuf>, String) {
         .map(|kind| fs::read_link(directory.join("ns").join(kind)).expect("it is ours to look at"));
     let status = fs::read_to_string(directory.join("status")).expect("it is there");
     let uid = status.lines().find(|line| line.starts_with("Uid:"));
-    (
-        namespaces.into(),
-        uid.expect("as in proc_pid_status(5)").to_owned(),
-    )
+    (namespaces.into(), uid.expect("as in proc_pid_status(5)").to_owned())
 }
 
 /// All threads of a server are where it began, as the user that began it.
@@ -423,16 +385,9 @@ fn assert_threads_are_at_home(server: &Server) {
     let home = thread_of(Path::new("/proc/self"));
     let threads = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("it is there");
     // One that ended meanwhile is nowhere.
-    let there = threads
-        .flatten()
-        .filter(|it| it.path().join("ns/net").read_link().is_ok());
+    let there = threads.flatten().filter(|it| it.path().join("ns/net").read_link().is_ok());
     for thread in there {
-        assert_eq!(
-            thread_of(&thread.path()),
-            home,
-            "{}",
-            thread.path().display()
-        );
+        assert_eq!(thread_of(&thread.path()), home, "{}", thread.path().display());
     }
 }
 
@@ -445,10 +400,7 @@ fn a_server_stays_in_its_own_namespaces_and_every_box_has_its_own_network() {
     let numbers: Vec<usize> = (0..times(24, 100)).collect();
     let networks = in_lanes(&numbers, |_| {
         let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
-        let id = made.was(201).json()["id"]
-            .as_str()
-            .expect("an id")
-            .to_owned();
+        let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
         fs::read_link(format!("/proc/{}/ns/net", case.keeper(&id).pid)).expect("it is ours")
     });
     assert_threads_are_at_home(&server);
@@ -476,13 +428,9 @@ fn a_process_that_cannot_return_to_its_namespace_or_user_exits() {
         skip!("strace is not installed, or may not trace a keeper");
     }
     // A keeper that does not leave the namespace of the process that it has started.
-    let run = [
-        "run", "-d", "--quiet", "--net", "host", "--name", "a", "--", "sleep", "1000",
-    ];
+    let run = ["run", "-d", "--quiet", "--net", "host", "--name", "a", "--", "sleep", "1000"];
     let traced = case.start_piped(failing(&case, "setns:error=ENOMEM", &run));
-    eventually("the box runs", || {
-        case.list().iter().any(|it| it["state"] == "running")
-    });
+    eventually("the box runs", || case.list().iter().any(|it| it["state"] == "running"));
     let id = case.list()[0]["id"].as_str().expect("an id").to_owned();
     let refused = case.exec("a", ["sleep", "1000"]);
     assert_ne!(refused.code, 0, "{refused}");
@@ -496,9 +444,7 @@ fn a_process_that_cannot_return_to_its_namespace_or_user_exits() {
     let make = json!({"command": ["sleep", "1000"]}).to_string();
     let asked = server.send("POST", "/v1/boxes", &[JSON], make.as_bytes());
     let address = server.address();
-    eventually("the server has ended", || {
-        TcpStream::connect(address).is_err()
-    });
+    eventually("the server has ended", || TcpStream::connect(address).is_err());
     drop((asked, server));
     case.call(["ls"]).ok();
     // The server that ended comes to us when its tracer is killed first.
@@ -526,12 +472,8 @@ fn boxes_born_of_sixteen_threads_that_allocate_all_start() {
         assert_eq!(ran["exit_code"], 0, "{ran}");
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..16)
-            .map(|_| scope.spawn(|| runs.iter().for_each(run)))
-            .collect();
-        threads
-            .into_iter()
-            .for_each(|it| it.join().expect("all of them ran"));
+        let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| runs.iter().for_each(run))).collect();
+        threads.into_iter().for_each(|it| it.join().expect("all of them ran"));
     });
     server.stop();
     case.nothing_left();
@@ -549,10 +491,7 @@ fn a_hook_whose_peer_never_answers_does_not_hold_the_end_of_the_server() {
     );
     let server = Server::start_configured(&case, &text);
     let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
-    let id = made.was(201).json()["id"]
-        .as_str()
-        .expect("an id")
-        .to_owned();
+    let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
     let _held = silent.accept().expect("the hook is called");
     case.remove(&id);
     let output = server.stop().ok();

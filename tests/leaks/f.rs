@@ -33,9 +33,7 @@ for _ in range(200):
 deadline = time.monotonic() + 10
 while zombies() and time.monotonic() < deadline: time.sleep(0.005)
 print(zombies())";
-    case.run(["--", "python3", "-c", script])
-        .ok()
-        .printed("0\n");
+    case.run(["--", "python3", "-c", script]).ok().printed("0\n");
 }
 
 /// The first process of a PID namespace, which waits for its own children alone: runs
@@ -114,27 +112,17 @@ fn no_way_in_which_a_box_ends_under_the_server_leaves_a_zombie() {
         let ids = [(); 4].map(|()| make(json!({})));
         let [stopped, removed, crashed, killed] = &ids;
         let stop = json!({ "grace_ms": 0 });
-        server
-            .post(&format!("{}/stop", path(stopped)), &stop)
-            .was(200);
-        server
-            .delete(&format!("{}?force=true", path(removed)))
-            .was(204);
+        server.post(&format!("{}/stop", path(stopped)), &stop).was(200);
+        server.delete(&format!("{}?force=true", path(removed))).was(204);
         case.keeper(crashed).signal(Signal::KILL);
         case.call(["kill", killed]).ok();
         make(json!({ "command": ["true"] }));
         make(json!({ "lease_ms": 200 }));
         make(json!({ "command": ["true"], "remove": true }));
         let absent = json!({ "command": ["no-such-program"] });
-        server
-            .post("/v1/boxes", &absent)
-            .refused(400, "command_not_found");
-        server
-            .post("/v1/run", &absent)
-            .refused(400, "command_not_found");
-        server
-            .post("/v1/run", &json!({ "command": ["true"] }))
-            .was(200);
+        server.post("/v1/boxes", &absent).refused(400, "command_not_found");
+        server.post("/v1/run", &absent).refused(400, "command_not_found");
+        server.post("/v1/run", &json!({ "command": ["true"] })).was(200);
         let late = json!({ "command": ["sleep", "1000"], "timeout_ms": 100 });
         server.post("/v1/run", &late).was(200);
         server.post("/v1/sweep", &json!({})).was(200);

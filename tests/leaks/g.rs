@@ -148,17 +148,12 @@ fn no_command_waits_until_everything_that_was_left_is_reclaimed() {
     for keeper in processes.iter().filter(is_keeper) {
         keeper.signal(Signal::KILL);
     }
-    eventually("all boxes are dead", || {
-        case.footprint().processes.is_empty()
-    });
+    eventually("all boxes are dead", || case.footprint().processes.is_empty());
     assert_eq!(case.footprint().records.len(), count);
     // Whoever comes next does some of it, and what it was asked to.
     case.run(["--", "echo", "served"]).ok().printed("served\n");
     let left = case.footprint().records.len();
-    assert!(
-        left < count && left > count / 2,
-        "{left} of {count} are left"
-    );
+    assert!(left < count && left > count / 2, "{left} of {count} are left");
     case.call(["ls"]).ok();
     assert_eq!(case.footprint().records.len(), 0);
     case.nothing_left();
@@ -200,10 +195,7 @@ fn a_dead_box_whose_record_cannot_be_read_keeps_what_it_holds_until_it_can() {
     assert!(is_mounted());
     case.keeper(&id).signal(Signal::KILL);
     eventually("the box is dead", || case.processes_in(&id).is_empty());
-    let (record, hidden) = (
-        case.record(&id).join("record.json"),
-        case.record(&id).join("hidden"),
-    );
+    let (record, hidden) = (case.record(&id).join("record.json"), case.record(&id).join("hidden"));
     fs::rename(&record, &hidden).expect("the record is ours");
     // What is there instead can be opened, and not read.
     fs::create_dir(&record).expect("the record is ours");

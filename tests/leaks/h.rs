@@ -26,18 +26,13 @@ fn five_hundred_execs_later_the_box_has_the_mounts_of_before() {
     let case = case();
     let id = case.idle_box();
     let keeper = case.keeper(&id).pid.to_string();
-    let inside = || {
-        case.exec(&id, ["cat", "/proc/self/mountinfo"])
-            .ok()
-            .stdout_text()
-    };
+    let inside = || case.exec(&id, ["cat", "/proc/self/mountinfo"]).ok().stdout_text();
     let before = (mounts_of("self"), mounts_of(&keeper), inside());
     let library = Library::open(&case, &id);
     for _ in 0..500 {
         assert_eq!(library.run(&["true"]), 0);
     }
-    case.call(["exec", "-w", "/usr", "-u", "77:78", &id, "--", "true"])
-        .ok();
+    case.call(["exec", "-w", "/usr", "-u", "77:78", &id, "--", "true"]).ok();
     assert_eq!((mounts_of("self"), mounts_of(&keeper), inside()), before);
     case.remove(&id);
 }
@@ -212,9 +207,7 @@ fn a_client_that_gives_up_while_its_box_is_made_leaves_nothing() {
         let signal = signals[step % signals.len()];
         let client = case.spawn(["--", "sleep", "1000"]);
         // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(
-            100 * u64::try_from(step % 80).unwrap_or(0),
-        ));
+        std::thread::sleep(Duration::from_micros(100 * u64::try_from(step % 80).unwrap_or(0)));
         client.signal(signal);
         // One is enough at any moment: it ends tare, or the command that tare passes it to.
         let output = client.wait();
@@ -263,10 +256,7 @@ fn a_deleted_file_that_a_box_held_open_is_gone_with_the_box() {
     fs::create_dir(&data).expect("the root is fresh");
     fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).expect("it is ours");
     let before = fixture::tree(root.path());
-    for options in [
-        &["--rootfs", root.text()][..],
-        &["--keep", "--rootfs", root.text()],
-    ] {
+    for options in [&["--rootfs", root.text()][..], &["--keep", "--rootfs", root.text()]] {
         end_holding(&case, options, "/data", &data);
         assert_eq!(fixture::tree(root.path()), before);
     }
@@ -322,14 +312,8 @@ os.unlink('/work/fill')";
 }
 
 /// Calls by which a box is built after its volumes are there.
-const BUILDING: [&str; 6] = [
-    "move_mount",
-    "mount_setattr",
-    "pivot_root",
-    "fchdir",
-    "seccomp",
-    "setresuid",
-];
+const BUILDING: [&str; 6] =
+    ["move_mount", "mount_setattr", "pivot_root", "fchdir", "seccomp", "setresuid"];
 
 /// H19, mirendev: a box that had failed to boot kept its volume, and its successors
 /// failed because of it.
@@ -342,15 +326,7 @@ fn the_volume_of_a_box_that_could_not_be_made_is_free_at_once() {
     let data = TemporaryDirectory::new();
     fs::set_permissions(data.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
     let volume = format!("{}:/data", data.text());
-    let run = [
-        "run",
-        "-v",
-        &volume,
-        "--",
-        "sh",
-        "-c",
-        "echo here > /data/file",
-    ];
+    let run = ["run", "-v", &volume, "--", "sh", "-c", "echo here > /data/file"];
     let mut failed = 0;
     for call in BUILDING {
         for number in 1..=times(2, 10) {

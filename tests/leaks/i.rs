@@ -30,9 +30,7 @@ fn a_lease_ends_the_box_by_itself() {
     let id = case.detached(["--lease", "1s", "--", "sh", "-c", STUBBORN]);
     let keeper = case.keeper(&id);
     // Nobody runs tare between the start and the end.
-    eventually("everyone in the box is gone, the keeper too", || {
-        case.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone, the keeper too", || case.processes_in(&id).is_empty());
     assert!(started.elapsed() >= Duration::from_secs(1));
     let mut alive = tare_harness::processes().into_iter();
     assert!(!alive.any(|one| one.pid == keeper.pid && !one.is_zombie));
@@ -54,9 +52,7 @@ fn a_stop_goes_on_when_its_caller_is_killed() {
     caller.signal(Signal::KILL);
     caller.wait().exited(-9);
     // The keeper keeps the grace, not the tare that asked.
-    eventually("everyone in the box is gone", || {
-        case.processes_in(&id).is_empty()
-    });
+    eventually("everyone in the box is gone", || case.processes_in(&id).is_empty());
     assert_eq!(case.ended(&id)["ended_by"], "stop");
     case.remove(&id);
 }
@@ -93,18 +89,13 @@ fn a_box_that_is_starved_or_silent_is_not_taken_for_dead() {
     for _ in 0..times(20, 2_000) {
         let listed = case.list();
         assert_eq!(listed.len(), 2);
-        assert!(
-            listed.iter().all(|one| one["state"] == "running"),
-            "{listed:?}"
-        );
+        assert!(listed.iter().all(|one| one["state"] == "running"), "{listed:?}");
         case.run(["--", "true"]).ok();
     }
     keepers[1].signal(Signal::CONT);
     assert_eq!([&starved, &silent].map(|id| case.keeper(id)), keepers);
     assert_eq!(case.workload(&starved).len(), 9);
-    case.exec(&silent, ["echo", "usable"])
-        .ok()
-        .printed("usable\n");
+    case.exec(&silent, ["echo", "usable"]).ok().printed("usable\n");
     case.remove(&starved);
     case.remove(&silent);
 }
@@ -232,9 +223,7 @@ fn a_box_is_removed_in_every_state() {
 #[test]
 fn a_box_whose_id_nobody_has_read_is_found_by_its_name_and_made_once() {
     let case = case();
-    let make = [
-        "run", "-d", "--name", "job-7", "--label", "job=7", "--", "sleep", "1000",
-    ];
+    let make = ["run", "-d", "--name", "job-7", "--label", "job=7", "--", "sleep", "1000"];
     for lost in [LostAnswer::ClosedPipe, LostAnswer::NoDescriptor] {
         let mut command = match lost {
             LostAnswer::ClosedPipe => case.command(make),
@@ -254,11 +243,7 @@ fn a_box_whose_id_nobody_has_read_is_found_by_its_name_and_made_once() {
         let again = case.call(make);
         assert_eq!(again.code == 0, listed.is_empty(), "{lost:?}: {again}");
         let found = case.call(["ls", "-q", "--filter", "label=job=7"]).ok();
-        assert_eq!(
-            found.stdout_text().lines().count(),
-            1,
-            "{lost:?}: {creator}"
-        );
+        assert_eq!(found.stdout_text().lines().count(), 1, "{lost:?}: {creator}");
         case.call(["rm", "-f", "job-7"]).ok();
         case.nothing_left();
     }
@@ -314,21 +299,9 @@ fn alone(case: &Case, args: &[&str]) -> (Output, String) {
     let trace = TemporaryDirectory::new();
     let path = trace.join("trace");
     let mut command = Command::new("unshare");
-    command
-        .env_clear()
-        .env("TARE_STATE_ROOT", case.state_root());
-    command.args([
-        "--net",
-        "--",
-        "/usr/bin/setsid",
-        "--wait",
-        "/usr/bin/strace",
-        "-f",
-        "-o",
-    ]);
-    command
-        .arg(&path)
-        .args(["-e", "trace=socket,connect", "--"]);
+    command.env_clear().env("TARE_STATE_ROOT", case.state_root());
+    command.args(["--net", "--", "/usr/bin/setsid", "--wait", "/usr/bin/strace", "-f", "-o"]);
+    command.arg(&path).args(["-e", "trace=socket,connect", "--"]);
     command.arg(case.program()).args(args);
     let output = case.start_piped(command).wait();
     let asked = std::fs::read_to_string(&path).expect("strace writes it");
@@ -343,12 +316,7 @@ fn ending_a_box_needs_no_network_and_no_credentials() {
     if !is_root() || !Path::new("/usr/bin/strace").exists() {
         skip!("only root can make a network alone, and strace is needed");
     }
-    for end in [
-        &["rm", "-f"][..],
-        &["stop", "-t", "0"],
-        &["kill"],
-        &["sweep"],
-    ] {
+    for end in [&["rm", "-f"][..], &["stop", "-t", "0"], &["kill"], &["sweep"]] {
         let id = case.detached(["--name", "a", "--lease", "1s", "--", "sh", "-c", STUBBORN]);
         let args = match end {
             ["sweep"] => {
@@ -379,10 +347,7 @@ fn a_box_that_is_to_remove_itself_does_however_its_client_ends() {
         (&["run"], "exit 3"),
         (&["run"], "echo up; sleep 1000"),
         (&["run", "-d", "--rm"], "exit 3"),
-        (
-            &["run", "-d", "--rm", "--lease", "2s"],
-            "echo up; sleep 1000",
-        ),
+        (&["run", "-d", "--rm", "--lease", "2s"], "echo up; sleep 1000"),
     ];
     for (call, script) in clients {
         for signal in [Signal::KILL, Signal::TERM] {
@@ -420,9 +385,7 @@ fn a_box_that_removes_itself_does_so_over_http_when_its_client_is_gone() {
             drop(client);
         }
         // A request that came before its client was gone is served first.
-        server
-            .post("/v1/run", &json!({ "command": ["true"] }))
-            .was(200);
+        server.post("/v1/run", &json!({ "command": ["true"] })).was(200);
         eventually("no box is left", || case.footprint().records.is_empty());
     }
     server.stop().ok();
@@ -441,28 +404,17 @@ fn a_removal_that_fails_is_reported_listed_and_tried_again_until_it_succeeds() {
     let id = made["id"].as_str().expect("an id");
     freezer.freeze(case.workload(id)[0].pid);
     for _ in 0..times(2, 4) {
-        let refused = server
-            .delete("/v1/boxes/a?force=true")
-            .refused(503, "stuck");
-        assert!(
-            refused.text().contains("does not die"),
-            "{}",
-            refused.text()
-        );
+        let refused = server.delete("/v1/boxes/a?force=true").refused(503, "stuck");
+        assert!(refused.text().contains("does not die"), "{}", refused.text());
         let listed = server.get("/v1/boxes?state=stuck").was(200).json();
         assert_eq!(listed["boxes"][0]["name"], "a", "{listed}");
     }
     assert!(server.log().contains("teardown_stuck"), "{}", server.log());
     let metrics = server.get("/metrics").was(200).text();
-    assert!(
-        !metrics.contains("tare_teardowns_stuck_total 0\n"),
-        "{metrics}"
-    );
+    assert!(!metrics.contains("tare_teardowns_stuck_total 0\n"), "{metrics}");
     freezer.thaw();
     // No command and no request helps the server here.
-    eventually("nothing of it is left", || {
-        case.footprint().records.is_empty()
-    });
+    eventually("nothing of it is left", || case.footprint().records.is_empty());
     case.assert_gone(id);
     server.stop().ok();
 }

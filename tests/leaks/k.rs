@@ -22,10 +22,7 @@ fn a_box_that_is_paused_and_resumed_under_traffic_answers_every_time() {
     }
     case.call(["resume", &id]).ok();
     let talking = "while :; do echo y; sleep 0.001; done";
-    let calls = [
-        &["exec", &id, "--", "sh", "-c", talking][..],
-        &["logs", "-f", &id],
-    ];
+    let calls = [&["exec", &id, "--", "sh", "-c", talking][..], &["logs", "-f", &id]];
     let clients: Vec<Running> = calls.iter().map(|call| case.spawn_call(*call)).collect();
     clients[0].see("y\ny\n");
     for _ in 0..times(15, 100) {
@@ -38,8 +35,6 @@ fn a_box_that_is_paused_and_resumed_under_traffic_answers_every_time() {
         client.signal(Signal::KILL);
         client.wait();
     }
-    eventually("nobody is left of the clients", || {
-        case.members(&id).len() <= 3
-    });
+    eventually("nobody is left of the clients", || case.members(&id).len() <= 3);
     case.remove(&id);
 }

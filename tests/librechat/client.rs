@@ -31,10 +31,7 @@ impl Chat {
     pub fn after(self, tare: &Tare, end: impl FnOnce(Server), more: &str) -> Self {
         end(self.server);
         let server = serve(tare, &self.directory, more, "");
-        Self {
-            server,
-            directory: self.directory,
-        }
+        Self { server, directory: self.directory }
     }
 
     /// Another one beside it, on the same files.
@@ -74,10 +71,7 @@ impl Chat {
     /// One file of the user `u1`; its `session/file`.
     #[track_caller]
     pub fn sent(&self, name: &str, content: &[u8]) -> String {
-        let answer = self
-            .upload(Form::of_user("u1").file(name, content))
-            .was(200)
-            .json();
+        let answer = self.upload(Form::of_user("u1").file(name, content)).was(200).json();
         reference(&answer)
     }
 }
@@ -153,9 +147,7 @@ pub fn is_id(text: &str) -> bool {
 
 #[track_caller]
 pub fn text(value: &Value) -> &str {
-    value
-        .as_str()
-        .unwrap_or_else(|| panic!("{value} is no text"))
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
 /// The one file of this name.
@@ -185,10 +177,7 @@ pub fn reference(answer: &Value) -> String {
 
 fn serve(tare: &Tare, directory: &TemporaryDirectory, files: &str, sections: &str) -> Server {
     let store = directory.join("files");
-    let text = format!(
-        "[files]\ndirectory = '{}'\n{files}\n{sections}\n",
-        store.display()
-    );
+    let text = format!("[files]\ndirectory = '{}'\n{files}\n{sections}\n", store.display());
     let path = directory.write("tare.toml", text);
     Server::start(tare, &["--config", &path.display().to_string()])
 }
@@ -234,8 +223,7 @@ impl Form {
     }
 
     pub fn end(mut self) -> Vec<u8> {
-        self.0
-            .extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
+        self.0.extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
         self.0
     }
 

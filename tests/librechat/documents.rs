@@ -30,12 +30,7 @@ print(sheet['A1'].value, sheet['B1'].value)";
 type Document = (&'static str, &'static str, &'static [u8], &'static [u8]);
 
 const DOCUMENTS: [Document; 5] = [
-    (
-        "figure.png",
-        "image/png",
-        b"\x89PNG\r\n\x1a\n",
-        b"IEND\xaeB`\x82",
-    ),
+    ("figure.png", "image/png", b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"),
     ("figure.jpg", "image/jpeg", b"\xff\xd8\xff", b"\xff\xd9"),
     ("drawing.svg", "image/svg+xml", b"<?xml", b"</svg>\n"),
     ("report.pdf", "application/pdf", b"%PDF-", b"%%EOF\n"),

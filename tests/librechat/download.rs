@@ -19,10 +19,7 @@ fn a_file_comes_as_it_is_and_a_browser_shows_nothing_of_it() {
         ("unknown", "application/octet-stream"),
     ] {
         let sent = chat.sent(name, b"<script>");
-        let answer = chat
-            .server
-            .get(&format!("/v1/download/{sent}?{USER}"))
-            .was(200);
+        let answer = chat.server.get(&format!("/v1/download/{sent}?{USER}")).was(200);
         assert_eq!(answer.body, b"<script>");
         assert_eq!(answer.header("content-type"), Some(media_type));
         assert_eq!(answer.header("content-length"), Some("8"));
@@ -34,15 +31,9 @@ fn a_file_comes_as_it_is_and_a_browser_shows_nothing_of_it() {
         assert_eq!(disposition, expected);
     }
     let sent = chat.sent("\u{e4}; \\\"x=y.txt", b"");
-    let answer = chat
-        .server
-        .get(&format!("/v1/download/{sent}?{USER}"))
-        .was(200);
+    let answer = chat.server.get(&format!("/v1/download/{sent}?{USER}")).was(200);
     let disposition = answer.header("content-disposition").expect("a name");
-    assert!(
-        disposition.ends_with("filename*=UTF-8''%C3%A4%3B%20%22x%3Dy.txt"),
-        "{disposition}"
-    );
+    assert!(disposition.ends_with("filename*=UTF-8''%C3%A4%3B%20%22x%3Dy.txt"), "{disposition}");
     chat.server.stop().ok();
 }
 
@@ -63,10 +54,7 @@ fn a_part_of_a_file_can_be_asked_for() {
     assert_eq!(nothing.header("content-range"), Some("bytes */10"));
     let etag = answer.header("etag").expect("a tag").to_owned();
     let same = [("Range", "bytes=0-0"), ("If-Range", etag.as_str())];
-    assert_eq!(
-        chat.server.ask("GET", &path, &same, b"").was(206).body,
-        b"0"
-    );
+    assert_eq!(chat.server.ask("GET", &path, &same, b"").was(206).body, b"0");
     let other = [("Range", "bytes=0-0"), ("If-Range", "\"other\"")];
     chat.server.ask("GET", &path, &other, b"").was(200);
     assert_eq!(chat.server.ask("HEAD", &path, &[], b"").was(200).body, b"");
@@ -84,20 +72,14 @@ fn what_is_not_there_is_not_found_and_what_is_no_id_is_refused() {
     assert!(!chat.store().exists(), "nobody has ever sent a file");
     let sent = chat.sent("a.txt", b"x");
     let session = sent.split('/').next().expect("a session");
-    chat.server
-        .get(&format!("/v1/download/{session}/{}", "b".repeat(21)))
-        .was(404);
+    chat.server.get(&format!("/v1/download/{session}/{}", "b".repeat(21))).was(404);
     for wrong in [
         format!("{session}/{}", "b".repeat(20)),
         format!("{session}/..%2F..%2Fetc%2Fpasswd"),
         format!("%2e%2e/{session}"),
         format!("{session}/{}%00", "b".repeat(20)),
     ] {
-        let answer = chat
-            .server
-            .get(&format!("/v1/download/{wrong}"))
-            .was(400)
-            .json();
+        let answer = chat.server.get(&format!("/v1/download/{wrong}")).was(400).json();
         assert_eq!(answer["error"], "Invalid session or file id", "{wrong}");
     }
     chat.server.stop().ok();
@@ -111,10 +93,7 @@ fn a_file_of_nothing_and_one_of_odd_bytes_come_back_as_they_were() {
     let tricky = b"\r\n----\r\n--------------------------52781719324\r\n\r".to_vec();
     for content in [Vec::new(), bytes, tricky] {
         let sent = chat.sent("a.bin", &content);
-        let answer = chat
-            .server
-            .get(&format!("/v1/download/{sent}?{USER}"))
-            .was(200);
+        let answer = chat.server.get(&format!("/v1/download/{sent}?{USER}")).was(200);
         assert!(answer.body == content, "every byte of {}", content.len());
     }
     chat.server.stop().ok();
@@ -129,11 +108,7 @@ fn a_query_that_says_more_than_is_known_is_heeded_as_far_as_it_is() {
     let get = |query: &str| chat.server.get(&format!("/v1/download/{sent}?{query}"));
     get("kind=agent&id=a1&t=123").was(200);
     let wrong = get("kind=agent").was(400).json();
-    assert!(
-        wrong["error"]
-            .as_str()
-            .is_some_and(|said| said.contains("no id"))
-    );
+    assert!(wrong["error"].as_str().is_some_and(|said| said.contains("no id")));
     get("kind=skill&id=s1").was(400);
     get("kind=planet&id=s1").was(400);
     assert_ne!(wrong, json!(null));

@@ -43,21 +43,12 @@ fn a_failure_is_an_answer_with_its_code_and_its_words() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let answer = chat.python("open('half.txt', 'w').write('x')\nraise ValueError('no')");
-    assert_eq!(
-        verdict(&answer),
-        [json!(1), json!(null), json!(null), json!(null)]
-    );
-    assert!(
-        text(&answer["stderr"]).contains("ValueError: no"),
-        "{answer}"
-    );
+    assert_eq!(verdict(&answer), [json!(1), json!(null), json!(null), json!(null)]);
+    assert!(text(&answer["stderr"]).contains("ValueError: no"), "{answer}");
     // Clients tell the model that a failed execution leaves no files.
     assert_eq!(answer["files"], json!([]));
     let killed = chat.exec(json!({ "lang": "bash", "code": "kill -SEGV $$" }));
-    assert_eq!(
-        verdict(&killed),
-        [json!(null), json!("SIGSEGV"), json!(null), json!(null)]
-    );
+    assert_eq!(verdict(&killed), [json!(null), json!("SIGSEGV"), json!(null), json!(null)]);
     chat.stop(&tare);
 }
 
@@ -93,10 +84,7 @@ fn time_memory_and_floods_end_a_program_with_the_reason_on_stderr() {
     let noisy = json!({ "lang": "bash", "code": "head -c 100k /dev/zero | tr '\\0' x >&2" });
     let answer = chat.exec(noisy);
     let message = "stderr truncated at 65536 bytes";
-    assert_eq!(
-        verdict(&answer),
-        [json!(0), json!(null), json!(null), json!(message)]
-    );
+    assert_eq!(verdict(&answer), [json!(0), json!(null), json!(null), json!(message)]);
     chat.stop(&tare);
 }
 
@@ -115,26 +103,16 @@ open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/
         ("a.csv", "text/csv"),
         ("plots/deep/b.png", "image/png"),
         ("report.pdf", "application/pdf"),
-        (
-            "table.xlsx",
-            "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-        ),
+        ("table.xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
         ("odd.xyz", "application/octet-stream"),
     ];
-    assert_eq!(
-        answer["files"].as_array().map(Vec::len),
-        Some(types.len()),
-        "{answer}"
-    );
+    assert_eq!(answer["files"].as_array().map(Vec::len), Some(types.len()), "{answer}");
     for (name, media_type) in types {
         let file = file(&answer, name);
         assert_eq!(file["path"], format!("/mnt/data/{name}"));
         assert_eq!(file["storage_session_id"], answer["session_id"]);
         assert!(is_id(text(&file["id"])), "{file}");
-        assert_eq!(
-            (&file["inherited"], &file["modified_from"]),
-            (&json!(null), &json!(null))
-        );
+        assert_eq!((&file["inherited"], &file["modified_from"]), (&json!(null), &json!(null)));
         let got = chat.download(file);
         assert_eq!(got.text(), name);
         let said = got.header("content-type").unwrap_or_default();
@@ -142,10 +120,7 @@ open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/
     }
     let metrics = chat.server.get("/metrics").text();
     let bytes: usize = types.iter().map(|(name, _)| name.len()).sum();
-    assert!(
-        metrics.contains(&format!("\ntare_files_bytes {bytes}\n")),
-        "{metrics}"
-    );
+    assert!(metrics.contains(&format!("\ntare_files_bytes {bytes}\n")), "{metrics}");
     chat.stop(&tare);
 }
 
@@ -173,11 +148,7 @@ import zipfile; zipfile.ZipFile('all.zip', 'w').write('kept.txt')";
     assert_eq!(chat.download(changed).text(), "a,b\n1,2\n3,4\n");
     for (name, given) in [("kept.txt", &kept), ("rewritten.txt", &rewritten)] {
         let same = file(&answer, name);
-        assert_eq!(
-            (&same["inherited"], &same["id"]),
-            (&json!(true), &given["id"]),
-            "{answer}"
-        );
+        assert_eq!((&same["inherited"], &same["id"]), (&json!(true), &given["id"]), "{answer}");
     }
     assert_eq!(answer["deleted_files"], json!(["removed.txt"]));
     assert!(file(&answer, "all.zip")["inherited"].is_null());
@@ -193,15 +164,8 @@ import zipfile; zipfile.ZipFile('all.zip', 'w').write('kept.txt')";
 fn a_file_that_may_only_be_read_is_as_it_was() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let fields = [
-        ("kind", "skill"),
-        ("id", "s"),
-        ("version", "2"),
-        ("read_only", "true"),
-    ];
-    let form = fields.iter().fold(Form::default(), |form, (name, value)| {
-        form.field(name, value)
-    });
+    let fields = [("kind", "skill"), ("id", "s"), ("version", "2"), ("read_only", "true")];
+    let form = fields.iter().fold(Form::default(), |form, (name, value)| form.field(name, value));
     let sent = chat.upload(form.file("skill.md", b"how")).was(200).json();
     let reference = json!({
         "id": sent["files"][0]["fileId"], "name": "skill.md", "kind": "skill", "resource_id": "s",
@@ -210,10 +174,7 @@ fn a_file_that_may_only_be_read_is_as_it_was() {
     let code = "echo other > skill.md";
     let answer = chat.exec(json!({ "lang": "bash", "code": code, "files": [reference] }));
     let same = file(&answer, "skill.md");
-    assert_eq!(
-        (&same["inherited"], &same["id"]),
-        (&json!(true), &reference["id"])
-    );
+    assert_eq!((&same["inherited"], &same["id"]), (&json!(true), &reference["id"]));
     chat.stop(&tare);
 }
 
@@ -232,24 +193,14 @@ fn what_cannot_be_run_is_refused_in_the_words_of_the_contract() {
     );
     refused(json!({ "lang": "py" }), 400);
     refused(json!({ "code": "1" }), 400);
-    refused(
-        json!({ "lang": "py", "code": "1", "args": ["a\u{0}b"] }),
-        400,
-    );
+    refused(json!({ "lang": "py", "code": "1", "args": ["a\u{0}b"] }), 400);
     let mine = chat.given("a.txt", b"x");
     let with = |change: &dyn Fn(&mut Value)| {
         let mut file = mine.clone();
         change(&mut file);
         json!({ "lang": "bash", "code": "true", "files": [file] })
     };
-    for name in [
-        "../a",
-        "/etc/passwd",
-        "a/../../b",
-        "a\nb",
-        "",
-        &"x/".repeat(11),
-    ] {
+    for name in ["../a", "/etc/passwd", "a/../../b", "a\nb", "", &"x/".repeat(11)] {
         refused(with(&|file| file["name"] = json!(name)), 400);
     }
     refused(with(&|file| file["id"] = json!("../../../etc/passwd")), 400);
@@ -285,9 +236,7 @@ fn a_client_that_hangs_up_ends_its_program() {
     let chat = Chat::start(&tare);
     let body = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
     let json_type = [("Content-Type", "application/json")];
-    let waiting = chat
-        .server
-        .send("POST", "/v1/exec", &json_type, body.as_bytes());
+    let waiting = chat.server.send("POST", "/v1/exec", &json_type, body.as_bytes());
     eventually("it runs", || !tare.footprint().records.is_empty());
     drop(waiting);
     eventually("nothing is left", || {
@@ -302,21 +251,12 @@ fn a_request_with_a_name_can_be_cancelled_by_whoever_sent_it() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let body = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("X-LibreChat-Code-Request-ID", "r1"),
-    ];
-    let mut waiting = chat
-        .server
-        .send("POST", "/v1/exec", &headers, body.as_bytes());
+    let headers = [("Content-Type", "application/json"), ("X-LibreChat-Code-Request-ID", "r1")];
+    let mut waiting = chat.server.send("POST", "/v1/exec", &headers, body.as_bytes());
     eventually("it runs", || !tare.footprint().records.is_empty());
     let cancel = |name: &str| {
         let request = json!({ "request_id": name });
-        chat.server
-            .post("/v1/exec/cancel", &request)
-            .was(200)
-            .json()["cancelled"]
-            .clone()
+        chat.server.post("/v1/exec/cancel", &request).was(200).json()["cancelled"].clone()
     };
     assert_eq!(cancel("r2"), false);
     assert_eq!(cancel("r1"), true);
@@ -337,16 +277,9 @@ fn too_many_files_are_told_of_and_the_others_come_back() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "", "[librechat.boxes]\noutput_files = 2\n");
     let answer = chat.exec(json!({ "lang": "bash", "code": "touch a b c d" }));
-    assert_eq!(
-        answer["files"].as_array().map(Vec::len),
-        Some(2),
-        "{answer}"
-    );
+    assert_eq!(answer["files"].as_array().map(Vec::len), Some(2), "{answer}");
     let told = &answer["artifact_truncation"];
-    assert_eq!(
-        (&told["reasons"], &told["skipped_count"]),
-        (&json!(["too_many_files"]), &json!(2))
-    );
+    assert_eq!((&told["reasons"], &told["skipped_count"]), (&json!(["too_many_files"]), &json!(2)));
     chat.stop(&tare);
 }
 
@@ -379,17 +312,12 @@ fn without_root_code_runs_and_the_log_says_which_default_limits_do_not_hold() {
             .extend(more.as_object().cloned().unwrap_or_default());
         server.post("/v1/exec", &request).was(200).json()
     };
-    for more in [
-        json!({}),
-        json!({ "runtime_session_hint": "v2:user:a" }),
-        json!({}),
-    ] {
+    for more in [json!({}), json!({ "runtime_session_hint": "v2:user:a" }), json!({})] {
         assert_eq!(exec(more)["stdout"], "2\n");
     }
     let log = server.log();
-    let notes = log
-        .lines()
-        .filter(|line| line.contains("box_note") && line.contains("no writable cgroup"));
+    let notes =
+        log.lines().filter(|line| line.contains("box_note") && line.contains("no writable cgroup"));
     assert_eq!(notes.count(), 1, "once for all boxes: {log}");
     server.stop().ok();
     tare.call(["rm", "-f", "--all"]).ok();
@@ -407,10 +335,7 @@ fn packages_of_the_host_are_in_every_box_and_nobody_changes_them() {
 print(shared_package.NAME)
 try: open(shared_package.__file__, 'w')
 except OSError as error: print(os.strerror(error.errno))";
-    assert_eq!(
-        chat.python(code)["stdout"],
-        "shared\nRead-only file system\n"
-    );
+    assert_eq!(chat.python(code)["stdout"], "shared\nRead-only file system\n");
     // One user's module is found beside his code's files.
     let module = chat.given("helper.py", b"def f(): return 'mine'\n");
     let request =
@@ -434,9 +359,7 @@ fn descriptors_are_where_they_were_after_many_executions() {
     for _each in 0..30 {
         once();
     }
-    eventually("descriptors are closed", || {
-        chat.server.vitals().descriptors <= before
-    });
+    eventually("descriptors are closed", || chat.server.vitals().descriptors <= before);
     let mut stream = chat.server.connect();
     stream.set_nonblocking(true).expect("a socket");
     assert!(stream.read(&mut [0]).is_err());

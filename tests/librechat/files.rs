@@ -22,10 +22,7 @@ fn a_session_is_listed_in_every_detail() {
     let sha256 = "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5";
     let simple = json!([key]);
     assert_eq!(list(&chat, session, USER), simple);
-    assert_eq!(
-        list(&chat, session, &format!("detail=simple&{USER}")),
-        simple
-    );
+    assert_eq!(list(&chat, session, &format!("detail=simple&{USER}")), simple);
 
     let summary = list(&chat, session, &format!("detail=summary&{USER}"));
     let modified = summary[0]["lastModified"].clone();
@@ -47,9 +44,7 @@ fn a_session_is_listed_in_every_detail() {
         "lastModified": modified,
     });
     assert_eq!(normalized, json!([expected]));
-    chat.server
-        .get(&format!("/v1/files/{session}?detail=all"))
-        .was(400);
+    chat.server.get(&format!("/v1/files/{session}?detail=all")).was(400);
     chat.server.get("/v1/files/short").was(400);
     assert_eq!(list(&chat, &"x".repeat(21), USER), json!([]));
     chat.server.stop().ok();
@@ -60,9 +55,7 @@ fn a_session_is_listed_in_every_detail() {
 fn the_first_clients_find_how_old_their_file_is() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let form = Form::default()
-        .field("entity_id", "agent_1")
-        .file("a.csv", b"x");
+    let form = Form::default().field("entity_id", "agent_1").file("a.csv", b"x");
     let sent = reference(&chat.upload(form).was(200).json());
     let session = sent.split('/').next().expect("a session");
     for query in ["detail=summary&entity_id=agent_1", "detail=summary"] {
@@ -88,9 +81,7 @@ fn an_object_is_described_and_removed_by_either_route() {
         });
         assert_eq!(answer.was(200).json(), expected);
     };
-    let form = Form::of_user("u1")
-        .field("read_only", "true")
-        .file("d/a.txt", b"x");
+    let form = Form::of_user("u1").field("read_only", "true").file("d/a.txt", b"x");
     let sent = reference(&chat.upload(form).was(200).json());
     let object = format!("/v1/sessions/{}?{USER}", sent.replace('/', "/objects/"));
     let described = chat.server.get(&object).was(200).json();
@@ -102,25 +93,12 @@ fn an_object_is_described_and_removed_by_either_route() {
     });
     assert_eq!(described, expected);
     removed(chat.server.delete(&object), &sent);
-    assert_eq!(
-        chat.server.get(&object).was(404).json()["error"],
-        "File not found"
-    );
-    assert_eq!(
-        chat.server.delete(&object).was(404).json()["error"],
-        "File not found"
-    );
+    assert_eq!(chat.server.get(&object).was(404).json()["error"], "File not found");
+    assert_eq!(chat.server.delete(&object).was(404).json()["error"], "File not found");
     let again = chat.sent("a.txt", b"x");
-    removed(
-        chat.server.delete(&format!("/v1/files/{again}?{USER}")),
-        &again,
-    );
-    chat.server
-        .delete(&format!("/v1/files/{again}?{USER}"))
-        .was(404);
-    chat.server
-        .get(&format!("/v1/download/{again}?{USER}"))
-        .was(404);
+    removed(chat.server.delete(&format!("/v1/files/{again}?{USER}")), &again);
+    chat.server.delete(&format!("/v1/files/{again}?{USER}")).was(404);
+    chat.server.get(&format!("/v1/download/{again}?{USER}")).was(404);
     assert_eq!(chat.stored(), 0);
     chat.server.stop().ok();
 }

@@ -101,10 +101,7 @@ fn whoever_has_a_good_token_is_heard_and_nobody_else() {
         ("an unknown key's", Signer::ed25519("x", 1).token("ann")),
         ("by the id of another kind", Signer::rsa("ed").token("ann")),
         ("none", headed(&ed, json!({ "alg": "none", "kid": "ed" }))),
-        (
-            "HS256",
-            headed(&rsa, json!({ "alg": "HS256", "kid": "rsa" })),
-        ),
+        ("HS256", headed(&rsa, json!({ "alg": "HS256", "kid": "rsa" }))),
         ("issuer", with("iss", json!("x"))),
         ("audience", with("aud", json!("x"))),
         ("expired", with("exp", json!(now - 31))),
@@ -133,16 +130,8 @@ fn what_is_no_token_or_more_than_one_is_told_apart() {
     let server = Files::new(&[&ed], "").start(&tare);
     let asked = |headers: &[(&str, &str)]| server.ask("GET", ASKED, headers, b"");
     refused(asked(&[]), 401, "Bearer token is required");
-    refused(
-        asked(&[("X-API-Key", "x")]),
-        401,
-        "Bearer token is required",
-    );
-    refused(
-        asked(&[("Authorization", "Basic eA==")]),
-        401,
-        "Bearer token is required",
-    );
+    refused(asked(&[("X-API-Key", "x")]), 401, "Bearer token is required");
+    refused(asked(&[("Authorization", "Basic eA==")]), 401, "Bearer token is required");
     let good = format!("Bearer {}", ed.token("ann"));
     let ambiguous = "Ambiguous authentication headers";
     let good = ("Authorization", good.as_str());
@@ -159,21 +148,13 @@ fn keys_are_rotated_with_a_reload_and_without_one() {
     let files = Files::new(&[&old], "");
     let server = files.start(&tare);
     heard(bearer(&server, &old.token("ann")));
-    refused(
-        bearer(&server, &new.token("ann")),
-        401,
-        "Invalid bearer token",
-    );
+    refused(bearer(&server, &new.token("ann")), 401, "Invalid bearer token");
     files.write_keys(&[&old, &new]);
-    eventually("the new key is found", || {
-        bearer(&server, &new.token("ann")).status != 401
-    });
+    eventually("the new key is found", || bearer(&server, &new.token("ann")).status != 401);
     heard(bearer(&server, &old.token("ann")));
     files.write_keys(&[&new]);
     server.signal(Signal::HUP);
-    eventually("the old key is gone", || {
-        bearer(&server, &old.token("ann")).status == 401
-    });
+    eventually("the old key is gone", || bearer(&server, &old.token("ann")).status == 401);
     heard(bearer(&server, &new.token("ann")));
     fs::write(files.path("jwks.json"), "{").expect("a file");
     server.signal(Signal::HUP);
@@ -196,9 +177,7 @@ fn an_unknown_key_id_does_not_end_a_server_that_cannot_start_threads() {
         files.config()
     );
     let server = Server::start_command(&tare, tare.shell_command(&script));
-    eventually("it has looked at what was there", || {
-        server.log().contains("recovered")
-    });
+    eventually("it has looked at what was there", || server.log().contains("recovered"));
     fs::write(around.directory.join("pids.max"), "1").expect("a limit");
     let invalid = "Invalid bearer token";
     refused(bearer(&server, &unknown.token("ann")), 401, invalid);
@@ -228,25 +207,19 @@ fn a_key_may_be_a_file_of_openssl_and_never_a_private_one() {
     let ed = Signer::ed25519("lc-codeapi-2026-05", 3);
     let files = Files(TemporaryDirectory::new());
     let pem = files.path("librechat.pem");
-    let text = format!(
-        "[[librechat.jwt.keys]]\nkid = 'lc-codeapi-2026-05'\nfile = '{}'\n",
-        pem.display()
-    );
+    let text =
+        format!("[[librechat.jwt.keys]]\nkid = 'lc-codeapi-2026-05'\nfile = '{}'\n", pem.display());
     fs::write(files.path("tare.toml"), text).expect("a file");
     fs::write(&pem, ed.pem()).expect("a file");
     let server = files.start(&tare);
     heard(bearer(&server, &ed.token("ann")));
     server.stop().ok();
     fs::write(&pem, ed.pem().replace("PUBLIC", "PRIVATE")).expect("a file");
-    tare.call([
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--config",
-        &files.config(),
-    ])
-    .exited(1)
-    .said(&["librechat.pem", "private key", "-pubout"]);
+    tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &files.config()]).exited(1).said(&[
+        "librechat.pem",
+        "private key",
+        "-pubout",
+    ]);
 }
 
 #[test]
@@ -272,11 +245,7 @@ fn where_tokens_are_asked_for_the_native_api_is_closed_without_a_key() {
     let server = files.start_for_all(&tare);
     let key = [("X-API-Key", "native-key")];
     server.ask("GET", "/v1/boxes", &key, b"").was(200);
-    refused(
-        server.ask("GET", ASKED, &key, b""),
-        401,
-        "Bearer token is required",
-    );
+    refused(server.ask("GET", ASKED, &key, b""), 401, "Bearer token is required");
     heard(bearer(&server, &ed.token("ann")));
     server.stop().ok();
 }
@@ -298,22 +267,14 @@ fn beyond_this_host_everybody_is_heard_only_where_that_was_asked_for() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     heard(server.get(ASKED));
-    server
-        .ask("GET", ASKED, &[("Origin", "https://evil.example")], b"")
-        .was(403);
+    server.ask("GET", ASKED, &[("Origin", "https://evil.example")], b"").was(403);
     server.stop().ok();
     let files = Files(TemporaryDirectory::new());
     let write = |text: &str| fs::write(files.path("tare.toml"), text).expect("a file");
     write(&format!("{KEY}[librechat]\nauth = 'none'\n"));
-    tare.call([
-        "serve",
-        "--listen",
-        "0.0.0.0:0",
-        "--config",
-        &files.config(),
-    ])
-    .exited(1)
-    .said(&["anybody", "allow_anonymous"]);
+    tare.call(["serve", "--listen", "0.0.0.0:0", "--config", &files.config()])
+        .exited(1)
+        .said(&["anybody", "allow_anonymous"]);
     write("[librechat]\nallow_anonymous = true\n");
     let server = files.start_for_all(&tare);
     heard(server.get(ASKED));
@@ -328,11 +289,7 @@ fn every_answer_says_its_profile_and_another_one_is_refused() {
     let asked =
         |server: &Server, headers: &[(&str, &str)]| server.ask("GET", "/v1/health", headers, b"");
     let expecting = |profile| [("X-CodeAPI-Expected-Profile", profile)];
-    let actual = |answer: &Answer| {
-        answer
-            .header("x-codeapi-execution-profile")
-            .map(str::to_owned)
-    };
+    let actual = |answer: &Answer| answer.header("x-codeapi-execution-profile").map(str::to_owned);
     let said = |profile: &str| Some(profile.to_owned());
     assert_eq!(actual(&asked(&server, &[]).was(200)), said("default"));
     for profile in ["default", "stateful"] {
@@ -384,14 +341,8 @@ fn two_users_have_neither_each_others_files_nor_sessions() {
     let made = as_user(&ann, wrote).was(200).json();
     let look = json!({ "lang": "bash", "code": "ls; ps -C sleep -o comm=; true", "runtime_session_hint": hint });
     let seen = as_user(&ben, look.clone()).was(200).json();
-    assert_eq!(
-        (&seen["stdout"], &seen["runtime_status"]),
-        (&json!(""), &json!("new"))
-    );
-    assert_eq!(
-        as_user(&ann, look).was(200).json()["stdout"],
-        "a.txt\nsleep\n"
-    );
+    assert_eq!((&seen["stdout"], &seen["runtime_status"]), (&json!(""), &json!("new")));
+    assert_eq!(as_user(&ann, look).was(200).json()["stdout"], "a.txt\nsleep\n");
     let file = &made["files"][0];
     let reference = json!([{
         "id": file["id"], "storage_session_id": file["storage_session_id"], "name": "a.txt",
@@ -401,11 +352,8 @@ fn two_users_have_neither_each_others_files_nor_sessions() {
     as_user(&ben, read.clone()).was(403);
     assert_eq!(as_user(&ann, read).was(200).json()["stdout"], "ann\n");
     let path = |field: &str| file[field].as_str().expect("an id").to_owned();
-    let download = format!(
-        "/v1/download/{}/{}?kind=user&id=ann",
-        path("storage_session_id"),
-        path("id")
-    );
+    let download =
+        format!("/v1/download/{}/{}?kind=user&id=ann", path("storage_session_id"), path("id"));
     let get = |token: &str| server.ask("GET", &download, &[("Authorization", token)], b"");
     get(&ben).was(403);
     assert_eq!(get(&ann).was(200).text(), "ann\n");
@@ -422,11 +370,7 @@ fn code_of_nobody_runs_where_that_is_allowed_and_has_nobodys_files() {
     let request = json!({ "lang": "js", "code": "console.log(1)", "timeout": 5000 });
     let closed = Files::new(&[&ed], "");
     let server = closed.start(&tare);
-    refused(
-        exec(&server, &[], &request),
-        401,
-        "Bearer token is required",
-    );
+    refused(exec(&server, &[], &request), 401, "Bearer token is required");
     server.stop().ok();
     let open = Files::new(&[&ed], "[librechat]\nanonymous_exec = true\n");
     let server = open.start(&tare);
@@ -435,9 +379,7 @@ fn code_of_nobody_runs_where_that_is_allowed_and_has_nobodys_files() {
     refused(server.get(ASKED), 401, "Bearer token is required");
     let token = format!("Bearer {}", ed.token("ann"));
     let wrote = json!({ "lang": "bash", "code": "echo ann > a.txt" });
-    let made = exec(&server, &[("Authorization", &token)], &wrote)
-        .was(200)
-        .json();
+    let made = exec(&server, &[("Authorization", &token)], &wrote).was(200).json();
     let file = &made["files"][0];
     let read = json!({ "lang": "bash", "code": "cat a.txt", "files": [{
         "id": file["id"], "storage_session_id": file["storage_session_id"], "name": "a.txt",

@@ -32,11 +32,7 @@ fn the_incident_numpy_and_pandas_for_twenty_users_at_once_leave_nothing() {
     let keys = directory.write("jwks.json", jwks(&[&signer]));
     let jwt = format!("[librechat.jwt]\nkeys = '{}'\n", keys.display());
     let chat = Chat::configured(&tare, "", &format!("{LIMITS}{packages}{jwt}"));
-    let user = |number: u64| User {
-        chat: &chat,
-        signer: &signer,
-        name: format!("user-{number}"),
-    };
+    let user = |number: u64| User { chat: &chat, signer: &signer, name: format!("user-{number}") };
     // What is opened once, for the first file, is open.
     user(0).executes(0);
     let before = chat.server.vitals_at_rest();
@@ -50,9 +46,7 @@ fn the_incident_numpy_and_pandas_for_twenty_users_at_once_leave_nothing() {
     let looks: Vec<Vitals> = (1..=rounds).map(look_after).collect();
     assert_no_slope(&looks);
     let chat = chat.after(&tare, |server| drop(server.stop().ok()), "ttl = '1ms'");
-    eventually("what nobody removed is over its time", || {
-        chat.stored() == 0
-    });
+    eventually("what nobody removed is over its time", || chat.stored() == 0);
     chat.stop(&tare);
     tare.call(["audit"]).ok();
 }
@@ -122,10 +116,7 @@ print(frame.n.sum())"
     #[track_caller]
     fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
         let token = format!("Bearer {}", self.signer.token(&self.name));
-        let headers = [
-            ("Authorization", token.as_str()),
-            ("Content-Type", "application/json"),
-        ];
+        let headers = [("Authorization", token.as_str()), ("Content-Type", "application/json")];
         let server = &self.chat.server;
         let answer = server.ask(method, path, &headers, body.as_bytes());
         answer.was(200)

@@ -33,12 +33,8 @@ fn a_server_that_never_has_files_makes_no_directory() {
     eventually("it has looked at what was there", || {
         chat.server.get("/health").json()["recovery"]["done"] == true
     });
-    chat.server
-        .get(&format!("/v1/files/{}", "a".repeat(21)))
-        .was(200);
-    chat.server
-        .delete(&format!("/v1/files/{0}/{0}", "a".repeat(21)))
-        .was(404);
+    chat.server.get(&format!("/v1/files/{}", "a".repeat(21))).was(200);
+    chat.server.delete(&format!("/v1/files/{0}/{0}", "a".repeat(21))).was(404);
     assert!(!chat.store().exists());
     chat.server.stop().ok();
 }
@@ -74,9 +70,7 @@ fn one_emfile_during_the_sweep_does_not_end_the_expiry_of_files() {
     assert_eq!(refused["error"], "session_input_unavailable");
     assert!(chat.stored() > 0, "the sweep is still to come");
     let before = descriptors_max(&chat.server, Some(1));
-    eventually_within(PATIENT, "a sweep failed", || {
-        chat.server.log().contains("files_not_swept")
-    });
+    eventually_within(PATIENT, "a sweep failed", || chat.server.log().contains("files_not_swept"));
     descriptors_max(&chat.server, before);
     eventually_within(PATIENT, "the next sweep removed it", || chat.stored() == 0);
     chat.server.stop().ok();
@@ -85,23 +79,14 @@ fn one_emfile_during_the_sweep_does_not_end_the_expiry_of_files() {
 /// Sets the soft limit of the server's descriptors, and returns the one before.
 fn descriptors_max(server: &Server, most: Option<u64>) -> Option<u64> {
     let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
-    let now = prlimit(
-        pid,
-        Resource::Nofile,
-        Rlimit {
-            current: most,
-            maximum: maximum(server),
-        },
-    );
+    let now = prlimit(pid, Resource::Nofile, Rlimit { current: most, maximum: maximum(server) });
     now.expect("it is ours").current
 }
 
 fn maximum(server: &Server) -> Option<u64> {
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid()));
     let limits = limits.expect("it lives");
-    let line = limits
-        .lines()
-        .find(|line| line.starts_with("Max open files"));
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
     line.and_then(|line| line.split_whitespace().nth(4)?.parse().ok())
 }
 
@@ -114,17 +99,10 @@ fn two_servers_do_not_share_their_files() {
     let path = format!("/v1/download/{sent}?{USER}");
     let refused = second.get(&path).was(503).json();
     let said = refused["error"].as_str().expect("a sentence");
-    assert!(
-        said.contains("another server has the directory"),
-        "{refused}"
-    );
+    assert!(said.contains("another server has the directory"), "{refused}");
     assert_eq!(chat.server.get(&path).was(200).body, b"mine");
     chat.server.kill();
-    assert_eq!(
-        second.get(&path).was(200).body,
-        b"mine",
-        "it is the only one now"
-    );
+    assert_eq!(second.get(&path).was(200).body, b"mine", "it is the only one now");
     second.stop().ok();
 }
 
@@ -136,15 +114,11 @@ fn limits_are_read_again_and_the_directory_is_not() {
     let text = "[files]\ndirectory = '/nowhere/at/all'\nfile_bytes = '10'\n";
     std::fs::write(chat.configuration(), text).expect("a file");
     chat.server.signal(Signal::HUP);
-    eventually("it is read again", || {
-        chat.server.log().contains("reloaded")
-    });
+    eventually("it is read again", || chat.server.log().contains("reloaded"));
     let large = chat.upload(Form::default().file("a", &[0; 11])).was(413);
     assert_eq!(large.json()["error"], "File size limit exceeded");
     chat.upload(Form::default().file("a", &[0; 10])).was(200);
-    chat.server
-        .get(&format!("/v1/download/{sent}?{USER}"))
-        .was(200);
+    chat.server.get(&format!("/v1/download/{sent}?{USER}")).was(200);
     chat.server.stop().ok();
 }
 
@@ -172,20 +146,14 @@ fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
             };
             let next = chat.after(&tare, kill, "");
             let joined = clients.into_iter().map(|client| client.join());
-            let sent: Vec<_> = joined
-                .flat_map(|sent| sent.expect("it has said why"))
-                .collect();
+            let sent: Vec<_> = joined.flat_map(|sent| sent.expect("it has said why")).collect();
             (next, sent)
         });
         chat = next;
         answered += sent.len();
         for (reference, content) in &sent {
             let path = format!("/v1/files/{reference}?{USER}");
-            let got = chat
-                .server
-                .get(&path.replace("files", "download"))
-                .was(200)
-                .body;
+            let got = chat.server.get(&path.replace("files", "download")).was(200).body;
             assert!(got == *content, "every byte of {reference}");
         }
         let incoming = std::fs::read_dir(chat.store().join("incoming"));
@@ -194,9 +162,7 @@ fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
     }
     assert!(answered > 0, "it has answered before each kill");
     let last = chat.sent("last.txt", b"x");
-    chat.server
-        .get(&format!("/v1/download/{last}?{USER}"))
-        .was(200);
+    chat.server.get(&format!("/v1/download/{last}?{USER}")).was(200);
     chat.server.stop().ok();
 }
 

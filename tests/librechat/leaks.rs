@@ -26,9 +26,7 @@ fn boxes_of_a_client_that_is_gone_are_removed() {
     let chat = Chat::configured(&tare, "", config);
     let slow = json!({ "lang": "bash", "code": "sleep 1000 & sleep 1000" }).to_string();
     let json_type = [("Content-Type", "application/json")];
-    let client = chat
-        .server
-        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let client = chat.server.send("POST", "/v1/exec", &json_type, slow.as_bytes());
     eventually("there is a box", || !listed(&tare).is_empty());
     drop(client);
     eventually("there is no box", || tare.footprint().records.is_empty());
@@ -48,24 +46,16 @@ fn a_shell_that_starts_itself_is_refused_by_the_default_limits() {
     let answer = chat.exec(json!({ "lang": "bash", "code": bomb, "timeout": 2000 }));
     assert!(text(&answer["stderr"]).contains("Cannot fork"), "{answer}");
     let left = tare.footprint();
-    assert!(
-        left.records.is_empty() && left.cgroups.is_empty(),
-        "{left:?}"
-    );
+    assert!(left.records.is_empty() && left.cgroups.is_empty(), "{left:?}");
     chat.exec(json!({ "lang": "bash", "code": "true", "runtime_session_hint": HINT }));
     let cgroups = tare.cgroups_of(listed(&tare).trim());
     let limit = |names: &[&str]| {
-        let files = cgroups
-            .iter()
-            .flat_map(|path| names.iter().map(move |name| path.join(name)));
+        let files = cgroups.iter().flat_map(|path| names.iter().map(move |name| path.join(name)));
         let values = files.filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
         values.min()
     };
     let memory = limit(&["memory.max", "memory.limit_in_bytes"]);
-    assert_eq!(
-        (limit(&["pids.max"]), memory),
-        (Some(256 + KEEPER), Some(1u64 << 30))
-    );
+    assert_eq!((limit(&["pids.max"]), memory), (Some(256 + KEEPER), Some(1u64 << 30)));
     chat.stop(&tare);
 }
 
@@ -76,10 +66,7 @@ fn key_is_gone_and_its_box_is_cared_for(tare: &Tare, server: &Server, who: (&str
     let body = json!({ "lang": "bash", "code": "true", "runtime_session_hint": HINT }).to_string();
     let headers = [("Content-Type", "application/json"), who];
     eventually("the key is refused", || {
-        server
-            .ask("POST", "/v1/exec", &headers, body.as_bytes())
-            .status
-            == 401
+        server.ask("POST", "/v1/exec", &headers, body.as_bytes()).status == 401
     });
     assert_eq!(tare.state(&id), "running");
     let before = server.vitals_at_rest();
@@ -96,9 +83,7 @@ fn ticks(server: &Server) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", server.pid())).expect("it lives");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
     let times = fields.split_whitespace().skip(11).take(2);
-    times
-        .map(|field| field.parse::<u64>().expect("a number"))
-        .sum()
+    times.map(|field| field.parse::<u64>().expect("a number")).sum()
 }
 
 /// No busy loop: in a second of real time the server uses less than half of it.
@@ -118,13 +103,9 @@ fn an_api_key_that_is_removed_before_its_boxes_leaves_boxes_that_can_be_removed(
     let who = ("X-API-Key", "native-key");
     let body = json!({ "lang": "bash", "code": "true", "runtime_session_hint": HINT }).to_string();
     let headers = [("Content-Type", "application/json"), who];
-    chat.server
-        .ask("POST", "/v1/exec", &headers, body.as_bytes())
-        .was(200);
+    chat.server.ask("POST", "/v1/exec", &headers, body.as_bytes()).was(200);
     let config = fs::read_to_string(chat.configuration()).expect("a file");
-    let other = config
-        .replace("native", "another")
-        .replace("e9f03e16", "00000000");
+    let other = config.replace("native", "another").replace("e9f03e16", "00000000");
     fs::write(chat.configuration(), other).expect("a file");
     chat.server.signal(Signal::HUP);
     key_is_gone_and_its_box_is_cared_for(&tare, &chat.server, who);
@@ -144,9 +125,7 @@ fn a_token_key_that_is_removed_before_its_boxes_leaves_boxes_that_can_be_removed
     let who = ("Authorization", bearer.as_str());
     let body = json!({ "lang": "bash", "code": "true", "runtime_session_hint": HINT }).to_string();
     let headers = [("Content-Type", "application/json"), who];
-    chat.server
-        .ask("POST", "/v1/exec", &headers, body.as_bytes())
-        .was(200);
+    chat.server.ask("POST", "/v1/exec", &headers, body.as_bytes()).was(200);
     fs::write(&keys, jwks(&[&new])).expect("a file");
     chat.server.signal(Signal::HUP);
     key_is_gone_and_its_box_is_cared_for(&tare, &chat.server, who);

@@ -14,12 +14,9 @@ fn what_belongs_to_something_else_is_refused_everywhere() {
     let sent = reference(&chat.upload(form.file("a.txt", b"x")).was(200).json());
     let session = sent.split('/').next().expect("a session");
     let object = format!("/v1/sessions/{}", sent.replace('/', "/objects/"));
-    for other in [
-        "kind=agent&id=a2",
-        "entity_id=a2",
-        "kind=user&id=u1",
-        "kind=skill&id=a1&version=1",
-    ] {
+    for other in
+        ["kind=agent&id=a2", "entity_id=a2", "kind=user&id=u1", "kind=skill&id=a1&version=1"]
+    {
         let paths = [
             format!("/v1/download/{sent}?{other}"),
             format!("/v1/files/{session}?detail=summary&{other}"),
@@ -27,19 +24,12 @@ fn what_belongs_to_something_else_is_refused_everywhere() {
         ];
         for path in paths {
             let answer = chat.server.get(&path).was(403).json();
-            assert_eq!(
-                answer["error"], "This file belongs to somebody else",
-                "{path}"
-            );
+            assert_eq!(answer["error"], "This file belongs to somebody else", "{path}");
         }
-        chat.server
-            .delete(&format!("/v1/files/{sent}?{other}"))
-            .was(403);
+        chat.server.delete(&format!("/v1/files/{sent}?{other}")).was(403);
         chat.server.delete(&format!("{object}?{other}")).was(403);
     }
-    chat.server
-        .get(&format!("/v1/download/{sent}?kind=agent&id=a1"))
-        .was(200);
+    chat.server.get(&format!("/v1/download/{sent}?kind=agent&id=a1")).was(200);
     chat.server.stop().ok();
 }
 
@@ -49,15 +39,9 @@ fn one_user_does_not_get_what_was_sent_for_another() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("a.txt", b"of u1");
-    chat.server
-        .get(&format!("/v1/download/{sent}?kind=user&id=u1"))
-        .was(200);
-    chat.server
-        .get(&format!("/v1/download/{sent}?kind=user&id=u2"))
-        .was(403);
-    chat.server
-        .delete(&format!("/v1/files/{sent}?kind=user&id=u2"))
-        .was(403);
+    chat.server.get(&format!("/v1/download/{sent}?kind=user&id=u1")).was(200);
+    chat.server.get(&format!("/v1/download/{sent}?kind=user&id=u2")).was(403);
+    chat.server.delete(&format!("/v1/files/{sent}?kind=user&id=u2")).was(403);
     chat.server.stop().ok();
 }
 
@@ -74,11 +58,7 @@ fn a_file_belongs_to_the_user_that_the_form_names() {
             let path = format!("/v1/download/{sent}?kind=user&id={id}");
             chat.server.ask("GET", &path, &[who], b"").status
         };
-        assert_eq!(
-            [get("u1"), get("u2"), get("u9")],
-            [200, 403, 403],
-            "{who:?}"
-        );
+        assert_eq!([get("u1"), get("u2"), get("u9")], [200, 403, 403], "{who:?}");
         let (session, id) = sent.split_once('/').expect("two ids");
         let exec = |user: &str| {
             let file = json!({ "id": id, "storage_session_id": session, "name": "a.txt",
@@ -87,9 +67,7 @@ fn a_file_belongs_to_the_user_that_the_form_names() {
                                "user_id": user });
             let headers = [("Content-Type", "application/json"), who];
             let body = body.to_string();
-            chat.server
-                .ask("POST", "/v1/exec", &headers, body.as_bytes())
-                .status
+            chat.server.ask("POST", "/v1/exec", &headers, body.as_bytes()).status
         };
         assert_eq!([exec("u1"), exec("u2")], [200, 403], "{who:?}");
         chat.server.stop().ok();
@@ -100,10 +78,7 @@ fn a_file_belongs_to_the_user_that_the_form_names() {
 fn a_version_of_a_skill_is_not_another() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let form = Form::default()
-        .field("kind", "skill")
-        .field("id", "s1")
-        .field("version", "1");
+    let form = Form::default().field("kind", "skill").field("id", "s1").field("version", "1");
     let sent = reference(&chat.upload(form.file("a.md", b"x")).was(200).json());
     let get = |version: u32| {
         let path = format!("/v1/download/{sent}?kind=skill&id=s1&version={version}");
@@ -128,30 +103,17 @@ fn who_has_proven_to_be_somebody_has_what_is_his_and_what_is_shared() {
         reference(&answer.was(200).json())
     };
     let ask = |who: &str, method: &str, path: &str| {
-        let answer = chat
-            .server
-            .ask(method, path, &[("Authorization", who)], b"");
+        let answer = chat.server.ask(method, path, &[("Authorization", who)], b"");
         answer.status
     };
     let own = send(&ann, Form::of_user("ann").file("a.txt", b"of ann"));
     let path = format!("/v1/download/{own}?kind=user&id=ann");
     assert_eq!(ask(&ann, "GET", &path), 200);
-    assert_eq!(
-        ask(&bob, "GET", &path),
-        403,
-        "also when he says that he is ann"
-    );
+    assert_eq!(ask(&bob, "GET", &path), 403, "also when he says that he is ann");
     let removed = format!("/v1/files/{own}?kind=user&id=ann");
     assert_eq!(ask(&bob, "DELETE", &removed), 403);
     let session = own.split('/').next().expect("a session");
-    assert_eq!(
-        ask(
-            &bob,
-            "GET",
-            &format!("/v1/files/{session}?kind=user&id=bob")
-        ),
-        403
-    );
+    assert_eq!(ask(&bob, "GET", &format!("/v1/files/{session}?kind=user&id=bob")), 403);
     assert_eq!(chat.server.get(&path).status, 401);
     let form = Form::default().field("kind", "agent").field("id", "a1");
     let shared = send(&ann, form.file("a.txt", b"of the agent"));

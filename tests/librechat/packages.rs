@@ -57,14 +57,7 @@ impl InMemory {
     fn mount(path: &Path) -> Option<Self> {
         is_root().then_some(())?;
         let flags = MountFlags::empty();
-        mount(
-            "packages",
-            path,
-            "tmpfs",
-            flags,
-            c"nr_inodes=300000,mode=755",
-        )
-        .ok()?;
+        mount("packages", path, "tmpfs", flags, c"nr_inodes=300000,mode=755").ok()?;
         Some(Self(path.to_owned()))
     }
 }

@@ -102,21 +102,11 @@ fn code_without_calls_and_code_that_fails_are_completed() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let (answer, rounds) = driven(&chat, start("python", "print(1)\nreturn"), reply);
-    assert_eq!(
-        (&answer["stdout"], rounds.len()),
-        (&json!("1\n"), 0),
-        "{answer}"
-    );
-    let (answer, _rounds) = driven(
-        &chat,
-        start("python", "x = await add(a=1, b=1)\nraise KeyError(x)"),
-        reply,
-    );
+    assert_eq!((&answer["stdout"], rounds.len()), (&json!("1\n"), 0), "{answer}");
+    let (answer, _rounds) =
+        driven(&chat, start("python", "x = await add(a=1, b=1)\nraise KeyError(x)"), reply);
     let stderr = text(&answer["stderr"]);
-    assert!(
-        stderr.contains("line 2") && stderr.contains("KeyError: 2"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("line 2") && stderr.contains("KeyError: 2"), "{stderr}");
     let slow = json!({ "code": "import time; time.sleep(1000)", "tools": [{ "name": "f" }], "timeout": 500 });
     let (answer, _rounds) = driven(&chat, slow, reply);
     assert_eq!(
@@ -131,38 +121,24 @@ fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let post = |request: &Value| chat.server.post(PATH, request);
-    let waiting = post(&start("python", "print(await add(a=1, b=2))"))
-        .was(200)
-        .json();
+    let waiting = post(&start("python", "print(await add(a=1, b=2))")).was(200).json();
     let (token, call) = (&waiting["continuation_token"], &waiting["tool_calls"][0]);
-    assert_eq!(
-        (&call["name"], &call["input"]),
-        (&json!("add"), &json!({ "a": 1, "b": 2 }))
-    );
+    assert_eq!((&call["name"], &call["input"]), (&json!("add"), &json!({ "a": 1, "b": 2 })));
     let metrics = chat.server.get("/metrics").text();
-    assert!(
-        metrics.contains("\ntare_executions_waiting 1\n"),
-        "{metrics}"
-    );
+    assert!(metrics.contains("\ntare_executions_waiting 1\n"), "{metrics}");
     let go_on = |results: Value| json!({ "continuation_token": token, "tool_results": results });
     post(&go_on(json!([]))).was(400);
     let reply = |id: &Value| json!({ "call_id": id, "result": 3 });
-    for wrong in [
-        json!([reply(&json!("another"))]),
-        json!([reply(&call["id"]), reply(&call["id"])]),
-    ] {
+    for wrong in
+        [json!([reply(&json!("another"))]), json!([reply(&call["id"]), reply(&call["id"])])]
+    {
         post(&go_on(wrong)).was(400);
     }
     let unknown = post(
         &json!({ "continuation_token": "A".repeat(21), "tool_results": [{ "call_id": "x" }] }),
     );
-    assert_eq!(
-        unknown.was(404).json()["error"],
-        "Execution not found or expired"
-    );
-    let done = post(&go_on(json!([{ "call_id": call["id"], "result": 3 }])))
-        .was(200)
-        .json();
+    assert_eq!(unknown.was(404).json()["error"], "Execution not found or expired");
+    let done = post(&go_on(json!([{ "call_id": call["id"], "result": 3 }]))).was(200).json();
     assert_eq!(done["stdout"], "3\n");
     post(&go_on(json!([{ "call_id": call["id"], "result": 3 }]))).was(404);
     post(&json!({ "code": "1", "tools": [] })).was(400);
@@ -183,9 +159,7 @@ fn a_continuation_that_was_refused_for_load_succeeds_when_it_is_sent_again() {
     let first = go_on(&waiting.json(), 3);
     let slow = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
     let json_type = [("Content-Type", "application/json")];
-    let other = chat
-        .server
-        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let other = chat.server.send("POST", "/v1/exec", &json_type, slow.as_bytes());
     eventually("it runs", || {
         let metrics = chat.server.get("/metrics").text();
         metrics.contains("\ntare_runs_running 1\n")
@@ -215,10 +189,7 @@ fn a_continuation_that_was_refused_for_load_succeeds_when_it_is_sent_again() {
 fn code_that_forges_its_calls_gets_nowhere() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    for forged in [
-        "garbage",
-        "{\"key\": \"k\", \"name\": \"rm\", \"input\": {}}",
-    ] {
+    for forged in ["garbage", "{\"key\": \"k\", \"name\": \"rm\", \"input\": {}}"] {
         let code = format!("open('/tmp/code/calls/0', 'w').write('{forged}')");
         let answer = chat.server.post(PATH, &start("python", &code));
         assert_eq!(answer.status, 400, "{answer:?}");
@@ -228,11 +199,7 @@ fn code_that_forges_its_calls_gets_nowhere() {
     let many = "for n in range(200): open(f'/tmp/code/calls/{n}', 'w').write('{}')";
     assert_eq!(chat.server.post(PATH, &start("python", many)).status, 400);
     let link = "import os; os.symlink('/etc/passwd', '/tmp/code/calls/0')";
-    let answer = chat
-        .server
-        .post(PATH, &start("python", link))
-        .was(200)
-        .json();
+    let answer = chat.server.post(PATH, &start("python", link)).was(200).json();
     assert_eq!(answer["status"], "completed");
     chat.stop(&tare);
 }
@@ -247,11 +214,7 @@ fn calls_that_are_forged_to_be_large_cost_the_server_little() {
             format!("for n in range({count}): open(f'/tmp/code/calls/{{n}}', 'w').write({call})");
         chat.server.post(PATH, &start("python", &code))
     };
-    forge(
-        100,
-        r#"'{"key": "' + 'k' * 900_000 + '", "name": "add", "input": 1}'"#,
-    )
-    .was(400);
+    forge(100, r#"'{"key": "' + 'k' * 900_000 + '", "name": "add", "input": 1}'"#).was(400);
     // Taken apart it would have 128 MiB.
     let digits = r#"'{"key": "k", "name": "add", "input": [' + '0,' * 500_000 + '0]}'"#;
     forge(8, digits).was(200);
@@ -269,11 +232,7 @@ fn an_execution_has_so_much_to_remember_whoever_wrote_it() {
 for n in range(7):
     key = ''.join(random.choices('ab', k=900_000))
     open(f'/tmp/code/calls/{n}', 'w').write(json.dumps({'key': key, 'name': 'add', 'input': 1}))";
-    let mut answer = chat
-        .server
-        .post(PATH, &start("python", code))
-        .was(200)
-        .json();
+    let mut answer = chat.server.post(PATH, &start("python", code)).was(200).json();
     for expected in [200, 413] {
         let calls = answer["tool_calls"].as_array().expect("calls");
         let result = |call: &Value| json!({ "call_id": call["id"], "result": 1 });

@@ -10,10 +10,7 @@ use crate::librechat::client::Chat;
 
 /// `./check` puts them there: one of the clients with a key, and one of the later ones.
 const PACKAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/librechat");
-const DRIVER: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../tests/librechat/published.cjs"
-);
+const DRIVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/librechat/published.cjs");
 /// `printf %s a-key | sha256sum`
 const KEY: &str = "[[keys]]\nname = 'chat'\n\
     sha256 = '2a8a1240f50636655520ac8ed22aa29473b8517b4abfdbc3bc03bcad73fc8849'\n";

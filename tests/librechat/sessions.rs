@@ -45,17 +45,11 @@ print(open('a.txt').read(), os.path.exists('/tmp/installed'), os.popen('ps -C sl
     assert_eq!(said(&second), ("1 True sleep\n", "reused"));
     assert_eq!(second["runtime_session_id"], first["runtime_session_id"]);
     let known = file(&second, "a.txt");
-    assert_eq!(
-        (&known["inherited"], &known["id"]),
-        (&json!(true), &made["id"])
-    );
+    assert_eq!((&known["inherited"], &known["id"]), (&json!(true), &made["id"]));
     // What the session has changed is not put over by what the client knows of it.
     let changed = exec("open('a.txt', 'w').write('2')");
     assert_eq!(file(&changed, "a.txt")["modified_from"]["id"], made["id"]);
-    let other = chat.exec(in_session(
-        "v2:conversation:b",
-        "import os; print(os.listdir('.'))",
-    ));
+    let other = chat.exec(in_session("v2:conversation:b", "import os; print(os.listdir('.'))"));
     assert_eq!(said(&other), ("[]\n", "new"));
     assert_eq!(boxes(&tare), 2);
     chat.stop(&tare);
@@ -66,15 +60,10 @@ fn one_at_a_time_runs_in_a_session() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     chat.exec(in_session(HINT, "1"));
-    let slow = in_session(
-        HINT,
-        "import time; open('/tmp/runs', 'w'); time.sleep(1000)",
-    )
-    .to_string();
+    let slow =
+        in_session(HINT, "import time; open('/tmp/runs', 'w'); time.sleep(1000)").to_string();
     let json_type = [("Content-Type", "application/json")];
-    let waiting = chat
-        .server
-        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let waiting = chat.server.send("POST", "/v1/exec", &json_type, slow.as_bytes());
     let id = tare.call(["ls", "-q"]).ok().stdout_text();
     let look = ["exec", id.trim(), "--", "test", "-e", "/tmp/runs"];
     eventually("it runs", || tare.call(look).code == 0);
@@ -91,12 +80,7 @@ fn one_at_a_time_runs_in_a_session() {
 fn a_session_that_died_is_replaced_and_says_so() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let exec = || {
-        chat.exec(in_session(
-            HINT,
-            "open('a', 'w'); import os; print(os.listdir('.'))",
-        ))
-    };
+    let exec = || chat.exec(in_session(HINT, "open('a', 'w'); import os; print(os.listdir('.'))"));
     assert_eq!(said(&exec()), ("['a']\n", "new"));
     for end in [&["kill", "-s", "KILL"][..], &["rm", "-f"], &["pause"]] {
         let id = tare.call(["ls", "-q"]).ok().stdout_text();
@@ -116,10 +100,7 @@ fn a_program_that_dies_takes_no_session_with_it() {
     chat.exec(in_session(HINT, "open('a.txt', 'w').write('kept')"));
     for (code, status) in [("while True: pass", "TO"), ("bytearray(1 << 30)", "SG")] {
         let answer = chat.exec(in_session(HINT, code));
-        assert_eq!(
-            (&answer["status"], &answer["signal"]),
-            (&json!(status), &json!("SIGKILL"))
-        );
+        assert_eq!((&answer["status"], &answer["signal"]), (&json!(status), &json!("SIGKILL")));
     }
     let after = chat.exec(in_session(HINT, "print(open('a.txt').read())"));
     assert_eq!(said(&after), ("kept\n", "reused"));
@@ -168,18 +149,12 @@ fn a_restart_of_the_server_overwrites_no_file_that_a_session_has_changed() {
     assert_eq!(count(&known), 1);
     let chat = chat.after(&tare, |server| drop(server.kill()), "");
     let after = chat.exec(with_file(&second, show));
-    assert_eq!(
-        said(&after),
-        ("2\n", "reused"),
-        "the client sent another file"
-    );
+    assert_eq!(said(&after), ("2\n", "reused"), "the client sent another file");
     let other = file(&after, "a.txt");
     assert_eq!(other["inherited"], true, "{after}");
     tare.call(["rm", "-f", "--all"]).ok();
     let chat = chat.after(&tare, |server| drop(server.stop().ok()), "");
-    eventually("nothing is known of a session that is over", || {
-        count(&known) == 0
-    });
+    eventually("nothing is known of a session that is over", || count(&known) == 0);
     chat.stop(&tare);
 }
 
@@ -194,16 +169,13 @@ none = subprocess.DEVNULL
 subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=none, stderr=none)";
     chat.exec(in_session(HINT, stops));
     let id = tare.call(["ls", "-q"]).ok().stdout_text();
-    tare.call(["exec", "-d", id.trim(), "--", "touch", "/tmp/go"])
-        .ok();
+    tare.call(["exec", "-d", id.trim(), "--", "touch", "/tmp/go"]).ok();
     // More than a pipe holds, and more than is copied between two signals.
     let large = chat.given("large.bin", &vec![0; 32 << 20]);
     let request = with_file(&large, "print(1)");
     let json_type = [("Content-Type", "application/json")];
     let text = request.to_string();
-    let waiting = chat
-        .server
-        .send("POST", "/v1/exec", &json_type, text.as_bytes());
+    let waiting = chat.server.send("POST", "/v1/exec", &json_type, text.as_bytes());
     eventually("the copy is stopped", || {
         let others = ["sh", "sleep", "touch"];
         let processes = tare.workload(id.trim()).into_iter();
@@ -217,9 +189,7 @@ subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=
     let busy = chat.server.post("/v1/exec", &request).was(409).json();
     assert_eq!(busy["error"], "runtime_session_busy");
     tare.remove(id.trim());
-    eventually("the copy has ended", || {
-        chat.server.post("/v1/exec", &request).status == 200
-    });
+    eventually("the copy has ended", || chat.server.post("/v1/exec", &request).status == 200);
     chat.stop(&tare);
 }
 
@@ -233,9 +203,7 @@ fn a_hint_that_is_none_is_refused() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for hint in ["", "a b", "../x", &"x".repeat(129)] {
-        chat.server
-            .post("/v1/exec", &in_session(hint, "1"))
-            .was(400);
+        chat.server.post("/v1/exec", &in_session(hint, "1")).was(400);
     }
     assert_eq!(boxes(&tare), 0);
     chat.stop(&tare);
@@ -259,8 +227,7 @@ subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=
         .iter()
         .map(|hint| {
             let request = in_session(hint, stops).to_string();
-            chat.server
-                .send("POST", "/v1/exec", &json_type, request.as_bytes())
+            chat.server.send("POST", "/v1/exec", &json_type, request.as_bytes())
         })
         .collect();
     for mut stream in waiting {
@@ -284,9 +251,7 @@ fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
     let slow = "import time; open('/tmp/runs', 'w'); time.sleep(1000)";
     let slow = with_file(&second, slow).to_string();
     let json_type = [("Content-Type", "application/json")];
-    let waiting = chat
-        .server
-        .send("POST", "/v1/exec", &json_type, slow.as_bytes());
+    let waiting = chat.server.send("POST", "/v1/exec", &json_type, slow.as_bytes());
     let id = tare.call(["ls", "-q"]).ok().stdout_text();
     let look = ["exec", id.trim(), "--", "test", "-e", "/tmp/runs"];
     eventually("it runs", || tare.call(look).code == 0);
@@ -345,9 +310,7 @@ fn packages_are_installed_into_a_session_where_it_has_the_network() {
     }
     let tare = tare!();
     let served = TemporaryDirectory::new();
-    let packed = Command::new("/usr/bin/python3")
-        .args(["-c", PACKED, served.text()])
-        .status();
+    let packed = Command::new("/usr/bin/python3").args(["-c", PACKED, served.text()]).status();
     assert!(packed.expect("there is a Python").success());
     let registry = Registry::start(served.path());
     let from = format!("http://127.0.0.1:{}", registry.port);
@@ -363,15 +326,10 @@ fn packages_are_installed_into_a_session_where_it_has_the_network() {
     chat.stop(&tare);
     let sections = format!("{KEY}[librechat.boxes]\nhost_network = true\n");
     let chat = Chat::configured(&tare, "", &sections);
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("X-API-Key", "native-key"),
-    ];
+    let headers = [("Content-Type", "application/json"), ("X-API-Key", "native-key")];
     let exec = |request: Value| {
         let body = request.to_string();
-        let answer = chat
-            .server
-            .ask("POST", "/v1/exec", &headers, body.as_bytes());
+        let answer = chat.server.ask("POST", "/v1/exec", &headers, body.as_bytes());
         answer.was(200).json()
     };
     let installed = exec(bash(&install));
@@ -407,9 +365,7 @@ server.serve_forever()";
             .expect("there is a Python");
         let mut line = String::new();
         let stdout = server.stdout.take().expect("it was asked for");
-        BufReader::new(stdout)
-            .read_line(&mut line)
-            .expect("its port");
+        BufReader::new(stdout).read_line(&mut line).expect("its port");
         let port = line.trim().parse().expect("a number");
         Self { server, port }
     }

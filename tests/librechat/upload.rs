@@ -11,23 +11,13 @@ use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 fn the_first_clients_send_a_file_alone_or_with_an_agent() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let answer = chat
-        .upload(Form::default().file("data.csv", b"a,b\n"))
-        .was(200);
+    let answer = chat.upload(Form::default().file("data.csv", b"a,b\n")).was(200);
     let answer = answer.json();
     let sent = reference(&answer);
     assert_eq!(answer["files"][0]["filename"], "data.csv");
     assert_eq!(answer["files"].as_array().map(Vec::len), Some(1));
-    assert_eq!(
-        chat.server
-            .get(&format!("/v1/download/{sent}"))
-            .was(200)
-            .body,
-        b"a,b\n"
-    );
-    let form = Form::default()
-        .field("entity_id", "agent_1")
-        .file("x.txt", b"x");
+    assert_eq!(chat.server.get(&format!("/v1/download/{sent}")).was(200).body, b"a,b\n");
+    let form = Form::default().field("entity_id", "agent_1").file("x.txt", b"x");
     let sent = reference(&chat.upload(form).was(200).json());
     let path = format!("/v1/download/{sent}?entity_id=agent_1");
     assert_eq!(chat.server.get(&path).was(200).body, b"x");
@@ -50,10 +40,7 @@ fn later_clients_send_what_it_belongs_to_and_nested_names() {
     let sent = reference(&answer).replace('/', "/objects/");
     let path = format!("/v1/sessions/{sent}?kind=skill&id=s1&version=3");
     assert_eq!(chat.server.get(&path).was(200).json()["readOnly"], true);
-    let form = Form::default()
-        .field("kind", "agent")
-        .field("id", "a1")
-        .file("a", b"");
+    let form = Form::default().field("kind", "agent").field("id", "a1").file("a", b"");
     let sent = reference(&chat.upload(form).was(200).json());
     let path = format!("/v1/download/{sent}?kind=agent&id=a1");
     assert_eq!(chat.server.get(&path).was(200).body, b"");
@@ -77,15 +64,7 @@ fn what_is_wrong_with_a_form_is_said() {
     refused(chat.upload(Form::of_user("u1")), 400, "No file provided");
     let user = || Form::of_user("u1");
     let long = "x".repeat(300);
-    for name in [
-        "../a",
-        "/etc/passwd",
-        "a/../b",
-        "a//b",
-        "",
-        "a\u{1}b",
-        &long,
-    ] {
+    for name in ["../a", "/etc/passwd", "a/../b", "a//b", "", "a\u{1}b", &long] {
         let answer = chat.upload(user().file(name, b"x"));
         refused(answer, 400, "Invalid filename");
     }
@@ -99,14 +78,8 @@ fn what_is_wrong_with_a_form_is_said() {
     for number in 0..40 {
         many = many.field(&format!("f{number}"), "x");
     }
-    refused(
-        chat.upload(many.file("a", b"x")),
-        400,
-        "Invalid multipart body",
-    );
-    let long = Form::default()
-        .field("id", &"x".repeat(2000))
-        .file("a", b"x");
+    refused(chat.upload(many.file("a", b"x")), 400, "Invalid multipart body");
+    let long = Form::default().field("id", &"x".repeat(2000)).file("a", b"x");
     refused(chat.upload(long), 400, "Invalid multipart body");
     eventually("nothing of it is left", || chat.stored() == 0);
     chat.server.stop().ok();
@@ -141,9 +114,7 @@ fn a_batch_takes_each_file_for_itself() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "file_bytes = '1000'\nrequest_files = 3\n", "");
     let batch = |form: Form| chat.post("/v1/upload/batch", form);
-    let all = batch(Form::of_user("u1").file("a", b"1").file("d/b", b"2"))
-        .was(200)
-        .json();
+    let all = batch(Form::of_user("u1").file("a", b"1").file("d/b", b"2")).was(200).json();
     assert_eq!(all["message"], "success");
     assert_eq!((&all["succeeded"], &all["failed"]), (&2.into(), &0.into()));
     assert_eq!(all["session_id"], all["storage_session_id"]);
@@ -154,33 +125,18 @@ fn a_batch_takes_each_file_for_itself() {
     let path = format!("/v1/download/{}?kind=user&id=u1", sent.replace('"', ""));
     assert_eq!(chat.server.get(&path).was(200).body, b"2");
 
-    let form = Form::of_user("u1")
-        .file("../a", b"1")
-        .file("large", &[0; 1001]);
-    let some = batch(form.file("fits", b"3").file("more", b"4"))
-        .was(200)
-        .json();
+    let form = Form::of_user("u1").file("../a", b"1").file("large", &[0; 1001]);
+    let some = batch(form.file("fits", b"3").file("more", b"4")).was(200).json();
     assert_eq!(some["message"], "partial_success");
-    assert_eq!(
-        (&some["succeeded"], &some["failed"]),
-        (&1.into(), &2.into())
-    );
+    assert_eq!((&some["succeeded"], &some["failed"]), (&1.into(), &2.into()));
     let statuses = some["files"].as_array().expect("files").iter();
     let statuses: Vec<&Value> = statuses.map(|file| &file["status"]).collect();
     assert_eq!(statuses, ["error", "error", "success"]);
     assert_eq!(some["files"][1]["error"], "File size limit exceeded");
-    assert_eq!(
-        (&some["filesLimitReached"], &some["maxFiles"]),
-        (&true.into(), &3.into())
-    );
+    assert_eq!((&some["filesLimitReached"], &some["maxFiles"]), (&true.into(), &3.into()));
 
-    let none = batch(Form::of_user("u1").file("../a", b"1"))
-        .was(400)
-        .json();
-    assert_eq!(
-        (&none["message"], &none["failed"]),
-        (&"error".into(), &1.into())
-    );
+    let none = batch(Form::of_user("u1").file("../a", b"1")).was(400).json();
+    assert_eq!((&none["message"], &none["failed"]), (&"error".into(), &1.into()));
     let empty = batch(Form::of_user("u1")).was(400).json();
     assert_eq!(empty["error"], "No files provided");
     assert_eq!(empty["files"], json!([]));
@@ -193,9 +149,7 @@ fn a_client_that_goes_away_leaves_nothing() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for path in ["/v1/upload", "/v1/upload/batch"] {
-        let body = Form::of_user("u1")
-            .file("first", b"whole")
-            .file("second", b"and so on");
+        let body = Form::of_user("u1").file("first", b"whole").file("second", b"and so on");
         let body = body.unfinished();
         let mut stream = chat.server.connect();
         let head = format!(
@@ -204,9 +158,7 @@ fn a_client_that_goes_away_leaves_nothing() {
         );
         stream.write_all(head.as_bytes()).expect("it reads");
         stream.write_all(&body[..body.len() - 2]).expect("it reads");
-        eventually("the first is kept, the second is coming", || {
-            chat.stored() == 4
-        });
+        eventually("the first is kept, the second is coming", || chat.stored() == 4);
         drop(stream);
         eventually("nothing of it is left", || chat.stored() == 0);
     }

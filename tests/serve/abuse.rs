@@ -27,12 +27,8 @@ pub fn at_rest(server: &Server) -> Vitals {
 #[track_caller]
 pub fn is_at_rest_again(tare: &Tare, server: &Server, before: Vitals) {
     eventually("no box is left", || tare.footprint().records.is_empty());
-    eventually("descriptors are back", || {
-        server.vitals().descriptors <= before.descriptors
-    });
-    eventually("threads are back", || {
-        server.vitals().threads <= before.threads
-    });
+    eventually("descriptors are back", || server.vitals().descriptors <= before.descriptors);
+    eventually("threads are back", || server.vitals().threads <= before.threads);
     assert!(tare.footprint().cgroups.is_empty());
 }
 
@@ -94,8 +90,7 @@ fn a_head_that_does_not_come_is_not_waited_for() {
     let mut half = server.connect();
     half.write_all(b"GET /health HT").expect("it listens");
     let mut slow = server.connect();
-    slow.write_all(b"GET /health HTTP/1.1\r\nX: ")
-        .expect("it listens");
+    slow.write_all(b"GET /health HTTP/1.1\r\nX: ").expect("it listens");
     dribble(slow, b'x');
     for stream in [silent, half] {
         assert_eq!(String::from_utf8_lossy(&rest_of(stream)), "");
@@ -165,42 +160,15 @@ fn a_request_that_can_be_read_in_two_ways_is_refused() {
     let both = "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n";
     let twice = "Content-Length: 4\r\nContent-Length: 5\r\n";
     for (what, head) in [
-        (
-            "both lengths",
-            format!("POST /v1/run HTTP/1.1\r\n{JSON}{both}\r\n0\r\n\r\n"),
-        ),
-        (
-            "two lengths",
-            format!("POST /v1/run HTTP/1.1\r\n{JSON}{twice}\r\nnullx"),
-        ),
-        (
-            "a negative length",
-            format!("POST /v1/run HTTP/1.1\r\n{JSON}Content-Length: -1\r\n\r\n"),
-        ),
-        (
-            "two hosts",
-            "GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n".into(),
-        ),
-        (
-            "another host",
-            "GET http://evil/health HTTP/1.1\r\nHost: localhost\r\n\r\n".into(),
-        ),
-        (
-            "a space before the colon",
-            "GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n".into(),
-        ),
-        (
-            "a folded header",
-            "GET /health HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n".into(),
-        ),
-        (
-            "a bare CR",
-            "GET /health HTTP/1.1\r\nHost: local\rhost\r\n\r\n".into(),
-        ),
-        (
-            "a NUL",
-            "GET /health HTTP/1.1\r\nHost: localhost\r\nA: \0\r\n\r\n".into(),
-        ),
+        ("both lengths", format!("POST /v1/run HTTP/1.1\r\n{JSON}{both}\r\n0\r\n\r\n")),
+        ("two lengths", format!("POST /v1/run HTTP/1.1\r\n{JSON}{twice}\r\nnullx")),
+        ("a negative length", format!("POST /v1/run HTTP/1.1\r\n{JSON}Content-Length: -1\r\n\r\n")),
+        ("two hosts", "GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n".into()),
+        ("another host", "GET http://evil/health HTTP/1.1\r\nHost: localhost\r\n\r\n".into()),
+        ("a space before the colon", "GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n".into()),
+        ("a folded header", "GET /health HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n".into()),
+        ("a bare CR", "GET /health HTTP/1.1\r\nHost: local\rhost\r\n\r\n".into()),
+        ("a NUL", "GET /health HTTP/1.1\r\nHost: localhost\r\nA: \0\r\n\r\n".into()),
         ("HTTP/0.9", "GET /health\r\n".into()),
         ("HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".into()),
         ("noise", "\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n".into()),
@@ -211,15 +179,10 @@ fn a_request_that_can_be_read_in_two_ways_is_refused() {
         let is_refused = refused.iter().any(|start| answer.starts_with(start));
         // Whoever speaks another protocol would not understand an answer.
         assert!(is_refused || answer.is_empty(), "{what}: {answer:?}");
-        assert!(
-            answer.matches("HTTP/1.1 ").count() <= 1,
-            "{what}: {answer:?}"
-        );
+        assert!(answer.matches("HTTP/1.1 ").count() <= 1, "{what}: {answer:?}");
     }
     for method in ["CONNECT", "TRACE", "BREW"] {
-        server
-            .ask(method, "/health", &[], b"")
-            .refused(405, "method_not_allowed");
+        server.ask(method, "/health", &[], b"").refused(405, "method_not_allowed");
     }
     is_at_rest_again(&tare, &server, before);
     server.stop().ok();
@@ -240,10 +203,7 @@ fn a_head_that_is_too_large_is_refused() {
     assert_eq!(status(&format!("/health HTTP/1.1\r\nA: {long}")), "431");
     let many = "A: b\r\n".repeat(10_000);
     assert_eq!(status(&format!("/health HTTP/1.1\r\n{many}A: b")), "431");
-    let path = status(&format!(
-        "/{} HTTP/1.1\r\nHost: localhost",
-        &long[..64 << 10]
-    ));
+    let path = status(&format!("/{} HTTP/1.1\r\nHost: localhost", &long[..64 << 10]));
     assert!(["414", "431"].contains(&path.as_str()), "{path}");
     is_at_rest_again(&tare, &server, before);
     server.stop().ok();

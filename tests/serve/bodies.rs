@@ -48,9 +48,7 @@ fn sent(server: &Server, path: &str, body: &str) -> (Answer, u64) {
     let json = [("Content-Type", "application/json")];
     let answer = server.ask("POST", path, &json, body.as_bytes());
     let rose = peak_bytes(server).saturating_sub(before);
-    eventually("the memory is back", || {
-        server.vitals().resident_bytes <= before + STAYS_BYTES
-    });
+    eventually("the memory is back", || server.vitals().resident_bytes <= before + STAYS_BYTES);
     (answer, rose)
 }
 
@@ -82,11 +80,7 @@ fn a_body_beyond_the_budget_gets_503_and_small_ones_go_on() {
     eventually("the first body is held", || held(&server) >= 40 * MIB);
     let refused = run(&server, &reading(20 << 20)).refused(503, "bodies_full");
     assert!(refused.header("retry-after").is_some());
-    assert!(
-        refused.text().contains("bodies_bytes"),
-        "{}",
-        refused.text()
-    );
+    assert!(refused.text().contains("bodies_bytes"), "{}", refused.text());
     run(&server, &reading(100)).was(200);
     holder.write_all(last).expect("it reads");
     let mut answer = Vec::new();
@@ -109,9 +103,7 @@ fn many_large_bodies_stay_within_the_budget_and_their_memory_returns() {
     let statuses: Vec<u16> = thread::scope(|scope| {
         let post = || run(&server, &body).status;
         let sent: Vec<_> = (0..24).map(|_| scope.spawn(post)).collect();
-        sent.into_iter()
-            .map(|one| one.join().expect("an answer"))
-            .collect()
+        sent.into_iter().map(|one| one.join().expect("an answer")).collect()
     });
     assert!(statuses.contains(&200), "{statuses:?}");
     assert!(statuses.contains(&503), "{statuses:?}");
@@ -119,9 +111,7 @@ fn many_large_bodies_stay_within_the_budget_and_their_memory_returns() {
     let rose = peak_bytes(&server).saturating_sub(before);
     assert!(rose <= 64 * MIB + SLACK_BYTES, "{rose} bytes at the peak");
     eventually("nothing is held", || held(&server) == 0);
-    eventually("the memory is back", || {
-        server.vitals().resident_bytes <= before + STAYS_BYTES
-    });
+    eventually("the memory is back", || server.vitals().resident_bytes <= before + STAYS_BYTES);
     server.stop().ok();
 }
 
@@ -137,12 +127,9 @@ fn a_body_of_many_values_is_refused_before_it_is_parsed() {
     let env = variables.join(",");
     let env = format!("{{\"command\":[\"true\"],\"env\":{{{env}}}}}");
     let args = format!("{{\"lang\":\"bash\",\"code\":\":\",\"args\":[{words}]}}");
-    for (path, body) in [
-        ("/v1/run", &command),
-        ("/v1/boxes", &command),
-        ("/v1/run", &env),
-        ("/v1/exec", &args),
-    ] {
+    for (path, body) in
+        [("/v1/run", &command), ("/v1/boxes", &command), ("/v1/run", &env), ("/v1/exec", &args)]
+    {
         let (answer, rose) = sent(&server, path, body);
         assert_eq!(answer.status, 413, "{path}: {}", answer.text());
         assert!(rose <= 16 * MIB + SLACK_BYTES, "{path}: {rose} bytes");

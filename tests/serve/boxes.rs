@@ -38,9 +38,7 @@ fn a_box_lives_as_long_as_the_operator_allows() {
     };
     request(json!({ "lease_ms": 60_001 })).refused(400, "invalid");
     request(json!({})).was(201);
-    server
-        .post("/v1/boxes/short/lease", &json!({ "lease_ms": 60_001 }))
-        .refused(400, "invalid");
+    server.post("/v1/boxes/short/lease", &json!({ "lease_ms": 60_001 })).refused(400, "invalid");
     let waited = server.get("/v1/boxes/short/wait").was(200).json();
     assert_eq!(waited["exit_code"], 124, "{waited}");
     server.delete("/v1/boxes/short").was(204);
@@ -53,29 +51,16 @@ fn a_box_is_paused_resumed_given_a_lease_and_stopped() {
     let server = Server::start(&tare, &[]);
     let request = json!({ "command": ["sleep", "1000"], "name": "web" });
     server.post("/v1/boxes", &request).was(201);
-    let act = |what: &str, body| {
-        server
-            .post(&format!("/v1/boxes/web/{what}"), &body)
-            .was(200)
-            .json()
-    };
+    let act =
+        |what: &str, body| server.post(&format!("/v1/boxes/web/{what}"), &body).was(200).json();
     assert_eq!(act("pause", json!({}))["state"], "paused");
     assert_eq!(act("resume", json!({}))["state"], "running");
     let before = act("resume", json!({}))["lease_ends_at"].clone();
-    assert_ne!(
-        act("lease", json!({ "lease_ms": 60_000 }))["lease_ends_at"],
-        before
-    );
+    assert_ne!(act("lease", json!({ "lease_ms": 60_000 }))["lease_ends_at"], before);
     let stopped = act("stop", json!({ "grace_ms": 5000 }));
-    assert_eq!(
-        (&stopped["state"], &stopped["exit_code"]),
-        (&"exited".into(), &143.into())
-    );
+    assert_eq!((&stopped["state"], &stopped["exit_code"]), (&"exited".into(), &143.into()));
     assert_eq!(server.get("/v1/boxes").json()["boxes"], json!([]));
-    let all = server
-        .get("/v1/boxes?all=true&state=exited")
-        .was(200)
-        .json();
+    let all = server.get("/v1/boxes?all=true&state=exited").was(200).json();
     assert_eq!(all["boxes"][0]["name"], "web");
     server.delete("/v1/boxes/web").was(204);
     server.stop().ok();
@@ -101,17 +86,12 @@ fn a_long_list_comes_in_pages() {
     let server = Server::start(&tare, &[]);
     for number in 0..5 {
         let label = json!({ "even": (number % 2 == 0).to_string() });
-        server
-            .post("/v1/boxes", &json!({ "labels": label }))
-            .was(201);
+        server.post("/v1/boxes", &json!({ "labels": label })).was(201);
     }
     let mut after = String::new();
     let mut pages = Vec::new();
     loop {
-        let page = server
-            .get(&format!("/v1/boxes?limit=2{after}"))
-            .was(200)
-            .json();
+        let page = server.get(&format!("/v1/boxes?limit=2{after}")).was(200).json();
         pages.push(page["boxes"].as_array().expect("boxes").len());
         match page["next"].as_str() {
             Some(next) => after = format!("&after={next}"),
@@ -142,28 +122,19 @@ fn paging_continues_where_it_was_after_the_box_of_its_cursor_was_removed() {
         let page = server.get(&format!("/v1/boxes?limit=2&after={after}"));
         let page = page.was(200).json();
         let boxes = page["boxes"].as_array().expect("boxes").iter();
-        let ids: Vec<String> = boxes
-            .map(|one| one["id"].as_str().expect("an id").to_owned())
-            .collect();
+        let ids: Vec<String> =
+            boxes.map(|one| one["id"].as_str().expect("an id").to_owned()).collect();
         (ids, page["next"].as_str().map(str::to_owned))
     };
     let first = server.get("/v1/boxes?limit=2").was(200).json();
     let cursor = first["next"].as_str().expect("there are more").to_owned();
-    assert_eq!(
-        page(&made[1]).0,
-        made[2..4],
-        "an id, while its box is there"
-    );
+    assert_eq!(page(&made[1]).0, made[2..4], "an id, while its box is there");
     for id in &made[..2] {
-        server
-            .delete(&format!("/v1/boxes/{id}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     }
     let (second, next) = page(&cursor);
     assert_eq!(second, made[2..4]);
-    server
-        .delete(&format!("/v1/boxes/{}?force=true", made[3]))
-        .was(204);
+    server.delete(&format!("/v1/boxes/{}?force=true", made[3])).was(204);
     let (third, next) = page(&next.expect("there are more"));
     assert_eq!((third, next), (made[4..].to_vec(), None));
     for after in [made[1].as_str(), "", "x", "%2e%2e", "AAAA"] {
@@ -180,17 +151,11 @@ fn what_cannot_be_the_name_of_a_box_is_refused_in_our_words() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     server.get("/v1/boxes/%ff").refused(400, "invalid_path");
-    server
-        .get("/v1/boxes/..%2f..%2fetc")
-        .refused(404, "no_such_box");
+    server.get("/v1/boxes/..%2f..%2fetc").refused(404, "no_such_box");
     server.get("/v1/boxes/%00").refused(404, "no_such_box");
     let long = "x".repeat(10_000);
-    server
-        .get(&format!("/v1/boxes/{long}"))
-        .refused(404, "no_such_box");
-    server
-        .get("/v1/boxes/%ff/files/work")
-        .refused(404, "no_such_box");
+    server.get(&format!("/v1/boxes/{long}")).refused(404, "no_such_box");
+    server.get("/v1/boxes/%ff/files/work").refused(404, "no_such_box");
     server.stop().ok();
 }
 

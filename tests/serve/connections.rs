@@ -56,13 +56,9 @@ fn listeners_leave_half_of_the_connections_to_others() {
     drop(terminal);
     server.get("/v1/boxes").was(200);
     server.get("/v1/boxes/web/logs").was(200);
-    server
-        .post("/v1/run", &json!({ "command": ["true"] }))
-        .was(200);
+    server.post("/v1/run", &json!({ "command": ["true"] })).was(200);
     drop(listeners);
-    eventually("others may listen", || {
-        server.get("/v1/boxes/web/wait?timeout_ms=1").status == 200
-    });
+    eventually("others may listen", || server.get("/v1/boxes/web/wait?timeout_ms=1").status == 200);
     server.delete("/v1/boxes/web?force=true").was(204);
     server.stop().ok();
 }
@@ -80,9 +76,7 @@ fn a_key_may_open_half_of_the_streams_where_there_is_another_key() {
     let server = Server::start(&tare, &args);
     let (first, second) = (("X-API-Key", "first-key"), ("X-API-Key", "second-key"));
     let held = [first, first, second].map(|key| events(&server, &[key]));
-    let refused = server
-        .ask("GET", "/v1/events", &[first], b"")
-        .refused(429, "quota_streams");
+    let refused = server.ask("GET", "/v1/events", &[first], b"").refused(429, "quota_streams");
     assert!(refused.header("retry-after").is_some());
     let last = events(&server, &[second]);
     drop((held, last));
@@ -106,16 +100,12 @@ fn with_every_connection_taken_health_metrics_stop_and_rm_are_answered() {
         let refused = server.get(path).refused(503, "connections_full");
         assert!(refused.header("retry-after").is_some(), "{path}");
     }
-    server
-        .post("/v1/run", &json!({ "command": ["true"] }))
-        .refused(503, "connections_full");
+    server.post("/v1/run", &json!({ "command": ["true"] })).refused(503, "connections_full");
     let grace = json!({ "grace_ms": 0 });
     server.post("/v1/boxes/web/stop", &grace).was(200);
     server.delete("/v1/boxes/web").was(204);
     drop(taken);
-    eventually("there are connections again", || {
-        server.get("/v1/boxes").status == 200
-    });
+    eventually("there are connections again", || server.get("/v1/boxes").status == 200);
     server.stop().ok();
 }
 

@@ -15,13 +15,9 @@ fn beyond_this_host_it_does_not_listen_without_a_key() {
     let tare = tare!();
     for listen in ["0.0.0.0:0", "[::]:0"] {
         let refused = tare.call(["serve", "--listen", listen]);
-        refused
-            .exited(1)
-            .said(&["without an API key", "--api-key-file"]);
+        refused.exited(1).said(&["without an API key", "--api-key-file"]);
     }
-    tare.call(["serve", "--listen", "8080"])
-        .exited(2)
-        .said(&["ADDRESS:PORT"]);
+    tare.call(["serve", "--listen", "8080"]).exited(2).said(&["ADDRESS:PORT"]);
 }
 
 #[test]
@@ -51,19 +47,11 @@ fn with_keys_whoever_has_none_is_refused() {
     asked(&[("X-API-Key", "first-ke")]).refused(401, "unauthorized");
     asked(&[("X-API-Key", "first-key")]).was(200);
     asked(&[("Authorization", "Bearer second-key")]).was(200);
-    let both = [
-        ("X-API-Key", "first-key"),
-        ("Authorization", "Bearer second-key"),
-    ];
+    let both = [("X-API-Key", "first-key"), ("Authorization", "Bearer second-key")];
     asked(&both).refused(400, "ambiguous_key");
-    server
-        .get("/v1/boxes?key=first-key")
-        .refused(401, "unauthorized");
+    server.get("/v1/boxes?key=first-key").refused(401, "unauthorized");
     let output = server.stop().ok();
-    assert!(
-        !output.stderr_text().contains("first-key"),
-        "no key in the log"
-    );
+    assert!(!output.stderr_text().contains("first-key"), "no key in the log");
 }
 
 /// B084, B085
@@ -80,9 +68,7 @@ fn a_web_page_cannot_drive_it() {
     post(&[("Content-Type", "text/plain")]).refused(415, "unsupported_media_type");
     post(&[]).refused(415, "unsupported_media_type");
     let preflight = [("Origin", "https://evil.example")];
-    let answer = server
-        .ask("OPTIONS", "/v1/run", &preflight, b"")
-        .refused(403, "foreign_origin");
+    let answer = server.ask("OPTIONS", "/v1/run", &preflight, b"").refused(403, "foreign_origin");
     assert_eq!(answer.header("access-control-allow-origin"), None);
     post(&[json]).was(200);
     server.stop().ok();
@@ -96,20 +82,10 @@ fn what_is_not_there_is_said_with_where_to_look() {
     server.get("/v1/run").refused(405, "method_not_allowed");
     for id in ["..%2f..%2fetc", "%00", "%2e%2e", &"a".repeat(10_000)] {
         let answer = server.get(&format!("/v1/boxes/{id}"));
-        assert!(
-            [400, 404].contains(&answer.status),
-            "{id:.20}: {}",
-            answer.status
-        );
+        assert!([400, 404].contains(&answer.status), "{id:.20}: {}", answer.status);
     }
     let description = server.get("/openapi.json").was(200).json();
-    for path in [
-        "/v1/run",
-        "/v1/boxes",
-        "/v1/boxes/{id}",
-        "/health",
-        "/ready",
-    ] {
+    for path in ["/v1/run", "/v1/boxes", "/v1/boxes/{id}", "/health", "/ready"] {
         assert!(description["paths"][path].is_object(), "{path}");
     }
     assert!(server.get("/").was(200).text().contains("/v1/boxes/{id}"));
@@ -240,16 +216,8 @@ fn answers_with_bytes_of_a_box_are_sandboxed_in_a_browser() {
     });
     let safe = |answer: Answer| {
         let said = answer.text();
-        assert_eq!(
-            answer.header("content-security-policy"),
-            Some("sandbox"),
-            "{said}"
-        );
-        assert_eq!(
-            answer.header("x-content-type-options"),
-            Some("nosniff"),
-            "{said}"
-        );
+        assert_eq!(answer.header("content-security-policy"), Some("sandbox"), "{said}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{said}");
         answer
     };
     for path in [
@@ -292,10 +260,8 @@ fn host_network_without_keys_is_served_on_a_socket_alone() {
     let path = directory.path().join("tare.toml");
     let config = path.display().to_string();
     let refused = "host_network gives boxes this API: set [[keys]] or listen on unix:PATH";
-    for settings in [
-        "[limits]\nhost_network = true\n",
-        "[librechat.boxes]\nhost_network = true\n",
-    ] {
+    for settings in ["[limits]\nhost_network = true\n", "[librechat.boxes]\nhost_network = true\n"]
+    {
         fs::write(&path, settings).expect("a file");
         tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &config])
             .exited(1)
@@ -303,9 +269,7 @@ fn host_network_without_keys_is_served_on_a_socket_alone() {
         let keys = directory.path().join("keys");
         fs::write(&keys, "first-key\n").expect("a file");
         let keys = keys.display().to_string();
-        Server::start(&tare, &["--config", &config, "--api-key-file", &keys])
-            .stop()
-            .ok();
+        Server::start(&tare, &["--config", &config, "--api-key-file", &keys]).stop().ok();
         let socket = format!("unix:{}", directory.path().join("tare.sock").display());
         let running = tare.spawn_call(["serve", "--listen", &socket, "--config", &config]);
         running.see_error("listening");
@@ -323,14 +287,8 @@ fn a_reload_that_would_give_boxes_the_api_is_refused() {
     for settings in ["", "listen = 'unix:/run/tare.sock'\n"] {
         let settings = format!("{settings}[limits]\nhost_network = true\n");
         fs::write(&config, settings).expect("a file");
-        let refused = server
-            .post("/v1/reload", &json!(null))
-            .refused(400, "invalid");
-        assert!(
-            refused.text().contains("set [[keys]]"),
-            "{}",
-            refused.text()
-        );
+        let refused = server.post("/v1/reload", &json!(null)).refused(400, "invalid");
+        assert!(refused.text().contains("set [[keys]]"), "{}", refused.text());
     }
     server.stop().ok();
     drop(directory);

@@ -30,10 +30,7 @@ fn executed(server: &Server, request: Value) -> Value {
 fn detached(server: &Server, request: Value) -> String {
     let exec = server.post("/v1/boxes/web/exec", &request).was(202).json();
     assert_eq!(exec["state"], "running");
-    format!(
-        "/v1/boxes/web/execs/{}",
-        exec["id"].as_str().expect("an id")
-    )
+    format!("/v1/boxes/web/execs/{}", exec["id"].as_str().expect("an id"))
 }
 
 /// Whether a process with this word among its arguments is in the box.
@@ -67,21 +64,12 @@ fn a_process_ends_and_its_box_goes_on() {
         }),
     );
     assert_eq!(result["exit_code"], 3);
-    assert_eq!(
-        (&result["stdout"], &result["stderr"]),
-        (&"in".into(), &"b /tmp\n".into())
-    );
+    assert_eq!((&result["stdout"], &result["stderr"]), (&"in".into(), &"b /tmp\n".into()));
     let killed = executed(&server, json!({ "command": ["sh", "-c", "kill -9 $$"] }));
-    assert_eq!(
-        (&killed["exit_code"], &killed["signal"]),
-        (&137.into(), &9.into())
-    );
+    assert_eq!((&killed["exit_code"], &killed["signal"]), (&137.into(), &9.into()));
     let late = json!({ "command": ["sh", "-c", "sleep 1001 & sleep 1001"], "timeout_ms": 200 });
     let late = executed(&server, late);
-    assert_eq!(
-        (&late["timed_out"], &late["exit_code"]),
-        (&true.into(), &124.into())
-    );
+    assert_eq!((&late["timed_out"], &late["exit_code"]), (&true.into(), &124.into()));
     assert!(!lives(&tare, "1001"), "everyone that it started has ended");
     assert_eq!(server.get("/v1/boxes/web").json()["state"], "running");
     end(server);
@@ -92,10 +80,7 @@ fn what_a_process_wrote_just_before_its_end_is_all_there() {
     let tare = tare!();
     let server = with_box(&tare);
     for _round in 0..40 {
-        let result = executed(
-            &server,
-            json!({ "command": ["head", "-c", "60000", "/dev/zero"] }),
-        );
+        let result = executed(&server, json!({ "command": ["head", "-c", "60000", "/dev/zero"] }));
         assert_eq!(result["stdout"].as_str().map(str::len), Some(60_000));
     }
     end(server);
@@ -122,10 +107,7 @@ fn a_process_may_have_a_terminal() {
         json!({ "command": ["sh", "-c", "stty size; cat"], "terminal": size, "stdin": "typed\n" }),
     );
     let seen = result["stdout"].as_str().expect("text");
-    assert!(
-        seen.contains("7 33\r\n") && seen.contains("typed"),
-        "{seen}"
-    );
+    assert!(seen.contains("7 33\r\n") && seen.contains("typed"), "{seen}");
     assert_eq!(result["exit_code"], 0);
     end(server);
 }
@@ -135,44 +117,22 @@ fn what_cannot_be_executed_is_refused_with_its_reason() {
     let tare = tare!();
     let server = with_box(&tare);
     let refused = |request: Value, status, code| {
-        server
-            .post("/v1/boxes/web/exec", &request)
-            .refused(status, code);
+        server.post("/v1/boxes/web/exec", &request).refused(status, code);
     };
     refused(json!({}), 400, "invalid_json");
     refused(json!({ "command": [] }), 400, "invalid");
     refused(json!({ "command": ["nope"] }), 400, "command_not_found");
-    refused(
-        json!({ "command": ["true"], "workdir": "x" }),
-        400,
-        "invalid",
-    );
-    refused(
-        json!({ "command": ["true"], "workdir": "/none" }),
-        400,
-        "invalid",
-    );
-    refused(
-        json!({ "command": ["true"], "user": "root" }),
-        400,
-        "invalid",
-    );
+    refused(json!({ "command": ["true"], "workdir": "x" }), 400, "invalid");
+    refused(json!({ "command": ["true"], "workdir": "/none" }), 400, "invalid");
+    refused(json!({ "command": ["true"], "user": "root" }), 400, "invalid");
     let flat = json!({ "rows": 0, "columns": 1 });
-    refused(
-        json!({ "command": ["true"], "terminal": flat }),
-        400,
-        "invalid",
-    );
+    refused(json!({ "command": ["true"], "terminal": flat }), 400, "invalid");
     let request = json!({ "command": ["true"] });
-    server
-        .post("/v1/boxes/nope/exec", &request)
-        .refused(404, "no_such_box");
+    server.post("/v1/boxes/nope/exec", &request).refused(404, "no_such_box");
     server.post("/v1/boxes/web/pause", &json!({})).was(200);
     refused(request.clone(), 409, "conflict");
     server.post("/v1/boxes/web/resume", &json!({})).was(200);
-    server
-        .post("/v1/boxes/web/stop", &json!({ "grace_ms": 0 }))
-        .was(200);
+    server.post("/v1/boxes/web/stop", &json!({ "grace_ms": 0 })).was(200);
     refused(request, 409, "conflict");
     end(server);
 }
@@ -189,10 +149,7 @@ fn a_client_that_hangs_up_ends_its_process_and_not_the_box() {
         drop(stream);
         eventually("it is gone", || !lives(&tare, "1003"));
     }
-    assert_eq!(
-        executed(&server, json!({ "command": ["true"] }))["exit_code"],
-        0
-    );
+    assert_eq!(executed(&server, json!({ "command": ["true"] }))["exit_code"], 0);
     end(server);
 }
 
@@ -201,10 +158,7 @@ fn output_of_a_process_comes_as_it_is_written_when_asked_for() {
     let tare = tare!();
     let server = with_box(&tare);
     let body = json!({ "command": ["sh", "-c", "echo first; read x; echo $x"], "stdin": "last\n" });
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Accept", "text/event-stream"),
-    ];
+    let headers = [("Content-Type", "application/json"), ("Accept", "text/event-stream")];
     let body = body.to_string();
     let answer = server.ask("POST", "/v1/boxes/web/exec", &headers, body.as_bytes());
     assert_eq!(answer.header("content-type"), Some("text/event-stream"));
@@ -225,9 +179,7 @@ fn a_detached_process_is_talked_to_and_watched() {
     let lines = [("Accept", "application/x-ndjson")];
     let mut stream = server.send("GET", &format!("{path}/stream"), &lines, b"");
     read_until(&mut stream, "one ");
-    server
-        .ask("POST", &format!("{stdin}?close=true"), &[], b"two")
-        .was(204);
+    server.ask("POST", &format!("{stdin}?close=true"), &[], b"two").was(204);
     read_until(&mut stream, "\"type\":\"result\"");
     let exec = server.get(&path).was(200).json();
     assert_eq!(
@@ -236,16 +188,10 @@ fn a_detached_process_is_talked_to_and_watched() {
     );
     let again = server.get(&format!("{path}/stream")).was(200).text();
     assert!(again.contains("one two") && again.contains("event: result"));
-    server
-        .ask("POST", &stdin, &[], b"x")
-        .refused(409, "stdin_closed");
+    server.ask("POST", &stdin, &[], b"x").refused(409, "stdin_closed");
     let kill = json!({ "signal": 9 });
-    server
-        .post(&format!("{path}/signal"), &kill)
-        .refused(409, "exec_ended");
-    server
-        .get("/v1/boxes/web/execs/nope")
-        .refused(404, "no_such_exec");
+    server.post(&format!("{path}/signal"), &kill).refused(409, "exec_ended");
+    server.get("/v1/boxes/web/execs/nope").refused(404, "no_such_exec");
     end(server);
 }
 
@@ -327,10 +273,7 @@ fn a_box_that_does_not_answer_is_named_within_the_callers_time() {
     let lasted = began.elapsed();
     keeper.signal(Signal::CONT);
     let answer = answer.refused(503, "no_answer");
-    assert!(
-        answer.text().contains("its keeper is stopped"),
-        "{answer:?}"
-    );
+    assert!(answer.text().contains("its keeper is stopped"), "{answer:?}");
     assert!(lasted < Duration::from_secs(8), "{lasted:?}");
     let listed = executed(&server, json!({ "command": ["ls", "-A", "/work"] }));
     assert_eq!(listed["stdout"], "");

@@ -73,10 +73,7 @@ fn a_file_goes_in_and_comes_out_as_it_was() {
     let answer = get(&server, "work/new/dir/a%20b.bin").was(200);
     assert_eq!(answer.header("content-length"), Some("3000000"));
     let disposition = answer.header("content-disposition").expect("a name");
-    assert!(
-        disposition.contains("filename=\"a b.bin\""),
-        "{disposition}"
-    );
+    assert!(disposition.contains("filename=\"a b.bin\""), "{disposition}");
     assert!(answer.body == bytes, "every byte");
     // B049: nothing of the old file is left, but its permissions are.
     sh(&tare, "chmod 750 '/work/new/dir/a b.bin'");
@@ -99,25 +96,12 @@ fn a_list_has_every_name_and_each_can_be_asked_for() {
     sh(&tare, script);
     let entries = listed(&server, "work/d");
     let shown = |field: &str| -> Vec<Value> { entries.iter().map(|e| e[field].clone()).collect() };
-    assert_eq!(
-        shown("encoded_name"),
-        ["a%FF%0A%22", "link", "pipe", "plain", "sub"]
-    );
-    assert_eq!(
-        shown("kind"),
-        ["file", "symlink", "other", "file", "directory"]
-    );
+    assert_eq!(shown("encoded_name"), ["a%FF%0A%22", "link", "pipe", "plain", "sub"]);
+    assert_eq!(shown("kind"), ["file", "symlink", "other", "file", "directory"]);
     assert_eq!(entries[0]["name"], "a\u{fffd}\n\"");
-    assert_eq!(
-        (&entries[3]["size"], &entries[3]["mode"]),
-        (&4.into(), &"600".into())
-    );
+    assert_eq!((&entries[3]["size"], &entries[3]["mode"]), (&4.into(), &"600".into()));
     assert_eq!(get(&server, "work/d/a%FF%0A%22").was(200).body, b"x\n");
-    assert!(
-        listed(&server, "")
-            .iter()
-            .any(|entry| entry["name"] == "work")
-    );
+    assert!(listed(&server, "").iter().any(|entry| entry["name"] == "work"));
     end(server);
 }
 
@@ -126,10 +110,7 @@ fn a_list_has_every_name_and_each_can_be_asked_for() {
 fn what_is_no_file_is_refused_and_nobody_waits_for_it() {
     let tare = tare!();
     let server = with_box(&tare);
-    sh(
-        &tare,
-        "mkfifo /work/pipe; ln -s loop /work/loop; mkdir /work/d; echo x > /work/f",
-    );
+    sh(&tare, "mkfifo /work/pipe; ln -s loop /work/loop; mkdir /work/d; echo x > /work/f");
     let refused = |path: &str, status, code| {
         get(&server, path).refused(status, code);
     };
@@ -148,13 +129,9 @@ fn what_is_no_file_is_refused_and_nobody_waits_for_it() {
     put(&server, "work/d", b"x").refused(400, "is_a_directory");
     put(&server, "work/f/x", b"x").refused(400, "not_a_directory");
     put(&server, "etc/x", b"x").refused(403, "not_permitted");
-    server
-        .delete("/v1/boxes/web/files/work/none")
-        .refused(404, "no_such_file");
+    server.delete("/v1/boxes/web/files/work/none").refused(404, "no_such_file");
     server.delete("/v1/boxes/web/files/work/pipe").was(204);
-    server
-        .get("/v1/boxes/nope/files/work")
-        .refused(404, "no_such_box");
+    server.get("/v1/boxes/nope/files/work").refused(404, "no_such_box");
     end(server);
 }
 
@@ -177,17 +154,10 @@ fn a_link_leads_where_the_box_itself_could_go() {
         assert_eq!(get(&server, "work/name").was(200).text(), name);
     }
     put(&server, "work/out", b"box").was(204);
-    assert_eq!(
-        std::fs::read_to_string(&secret).expect("it is there"),
-        "host"
-    );
+    assert_eq!(std::fs::read_to_string(&secret).expect("it is there"), "host");
     assert_eq!(sh(&tare, "cat /work/out"), "box");
     server.delete("/v1/boxes/web/files/work/root").was(204);
-    assert_eq!(
-        sh(&tare, "cat /work/out"),
-        "box",
-        "the link went, and nothing else"
-    );
+    assert_eq!(sh(&tare, "cat /work/out"), "box", "the link went, and nothing else");
     end(server);
 }
 
@@ -238,10 +208,7 @@ fn an_upload_has_a_limit_and_a_full_box_says_so() {
     let mut answer = Vec::new();
     stream.write_all(b"zz\r\n").ok();
     stream.read_to_end(&mut answer).ok();
-    assert!(
-        String::from_utf8_lossy(&answer).contains(" 400 "),
-        "it is no chunk"
-    );
+    assert!(String::from_utf8_lossy(&answer).contains(" 400 "), "it is no chunk");
     assert_eq!(sh(&tare, "ls -A /work"), "");
     put(&server, "work/fits", &vec![0; 1 << 20]).was(204);
     end(server);
@@ -251,18 +218,13 @@ fn an_upload_has_a_limit_and_a_full_box_says_so() {
 fn a_tree_goes_out_as_tar_and_comes_in_again() {
     let tare = tare!();
     let server = with_box(&tare);
-    sh(
-        &tare,
-        "mkdir -p /work/a/b; echo x > /work/a/b/f; ln -s f /work/a/b/l; mkdir /work/to",
-    );
+    sh(&tare, "mkdir -p /work/a/b; echo x > /work/a/b/f; ln -s f /work/a/b/l; mkdir /work/to");
     let tar = get(&server, "work/a?tar=true").was(200);
     assert_eq!(tar.header("content-type"), Some("application/x-tar"));
     let disposition = tar.header("content-disposition").expect("a name");
     assert!(disposition.contains("filename=\"a.tar\""));
     let path = "/v1/boxes/web/files/work/to?tar=true";
-    server
-        .ask("PUT", path, &[], &tar.body)
-        .refused(415, "unsupported_media_type");
+    server.ask("PUT", path, &[], &tar.body).refused(415, "unsupported_media_type");
     let is_tar = [("Content-Type", "application/x-tar")];
     server.ask("PUT", path, &is_tar, &tar.body).was(204);
     assert_eq!(sh(&tare, "cat /work/to/a/b/l"), "x\n");
@@ -272,9 +234,7 @@ fn a_tree_goes_out_as_tar_and_comes_in_again() {
     let cut = server.ask("PUT", path, &is_tar, &tar.body[..700]);
     cut.refused(400, "file_error");
     let none = "/v1/boxes/web/files/work/none?tar=true";
-    server
-        .ask("PUT", none, &is_tar, &tar.body)
-        .refused(400, "not_a_directory");
+    server.ask("PUT", none, &is_tar, &tar.body).refused(400, "not_a_directory");
     assert!((400..500).contains(&get(&server, "work/none?tar=true").status));
     end(server);
 }
@@ -356,10 +316,7 @@ fn a_copy_that_the_box_kills_is_an_error_and_leaves_the_old_file() {
     sh(&tare, "truncate -s 200M /work/large");
     let command = json!({ "command": ["python3", "-c", KILLER], "detach": true });
     let killer = server.post("/v1/boxes/web/exec", &command).was(202).json();
-    let killer = format!(
-        "/v1/boxes/web/execs/{}",
-        killer["id"].as_str().expect("an id")
-    );
+    let killer = format!("/v1/boxes/web/execs/{}", killer["id"].as_str().expect("an id"));
     let body = vec![0; 16 << 20];
     for _ in 0..5 {
         let answer = put(&server, "work/f", &body);

@@ -43,9 +43,7 @@ fn hooked(tare: &Tare, timeout: &str) -> (Server, Vec<u32>, TemporaryDirectory) 
 #[track_caller]
 fn all_are_gone(pids: &[u32]) {
     eventually("the program and all that it started are gone", || {
-        !pids
-            .iter()
-            .any(|pid| Path::new("/proc").join(pid.to_string()).exists())
+        !pids.iter().any(|pid| Path::new("/proc").join(pid.to_string()).exists())
     });
 }
 
@@ -84,9 +82,7 @@ fn what_a_hook_leaves_in_the_background_ends_with_it_and_its_failure_is_logged()
     fs::write(&config, text).expect("a file");
     let server = Server::start(&tare, &["--config", &config]);
     server.post("/v1/boxes", &json!({ "name": "a" })).was(201);
-    eventually("the log has its exit code", || {
-        server.log().contains("exit code 3")
-    });
+    eventually("the log has its exit code", || server.log().contains("exit code 3"));
     let pid = fs::read_to_string(&pid).expect("it ran");
     all_are_gone(&[pid.trim().parse().expect("a number")]);
     tare.remove("a");

@@ -6,10 +6,7 @@ use serde_json::{Value, json};
 use tare_harness::{Answer, Server, eventually, tare};
 
 fn create(server: &Server, key: &str) -> Answer {
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Idempotency-Key", key),
-    ];
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", key)];
     server.ask("POST", "/v1/boxes", &headers, b"{}")
 }
 
@@ -43,9 +40,7 @@ fn a_key_that_is_sent_many_times_at_once_makes_one_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let answers: Vec<Answer> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| create(&server, "same")))
-            .collect();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| create(&server, "same"))).collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|answer| answer.expect("an answer")).collect()
     });
@@ -60,10 +55,7 @@ fn a_key_that_is_sent_many_times_at_once_makes_one_box() {
 }
 
 fn create_as(server: &Server, key: &str, body: &str) -> Answer {
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Idempotency-Key", key),
-    ];
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", key)];
     server.ask("POST", "/v1/boxes", &headers, body.as_bytes())
 }
 
@@ -110,10 +102,7 @@ fn a_key_that_comes_with_another_request_is_refused() {
 fn a_key_whose_box_could_not_be_made_makes_one_later() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Idempotency-Key", "a"),
-    ];
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", "a")];
     let body = json!({ "command": ["no-such-program"] }).to_string();
     let refused = server.ask("POST", "/v1/boxes", &headers, body.as_bytes());
     refused.refused(400, "command_not_found");
@@ -129,10 +118,7 @@ fn a_server_that_is_killed_in_between_does_not_make_a_second_box() {
     for round in 0..8u32 {
         let key = format!("round-{round}");
         let server = Server::start(&tare, &[]);
-        let headers = [
-            ("Content-Type", "application/json"),
-            ("Idempotency-Key", &key),
-        ];
+        let headers = [("Content-Type", "application/json"), ("Idempotency-Key", &key)];
         let stream = server.send("POST", "/v1/boxes", &headers, b"{}");
         // From before the record to after the answer.
         if round > 0 {
@@ -149,9 +135,7 @@ fn a_server_that_is_killed_in_between_does_not_make_a_second_box() {
         assert_eq!(tare.footprint().records.len(), 1);
         let of = id(&answer).as_str().expect("an id").to_owned();
         tare.exec(&of, ["true"]).ok();
-        server
-            .delete(&format!("/v1/boxes/{of}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{of}?force=true")).was(204);
         tare.assert_gone(&of);
         create(&server, &key).refused(409, "conflict");
         server.stop().ok();

@@ -49,9 +49,7 @@ fn killed_once(scene: &Scene, seed: u64) {
         std::thread::sleep(Duration::from_millis(after));
         server.kill();
         let joined = clients.into_iter().map(|client| client.join());
-        joined
-            .flat_map(|known| known.expect("it has said why"))
-            .collect()
+        joined.flat_map(|known| known.expect("it has said why")).collect()
     });
     let server = Server::start(&scene.tare, &[]);
     eventually("it has looked at what was there", || {
@@ -61,10 +59,7 @@ fn killed_once(scene: &Scene, seed: u64) {
     for one in &known {
         one.is_still_true(scene, &server);
     }
-    let fates = |one: &Known| Expected {
-        name: one.name.clone(),
-        fates: one.fates(),
-    };
+    let fates = |one: &Known| Expected { name: one.name.clone(), fates: one.fates() };
     // It is a process of tare, and no box has one more.
     server.stop().ok();
     scene.check(&known.iter().map(fates).collect::<Vec<_>>());
@@ -155,12 +150,7 @@ struct Client {
 
 impl Client {
     fn new(address: SocketAddr, number: u64, seed: u64) -> Self {
-        Self {
-            address,
-            number,
-            random: Random::seeded(seed ^ number),
-            known: Vec::new(),
-        }
+        Self { address, number, random: Random::seeded(seed ^ number), known: Vec::new() }
     }
 
     fn work(mut self) -> Vec<Known> {
@@ -179,9 +169,7 @@ impl Client {
     }
 
     fn one_shot(&mut self) -> Option<()> {
-        let command = *self
-            .random
-            .pick(&["true", "sleep 0.05", "sleep 100 & sleep 100"]);
+        let command = *self.random.pick(&["true", "sleep 0.05", "sleep 100 & sleep 100"]);
         let request = json!({ "command": ["sh", "-c", command], "timeout_ms": 100 });
         let answer = ask(self.address, "POST", "/v1/run", &request)?;
         answer.was(200);
@@ -197,12 +185,7 @@ impl Client {
             false => "exec sleep 1000".to_owned(),
         };
         let request = json!({ "name": name, "command": ["sh", "-c", script] });
-        self.known.push(Known {
-            name,
-            is_brief,
-            asked: Step::Make,
-            is_answered: false,
-        });
+        self.known.push(Known { name, is_brief, asked: Step::Make, is_answered: false });
         let answer = ask(self.address, "POST", "/v1/boxes", &request)?;
         answer.was(201);
         self.known.last_mut()?.is_answered = true;
@@ -231,12 +214,9 @@ impl Client {
                 let request = json!({ "grace_ms": 20 });
                 ask(address, "POST", &format!("{path}/stop"), &request)?
             }
-            Step::Make | Step::Remove => ask(
-                address,
-                "DELETE",
-                &format!("{path}?force=true"),
-                &Value::Null,
-            )?,
+            Step::Make | Step::Remove => {
+                ask(address, "DELETE", &format!("{path}?force=true"), &Value::Null)?
+            }
         };
         assert!([200, 204].contains(&answer.status), "{}", answer.text());
         last.is_answered = true;
@@ -262,11 +242,7 @@ fn ask(address: SocketAddr, method: &str, path: &str, request: &Value) -> Option
     stream.read_to_end(&mut bytes).ok()?;
     let head = bytes.windows(4).any(|four| four == b"\r\n\r\n");
     let answer = head.then(|| Answer::parse(&bytes))?;
-    let length = answer
-        .header("content-length")
-        .unwrap_or("0")
-        .parse()
-        .ok()?;
+    let length = answer.header("content-length").unwrap_or("0").parse().ok()?;
     (answer.body.len() >= length).then_some(answer)
 }
 
@@ -294,14 +270,10 @@ fn a_server_killed_while_it_creates_boxes_leaves_no_process_and_no_port() {
     let [tracee] = &children_of(server.pid())[..] else {
         panic!("strace has one child");
     };
-    eventually("several keepers wait for their go", || {
-        children_of(tracee.pid).len() >= 2
-    });
+    eventually("several keepers wait for their go", || children_of(tracee.pid).len() >= 2);
     tracee.signal(Signal::KILL);
     let directory = format!("/proc/{}", tracee.pid);
-    eventually("strace has reaped it", || {
-        !std::path::Path::new(&directory).exists()
-    });
+    eventually("strace has reaped it", || !std::path::Path::new(&directory).exists());
     server.kill();
     eventually("no process of tare is left", || {
         tare.reap_orphans();
@@ -327,9 +299,7 @@ fn slow_births(tare: &Tare) -> std::process::Command {
 
 fn children_of(parent: u32) -> Vec<Process> {
     let children = box_processes().into_iter();
-    children
-        .filter(|process| process.parent == parent)
-        .collect()
+    children.filter(|process| process.parent == parent).collect()
 }
 
 /// Boxes that are there when a server starts; more by the environment.
@@ -368,9 +338,7 @@ fn a_server_that_starts_has_all_boxes_that_are_there() {
     });
     in_threads(listed.len(), |number| {
         let id = listed[number]["id"].as_str().expect("an id");
-        server
-            .delete(&format!("/v1/boxes/{id}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     });
     server.stop().ok();
 }
@@ -389,10 +357,7 @@ fn all_boxes(server: &Server) -> Vec<Value> {
     let mut boxes = Vec::new();
     let mut after = String::new();
     loop {
-        let page = server
-            .get(&format!("/v1/boxes?all=true{after}"))
-            .was(200)
-            .json();
+        let page = server.get(&format!("/v1/boxes?all=true{after}")).was(200).json();
         boxes.extend(page["boxes"].as_array().expect("boxes").iter().cloned());
         match page["next"].as_str() {
             Some(next) => after = format!("&after={next}"),
@@ -401,10 +366,7 @@ fn all_boxes(server: &Server) -> Vec<Value> {
     }
 }
 
-#[expect(
-    clippy::print_stderr,
-    reason = "figures, for whoever asks for more boxes"
-)]
+#[expect(clippy::print_stderr, reason = "figures, for whoever asks for more boxes")]
 fn show(leftovers: usize, health: &Value, answered: Duration, listed: Duration) {
     eprintln!("{leftovers} boxes: health after {answered:?}, all after {listed:?}, {health}");
 }

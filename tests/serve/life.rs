@@ -40,11 +40,9 @@ fn ready_names_the_step_at_which_a_box_hangs_instead_of_waiting() {
     let answer = server.get("/ready").refused(503, "not_ready");
     assert!(asked.elapsed() < Duration::from_secs(30));
     assert!(answer.text().contains("pivot_root"), "{}", answer.text());
-    eventually_within(
-        Duration::from_secs(60),
-        "nothing is left of its box",
-        || tare.footprint().records.is_empty(),
-    );
+    eventually_within(Duration::from_secs(60), "nothing is left of its box", || {
+        tare.footprint().records.is_empty()
+    });
     server.stop().ok();
 }
 
@@ -52,10 +50,7 @@ fn ready_names_the_step_at_which_a_box_hangs_instead_of_waiting() {
 fn killed_it_takes_its_one_shots_along_and_leaves_boxes_alone() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    let made = server
-        .post("/v1/boxes", &json!({ "name": "stays" }))
-        .was(201)
-        .json();
+    let made = server.post("/v1/boxes", &json!({ "name": "stays" })).was(201).json();
     let body = json!({ "command": ["sleep", "1000"] }).to_string();
     let json = [("Content-Type", "application/json")];
     let stream = server.send("POST", "/v1/run", &json, body.as_bytes());
@@ -63,14 +58,9 @@ fn killed_it_takes_its_one_shots_along_and_leaves_boxes_alone() {
     server.kill();
     drop(stream);
     let server = Server::start(&tare, &[]);
-    eventually("only the box is left", || {
-        tare.footprint().records.len() == 1
-    });
+    eventually("only the box is left", || tare.footprint().records.len() == 1);
     let found = server.get("/v1/boxes/stays").was(200).json();
-    assert_eq!(
-        (&found["id"], &found["state"]),
-        (&made["id"], &"running".into())
-    );
+    assert_eq!((&found["id"], &found["state"]), (&made["id"], &"running".into()));
     tare.exec("stays", ["true"]).ok();
     server.delete("/v1/boxes/stays?force=true").was(204);
     server.stop().ok();

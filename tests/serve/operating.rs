@@ -20,34 +20,24 @@ fn value(text: &str, series: &str) -> Option<f64> {
 /// The events of this name in a log of JSON.
 fn events(server: &Server, name: &str) -> Vec<Value> {
     let log = server.log();
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
+    let lines = log.lines().filter_map(|line| serde_json::from_str(line).ok());
     lines.filter(|line: &Value| line["event"] == name).collect()
 }
 
 #[test]
 fn the_log_tells_who_asked_what_ran_and_who_went_away() {
     let tare = tare!();
-    let keys = format!(
-        "log = 'json'\n[[keys]]\nname = 'ci'\nsha256 = '{}'\n",
-        sha256("k")
-    );
+    let keys = format!("log = 'json'\n[[keys]]\nname = 'ci'\nsha256 = '{}'\n", sha256("k"));
     let server = Server::start_configured(&tare, &keys);
     let ask = |accept: &str, command: &[&str]| {
-        let headers = [
-            ("Content-Type", "application/json"),
-            ("X-API-Key", "k"),
-            ("Accept", accept),
-        ];
+        let headers =
+            [("Content-Type", "application/json"), ("X-API-Key", "k"), ("Accept", accept)];
         let body = json!({ "command": command }).to_string();
         server.send("POST", "/v1/run", &headers, body.as_bytes())
     };
     let answered = |accept: &str, command: &[&str]| {
         let mut bytes = Vec::new();
-        ask(accept, command)
-            .read_to_end(&mut bytes)
-            .expect("an answer");
+        ask(accept, command).read_to_end(&mut bytes).expect("an answer");
         Answer::parse(&bytes)
     };
     let plain = answered("application/json", &["false"]).was(200).json();
@@ -59,10 +49,7 @@ fn the_log_tells_who_asked_what_ran_and_who_went_away() {
     eventually("all have ended", || events(&server, "run_ended").len() == 3);
     let ended = events(&server, "run_ended");
     assert_eq!(ended[0]["box_id"], plain["id"]);
-    assert_eq!(
-        (&ended[0]["result"], &ended[0]["exit_code"]),
-        (&json!("failed"), &json!(1))
-    );
+    assert_eq!((&ended[0]["result"], &ended[0]["exit_code"]), (&json!("failed"), &json!(1)));
     let told = (&ended[1]["result"], &ended[1]["code"]);
     assert_eq!(told, (&json!("error"), &json!("command_not_found")));
     assert_eq!(ended[2]["result"], "disconnected");
@@ -116,11 +103,7 @@ fn what_happens_is_counted() {
     ] {
         assert_eq!(value(&text, series), Some(expected), "{series}\n{text}");
     }
-    for series in [
-        "process_descriptors",
-        "process_threads",
-        "process_resident_bytes",
-    ] {
+    for series in ["process_descriptors", "process_threads", "process_resident_bytes"] {
         let value = value(&text, &format!("tare_{series}"));
         assert!(value.is_some_and(|value| value > 0.0), "{series}");
     }
@@ -140,9 +123,7 @@ fn what_a_killed_server_left_is_reclaimed_and_told() {
     let json = [("Content-Type", "application/json")];
     let stream = server.send("POST", "/v1/run", &json, body.as_bytes());
     let started = "tare_run_phase_seconds_count{phase=\"start\"}";
-    eventually("it runs", || {
-        value(&server.get("/metrics").text(), started) == Some(1.0)
-    });
+    eventually("it runs", || value(&server.get("/metrics").text(), started) == Some(1.0));
     let id = tare.footprint().records.first().cloned();
     server.kill();
     drop(stream);
@@ -184,10 +165,9 @@ fn a_configuration_is_read_again_over_http_and_a_wrong_one_says_what_is_wrong() 
     let server = Server::start(&tare, &["--config", &config]);
     let reload = || server.ask("POST", "/v1/reload", &[], b"");
     let two_seconds = json!({ "command": ["true"], "timeout_ms": 2000 });
-    for (wrong, why) in [
-        ("[limits]\ntimeot = '1s'\n", "timeot"),
-        ("[gauges]\nwarn = 90\n", "thresholds"),
-    ] {
+    for (wrong, why) in
+        [("[limits]\ntimeot = '1s'\n", "timeot"), ("[gauges]\nwarn = 90\n", "thresholds")]
+    {
         fs::write(&config, wrong).expect("a file");
         let refused = reload().refused(400, "invalid");
         assert!(refused.text().contains(why), "{}", refused.text());
@@ -195,9 +175,7 @@ fn a_configuration_is_read_again_over_http_and_a_wrong_one_says_what_is_wrong() 
     }
     fs::write(&config, "[limits]\nboxes = 0\n").expect("a file");
     reload().was(204);
-    server
-        .post("/v1/run", &two_seconds)
-        .refused(503, "pressure");
+    server.post("/v1/run", &two_seconds).refused(503, "pressure");
     fs::write(&config, "").expect("a file");
     reload().was(204);
     server.post("/v1/run", &two_seconds).was(200);

@@ -57,9 +57,7 @@ fn cares_for(server: &Server, ids: &[String]) {
     server.delete(&format!("/v1/boxes/{first}")).was(204);
     for id in others {
         server.get(&format!("/v1/boxes/{id}")).was(200);
-        server
-            .delete(&format!("/v1/boxes/{id}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     }
 }
 
@@ -102,9 +100,7 @@ fn with_128_descriptors_many_at_once_are_served_or_refused_and_nobody_hangs() {
     let answers = std::thread::scope(|threads| {
         let clients: Vec<_> = (0..64).map(|_| threads.spawn(|| run(&server))).collect();
         let answers = clients.into_iter().map(|client| client.join());
-        answers
-            .map(|answer| answer.expect("an answer"))
-            .collect::<Vec<_>>()
+        answers.map(|answer| answer.expect("an answer")).collect::<Vec<_>>()
     });
     for answer in &answers {
         assert!([200, 503].contains(&answer.status), "{}", answer.text());
@@ -170,16 +166,10 @@ fn as_many_boxes_live_as_may_and_not_one_more() {
     let server = Server::start(&tare, &["--config", &config]);
     let ids: Vec<String> = (0..3).map(|_| id(&create(&server).was(201))).collect();
     refuses_boxes_for(&server, "boxes is at 3 of 3");
-    server
-        .post(&format!("/v1/boxes/{}/stop", ids[0]), &json!({}))
-        .was(200);
-    eventually("the one that ended does not count", || {
-        run(&server).status == 200
-    });
+    server.post(&format!("/v1/boxes/{}/stop", ids[0]), &json!({})).was(200);
+    eventually("the one that ended does not count", || run(&server).status == 200);
     let answers: Vec<u16> = std::thread::scope(|threads| {
-        let clients: Vec<_> = (0..8)
-            .map(|_| threads.spawn(|| create(&server).status))
-            .collect();
+        let clients: Vec<_> = (0..8).map(|_| threads.spawn(|| create(&server).status)).collect();
         let joined = clients.into_iter().map(|client| client.join());
         joined.map(|status| status.expect("an answer")).collect()
     });
@@ -266,9 +256,7 @@ fn a_change_of_level_is_told_once_and_to_whom_it_is_to_be() {
         ["gauge_changed", "boxes", "normal", "warn"]
     );
     assert_eq!([&said["used"], &said["limit"]], [1, 2]);
-    server
-        .delete(&format!("/v1/boxes/{box_id}?force=true"))
-        .was(204);
+    server.delete(&format!("/v1/boxes/{box_id}?force=true")).was(204);
     eventually("it is told again", || told().lines().count() == 2);
     let log = server.stop().ok().stderr_text();
     let changes = log.lines().filter(|line| line.contains("gauge=\"boxes\""));
@@ -283,18 +271,11 @@ fn a_hook_that_fails_or_hangs_is_said_and_keeps_nobody() {
     let (_directory, config) = configured(text);
     let server = Server::start(&tare, &["--config", &config]);
     let box_id = id(&create(&server).was(201));
-    eventually("the change is told", || {
-        server.log().contains("gauge_changed")
-    });
-    server
-        .delete(&format!("/v1/boxes/{box_id}?force=true"))
-        .was(204);
+    eventually("the change is told", || server.log().contains("gauge_changed"));
+    server.delete(&format!("/v1/boxes/{box_id}?force=true")).was(204);
     for hook in ["hook=\"command\"", "hook=\"url\""] {
         eventually(hook, || {
-            server
-                .log()
-                .lines()
-                .any(|line| line.contains("hook_failed") && line.contains(hook))
+            server.log().lines().any(|line| line.contains("hook_failed") && line.contains(hook))
         });
     }
     server.stop().ok();
@@ -336,10 +317,7 @@ impl Around {
             self.enter()
         );
         let mut command = tare.shell_command(&script);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let running = tare.start_command(command);
         running.see("all");
         running

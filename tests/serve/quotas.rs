@@ -54,19 +54,10 @@ fn more_runs_than_a_key_may_begin_are_refused_with_when_to_come_again() {
     );
     let (_directory, config) = configured(&text);
     let server = Server::start(&tare, &["--config", &config]);
-    let run = || {
-        post(
-            &server,
-            "ci-key",
-            "/v1/run",
-            &json!({ "command": ["true"] }),
-        )
-    };
+    let run = || post(&server, "ci-key", "/v1/run", &json!({ "command": ["true"] }));
     run().was(200);
     let refused = run().refused(429, "quota_runs_per_second");
-    let seconds = refused
-        .header("retry-after")
-        .and_then(|text| text.parse::<u64>().ok());
+    let seconds = refused.header("retry-after").and_then(|text| text.parse::<u64>().ok());
     assert!(seconds.is_some_and(|seconds| seconds > 10), "{seconds:?}");
     server.stop().ok();
 }

@@ -11,10 +11,8 @@ use tare_harness::{Random, Server, eventually, tare};
 
 use crate::serve::abuse::{at_rest, is_at_rest_again, runs};
 
-const STREAM: [(&str, &str); 2] = [
-    ("Content-Type", "application/json"),
-    ("Accept", "application/x-ndjson"),
-];
+const STREAM: [(&str, &str); 2] =
+    [("Content-Type", "application/json"), ("Accept", "application/x-ndjson")];
 
 /// A command that never stops writing, and the connection that it writes to.
 fn flood(server: &Server) -> TcpStream {
@@ -38,11 +36,9 @@ fn a_client_that_hangs_up_with_more_to_say_ends_what_it_asked_for() {
     let body = json!({ "command": ["sleep", "1000"], "timeout_ms": 600_000 }).to_string();
     let json = [("Content-Type", "application/json")];
     let next = "GET /v1/boxes HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    for (accept, more) in [
-        ("application/json", "G"),
-        ("application/json", next),
-        ("text/event-stream", "\r\n"),
-    ] {
+    for (accept, more) in
+        [("application/json", "G"), ("application/json", next), ("text/event-stream", "\r\n")]
+    {
         let headers = [json[0], ("Accept", accept)];
         let mut stream = server.send("POST", "/v1/run", &headers, body.as_bytes());
         stream.write_all(more.as_bytes()).expect("it listens");

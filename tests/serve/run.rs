@@ -19,10 +19,7 @@ fn a_command_is_run_and_nothing_is_left_when_the_answer_comes() {
         json!({ "command": ["sh", "-c", "cat; echo no >&2; exit 3"], "stdin": "yes" }),
     );
     assert_eq!(result["exit_code"], 3);
-    assert_eq!(
-        (&result["stdout"], &result["stderr"]),
-        (&"yes".into(), &"no\n".into())
-    );
+    assert_eq!((&result["stdout"], &result["stderr"]), (&"yes".into(), &"no\n".into()));
     assert!(tare.footprint().records.is_empty());
     assert!(tare.footprint().cgroups.is_empty());
     server.stop().ok();
@@ -36,18 +33,11 @@ fn code_is_run_in_its_language() {
         ("python", "print('out', __file__)"),
         ("bash", "echo out $0"),
         ("node", "console.log('out', 'main.js')"),
-        (
-            "c",
-            "#include <stdio.h>\nint main(void) { puts(\"out c\"); }",
-        ),
+        ("c", "#include <stdio.h>\nint main(void) { puts(\"out c\"); }"),
     ] {
         let result = ran(&server, json!({ "language": language, "code": code }));
         assert_eq!(result["exit_code"], 0, "{result}");
-        assert!(
-            result["stdout"]
-                .as_str()
-                .is_some_and(|text| text.starts_with("out "))
-        );
+        assert!(result["stdout"].as_str().is_some_and(|text| text.starts_with("out ")));
     }
     server.stop().ok();
 }
@@ -74,21 +64,11 @@ fn what_is_no_file_does_not_come_back_and_costs_nobody_his_answer() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let script = "mkfifo pipe; echo a > plain; echo b > closed; chmod 0 closed; echo done";
-    let outputs = [
-        "pipe",
-        "plain",
-        "closed",
-        "none",
-        "/dev/zero",
-        "/dev/null",
-        "/proc/self/environ",
-    ];
+    let outputs =
+        ["pipe", "plain", "closed", "none", "/dev/zero", "/dev/null", "/proc/self/environ"];
     let request = json!({ "command": ["sh", "-c", script], "outputs": outputs });
     let answer = server.post("/v1/run", &request).was(200).json();
-    assert_eq!(
-        (&answer["exit_code"], &answer["stdout"]),
-        (&json!(0), &json!("done\n"))
-    );
+    assert_eq!((&answer["exit_code"], &answer["stdout"]), (&json!(0), &json!("done\n")));
     let files = answer["files"].as_array().expect("an array");
     let paths: Vec<_> = files.iter().map(|file| &file["path"]).collect();
     assert!(paths.contains(&&json!("plain")), "{paths:?}");
@@ -130,10 +110,7 @@ fn a_timeout_and_a_kill_for_memory_are_told_apart() {
         &server,
         json!({ "command": ["sh", "-c", "sleep 100 & sleep 100"], "timeout_ms": 200 }),
     );
-    assert_eq!(
-        (&late["timed_out"], &late["exit_code"]),
-        (&true.into(), &124.into())
-    );
+    assert_eq!((&late["timed_out"], &late["exit_code"]), (&true.into(), &124.into()));
     let large = ran(
         &server,
         json!({
@@ -141,14 +118,8 @@ fn a_timeout_and_a_kill_for_memory_are_told_apart() {
             "limits": { "memory_bytes": 64 << 20 },
         }),
     );
-    assert_eq!(
-        (&large["oom"], &large["exit_code"]),
-        (&true.into(), &137.into())
-    );
-    assert_eq!(
-        (&late["oom"], &large["timed_out"]),
-        (&false.into(), &false.into())
-    );
+    assert_eq!((&large["oom"], &large["exit_code"]), (&true.into(), &137.into()));
+    assert_eq!((&late["oom"], &large["timed_out"]), (&false.into(), &false.into()));
     server.stop().ok();
 }
 
@@ -171,10 +142,7 @@ fn output_comes_as_it_is_written_when_asked_for() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["sh", "-c", "echo first; sleep 1000"] }).to_string();
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Accept", "application/x-ndjson"),
-    ];
+    let headers = [("Content-Type", "application/json"), ("Accept", "application/x-ndjson")];
     let mut stream = server.send("POST", "/v1/run", &headers, body.as_bytes());
     let mut seen = String::new();
     while !seen.contains("first") {
@@ -184,9 +152,7 @@ fn output_comes_as_it_is_written_when_asked_for() {
         seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
     }
     drop(stream);
-    eventually("the command ends with its reader", || {
-        tare.footprint().records.is_empty()
-    });
+    eventually("the command ends with its reader", || tare.footprint().records.is_empty());
     server.stop().ok();
 }
 
@@ -213,43 +179,15 @@ fn what_cannot_be_run_is_refused_with_its_reason() {
     refused(json!({}), 400, "invalid");
     refused(json!({ "command": [] }), 400, "invalid");
     refused(json!({ "command": ["true"], "code": "x" }), 400, "invalid");
-    refused(
-        json!({ "command": ["no-such-program"] }),
-        400,
-        "command_not_found",
-    );
+    refused(json!({ "command": ["no-such-program"] }), 400, "command_not_found");
     refused(json!({ "command": ["a\u{0}b"] }), 400, "invalid");
-    refused(
-        json!({ "command": ["true"], "timeout_ms": 0 }),
-        400,
-        "invalid",
-    );
-    refused(
-        json!({ "command": ["true"], "timeout_ms": 1e18 }),
-        400,
-        "invalid_json",
-    );
-    refused(
-        json!({ "language": "rustt", "code": "" }),
-        400,
-        "unsupported_language",
-    );
-    refused(
-        json!({ "command": ["true"], "tmeout_ms": 1 }),
-        400,
-        "invalid_json",
-    );
+    refused(json!({ "command": ["true"], "timeout_ms": 0 }), 400, "invalid");
+    refused(json!({ "command": ["true"], "timeout_ms": 1e18 }), 400, "invalid_json");
+    refused(json!({ "language": "rustt", "code": "" }), 400, "unsupported_language");
+    refused(json!({ "command": ["true"], "tmeout_ms": 1 }), 400, "invalid_json");
     let outside = json!([{ "path": "../x", "content": "" }]);
-    refused(
-        json!({ "command": ["true"], "files": outside }),
-        400,
-        "invalid_path",
-    );
-    refused(
-        json!({ "command": ["true"], "network": "host" }),
-        403,
-        "network_forbidden",
-    );
+    refused(json!({ "command": ["true"], "files": outside }), 400, "invalid_path");
+    refused(json!({ "command": ["true"], "network": "host" }), 403, "network_forbidden");
     assert!(tare.footprint().records.is_empty());
     server.stop().ok();
 }

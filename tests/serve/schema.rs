@@ -7,10 +7,8 @@ use std::process::Command;
 use tare_harness::{Server, TemporaryDirectory, skip, tare};
 
 /// `./check` puts it there.
-const PROGRAM: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../target/schemathesis/bin/schemathesis"
-);
+const PROGRAM: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/schemathesis/bin/schemathesis");
 const EXAMPLES: &str = "20";
 const SECONDS_MAX: &str = "40";
 /// Whatever is run, is run for a moment, and no box keeps whoever follows its log waiting.

@@ -16,16 +16,9 @@ const GRACE: &str = "{\"grace_ms\":500000}";
 
 /// A box that ignores SIGTERM.
 fn stubborn(tare: &Tare, server: &Server) -> String {
-    let command = [
-        "sh",
-        "-c",
-        "trap '' TERM; echo up; while :; do sleep 1000; done",
-    ];
+    let command = ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 1000; done"];
     let made = server.post("/v1/boxes", &json!({ "command": command }));
-    let id = made.was(201).json()["id"]
-        .as_str()
-        .expect("an id")
-        .to_owned();
+    let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
     tare.logged(&id, "up");
     id
 }
@@ -50,16 +43,12 @@ fn many_stops_in_their_grace_hold_up_neither_list_nor_run_nor_removal() {
     let stops: Vec<_> = ids.iter().map(stop).collect();
     let stopping = || boxes(&server).iter().all(|one| one["state"] == "stopping");
     eventually("all of them are being stopped", stopping);
-    server
-        .post("/v1/run", &json!({ "command": ["true"] }))
-        .was(200);
+    server.post("/v1/run", &json!({ "command": ["true"] })).was(200);
     let wait = format!("/v1/boxes/{}/wait?timeout_ms=10", ids[0]);
     assert_eq!(server.get(&wait).was(200).json()["ended"], false);
     assert!(stopping());
     for id in &ids {
-        server
-            .delete(&format!("/v1/boxes/{id}?force=true"))
-            .was(204);
+        server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     }
     for mut stop in stops {
         let mut bytes = Vec::new();
@@ -75,16 +64,11 @@ fn requests_to_a_stopped_keeper_hold_up_no_other_request() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
-    let id = made.was(201).json()["id"]
-        .as_str()
-        .expect("an id")
-        .to_owned();
+    let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
     let keeper = tare.keeper(&id);
     keeper.signal(Signal::STOP);
     let stats = format!("/v1/boxes/{id}/stats");
-    let asked: Vec<_> = (0..80)
-        .map(|_| server.send("GET", &stats, &[], b""))
-        .collect();
+    let asked: Vec<_> = (0..80).map(|_| server.send("GET", &stats, &[], b"")).collect();
     server.get("/v1/boxes").was(200);
     let run = json!({ "command": ["true"] });
     server.post("/v1/run", &run).was(200);
@@ -99,9 +83,7 @@ fn requests_to_a_stopped_keeper_hold_up_no_other_request() {
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).expect("an answer");
     }
-    server
-        .delete(&format!("/v1/boxes/{id}?force=true"))
-        .was(204);
+    server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     server.stop().ok();
 }
 
@@ -120,9 +102,7 @@ fn the_stop_of_a_run_succeeds_and_so_does_that_of_a_box_that_removes_itself() {
             let is_sleep = |one: &Process| one.program.as_deref() == Some("sleep");
             !id.is_empty() && tare.workload(&id).iter().any(is_sleep)
         });
-        let stopped = server
-            .post(&format!("/v1/boxes/{id}/stop"), &json!({}))
-            .was(200);
+        let stopped = server.post(&format!("/v1/boxes/{id}/stop"), &json!({})).was(200);
         assert_eq!(stopped.json()["state"], "exited");
         assert_eq!(stopped.json()["id"], id.as_str());
         let mut bytes = Vec::new();

@@ -34,10 +34,7 @@ impl Socket {
         }
         let answer = String::from_utf8_lossy(&answer).into_owned();
         assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
-        Self {
-            stream,
-            seen: String::new(),
-        }
+        Self { stream, seen: String::new() }
     }
 
     /// With a mask of zeros, which is a mask.
@@ -166,9 +163,7 @@ fn what_cannot_be_opened_is_refused_before_it_is_a_websocket() {
     let tare = tare!();
     let server = with_box(&tare);
     let path = "/v1/boxes/web/exec/ws";
-    server
-        .get(&format!("{path}?command=sh"))
-        .refused(426, "websocket_required");
+    server.get(&format!("{path}?command=sh")).refused(426, "websocket_required");
     let extent = "is not a whole number from 1 to 65535";
     for (wrong, why) in [
         ("rows=x", format!("rows: \"x\" {extent}")),
@@ -176,13 +171,10 @@ fn what_cannot_be_opened_is_refused_before_it_is_a_websocket() {
         ("columns=65536", format!("columns: \"65536\" {extent}")),
         ("env=HOME", "env: \"HOME\" is not KEY=VALUE".to_owned()),
     ] {
-        let refused = server
-            .get(&format!("{path}?command=sh&{wrong}"))
-            .refused(400, "invalid_query");
+        let refused =
+            server.get(&format!("{path}?command=sh&{wrong}")).refused(400, "invalid_query");
         assert_eq!(refused.json()["error"]["message"], why);
     }
-    server
-        .get(&format!("{path}?nope=1"))
-        .refused(400, "invalid_query");
+    server.get(&format!("{path}?nope=1")).refused(400, "invalid_query");
     end(server);
 }

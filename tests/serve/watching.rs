@@ -28,20 +28,14 @@ fn start(server: &Server, script: &str) {
 fn a_log_is_read_whole_in_part_and_in_frames() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    start(
-        &server,
-        "echo one; echo two >&2; echo three; printf '\\303'; sleep 1000",
-    );
+    start(&server, "echo one; echo two >&2; echo three; printf '\\303'; sleep 1000");
     let logs = |query: &str| server.get(&format!("/v1/boxes/web/logs{query}"));
     eventually("it is written", || {
         let body = logs("").was(200).body;
         body.contains(&0xc3) && String::from_utf8_lossy(&body).contains("two")
     });
     let text = logs("");
-    assert!(
-        text.header("content-type")
-            .is_some_and(|it| it.starts_with("text/plain"))
-    );
+    assert!(text.header("content-type").is_some_and(|it| it.starts_with("text/plain")));
     for line in ["one\n", "two\n", "three\n"] {
         assert!(text.text().contains(line), "{}", text.text());
     }
@@ -53,24 +47,16 @@ fn a_log_is_read_whole_in_part_and_in_frames() {
     assert!(timed.lines().all(|line| line.contains("Z ")), "{timed}");
     let lines = [("Accept", "application/x-ndjson")];
     let framed = server.ask("GET", "/v1/boxes/web/logs", &lines, b"");
-    let frames: Vec<Value> = framed
-        .text()
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let frames: Vec<Value> =
+        framed.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let two = frames.iter().find(|frame| frame["data"] == "two\n");
     let two = two.unwrap_or_else(|| panic!("{frames:?}"));
     assert_eq!(two["type"], "stderr");
     assert!(two["time"].is_string());
-    assert_eq!(
-        frames.last().map(|frame| &frame["type"]),
-        Some(&"end".into())
-    );
+    assert_eq!(frames.last().map(|frame| &frame["type"]), Some(&"end".into()));
     logs("?since=soon").refused(400, "invalid_query");
     logs("?tail=-1").refused(400, "invalid_query");
-    server
-        .get("/v1/boxes/nope/logs")
-        .refused(404, "no_such_box");
+    server.get("/v1/boxes/nope/logs").refused(404, "no_such_box");
     server.delete("/v1/boxes/web?force=true").was(204);
     server.stop().ok();
 }
@@ -79,10 +65,7 @@ fn a_log_is_read_whole_in_part_and_in_frames() {
 fn a_log_is_followed_to_the_end_of_its_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    start(
-        &server,
-        "echo first; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo last",
-    );
+    start(&server, "echo first; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo last");
     let mut stream = server.send("GET", "/v1/boxes/web/logs?follow=true", &[], b"");
     read_until(&mut stream, "first");
     tare.exec("web", ["touch", "/tmp/go"]).ok();
@@ -117,10 +100,7 @@ fn whoever_listens_is_let_go_when_the_server_stops() {
 fn what_a_box_uses_and_how_it_ended_is_told() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    start(
-        &server,
-        "while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 7",
-    );
+    start(&server, "while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 7");
     let stats = server.get("/v1/boxes/web/stats").was(200).json();
     assert!(stats["pids_limit"].is_number(), "{stats}");
     let wait = |query: &str| server.get(&format!("/v1/boxes/web/wait{query}"));
@@ -148,10 +128,7 @@ fn the_life_of_every_box_is_told_to_whoever_listens() {
     read_until(&mut others, "event: alive");
     start(&server, "exit 7");
     let seen = read_until(&mut events, "box_ended");
-    assert!(
-        seen.contains("box_created") && seen.contains("\"exit_code\":7"),
-        "{seen}"
-    );
+    assert!(seen.contains("box_created") && seen.contains("\"exit_code\":7"), "{seen}");
     server.delete("/v1/boxes/web").was(204);
     let seen = read_until(&mut events, "box_removed");
     assert!(!seen.contains("\"request\""), "{seen}");
@@ -170,14 +147,9 @@ fn the_proof_is_told_over_http() {
     assert_eq!(audit["boxes"][0]["kept_by"]["kind"], "keeper");
     let swept = server.ask("POST", "/v1/sweep", &[], b"").was(200).json();
     assert_eq!(swept["swept"], json!([]));
-    server
-        .get("/v1/audit?waitt=1")
-        .refused(400, "invalid_query");
+    server.get("/v1/audit?waitt=1").refused(400, "invalid_query");
     server.delete("/v1/boxes/web?force=true").was(204);
-    assert_eq!(
-        server.get("/v1/audit?wait=true").was(200).json()["boxes"],
-        json!([])
-    );
+    assert_eq!(server.get("/v1/audit?wait=true").was(200).json()["boxes"], json!([]));
     server.stop().ok();
 }
 
@@ -267,9 +239,7 @@ fn whatever_is_reclaimed_is_told_once() {
     let listed = leftover(&tare);
     server.get("/v1/boxes").was(200);
     let looked_at = leftover(&tare);
-    server
-        .get(&format!("/v1/boxes/{looked_at}"))
-        .refused(404, "no_such_box");
+    server.get(&format!("/v1/boxes/{looked_at}")).refused(404, "no_such_box");
     let swept = leftover(&tare);
     server.post("/v1/sweep", &json!({})).was(200);
     // Nothing of it is on record.

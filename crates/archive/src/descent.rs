@@ -33,11 +33,7 @@ struct Level<T> {
 
 impl<'a, T> Descent<'a, T> {
     pub fn new(base: BorrowedFd<'a>) -> Self {
-        Self {
-            base,
-            path: Vec::new(),
-            levels: Vec::new(),
-        }
+        Self { base, path: Vec::new(), levels: Vec::new() }
     }
 
     /// Relative to the base, without a slash at either end.
@@ -66,11 +62,7 @@ impl<'a, T> Descent<'a, T> {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name);
-        self.levels.push(Level {
-            end: self.path.len(),
-            open: Some(opened),
-            note,
-        });
+        self.levels.push(Level { end: self.path.len(), open: Some(opened), note });
         if let Some(distant) = self.levels.len().checked_sub(OPEN_MAX + 1) {
             self.levels[distant].open = None;
         }
@@ -80,8 +72,7 @@ impl<'a, T> Descent<'a, T> {
     /// Goes out of the innermost directory.
     pub fn leave(&mut self) -> Option<T> {
         let left = self.levels.pop()?;
-        self.path
-            .truncate(self.levels.last().map_or(0, |it| it.end));
+        self.path.truncate(self.levels.last().map_or(0, |it| it.end));
         Some(left.note)
     }
 

@@ -57,11 +57,7 @@ impl Error {
     }
 
     fn new(kind: ErrorKind, message: String) -> Self {
-        Self {
-            kind,
-            message,
-            source: None,
-        }
+        Self { kind, message, source: None }
     }
 
     fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {

@@ -140,9 +140,7 @@ impl Header {
 
 pub fn is_zeros(bytes: &[u8]) -> bool {
     // Compared by the block, which is fast without an optimiser too.
-    bytes
-        .chunks(BLOCK_BYTES)
-        .all(|chunk| chunk == &EMPTY[..chunk.len()])
+    bytes.chunks(BLOCK_BYTES).all(|chunk| chunk == &EMPTY[..chunk.len()])
 }
 
 /// GNU tar keeps times where POSIX keeps the prefix, and says so in the magic.
@@ -184,19 +182,16 @@ fn number(field: &[u8]) -> Option<i64> {
     }
     // `from_str_radix` takes signs; a header has none.
     let digits = str::from_utf8(&digits[..end]).ok()?;
-    digits
-        .bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| i64::from_str_radix(digits, 8).ok())?
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| i64::from_str_radix(digits, 8).ok())?
 }
 
 /// Two's complement, most significant byte first, without its topmost bit.
 fn base_256(field: &[u8]) -> Option<i64> {
     let negative = field[0] & 0x40 != 0;
     let first = i64::from(field[0] & 0x3f) - if negative { 0x40 } else { 0 };
-    field[1..].iter().try_fold(first, |value, byte| {
-        value.checked_mul(256)?.checked_add(i64::from(*byte))
-    })
+    field[1..]
+        .iter()
+        .try_fold(first, |value, byte| value.checked_mul(256)?.checked_add(i64::from(*byte)))
 }
 
 fn put_number(field: &mut [u8], value: i64) {
@@ -230,11 +225,7 @@ mod tests {
     #[test]
     fn a_header_survives_the_round_trip() {
         for (size, mtime) in [(0, 0), (SIZE_MAX, -1), (1 << 40, 1 << 40)] {
-            let header = Header {
-                size,
-                mtime,
-                ..header()
-            };
+            let header = Header { size, mtime, ..header() };
             assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
     }
@@ -252,10 +243,7 @@ mod tests {
     /// E101.
     #[test]
     fn set_id_and_sticky_bits_are_not_read() {
-        let header = Header {
-            mode: 0o7755,
-            ..header()
-        };
+        let header = Header { mode: 0o7755, ..header() };
         assert_eq!(Header::decode(&header.encode()).unwrap().mode, 0o755);
     }
 
@@ -283,10 +271,7 @@ mod tests {
 
     #[test]
     fn a_negative_size_is_refused() {
-        let header = Header {
-            size: u64::MAX,
-            ..header()
-        };
+        let header = Header { size: u64::MAX, ..header() };
         assert!(Header::decode(&header.encode()).is_err());
     }
 }

@@ -86,9 +86,8 @@ mod tests {
     /// E098.
     #[test]
     fn names_that_lead_outside_are_refused() {
-        let outside: [&[u8]; 8] = [
-            b"", b"/", b"/etc", b"//etc", b"..", b"../a", b"a/../b", b"a\0b",
-        ];
+        let outside: [&[u8]; 8] =
+            [b"", b"/", b"/etc", b"//etc", b"..", b"../a", b"a/../b", b"a\0b"];
         for raw in outside {
             assert!(Name::parse(raw).is_err(), "{}", raw.escape_ascii());
         }

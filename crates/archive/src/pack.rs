@@ -68,10 +68,7 @@ fn pack_taking(
         Put::Whole => {}
         Put::Directory => packing.tree(directory, entry, name)?,
         Put::Gone => {
-            return Err(Error::failed(
-                cannot_pack(name),
-                io::Error::from(Errno::NOENT),
-            ));
+            return Err(Error::failed(cannot_pack(name), io::Error::from(Errno::NOENT)));
         }
     }
     packing.writer.finish().map_err(cannot_write)
@@ -211,9 +208,7 @@ impl Packing<'_> {
             .map_err(|error| Error::failed(cannot_pack(name), error))?;
         let size = self.size(&stat, begin, name)?;
         self.header(&header(&stat, Type::File, name, size))?;
-        self.writer
-            .data(&self.buffer[..begin])
-            .map_err(cannot_write)?;
+        self.writer.data(&self.buffer[..begin]).map_err(cannot_write)?;
         self.rest(&mut file, size - begin as u64, name)?;
         self.writer.end_of_data(size).map_err(cannot_write)?;
         Ok(Put::Whole)
@@ -243,9 +238,7 @@ impl Packing<'_> {
             if count == 0 {
                 return self.writer.zeros(left).map_err(cannot_write);
             }
-            self.writer
-                .data(&self.buffer[..count])
-                .map_err(cannot_write)?;
+            self.writer.data(&self.buffer[..count]).map_err(cannot_write)?;
             left -= count as u64;
         }
         Ok(())

@@ -72,14 +72,12 @@ impl<'a> Reader<'a> {
             let more = match header.kind {
                 Type::Extended => Records::decode(&self.extension(&header)?),
                 Type::Global => self.global(&header).map(|()| Ok(Records::default()))?,
-                Type::LongName => Ok(Records {
-                    path: Some(self.long_text(&header)?),
-                    ..Records::default()
-                }),
-                Type::LongLink => Ok(Records {
-                    link: Some(self.long_text(&header)?),
-                    ..Records::default()
-                }),
+                Type::LongName => {
+                    Ok(Records { path: Some(self.long_text(&header)?), ..Records::default() })
+                }
+                Type::LongLink => {
+                    Ok(Records { link: Some(self.long_text(&header)?), ..Records::default() })
+                }
                 Type::File
                 | Type::HardLink
                 | Type::Symlink
@@ -90,8 +88,7 @@ impl<'a> Reader<'a> {
                 | Type::Sparse
                 | Type::Unknown(_) => return self.entry(header, records).map(Some),
             };
-            more.and_then(|more| records.merge(more))
-                .map_err(Error::damaged)?;
+            more.and_then(|more| records.merge(more)).map_err(Error::damaged)?;
         }
         if records != Records::default() {
             return Err(Error::ends_too_early());
@@ -205,10 +202,7 @@ impl<'a> Reader<'a> {
         let bytes = self.extension(header)?;
         let records = Records::decode(&bytes).map_err(Error::damaged)?;
         self.mtime = records.mtime.or(self.mtime);
-        let rest = Records {
-            mtime: None,
-            ..records
-        };
+        let rest = Records { mtime: None, ..records };
         match rest == Records::default() {
             true => Ok(()),
             false => Err(Error::damaged("a global header describes a single file")),

@@ -44,11 +44,7 @@ pub struct Options<'a> {
 /// Anything, and as much of it as there is.
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self {
-            top: Top::Any,
-            entries_max: u64::MAX,
-            bytes_max: u64::MAX,
-        }
+        Self { top: Top::Any, entries_max: u64::MAX, bytes_max: u64::MAX }
     }
 }
 
@@ -80,12 +76,8 @@ pub fn unpack(
     into: BorrowedFd<'_>,
     options: Options<'_>,
 ) -> Result<Summary, Error> {
-    let mut unpacking = Unpacking {
-        into,
-        place: Descent::new(into),
-        options,
-        summary: Summary::default(),
-    };
+    let mut unpacking =
+        Unpacking { into, place: Descent::new(into), options, summary: Summary::default() };
     let mut reader = Reader::new(input);
     while let Some(entry) = reader.next_entry()? {
         unpacking.put(entry, &mut reader)?;
@@ -111,10 +103,7 @@ struct Attributes {
 impl Unpacking<'_> {
     fn put(&mut self, entry: Entry, reader: &mut Reader<'_>) -> Result<(), Error> {
         let name = self.name(&entry.name, &entry.name)?;
-        let attributes = Attributes {
-            mode: entry.mode,
-            mtime: entry.mtime,
-        };
+        let attributes = Attributes { mode: entry.mode, mtime: entry.mtime };
         let Some((parent, last)) = name.split_last() else {
             return match entry.kind {
                 // The directory that everything goes into: it stays as it is.
@@ -137,10 +126,9 @@ impl Unpacking<'_> {
 
     fn finish(self) -> Result<Summary, Error> {
         match self.options.top {
-            Top::Only { name, .. } if self.summary.entries == 0 => Err(Error::refused(
-                cannot_unpack(name),
-                "it is not in the archive",
-            )),
+            Top::Only { name, .. } if self.summary.entries == 0 => {
+                Err(Error::refused(cannot_unpack(name), "it is not in the archive"))
+            }
             Top::Only { .. } | Top::Any => Ok(self.summary),
         }
     }
@@ -185,8 +173,7 @@ impl Unpacking<'_> {
             let mode = Mode::from_raw_mode(0o777);
             step("directory unpacked", || mkdirat(here, component, mode))
         });
-        made.and_then(|()| self.place.enter(component, None))
-            .map_err(|errno| blocked(name, errno))
+        made.and_then(|()| self.place.enter(component, None)).map_err(|errno| blocked(name, errno))
     }
 
     /// Leaves directories until the path has this length.
@@ -291,23 +278,15 @@ impl Unpacking<'_> {
 
 impl Attributes {
     fn set(self, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        step("mode unpacked", || {
-            fchmod(file, Mode::from_raw_mode(self.mode))
-        })?;
+        step("mode unpacked", || fchmod(file, Mode::from_raw_mode(self.mode)))?;
         step("time unpacked", || futimens(file, &times(self.mtime)))
     }
 }
 
 fn times(mtime: i64) -> Timestamps {
     Timestamps {
-        last_access: Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        last_modification: Timespec {
-            tv_sec: mtime,
-            tv_nsec: 0,
-        },
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        last_modification: Timespec { tv_sec: mtime, tv_nsec: 0 },
     }
 }
 
@@ -333,9 +312,7 @@ fn fill(
     }
     // The last thing may have been a hole.
     step("size unpacked", || file.set_len(size)).map_err(failed)?;
-    attributes
-        .set(file.as_fd())
-        .map_err(|errno| failed(errno.into()))
+    attributes.set(file.as_fd()).map_err(|errno| failed(errno.into()))
 }
 
 /// Why content could not be written. The file that is there is not given up for it.

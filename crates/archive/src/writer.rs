@@ -19,9 +19,7 @@ impl std::fmt::Debug for Writer<'_> {
 
 impl<'a> Writer<'a> {
     pub fn new(out: &'a mut dyn Write) -> Self {
-        Self {
-            out: BufWriter::with_capacity(BUFFER_BYTES, out),
-        }
+        Self { out: BufWriter::with_capacity(BUFFER_BYTES, out) }
     }
 
     /// A whole file that its owner may write.
@@ -99,14 +97,7 @@ impl<'a> Writer<'a> {
 }
 
 fn plain_file(name: &[u8], mtime: i64, size: u64) -> Header {
-    Header {
-        name: name.to_vec(),
-        kind: Type::File,
-        mode: 0o644,
-        size,
-        mtime,
-        link: Vec::new(),
-    }
+    Header { name: name.to_vec(), kind: Type::File, mode: 0o644, size, mtime, link: Vec::new() }
 }
 
 /// Whether an extended header can hold a name and a link target of these lengths.

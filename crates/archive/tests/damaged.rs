@@ -166,15 +166,9 @@ fn nested_headers_are_read_as_gnu_tar_reads_them() {
     let sized = Archive::new().pax(b'x', &[("size", size.as_bytes())]);
     let archives = [
         // The size is in the extended header alone.
-        sized
-            .clone()
-            .header(b"outer", b'0', b"", 0o644, b"00000000000")
-            .bytes(&inner),
+        sized.clone().header(b"outer", b'0', b"", 0o644, b"00000000000").bytes(&inner),
         // The two disagree, either way.
-        sized
-            .clone()
-            .header(b"outer", b'0', b"", 0o644, b"00000000001")
-            .bytes(&inner),
+        sized.clone().header(b"outer", b'0', b"", 0o644, b"00000000001").bytes(&inner),
         Archive::new()
             .pax(b'x', &[("size", b"0")])
             .header(b"outer", b'0', b"", 0o644, b"00000001000")
@@ -197,11 +191,7 @@ fn nested_headers_are_read_as_gnu_tar_reads_them() {
             .status();
         assert!(tar.unwrap().success(), "archive {index}");
         fs::remove_file(file).unwrap();
-        assert_eq!(
-            snapshot(ours.path()),
-            snapshot(theirs.path()),
-            "archive {index}"
-        );
+        assert_eq!(snapshot(ours.path()), snapshot(theirs.path()), "archive {index}");
     }
 }
 

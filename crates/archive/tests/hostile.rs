@@ -152,14 +152,8 @@ fn symlinks_that_are_there_are_replaced_and_not_followed() {
         .file("dangling", b"new");
     ground.accepts(archive);
     assert_eq!(ground.read("file") + &ground.read("dangling"), "newnew");
-    assert_eq!(
-        fs::read_link(into.join("link")).unwrap(),
-        Path::new("elsewhere")
-    );
-    ground.refuses(
-        Archive::new().file("parent/file", b"x"),
-        "where its directory is",
-    );
+    assert_eq!(fs::read_link(into.join("link")).unwrap(), Path::new("elsewhere"));
+    ground.refuses(Archive::new().file("parent/file", b"x"), "where its directory is");
 }
 
 /// tar-rs CVE-2026-33056.
@@ -167,29 +161,13 @@ fn symlinks_that_are_there_are_replaced_and_not_followed() {
 fn a_directory_over_a_symlink_changes_no_mode_elsewhere() {
     let ground = Ground::new();
     let directory = format!("{}/directory", ground.victim());
-    let archive = Archive::new()
-        .symlink("a", &directory)
-        .directory("a", 0o777)
-        .file("a/file", b"x");
+    let archive =
+        Archive::new().symlink("a", &directory).directory("a", 0o777).file("a/file", b"x");
     ground.accepts(archive);
-    assert!(
-        ground
-            .place()
-            .join("a")
-            .symlink_metadata()
-            .unwrap()
-            .is_dir()
-    );
+    assert!(ground.place().join("a").symlink_metadata().unwrap().is_dir());
     symlink(&directory, ground.place().join("b")).unwrap();
     ground.accepts(Archive::new().directory("b/", 0o777));
-    assert!(
-        ground
-            .place()
-            .join("b")
-            .symlink_metadata()
-            .unwrap()
-            .is_dir()
-    );
+    assert!(ground.place().join("b").symlink_metadata().unwrap().is_dir());
 }
 
 #[test]
@@ -286,9 +264,7 @@ fn special_files_are_refused_by_name() {
 #[test]
 fn set_id_and_sticky_bits_are_stripped() {
     let ground = Ground::new();
-    let archive = Archive::new()
-        .directory("d", 0o7755)
-        .entry(b"f", b'0', b"", 0o6755, b"x");
+    let archive = Archive::new().directory("d", 0o7755).entry(b"f", b'0', b"", 0o6755, b"x");
     ground.accepts(archive);
     for name in ["d", "f"] {
         let mode = fs::metadata(ground.place().join(name)).unwrap().mode();
@@ -301,22 +277,13 @@ fn a_name_that_no_file_system_has_is_a_clear_error() {
     let ground = Ground::new();
     let archive = Archive::new().pax(b'x', &[("path", &[b'n'; 300])]);
     ground.refuses(archive.file("x", b""), "too long");
-    ground.refuses(
-        Archive::new().symlink("empty", ""),
-        "its target is not a path",
-    );
+    ground.refuses(Archive::new().symlink("empty", ""), "its target is not a path");
 }
 
 #[test]
 fn only_the_asked_for_top_is_unpacked() {
     let ground = Ground::new();
-    let options = Options {
-        top: Top::Only {
-            name: b"b",
-            becomes: b"c",
-        },
-        ..Options::default()
-    };
+    let options = Options { top: Top::Only { name: b"b", becomes: b"c" }, ..Options::default() };
     let good = Archive::new().directory("b", 0o755).file("./b/f", b"1");
     let good = good.hard_link("b/g", "b/f");
     unpack(&good.clone().end(), &ground.place(), options).unwrap();
@@ -335,10 +302,7 @@ fn only_the_asked_for_top_is_unpacked() {
     }
     assert_eq!(fs::read_dir(ground.place()).unwrap().count(), 1);
     for becomes in ["../victim", "/etc", "..", ""] {
-        let top = Top::Only {
-            name: b"b",
-            becomes: becomes.as_bytes(),
-        };
+        let top = Top::Only { name: b"b", becomes: becomes.as_bytes() };
         let options = Options { top, ..options };
         let archive = Archive::new().file("b", b"x").end();
         unpack(&archive, &ground.place(), options).unwrap_err();
@@ -351,11 +315,7 @@ fn only_the_asked_for_top_is_unpacked() {
 fn limits_stop_before_the_entry_that_breaks_them() {
     let ground = Ground::new();
     let archive = Archive::new().file("a", b"12345").file("b/c", b"12345");
-    let limit = |entries_max, bytes_max| Options {
-        entries_max,
-        bytes_max,
-        ..Options::default()
-    };
+    let limit = |entries_max, bytes_max| Options { entries_max, bytes_max, ..Options::default() };
     let archive = archive.end();
     for options in [limit(2, 10), limit(3, 9)] {
         let error = unpack(&archive, &ground.place(), options).unwrap_err();

@@ -50,18 +50,9 @@ fn unpacks(root: &TemporaryDirectory, what: &str) {
     let into = root.join("into");
     fs::create_dir(&into).expect("it is new");
     unpack(&archive, &into, Options::default()).expect("the archive is good");
-    assert_eq!(
-        snapshot(&into.join("tree")),
-        snapshot(&root.join("tree")),
-        "{what}"
-    );
+    assert_eq!(snapshot(&into.join("tree")), snapshot(&root.join("tree")), "{what}");
     // Both write the second name of a file as a link.
-    assert_eq!(
-        fs::metadata(into.join("tree/zz"))
-            .expect("it is there")
-            .nlink(),
-        2
-    );
+    assert_eq!(fs::metadata(into.join("tree/zz")).expect("it is there").nlink(), 2);
 }
 
 #[test]
@@ -69,13 +60,8 @@ fn archives_of_gnu_tar_are_unpacked() {
     if !has_program("tar") {
         skip!("there is no tar");
     }
-    let formats = [
-        ("v7", false),
-        ("ustar", false),
-        ("oldgnu", true),
-        ("gnu", true),
-        ("posix", true),
-    ];
+    let formats =
+        [("v7", false), ("ustar", false), ("oldgnu", true), ("gnu", true), ("posix", true)];
     for (format, beyond) in formats {
         let root = TemporaryDirectory::new();
         tree(&root, beyond);
@@ -90,33 +76,18 @@ fn sparse_archives_of_gnu_tar_are_refused_by_name() {
     if !has_program("tar") {
         skip!("there is no tar");
     }
-    let formats = [
-        "--format=gnu",
-        "--format=posix",
-        "--sparse-version=0.0",
-        "--sparse-version=0.1",
-    ];
+    let formats =
+        ["--format=gnu", "--format=posix", "--sparse-version=0.0", "--sparse-version=0.1"];
     for format in formats {
         let root = TemporaryDirectory::new();
         let holes = fs::File::create(root.join("holes")).unwrap();
         holes.set_len(1 << 20).unwrap();
-        let version = if format.starts_with("--sparse") {
-            "--format=posix"
-        } else {
-            format
-        };
-        run(
-            root.path(),
-            "tar",
-            &[version, format, "-Scf", "archive.tar", "holes"],
-        );
+        let version = if format.starts_with("--sparse") { "--format=posix" } else { format };
+        run(root.path(), "tar", &[version, format, "-Scf", "archive.tar", "holes"]);
         let archive = fs::read(root.join("archive.tar")).unwrap();
         let error = unpack(&archive, root.path(), Options::default()).unwrap_err();
         let message = fixture::message(&error);
-        assert!(
-            message.contains("holes") && message.contains("sparse"),
-            "{message}"
-        );
+        assert!(message.contains("holes") && message.contains("sparse"), "{message}");
     }
 }
 
@@ -144,11 +115,7 @@ fn is_unpacked_by(program: &str, arguments: &[&str]) {
     let archive = pack(from.path(), "tree").expect("it can be packed");
     to.write("archive.tar", archive);
     run(to.path(), program, arguments);
-    assert_eq!(
-        snapshot(&to.join("tree")),
-        snapshot(&from.join("tree")),
-        "{program}"
-    );
+    assert_eq!(snapshot(&to.join("tree")), snapshot(&from.join("tree")), "{program}");
 }
 
 #[test]

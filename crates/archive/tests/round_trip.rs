@@ -19,10 +19,8 @@ use tare_harness::{TemporaryDirectory, skip};
 fn put(path: &Path, content: &[u8], mode: u32, mtime: u64) {
     fs::write(path, content).expect("the directory is ours");
     let file = File::open(path).expect("it was just written");
-    file.set_modified(UNIX_EPOCH + Duration::from_secs(mtime))
-        .expect("it is ours");
-    file.set_permissions(Permissions::from_mode(mode))
-        .expect("it is ours");
+    file.set_modified(UNIX_EPOCH + Duration::from_secs(mtime)).expect("it is ours");
+    file.set_permissions(Permissions::from_mode(mode)).expect("it is ours");
 }
 
 /// A tree with everything that can be carried, called `tree`.
@@ -93,23 +91,14 @@ fn a_symlink_is_packed_as_one() {
     rustix::fs::utimensat(rustix::fs::CWD, from.join("link"), &times, flags).unwrap();
     let archive = pack(from.path(), "link").unwrap();
     unpack(&archive, to.path(), Options::default()).unwrap();
-    assert_eq!(
-        fs::read_link(to.join("link")).unwrap(),
-        Path::new("/etc/passwd")
-    );
+    assert_eq!(fs::read_link(to.join("link")).unwrap(), Path::new("/etc/passwd"));
     let metadata = to.join("link").symlink_metadata().unwrap();
     assert_eq!(metadata.mtime(), 4_000);
 }
 
 fn times(seconds: i64) -> rustix::fs::Timestamps {
-    let time = rustix::fs::Timespec {
-        tv_sec: seconds,
-        tv_nsec: 0,
-    };
-    rustix::fs::Timestamps {
-        last_access: time,
-        last_modification: time,
-    }
+    let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: 0 };
+    rustix::fs::Timestamps { last_access: time, last_modification: time }
 }
 
 #[test]
@@ -139,10 +128,7 @@ fn special_files_are_refused_by_name() {
     assert_eq!(message(&error), "cannot pack \"d/fifo\": it is a fifo");
     assert_eq!(error.kind(), ErrorKind::Refused);
     let error = pack(Path::new("/dev"), "null").unwrap_err();
-    assert_eq!(
-        message(&error),
-        "cannot pack \"null\": it is a character device"
-    );
+    assert_eq!(message(&error), "cannot pack \"null\": it is a character device");
 }
 
 #[test]
@@ -176,10 +162,7 @@ impl<F: FnMut()> Write for Meddler<F> {
 }
 
 fn pack_while(directory: &Path, entry: &str, meddle: impl FnMut()) -> Vec<u8> {
-    let mut out = Meddler {
-        archive: Vec::new(),
-        meddle: Some(meddle),
-    };
+    let mut out = Meddler { archive: Vec::new(), meddle: Some(meddle) };
     let name = entry.as_bytes();
     tare_archive::pack(&mut out, open(directory).as_fd(), name, name).expect("it can be packed");
     out.archive
@@ -221,10 +204,7 @@ fn files_of_proc_are_packed_with_their_content() {
     let to = TemporaryDirectory::new();
     let archive = pack(Path::new("/proc"), "version").unwrap();
     unpack(&archive, to.path(), Options::default()).unwrap();
-    assert_eq!(
-        fs::read(to.join("version")).unwrap(),
-        fs::read("/proc/version").unwrap()
-    );
+    assert_eq!(fs::read(to.join("version")).unwrap(), fs::read("/proc/version").unwrap());
     if fs::read("/proc/kallsyms").map_or(0, |it| it.len()) < 1 << 20 {
         skip!("/proc/kallsyms is short or not readable");
     }

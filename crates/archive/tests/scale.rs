@@ -57,9 +57,7 @@ struct Watcher {
 
 impl Watcher {
     fn look(&mut self) {
-        let open = fs::read_dir("/proc/self/fd")
-            .expect("proc is there")
-            .count();
+        let open = fs::read_dir("/proc/self/fd").expect("proc is there").count();
         self.descriptors_max = self.descriptors_max.max(open);
     }
 }
@@ -95,11 +93,7 @@ fn a_tree_of_5000_levels_survives_the_round_trip_with_few_descriptors() {
     let summary = tare_archive::unpack(&mut stream, into.as_fd(), Options::default()).unwrap();
     assert_eq!(summary.entries as usize, DEPTH + 2 * DEPTH / 100);
     assert_eq!(count(to.path()), count(from.path()));
-    assert!(
-        stream.descriptors_max < DESCRIPTORS_MAX,
-        "{}",
-        stream.descriptors_max
-    );
+    assert!(stream.descriptors_max < DESCRIPTORS_MAX, "{}", stream.descriptors_max);
     remove(&from.join("d"));
     remove(&to.join("d"));
 }
@@ -120,9 +114,7 @@ fn a_tree_of_100000_entries_is_unpacked_and_packed() {
     assert_eq!(summary.entries, 100_101);
     assert_eq!(count(&root.join("t")), 100_101);
     let packed = pack(root.path(), "t").unwrap();
-    let headers = packed
-        .chunks(512)
-        .filter(|it| it[257..].starts_with(b"ustar"));
+    let headers = packed.chunks(512).filter(|it| it[257..].starts_with(b"ustar"));
     assert_eq!(headers.count(), 100_101);
 }
 
@@ -153,8 +145,5 @@ fn a_file_of_more_than_8_gib_has_its_size_in_both_headers() {
     assert_eq!(message(&error), "cannot write the archive: that is enough");
     let records = String::from_utf8_lossy(&out.0[512..1024]).into_owned();
     assert!(records.contains("size=8589934597\n"), "{records}");
-    assert_eq!(
-        out.0[1024 + 124..1024 + 136],
-        *b"\x80\0\0\0\0\0\0\x02\0\0\0\x05"
-    );
+    assert_eq!(out.0[1024 + 124..1024 + 136], *b"\x80\0\0\0\0\0\0\x02\0\0\0\x05");
 }

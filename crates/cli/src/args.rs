@@ -31,12 +31,7 @@ pub struct Cli {
 pub struct Global {
     /// Where boxes are recorded [env: TARE_STATE_ROOT] [default: /run/tare, or
     /// a private directory of the user]
-    #[arg(
-        long,
-        global = true,
-        value_name = "DIR",
-        help_heading = "Global options"
-    )]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
     pub state_root: Option<PathBuf>,
 }
 
@@ -152,9 +147,7 @@ mod tests {
     fn options_after_the_command_are_its_own() {
         for line in [
             &["tare", "run", "--quiet", "ls", "--memory", "-t", "--help"][..],
-            &[
-                "tare", "run", "--quiet", "--", "ls", "--memory", "-t", "--help",
-            ],
+            &["tare", "run", "--quiet", "--", "ls", "--memory", "-t", "--help"],
         ] {
             let Command::Run(args) = Cli::parse_from(line).command else {
                 panic!("not run");
@@ -180,19 +173,8 @@ mod tests {
         let lines: [&[&str]; 6] = [
             &["tare", "run", "true"],
             &["tare", "--state-root", "/s", "run", "--", "ls", "-l"],
-            &[
-                "tare",
-                "run",
-                "-d",
-                "--name",
-                "a",
-                "--state-root",
-                "/s",
-                "x",
-            ],
-            &[
-                "tare", "run", "-it", "-e", "A=b", "--memory", "64m", "sh", "-c", "--help",
-            ],
+            &["tare", "run", "-d", "--name", "a", "--state-root", "/s", "x"],
+            &["tare", "run", "-it", "-e", "A=b", "--memory", "64m", "sh", "-c", "--help"],
             &["tare", "run", "--memory", "banana", "true"],
             &["tare", "run", "--help"],
         ];
@@ -216,10 +198,9 @@ mod tests {
             panic!("not run");
         };
         assert_eq!(args.memory, Some(64 << 20));
-        for line in [
-            &["tare", "update", "-m", "64m", "web"][..],
-            &["tare", "serve", "-c", "tare.toml"],
-        ] {
+        for line in
+            [&["tare", "update", "-m", "64m", "web"][..], &["tare", "serve", "-c", "tare.toml"]]
+        {
             assert!(Cli::try_parse_from(line).is_ok(), "{line:?}");
         }
     }

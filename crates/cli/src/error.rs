@@ -135,10 +135,7 @@ mod tests {
             let error = Error::new(ErrorKind::Failed, "cannot set pids.max").because(cause);
             let text = sentence(&error.with_hint("is it in range?"));
             assert!(text.contains("ulimit -n 256"), "{text}");
-            assert!(
-                !text.contains("in range") && !text.contains("os error"),
-                "{text}"
-            );
+            assert!(!text.contains("in range") && !text.contains("os error"), "{text}");
         }
     }
 
@@ -146,16 +143,10 @@ mod tests {
     fn an_error_is_its_message_its_causes_and_a_hint() {
         let cause = Error::new(ErrorKind::BadRequest, "'x\ny' is bad").with_hint("try z");
         let error = of_option("--thing", cause);
-        assert_eq!(
-            sentence(&error),
-            "bad value for --thing: 'x\\ny' is bad (try z)"
-        );
+        assert_eq!(sentence(&error), "bad value for --thing: 'x\\ny' is bad (try z)");
         let io_error = io::Error::from_raw_os_error(2);
         let error = Error::new(ErrorKind::Failed, "cannot open it").because(io_error);
-        assert_eq!(
-            sentence(&error),
-            "cannot open it: No such file or directory"
-        );
+        assert_eq!(sentence(&error), "cannot open it: No such file or directory");
     }
 
     #[test]

@@ -80,11 +80,7 @@ pub struct Caller<'fd> {
 
 impl Caller<'static> {
     pub fn of_this_process() -> Self {
-        Self {
-            stdin: stdin(),
-            stdout: stdout(),
-            stderr: stderr(),
-        }
+        Self { stdin: stdin(), stdout: stdout(), stderr: stderr() }
     }
 }
 
@@ -125,10 +121,7 @@ impl<'fd> Relay<'fd> {
     pub fn new(caller: Caller<'fd>, streams: Streams, settings: Settings) -> io::Result<Self> {
         let output = settings.output;
         let stdin = match streams.stdin {
-            Some(fd) => Some(Stream::new(
-                End::callers(caller.stdin)?,
-                Sink::End(End::ours(fd)?),
-            )),
+            Some(fd) => Some(Stream::new(End::callers(caller.stdin)?, Sink::End(End::ours(fd)?))),
             None => None,
         };
         let stdout = output_stream(streams.stdout, caller.stdout, output)?;
@@ -209,15 +202,12 @@ impl<'fd> Relay<'fd> {
         };
         let errno = self.outputs.iter().flatten().find_map(failure)?;
         let failed: Result<(), _> = Err(errno);
-        failed
-            .doing(|| "cannot pass on the command's output".to_owned())
-            .err()
+        failed.doing(|| "cannot pass on the command's output".to_owned()).err()
     }
 
     /// What was kept of stdout and stderr.
     pub fn into_kept(self) -> [Vec<u8>; 2] {
-        self.outputs
-            .map(|stream| stream.map_or_else(Vec::new, Stream::into_kept))
+        self.outputs.map(|stream| stream.map_or_else(Vec::new, Stream::into_kept))
     }
 
     fn turn(
@@ -314,10 +304,7 @@ impl<'fd> Relay<'fd> {
     /// Waits for the given descriptors to be readable, or for any stream.
     fn poll(&self, fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
         let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(fds.len() + 3);
-        polled.extend(
-            fds.iter()
-                .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)),
-        );
+        polled.extend(fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let mut places = [None; 3];
         for (place, stream) in places.iter_mut().zip(self.streams()) {
             if let Some((fd, flags)) = stream.as_ref().and_then(Stream::interest) {
@@ -382,10 +369,7 @@ fn output_stream<'fd>(
 }
 
 fn is_over(outputs: &[Option<Stream<'_>>]) -> bool {
-    outputs
-        .iter()
-        .flatten()
-        .all(|stream| stream.ended().is_some())
+    outputs.iter().flatten().all(|stream| stream.ended().is_some())
 }
 
 fn outputs_waiting_for(outputs: &[Option<Stream<'_>>], side: Waiting) -> bool {

@@ -18,17 +18,11 @@ pub struct Column {
 
 impl Column {
     pub const fn whole(title: &'static str) -> Self {
-        Self {
-            title,
-            narrow: None,
-        }
+        Self { title, narrow: None }
     }
 
     pub const fn cut(title: &'static str, narrow: usize) -> Self {
-        Self {
-            title,
-            narrow: Some(narrow),
-        }
+        Self { title, narrow: Some(narrow) }
     }
 }
 
@@ -98,18 +92,12 @@ fn length(text: &str) -> usize {
 mod tests {
     use super::*;
 
-    const COLUMNS: [Column; 3] = [
-        Column::cut("NAME", 5),
-        Column::cut("COMMAND", 8),
-        Column::whole("PIDS"),
-    ];
+    const COLUMNS: [Column; 3] =
+        [Column::cut("NAME", 5), Column::cut("COMMAND", 8), Column::whole("PIDS")];
 
     fn rows() -> [[String; 3]; 2] {
-        [
-            ["database", "postgres -D /work/data", "12"],
-            ["web", "sleep 1", "-"],
-        ]
-        .map(|row| row.map(str::to_owned))
+        [["database", "postgres -D /work/data", "12"], ["web", "sleep 1", "-"]]
+            .map(|row| row.map(str::to_owned))
     }
 
     #[test]
@@ -142,10 +130,7 @@ web     sleep 1   -
     #[test]
     fn a_terminal_that_is_too_narrow_gets_lines_that_are_too_long() {
         let text = render(&COLUMNS, &rows(), Some(1));
-        assert_eq!(
-            text.lines().next().unwrap().len(),
-            "NAME   COMMAND   PIDS".len()
-        );
+        assert_eq!(text.lines().next().unwrap().len(), "NAME   COMMAND   PIDS".len());
     }
 
     #[test]

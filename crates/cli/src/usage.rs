@@ -32,11 +32,9 @@ pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
     if let Some(refused) = refused_value(error) {
         return refused;
     }
-    let help = match command.and_then(|word| {
-        Cli::command()
-            .find_subcommand(word)
-            .map(|it| it.get_name().to_owned())
-    }) {
+    let help = match command
+        .and_then(|word| Cli::command().find_subcommand(word).map(|it| it.get_name().to_owned()))
+    {
         Some(name) => format!("try 'tare {name} --help'"),
         None => "try 'tare --help'".to_owned(),
     };
@@ -111,10 +109,7 @@ fn invalid_value(error: &clap::Error, argument: &str) -> String {
         (true, true) => format!("{flag} needs a value"),
         (true, false) => format!("{flag} needs a value: one of {known}"),
         (false, true) => format!("bad value for {flag}: {}", quoted(value)),
-        (false, false) => format!(
-            "bad value for {flag}: {} is not one of {known}",
-            quoted(value)
-        ),
+        (false, false) => format!("bad value for {flag}: {} is not one of {known}", quoted(value)),
     }
 }
 
@@ -143,14 +138,10 @@ fn any_of(word: &str) -> String {
 }
 
 fn suggestion(error: &clap::Error) -> Option<String> {
-    [
-        ContextKind::SuggestedArg,
-        ContextKind::SuggestedSubcommand,
-        ContextKind::SuggestedValue,
-    ]
-    .into_iter()
-    .find_map(|kind| text(error, kind))
-    .map(|nearest| flag_of(&nearest).to_owned())
+    [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
+        .into_iter()
+        .find_map(|kind| text(error, kind))
+        .map(|nearest| flag_of(&nearest).to_owned())
 }
 
 /// The one text of this kind, or the first of several.
@@ -165,8 +156,7 @@ fn text(error: &clap::Error, kind: ContextKind) -> Option<String> {
 /// `--memory` of `--memory <SIZE>`, `COMMAND` of `<COMMAND>...`.
 fn flag_of(argument: &str) -> &str {
     let flag = argument.split(' ').next().unwrap_or(argument);
-    flag.trim_end_matches("...")
-        .trim_matches(['<', '>', '[', ']'])
+    flag.trim_end_matches("...").trim_matches(['<', '>', '[', ']'])
 }
 
 fn first_line(error: &clap::Error) -> String {
@@ -202,18 +192,9 @@ mod tests {
                 &["tare", "run", "-i", "-i", "true"],
                 "--interactive is given twice (try 'tare run --help')",
             ),
-            (
-                &["tare", "run"],
-                "COMMAND is missing (try 'tare run --help')",
-            ),
-            (
-                &["tare", "run", "--"],
-                "COMMAND is missing (try 'tare run --help')",
-            ),
-            (
-                &["tare", "run", "--memory"],
-                "--memory needs a value (try 'tare run --help')",
-            ),
+            (&["tare", "run"], "COMMAND is missing (try 'tare run --help')"),
+            (&["tare", "run", "--"], "COMMAND is missing (try 'tare run --help')"),
+            (&["tare", "run", "--memory"], "--memory needs a value (try 'tare run --help')"),
             (
                 &["tare", "run", "--net", "bridge", "true"],
                 "bad value for --net: 'bridge' is not one of none, host (try 'tare run --help')",
@@ -251,10 +232,7 @@ mod tests {
                 &["tare", "run", "--lease", "1h", "true"][..],
                 "--lease, --keep and --retention need --detach (try 'tare run --help')",
             ),
-            (
-                &["tare", "exec"],
-                "BOX and COMMAND are missing (try 'tare exec --help')",
-            ),
+            (&["tare", "exec"], "BOX and COMMAND are missing (try 'tare exec --help')"),
             (&["tare", "rm"], "BOX is missing (try 'tare rm --help')"),
             (
                 &["tare", "rm", "--all", "web"],

@@ -27,12 +27,7 @@ pub struct Verdict {
 
 impl Verdict {
     fn code(code: u8) -> Self {
-        Self {
-            code,
-            signal: None,
-            note: None,
-            error: None,
-        }
+        Self { code, signal: None, note: None, error: None }
     }
 
     pub fn exited(exit: Exit) -> Self {
@@ -43,19 +38,14 @@ impl Verdict {
     }
 
     pub fn killed(note: impl Into<String>) -> Self {
-        Self {
-            note: Some(note.into()),
-            ..Self::signalled(Signal::KILL.as_raw())
-        }
+        Self { note: Some(note.into()), ..Self::signalled(Signal::KILL.as_raw()) }
     }
 
     /// `subject`: the box or the command, whichever had the timeout.
     pub fn timed_out(subject: &str, timeout: Option<Duration>) -> Self {
         let timeout = duration::show(timeout.unwrap_or_default());
         Self {
-            note: Some(format!(
-                "{subject} was ended after its timeout of {timeout}"
-            )),
+            note: Some(format!("{subject} was ended after its timeout of {timeout}")),
             ..Self::code(TIMED_OUT)
         }
     }
@@ -71,10 +61,7 @@ impl Verdict {
     /// output is missing, that is never a success.
     pub fn failed(error: Error) -> Self {
         let code = run_code(&error);
-        Self {
-            error: Some(error),
-            ..Self::code(code)
-        }
+        Self { error: Some(error), ..Self::code(code) }
     }
 
     pub fn lost(error: std::io::Error) -> Self {
@@ -85,10 +72,7 @@ impl Verdict {
 
     pub fn signalled(signal: i32) -> Self {
         let code = u8::try_from(signal).map_or(u8::MAX, |signal| SIGNALLED.saturating_add(signal));
-        Self {
-            signal: Some(signal),
-            ..Self::code(code)
-        }
+        Self { signal: Some(signal), ..Self::code(code) }
     }
 
     pub fn say(&self, quiet: bool) {
@@ -124,11 +108,7 @@ mod tests {
             (None, Some(EndedBy::Lease), 124),
             (None, None, 137),
         ] {
-            let ended = Ended {
-                exit_code,
-                ended_by,
-                oom: false,
-            };
+            let ended = Ended { exit_code, ended_by, oom: false };
             assert_eq!(ended_code(&ended), code);
         }
     }

@@ -127,10 +127,7 @@ impl fmt::Display for Happening {
             Self::ExecFailed { process, name } => write!(f, "failed {process} {}", name.0),
             Self::CopyIn { process } => write!(f, "copy-in {process}"),
             Self::CopyOut { process } => write!(f, "copy-out {process}"),
-            Self::Ended {
-                process,
-                wait_status,
-            } => write!(f, "end {process} {wait_status}"),
+            Self::Ended { process, wait_status } => write!(f, "end {process} {wait_status}"),
             Self::TimedOut { process } => write!(f, "timeout {process}"),
             Self::HungUp { process } => write!(f, "hung-up {process}"),
             Self::StopAsked { grace_ms } => write!(f, "stop {grace_ms}"),
@@ -154,14 +151,12 @@ impl Happening {
             ("started", []) => Self::Started,
             ("detached", []) => Self::Detached,
             ("abandoned", []) => Self::Abandoned,
-            ("exec", [process, name @ ..]) => Self::ExecStarted {
-                process: process.parse().ok()?,
-                name: Name::read(name)?,
-            },
-            ("failed", [process, name @ ..]) => Self::ExecFailed {
-                process: process.parse().ok()?,
-                name: Name::read(name)?,
-            },
+            ("exec", [process, name @ ..]) => {
+                Self::ExecStarted { process: process.parse().ok()?, name: Name::read(name)? }
+            }
+            ("failed", [process, name @ ..]) => {
+                Self::ExecFailed { process: process.parse().ok()?, name: Name::read(name)? }
+            }
             ("copy-in", _) => Self::CopyIn { process: one()? },
             ("copy-out", _) => Self::CopyOut { process: one()? },
             ("end", [process, wait_status]) => Self::Ended {
@@ -170,20 +165,14 @@ impl Happening {
             },
             ("timeout", _) => Self::TimedOut { process: one()? },
             ("hung-up", _) => Self::HungUp { process: one()? },
-            ("stop", [grace_ms]) => Self::StopAsked {
-                grace_ms: grace_ms.parse().ok()?,
-            },
-            ("signal", [signal]) => Self::Signalled {
-                signal: signal.parse().ok()?,
-            },
+            ("stop", [grace_ms]) => Self::StopAsked { grace_ms: grace_ms.parse().ok()? },
+            ("signal", [signal]) => Self::Signalled { signal: signal.parse().ok()? },
             ("paused", []) => Self::Paused,
             ("resumed", []) => Self::Resumed,
-            ("exited", [wait_status]) => Self::CommandEnded {
-                wait_status: wait_status.parse().ok()?,
-            },
-            ("killed", [by]) => Self::Killed {
-                by: by.parse().ok()?,
-            },
+            ("exited", [wait_status]) => {
+                Self::CommandEnded { wait_status: wait_status.parse().ok()? }
+            }
+            ("killed", [by]) => Self::Killed { by: by.parse().ok()? },
             _ => return None,
         })
     }
@@ -248,17 +237,11 @@ mod tests {
             Happening::Started,
             Happening::Detached,
             Happening::Abandoned,
-            Happening::ExecStarted {
-                process: 1,
-                name: name.clone(),
-            },
+            Happening::ExecStarted { process: 1, name: name.clone() },
             Happening::ExecFailed { process: 1, name },
             Happening::CopyIn { process },
             Happening::CopyOut { process },
-            Happening::Ended {
-                process,
-                wait_status,
-            },
+            Happening::Ended { process, wait_status },
             Happening::TimedOut { process },
             Happening::HungUp { process },
             Happening::StopAsked { grace_ms: u32::MAX },
@@ -266,9 +249,7 @@ mod tests {
             Happening::Paused,
             Happening::Resumed,
             Happening::CommandEnded { wait_status },
-            Happening::Killed {
-                by: EndedBy::Timeout,
-            },
+            Happening::Killed { by: EndedBy::Timeout },
         ]
     }
 
@@ -307,11 +288,7 @@ mod tests {
         assert_eq!(LIFE_FILE_BYTES, 4096);
         let numbered = every().into_iter().enumerate();
         let events: Vec<Event> = numbered
-            .map(|(at, what)| Event {
-                number: u32::MAX - 30 + at as u32,
-                at_us: AT_US_MAX,
-                what,
-            })
+            .map(|(at, what)| Event { number: u32::MAX - 30 + at as u32, at_us: AT_US_MAX, what })
             .collect();
         assert_eq!(parse(&file_of(&events)), events);
     }
@@ -322,10 +299,7 @@ mod tests {
             .map(|number| Event {
                 number,
                 at_us: u64::from(number),
-                what: Happening::Ended {
-                    process: number,
-                    wait_status: 0,
-                },
+                what: Happening::Ended { process: number, wait_status: 0 },
             })
             .collect();
         let file = file_of(&events);
@@ -340,11 +314,8 @@ mod tests {
             let name = Name::of(&random.bytes(length));
             assert!(name.as_str().len() <= NAME_BYTES_MAX);
             assert!(name.as_str().bytes().all(|byte| byte.is_ascii_graphic()));
-            let event = Event {
-                number: 3,
-                at_us: 5,
-                what: Happening::ExecStarted { process: 1, name },
-            };
+            let event =
+                Event { number: 3, at_us: 5, what: Happening::ExecStarted { process: 1, name } };
             assert_eq!(parse(&file_of(std::slice::from_ref(&event))), [event]);
         }
         assert_eq!(Name::of(b"/usr/bin/python3").as_str(), "python3");

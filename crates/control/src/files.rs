@@ -49,12 +49,8 @@ impl FromStr for FileWord {
     fn from_str(text: &str) -> Result<Self, ()> {
         match text.split_once(' ') {
             None if text == "ready" => Ok(Self::Ready { size: None }),
-            Some(("ready", size)) => Ok(Self::Ready {
-                size: Some(size.parse().map_err(drop)?),
-            }),
-            Some(("failed", errno)) => Ok(Self::Failed {
-                errno: errno.parse().map_err(drop)?,
-            }),
+            Some(("ready", size)) => Ok(Self::Ready { size: Some(size.parse().map_err(drop)?) }),
+            Some(("failed", errno)) => Ok(Self::Failed { errno: errno.parse().map_err(drop)? }),
             Some(_) | None => Err(()),
         }
     }
@@ -104,9 +100,7 @@ impl ListedKind {
 
 impl Listed {
     pub fn encode(&self) -> Vec<u8> {
-        let Self {
-            mode, size, mtime, ..
-        } = self;
+        let Self { mode, size, mtime, .. } = self;
         let head = format!("{} {mode} {size} {mtime} ", self.kind.as_str());
         [head.as_bytes(), &self.name, b"\0"].concat()
     }
@@ -122,13 +116,7 @@ impl Listed {
         let mtime = text()?.parse().ok()?;
         let name = fields.next()?.to_vec();
         let is_name = !name.is_empty() && !name.contains(&0) && !name.contains(&b'/');
-        is_name.then_some(Self {
-            kind,
-            mode,
-            size,
-            mtime,
-            name,
-        })
+        is_name.then_some(Self { kind, mode, size, mtime, name })
     }
 }
 
@@ -140,9 +128,7 @@ mod tests {
     fn a_word_is_read_as_it_was_said_and_nothing_else_is_one() {
         for word in [
             FileWord::Ready { size: None },
-            FileWord::Ready {
-                size: Some(u64::MAX),
-            },
+            FileWord::Ready { size: Some(u64::MAX) },
             FileWord::Failed { errno: 2 },
         ] {
             assert_eq!(word.to_string().parse(), Ok(word));
@@ -164,13 +150,7 @@ mod tests {
         let bytes = listed.encode();
         let (last, rest) = bytes.split_last().expect("it is not empty");
         assert_eq!((*last, Listed::decode(rest)), (0, Some(listed)));
-        for wrong in [
-            &b""[..],
-            b"file 1 2 3",
-            b"file 1 2 3 a/b",
-            b"dir 1 2 3 a",
-            b"file x 2 3 a",
-        ] {
+        for wrong in [&b""[..], b"file 1 2 3", b"file 1 2 3 a/b", b"dir 1 2 3 a", b"file x 2 3 a"] {
             assert_eq!(Listed::decode(wrong), None, "{wrong:?}");
         }
     }

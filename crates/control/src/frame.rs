@@ -75,10 +75,7 @@ mod tests {
     fn a_frame_survives_the_round_trip_and_waits_for_its_last_byte() {
         let frame = encode(&Request::Signal(15), REQUEST_BYTES_MAX).unwrap();
         for cut in 0..frame.len() {
-            assert_eq!(
-                decode::<Request>(&frame[..cut], REQUEST_BYTES_MAX),
-                Ok(None)
-            );
+            assert_eq!(decode::<Request>(&frame[..cut], REQUEST_BYTES_MAX), Ok(None));
         }
         assert_eq!(
             decode::<Request>(&frame, REQUEST_BYTES_MAX),
@@ -111,9 +108,6 @@ mod tests {
         let mut frame = encode(&Request::Signal(15), REQUEST_BYTES_MAX).unwrap();
         frame.push(0);
         frame[0] += 1;
-        assert_eq!(
-            decode::<Request>(&frame, REQUEST_BYTES_MAX),
-            Err(FrameError::Malformed)
-        );
+        assert_eq!(decode::<Request>(&frame, REQUEST_BYTES_MAX), Err(FrameError::Malformed));
     }
 }

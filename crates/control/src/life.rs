@@ -36,14 +36,8 @@ pub enum EndedBy {
 }
 
 impl EndedBy {
-    const ALL: [Self; 6] = [
-        Self::Command,
-        Self::Timeout,
-        Self::Lease,
-        Self::Stop,
-        Self::Output,
-        Self::Kill,
-    ];
+    const ALL: [Self; 6] =
+        [Self::Command, Self::Timeout, Self::Lease, Self::Stop, Self::Output, Self::Kill];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -85,11 +79,9 @@ impl fmt::Display for LifeEvent {
         match self {
             Self::Detached => f.write_str("detached"),
             Self::Stopping => f.write_str("stopping"),
-            Self::Exited {
-                wait_status,
-                by,
-                at_ms,
-            } => write!(f, "exited {wait_status} {} {at_ms}", by.as_str()),
+            Self::Exited { wait_status, by, at_ms } => {
+                write!(f, "exited {wait_status} {} {at_ms}", by.as_str())
+            }
         }
     }
 }
@@ -123,11 +115,7 @@ mod tests {
         let events = [
             LifeEvent::Detached,
             LifeEvent::Stopping,
-            LifeEvent::Exited {
-                wait_status: i32::MIN,
-                by: EndedBy::Command,
-                at_ms: u64::MAX,
-            },
+            LifeEvent::Exited { wait_status: i32::MIN, by: EndedBy::Command, at_ms: u64::MAX },
         ];
         let text: String = events.iter().map(|event| format!("{event}\n")).collect();
         assert!(text.len() <= LIFE_BYTES);

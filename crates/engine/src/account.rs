@@ -98,10 +98,7 @@ impl Lease {
     pub fn of(duration: Option<Duration>) -> Self {
         match duration {
             None => Self::Never,
-            Some(left) => Self::Ends {
-                at_ns: from_now(left),
-                at: Timestamp::now().after(left),
-            },
+            Some(left) => Self::Ends { at_ns: from_now(left), at: Timestamp::now().after(left) },
         }
     }
 
@@ -152,11 +149,7 @@ pub struct EndingEntry {
 
 impl EndingEntry {
     pub fn now(why: Reason) -> Self {
-        Self {
-            why,
-            pid: std::process::id(),
-            at_ns: boot_ns(),
-        }
+        Self { why, pid: std::process::id(), at_ns: boot_ns() }
     }
 }
 
@@ -260,11 +253,9 @@ impl EndedEntry {
         emptied: Duration,
     ) -> Self {
         let said = life.iter().find_map(|event| match event {
-            LifeEvent::Exited {
-                wait_status,
-                by,
-                at_ms,
-            } => Some((*wait_status, *by, Timestamp::from_ms(*at_ms))),
+            LifeEvent::Exited { wait_status, by, at_ms } => {
+                Some((*wait_status, *by, Timestamp::from_ms(*at_ms)))
+            }
             LifeEvent::Detached | LifeEvent::Stopping => None,
         });
         let (wait_status, by, at) = said.unwrap_or((KILLED, EndedBy::Kill, Timestamp::now()));
@@ -417,10 +408,7 @@ mod tests {
     fn a_lease_that_never_ends_is_no_missing_lease() {
         let hour = Lease::of(Some(Duration::from_secs(3600)));
         for lease in [None, Some(Lease::Never), Some(hour)] {
-            let update = Update {
-                lease,
-                ..Update::default()
-            };
+            let update = Update { lease, ..Update::default() };
             let text = serde_json::to_string(&update).unwrap();
             assert_eq!(serde_json::from_str::<Update>(&text).unwrap(), update);
         }
@@ -438,10 +426,7 @@ mod tests {
         let pauses = [1, 2, 3, 4, 13, 14, 40, 4000].map(|times| failed(times).pause().as_secs());
         assert_eq!(pauses, [0, 1, 2, 4, 2048, 3600, 3600, 3600]);
         assert!(failed(1).is_due() && !failed(3).is_due());
-        let earlier_boot = StuckEntry {
-            at_ns: u64::MAX,
-            ..failed(9)
-        };
+        let earlier_boot = StuckEntry { at_ns: u64::MAX, ..failed(9) };
         assert!(earlier_boot.is_due());
     }
 

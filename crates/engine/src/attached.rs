@@ -175,11 +175,7 @@ impl Attached {
     pub fn try_end(&mut self, within: Duration) -> Result<Ending, Error> {
         drop(self.reserve.take());
         let oom_kills = self.made.cgroups.oom_kills();
-        let site = Site {
-            layout: &self.layout,
-            host: &self.host,
-            id: &self.id,
-        };
+        let site = Site { layout: &self.layout, host: &self.host, id: &self.id };
         site.tear_down_own(&mut self.record, &self.made.keeper.process, within)?;
         Ok(Ending { oom_kills })
     }
@@ -196,11 +192,9 @@ pub fn event(report: Report, reports: &mut Reports, subject: failure::Subject<'_
         },
         Report::Exited { wait_status } => Event::Exited(Exit::of(wait_status)),
         Report::TimedOut => Event::TimedOut,
-        Report::SetupFailed {
-            step,
-            subject,
-            errno,
-        } => Event::Failed(failure::setup(step, &subject, errno)),
+        Report::SetupFailed { step, subject, errno } => {
+            Event::Failed(failure::setup(step, &subject, errno))
+        }
         Report::LaunchFailed { step, errno } => {
             Event::Failed(failure::launch(step, errno, subject))
         }

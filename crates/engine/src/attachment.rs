@@ -47,12 +47,7 @@ impl Engine {
             // tells.
             Ok(_) | Err(_) => (None, false),
         };
-        Ok(Attachment {
-            logs,
-            keeper: observed.keeper,
-            input,
-            is_terminal,
-        })
+        Ok(Attachment { logs, keeper: observed.keeper, input, is_terminal })
     }
 }
 

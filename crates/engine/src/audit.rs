@@ -77,11 +77,8 @@ impl Engine {
             let directories = traces.cgroups.get(id).into_iter().flatten();
             self.audited(id, observed, directories, &census)
         };
-        let Comparison {
-            mut boxes,
-            orphans,
-            lost,
-        } = self.compare(&traces, Depth::State, audited)?;
+        let Comparison { mut boxes, orphans, lost } =
+            self.compare(&traces, Depth::State, audited)?;
         boxes.sort_by(|one, other| {
             let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
             key(one).cmp(&key(other))
@@ -135,18 +132,14 @@ fn kept_by(observed: &Observed, held: &Held) -> KeptBy {
     }
     if !held.processes.is_empty() {
         let pids = held.processes.iter().map(|process| process.pid);
-        return KeptBy::Processes {
-            pids: pids.collect(),
-        };
+        return KeptBy::Processes { pids: pids.collect() };
     }
     let options = observed.record.account.detached();
     match (&observed.ended, options) {
-        (Some(_), Some(options)) if options.remove => KeptBy::Retention {
-            until: Timestamp::now(),
-        },
-        (Some(ended), Some(options)) => KeptBy::Retention {
-            until: ended.at.after(options.retention),
-        },
+        (Some(_), Some(options)) if options.remove => KeptBy::Retention { until: Timestamp::now() },
+        (Some(ended), Some(options)) => {
+            KeptBy::Retention { until: ended.at.after(options.retention) }
+        }
         (None, _) | (_, None) => KeptBy::Nobody,
     }
 }

@@ -206,9 +206,7 @@ impl Engine {
             scratch_bytes: seen.and_then(|usage| usage.scratch_bytes),
             scratch_limit_bytes: isolated.map(|limits| limits.scratch_bytes.value()),
             output_bytes: seen.filter(|_| logged).map(|usage| usage.output_bytes),
-            output_dropped_bytes: seen
-                .filter(|_| logged)
-                .map(|usage| usage.output_dropped_bytes),
+            output_dropped_bytes: seen.filter(|_| logged).map(|usage| usage.output_dropped_bytes),
         }
     }
 
@@ -260,10 +258,7 @@ impl Engine {
 }
 
 fn holding(kind: &'static str, what: impl ToString) -> Holding {
-    Holding {
-        kind,
-        what: what.to_string(),
-    }
+    Holding { kind, what: what.to_string() }
 }
 
 pub(crate) fn spec_of(observed: &Observed) -> Option<&Spec> {

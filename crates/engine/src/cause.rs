@@ -78,9 +78,7 @@ impl Facts {
 
 /// proc_pid_status(5): 2 is a filter.
 fn is_filtered(status: &str) -> bool {
-    let mode = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Seccomp:"));
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     mode.is_some_and(|mode| mode.trim() == "2")
 }
 
@@ -88,9 +86,7 @@ fn is_filtered(status: &str) -> bool {
 /// on an empty directory hides nothing (`mnt_already_visible` in `fs/namespace.c`).
 fn proc_mask(mount_table: &str) -> Option<String> {
     const HIDES_NOTHING: &str = "/proc/sys/fs/binfmt_misc";
-    let points = mount_table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4));
+    let points = mount_table.lines().filter_map(|line| line.split(' ').nth(4));
     let mut masks = points.filter(|point| point.starts_with("/proc/") && *point != HIDES_NOTHING);
     masks.next().map(str::to_owned)
 }
@@ -197,18 +193,9 @@ mod tests {
     #[test]
     fn the_likely_cause_follows_from_step_errno_and_facts() {
         let none = Facts::default();
-        let filtered = Facts {
-            is_filtered: true,
-            ..Facts::default()
-        };
-        let no_pid = Facts {
-            namespaces_off: vec!["pid"],
-            ..Facts::default()
-        };
-        let apparmor = Facts {
-            restriction: Some(RESTRICTIONS[1].2),
-            ..Facts::default()
-        };
+        let filtered = Facts { is_filtered: true, ..Facts::default() };
+        let no_pid = Facts { namespaces_off: vec!["pid"], ..Facts::default() };
+        let apparmor = Facts { restriction: Some(RESTRICTIONS[1].2), ..Facts::default() };
         let network = Step::Setup(SetupStep::Network);
         for (step, errno, facts, expected) in [
             (Step::StateRoot, Errno::ROFS, &none, Some("read-only")),

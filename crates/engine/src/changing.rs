@@ -75,9 +75,9 @@ impl Engine {
                 Ok(())
             }
             // It has a grace to use.
-            (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => Err(
-                Error::new(ErrorKind::Failed, format!("box {id} is {state}")),
-            ),
+            (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => {
+                Err(Error::new(ErrorKind::Failed, format!("box {id} is {state}")))
+            }
             (State::Exited, _) => Err(has_ended(id)),
         }
     }
@@ -114,10 +114,7 @@ impl Engine {
         }
         self.tend_holder(wanted);
         let doing = || format!("cannot record the name of box {id}");
-        let renaming = Renaming {
-            name: wanted.clone(),
-            at_ns: boot_ns(),
-        };
+        let renaming = Renaming { name: wanted.clone(), at_ns: boot_ns() };
         let naming = Entry::Naming(Some(renaming.clone()));
         record.add(naming).doing(doing)?;
         let taken = name::acquire(&self.layout, wanted, id)
@@ -130,10 +127,7 @@ impl Engine {
     /// Lets go of every name that is not, or not any more, the box's own.
     pub(crate) fn settle_names(&self, record: &mut Locked, id: &BoxId) -> Result<(), Error> {
         let own = record.account.name().cloned();
-        let others = record
-            .account
-            .may_hold()
-            .filter(|it| Some(*it) != own.as_ref());
+        let others = record.account.may_hold().filter(|it| Some(*it) != own.as_ref());
         for other in others {
             name::release(&self.layout, other, id)?;
         }
@@ -183,9 +177,7 @@ impl Engine {
             cpus: changes.cpus,
             lease,
         };
-        record
-            .add(Entry::Updated(update))
-            .doing(|| format!("cannot record the limits of box {id}"))
+        record.add(Entry::Updated(update)).doing(|| format!("cannot record the limits of box {id}"))
     }
 
     /// For as long as this is held nobody else changes the box.
@@ -218,9 +210,7 @@ impl Engine {
 
 fn moved_away(id: &BoxId, pid: i32) -> Error {
     Error::new(ErrorKind::Conflict, format!("cannot pause box {id}"))
-        .because(format!(
-            "its process {pid} has moved to a cgroup that is not the box's"
-        ))
+        .because(format!("its process {pid} has moved to a cgroup that is not the box's"))
         .with_hint("move it back or end it, then pause the box again")
 }
 
@@ -230,15 +220,10 @@ fn note_pausing(record: &mut Locked, id: &BoxId) -> Result<(), Error> {
         return Ok(());
     }
     let pausing = PausingEntry { at_ns: boot_ns() };
-    record
-        .add(Entry::Pausing(pausing))
-        .doing(|| format!("cannot record that box {id} is paused"))
+    record.add(Entry::Pausing(pausing)).doing(|| format!("cannot record that box {id} is paused"))
 }
 
 fn damaged(id: &BoxId) -> Error {
-    Error::new(
-        ErrorKind::Failed,
-        format!("the record of box {id} is damaged"),
-    )
-    .with_hint("'tare rm -f' ends the box all the same")
+    Error::new(ErrorKind::Failed, format!("the record of box {id} is damaged"))
+        .with_hint("'tare rm -f' ends the box all the same")
 }

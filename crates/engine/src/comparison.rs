@@ -78,10 +78,7 @@ impl Engine {
     /// What is on the host and in no record, and the other way round.
     pub fn differences(&self) -> Result<Differences, Error> {
         let compared = self.compare(&self.traces(), Depth::Care, |_, _| ())?;
-        Ok(Differences {
-            orphans: compared.orphans,
-            lost: compared.lost,
-        })
+        Ok(Differences { orphans: compared.orphans, lost: compared.lost })
     }
 
     /// Holds the traces against all records. `know` is asked about every box.
@@ -91,11 +88,8 @@ impl Engine {
         depth: Depth,
         know: impl Fn(&BoxId, &Observed) -> T + Sync,
     ) -> Result<Comparison<T>, Error> {
-        let mut comparison = Comparison {
-            boxes: Vec::new(),
-            orphans: Vec::new(),
-            lost: Vec::new(),
-        };
+        let mut comparison =
+            Comparison { boxes: Vec::new(), orphans: Vec::new(), lost: Vec::new() };
         let mut on_record = BTreeMap::new();
         let mut keepers = HashSet::new();
         if let Some(boxes) = self.boxes_if_any()? {
@@ -144,10 +138,7 @@ impl Engine {
             Err(error) => {
                 let why = Flaw::unreadable(&error).to_string();
                 let lost = Lost::of(id, LostKind::Record { why }, Would::Leave);
-                Looked {
-                    lost: vec![lost],
-                    ..Looked::nothing()
-                }
+                Looked { lost: vec![lost], ..Looked::nothing() }
             }
         }
     }
@@ -306,12 +297,7 @@ impl Engine {
 
 impl<T> Looked<T> {
     fn nothing() -> Self {
-        Self {
-            on_record: OnRecord::Living,
-            keeper: None,
-            lost: Vec::new(),
-            known: None,
-        }
+        Self { on_record: OnRecord::Living, keeper: None, lost: Vec::new(), known: None }
     }
 }
 

@@ -93,10 +93,7 @@ impl Engine {
             Ok(found) => Ok(Copying {
                 stream: own.stream,
                 found,
-                other: OtherSide::Box {
-                    executed: own.executed,
-                    words: own.words,
-                },
+                other: OtherSide::Box { executed: own.executed, words: own.words },
                 id: id.clone(),
             }),
             Err(()) => Err(cannot_copy(id, &own.first_word)),
@@ -126,12 +123,7 @@ impl Engine {
             unreachable!("pipes were asked for");
         };
         match first_word(&mut words) {
-            Ok(first_word) => Ok(Own {
-                stream,
-                words,
-                first_word,
-                executed,
-            }),
+            Ok(first_word) => Ok(Own { stream, words, first_word, executed }),
             Err(error) => Err(unanswered(executed, id, error)),
         }
     }
@@ -167,12 +159,11 @@ fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Erro
     match last_word(executed, words, FINISHED_WITHIN)? {
         (Some(Exit::Code(0)), _) => Ok(()),
         (Some(_), said) if !said.is_empty() => Err(cannot_copy(id, said.trim_end())),
-        (Some(_) | None, _) => Err(Error::new(
-            ErrorKind::Conflict,
-            format!("box {id} did not finish the copy"),
-        )
-        .because("its side of the copy ended too early")
-        .with_hint("a file that did not arrive completely is as it was before")),
+        (Some(_) | None, _) => {
+            Err(Error::new(ErrorKind::Conflict, format!("box {id} did not finish the copy"))
+                .because("its side of the copy ended too early")
+                .with_hint("a file that did not arrive completely is as it was before"))
+        }
     }
 }
 

@@ -105,9 +105,7 @@ impl Engine {
         self.tended();
         let Unmade { error, keeper } = unmade;
         let ended = match keeper {
-            Some(keeper) => self
-                .site(id)
-                .tear_down_own(&mut record, &keeper.process, OWN_WITHIN),
+            Some(keeper) => self.site(id).tear_down_own(&mut record, &keeper.process, OWN_WITHIN),
             None => self.site(id).tear_down(record, OWN_WITHIN, Reason::Own),
         };
         match ended {
@@ -216,36 +214,20 @@ impl Engine {
         match (spec.isolation, self.host.is_privileged()) {
             (Isolation::Full, true) => IdMap::Range { first },
             (Isolation::Contain, true) => IdMap::Host,
-            (Isolation::Full, false) => IdMap::Single {
-                uid: spec.user.uid,
-                gid: spec.user.gid,
-            },
-            (Isolation::Contain, false) => IdMap::Single {
-                uid: self.host.uid,
-                gid: self.host.gid,
-            },
+            (Isolation::Full, false) => IdMap::Single { uid: spec.user.uid, gid: spec.user.gid },
+            (Isolation::Contain, false) => IdMap::Single { uid: self.host.uid, gid: self.host.gid },
         }
     }
 
     fn trees(&self, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Result<Trees, Error> {
         let mapping = match map {
-            IdMap::Range { first } => Mapping::Range {
-                first,
-                user: spec.user,
-            },
+            IdMap::Range { first } => Mapping::Range { first, user: spec.user },
             IdMap::Host | IdMap::Single { .. } => Mapping::Own,
         };
         let state_root = self.layout.root();
         let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
-        let volumes = spec
-            .volumes
-            .iter()
-            .map(|volume| trees::volume(volume, state_root, mapping));
-        Ok(Trees {
-            scratch,
-            root: root.transpose()?,
-            volumes: volumes.collect::<Result<_, _>>()?,
-        })
+        let volumes = spec.volumes.iter().map(|volume| trees::volume(volume, state_root, mapping));
+        Ok(Trees { scratch, root: root.transpose()?, volumes: volumes.collect::<Result<_, _>>()? })
     }
 
     /// Containment has no scratch space of its own to keep.
@@ -313,10 +295,7 @@ impl Held {
         let files = self.files.iter();
         let files = files.flat_map(|files| [&files.life, &files.log[0], &files.log[1]]);
         let mounts = self.trees.all().filter_map(|tree| tree.mount.as_ref());
-        workload
-            .chain(files.map(AsFd::as_fd))
-            .chain(mounts.map(AsFd::as_fd))
-            .collect()
+        workload.chain(files.map(AsFd::as_fd)).chain(mounts.map(AsFd::as_fd)).collect()
     }
 }
 
@@ -373,9 +352,7 @@ fn stdio(spec: &Spec, ends: &Ends<'_>, map: IdMap) -> Result<Stdio, Error> {
 fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {
     match (ends, map) {
         (Ends::Callers(_), _) => Residence::Shared,
-        (Ends::Keepers(_), IdMap::Range { first }) => Residence::Below {
-            keeper_uid: Some(first),
-        },
+        (Ends::Keepers(_), IdMap::Range { first }) => Residence::Below { keeper_uid: Some(first) },
         (Ends::Keepers(_), IdMap::Host | IdMap::Single { .. }) => {
             Residence::Below { keeper_uid: None }
         }
@@ -393,8 +370,6 @@ impl Reserve {
     pub(crate) fn take() -> std::io::Result<Self> {
         let first = null()?;
         let again = || first.try_clone();
-        Ok(Self {
-            _spare: [again()?, again()?, again()?, again()?, again()?, first],
-        })
+        Ok(Self { _spare: [again()?, again()?, again()?, again()?, again()?, first] })
     }
 }

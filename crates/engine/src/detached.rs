@@ -76,8 +76,7 @@ impl Engine {
             drop(reserve);
             return Err(self.unmake(id, record, removed(id).into()));
         }
-        self.start_recorded(id.clone(), record, reserve, (spec, options))
-            .map(Some)
+        self.start_recorded(id.clone(), record, reserve, (spec, options)).map(Some)
     }
 
     /// A box that was left to itself. `None` for one that is being made, and for one
@@ -165,10 +164,7 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
         Limit::Asked(asked) => Limit::Asked(asked),
         Limit::Default(default) => Limit::Default(default.min(most)),
     };
-    Ok(DetachOptions {
-        log_bytes_max,
-        ..options.clone()
-    })
+    Ok(DetachOptions { log_bytes_max, ..options.clone() })
 }
 
 /// Waits until the command runs, then leaves the box to itself and returns its keeper.
@@ -203,28 +199,20 @@ fn await_report(made: &Made, reports: &mut Reports, until: Instant) -> Result<Re
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(
-                Error::new(ErrorKind::Failed, "the box did not start in time")
-                    .because(format!("it took more than {} s", START_WITHIN.as_secs()))
-                    .with_hint("does the file system of a volume or of --rootfs answer?"),
-            );
+            return Err(Error::new(ErrorKind::Failed, "the box did not start in time")
+                .because(format!("it took more than {} s", START_WITHIN.as_secs()))
+                .with_hint("does the file system of a volume or of --rootfs answer?"));
         }
         // An interrupted wait is one more look.
-        poll(
-            &mut [PollFd::new(&made.control, PollFlags::IN)],
-            Some(&timespec(left)),
-        )
-        .ok();
+        poll(&mut [PollFd::new(&made.control, PollFlags::IN)], Some(&timespec(left))).ok();
     }
 }
 
 /// A command that ended before the box was left to itself did so in between: its
 /// box ended with it, and there is nothing to announce.
 fn failed(report: Report, reports: &mut Reports, spec: &Spec) -> Error {
-    let subject = failure::Subject {
-        command: spec.command.first(),
-        workdir: spec.workdir.as_deref(),
-    };
+    let subject =
+        failure::Subject { command: spec.command.first(), workdir: spec.workdir.as_deref() };
     match attached::event(report, reports, subject) {
         Event::Failed(error) => error,
         Event::Exited(_) | Event::TimedOut | Event::Started | Event::Terminal(_) | Event::Gone => {
@@ -234,10 +222,7 @@ fn failed(report: Report, reports: &mut Reports, spec: &Spec) -> Error {
 }
 
 fn gone() -> Error {
-    Error::new(
-        ErrorKind::Failed,
-        "the box ended before it could be left to itself",
-    )
-    .because("its keeper was killed")
-    .with_hint("is --memory too small?")
+    Error::new(ErrorKind::Failed, "the box ended before it could be left to itself")
+        .because("its keeper was killed")
+        .with_hint("is --memory too small?")
 }

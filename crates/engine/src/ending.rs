@@ -163,10 +163,7 @@ impl Engine {
     /// by then.
     pub fn watch_end(&self, id: &BoxId) -> Result<EndWatch, Error> {
         let observed = self.observe(id)?;
-        Ok(EndWatch {
-            id: id.clone(),
-            life: observed.record.open_life(),
-        })
+        Ok(EndWatch { id: id.clone(), life: observed.record.open_life() })
     }
 
     pub fn await_end(&self, watch: &EndWatch) -> Result<Ended, Error> {
@@ -249,11 +246,7 @@ fn said(life: &OwnedFd) -> Option<Ended> {
 
 impl From<&EndedEntry> for Ended {
     fn from(entry: &EndedEntry) -> Self {
-        Self {
-            exit_code: Some(entry.exit_code),
-            ended_by: Some(entry.by),
-            oom: entry.oom,
-        }
+        Self { exit_code: Some(entry.exit_code), ended_by: Some(entry.by), oom: entry.oom }
     }
 }
 
@@ -269,18 +262,11 @@ fn is_kept(record: &Locked) -> bool {
 }
 
 fn cannot_look(id: &BoxId, error: std::io::Error) -> Error {
-    Error::new(
-        ErrorKind::Failed,
-        format!("cannot open the record of box {id}"),
-    )
-    .because(error)
+    Error::new(ErrorKind::Failed, format!("cannot open the record of box {id}")).because(error)
 }
 
 fn removed(id: &BoxId) -> Error {
-    Error::new(
-        ErrorKind::Failed,
-        format!("box {id} was removed while it was waited for"),
-    )
-    .because("nobody kept its exit code")
-    .with_hint("an attached box tells it to its own tare; leave --rm out to have it kept")
+    Error::new(ErrorKind::Failed, format!("box {id} was removed while it was waited for"))
+        .because("nobody kept its exit code")
+        .with_hint("an attached box tells it to its own tare; leave --rm out to have it kept")
 }

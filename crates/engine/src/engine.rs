@@ -72,19 +72,13 @@ impl Engine {
         let engine = Self::open_to_make(state_root)?.lasting();
         // Now, because a server may have no descriptor left when it first needs them.
         engine.host.meters().open();
-        Ok(Self {
-            end_within: SERVED_WITHIN,
-            ..engine
-        })
+        Ok(Self { end_within: SERVED_WITHIN, ..engine })
     }
 
     /// For somebody who lives on: what was found on the way in is not spoken of for
     /// ever, since an id may come again ([`Self::start_as`]).
     pub fn lasting(self) -> Self {
-        Self {
-            tended: OnceLock::from(Vec::new()),
-            ..self
-        }
+        Self { tended: OnceLock::from(Vec::new()), ..self }
     }
 
     /// The same to look only: nothing is made, and nothing changed. A state root
@@ -152,11 +146,7 @@ impl Engine {
     }
 
     pub(crate) fn site<'a>(&'a self, id: &'a BoxId) -> Site<'a> {
-        Site {
-            layout: &self.layout,
-            host: &self.host,
-            id,
-        }
+        Site { layout: &self.layout, host: &self.host, id }
     }
 
     /// Makes a box whose life hangs on the returned value and on this process.
@@ -165,14 +155,9 @@ impl Engine {
         let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
         let mut record = self.record(&id, spec, None)?;
         match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
-            Ok(made) => Ok(Attached::new(
-                self.layout.clone(),
-                self.host.clone(),
-                id,
-                record,
-                made,
-                reserve,
-            )),
+            Ok(made) => {
+                Ok(Attached::new(self.layout.clone(), self.host.clone(), id, record, made, reserve))
+            }
             Err(unmade) => {
                 drop(reserve);
                 Err(self.unmake(&id, record, unmade))

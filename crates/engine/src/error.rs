@@ -41,12 +41,7 @@ pub struct Error {
 
 impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            hint: None,
-            source: None,
-        }
+        Self { kind, message: message.into(), hint: None, source: None }
     }
 
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {

@@ -201,12 +201,9 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
     if spec.user.is_none() || !contained {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::BadRequest,
-        format!("box {id} has no users of its own"),
-    )
-    .because("it was started with --contain")
-    .with_hint("leave -u out"))
+    Err(Error::new(ErrorKind::BadRequest, format!("box {id} has no users of its own"))
+        .because("it was started with --contain")
+        .with_hint("leave -u out"))
 }
 
 /// Who the process is on the host.

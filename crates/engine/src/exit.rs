@@ -48,11 +48,7 @@ mod tests {
     fn a_wait_status_is_a_code_or_a_signal() {
         assert_eq!(Exit::of(0x2500), Exit::Code(37));
         assert_eq!(Exit::of(9), Exit::Signal(9));
-        assert_eq!(
-            Exit::of(0x8b),
-            Exit::Signal(11),
-            "a core dump is a signal too"
-        );
+        assert_eq!(Exit::of(0x8b), Exit::Signal(11), "a core dump is a signal too");
     }
 
     #[test]

@@ -57,10 +57,7 @@ impl Engine {
                 if observed.is_live() && self.oom_kills(id) > 0 {
                     story.was_out_of_memory(Timestamp::now());
                 }
-                Ok(Explanation {
-                    state: Some(observed.state()),
-                    story,
-                })
+                Ok(Explanation { state: Some(observed.state()), story })
             }
             Ok(None) | Err(_) => self.explain_removed(id.as_str()),
         }
@@ -72,10 +69,7 @@ impl Engine {
             Found::One(story) => Ok(Explanation { state: None, story }),
             Found::Several => Err(Error::new(
                 ErrorKind::BadRequest,
-                format!(
-                    "{} is the beginning of several removed boxes",
-                    quoted(reference)
-                ),
+                format!("{} is the beginning of several removed boxes", quoted(reference)),
             )
             .with_hint("give more of the id")),
             Found::None => Err(no_box(reference).with_hint(UNKNOWN)),
@@ -85,10 +79,7 @@ impl Engine {
     /// Makes room for the story of one more box.
     pub(crate) fn reserve_story(&self) -> Result<(), Error> {
         let path = self.layout.history();
-        let history = History {
-            path: &path,
-            boot_id: &self.host.boot_id,
-        };
+        let history = History { path: &path, boot_id: &self.host.boot_id };
         let boxes = record::count(self.boxes()?.as_fd()).max(1);
         history
             .reserve(boxes)
@@ -98,15 +89,9 @@ impl Engine {
     /// Of the boxes that are removed, as far as they are kept.
     pub(crate) fn stories(&self) -> Result<Vec<Story>, Error> {
         let path = self.layout.history();
-        let history = History {
-            path: &path,
-            boot_id: &self.host.boot_id,
-        };
+        let history = History { path: &path, boot_id: &self.host.boot_id };
         history.stories().map_err(|error| {
-            let message = format!(
-                "cannot read the history of removed boxes, {}",
-                quoted(&path)
-            );
+            let message = format!("cannot read the history of removed boxes, {}", quoted(&path));
             Error::new(ErrorKind::Failed, message)
                 .because(error)
                 .with_hint("if it is not tare's, remove it")
@@ -164,10 +149,7 @@ pub fn keep_story(layout: &Layout, host: &Host, id: &BoxId, record: &Record, rem
     story.removed(removal, Timestamp::now());
     let retention = record.account.detached().map(|options| options.retention);
     let path = layout.history();
-    let history = History {
-        path: &path,
-        boot_id: &host.boot_id,
-    };
+    let history = History { path: &path, boot_id: &host.boot_id };
     // That there is no room for it is no reason to keep the box.
     history.add(&story, retention.unwrap_or(RETENTION)).ok();
 }

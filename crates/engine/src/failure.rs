@@ -25,18 +25,12 @@ pub fn birth(step: BirthStep, error: io::Error) -> Error {
             "see 'tare doctor' for what this host can do"
         }
     };
-    Error::new(ErrorKind::Failed, doing)
-        .because(error)
-        .with_hint(hint)
+    Error::new(ErrorKind::Failed, doing).because(error).with_hint(hint)
 }
 
 /// The box could not be made.
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
-    let kind = if step == SetupStep::Volume {
-        ErrorKind::BadRequest
-    } else {
-        ErrorKind::Failed
-    };
+    let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &subject.escape_debug().to_string());
     let error = Error::new(kind, doing).because(io::Error::from_raw_os_error(errno));
     let error = match setup_hint(step, errno) {
@@ -124,15 +118,10 @@ pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
         LaunchStep::WorkingDirectory => {
             let shown = subject.workdir;
             let shown = shown.map_or("/work".into(), |path| path.to_string_lossy());
-            let message = format!(
-                "cannot use {} as the working directory",
-                shown.escape_debug()
-            );
-            Error::new(ErrorKind::BadRequest, message)
-                .because(why)
-                .with_hint(
-                    "-w takes a directory that exists in the box and that its user may enter",
-                )
+            let message = format!("cannot use {} as the working directory", shown.escape_debug());
+            Error::new(ErrorKind::BadRequest, message).because(why).with_hint(
+                "-w takes a directory that exists in the box and that its user may enter",
+            )
         }
         LaunchStep::Mark => failed("cannot mark the command's process tree", why),
         LaunchStep::Session => failed("cannot give the command a session", why),

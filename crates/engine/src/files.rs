@@ -83,11 +83,7 @@ impl Engine {
             Ok(FileWord::Ready { size }) => Ok(FileStream {
                 stream: own.stream,
                 size,
-                rest: Rest {
-                    executed: own.executed,
-                    words: own.words,
-                    doing,
-                },
+                rest: Rest { executed: own.executed, words: own.words, doing },
             }),
             Ok(FileWord::Failed { errno }) => Err(failed(doing, errno)),
             Err(()) => Err(Error::new(ErrorKind::BadRequest, doing)

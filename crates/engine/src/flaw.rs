@@ -89,10 +89,7 @@ impl fmt::Display for Flaw {
             Self::Unreadable(why) => write!(f, "its record cannot be read ({why})"),
             Self::Unseen(why) => write!(f, "tare cannot see whether it lives ({why})"),
             Self::Newer { version } => {
-                write!(
-                    f,
-                    "its record was written by a newer tare (version {version})"
-                )
+                write!(f, "its record was written by a newer tare (version {version})")
             }
             Self::Incomplete => f.write_str("its record is damaged"),
             Self::Wrong => f.write_str("its record says that it is over, and it lives"),

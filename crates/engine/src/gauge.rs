@@ -82,11 +82,7 @@ impl Engine {
         let root = self.layout.root().display();
         let boxes = record::open_all(&self.layout)
             .doing(|| format!("cannot open the boxes of {root} to measure them"))?;
-        let state_root = StateRoot {
-            boxes,
-            boxes_max: None,
-            boxes_live: None,
-        };
+        let state_root = StateRoot { boxes, boxes_max: None, boxes_live: None };
         let mut gauges = Gauges {
             sources: Sources::open(state_root, self.host.is_in_first_user_namespace()),
             levels: Levels::new(settings.thresholds),
@@ -171,11 +167,7 @@ impl Sources {
         readings.extend(self.user_pids.as_mut().and_then(UserPids::read));
         readings.extend(self.host_pids.as_ref().and_then(HostPids::read));
         readings.extend(self.own_descriptors.as_ref().and_then(OwnDescriptors::read));
-        readings.extend(
-            self.host_descriptors
-                .as_ref()
-                .and_then(HostDescriptors::read),
-        );
+        readings.extend(self.host_descriptors.as_ref().and_then(HostDescriptors::read));
         if let Some(memory) = &self.memory {
             memory.read(&self.membership, &mut readings);
         }
@@ -206,20 +198,11 @@ impl Levels {
             let to = from.next(reading.fraction(), &self.thresholds_of(gauge));
             if from != to {
                 let reading = Some(reading.clone());
-                changes.push(Change {
-                    gauge,
-                    from,
-                    to,
-                    reading,
-                });
+                changes.push(Change { gauge, from, to, reading });
             }
             self.known.insert(gauge, (reading, to));
         }
-        changes.extend(
-            before
-                .into_iter()
-                .filter_map(|(gauge, (_, from))| gone(gauge, from)),
-        );
+        changes.extend(before.into_iter().filter_map(|(gauge, (_, from))| gone(gauge, from)));
         changes
     }
 
@@ -243,29 +226,19 @@ impl Levels {
 
     /// The fullest gauge is the reason.
     fn admits(&self) -> Result<(), Refusal> {
-        let full = self
-            .known
-            .values()
-            .filter(|(_, level)| *level == Level::Full);
+        let full = self.known.values().filter(|(_, level)| *level == Level::Full);
         let readings = full.map(|(reading, _)| reading);
         let fullest = readings.max_by(|one, other| one.fraction().total_cmp(&other.fraction()));
         match fullest {
             None => Ok(()),
-            Some(reading) => Err(Refusal {
-                reading: reading.clone(),
-            }),
+            Some(reading) => Err(Refusal { reading: reading.clone() }),
         }
     }
 }
 
 /// What is not measured any more is in nobody's way.
 fn gone(gauge: Gauge, from: Level) -> Option<Change> {
-    let change = Change {
-        gauge,
-        from,
-        to: Level::Normal,
-        reading: None,
-    };
+    let change = Change { gauge, from, to: Level::Normal, reading: None };
     (from != Level::Normal).then_some(change)
 }
 
@@ -287,10 +260,7 @@ mod tests {
         let mut levels = Levels::new(Thresholds::default());
         let full = || vec![at(Gauge::PidsHost, 96), at(Gauge::Boxes, 10)];
         let changes = levels.update(full());
-        assert_eq!(
-            steps(&changes),
-            [(Gauge::PidsHost, Level::Normal, Level::Full)]
-        );
+        assert_eq!(steps(&changes), [(Gauge::PidsHost, Level::Normal, Level::Full)]);
         assert_eq!(changes[0].reading, Some(at(Gauge::PidsHost, 96)));
         assert_eq!(levels.update(full()), []);
     }
@@ -301,10 +271,7 @@ mod tests {
         levels.update(vec![at(Gauge::PidsCgroup, 97), at(Gauge::Boxes, 10)]);
         assert!(levels.admits().is_err());
         let changes = levels.update(Vec::new());
-        assert_eq!(
-            steps(&changes),
-            [(Gauge::PidsCgroup, Level::Full, Level::Normal)]
-        );
+        assert_eq!(steps(&changes), [(Gauge::PidsCgroup, Level::Full, Level::Normal)]);
         assert_eq!(changes[0].reading, None);
         assert_eq!(levels.admits(), Ok(()));
     }

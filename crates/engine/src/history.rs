@@ -97,11 +97,7 @@ impl History<'_> {
     fn line(&self, story: &Story, until_ns: u64) -> io::Result<Vec<u8>> {
         let mut story = story.clone();
         loop {
-            let line = Line {
-                boot_id: self.boot_id.to_owned(),
-                until_ns,
-                story,
-            };
+            let line = Line { boot_id: self.boot_id.to_owned(), until_ns, story };
             let mut bytes = serde_json::to_vec(&line)?;
             bytes.push(b'\n');
             if bytes.len() <= STORY_BYTES_MAX || line.story.steps.is_empty() {

@@ -103,10 +103,7 @@ impl CgroupRoots {
     /// One hierarchy at the place itself.
     fn pure(place: &Path) -> Option<Self> {
         let unified = at(place.to_owned(), Version::V2)?;
-        Some(Self {
-            unified: Some(writable_root(&unified)),
-            ..Self::NONE
-        })
+        Some(Self { unified: Some(writable_root(&unified)), ..Self::NONE })
     }
 
     /// A hierarchy for each controller in a directory of its name, all of them.
@@ -120,12 +117,7 @@ impl CgroupRoots {
         })
     }
 
-    const NONE: Self = Self {
-        unified: None,
-        memory: None,
-        pids: None,
-        cpu: None,
-    };
+    const NONE: Self = Self { unified: None, memory: None, pids: None, cpu: None };
 
     fn mounted(found: &[Hierarchy]) -> Self {
         let v1 = |controller: &str| {

@@ -53,19 +53,13 @@ pub struct Unmade {
 
 impl Unmade {
     pub fn with(error: Error, keeper: Spawned) -> Self {
-        Self {
-            error,
-            keeper: Some(keeper),
-        }
+        Self { error, keeper: Some(keeper) }
     }
 }
 
 impl From<Error> for Unmade {
     fn from(error: Error) -> Self {
-        Self {
-            error,
-            keeper: None,
-        }
+        Self { error, keeper: None }
     }
 }
 
@@ -176,19 +170,11 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
 }
 
 fn write_id_maps(host: &Host, map: IdMap, newborn: &Newborn) -> io::Result<()> {
-    let one = |inside: u32, outside: u32| Extent {
-        inside,
-        outside,
-        count: 1,
-    };
+    let one = |inside: u32, outside: u32| Extent { inside, outside, count: 1 };
     match map {
         IdMap::Host => Ok(()),
         IdMap::Range { first } => {
-            let range = Extent {
-                inside: 0,
-                outside: first,
-                count: uids::COUNT,
-            };
+            let range = Extent { inside: 0, outside: first, count: uids::COUNT };
             write_maps(newborn.process(), range, range, SetGroups::Allowed)
         }
         IdMap::Single { uid, gid } => {
@@ -202,12 +188,9 @@ fn write_id_maps(host: &Host, map: IdMap, newborn: &Newborn) -> io::Result<()> {
 /// why, or its death will.
 pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
     let frame = encode(plan, PLAN_BYTES_MAX).map_err(|error| {
-        Error::new(
-            ErrorKind::BadRequest,
-            "the command and its environment are too large",
-        )
-        .because(error)
-        .with_hint("pass large data through stdin or a volume")
+        Error::new(ErrorKind::BadRequest, "the command and its environment are too large")
+            .because(error)
+            .with_hint("pass large data through stdin or a volume")
     })?;
     unless_gone(step("plan sent", || control.write_all(&frame)))
         .doing(|| "cannot hand the plan to the keeper".into())
@@ -215,12 +198,7 @@ pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
 
 /// What was sent to a keeper that is gone is no failure of ours.
 pub fn unless_gone(sent: io::Result<()>) -> io::Result<()> {
-    let is_gone = |kind| {
-        matches!(
-            kind,
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-        )
-    };
+    let is_gone = |kind| matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
     match sent {
         Err(error) if is_gone(error.kind()) => Ok(()),
         other => other,

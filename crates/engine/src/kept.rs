@@ -74,10 +74,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
 /// Nothing is resolved here: `..` has no place in it.
 fn place(scratch: &Path, path: &Path) -> Option<PathBuf> {
     let absolute = Path::new("/work").join(path);
-    if absolute
-        .components()
-        .any(|part| part == Component::ParentDir)
-    {
+    if absolute.components().any(|part| part == Component::ParentDir) {
         return None;
     }
     let kept = PLACES.iter().find_map(|(seen, lies)| {
@@ -120,11 +117,7 @@ mod tests {
             ("/work/../../..", None),
             ("..", None),
         ] {
-            assert_eq!(
-                place(nowhere, Path::new(path)),
-                expected.map(PathBuf::from),
-                "{path}"
-            );
+            assert_eq!(place(nowhere, Path::new(path)), expected.map(PathBuf::from), "{path}");
         }
     }
 }

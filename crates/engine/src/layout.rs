@@ -97,12 +97,8 @@ mod tests {
         let known = name(cgroup(Path::new(""), tagged));
         assert_eq!(box_of(&known, &tag), Some(id.clone()));
         assert_eq!(box_of(&known, &Tag::of(Path::new("/run/other"))), None);
-        for other in [
-            "tare-x",
-            "tare-abcdefghijkl",
-            &format!("tare-{tag}-"),
-            &format!("{known}x"),
-        ] {
+        for other in ["tare-x", "tare-abcdefghijkl", &format!("tare-{tag}-"), &format!("{known}x")]
+        {
             assert_eq!(box_of(other, &tag), None, "{other}");
         }
     }
@@ -110,14 +106,8 @@ mod tests {
     #[test]
     fn an_unprivileged_user_gets_a_state_root_of_its_own() {
         let run = PathBuf::from("/run/user/7");
-        assert_eq!(
-            Layout::default_root(0, Some(run.clone())),
-            Path::new("/run/tare")
-        );
-        assert_eq!(
-            Layout::default_root(7, Some(run)),
-            Path::new("/run/user/7/tare")
-        );
+        assert_eq!(Layout::default_root(0, Some(run.clone())), Path::new("/run/tare"));
+        assert_eq!(Layout::default_root(7, Some(run)), Path::new("/run/user/7/tare"));
         assert_eq!(Layout::default_root(7, None), Path::new("/tmp/tare-7"));
     }
 }

@@ -139,13 +139,7 @@ mod tests {
     };
 
     fn all() -> impl Iterator<Item = Facts> {
-        let ties = [
-            Tie::HalfMade,
-            Tie::Attached,
-            Tie::Detaching,
-            Tie::Detached,
-            Tie::Damaged,
-        ];
+        let ties = [Tie::HalfMade, Tie::Attached, Tie::Detaching, Tie::Detached, Tie::Damaged];
         let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
         (0..15 * 512).map(move |number: usize| {
             let bit = |at: usize| (number / 15) & (1 << at) != 0;
@@ -238,50 +232,12 @@ mod tests {
     fn states_are_told_apart() {
         assert_eq!(state(&LIVE), State::Running);
         for (facts, expected) in [
-            (
-                Facts {
-                    frozen: true,
-                    ..LIVE
-                },
-                State::Paused,
-            ),
-            (
-                Facts {
-                    frozen: true,
-                    stopping: true,
-                    ..LIVE
-                },
-                State::Stopping,
-            ),
-            (
-                Facts {
-                    stuck: true,
-                    ..LIVE
-                },
-                State::Stuck,
-            ),
-            (
-                Facts {
-                    tie: Tie::Detaching,
-                    busy: true,
-                    ..LIVE
-                },
-                State::Starting,
-            ),
-            (
-                Facts {
-                    tie: Tie::Damaged,
-                    ..LIVE
-                },
-                State::Stuck,
-            ),
-            (
-                Facts {
-                    keeper: KeeperIs::Dead,
-                    ..LIVE
-                },
-                State::Exited,
-            ),
+            (Facts { frozen: true, ..LIVE }, State::Paused),
+            (Facts { frozen: true, stopping: true, ..LIVE }, State::Stopping),
+            (Facts { stuck: true, ..LIVE }, State::Stuck),
+            (Facts { tie: Tie::Detaching, busy: true, ..LIVE }, State::Starting),
+            (Facts { tie: Tie::Damaged, ..LIVE }, State::Stuck),
+            (Facts { keeper: KeeperIs::Dead, ..LIVE }, State::Exited),
         ] {
             assert_eq!(state(&facts), expected, "{facts:?}");
         }

@@ -38,25 +38,17 @@ impl Line {
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
         let frame = encode(call, CALL_BYTES_MAX).map_err(|error| {
-            Error::new(
-                ErrorKind::BadRequest,
-                "the command and its environment are too large",
-            )
-            .because(error)
-            .with_hint("pass large data through stdin or 'tare cp'")
+            Error::new(ErrorKind::BadRequest, "the command and its environment are too large")
+                .because(error)
+                .with_hint("pass large data through stdin or 'tare cp'")
         })?;
         let patience = patience(call);
         let until_ns = boot_ns() + patience.as_nanos() as u64;
-        let socket = record
-            .connect(patience)
-            .map_err(|error| unreachable_keeper(id, error, None))?;
+        let socket =
+            record.connect(patience).map_err(|error| unreachable_keeper(id, error, None))?;
         send_all(socket.as_fd(), &frame, fds)
             .map_err(|error| unreachable_keeper(id, error, Some(&socket)))?;
-        Ok(Self {
-            socket,
-            until_ns,
-            reports: Reports::default(),
-        })
+        Ok(Self { socket, until_ns, reports: Reports::default() })
     }
 
     /// What has come, without waiting.
@@ -66,9 +58,7 @@ impl Line {
 
     pub fn request(&self, request: &Request) -> io::Result<()> {
         let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
-        step("request sent on", || {
-            send(&self.socket, &frame, SendFlags::NOSIGNAL)
-        })?;
+        step("request sent on", || send(&self.socket, &frame, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
@@ -148,10 +138,9 @@ pub fn tell(record: &Record, id: &BoxId, call: &Call) -> Result<(), Error> {
 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
     let (why, hint) = match refusal {
-        Refusal::Busy => (
-            "it runs as many processes for others as it can",
-            "try again when one has ended",
-        ),
+        Refusal::Busy => {
+            ("it runs as many processes for others as it can", "try again when one has ended")
+        }
         Refusal::NoInput => (
             "its standard input is closed",
             "start a box with -d -i, or -d -t, to talk to it later",
@@ -162,17 +151,13 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         ),
         Refusal::Paused => ("it is paused", "'tare resume' lets it go on"),
         Refusal::NoFreezer => ("it has no cgroup to be paused in", "see 'tare doctor'"),
-        Refusal::Malformed => (
-            "its keeper does not understand",
-            "was it started by another version of tare?",
-        ),
+        Refusal::Malformed => {
+            ("its keeper does not understand", "was it started by another version of tare?")
+        }
     };
-    Error::new(
-        ErrorKind::Conflict,
-        format!("box {id} does not do what was asked for"),
-    )
-    .because(why)
-    .with_hint(hint)
+    Error::new(ErrorKind::Conflict, format!("box {id} does not do what was asked for"))
+        .because(why)
+        .with_hint(hint)
 }
 
 /// The descriptors go with the first byte.

@@ -73,12 +73,7 @@ impl Logs {
                 .doing(|| format!("cannot open {name}"))
         };
         let files: [OwnedFd; 2] = [open(FILE_NAMES[0])?, open(FILE_NAMES[1])?];
-        Ok(Self {
-            reader: Reader::new(files),
-            since: None,
-            skip: Skip::default(),
-            end: None,
-        })
+        Ok(Self { reader: Reader::new(files), since: None, skip: Skip::default(), end: None })
     }
 
     /// Leaves out what was written before this time, from the beginning on.
@@ -96,10 +91,7 @@ impl Logs {
             let before = self.count(all.counted.lines().saturating_sub(lines), end)?;
             self.rewind();
             if before.first_position == all.first_position {
-                self.skip = Skip {
-                    end_position: all.counted.end_position,
-                    ..before.counted
-                };
+                self.skip = Skip { end_position: all.counted.end_position, ..before.counted };
                 return Ok(());
             }
         }
@@ -166,10 +158,7 @@ impl Logs {
             None => self.reader.next_entry(),
         };
         while let Some(entry) = next().map_err(unreadable)? {
-            if self
-                .since
-                .is_none_or(|since| entry.time_ms >= since.as_ms())
-            {
+            if self.since.is_none_or(|since| entry.time_ms >= since.as_ms()) {
                 return Ok(Some(entry));
             }
         }
@@ -281,13 +270,11 @@ mod tests {
         }
 
         fn out(&mut self, time_ms: u64, text: &str) {
-            self.writer
-                .append_at(time_ms, Stream::Stdout, text.as_bytes());
+            self.writer.append_at(time_ms, Stream::Stdout, text.as_bytes());
         }
 
         fn err(&mut self, time_ms: u64, text: &str) {
-            self.writer
-                .append_at(time_ms, Stream::Stderr, text.as_bytes());
+            self.writer.append_at(time_ms, Stream::Stderr, text.as_bytes());
         }
 
         fn tail(&self, lines: u64) -> String {

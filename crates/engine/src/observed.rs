@@ -49,10 +49,7 @@ impl When {
             Self::Due => facts.tried_lately,
             Self::Now => false,
         };
-        Facts {
-            tried_lately,
-            ..facts
-        }
+        Facts { tried_lately, ..facts }
     }
 }
 
@@ -112,12 +109,7 @@ impl Observed {
             State::Stuck => record.account.ended.clone(),
             State::Starting | State::Running | State::Paused | State::Stopping => None,
         };
-        Self {
-            record,
-            keeper,
-            ended,
-            facts,
-        }
+        Self { record, keeper, ended, facts }
     }
 
     pub fn state(&self) -> State {
@@ -163,9 +155,7 @@ impl Observed {
         }
         let flaw = self.record.flaw.as_ref();
         let known = self.record.account.stuck.as_ref().map(ToString::to_string);
-        let known = flaw
-            .map(|flaw| format!("{flaw}; {}", flaw.remedy()))
-            .or(known);
+        let known = flaw.map(|flaw| format!("{flaw}; {}", flaw.remedy())).or(known);
         Some(known.unwrap_or_else(|| format!("{}; 'tare rm -f' ends it", Flaw::Incomplete)))
     }
 

@@ -53,9 +53,7 @@ pub fn plan(
         inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         hostname: isolated.then(|| hostname.to_owned()),
-        landlock: isolated.then_some(LandlockPlan {
-            root_writable: trees.root.is_some(),
-        }),
+        landlock: isolated.then_some(LandlockPlan { root_writable: trees.root.is_some() }),
         terminal: match spec.terminal {
             Terminal::Pipes => None,
             Terminal::Pty { rows, columns } => Some(TerminalPlan { rows, columns }),
@@ -99,10 +97,7 @@ pub fn scratch_inodes(bytes: u64) -> u64 {
 fn filesystem(spec: &Spec, hostname: &str, trees: &Trees) -> Filesystem {
     let (root, files) = match &trees.root {
         Some(tree) => (RootPlan::Overlay(tree.source.clone()), Vec::new()),
-        None => (
-            RootPlan::HostView(view::entries()),
-            view::files(spec, hostname),
-        ),
+        None => (RootPlan::HostView(view::entries()), view::files(spec, hostname)),
     };
     let volumes = spec.volumes.iter().zip(&trees.volumes);
     let scratch_bytes = spec.limits.scratch_bytes.value();
@@ -111,10 +106,9 @@ fn filesystem(spec: &Spec, hostname: &str, trees: &Trees) -> Filesystem {
         files,
         scratch: match &trees.scratch {
             Some(tree) => ScratchPlan::Kept(tree.source.clone()),
-            None => ScratchPlan::Own {
-                bytes: scratch_bytes,
-                inodes: scratch_inodes(scratch_bytes),
-            },
+            None => {
+                ScratchPlan::Own { bytes: scratch_bytes, inodes: scratch_inodes(scratch_bytes) }
+            }
         },
         volumes: workspace(spec)
             .into_iter()
@@ -147,21 +141,14 @@ fn workload(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Workload {
         .or(spec.workspace.as_deref())
         .map_or(&b"/work"[..], |path| path.as_os_str().as_bytes());
     Workload {
-        argv: spec
-            .command
-            .iter()
-            .map(|one| one.as_bytes().to_owned())
-            .collect(),
+        argv: spec.command.iter().map(|one| one.as_bytes().to_owned()).collect(),
         env: spec
             .env
             .iter()
             .map(|(key, value)| [key.as_bytes(), b"=", value.as_bytes()].concat())
             .collect(),
         workdir: workdir.to_owned(),
-        identity: (!contained).then_some(Identity {
-            uid: spec.user.uid,
-            gid: spec.user.gid,
-        }),
+        identity: (!contained).then_some(Identity { uid: spec.user.uid, gid: spec.user.gid }),
         capabilities: match (contained, spec.privilege) {
             // Without privileges the keeper has capabilities over its own user
             // namespace that its caller never had; nobody gets those.
@@ -187,9 +174,7 @@ fn set_id_bits(spec: &Spec) -> SetIdBits {
 }
 
 fn has_writable_volume(spec: &Spec) -> bool {
-    spec.volumes
-        .iter()
-        .any(|volume| volume.access == Access::ReadWrite)
+    spec.volumes.iter().any(|volume| volume.access == Access::ReadWrite)
 }
 
 /// `RLIMIT_*` numbers of x86_64.
@@ -206,16 +191,9 @@ mod resource {
 }
 
 fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
-    let limit = |resource: u32, value: u64| ResourceLimit {
-        resource,
-        soft: value,
-        hard: value,
-    };
+    let limit = |resource: u32, value: u64| ResourceLimit { resource, soft: value, hard: value };
     let limits = &spec.limits;
-    let mut set = vec![
-        limit(resource::CORE, 0),
-        limit(resource::NOFILE, u64::from(limits.nofile)),
-    ];
+    let mut set = vec![limit(resource::CORE, 0), limit(resource::NOFILE, u64::from(limits.nofile))];
     if spec.isolation == Isolation::Full {
         set.push(limit(resource::MEMLOCK, 64 << 10));
         for resource in [resource::MSGQUEUE, resource::NICE, resource::RTPRIO] {

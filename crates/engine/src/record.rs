@@ -58,10 +58,8 @@ pub struct Record {
 #[derive(Debug)]
 pub struct Locked(Record);
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
 const FILE: &str = "record.json";
@@ -95,11 +93,9 @@ impl Record {
     fn closed(boxes: BorrowedFd<'_>, id: &BoxId, flaw: Flaw) -> io::Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(boxes, id.as_str(), flags, Mode::empty()) {
-            Ok(directory) => Ok(Some(Self {
-                directory,
-                account: Account::default(),
-                flaw: Some(flaw),
-            })),
+            Ok(directory) => {
+                Ok(Some(Self { directory, account: Account::default(), flaw: Some(flaw) }))
+            }
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -118,11 +114,7 @@ impl Record {
             true => flaw::foreign_entry(directory.as_fd(), &FILES),
             false => None,
         };
-        Self {
-            directory,
-            account,
-            flaw: foreign.map(|entry| Flaw::Foreign { entry }).or(flaw),
-        }
+        Self { directory, account, flaw: foreign.map(|entry| Flaw::Foreign { entry }).or(flaw) }
     }
 
     /// What the keeper of a detached box has said so far.
@@ -162,9 +154,7 @@ impl Record {
             let stat = statat(&self.directory, *name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
             let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
             let ms = stat.st_mtime_nsec as u64 / 1_000_000;
-            Some(Timestamp::from_ms(
-                seconds.saturating_mul(1000).saturating_add(ms),
-            ))
+            Some(Timestamp::from_ms(seconds.saturating_mul(1000).saturating_add(ms)))
         });
         written.chain([intent.created_at.after(after)]).max()
     }
@@ -198,10 +188,7 @@ impl Record {
     }
 
     fn has(&self, name: &str) -> bool {
-        !matches!(
-            statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW),
-            Err(Errno::NOENT)
-        )
+        !matches!(statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
     }
 
     /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
@@ -284,10 +271,7 @@ impl Record {
 /// has not accepted in time.
 fn is_shortage(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(
-        errno,
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN)
-    )
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN))
 }
 
 /// How long a look at the listener waits to be accepted.
@@ -371,9 +355,7 @@ impl Locked {
 
     fn make(boxes: OwnedFd, id: &BoxId) -> io::Result<Self> {
         lock_within("records held", &boxes, Lock::Shared, LOCK_WITHIN)?;
-        step("record made", || {
-            mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700))
-        })?;
+        step("record made", || mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700)))?;
         let open = || openat(&boxes, id.as_str(), DIRECTORY, Mode::empty());
         let locked = step("new record opened", open).map_err(io::Error::from);
         let locked = locked.and_then(|directory| {
@@ -381,18 +363,14 @@ impl Locked {
             lock_within(name, &directory, Lock::Exclusive, LOCK_WITHIN).map(|()| directory)
         });
         match locked {
-            Ok(directory) => Ok(Self(Record {
-                directory,
-                account: Account::default(),
-                flaw: None,
-            })),
+            Ok(directory) => {
+                Ok(Self(Record { directory, account: Account::default(), flaw: None }))
+            }
             Err(error) => {
                 // An empty directory that cannot be removed now is removed by the next
                 // command; the first error says more.
-                step("new record given up", || {
-                    unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR)
-                })
-                .ok();
+                step("new record given up", || unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR))
+                    .ok();
                 Err(error)
             }
         }
@@ -480,10 +458,7 @@ impl Locked {
     /// Lets others at it again.
     pub fn unlock(self) -> Record {
         // It cannot fail for an open descriptor, and closing it does the same.
-        step("record unlocked", || {
-            flock(&self.directory, FlockOperation::Unlock)
-        })
-        .ok();
+        step("record unlocked", || flock(&self.directory, FlockOperation::Unlock)).ok();
         self.0
     }
 }
@@ -614,9 +589,7 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
             }
         }
         let file = open_file(directory.as_fd(), FILE).ok().flatten();
-        account = file
-            .and_then(|file| read_bytes(file).ok())
-            .unwrap_or_default();
+        account = file.and_then(|file| read_bytes(file).ok()).unwrap_or_default();
     }
     let removed = tree::remove(boxes.as_fd(), &name);
     if removed.is_err() && !account.is_empty() {
@@ -653,10 +626,7 @@ pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
 const LIST_BYTES: usize = 32 << 10;
 /// Whether there is anything under this id.
 pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
-    !matches!(
-        statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW),
-        Err(Errno::NOENT)
-    )
+    !matches!(statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
 }
 
 /// About how many there are, without reading their names: a directory has a link

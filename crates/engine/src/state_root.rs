@@ -13,10 +13,8 @@ use crate::error::{Doing, Error, ErrorKind};
 use crate::layout::Layout;
 use crate::record::make_private;
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Creates the state root if it is missing, and checks that it belongs to the caller and
 /// that no other user can write to it.

@@ -31,14 +31,8 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [Self; 6] = [
-        Self::Starting,
-        Self::Running,
-        Self::Paused,
-        Self::Stopping,
-        Self::Exited,
-        Self::Stuck,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Starting, Self::Running, Self::Paused, Self::Stopping, Self::Exited, Self::Stuck];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -64,11 +58,8 @@ impl FromStr for State {
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut known = Self::ALL.into_iter();
         known.find(|state| state.as_str() == text).ok_or_else(|| {
-            Error::new(
-                ErrorKind::BadRequest,
-                format!("{} is not a state", quoted(text)),
-            )
-            .with_hint("a box is starting, running, paused, stopping, exited or stuck")
+            Error::new(ErrorKind::BadRequest, format!("{} is not a state", quoted(text)))
+                .with_hint("a box is starting, running, paused, stopping, exited or stuck")
         })
     }
 }

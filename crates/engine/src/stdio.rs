@@ -58,21 +58,12 @@ impl Stdio {
             stdin: input,
             stdout: output,
             stderr: errors,
-            ours: Streams {
-                stdin: our_input,
-                stdout: Some(our_output),
-                stderr: Some(our_errors),
-            },
+            ours: Streams { stdin: our_input, stdout: Some(our_output), stderr: Some(our_errors) },
         })
     }
 
     pub fn nothing() -> io::Result<Self> {
-        Ok(Self {
-            stdin: null()?,
-            stdout: null()?,
-            stderr: null()?,
-            ours: Streams::default(),
-        })
+        Ok(Self { stdin: null()?, stdout: null()?, stderr: null()?, ours: Streams::default() })
     }
 
     pub fn theirs(&self) -> [BorrowedFd<'_>; 3] {

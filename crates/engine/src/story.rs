@@ -93,10 +93,7 @@ pub struct Now {
 
 impl Now {
     pub fn read() -> Self {
-        Self {
-            at: Timestamp::now(),
-            ns: boot_ns(),
-        }
+        Self { at: Timestamp::now(), ns: boot_ns() }
     }
 }
 
@@ -143,13 +140,7 @@ struct Draft {
 
 impl Draft {
     fn of(ns: u64, event: StepKind, text: impl Into<String>) -> Self {
-        Self {
-            ns,
-            event,
-            process: None,
-            exit_code: None,
-            text: text.into(),
-        }
+        Self { ns, event, process: None, exit_code: None, text: text.into() }
     }
 }
 
@@ -177,18 +168,12 @@ impl Beginning {
             | Entry::Ended(_) => None,
         });
         if let Some(intent) = intent {
-            return Self {
-                at: intent.created_at,
-                ns: intent.created_ns,
-            };
+            return Self { at: intent.created_at, ns: intent.created_ns };
         }
         let lines = sources.entries.iter().filter_map(time_of);
         let events = sources.events.iter().map(|event| event.at_us * 1000);
         let ns = lines.chain(events).min().unwrap_or(now.ns).min(now.ns);
-        Self {
-            at: now.at.before(Duration::from_nanos(now.ns - ns)),
-            ns,
-        }
+        Self { at: now.at.before(Duration::from_nanos(now.ns - ns)), ns }
     }
 
     fn after(self, ns: u64) -> Duration {
@@ -198,8 +183,7 @@ impl Beginning {
     /// A moment that only the wall clock tells.
     fn ns_of(self, at: Timestamp) -> u64 {
         let after = at.since(self.at).as_nanos();
-        self.ns
-            .saturating_add(u64::try_from(after).unwrap_or(u64::MAX))
+        self.ns.saturating_add(u64::try_from(after).unwrap_or(u64::MAX))
     }
 }
 
@@ -212,12 +196,7 @@ pub fn tell(id: &BoxId, sources: &Sources, now: Now) -> Story {
         names.extend(name_of(entry));
         drafts.extend(from_entry(entry, drafts.last(), sources, beginning));
     }
-    drafts.extend(
-        sources
-            .events
-            .iter()
-            .map(|event| from_event(event, sources)),
-    );
+    drafts.extend(sources.events.iter().map(|event| from_event(event, sources)));
     drafts.extend(from_life(sources, beginning));
     for draft in &mut drafts {
         draft.ns = draft.ns.max(beginning.ns);
@@ -267,20 +246,14 @@ impl Story {
         if let Some(emptied) = removal.emptied {
             add(StepKind::Emptied, sentences::emptied(whole_ms(emptied)));
         }
-        add(
-            StepKind::Removed,
-            sentences::removed(removal.why, removal.pid),
-        );
+        add(StepKind::Removed, sentences::removed(removal.why, removal.pid));
         self.shorten(STEPS_MAX);
     }
 
     /// Before its end, or now if it is not over.
     pub fn was_out_of_memory(&mut self, now: Timestamp) {
         let is_end = |step: &Step| {
-            matches!(
-                step.event,
-                StepKind::CommandEnded | StepKind::Killed | StepKind::Lost
-            )
+            matches!(step.event, StepKind::CommandEnded | StepKind::Killed | StepKind::Lost)
         };
         let end = self.steps.iter().position(is_end);
         let at = end.map_or(now, |end| self.steps[end].at);
@@ -394,11 +367,7 @@ fn from_entry(
 }
 
 fn created(intent: &Intent) -> Draft {
-    let words = intent
-        .spec
-        .command
-        .iter()
-        .map(|word| word.to_string_lossy());
+    let words = intent.spec.command.iter().map(|word| word.to_string_lossy());
     let text = match Vec::from_iter(words).join(" ") {
         none if none.is_empty() => "created, without a command".to_owned(),
         words => format!("created: {words}"),
@@ -460,10 +429,7 @@ fn has_end(events: &[Event]) -> bool {
 }
 
 fn is_end(event: &Event) -> bool {
-    matches!(
-        event.what,
-        Happening::CommandEnded { .. } | Happening::Killed { .. }
-    )
+    matches!(event.what, Happening::CommandEnded { .. } | Happening::Killed { .. })
 }
 
 /// The end is in the life and behind it; one of them is enough.
@@ -472,17 +438,10 @@ fn from_life(sources: &Sources, beginning: Beginning) -> Option<Draft> {
         return None;
     }
     sources.life.iter().find_map(|event| match event {
-        LifeEvent::Exited {
-            wait_status,
-            by,
-            at_ms,
-        } => {
+        LifeEvent::Exited { wait_status, by, at_ms } => {
             let ns = beginning.ns_of(Timestamp::from_ms(*at_ms));
-            let mut draft = Draft::of(
-                ns,
-                StepKind::CommandEnded,
-                sentences::command_ended(*wait_status),
-            );
+            let mut draft =
+                Draft::of(ns, StepKind::CommandEnded, sentences::command_ended(*wait_status));
             draft.exit_code = Some(code_of(*wait_status, *by));
             Some(draft)
         }
@@ -499,10 +458,9 @@ fn from_event(event: &Event, sources: &Sources) -> Draft {
         | Happening::CopyOut { process }
         | Happening::TimedOut { process }
         | Happening::HungUp { process } => (Some(*process), None),
-        Happening::Ended {
-            process,
-            wait_status,
-        } => (Some(*process), Some(Exit::of(*wait_status).code())),
+        Happening::Ended { process, wait_status } => {
+            (Some(*process), Some(Exit::of(*wait_status).code()))
+        }
         Happening::CommandEnded { wait_status } => (None, Some(Exit::of(*wait_status).code())),
         Happening::Killed { by } => (None, Some(code_of(KILLED, *by))),
         Happening::Started
@@ -513,11 +471,7 @@ fn from_event(event: &Event, sources: &Sources) -> Draft {
         | Happening::Paused
         | Happening::Resumed => (None, None),
     };
-    Draft {
-        process,
-        exit_code,
-        ..Draft::of(event.at_us.saturating_mul(1000), kind, text)
-    }
+    Draft { process, exit_code, ..Draft::of(event.at_us.saturating_mul(1000), kind, text) }
 }
 
 /// The `wait` status of a process that SIGKILL ended.

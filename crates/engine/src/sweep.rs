@@ -91,9 +91,7 @@ impl Engine {
         let mut newborns = Vec::new();
         let mut note = |id: &BoxId, sentence: &str, would: Would| {
             let new = || Swept::new(Subject::Box(id.clone()));
-            plan.entry(id.clone())
-                .or_insert_with(new)
-                .note(sentence, would);
+            plan.entry(id.clone()).or_insert_with(new).note(sentence, would);
         };
         for orphan in &comparison.orphans {
             match &orphan.what {
@@ -255,10 +253,7 @@ impl Engine {
                 }
             };
         }
-        let effort = Effort {
-            when: When::Now,
-            within,
-        };
+        let effort = Effort { when: When::Now, within };
         match self.act(boxes, id, locked, effort)? {
             // What is left of it apart from its record.
             Some(locked) if observed.is_over() => {
@@ -308,10 +303,7 @@ fn end_newborn(pid: i32, within: Duration) -> Result<Outcome, Error> {
 impl Outcome {
     fn stuck(error: &Error) -> Self {
         let reason = std::error::Error::source(error).map(ToString::to_string);
-        Self::Stuck {
-            step: error.to_string(),
-            reason: reason.unwrap_or_default(),
-        }
+        Self::Stuck { step: error.to_string(), reason: reason.unwrap_or_default() }
     }
 
     pub fn is_stuck(&self) -> bool {

@@ -138,9 +138,7 @@ impl Site<'_> {
         within: Duration,
     ) -> Result<(), Error> {
         if let Some(keeper) = keeper {
-            keeper
-                .kill()
-                .doing(|| format!("cannot kill the keeper of box {}", self.id))?;
+            keeper.kill().doing(|| format!("cannot kill the keeper of box {}", self.id))?;
             wait_gone(keeper, self.id, within)?;
         }
         cgroup::release(&self.roots(record), self.tagged(), within)

@@ -188,10 +188,7 @@ pub struct Effort {
 }
 
 /// No command waits long for another's mess, nor again and again.
-const IN_PASSING: Effort = Effort {
-    when: When::Due,
-    within: OTHERS_WITHIN,
-};
+const IN_PASSING: Effort = Effort { when: When::Due, within: OTHERS_WITHIN };
 
 /// What became of an attempt to have a record to oneself, without waiting for it.
 #[derive(Debug)]

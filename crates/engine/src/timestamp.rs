@@ -33,9 +33,7 @@ impl Timestamp {
 
     /// What lies beyond the year 9999 becomes its end.
     pub fn from_ms(since_epoch_ms: u64) -> Self {
-        Self {
-            since_epoch_ms: since_epoch_ms.min(SINCE_EPOCH_MS_MAX),
-        }
+        Self { since_epoch_ms: since_epoch_ms.min(SINCE_EPOCH_MS_MAX) }
     }
 
     pub fn as_ms(self) -> u64 {
@@ -75,10 +73,7 @@ impl fmt::Display for Timestamp {
         let in_day_ms = self.since_epoch_ms % MS_PER_DAY;
         let (in_day_s, ms) = (in_day_ms / 1000, in_day_ms % 1000);
         let (hour, minute, second) = (in_day_s / 3600, in_day_s / 60 % 60, in_day_s % 60);
-        write!(
-            f,
-            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z"
-        )
+        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
     }
 }
 
@@ -100,9 +95,7 @@ impl TryFrom<String> for Timestamp {
 /// 1970 to 9999.
 fn parse_ms(text: &str) -> Option<u64> {
     let (date, rest) = text.split_at_checked("2026-11-15".len())?;
-    let (clock, rest) = rest
-        .strip_prefix(['T', 't', ' '])?
-        .split_at_checked("22:09:05".len())?;
+    let (clock, rest) = rest.strip_prefix(['T', 't', ' '])?.split_at_checked("22:09:05".len())?;
     let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
     let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
     let is_date = (1970..=9999).contains(&year)

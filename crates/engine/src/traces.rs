@@ -85,9 +85,7 @@ fn box_of_keeper(cmdline: &str, tag: &Tag) -> Option<BoxId> {
 /// namespace, of tare's program in whatever version, under a keeper's name with the box
 /// behind it. Any process can choose such arguments, but not tare's program.
 pub fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
-    let named = process
-        .arguments()
-        .is_ok_and(|arguments| is_called(&arguments, of));
+    let named = process.arguments().is_ok_and(|arguments| is_called(&arguments, of));
     named && process.is_first_of_namespace().unwrap_or(false) && may_be_tare(process)
 }
 

@@ -50,14 +50,9 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
     let Mapping::Range { first, .. } = mapping else {
         return Ok(by_path(path, true));
     };
-    let whole = Extent {
-        inside: 0,
-        outside: first,
-        count: uids::COUNT,
-    };
-    let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole)))
-        .doing(doing)
-        .map_err(|error| {
+    let whole = Extent { inside: 0, outside: first, count: uids::COUNT };
+    let mounted =
+        detach(&opened, Access::ReadOnly, Some((whole, whole))).doing(doing).map_err(|error| {
             // tmpfs: from Linux 6.3 on. Unmapped, its files would be nobody's.
             error.with_hint("its file system may not support id-mapped mounts; copy it to a disk")
         })?;
@@ -87,10 +82,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
     };
     if let Some(socket) = live_socket_beneath(path) {
         return Err(Error::new(ErrorKind::BadRequest, doing())
-            .because(format!(
-                "{} is a socket that somebody listens on",
-                socket.display()
-            ))
+            .because(format!("{} is a socket that somebody listens on", socket.display()))
             .with_hint(
                 "the box could talk to a service of the host; bind a directory without one",
             ));
@@ -158,23 +150,16 @@ fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
 fn refused(option: &str, path: &Path, errno: Errno) -> Error {
     let shown = path.display();
     let error = |why: &str, hint: &str| {
-        Error::new(
-            ErrorKind::BadRequest,
-            format!("cannot use {shown} for {option}"),
-        )
-        .because(why)
-        .with_hint(hint)
+        Error::new(ErrorKind::BadRequest, format!("cannot use {shown} for {option}"))
+            .because(why)
+            .with_hint(hint)
     };
     match errno {
         Errno::NOENT => error("it does not exist", "make it first: tare never creates it"),
-        Errno::LOOP => error(
-            "its path contains a symlink",
-            "give the resolved path: realpath says which",
-        ),
-        other => error(
-            &io::Error::from(other).to_string(),
-            "check the path and its permissions",
-        ),
+        Errno::LOOP => {
+            error("its path contains a symlink", "give the resolved path: realpath says which")
+        }
+        other => error(&io::Error::from(other).to_string(), "check the path and its permissions"),
     }
 }
 
@@ -190,15 +175,8 @@ fn kind_name(kind: FileType) -> &'static str {
 
 /// The owner on disk is the box's user, and nobody else is anybody.
 fn owner_map(stat: &Stat, first: u32, user: User) -> (Extent, Extent) {
-    let one = |inside: u32, outside: u32| Extent {
-        inside,
-        outside,
-        count: 1,
-    };
-    (
-        one(stat.st_uid, first + user.uid),
-        one(stat.st_gid, first + user.gid),
-    )
+    let one = |inside: u32, outside: u32| Extent { inside, outside, count: 1 };
+    (one(stat.st_uid, first + user.uid), one(stat.st_gid, first + user.gid))
 }
 
 fn detach(opened: &OwnedFd, access: Access, map: Option<(Extent, Extent)>) -> io::Result<OwnedFd> {
@@ -216,11 +194,7 @@ fn detach(opened: &OwnedFd, access: Access, map: Option<(Extent, Extent)>) -> io
 }
 
 fn inherited(mount: OwnedFd, is_directory: bool) -> Tree {
-    Tree {
-        source: TreeSource::Inherited,
-        mount: Some(mount),
-        is_directory,
-    }
+    Tree { source: TreeSource::Inherited, mount: Some(mount), is_directory }
 }
 
 fn by_path(path: &Path, is_directory: bool) -> Tree {

@@ -46,8 +46,7 @@ fn java_settings() -> Vec<String> {
     let names = installed.filter_map(|found| found.file_name().into_string().ok());
     let settings = names.filter_map(|name| {
         let end = name.find("-openjdk")? + "-openjdk".len();
-        name.starts_with("java-")
-            .then(|| format!("/etc/{}", &name[..end]))
+        name.starts_with("java-").then(|| format!("/etc/{}", &name[..end]))
     });
     let mut settings: Vec<String> = settings.collect();
     settings.sort();
@@ -59,11 +58,7 @@ fn entry(path: &str) -> Option<HostEntry> {
     let metadata = fs::symlink_metadata(path).ok()?;
     let path = path.to_owned();
     if metadata.is_symlink() {
-        let target = fs::read_link(&path)
-            .ok()?
-            .into_os_string()
-            .into_string()
-            .ok()?;
+        let target = fs::read_link(&path).ok()?.into_os_string().into_string().ok()?;
         Some(HostEntry::Symlink { path, target })
     } else if metadata.is_dir() {
         Some(HostEntry::Directory(path))
@@ -84,22 +79,13 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
         file("passwd", passwd(spec)),
         file("group", group(spec)),
         file("hostname", format!("{hostname}\n")),
-        file(
-            "hosts",
-            format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"),
-        ),
+        file("hosts", format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")),
         // Without it `localhost` has one family only (host.conf(5)).
         file("host.conf", "multi on\n".to_owned()),
-        file(
-            "nsswitch.conf",
-            "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),
-        ),
+        file("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
     ];
     if spec.network == Network::Host {
-        files.push(file(
-            "resolv.conf",
-            read_small(Path::new("/etc/resolv.conf")),
-        ));
+        files.push(file("resolv.conf", read_small(Path::new("/etc/resolv.conf"))));
     }
     files
 }

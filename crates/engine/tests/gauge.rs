@@ -101,9 +101,7 @@ impl Around {
 impl Drop for Around {
     fn drop(&mut self) {
         // Processes that were reaped leave a moment later.
-        eventually("the cgroup can be removed", || {
-            fs::remove_dir(&self.directory).is_ok()
-        });
+        eventually("the cgroup can be removed", || fs::remove_dir(&self.directory).is_ok());
     }
 }
 
@@ -220,11 +218,7 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
             tell_cgroup(&directory, name, cgroup);
         }
         let test = "a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed";
-        return run_inner(
-            test,
-            &directory,
-            &format!("{} ulimit -n 64; exec", first.enter()),
-        );
+        return run_inner(test, &directory, &format!("{} ulimit -n 64; exec", first.enter()));
     };
     let [outer, first, second] = ["outer", "first", "second"].map(own_cgroup);
     let mut gauges = gauges(&directory, GaugeSettings::default());
@@ -235,10 +229,7 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
     fs::write(first.join("pids.max"), "50").unwrap();
     let reading = read(&mut gauges, Gauge::PidsCgroup);
     assert_eq!((reading.limit, reading.limit_is), (50, by(&first)));
-    let mut door = File::options()
-        .write(true)
-        .open(second.join("cgroup.procs"))
-        .unwrap();
+    let mut door = File::options().write(true).open(second.join("cgroup.procs")).unwrap();
     // Somebody stays, so that what is left behind is the fuller one.
     let mut sleepers = Sleepers::default();
     assert!(sleepers.add());
@@ -255,12 +246,8 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
     assert!(gauges.admits().is_err());
     fs::write(outer.join("pids.max"), "max").unwrap();
     let changes = gauges.measure();
-    let gone = Change {
-        gauge: Gauge::PidsCgroup,
-        from: Level::Full,
-        to: Level::Normal,
-        reading: None,
-    };
+    let gone =
+        Change { gauge: Gauge::PidsCgroup, from: Level::Full, to: Level::Normal, reading: None };
     assert!(changes.contains(&gone), "{changes:?}");
     assert_eq!(gauges.reading(Gauge::PidsCgroup), None);
     assert!(gauges.admits().is_ok());
@@ -311,10 +298,7 @@ fn descriptors_are_counted_and_every_gauge_works_when_there_are_none_left() {
         assert!(all.contains(&gauge), "no {gauge}");
     }
     opened.extend(all_descriptors());
-    assert_eq!(
-        read(&mut gauges, Gauge::DescriptorsProcess).used,
-        128 + beyond
-    );
+    assert_eq!(read(&mut gauges, Gauge::DescriptorsProcess).used, 128 + beyond);
     assert_eq!(names(&gauges), all);
     let refusal = gauges.admits().unwrap_err();
     assert_eq!(refusal.reading.gauge, Gauge::DescriptorsProcess);
@@ -403,10 +387,7 @@ fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
     };
     let some = (pages * 8).div_ceil(10);
     fill("some", some).unwrap();
-    assert_eq!(
-        read(&mut gauges, Gauge::DiskBytes).used,
-        empty.used + some * PAGE
-    );
+    assert_eq!(read(&mut gauges, Gauge::DiskBytes).used, empty.used + some * PAGE);
     assert_eq!(level(&gauges, Gauge::DiskBytes), Some(Level::Alert));
     fill("more", pages).unwrap_err();
     let full = read(&mut gauges, Gauge::DiskBytes);
@@ -420,10 +401,7 @@ fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
     let names = (0..100).take_while(|name| fill(&name.to_string(), 0).is_ok());
     assert_eq!(names.count() as u64, reading.limit - reading.used);
     assert_eq!(read(&mut gauges, Gauge::DiskInodes).used, 100);
-    assert_eq!(
-        gauges.admits().unwrap_err().reading.gauge,
-        Gauge::DiskInodes
-    );
+    assert_eq!(gauges.admits().unwrap_err().reading.gauge, Gauge::DiskInodes);
 }
 
 /// What the kernel can take back is not used, or a cgroup in which files are read is
@@ -443,10 +421,7 @@ fn the_memory_of_a_cgroup_is_what_cannot_be_had_back() {
     let mut gauges = gauges(&directory, GaugeSettings::default());
     let idle = read(&mut gauges, Gauge::MemoryCgroup);
     assert_eq!(idle.limit, 64 * MIB);
-    assert!(
-        idle.limit_is
-            .ends_with(&format!(" of the cgroup {}", cgroup.display()))
-    );
+    assert!(idle.limit_is.ends_with(&format!(" of the cgroup {}", cgroup.display())));
     assert!(idle.used < 16 * MIB, "{idle}");
     let file = directory.join("file");
     fs::write(&file, vec![1; 4 << 20]).unwrap();
@@ -504,11 +479,7 @@ fn what_the_host_has_is_what_the_kernel_tells() {
     let directory = TemporaryDirectory::new();
     let mut gauges = gauges(directory.path(), GaugeSettings::default());
     agrees(&mut gauges, Gauge::PidsHost, || {
-        let all = words("/proc/loadavg")[3]
-            .split_once('/')
-            .unwrap()
-            .1
-            .to_owned();
+        let all = words("/proc/loadavg")[3].split_once('/').unwrap().1.to_owned();
         let limits = ["pid_max", "threads-max"];
         let limits = limits.map(|it| number(format!("/proc/sys/kernel/{it}")));
         (all.parse().unwrap(), limits[0].min(limits[1]))
@@ -548,10 +519,7 @@ fn pressure_is_measured_where_the_kernel_keeps_account_of_it() {
 #[test]
 fn boxes_are_counted_against_their_maximum_and_only_if_there_is_one() {
     let directory = TemporaryDirectory::new();
-    let settings = GaugeSettings {
-        boxes_max: Some(20),
-        ..GaugeSettings::default()
-    };
+    let settings = GaugeSettings { boxes_max: Some(20), ..GaugeSettings::default() };
     let mut gauges = gauges(directory.path(), settings);
     assert_eq!(read(&mut gauges, Gauge::Boxes).used, 0);
     let record = |number: u64| directory.join(format!("state/boxes/b{number}"));

@@ -35,10 +35,7 @@ enum Said {
 
 impl Caller {
     pub fn new(socket: OwnedFd) -> Self {
-        Self {
-            channel: Channel::new(socket),
-            since_ns: boot_ns(),
-        }
+        Self { channel: Channel::new(socket), since_ns: boot_ns() }
     }
 
     fn hear(&mut self) -> Said {

@@ -34,11 +34,7 @@ pub enum Heard<M> {
 
 impl Channel {
     pub fn new(socket: OwnedFd) -> Self {
-        Self {
-            socket,
-            pending: Vec::new(),
-            passed: Vec::new(),
-        }
+        Self { socket, pending: Vec::new(), passed: Vec::new() }
     }
 
     /// The next message, without waiting, and with one read at most: whoever
@@ -153,10 +149,7 @@ impl Channel {
 }
 
 fn is_for_later(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl AsFd for Channel {

@@ -146,11 +146,7 @@ mod tests {
             ("/work/..", "/work/..", b"."),
             (".", ".", b"."),
         ] {
-            assert_eq!(
-                place(Path::new(path)),
-                (Path::new(directory), name),
-                "{path}"
-            );
+            assert_eq!(place(Path::new(path)), (Path::new(directory), name), "{path}");
         }
     }
 }

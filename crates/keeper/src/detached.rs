@@ -24,10 +24,7 @@ pub struct Files {
 impl Files {
     pub fn take(inherited: &mut Planned) -> Result<Self, Failure> {
         let mut next = || inherited.take().failing(SetupStep::ReadPlan, "log");
-        Ok(Self {
-            life: next()?,
-            log: [next()?, next()?],
-        })
+        Ok(Self { life: next()?, log: [next()?, next()?] })
     }
 }
 
@@ -63,11 +60,7 @@ impl Detached {
             None => (None, None),
         };
         let output = Output::new(ring, plan, owner, seen).failing(SetupStep::Streams, "pipes")?;
-        let detached = |input| Self {
-            life,
-            output,
-            input,
-        };
+        let detached = |input| Self { life, output, input };
         match terminal {
             Some((master, slave)) => {
                 let detached = detached(Some(Input::Terminal(master)));

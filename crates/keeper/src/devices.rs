@@ -49,9 +49,7 @@ pub fn mount_dev(root: BorrowedFd<'_>, dev: BorrowedFd<'_>) -> Result<(), Failur
 /// nodes and for what is mounted in it.
 pub fn make_dev(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     for name in [c"dev", c"dev/pts"] {
-        step("directory of /dev made", || {
-            mkdirat(scratch, name, Mode::from_raw_mode(0o755))
-        })?;
+        step("directory of /dev made", || mkdirat(scratch, name, Mode::from_raw_mode(0o755)))?;
     }
     for (_, node) in NODES {
         make_empty_file(scratch, node)?;

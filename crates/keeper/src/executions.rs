@@ -93,10 +93,7 @@ impl Execution {
     pub fn happened(&self) -> Option<Happening> {
         let process = self.number;
         self.end.map(|end| match end {
-            Ending::Itself { wait_status } => Happening::Ended {
-                process,
-                wait_status,
-            },
+            Ending::Itself { wait_status } => Happening::Ended { process, wait_status },
             Ending::Timeout => Happening::TimedOut { process },
             Ending::HungUp => Happening::HungUp { process },
         })
@@ -226,10 +223,9 @@ pub fn begun(process: u32, subject: Subject, started: bool) -> Happening {
         (Subject::Command(name), false) => Happening::ExecFailed { process, name },
         (Subject::CopyIn, true) => Happening::CopyIn { process },
         (Subject::CopyOut, true) => Happening::CopyOut { process },
-        (Subject::CopyIn | Subject::CopyOut, false) => Happening::ExecFailed {
-            process,
-            name: Name::of(b"cp"),
-        },
+        (Subject::CopyIn | Subject::CopyOut, false) => {
+            Happening::ExecFailed { process, name: Name::of(b"cp") }
+        }
     }
 }
 
@@ -244,10 +240,8 @@ pub fn start(
         channel.report(&Report::Refused(Refusal::Busy));
         return None;
     }
-    let (workload, needs_client) = (
-        workload_of(&exec, around.template),
-        exec.streams != ExecStreams::Log,
-    );
+    let (workload, needs_client) =
+        (workload_of(&exec, around.template), exec.streams != ExecStreams::Log);
     let passed = channel.take_passed();
     let begun = streams_of(exec.streams, passed, &workload, &channel, around)
         .and_then(|streams| begin(exec.program, &workload, streams, around));
@@ -334,11 +328,7 @@ fn begin(
     streams: Streams,
     around: &Surroundings<'_>,
 ) -> Result<(Pid, Option<Mark>), Report> {
-    let birth = Birth {
-        workload,
-        streams,
-        cgroup: around.cgroup.map(AsFd::as_fd),
-    };
+    let birth = Birth { workload, streams, cgroup: around.cgroup.map(AsFd::as_fd) };
     let own = |own: &dyn Fn() -> u8| workload::start_own(&birth, own).map(|pid| (pid, None));
     match program {
         Program::Command(_) => match Mark::during(|| workload::start(&birth)) {
@@ -366,9 +356,6 @@ mod tests {
         };
         let first = pairs(&["A=1", "AB=2", "C=x=y"]);
         let second = pairs(&["A=3", "D=4"]);
-        assert_eq!(
-            merged(&first, &second),
-            pairs(&["AB=2", "C=x=y", "A=3", "D=4"])
-        );
+        assert_eq!(merged(&first, &second), pairs(&["AB=2", "C=x=y", "A=3", "D=4"]));
     }
 }

@@ -37,11 +37,7 @@ impl Mark {
         let (home, _) = own_namespace()?;
         launch::own_hostname_namespace()?;
         let started = own_namespace().map(|(pin, inode)| {
-            let mark = Self {
-                inode,
-                dying: BTreeSet::new(),
-                _pin: pin,
-            };
+            let mark = Self { inode, dying: BTreeSet::new(), _pin: pin };
             (start(), mark)
         });
         // Our own mark would be everyone's: a keeper that cannot leave it ends, and its

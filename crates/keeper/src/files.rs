@@ -50,9 +50,7 @@ fn conclude(result: io::Result<()>) -> u8 {
         Ok(()) => DONE,
         Err(error) => {
             let errno = error.raw_os_error();
-            say(FileWord::Failed {
-                errno: errno.unwrap_or(Errno::IO.raw_os_error()),
-            });
+            say(FileWord::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
             FAILED
         }
     }
@@ -106,10 +104,7 @@ const NOT_A_FILE: Errno = Errno::OPNOTSUPP;
 /// Whole pieces at a time; std's own standard output writes line by line.
 fn output() -> io::Result<BufWriter<File>> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
-    Ok(BufWriter::with_capacity(
-        PIECE_BYTES_MAX,
-        File::from(output),
-    ))
+    Ok(BufWriter::with_capacity(PIECE_BYTES_MAX, File::from(output)))
 }
 
 /// Until the buffer is full or the file is at its end.

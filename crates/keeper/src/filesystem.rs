@@ -34,10 +34,7 @@ pub struct Trees {
 
 impl Trees {
     pub fn new(inherited: Vec<OwnedFd>) -> Self {
-        Self {
-            inherited: inherited.into_iter(),
-            work: None,
-        }
+        Self { inherited: inherited.into_iter(), work: None }
     }
 
     /// The creator's mount, or one that the keeper makes itself where the
@@ -71,12 +68,8 @@ const SHARED_MEMORY: &CStr = c"dev/shm";
 /// processors there.
 const CPU_TOPOLOGY: &CStr = c"/sys/devices/system/cpu";
 /// The way there, in a root that has nothing yet.
-const CPU_TOPOLOGY_POINT: [&CStr; 4] = [
-    c"sys",
-    c"sys/devices",
-    c"sys/devices/system",
-    c"sys/devices/system/cpu",
-];
+const CPU_TOPOLOGY_POINT: [&CStr; 4] =
+    [c"sys", c"sys/devices", c"sys/devices/system", c"sys/devices/system/cpu"];
 
 /// What the rest of the box is made with.
 #[derive(Debug)]
@@ -97,11 +90,7 @@ pub fn build(
     let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
     let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
     let writable = WRITABLE.map(|(name, _)| copy(name));
-    if plan
-        .volumes
-        .iter()
-        .any(|one| one.source == TreeSource::Work)
-    {
+    if plan.volumes.iter().any(|one| one.source == TreeSource::Work) {
         trees.work = Some(copy(c"work").failing(SetupStep::Scratch, "work")?);
     }
     let dev = copy(c"dev").failing(SetupStep::Dev, "/dev")?;
@@ -162,22 +151,14 @@ fn make_scratch(
     }
     if let Some(Identity { uid, gid }) = owner {
         let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        chownat(
-            &scratch,
-            c"work",
-            owner.0,
-            owner.1,
-            AtFlags::SYMLINK_NOFOLLOW,
-        )?;
+        chownat(&scratch, c"work", owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(scratch)
 }
 
 /// A directory with exactly this mode, whatever the umask.
 fn make_directory(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> rustix::io::Result<()> {
-    step("directory of the box made", || {
-        mkdirat(parent, name, Mode::from_raw_mode(mode))
-    })?;
+    step("directory of the box made", || mkdirat(parent, name, Mode::from_raw_mode(mode)))?;
     rustix::fs::chmodat(parent, name, Mode::from_raw_mode(mode), AtFlags::empty())
 }
 
@@ -252,13 +233,7 @@ fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
 
 /// A place to mount a file on.
 pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
-    mknodat(
-        directory,
-        path,
-        FileType::RegularFile,
-        Mode::from_raw_mode(0o444),
-        0,
-    )
+    mknodat(directory, path, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
 }
 
 fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {
@@ -287,12 +262,8 @@ fn overlay(
     mount::attach(tree.as_fd(), scratch.as_fd(), c"lower").failing(SetupStep::Root, "lower")?;
     // Relative layers: the scratch space has no other name.
     rustix::process::fchdir(scratch).failing(SetupStep::Root, "/")?;
-    let layers = [
-        ("lowerdir", "lower"),
-        ("upperdir", "upper"),
-        ("workdir", "index"),
-        ("userxattr", ""),
-    ];
+    let layers =
+        [("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "index"), ("userxattr", "")];
     let root =
         mount::filesystem(c"overlay", &layers, NOSUID_NODEV).failing(SetupStep::Root, "overlay")?;
     mount::attach(root.as_fd(), scratch.as_fd(), c"root").failing(SetupStep::Root, "root")?;
@@ -328,13 +299,8 @@ fn show_cpu_topology(root: BorrowedFd<'_>) -> Result<(), Failure> {
     let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY | Attributes::MOUNT_ATTR_NOEXEC;
     mount::add_attributes(tree.as_fd(), attributes, Reach::One)
         .failing(SetupStep::Root, &subject)?;
-    let place = open_or_make(
-        root,
-        CPU_TOPOLOGY,
-        Kind::Directory,
-        ResolveFlags::NO_SYMLINKS,
-    )
-    .failing(SetupStep::Root, &subject)?;
+    let place = open_or_make(root, CPU_TOPOLOGY, Kind::Directory, ResolveFlags::NO_SYMLINKS)
+        .failing(SetupStep::Root, &subject)?;
     mount::attach(tree.as_fd(), place.as_fd(), c"").failing(SetupStep::Root, &subject)
 }
 
@@ -377,13 +343,7 @@ fn open_beneath(
     resolve: ResolveFlags,
 ) -> rustix::io::Result<OwnedFd> {
     let resolve = resolve | ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    openat2(
-        root,
-        path,
-        OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-        resolve,
-    )
+    openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
 /// As [`open_beneath`], making what is missing.

@@ -38,9 +38,7 @@ pub struct Planned {
 
 impl Planned {
     pub fn new() -> Self {
-        Self {
-            next: KEEPER_FDS as i32,
-        }
+        Self { next: KEEPER_FDS as i32 }
     }
 
     pub fn take(&mut self) -> io::Result<OwnedFd> {

@@ -128,15 +128,7 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
     // Before there is a child, so that no end of one is missed.
     let child_signal =
         step("children listened to", launch::child_signal).failing(SetupStep::Fork, "signals")?;
-    Ok(Some(Ready {
-        plan,
-        socket,
-        child_signal,
-        cgroup,
-        freezer,
-        detached,
-        streams,
-    }))
+    Ok(Some(Ready { plan, socket, child_signal, cgroup, freezer, detached, streams }))
 }
 
 /// What the command's standard streams are, and who has their other ends: the
@@ -171,9 +163,7 @@ impl Ready {
             cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
         };
         // Before the command runs: a caller that has seen its output can call the box.
-        let listening = step("socket listened on", || {
-            rustix::net::listen(&self.socket, BACKLOG)
-        });
+        let listening = step("socket listened on", || rustix::net::listen(&self.socket, BACKLOG));
         let listening = listening.failing(SetupStep::Streams, "socket");
         let begun = listening.map_err(Failure::into_report).and_then(|()| {
             match self.plan.workload.argv.as_slice() {

@@ -22,12 +22,7 @@ pub struct Life {
 
 impl Life {
     pub fn new(file: OwnedFd) -> Self {
-        Self {
-            file,
-            bytes: 0,
-            events: 0,
-            processes: 0,
-        }
+        Self { file, bytes: 0, events: 0, processes: 0 }
     }
 
     /// The number of one more process that is started for somebody.
@@ -38,16 +33,9 @@ impl Life {
 
     /// One more event. Whoever waits for an answer has it by then.
     pub fn note(&mut self, what: Happening) {
-        let event = Event {
-            number: self.events,
-            at_us: boot_ns() / 1000,
-            what,
-        };
+        let event = Event { number: self.events, at_us: boot_ns() / 1000, what };
         let (slot, at) = event.slot();
-        step("event written", || {
-            rustix::io::pwrite(&self.file, &slot, at)
-        })
-        .ok();
+        step("event written", || rustix::io::pwrite(&self.file, &slot, at)).ok();
         self.events = self.events.saturating_add(1);
     }
 
@@ -63,12 +51,7 @@ impl Life {
     pub fn exited(&mut self, wait_status: i32, by: EndedBy) {
         let now = clock_gettime(ClockId::Realtime);
         let at_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
-        self.write(LifeEvent::Exited {
-            wait_status,
-            by,
-            at_ms,
-        })
-        .ok();
+        self.write(LifeEvent::Exited { wait_status, by, at_ms }).ok();
     }
 
     /// The room was made when the file was: this cannot fail for want of it.

@@ -89,8 +89,7 @@ impl Output {
         let ring = &mut self.ring;
         // A terminal whose other side is closed says so at every look (EIO); it
         // is no source any more.
-        self.sources
-            .retain(|(stream, fd)| copy(ring, *stream, fd, rounds_max));
+        self.sources.retain(|(stream, fd)| copy(ring, *stream, fd, rounds_max));
     }
 }
 

@@ -32,19 +32,11 @@ pub struct Failure {
 
 impl Failure {
     pub fn of(step: SetupStep, subject: &str, errno: Errno) -> Self {
-        Self {
-            step,
-            subject: subject.to_owned(),
-            errno: errno.raw_os_error(),
-        }
+        Self { step, subject: subject.to_owned(), errno: errno.raw_os_error() }
     }
 
     pub fn into_report(self) -> Report {
-        Report::SetupFailed {
-            step: self.step,
-            subject: self.subject,
-            errno: self.errno,
-        }
+        Report::SetupFailed { step: self.step, subject: self.subject, errno: self.errno }
     }
 }
 
@@ -87,10 +79,8 @@ pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Fa
         None => contain_files().map(|()| None)?,
     };
     if let Some(hostname) = &plan.hostname {
-        step("host named", || {
-            rustix::system::sethostname(hostname.as_bytes())
-        })
-        .failing(SetupStep::Hostname, hostname)?;
+        step("host named", || rustix::system::sethostname(hostname.as_bytes()))
+            .failing(SetupStep::Hostname, hostname)?;
     }
     let terminal = match plan.terminal {
         Some(wanted) => Some(terminal::open(wanted, plan.workload.identity)?),
@@ -116,9 +106,7 @@ fn set_oom_score() {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let score = openat(CWD, c"/proc/self/oom_score_adj", flags, Mode::empty());
     // A caller whose own is higher still may not be allowed to lower it.
-    score
-        .and_then(|file| rustix::io::write(file, OOM_SCORE))
-        .ok();
+    score.and_then(|file| rustix::io::write(file, OOM_SCORE)).ok();
 }
 
 fn isolate_files(

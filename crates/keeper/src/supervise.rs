@@ -147,17 +147,14 @@ impl Supervisor {
         }
         self.answer_callers();
         self.look_after_executions();
-        self.has_stopped_waiting()
-            .then_some(End::Command(ENDED_WELL))
+        self.has_stopped_waiting().then_some(End::Command(ENDED_WELL))
     }
 
     /// Waits for whatever comes first.
     fn wait(&self) -> Vec<Source> {
         let watched: Vec<(Source, BorrowedFd<'_>)> = self.watched().collect();
-        let mut fds: Vec<PollFd<'_>> = watched
-            .iter()
-            .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-            .collect();
+        let mut fds: Vec<PollFd<'_>> =
+            watched.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let timeout = self.next_look().map(timespec);
         let sources = watched.iter().map(|(source, _)| *source);
         match poll(&mut fds, timeout.as_ref()) {
@@ -242,10 +239,7 @@ impl Supervisor {
     /// Background processes live on meanwhile, so the deadlines of the box hold.
     pub fn await_detachment(&mut self) {
         let within_ns = boot_ns().saturating_add(DETACHED_WITHIN_NS);
-        let until_ns = self
-            .deadlines
-            .next()
-            .map_or(within_ns, |at| at.min(within_ns));
+        let until_ns = self.deadlines.next().map_or(within_ns, |at| at.min(within_ns));
         while let (Some(link), Some(_)) = (&mut self.link, &self.detached) {
             match link.wait_until(REQUEST_BYTES_MAX, until_ns) {
                 Some(Request::Detach) => self.detach(),
@@ -376,9 +370,7 @@ impl Supervisor {
     fn signal(&self, signal: i32) {
         match self.command {
             // Whoever has just ended needs no signal.
-            Some(pid) => drop(step("command signalled", || {
-                launch::signal_child(pid, signal)
-            })),
+            Some(pid) => drop(step("command signalled", || launch::signal_child(pid, signal))),
             None => self.executions.iter().for_each(|one| one.signal(signal)),
         }
     }
@@ -404,9 +396,7 @@ impl Supervisor {
         let input = self.detached.as_ref().and_then(Detached::input);
         match input {
             Some((fd, is_terminal)) => {
-                channel
-                    .report_with(&Report::Input { is_terminal }, Some(fd))
-                    .ok();
+                channel.report_with(&Report::Input { is_terminal }, Some(fd)).ok();
             }
             None => channel.report(&Report::Refused(Refusal::NoInput)),
         }

@@ -25,12 +25,7 @@ pub fn open(plan: TerminalPlan, owner: Option<Identity>) -> Result<Pair, Failure
     unlockpt(&master).failing(SetupStep::Terminal, "unlock")?;
     let peer = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let slave = ioctl_tiocgptpeer(&master, peer).failing(SetupStep::Terminal, "peer")?;
-    let size = Winsize {
-        ws_row: plan.rows,
-        ws_col: plan.columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
+    let size = Winsize { ws_row: plan.rows, ws_col: plan.columns, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&master, size).failing(SetupStep::Terminal, "window size")?;
     if let Some(Identity { uid, gid }) = owner {
         fchown(&slave, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))

@@ -235,13 +235,7 @@ fn assume(identity: Identity) -> io::Result<()> {
 /// that is killed meanwhile would have the lock of the keeper's memory.
 fn enter_directory(workdir: &CStr) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = openat2(
-        CWD,
-        workdir,
-        flags,
-        Mode::empty(),
-        ResolveFlags::NO_MAGICLINKS,
-    )?;
+    let directory = openat2(CWD, workdir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
     Ok(rustix::process::fchdir(directory)?)
 }
 
@@ -252,10 +246,7 @@ fn workdir(workload: &Workload) -> Option<CString> {
 
 /// As C strings.
 fn strings(bytes: &[Vec<u8>]) -> Option<Vec<CString>> {
-    bytes
-        .iter()
-        .map(|one| CString::new(one.as_slice()).ok())
-        .collect()
+    bytes.iter().map(|one| CString::new(one.as_slice()).ok()).collect()
 }
 
 /// Where the box's own PATH says that the command may be.

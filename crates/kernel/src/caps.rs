@@ -48,10 +48,7 @@ pub fn lock_out_root() -> io::Result<()> {
 
 /// Effective and permitted become `kept`, inheritable empty.
 pub fn set_to(kept: CapabilitySet) -> io::Result<()> {
-    let sets = CapabilitySets {
-        effective: kept,
-        permitted: kept,
-        inheritable: CapabilitySet::empty(),
-    };
+    let sets =
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }

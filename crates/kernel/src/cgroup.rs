@@ -73,12 +73,7 @@ fn hierarchy(line: &str) -> Option<Hierarchy> {
     let kind = fields.next()?;
     let options = fields.nth(1).unwrap_or_default();
     match kind {
-        "cgroup2" => Some(Hierarchy {
-            mount,
-            root,
-            controllers: Vec::new(),
-            version: Version::V2,
-        }),
+        "cgroup2" => Some(Hierarchy { mount, root, controllers: Vec::new(), version: Version::V2 }),
         "cgroup" => Some(Hierarchy {
             mount,
             root,
@@ -91,10 +86,7 @@ fn hierarchy(line: &str) -> Option<Hierarchy> {
 
 /// `mountinfo` writes blanks and backslashes in octal.
 fn unescape(field: &str) -> String {
-    field
-        .replace("\\040", " ")
-        .replace("\\011", "\t")
-        .replace("\\134", "\\")
+    field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 }
 
 /// An open cgroup directory.
@@ -106,9 +98,7 @@ pub struct Cgroup {
 impl Cgroup {
     /// Makes the directory; it must not exist.
     pub fn create(path: &Path) -> io::Result<Self> {
-        step("cgroup made", || {
-            mkdirat(CWD, path, Mode::from_raw_mode(0o755))
-        })?;
+        step("cgroup made", || mkdirat(CWD, path, Mode::from_raw_mode(0o755)))?;
         Self::open(path)
     }
 
@@ -126,9 +116,7 @@ impl Cgroup {
     /// processes from here to there: what the kernel asks for is the right to
     /// write both membership files (cgroup-v2.rst, "Delegation").
     pub fn make_below(&self, name: &str, uid: Option<u32>) -> io::Result<Self> {
-        step("cgroup made below", || {
-            mkdirat(&self.directory, name, Mode::from_raw_mode(0o755))
-        })?;
+        step("cgroup made below", || mkdirat(&self.directory, name, Mode::from_raw_mode(0o755)))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let below = Self {
             directory: step("cgroup below opened", || {
@@ -181,9 +169,8 @@ impl Cgroup {
     /// The text of a small file.
     pub fn read(&self, file: &str) -> io::Result<String> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd = step("cgroup file opened", || {
-            openat(&self.directory, file, flags, Mode::empty())
-        })?;
+        let fd =
+            step("cgroup file opened", || openat(&self.directory, file, flags, Mode::empty()))?;
         read_text(fd.as_fd())
     }
 

@@ -37,10 +37,7 @@ fn boottime_offset_ns(text: &str) -> Option<i64> {
 /// the system call when it started; rustix has to ask the kernel for it once in each
 /// process (`PR_GET_AUXV`).
 fn shown_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime(2) writes one timespec, which `now` has room for. It
     // cannot fail: the clock is there since Linux 2.6.39.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) };

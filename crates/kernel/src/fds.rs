@@ -53,11 +53,7 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 /// The number of whoever is at the other end of a socket; 0 where it is in no PID
 /// namespace that we see.
 pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<i32> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: writes at most as many bytes as `peer` has, which any bytes are valid for.
     let result = unsafe {
@@ -202,10 +198,7 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
             fds.extend(passed);
         }
     }
-    Ok(Received {
-        bytes: received.bytes,
-        fds,
-    })
+    Ok(Received { bytes: received.bytes, fds })
 }
 
 #[cfg(test)]
@@ -219,9 +212,6 @@ mod tests {
         let file = File::open("/proc/self/smaps").unwrap();
         let whole = read_list(file.as_fd()).unwrap();
         assert!(whole.len() > 2 * 4096, "{}", whole.len());
-        assert!(
-            whole.lines().any(|line| line.ends_with("[stack]")),
-            "{whole}"
-        );
+        assert!(whole.lines().any(|line| line.ends_with("[stack]")), "{whole}");
     }
 }

@@ -92,11 +92,7 @@ fn paused_child() -> io::Result<Process> {
     // SAFETY: without CLONE_VM and without a stack this is a fork: the child
     // goes on here with a copy of everything.
     let pid = unsafe {
-        libc::syscall(
-            libc::SYS_clone3,
-            &raw const arguments,
-            size_of::<libc::clone_args>(),
-        )
+        libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>())
     };
     match pid {
         0 => pause_until_killed(parent),

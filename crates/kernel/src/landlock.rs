@@ -97,11 +97,8 @@ pub struct Ruleset {
 impl Ruleset {
     pub fn new(abi: u32) -> io::Result<Self> {
         let handled = access::handled(abi);
-        let attr = RulesetAttr {
-            handled_access_fs: handled,
-            handled_access_net: 0,
-            scoped: SCOPES,
-        };
+        let attr =
+            RulesetAttr { handled_access_fs: handled, handled_access_net: 0, scoped: SCOPES };
         // Older kernels refuse a structure that is longer than theirs.
         let size: usize = match abi {
             0..=3 => 8,
@@ -110,12 +107,7 @@ impl Ruleset {
         };
         // SAFETY: the kernel reads `size` bytes of the live `attr`.
         let fd = unsafe {
-            libc::syscall(
-                libc::SYS_landlock_create_ruleset,
-                &raw const attr,
-                size,
-                0u32,
-            )
+            libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0u32)
         };
         let fd = i32::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
         if fd < 0 {
@@ -128,10 +120,8 @@ impl Ruleset {
 
     /// Allows these rights at and beneath an open path.
     pub fn allow(&self, path: BorrowedFd<'_>, rights: u64) -> io::Result<()> {
-        let attr = PathBeneathAttr {
-            allowed_access: rights & self.handled,
-            parent_fd: path.as_raw_fd(),
-        };
+        let attr =
+            PathBeneathAttr { allowed_access: rights & self.handled, parent_fd: path.as_raw_fd() };
         // SAFETY: the kernel reads the live `attr`, packed as it defines it.
         let result = unsafe {
             libc::syscall(
@@ -155,11 +145,7 @@ impl Ruleset {
 }
 
 fn check(result: libc::c_long) -> io::Result<()> {
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

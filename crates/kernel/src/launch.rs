@@ -210,36 +210,22 @@ pub fn control_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
 pub fn signal_child(pid: Pid, signal: i32) -> io::Result<()> {
     // SAFETY: the pid is that of an unreaped child, so it is still that child.
     let result = unsafe { libc::kill(pid.as_raw_nonzero().get(), signal) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sets one resource limit by number, capped at the hard limit already there
 /// (raising that one needs a privilege over the host).
 pub fn limit_resource(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
-    let mut now = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: prlimit writes the current limits into the live `now`.
     let result = unsafe { libc::prlimit(0, resource as _, std::ptr::null(), &raw mut now) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    let new = libc::rlimit {
-        rlim_cur: soft.min(now.rlim_max),
-        rlim_max: hard.min(now.rlim_max),
-    };
+    let new = libc::rlimit { rlim_cur: soft.min(now.rlim_max), rlim_max: hard.min(now.rlim_max) };
     // SAFETY: prlimit reads the live `new`.
     let result = unsafe { libc::prlimit(0, resource as _, &raw const new, std::ptr::null_mut()) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Moves into a cgroup namespace whose root is where this process is now.

@@ -151,15 +151,7 @@ mod tests {
     /// Every way from one size to another keeps the bytes.
     #[test]
     fn a_block_keeps_its_bytes_as_it_grows_and_shrinks() {
-        let sizes = [
-            8,
-            LARGE_BYTES - 1,
-            LARGE_BYTES,
-            5 * LARGE_BYTES,
-            64,
-            LARGE_BYTES + 1,
-            16,
-        ];
+        let sizes = [8, LARGE_BYTES - 1, LARGE_BYTES, 5 * LARGE_BYTES, 64, LARGE_BYTES + 1, 16];
         let layout = |size| Layout::from_size_align(size, 8).unwrap();
         // SAFETY: a layout with a size.
         let mut block = unsafe { Allocator.alloc_zeroed(layout(sizes[0])) };

@@ -42,9 +42,7 @@ pub fn filesystem(
     options: &[(&str, &str)],
     attributes: Attributes,
 ) -> io::Result<OwnedFd> {
-    step("file system made", || {
-        make_filesystem(kind, options, attributes)
-    })
+    step("file system made", || make_filesystem(kind, options, attributes))
 }
 
 fn make_filesystem(
@@ -60,11 +58,7 @@ fn make_filesystem(
         }
     }
     fsconfig_create(context.as_fd())?;
-    Ok(fsmount(
-        context.as_fd(),
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        attributes,
-    )?)
+    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
 /// A detached copy of the mount at a path beneath `directory` (all mounts below
@@ -118,10 +112,7 @@ pub fn add_attributes(
     attributes: MountAttrFlags,
     reach: Reach,
 ) -> io::Result<()> {
-    let attr = MountAttr {
-        attr_set: u64::from(attributes.bits()),
-        ..MountAttr::default()
-    };
+    let attr = MountAttr { attr_set: u64::from(attributes.bits()), ..MountAttr::default() };
     set_attributes(mount, &attr, reach)
 }
 

@@ -77,17 +77,12 @@ impl Making {
         // SAFETY: the stack is nobody else's, and is freed after the maker was seen
         // dead, or never.
         let bear = || unsafe { clone3(&arguments, make, argument) };
-        let pid = once("maker of a network born", || {
-            match with_signals_blocked(bear) {
-                pid @ 0.. => Ok(pid as usize),
-                errno => Err(io::Error::from_raw_os_error(-errno as i32)),
-            }
+        let pid = once("maker of a network born", || match with_signals_blocked(bear) {
+            pid @ 0.. => Ok(pid as usize),
+            errno => Err(io::Error::from_raw_os_error(-errno as i32)),
         })?;
         move_elsewhere(pid);
-        Ok(Self {
-            coming: ours.into(),
-            maker: ManuallyDrop::new(maker),
-        })
+        Ok(Self { coming: ours.into(), maker: ManuallyDrop::new(maker) })
     }
 
     /// Moves this process into the namespace, as soon as there is one, and sets
@@ -95,9 +90,7 @@ impl Making {
     pub fn enter(self, settings: BorrowedFd<'_>) -> io::Result<()> {
         let made = self.wait();
         // Dead or about to die, it must not count as a process of the box.
-        once("maker of a network reaped", || {
-            retry_on_intr(|| wait(WaitOptions::empty()))
-        })?;
+        once("maker of a network reaped", || retry_on_intr(|| wait(WaitOptions::empty())))?;
         drop(ManuallyDrop::into_inner(self.maker));
         let namespace = made?;
         let network = Some(LinkNameSpaceType::Network);
@@ -113,13 +106,10 @@ impl Making {
         retry_on_intr(|| poll(&mut ready, None))?;
         let mut errno = [0; size_of::<i32>()];
         let mut received = receive(self.coming.as_fd(), &mut errno)?;
-        received
-            .fds
-            .pop()
-            .ok_or_else(|| match i32::from_ne_bytes(errno) {
-                0 => Errno::IO.into(),
-                errno => io::Error::from_raw_os_error(errno),
-            })
+        received.fds.pop().ok_or_else(|| match i32::from_ne_bytes(errno) {
+            0 => Errno::IO.into(),
+            errno => io::Error::from_raw_os_error(errno),
+        })
     }
 }
 
@@ -188,10 +178,7 @@ fn send(socket: usize, made: Result<i32, i32>) {
         kind: libc::SCM_RIGHTS,
         fd: made.unwrap_or(-1),
     };
-    let mut bytes = libc::iovec {
-        iov_base: (&raw mut errno).cast(),
-        iov_len: size_of::<i32>(),
-    };
+    let mut bytes = libc::iovec { iov_base: (&raw mut errno).cast(), iov_len: size_of::<i32>() };
     // SAFETY: a message of nothing, which all zeroes are.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut bytes;
@@ -207,10 +194,8 @@ fn send(socket: usize, made: Result<i32, i32>) {
 }
 
 /// Any port without a privilege, and no router's word taken.
-const SETTINGS: [(&CStr, &[u8]); 2] = [
-    (c"net/ipv4/ip_unprivileged_port_start", b"0"),
-    (c"net/ipv6/conf/default/accept_ra", b"0"),
-];
+const SETTINGS: [(&CStr, &[u8]); 2] =
+    [(c"net/ipv4/ip_unprivileged_port_start", b"0"), (c"net/ipv6/conf/default/accept_ra", b"0")];
 
 /// `/proc/sys/net` is that of whoever looks, but names of all networks that were
 /// ever looked at stay in memory, in one list for each mount of `/proc`: in the
@@ -238,11 +223,7 @@ fn bring_loopback_up(socket: usize) -> Result<(), i32> {
     request.ifr_name[0] = b'l' as libc::c_char;
     request.ifr_name[1] = b'o' as libc::c_char;
     let argument = &raw const request as usize;
-    call(
-        libc::SYS_ioctl,
-        [socket, libc::SIOCSIFFLAGS as usize, argument, 0, 0],
-    )
-    .map(drop)
+    call(libc::SYS_ioctl, [socket, libc::SIOCSIFFLAGS as usize, argument, 0, 0]).map(drop)
 }
 
 fn call(number: libc::c_long, args: [usize; 5]) -> Result<i32, i32> {

@@ -22,9 +22,7 @@ use crate::step::step;
 /// `statfs` magic of pidfs.
 const PIDFS_MAGIC: u64 = 0x5049_4446;
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// System calls in which the creation of a box can block, for example on a file system.
 const SYSTEM_CALLS: [(i64, &str); 14] = [
@@ -160,10 +158,7 @@ impl Process {
         let text = self.read_proc("syscall").ok()?;
         let number: i64 = text.split_whitespace().next()?.parse().ok()?;
         let known = SYSTEM_CALLS.iter().find(|(it, _)| *it == number);
-        Some(known.map_or_else(
-            || format!("system call {number}"),
-            |(_, name)| (*name).to_owned(),
-        ))
+        Some(known.map_or_else(|| format!("system call {number}"), |(_, name)| (*name).to_owned()))
     }
 
     /// The pidfd pins the number for as long as the process is there, so what is
@@ -200,9 +195,7 @@ impl Process {
 
     /// SIGKILL; a process that is already dead is as wanted.
     pub fn kill(&self) -> io::Result<()> {
-        match step("process killed", || {
-            pidfd_send_signal(&self.pidfd, Signal::KILL)
-        }) {
+        match step("process killed", || pidfd_send_signal(&self.pidfd, Signal::KILL)) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -211,9 +204,7 @@ impl Process {
     /// Whether it was seen dead within the time.
     pub fn wait_dead(&self, bound: Duration) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match step("process waited for", || {
-            poll(&mut fds, Some(&timespec(bound)))
-        }) {
+        match step("process waited for", || poll(&mut fds, Some(&timespec(bound)))) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),
@@ -222,18 +213,13 @@ impl Process {
 
     /// The same process, known a second time.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self {
-            pidfd: self.pidfd.try_clone()?,
-            pid: self.pid,
-        })
+        Ok(Self { pidfd: self.pidfd.try_clone()?, pid: self.pid })
     }
 
     /// Reaps a child that is dead; `None` while it lives or when it is not ours.
     pub fn reap(&self) -> io::Result<Option<Status>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        match step("process reaped", || {
-            waitid(WaitId::PidFd(self.pidfd.as_fd()), options)
-        }) {
+        match step("process reaped", || waitid(WaitId::PidFd(self.pidfd.as_fd()), options)) {
             Ok(Some(status)) => Ok(Some(match status.exit_status() {
                 Some(code) => Status::Exited(code),
                 None => Status::Signaled(status.terminating_signal().unwrap_or(0)),
@@ -248,10 +234,8 @@ impl Process {
 /// processes the ones that system calls take.
 pub fn check_proc() -> io::Result<()> {
     let own = getpid();
-    let this = Process {
-        pidfd: pidfd_open(own, PidfdFlags::empty())?,
-        pid: own.as_raw_nonzero().get(),
-    };
+    let this =
+        Process { pidfd: pidfd_open(own, PidfdFlags::empty())?, pid: own.as_raw_nonzero().get() };
     match this.numbers() {
         Ok(numbers) if numbers == [this.pid] => Ok(()),
         // Seen from a PID namespace that we are not in, `/proc/self` leads nowhere.
@@ -265,12 +249,7 @@ fn foreign_proc() -> io::Error {
 }
 
 fn open_at(directory: impl AsFd, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    Ok(openat(
-        directory,
-        path,
-        flags | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?)
+    Ok(openat(directory, path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 impl AsFd for Process {

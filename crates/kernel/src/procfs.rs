@@ -21,9 +21,7 @@ use crate::fds::read_list;
 pub use descriptors::{DescriptorKind, Descriptors};
 pub use namespaces::{NAMESPACE_KINDS, NamespaceKind};
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// What became of a look at a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,10 +72,7 @@ impl Procfs {
         let directory = openat(CWD, c"/proc", DIRECTORY, Mode::empty())?;
         // We have at least that one open.
         let own = statat(&directory, c"self/fd", AtFlags::empty())?;
-        Ok(Self {
-            directory,
-            counts_descriptors: own.st_size > 0,
-        })
+        Ok(Self { directory, counts_descriptors: own.st_size > 0 })
     }
 
     /// The numbers of all processes that are there now.
@@ -91,10 +86,7 @@ impl Procfs {
     pub fn process(&self, pid: i32) -> Look<ShownProcess<'_>> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat(&self.directory, pid.to_string(), flags, Mode::empty());
-        Look::of(opened).map(|directory| ShownProcess {
-            directory,
-            procfs: self,
-        })
+        Look::of(opened).map(|directory| ShownProcess { directory, procfs: self })
     }
 
     /// What everybody may know of the process that has this number now, without
@@ -134,9 +126,8 @@ impl Procfs {
         }
         let threads = self.text("2/task/2/children").ok()?;
         let wanted = format!("+{queue}");
-        let names = threads
-            .split_whitespace()
-            .filter_map(|pid| self.text(&format!("{pid}/comm")).ok());
+        let names =
+            threads.split_whitespace().filter_map(|pid| self.text(&format!("{pid}/comm")).ok());
         let mut names = names.filter(|name| name.starts_with("kworker/"));
         Some(names.any(|name| name.trim_end().ends_with(&wanted)))
     }
@@ -286,18 +277,12 @@ mod tests {
         assert!(procfs.pids().unwrap().contains(&own));
         let shown = procfs.process(own).seen().unwrap();
         let stat = shown.stat().seen().unwrap();
-        assert_eq!(
-            u32::try_from(stat.parent).unwrap(),
-            std::os::unix::process::parent_id()
-        );
+        assert_eq!(u32::try_from(stat.parent).unwrap(), std::os::unix::process::parent_id());
         assert!(stat.resident_bytes > 0 && !stat.is_zombie);
         let short = procfs.stat(own).seen().unwrap();
         assert_eq!(short.parent, stat.parent);
         let lines = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        assert_eq!(
-            shown.listed_mounts(),
-            Look::Seen(lines.lines().count() as u64)
-        );
+        assert_eq!(shown.listed_mounts(), Look::Seen(lines.lines().count() as u64));
         assert!(shown.space_at("proc").seen().is_some());
     }
 
@@ -330,15 +315,7 @@ mod tests {
         let procfs = Procfs::open().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
-        let threads = || {
-            procfs
-                .process(own)
-                .seen()
-                .unwrap()
-                .threads()
-                .seen()
-                .unwrap()
-        };
+        let threads = || procfs.process(own).seen().unwrap().threads().seen().unwrap();
         let before = threads();
         let other = std::thread::spawn(move || receiver.recv().is_ok());
         assert!(threads() > before);

@@ -27,12 +27,7 @@ const OWNER: [u8; 8] = *b"tare\0\0\0\0";
 // that it states: five bytes of owner, padded to eight, and no description.
 #[used]
 #[unsafe(link_section = ".note.tare")]
-static NOTE: Note = Note {
-    owner_bytes: 5,
-    description_bytes: 0,
-    kind: 1,
-    owner: OWNER,
-};
+static NOTE: Note = Note { owner_bytes: 5, description_bytes: 0, kind: 1, owner: OWNER };
 
 /// Whether the process runs a tare binary. An error where the kernel does not show us its
 /// program.
@@ -118,12 +113,8 @@ mod tests {
 
     #[test]
     fn a_note_is_found_behind_others_and_damaged_ones_end_the_search() {
-        let other = [
-            4, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, b'G', b'N', b'U', 0, 7, 7, 0, 0,
-        ];
-        let own = [
-            5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, b't', b'a', b'r', b'e', 0, 0, 0, 0,
-        ];
+        let other = [4, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, b'G', b'N', b'U', 0, 7, 7, 0, 0];
+        let own = [5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, b't', b'a', b'r', b'e', 0, 0, 0, 0];
         assert!(has_own_note(&[other, own].concat()));
         assert!(!has_own_note(&other));
         assert!(!has_own_note(&own[..16]));

@@ -44,24 +44,14 @@ impl<'a> Draft<'a> {
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 Self::named(directory, name, mode)
             }
-            unnamed => Ok(Self {
-                directory,
-                name,
-                file: unnamed?.into(),
-                hidden: None,
-            }),
+            unnamed => Ok(Self { directory, name, file: unnamed?.into(), hidden: None }),
         }
     }
 
     fn named(directory: BorrowedFd<'a>, name: &'a CStr, mode: Mode) -> Result<Self> {
         let hidden = hidden_name(name);
         let file = create_named(directory, &hidden, mode)?;
-        Ok(Self {
-            directory,
-            name,
-            file: file.into(),
-            hidden: Some(hidden),
-        })
+        Ok(Self { directory, name, file: file.into(), hidden: Some(hidden) })
     }
 
     pub fn file(&mut self) -> &mut File {
@@ -82,9 +72,7 @@ impl<'a> Draft<'a> {
         if named.st_ino != fstat(&self.file)?.st_ino {
             return Err(Errno::BUSY);
         }
-        once("file replaced", || {
-            renameat(self.directory, hidden, self.directory, self.name)
-        })?;
+        once("file replaced", || renameat(self.directory, hidden, self.directory, self.name))?;
         self.hidden = None;
         Ok(())
     }
@@ -156,11 +144,7 @@ fn create_named(directory: BorrowedFd<'_>, name: &CStr, mode: Mode) -> Result<Ow
 
 /// Removes a hidden entry: a file, a symlink or an empty directory. Absent is as wanted.
 fn remove(directory: BorrowedFd<'_>, hidden: &CStr) -> Result<()> {
-    let unlink = |flags| {
-        step("hidden entry removed", || {
-            unlinkat(directory, hidden, flags)
-        })
-    };
+    let unlink = |flags| step("hidden entry removed", || unlinkat(directory, hidden, flags));
     let removed = match unlink(AtFlags::empty()) {
         Err(Errno::ISDIR) => unlink(AtFlags::REMOVEDIR),
         removed => removed,

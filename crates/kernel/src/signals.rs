@@ -39,11 +39,7 @@ impl SignalFd {
         }
         let fd = signalfd(&set)?;
         let former = block(&set)?;
-        Ok(Self {
-            fd,
-            former,
-            _thread: PhantomData,
-        })
+        Ok(Self { fd, former, _thread: PhantomData })
     }
 
     /// The number of one signal that arrived, without waiting; `None` when
@@ -111,9 +107,7 @@ impl Drop for SignalFd {
 
 impl fmt::Debug for SignalFd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SignalFd")
-            .field("fd", &self.fd)
-            .finish_non_exhaustive()
+        f.debug_struct("SignalFd").field("fd", &self.fd).finish_non_exhaustive()
     }
 }
 

@@ -114,9 +114,7 @@ fn receive(socket: &OwnedFd, transport: Transport, found: &mut Vec<Listening>) -
 }
 
 fn error(body: &[u8]) -> io::Error {
-    let code = body
-        .first_chunk()
-        .map_or(0, |code| i32::from_ne_bytes(*code));
+    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     io::Error::from_raw_os_error(-code)
 }
 
@@ -193,10 +191,7 @@ mod tests {
         assert_eq!(listener.transport, Transport::Tcp);
         assert_eq!(listener.inode, inode(&tcp));
         let bound = of(udp.local_addr().unwrap()).unwrap();
-        assert_eq!(
-            (bound.transport, bound.inode),
-            (Transport::Udp, inode(&udp))
-        );
+        assert_eq!((bound.transport, bound.inode), (Transport::Udp, inode(&udp)));
         assert!(of(client.local_addr().unwrap()).is_none());
     }
 

@@ -93,15 +93,9 @@ pub enum BirthStep {
 
 impl BirthStep {
     fn from_code(code: u32) -> Option<Self> {
-        [
-            Self::JoinCgroup,
-            Self::Abandoned,
-            Self::Identity,
-            Self::Descriptors,
-            Self::Execute,
-        ]
-        .into_iter()
-        .find(|step| *step as u32 == code)
+        [Self::JoinCgroup, Self::Abandoned, Self::Identity, Self::Descriptors, Self::Execute]
+            .into_iter()
+            .find(|step| *step as u32 == code)
     }
 }
 
@@ -211,11 +205,7 @@ impl Drop for Spawned {
 /// is what keeps its pid from being someone else's.
 pub fn spawn(birth: Birth<'_>) -> io::Result<Newborn> {
     let (go_read, go_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let arguments: Vec<CString> = birth
-        .arguments
-        .iter()
-        .map(|one| CString::from(*one))
-        .collect();
+    let arguments: Vec<CString> = birth.arguments.iter().map(|one| CString::from(*one)).collect();
     let pointers = arguments.iter().map(|one| one.as_ptr());
     let environment = handed_down();
     let environ = environment.iter().map(|one| one.as_ptr());
@@ -243,13 +233,7 @@ pub fn spawn(birth: Birth<'_>) -> io::Result<Newborn> {
     let process = once("process born", || with_signals_blocked(bear))?;
     Ok(Newborn {
         go: go_write,
-        spawned: Spawned {
-            process,
-            shared: Some(Shared {
-                order,
-                _stack: stack,
-            }),
-        },
+        spawned: Spawned { process, shared: Some(Shared { order, _stack: stack }) },
     })
 }
 
@@ -308,11 +292,8 @@ type Failure = (BirthStep, u32);
 fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failure> {
     for &tasks in &order.join {
         let zero = b"0";
-        call(
-            libc::SYS_write,
-            [tasks as usize, zero.as_ptr() as usize, 1, 0, 0],
-        )
-        .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
+        call(libc::SYS_write, [tasks as usize, zero.as_ptr() as usize, 1, 0, 0])
+            .map_err(|errno| (BirthStep::JoinCgroup, errno))?;
     }
     let places = arrange_descriptors(order).map_err(|errno| (BirthStep::Descriptors, errno))?;
     wait_for_go(places.go)?;
@@ -324,11 +305,7 @@ fn prepare_and_execute(order: &Order) -> Result<std::convert::Infallible, Failur
     .map_err(|errno| (BirthStep::Identity, errno))?;
     // After the ids: changing them clears the parent-death signal.
     let kill = libc::SIGKILL as usize;
-    call(
-        libc::SYS_prctl,
-        [libc::PR_SET_PDEATHSIG as usize, kill, 0, 0, 0],
-    )
-    .ok();
+    call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, kill, 0, 0, 0]).ok();
     let empty = c"";
     call(
         libc::SYS_execveat,
@@ -373,10 +350,7 @@ fn make_capabilities_ambient() -> Result<(), u32> {
         *inheritable = *permitted;
     }
     call(libc::SYS_capset, [header, data, 0, 0, 0])?;
-    let (ambient, raise) = (
-        libc::PR_CAP_AMBIENT as usize,
-        libc::PR_CAP_AMBIENT_RAISE as usize,
-    );
+    let (ambient, raise) = (libc::PR_CAP_AMBIENT as usize, libc::PR_CAP_AMBIENT_RAISE as usize);
     for number in 0..u64::BITS as usize {
         // Refused for a number that this kernel does not know.
         call(libc::SYS_prctl, [ambient, raise, number, 0, 0]).ok();
@@ -415,10 +389,7 @@ fn arrange_descriptors(order: &Order) -> Result<Places, u32> {
         call(libc::SYS_dup3, [base + index, index, flags, 0, 0])?;
     }
     call(libc::SYS_close_range, [count, u32::MAX as usize, 0, 0, 0])?;
-    Ok(Places {
-        executable: given,
-        go: given + 1,
-    })
+    Ok(Places { executable: given, go: given + 1 })
 }
 
 fn call(number: libc::c_long, args: [usize; 5]) -> Result<usize, u32> {

@@ -41,9 +41,7 @@ fn remove_at_depth(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Res
             remove_at_depth(directory.as_fd(), entry.file_name(), depth - 1)?;
         }
     }
-    match step("directory removed", || {
-        unlinkat(parent, name, AtFlags::REMOVEDIR)
-    }) {
+    match step("directory removed", || unlinkat(parent, name, AtFlags::REMOVEDIR)) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

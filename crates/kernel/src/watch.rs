@@ -104,10 +104,9 @@ fn explained(errno: Errno) -> io::Error {
             kind,
             "no descriptor or inotify instance is left (fs.inotify.max_user_instances)",
         ),
-        Errno::NOSPC => io::Error::new(
-            kind,
-            "no inotify watch is left (fs.inotify.max_user_watches)",
-        ),
+        Errno::NOSPC => {
+            io::Error::new(kind, "no inotify watch is left (fs.inotify.max_user_watches)")
+        }
         errno => errno.into(),
     }
 }
@@ -153,10 +152,7 @@ mod tests {
         assert_eq!(watch.add(&files[0]).unwrap(), marks[0]);
         assert_eq!(watch.changes().unwrap(), Changes::Of(HashSet::new()));
         pwrite(&files[1], b"x", 0).unwrap();
-        assert_eq!(
-            watch.changes().unwrap(),
-            Changes::Of(HashSet::from([marks[1]]))
-        );
+        assert_eq!(watch.changes().unwrap(), Changes::Of(HashSet::from([marks[1]])));
         watch.remove(marks[1]);
         watch.drain().unwrap();
         pwrite(&files[1], b"x", 0).unwrap();

@@ -19,12 +19,8 @@ const BOUND: Duration = Duration::from_secs(10);
 /// A cgroup of this test's own, or `None` where we may not make one.
 fn own_cgroup(name: &str) -> Option<(PathBuf, Cgroup)> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let found = hierarchies(&mountinfo)
-        .into_iter()
-        .find(|one| one.version == Version::V2)?;
-    let path = found
-        .mount
-        .join(format!("tare-test-{name}-{}", std::process::id()));
+    let found = hierarchies(&mountinfo).into_iter().find(|one| one.version == Version::V2)?;
+    let path = found.mount.join(format!("tare-test-{name}-{}", std::process::id()));
     Some((path.clone(), Cgroup::create(&path).ok()?))
 }
 
@@ -37,10 +33,7 @@ fn start_in(cgroup: &Cgroup, program: &str) -> Child {
 /// `ready`.
 fn start_with(program: &str, enter: impl FnOnce(&str)) -> Child {
     let mut child = Command::new("python3")
-        .args([
-            "-c",
-            &format!("import sys; sys.stdin.readline()\n{program}"),
-        ])
+        .args(["-c", &format!("import sys; sys.stdin.readline()\n{program}")])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -48,9 +41,7 @@ fn start_with(program: &str, enter: impl FnOnce(&str)) -> Child {
     enter(&child.id().to_string());
     drop(child.stdin.take());
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
     child
 }
@@ -65,10 +56,7 @@ fn a_process_whose_main_thread_has_exited_is_killed_all_the_same() {
     };
     let mut child = start_in(&cgroup, WITHOUT_MAIN_THREAD);
     cgroup.kill().unwrap();
-    assert!(
-        cgroup.is_populated().unwrap(),
-        "cgroup.kill reached it: the control does not hold"
-    );
+    assert!(cgroup.is_populated().unwrap(), "cgroup.kill reached it: the control does not hold");
     assert!(kill_until_empty(&cgroup, BOUND).unwrap());
     child.wait().unwrap();
     cgroup::remove(&path).unwrap();
@@ -96,10 +84,7 @@ fn nested_cgroups_are_emptied_and_removed_bottom_up() {
         fs::create_dir(&deep).unwrap();
     }
     let inner = Cgroup::open(&deep).unwrap();
-    let mut child = start_in(
-        &inner,
-        "print('ready', flush=True); import time; time.sleep(1000)",
-    );
+    let mut child = start_in(&inner, "print('ready', flush=True); import time; time.sleep(1000)");
     assert!(cgroup.is_populated().unwrap());
     assert!(kill_until_empty(&cgroup, BOUND).unwrap());
     child.wait().unwrap();
@@ -143,9 +128,7 @@ fn own_v1_cgroup(name: &str) -> Option<PathBuf> {
     let found = hierarchies(&mountinfo)
         .into_iter()
         .find(|one| one.controllers.iter().any(|name| name == "pids"))?;
-    let path = found
-        .mount
-        .join(format!("tare-test-{name}-{}", std::process::id()));
+    let path = found.mount.join(format!("tare-test-{name}-{}", std::process::id()));
     fs::create_dir(&path).ok().map(|()| path)
 }
 
@@ -161,10 +144,7 @@ fn nest(path: &Path) -> OwnedFd {
 }
 
 fn allow_descriptors(number: u64) {
-    let limit = Rlimit {
-        current: Some(number),
-        maximum: getrlimit(Resource::Nofile).maximum,
-    };
+    let limit = Rlimit { current: Some(number), maximum: getrlimit(Resource::Nofile).maximum };
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
@@ -184,10 +164,7 @@ fn everyone_in_a_cgroup_and_below_is_found_however_many_they_are() {
         for _ in range(900):\n    if os.fork() == 0: signal.pause()\n\
         print('ready', flush=True)\nsignal.pause()";
     let mut many = start_in(&cgroup, children);
-    let mut one = start_in(
-        &below,
-        "print('ready', flush=True)\nimport signal; signal.pause()",
-    );
+    let mut one = start_in(&below, "print('ready', flush=True)\nimport signal; signal.pause()");
     let root = fs::File::open(path.parent().unwrap()).unwrap();
     let name = path.file_name().unwrap().to_str().unwrap();
     let read = |usual| tree::read(root.as_fd(), name, usual, Members::Read).unwrap();
@@ -196,10 +173,7 @@ fn everyone_in_a_cgroup_and_below_is_found_however_many_they_are() {
         assert_eq!(found.members.len(), 902);
         assert!(found.members.contains(&i32::try_from(one.id()).unwrap()));
         let paths: Vec<_> = found.directories.iter().map(|it| it.path.clone()).collect();
-        assert_eq!(
-            paths,
-            [PathBuf::from(name), PathBuf::from(name).join("below")]
-        );
+        assert_eq!(paths, [PathBuf::from(name), PathBuf::from(name).join("below")]);
         assert_eq!(found.directories[0].inode, cgroup.inode().unwrap());
     }
     let id = below.inode().unwrap();

@@ -70,10 +70,7 @@ fn a_child_has_the_descriptors_it_was_given_and_no_others() {
     let said = everything(output);
     assert!(spawned.process.wait_dead(BOUND).unwrap());
     assert_eq!(spawned.process.reap().unwrap(), Some(Status::Exited(0)));
-    let numbers: Vec<&str> = said
-        .lines()
-        .filter_map(|line| line.split(' ').next())
-        .collect();
+    let numbers: Vec<&str> = said.lines().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(numbers, ["0", "1", "2", "3"], "{said}");
     assert!(said.contains("3 /dev/full"), "{said}");
 }
@@ -89,15 +86,7 @@ fn a_child_that_waits_for_its_go_holds_only_its_own_descriptors() {
         let fds = format!("/proc/{}/fd", waiting.process().pid());
         let entries = std::fs::read_dir(fds).unwrap();
         let mut held: Vec<u32> = entries
-            .map(|entry| {
-                entry
-                    .unwrap()
-                    .file_name()
-                    .to_str()
-                    .unwrap()
-                    .parse()
-                    .unwrap()
-            })
+            .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
             .collect();
         held.sort_unstable();
         held

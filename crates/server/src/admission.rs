@@ -28,10 +28,7 @@ pub struct Permit {
 impl Permit {
     /// Who has to answer for it, as long as it runs.
     pub fn on_account_of(self, charge: Option<Charge>) -> Self {
-        Self {
-            _charge: charge,
-            ..self
-        }
+        Self { _charge: charge, ..self }
     }
 
     /// Its box is made.
@@ -42,10 +39,7 @@ impl Permit {
 
 impl Admission {
     pub fn new(limits: &Limits, pressure: Pressure) -> Self {
-        Self {
-            turns: Turns::new(limits),
-            pressure,
-        }
+        Self { turns: Turns::new(limits), pressure }
     }
 
     /// Waits for its turn, unless too many do; when it comes, there is room for its
@@ -53,11 +47,7 @@ impl Admission {
     pub async fn run(&self) -> Result<Permit, ApiError> {
         let turn = self.turns.next().await?;
         let place = self.pressure.place().await?;
-        Ok(Permit {
-            _turn: turn,
-            place,
-            _charge: None,
-        })
+        Ok(Permit { _turn: turn, place, _charge: None })
     }
 
     /// Returns when nobody runs any more.
@@ -92,11 +82,7 @@ pub struct Turn {
 
 impl Counted {
     pub fn new(most: usize) -> Self {
-        Self {
-            free: Arc::new(Semaphore::new(most)),
-            most,
-            taken: Arc::default(),
-        }
+        Self { free: Arc::new(Semaphore::new(most)), most, taken: Arc::default() }
     }
 
     /// One that is free now.
@@ -113,10 +99,7 @@ impl Counted {
 
     fn turn(&self, permit: OwnedSemaphorePermit) -> Turn {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        Turn {
-            _permit: permit,
-            taken: Arc::clone(&self.taken),
-        }
+        Turn { _permit: permit, taken: Arc::clone(&self.taken) }
     }
 
     pub fn taken(&self) -> usize {
@@ -191,11 +174,7 @@ mod tests {
     use super::*;
 
     fn turns(runs: usize, runs_waiting: usize) -> Turns {
-        Turns::new(&Limits {
-            runs,
-            runs_waiting,
-            ..Limits::default()
-        })
+        Turns::new(&Limits { runs, runs_waiting, ..Limits::default() })
     }
 
     #[tokio::test]

@@ -81,12 +81,8 @@ pub fn router(app: App) -> Router {
         .route("/openapi.json", get(async move || axum::Json(description)))
         .route("/", get(async move || Html(page)))
         .fallback(async || {
-            ApiError::new(
-                StatusCode::NOT_FOUND,
-                "no_such_route",
-                "there is nothing here",
-            )
-            .with_hint("GET /openapi.json describes what there is")
+            ApiError::new(StatusCode::NOT_FOUND, "no_such_route", "there is nothing here")
+                .with_hint("GET /openapi.json describes what there is")
         })
         .method_not_allowed_fallback(async || {
             ApiError::new(

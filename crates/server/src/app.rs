@@ -103,11 +103,7 @@ struct Shares {
 impl Shares {
     fn of(threads: usize) -> Self {
         let share = || Arc::new(Semaphore::new((threads / SHARE_OF_THREADS).max(1)));
-        Self {
-            in_boxes: share(),
-            creating: share(),
-            ending: share(),
-        }
+        Self { in_boxes: share(), creating: share(), ending: share() }
     }
 }
 
@@ -135,9 +131,7 @@ pub enum Phase {
 
 impl Default for Stopping {
     fn default() -> Self {
-        Self {
-            phase: watch::Sender::new(Phase::Serving),
-        }
+        Self { phase: watch::Sender::new(Phase::Serving) }
     }
 }
 
@@ -212,10 +206,7 @@ impl App {
     }
 
     pub fn served_at(&self) -> ServedAt {
-        ServedAt {
-            reach: self.reach,
-            port: self.port.get().copied(),
-        }
+        ServedAt { reach: self.reach, port: self.port.get().copied() }
     }
 
     pub fn configure(&self, config: Config) {
@@ -261,10 +252,7 @@ impl App {
 /// Any call of the engine may end what somebody left behind.
 fn telling(engine: Engine, journal: Arc<Journal>) -> Engine {
     engine.telling(move |id, found| {
-        journal.note(Happening::OrphanReclaimed {
-            box_id: id.as_str(),
-            found,
-        });
+        journal.note(Happening::OrphanReclaimed { box_id: id.as_str(), found });
     })
 }
 

@@ -63,11 +63,7 @@ impl Bodies {
     }
 
     pub fn charge(&self, budget: u64) -> Charge {
-        Charge {
-            bodies: self.clone(),
-            budget,
-            bytes: 0,
-        }
+        Charge { bodies: self.clone(), budget, bytes: 0 }
     }
 }
 
@@ -131,10 +127,7 @@ mod tests {
         let mut second = bodies.charge(BUDGET);
         second.hold(BUDGET / 4, LARGE).expect("there is room");
         let refused = second.hold(BUDGET / 2, LARGE).expect_err("too much");
-        assert_eq!(
-            (refused.status.as_u16(), refused.code),
-            (503, "bodies_full")
-        );
+        assert_eq!((refused.status.as_u16(), refused.code), (503, "bodies_full"));
         assert!(refused.retry_after_s.is_some());
         assert_eq!(bodies.used_bytes(), BUDGET * 3 / 4);
         first.hold(10, LARGE).expect("less is always granted");

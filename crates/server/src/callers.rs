@@ -65,10 +65,7 @@ impl Callers {
             staying: Condvar::new(),
             others: Condvar::new(),
         });
-        let callers = Self {
-            turns: Arc::new(Semaphore::new(threads_max)),
-            desk,
-        };
+        let callers = Self { turns: Arc::new(Semaphore::new(threads_max)), desk };
         for _each in 0..STAYING {
             let mut waiting = callers.desk.lock();
             waiting.threads += 1;
@@ -255,9 +252,7 @@ mod tests {
     #[test]
     fn whoever_is_not_needed_goes_and_a_few_stay() {
         let (runtime, callers) = (runtime(), callers(STAYING + 3));
-        let held: Vec<_> = (0..STAYING + 3)
-            .map(|_| occupy(&runtime, &callers))
-            .collect();
+        let held: Vec<_> = (0..STAYING + 3).map(|_| occupy(&runtime, &callers)).collect();
         assert_eq!(callers.desk.lock().threads, STAYING + 3);
         drop(held);
         let start = std::time::Instant::now();

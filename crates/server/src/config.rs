@@ -68,11 +68,7 @@ impl Levels {
 
 impl Default for Levels {
     fn default() -> Self {
-        Self {
-            warn: 60,
-            alert: 80,
-            full: 95,
-        }
+        Self { warn: 60, alert: 80, full: 95 }
     }
 }
 
@@ -351,9 +347,7 @@ impl FromStr for Listen {
 /// who is let in. As without a name, IPv4 is taken where there is both.
 fn at_loopback(name: &str, port: u16) -> Result<SocketAddr, Error> {
     let found = (name, port).to_socket_addrs();
-    let found: Vec<_> = found
-        .map_err(|error| no_address(name).because(error))?
-        .collect();
+    let found: Vec<_> = found.map_err(|error| no_address(name).because(error))?.collect();
     if let Some(other) = found.iter().find(|it| !it.ip().is_loopback()) {
         let message = format!("{name:?} is {}, which is not loopback", other.ip());
         return Err(Error::new(ErrorKind::BadRequest, message)

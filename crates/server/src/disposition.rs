@@ -26,10 +26,7 @@ mod tests {
     #[test]
     fn a_name_is_nothing_but_a_name_in_a_header() {
         let shown = |name: &[u8]| attachment(name).to_str().map(str::to_owned).expect("ASCII");
-        assert_eq!(
-            shown(b"a.txt"),
-            "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
-        );
+        assert_eq!(shown(b"a.txt"), "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt");
         let hostile = shown("a\"\r\nSet-Cookie: x=1; \\é".as_bytes());
         assert_eq!(
             hostile,

@@ -60,16 +60,12 @@ pub fn current_request() -> Option<String> {
 /// It came with the key of this name.
 pub fn came_with(key: &str) {
     // Outside of a request, as in a test, there is nobody to tell of.
-    CURRENT
-        .try_with(|current| drop(current.key.set(key.to_owned())))
-        .ok();
+    CURRENT.try_with(|current| drop(current.key.set(key.to_owned()))).ok();
 }
 
 /// Holds the memory of the request's body until the request is over.
 pub fn hold_body(charge: Charge) {
-    CURRENT
-        .try_with(|current| current.held().body = Some(charge))
-        .ok();
+    CURRENT.try_with(|current| current.held().body = Some(charge)).ok();
 }
 
 /// Takes the charge of the body out of the request, for a process that outlives the request.
@@ -81,9 +77,7 @@ pub fn take_body() -> Option<Charge> {
 /// Counts the request as a stream until its answer is over.
 pub fn hold_stream(app: &App) -> Result<(), ApiError> {
     let stream = open_stream(app)?;
-    CURRENT
-        .try_with(|current| current.held().stream = Some(stream))
-        .ok();
+    CURRENT.try_with(|current| current.held().stream = Some(stream)).ok();
     Ok(())
 }
 
@@ -144,10 +138,7 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
     headers.insert(REQUEST_ID, value);
     keep_from_browsers(headers);
     match held {
-        Held {
-            body: None,
-            stream: None,
-        } => response,
+        Held { body: None, stream: None } => response,
         held => response.map(|body| Body::new(Holding { body, _held: held })),
     }
 }
@@ -206,11 +197,7 @@ impl Served {
         request.extensions_mut().insert(RequestId(id.clone()));
         Self {
             app,
-            current: Arc::new(Current {
-                id,
-                key: OnceLock::new(),
-                held: Mutex::default(),
-            }),
+            current: Arc::new(Current { id, key: OnceLock::new(), held: Mutex::default() }),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
             route: request.extensions().get().cloned(),

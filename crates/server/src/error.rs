@@ -70,10 +70,7 @@ impl ApiError {
     /// Whether the same request may succeed later: a limit was reached, or the server is
     /// busy or stopping.
     pub fn may_work_later(&self) -> bool {
-        let later = [
-            StatusCode::TOO_MANY_REQUESTS,
-            StatusCode::SERVICE_UNAVAILABLE,
-        ];
+        let later = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         later.contains(&self.status)
     }
 
@@ -122,10 +119,7 @@ impl From<EngineError> for ApiError {
             said = for_http(&said);
         }
         let hint = error.hint().map(for_http);
-        Self {
-            hint,
-            ..Self::new(status, code, said)
-        }
+        Self { hint, ..Self::new(status, code, said) }
     }
 }
 
@@ -133,29 +127,17 @@ impl From<EngineError> for ApiError {
 /// here. What is longer comes first.
 const WORDS: [(&str, &str); 25] = [
     ("'tare ls -a' lists all", "GET /v1/boxes lists all"),
-    (
-        "it is tried again by the next command",
-        "the server tries again",
-    ),
+    ("it is tried again by the next command", "the server tries again"),
     ("'tare ls -a' says how", "GET of the box says how"),
-    (
-        "'tare run -d' starts another",
-        "POST /v1/boxes makes another",
-    ),
+    ("'tare run -d' starts another", "POST /v1/boxes makes another"),
     ("'tare inspect' says", "GET of the box says"),
     ("use 'tare rm -f'", "use DELETE with ?force=true"),
     ("'tare rm -f' tries", "DELETE with ?force=true tries"),
     ("'tare rm -f' removes", "DELETE with ?force=true removes"),
     ("'tare resume' lets", "POST to its /resume lets"),
-    (
-        "'tare explain' says what became of it",
-        "for another box, send another Idempotency-Key",
-    ),
+    ("'tare explain' says what became of it", "for another box, send another Idempotency-Key"),
     ("start it with 'tare run -d'", "make it with POST /v1/boxes"),
-    (
-        "start a box with 'tare run -d'",
-        "make one with POST /v1/boxes",
-    ),
+    ("start a box with 'tare run -d'", "make one with POST /v1/boxes"),
     ("stdin or 'tare cp'", "stdin or in a file"),
     ("stdin or a volume", "stdin or in a file"),
     ("--scratch of 'tare run'", "limits.scratch_bytes"),
@@ -166,10 +148,7 @@ const WORDS: [(&str, &str); 25] = [
     ),
     ("-w takes", "workdir takes"),
     ("leave -u out", "leave 'user' out"),
-    (
-        "write a size such as 64k, 512m, 1.5g or 1048576",
-        "write a number of bytes",
-    ),
+    ("write a size such as 64k, 512m, 1.5g or 1048576", "write a number of bytes"),
     (
         "write KEY=VALUE, such as team=blue",
         "write {\"KEY\": \"VALUE\"}, such as {\"team\": \"blue\"}",
@@ -252,11 +231,9 @@ mod tests {
 
     #[test]
     fn what_the_host_has_no_more_of_is_named_and_may_be_there_later() {
-        for (errno, what) in [
-            (Errno::MFILE, "descriptors"),
-            (Errno::AGAIN, "processes"),
-            (Errno::NOSPC, "space"),
-        ] {
+        for (errno, what) in
+            [(Errno::MFILE, "descriptors"), (Errno::AGAIN, "processes"), (Errno::NOSPC, "space")]
+        {
             let source = io::Error::from(errno);
             let error = EngineError::new(ErrorKind::Failed, "cannot make it").because(source);
             let error = ApiError::from(error);
@@ -286,10 +263,7 @@ mod tests {
                 "invalid length 0, expected struct RunRequest with 11 elements at line 1 column 2",
                 "invalid length 0, expected an object at line 1 column 2",
             ),
-            (
-                "tail: invalid digit found in string",
-                "tail: not a whole number",
-            ),
+            ("tail: invalid digit found in string", "tail: not a whole number"),
             (
                 "invalid type: integer `1`, expected a string",
                 "invalid type: integer `1`, expected a string",

@@ -57,29 +57,19 @@ pub async fn begin(app: &App, id: BoxId, spec: ExecSpec, fed: Fed) -> Result<Pro
         (Fed::No, _) | (Fed::Yes, Terminal::Pty { .. }) => Stdin::Empty,
     };
     let started = Instant::now();
-    let mut executed = app
-        .ask_in_box(move |engine| engine.exec(&id, &spec, stdin))
-        .await?;
+    let mut executed = app.ask_in_box(move |engine| engine.exec(&id, &spec, stdin)).await?;
     let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut executed)).await;
     let late =
         |_| ApiError::unavailable("not_started", "the box did not start the process in time");
     let terminal = begun.map_err(late)??;
     let ends = Ends::of(executed.streams(), terminal, bytes_max)?;
-    Ok(Process {
-        executed,
-        ends,
-        started,
-        _permit: permit,
-    })
+    Ok(Process { executed, ends, started, _permit: permit })
 }
 
 impl Process {
     /// What becomes of it when it writes more than is kept.
     pub fn at_flood(self, flood: Flood) -> Self {
-        Self {
-            ends: self.ends.at_flood(flood),
-            ..self
-        }
+        Self { ends: self.ends.at_flood(flood), ..self }
     }
 
     /// Until it has ended. Whoever drops this ends it.
@@ -90,13 +80,7 @@ impl Process {
         mut orders: Option<mpsc::Receiver<Order>>,
         output: &Output,
     ) -> Result<Outcome, ApiError> {
-        let relayed = relay::relay(
-            &mut self.executed,
-            &mut self.ends,
-            input,
-            &mut orders,
-            output,
-        );
+        let relayed = relay::relay(&mut self.executed, &mut self.ends, input, &mut orders, output);
         let relayed = tokio::select! {
             relayed = relayed => relayed?,
             () = app.stopping.reached(Phase::Ending) => return Err(stopping()),
@@ -107,12 +91,7 @@ impl Process {
         };
         self.ends.left(output).await;
         let [stdout, stderr] = self.ends.into_kept();
-        Ok(Outcome {
-            ended,
-            stdout,
-            stderr,
-            duration: self.started.elapsed(),
-        })
+        Ok(Outcome { ended, stdout, stderr, duration: self.started.elapsed() })
     }
 }
 

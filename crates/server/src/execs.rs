@@ -131,10 +131,7 @@ impl Execs {
             forget_one(&mut remembered, |_| true)?;
         }
         remembered.insert(exec.id.clone(), Arc::clone(&exec));
-        Ok(Reserved {
-            execs: self,
-            exec: Some(exec),
-        })
+        Ok(Reserved { execs: self, exec: Some(exec) })
     }
 
     pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<Exec>, ApiError> {
@@ -153,9 +150,7 @@ impl Execs {
     }
 
     fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Exec>>> {
-        self.remembered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -208,22 +203,14 @@ impl Exec {
     }
 
     pub fn ended(&self, exit: Exit, timed_out: bool) {
-        let end = End {
-            exit,
-            timed_out,
-            at: Timestamp::now(),
-            since: Instant::now(),
-        };
+        let end = End { exit, timed_out, at: Timestamp::now(), since: Instant::now() };
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         self.close_input();
         self.memory.end();
     }
 
     pub fn input(&self) -> Option<mpsc::Sender<Vec<u8>>> {
-        self.input
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn close_input(&self) {

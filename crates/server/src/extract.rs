@@ -80,9 +80,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<App> for Path<T> {
 /// Only a page that this server allows can send this type: whatever a browser sends by
 /// itself has another.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let given = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|given| given.to_str().ok());
+    let given = headers.get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok());
     let essence = given.map(|given| given.split(';').next().unwrap_or("").trim());
     match essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
         true => Ok(()),
@@ -116,18 +114,13 @@ async fn whole(request: Request, app: &App) -> Result<Whole, ApiError> {
     };
     let read = async {
         let read = read(&mut body, charge, limits.body_bytes).await;
-        if read
-            .as_ref()
-            .is_err_and(|error| error.status == StatusCode::SERVICE_UNAVAILABLE)
-        {
+        if read.as_ref().is_err_and(|error| error.status == StatusCode::SERVICE_UNAVAILABLE) {
             // A client reads no answer before it has sent its body.
             while let Some(Ok(_)) = body.frame().await {}
         }
         read
     };
-    tokio::time::timeout(limits.client, read)
-        .await
-        .map_err(slow)?
+    tokio::time::timeout(limits.client, read).await.map_err(slow)?
 }
 
 /// Reads into one block, which goes back to the system as a whole.

@@ -254,10 +254,7 @@ mod tests {
         let home = TemporaryDirectory::new();
         let file = home.write("file", "");
         let tried = |directory: PathBuf| {
-            let config = FilesConfig {
-                directory: Some(directory),
-                ..FilesConfig::default()
-            };
+            let config = FilesConfig { directory: Some(directory), ..FilesConfig::default() };
             config.try_directory()
         };
         assert!(FilesConfig::default().try_directory().is_ok());
@@ -282,10 +279,7 @@ mod tests {
             default_directory(is_root, variable).map(|path| path.display().to_string())
         };
         let expect = |path: &str| Some(path.to_owned());
-        assert_eq!(
-            of(true, &[("HOME", "/root")]),
-            expect("/var/lib/tare/files")
-        );
+        assert_eq!(of(true, &[("HOME", "/root")]), expect("/var/lib/tare/files"));
         let home = expect("/home/u/.local/share/tare/files");
         assert_eq!(of(false, &[("HOME", "/home/u")]), home);
         let relative = &[("HOME", "/home/u"), ("XDG_DATA_HOME", "data")];

@@ -54,18 +54,12 @@ impl Followers {
         let sender = known.unwrap_or_default();
         let written = sender.subscribe();
         for mark in marks {
-            let file = files.entry(mark).or_insert_with(|| File {
-                followers: 0,
-                written: sender.clone(),
-            });
+            let file =
+                files.entry(mark).or_insert_with(|| File { followers: 0, written: sender.clone() });
             file.followers += 1;
         }
         drop(files);
-        Ok(Follower {
-            shared,
-            marks,
-            written,
-        })
+        Ok(Follower { shared, marks, written })
     }
 
     fn shared(&self) -> io::Result<Arc<Shared>> {
@@ -76,10 +70,7 @@ impl Followers {
         let watch = Watch::new()?;
         let events = watch.as_fd().try_clone_to_owned()?;
         let events = ready::watched(events, Interest::READABLE)?;
-        let shared = Arc::new(Shared {
-            watch,
-            files: Mutex::default(),
-        });
+        let shared = Arc::new(Shared { watch, files: Mutex::default() });
         tokio::spawn(wake(Arc::clone(&shared), events));
         *held = Some(Arc::clone(&shared));
         Ok(shared)

@@ -53,22 +53,18 @@ fn admit(
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
         if !config.hears_anybody(served.reach) {
-            return Err(
-                unauthorized("this server has no API key that would be heard here")
-                    .with_hint("name one in [[keys]] of the configuration"),
-            );
+            return Err(unauthorized("this server has no API key that would be heard here")
+                .with_hint("name one in [[keys]] of the configuration"));
         }
         check_host(headers, config, served)?;
         return Ok(Caller(None));
     }
     let given = given_key(headers)?;
     let found = given.and_then(|given| holder(&config.keys, given));
-    found
-        .map(|key| Caller(Some(key.name.clone())))
-        .ok_or_else(|| {
-            unauthorized("no valid API key was given")
-                .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
-        })
+    found.map(|key| Caller(Some(key.name.clone()))).ok_or_else(|| {
+        unauthorized("no valid API key was given")
+            .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
+    })
 }
 
 fn unauthorized(message: &str) -> ApiError {
@@ -89,10 +85,7 @@ fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ApiError> {
     let differs = in_target.is_some_and(|named| host != Some(named.as_str().as_bytes()));
     match hosts.next().is_some() || differs {
         false => Ok(()),
-        true => Err(ApiError::bad_request(
-            "ambiguous_host",
-            "more than one host is named",
-        )),
+        true => Err(ApiError::bad_request("ambiguous_host", "more than one host is named")),
     }
 }
 
@@ -147,10 +140,7 @@ pub fn check_host(headers: &HeaderMap, config: &Config, served: ServedAt) -> Res
 }
 
 fn is_address(name: &str) -> bool {
-    match name
-        .strip_prefix('[')
-        .and_then(|name| name.strip_suffix(']'))
-    {
+    match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
         Some(inside) => inside.parse::<Ipv6Addr>().is_ok(),
         None => name.parse::<Ipv4Addr>().is_ok(),
     }
@@ -167,22 +157,15 @@ fn split_port(host: &str) -> (&str, &str) {
 
 /// The one key that was given. Two of them may be two callers.
 fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
-    let mut given = headers
-        .get_all(API_KEY)
-        .iter()
-        .map(|value| value.as_bytes())
-        .chain(
-            headers
-                .get_all(header::AUTHORIZATION)
-                .iter()
-                .map(|value| bearer(value.as_bytes())),
+    let mut given =
+        headers.get_all(API_KEY).iter().map(|value| value.as_bytes()).chain(
+            headers.get_all(header::AUTHORIZATION).iter().map(|value| bearer(value.as_bytes())),
         );
     match (given.next(), given.next()) {
         (first, None) => Ok(first),
-        (_, Some(_)) => Err(ApiError::bad_request(
-            "ambiguous_key",
-            "more than one API key was given",
-        )),
+        (_, Some(_)) => {
+            Err(ApiError::bad_request("ambiguous_key", "more than one API key was given"))
+        }
     }
 }
 
@@ -215,25 +198,16 @@ mod tests {
         config: &Config,
         reach: Reach,
     ) -> Result<Caller, u16> {
-        let pairs = pairs.iter().map(|(name, value)| {
-            (
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            )
-        });
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
         let target = Uri::from_static("/v1/boxes");
-        let served = ServedAt {
-            reach,
-            port: Some(8080),
-        };
+        let served = ServedAt { reach, port: Some(8080) };
         admit(&pairs.collect(), &target, config, served).map_err(|error| error.status.as_u16())
     }
 
     fn with_key(key: &str) -> Config {
-        Config {
-            keys: vec![Key::of("ci", key.as_bytes())],
-            ..Config::default()
-        }
+        Config { keys: vec![Key::of("ci", key.as_bytes())], ..Config::default() }
     }
 
     /// B080, B081
@@ -276,13 +250,7 @@ mod tests {
     fn without_keys_only_this_hosts_own_names_are_answered_to() {
         let config = Config::default();
         let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
-        for host in [
-            "localhost",
-            "localhost:8080",
-            "127.0.0.1:8080",
-            "[::1]:8080",
-            "[::1]",
-        ] {
+        for host in ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]"] {
             assert!(asked(host), "{host}");
         }
         for host in [
@@ -308,12 +276,7 @@ mod tests {
             ..Config::default()
         };
         let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
-        for host in [
-            "tare.example",
-            "tare.example:8443",
-            "localhost:9000",
-            "localhost:8080",
-        ] {
+        for host in ["tare.example", "tare.example:8443", "localhost:9000", "localhost:8080"] {
             assert!(asked(host), "{host}");
         }
         for host in ["localhost:9001", "other.example", "tare.example.org"] {

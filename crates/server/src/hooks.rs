@@ -39,11 +39,7 @@ pub struct HooksConfig {
 
 impl Default for HooksConfig {
     fn default() -> Self {
-        Self {
-            command: Vec::new(),
-            url: None,
-            timeout: Duration::from_secs(10),
-        }
+        Self { command: Vec::new(), url: None, timeout: Duration::from_secs(10) }
     }
 }
 
@@ -78,9 +74,7 @@ impl HooksConfig {
 }
 
 fn url<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Url>, D::Error> {
-    with(input, "http://localhost:9000/hook", |text| {
-        text.parse::<Url>().map(Some)
-    })
+    with(input, "http://localhost:9000/hook", |text| text.parse::<Url>().map(Some))
 }
 
 /// What is to be told next, if anything.
@@ -226,10 +220,7 @@ mod tests {
     fn a_program_that_is_not_there_is_refused_by_name() {
         let find = |program: &str| {
             let command = vec![program.to_owned(), "/nowhere".to_owned()];
-            let config = HooksConfig {
-                command,
-                ..HooksConfig::default()
-            };
+            let config = HooksConfig { command, ..HooksConfig::default() };
             config.find_program()
         };
         assert!(HooksConfig::default().find_program().is_ok());

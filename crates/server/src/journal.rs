@@ -189,16 +189,8 @@ impl<'a> Happening<'a> {
     /// By what the engine says of it.
     pub fn stuck(box_id: &'a str, request_id: Option<&'a str>, why: &'a str) -> Self {
         match why.contains(STILL_POPULATED) {
-            true => Self::CgroupStillPopulated {
-                box_id,
-                request_id,
-                why,
-            },
-            false => Self::TeardownStuck {
-                box_id,
-                request_id,
-                why,
-            },
+            true => Self::CgroupStillPopulated { box_id, request_id, why },
+            false => Self::TeardownStuck { box_id, request_id, why },
         }
     }
 
@@ -265,11 +257,7 @@ impl<'a> Happening<'a> {
             | Self::BoxResumed { box_id, request_id } => {
                 json!({ "box_id": box_id, "request_id": request_id })
             }
-            Self::BoxLeaseChanged {
-                box_id,
-                request_id,
-                lease_ends_at,
-            } => json!({
+            Self::BoxLeaseChanged { box_id, request_id, lease_ends_at } => json!({
                 "box_id": box_id,
                 "request_id": request_id,
                 "lease_ends_at": lease_ends_at,
@@ -278,16 +266,10 @@ impl<'a> Happening<'a> {
                 json!({ "box_id": box_id, "exit_code": exit_code })
             }
             Self::BoxNote { note } => json!({ "note": note }),
-            Self::TeardownStuck {
-                box_id,
-                request_id,
-                why,
+            Self::TeardownStuck { box_id, request_id, why }
+            | Self::CgroupStillPopulated { box_id, request_id, why } => {
+                json!({ "box_id": box_id, "request_id": request_id, "why": why })
             }
-            | Self::CgroupStillPopulated {
-                box_id,
-                request_id,
-                why,
-            } => json!({ "box_id": box_id, "request_id": request_id, "why": why }),
             Self::OrphanReclaimed { box_id, found } => {
                 json!({ "box_id": box_id, "found": found.join("; ") })
             }
@@ -323,10 +305,7 @@ impl Journal {
 
     /// Writes each of the engine's notes on a box once, however many boxes have it.
     pub fn note_box(&self, notes: &[String]) {
-        let mut known = self
-            .box_notes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.box_notes.lock().unwrap_or_else(PoisonError::into_inner);
         for note in notes {
             if known.insert(note.clone()) {
                 self.note(Happening::BoxNote { note });

@@ -50,78 +50,24 @@ type BuiltIn = (
 
 const BUILT_IN: [BuiltIn; 15] = [
     ("bash", &["sh"], "main.sh", &[], &["bash", FILE]),
-    (
-        "c",
-        &[],
-        "main.c",
-        &["gcc", "-o", PROGRAM, FILE, "-lm"],
-        &[PROGRAM],
-    ),
-    (
-        "cpp",
-        &["c++"],
-        "main.cpp",
-        &["g++", "-o", PROGRAM, FILE],
-        &[PROGRAM],
-    ),
-    (
-        "d",
-        &[],
-        "main.d",
-        &["ldc2", "-of", PROGRAM, FILE],
-        &[PROGRAM],
-    ),
-    (
-        "fortran",
-        &["f90"],
-        "main.f90",
-        &["gfortran", "-o", PROGRAM, FILE],
-        &[PROGRAM],
-    ),
-    (
-        "go",
-        &[],
-        "main.go",
-        &["go", "build", "-o", PROGRAM, FILE],
-        &[PROGRAM],
-    ),
+    ("c", &[], "main.c", &["gcc", "-o", PROGRAM, FILE, "-lm"], &[PROGRAM]),
+    ("cpp", &["c++"], "main.cpp", &["g++", "-o", PROGRAM, FILE], &[PROGRAM]),
+    ("d", &[], "main.d", &["ldc2", "-of", PROGRAM, FILE], &[PROGRAM]),
+    ("fortran", &["f90"], "main.f90", &["gfortran", "-o", PROGRAM, FILE], &[PROGRAM]),
+    ("go", &[], "main.go", &["go", "build", "-o", PROGRAM, FILE], &[PROGRAM]),
     ("java", &[], "Main.java", &[], &["java", FILE]),
-    (
-        "node",
-        &["js", "javascript", "nodejs"],
-        "main.js",
-        &[],
-        &["node", FILE],
-    ),
+    ("node", &["js", "javascript", "nodejs"], "main.js", &[], &["node", FILE]),
     ("perl", &["pl"], "main.pl", &[], &["perl", FILE]),
     ("php", &[], "main.php", &[], &["php", FILE]),
-    (
-        "python",
-        &["py", "python3"],
-        "main.py",
-        &[],
-        &["python3", FILE],
-    ),
+    ("python", &["py", "python3"], "main.py", &[], &["python3", FILE]),
     ("r", &[], "main.R", &[], &["Rscript", FILE]),
     ("ruby", &["rb"], "main.rb", &[], &["ruby", FILE]),
-    (
-        "rust",
-        &["rs"],
-        "main.rs",
-        &["rustc", "-o", PROGRAM, FILE],
-        &[PROGRAM],
-    ),
+    ("rust", &["rs"], "main.rs", &["rustc", "-o", PROGRAM, FILE], &[PROGRAM]),
     (
         "typescript",
         &["ts"],
         "main.ts",
-        &[
-            "esbuild",
-            FILE,
-            "--platform=node",
-            "--log-level=warning",
-            "--outfile=/tmp/program.js",
-        ],
+        &["esbuild", FILE, "--platform=node", "--log-level=warning", "--outfile=/tmp/program.js"],
         &["node", "/tmp/program.js"],
     ),
 ];
@@ -134,9 +80,7 @@ impl Default for Languages {
         let texts = |words: &[&str]| words.iter().map(ToString::to_string).collect();
         let line = |(name, names, file, compile, run): BuiltIn| {
             let env = match name {
-                "go" => GO_ENV
-                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                    .into(),
+                "go" => GO_ENV.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
                 _ => BTreeMap::new(),
             };
             let language = Language {
@@ -155,8 +99,7 @@ impl Default for Languages {
 impl<'de> Deserialize<'de> for Languages {
     fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         let mut all = Self::default();
-        all.0
-            .extend(BTreeMap::<String, Language>::deserialize(input)?);
+        all.0.extend(BTreeMap::<String, Language>::deserialize(input)?);
         Ok(all)
     }
 }
@@ -168,9 +111,7 @@ impl Languages {
             *own == name || language.names.iter().any(|other| other == name)
         };
         let found = self.0.iter().find(called).map(|(_, language)| language);
-        found
-            .filter(|language| language.is_on(host))
-            .ok_or_else(|| self.unsupported(name, host))
+        found.filter(|language| language.is_on(host)).ok_or_else(|| self.unsupported(name, host))
     }
 
     fn unsupported(&self, name: &str, host: Host<'_>) -> ApiError {
@@ -244,10 +185,7 @@ pub struct Host<'a> {
 impl Host<'_> {
     /// Its own programs, and nothing else.
     pub fn alone() -> Self {
-        Self {
-            root: Path::new("/"),
-            packages: None,
-        }
+        Self { root: Path::new("/"), packages: None }
     }
 
     /// Whether a box finds this program, by its path or by its name.
@@ -283,10 +221,7 @@ mod tests {
     fn what_is_compiled_is_run_only_if_that_worked() {
         let all = Languages::default();
         let python = &all.0["python"];
-        assert_eq!(
-            python.command("/work", &words("a b")),
-            words("python3 /work/main.py a b")
-        );
+        assert_eq!(python.command("/work", &words("a b")), words("python3 /work/main.py a b"));
         let c = all.0["c"].command("/tmp/it's", &words("a"));
         assert_eq!(&c[..2], ["sh", "-c"]);
         assert!(c[2].contains("'/tmp/it'\\''s/main.c'") && c[2].contains("&& exec '/tmp/program'"));
@@ -297,10 +232,7 @@ mod tests {
     fn the_operators_table_stands_over_the_built_in_one() {
         let text = "python = { file = 'a.py', run = ['/opt/py', '{file}'] }\nnode = { file = '', run = [] }";
         let all: Languages = toml::from_str(text).expect("a table");
-        let empty = Host {
-            root: Path::new("/nowhere"),
-            packages: None,
-        };
+        let empty = Host { root: Path::new("/nowhere"), packages: None };
         assert_eq!(all.0["python"].run, ["/opt/py", FILE]);
         assert!(!all.0["node"].is_on(Host::alone()));
         let refused = all.find("js", empty).expect_err("nothing is there");

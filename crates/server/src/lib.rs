@@ -11,10 +11,7 @@
 //! ```
 
 mod admission;
-#[allow(
-    unused_qualifications,
-    reason = "what describes the routes writes whole paths"
-)]
+#[allow(unused_qualifications, reason = "what describes the routes writes whole paths")]
 mod api;
 mod app;
 mod bodies;
@@ -130,18 +127,13 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let config = options.configuration()?;
     let engine = Engine::open_to_serve(options.state_root.clone())?;
     let no_threads = || "cannot start threads".to_owned();
-    let waiting_max = config
-        .limits
-        .runs
-        .saturating_add(config.limits.runs_waiting);
+    let waiting_max = config.limits.runs.saturating_add(config.limits.runs_waiting);
     let hands = Hands {
         makers: Makers::start(waiting_max).doing(no_threads)?,
         callers: Callers::start(room.calls()).doing(no_threads)?,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .doing(no_threads)?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().doing(no_threads)?;
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
     let watch = Watch::start(move |id| drop(ends.blocking_send(id))).doing(no_threads)?;
     let settings = config.gauge_settings();
@@ -181,11 +173,7 @@ async fn live(
     tokio::spawn(hooks::heed(app.clone()));
     tokio::spawn(sweeping::heed(app.clone(), changes));
     tokio::spawn(sweeping::sweep_when_wanted(app.clone()));
-    let serving = tokio::spawn(listen::serve(
-        listener,
-        api::router(app.clone()),
-        app.clone(),
-    ));
+    let serving = tokio::spawn(listen::serve(listener, api::router(app.clone()), app.clone()));
     loop {
         tokio::select! {
             _ = terminated.recv() => break,
@@ -218,10 +206,7 @@ async fn recover(app: App) {
     let boxes = watch_all(&app).await.unwrap_or(0);
     files::sweep(&app).await;
     app.recovery.done(boxes);
-    app.journal.note(Happening::Recovered {
-        boxes,
-        duration: started.elapsed(),
-    });
+    app.journal.note(Happening::Recovered { boxes, duration: started.elapsed() });
 }
 
 /// Every box that lives is watched, whoever made it; how many boxes there are.
@@ -230,9 +215,7 @@ async fn watch_all(app: &App) -> Result<usize, ApiError> {
     let looked = app.ask(move |engine| {
         let boxes = engine.list()?;
         // One that is attached is its creator's.
-        let live = boxes
-            .iter()
-            .filter(|one| one.state != State::Exited && !one.attached);
+        let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
         for one in live.filter(|one| !watch.has(&one.id)) {
             // What cannot be watched now is looked at again later.
             if let Ok(Some(keeper)) = engine.keeper(&one.id) {

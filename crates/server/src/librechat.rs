@@ -73,8 +73,5 @@ fn stored() -> Router<App> {
         .route("/v1/download/{session}/{file}", get(download::download))
         .route("/v1/files/{session}", get(files::list))
         .route("/v1/files/{session}/{file}", delete(files::delete))
-        .route(
-            "/v1/sessions/{session}/objects/{file}",
-            get(objects::inspect).delete(files::delete),
-        )
+        .route("/v1/sessions/{session}/objects/{file}", get(objects::inspect).delete(files::delete))
 }

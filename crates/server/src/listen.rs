@@ -45,9 +45,7 @@ impl Listener {
             Listen::Unix(path) => bind_unix(path).map(Self::Unix),
         };
         let hint = "another place is named with --listen, or with 'listen' in the configuration";
-        bound
-            .doing(|| format!("cannot listen on {listen}"))
-            .map_err(|error| error.with_hint(hint))
+        bound.doing(|| format!("cannot listen on {listen}")).map_err(|error| error.with_hint(hint))
     }
 
     pub fn port(&self) -> Option<u16> {
@@ -155,10 +153,7 @@ impl Seats {
             permit = ordinary.acquire_owned() => (permit, SeatKind::Ordinary),
             permit = reserve.acquire_owned() => (permit, SeatKind::Reserve),
         };
-        Seat {
-            kind,
-            _permit: permit.expect("the semaphore is never closed"),
-        }
+        Seat { kind, _permit: permit.expect("the semaphore is never closed") }
     }
 
     /// An ordinary one that became free while the listener waited for a client.
@@ -167,10 +162,7 @@ impl Seats {
             return seat;
         }
         match Arc::clone(&self.ordinary).try_acquire_owned() {
-            Ok(permit) => Seat {
-                kind: SeatKind::Ordinary,
-                _permit: permit,
-            },
+            Ok(permit) => Seat { kind: SeatKind::Ordinary, _permit: permit },
             Err(_) => seat,
         }
     }

@@ -42,18 +42,13 @@ impl Makers {
         let threads = cpus * THREADS_PER_CPU;
         for number in 0..threads {
             let waiting = Arc::clone(&waiting);
-            std::thread::Builder::new()
-                .name(format!("maker-{number}"))
-                .spawn(move || {
-                    while let Some(job) = next(&waiting) {
-                        job()
-                    }
-                })?;
+            std::thread::Builder::new().name(format!("maker-{number}")).spawn(move || {
+                while let Some(job) = next(&waiting) {
+                    job()
+                }
+            })?;
         }
-        Ok(Self {
-            jobs,
-            benches: Arc::new(Semaphore::new(threads * BENCHES_PER_THREAD)),
-        })
+        Ok(Self { jobs, benches: Arc::new(Semaphore::new(threads * BENCHES_PER_THREAD)) })
     }
 
     /// Waits for its turn, in the order of asking.
@@ -87,9 +82,7 @@ mod tests {
     use super::*;
 
     fn runtime() -> tokio::runtime::Runtime {
-        tokio::runtime::Builder::new_current_thread()
-            .build()
-            .expect("a runtime")
+        tokio::runtime::Builder::new_current_thread().build().expect("a runtime")
     }
 
     #[test]

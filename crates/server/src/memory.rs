@@ -155,10 +155,7 @@ mod tests {
             memory.add(chunk(0, KEPT_BYTES_MAX / 4));
         }
         assert_eq!(memory.counts().1, KEPT_BYTES_MAX as u64);
-        assert_eq!(
-            memory.next(&mut place).await,
-            Next::Missed(KEPT_BYTES_MAX as u64)
-        );
+        assert_eq!(memory.next(&mut place).await, Next::Missed(KEPT_BYTES_MAX as u64));
         for _chunk in 0..4 {
             assert!(matches!(memory.next(&mut place).await, Next::Chunk(_)));
         }

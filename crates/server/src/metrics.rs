@@ -212,30 +212,19 @@ impl Metrics {
 
     pub fn lap(&self, phase: Lap, took: Duration) {
         let labels = PhaseLabels { phase };
-        self.phases
-            .get_or_create(&labels)
-            .observe(took.as_secs_f64());
+        self.phases.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
     /// What is noted is counted.
     pub fn count(&self, happening: &Happening<'_>) {
         match happening {
-            Happening::Request {
-                method,
-                route,
-                status,
-                duration,
-                error,
-                ..
-            } => {
+            Happening::Request { method, route, status, duration, error, .. } => {
                 let labels = RequestLabels {
                     method: known_method(method),
                     route: (*route).to_owned(),
                     status: status_class(*status),
                 };
-                self.requests
-                    .get_or_create(&labels)
-                    .observe(duration.as_secs_f64());
+                self.requests.get_or_create(&labels).observe(duration.as_secs_f64());
                 if let Some(reason) = error.and_then(|error| error.refused_for) {
                     self.refused.get_or_create(&ReasonLabels { reason }).inc();
                 }
@@ -260,10 +249,7 @@ impl Metrics {
                 self.reclaimed.inc();
             }
             Happening::GaugeChanged { change } => {
-                let labels = ChangeLabels {
-                    gauge: change.gauge.as_str(),
-                    to: change.to.as_str(),
-                };
+                let labels = ChangeLabels { gauge: change.gauge.as_str(), to: change.to.as_str() };
                 self.changes.get_or_create(&labels).inc();
             }
             Happening::Listening { .. }
@@ -302,9 +288,7 @@ fn measured(app: &App) -> Registry {
     let (used, limit) = (Family::<GaugeLabels, Value>::default(), Family::default());
     let level = Family::default();
     for (reading, at) in &found.readings {
-        let labels = GaugeLabels {
-            gauge: reading.gauge.as_str(),
-        };
+        let labels = GaugeLabels { gauge: reading.gauge.as_str() };
         set(&used, &labels, reading.used);
         set(&limit, &labels, reading.limit);
         set(&level, &labels, rank(*at));
@@ -325,47 +309,15 @@ fn measured(app: &App) -> Registry {
 fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 12] {
     let descriptors = found.of(Gauge::DescriptorsProcess).map_or(0, |it| it.used);
     [
-        (
-            "process_descriptors",
-            "Descriptors that the server has open",
-            descriptors,
-        ),
+        ("process_descriptors", "Descriptors that the server has open", descriptors),
         ("process_threads", "Threads of the server", found.threads),
-        (
-            "process_resident_bytes",
-            "Memory of the server that is resident",
-            found.resident_bytes,
-        ),
-        (
-            "boxes_live",
-            "Boxes that live, with those of one-shots",
-            app.pressure.boxes_live(),
-        ),
-        (
-            "runs_running",
-            "One-shots that run",
-            app.admission.running() as u64,
-        ),
-        (
-            "runs_waiting",
-            "One-shots that wait for their turn",
-            app.admission.waiting() as u64,
-        ),
-        (
-            "streams_open",
-            "Clients that only listen",
-            app.streams.count() as u64,
-        ),
-        (
-            "bodies_bytes",
-            "Memory that request bodies hold",
-            app.bodies.used_bytes(),
-        ),
-        (
-            "files_bytes",
-            "What the files of clients take on the disk",
-            app.files.used_bytes(),
-        ),
+        ("process_resident_bytes", "Memory of the server that is resident", found.resident_bytes),
+        ("boxes_live", "Boxes that live, with those of one-shots", app.pressure.boxes_live()),
+        ("runs_running", "One-shots that run", app.admission.running() as u64),
+        ("runs_waiting", "One-shots that wait for their turn", app.admission.waiting() as u64),
+        ("streams_open", "Clients that only listen", app.streams.count() as u64),
+        ("bodies_bytes", "Memory that request bodies hold", app.bodies.used_bytes()),
+        ("files_bytes", "What the files of clients take on the disk", app.files.used_bytes()),
         (
             "executions_waiting",
             "Executions whose client is asked to call tools",
@@ -376,11 +328,7 @@ fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 12] {
             "Lines of the log that found no room, because nobody took them",
             app.journal.dropped(),
         ),
-        (
-            "uptime_seconds",
-            "How long the server is there",
-            app.started.elapsed().as_secs(),
-        ),
+        ("uptime_seconds", "How long the server is there", app.started.elapsed().as_secs()),
     ]
 }
 
@@ -403,10 +351,7 @@ fn rank(level: Level) -> u64 {
 
 fn known_method(method: &str) -> &'static str {
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
-    known
-        .into_iter()
-        .find(|one| *one == method)
-        .unwrap_or("other")
+    known.into_iter().find(|one| *one == method).unwrap_or("other")
 }
 
 fn status_class(status: u16) -> &'static str {

@@ -105,9 +105,7 @@ impl<T> OneShot<T> {
     }
 
     fn label(&self) -> Option<(String, String)> {
-        let program = Path::new(self.exec.command.first()?)
-            .file_name()?
-            .to_str()?;
+        let program = Path::new(self.exec.command.first()?).file_name()?.to_str()?;
         name::label(&format!("{RUN_LABEL}={program}")).ok()
     }
 
@@ -241,14 +239,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let attached = attached.inspect_err(|error| tell(None, Over::failed(error)))?;
         app.journal.note_box(attached.notes());
         let id = attached.id().clone();
-        let mut course = Self {
-            app,
-            attached,
-            permit,
-            wanted,
-            since: started,
-            stage,
-        };
+        let mut course = Self { app, attached, permit, wanted, since: started, stage };
         course.lap(Lap::Create);
         course.stage.enter("starting the box");
         let ran = course.go(what, output, bench).await;
@@ -310,11 +301,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             collected = Some(self.unless_cut(COPIED_WITHIN, collect).await??);
         }
         self.lap(Lap::Run);
-        Ok(Ran {
-            ended,
-            collected,
-            ends,
-        })
+        Ok(Ran { ended, collected, ends })
     }
 
     /// The command is the box's own.
@@ -328,11 +315,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let relayed = relay::relay(&mut self.attached, &mut ends, input, orders, output);
         let ended = unless_ended(self.app, self.wanted, relayed).await?;
         self.lap(Lap::Run);
-        Ok(Ran {
-            ended,
-            collected: None,
-            ends,
-        })
+        Ok(Ran { ended, collected: None, ends })
     }
 
     /// Until its keeper says that the box is made.
@@ -409,9 +392,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                 Err(error) if left.is_zero() => {
                     // Its end is noticed, whenever that comes, and it is swept then.
                     let keeper = attached.keeper().try_clone();
-                    keeper
-                        .and_then(|keeper| app.watch.add(id.clone(), keeper, None))
-                        .ok();
+                    keeper.and_then(|keeper| app.watch.add(id.clone(), keeper, None)).ok();
                     break Err(error);
                 }
                 Err(_not_yet) => {
@@ -477,19 +458,11 @@ impl Over {
             Cut::Ending => (RunEnd::Error, Some(STOPPING)),
             Cut::Failed(error) => return Self::failed(error),
         };
-        Self {
-            result,
-            exit_code: None,
-            code,
-        }
+        Self { result, exit_code: None, code }
     }
 
     fn failed(error: &ApiError) -> Self {
-        Self {
-            result: RunEnd::Error,
-            exit_code: None,
-            code: Some(error.code),
-        }
+        Self { result: RunEnd::Error, exit_code: None, code: Some(error.code) }
     }
 }
 
@@ -524,9 +497,8 @@ async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Attached, ApiError>
     let made = app.makers.make(move || engine.run(&spec, stdin));
     match made.await {
         Ok(made) => Ok(made?),
-        Err(_busy) => Err(ApiError::unavailable(
-            "busy",
-            "server busy: too many boxes are being made",
-        )),
+        Err(_busy) => {
+            Err(ApiError::unavailable("busy", "server busy: too many boxes are being made"))
+        }
     }
 }

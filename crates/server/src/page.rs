@@ -32,18 +32,11 @@ pub fn of(description: &OpenApi) -> String {
 }
 
 fn operations(item: &PathItem) -> impl Iterator<Item = (&'static str, &Operation)> {
-    let all = [
-        ("GET", &item.get),
-        ("PUT", &item.put),
-        ("POST", &item.post),
-        ("DELETE", &item.delete),
-    ];
-    all.into_iter()
-        .filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
+    let all =
+        [("GET", &item.get), ("PUT", &item.put), ("POST", &item.post), ("DELETE", &item.delete)];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -30,13 +30,7 @@ pub struct Patient<S> {
 
 impl<S> Patient<S> {
     pub fn new(stream: S, patience: Duration) -> Self {
-        Self {
-            stream,
-            patience,
-            waits: None,
-            has_more: false,
-            looks: None,
-        }
+        Self { stream, patience, waits: None, has_more: false, looks: None }
     }
 
     /// Whatever was taken begins a new wait.
@@ -51,10 +45,7 @@ impl<S> Patient<S> {
         }
         let patience = self.patience;
         let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(patience)));
-        waits
-            .as_mut()
-            .poll(context)
-            .map(|()| Err(io::ErrorKind::TimedOut.into()))
+        waits.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -66,9 +57,7 @@ impl<S: AsFd> Patient<S> {
             return Ok(());
         }
         loop {
-            let looks = self
-                .looks
-                .get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
+            let looks = self.looks.get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
             if looks.as_mut().poll(context).is_pending() {
                 return Ok(());
             }
@@ -82,10 +71,7 @@ impl<S: AsFd> Patient<S> {
 
 fn is_gone(stream: impl AsFd) -> bool {
     let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 

@@ -70,10 +70,7 @@ impl Pressure {
     ) -> io::Result<Self> {
         // One that waits is as good as many.
         let (wanted, asked) = sync_channel(1);
-        let mut meter = Meter {
-            gauges,
-            status: File::open("/proc/self/status")?,
-        };
+        let mut meter = Meter { gauges, status: File::open("/proc/self/status")? };
         meter.gauges.count_live(0);
         meter.gauges.measure();
         let pressure = Self(Arc::new(Shared {
@@ -134,10 +131,7 @@ impl Pressure {
         found.admits(places.making)?;
         places.taken += 1;
         places.making += 1;
-        Ok(Place {
-            of: self.clone(),
-            is_made: false,
-        })
+        Ok(Place { of: self.clone(), is_made: false })
     }
 
     async fn fresh(&self) -> Arc<Found> {
@@ -205,10 +199,7 @@ impl Found {
     /// Whether there is room for one more beside those that are being made. The gauge
     /// of boxes is asked elsewhere.
     pub fn admits(&self, making: u64) -> Result<(), ApiError> {
-        let full = self
-            .readings
-            .iter()
-            .filter(|(_, level)| *level == Level::Full);
+        let full = self.readings.iter().filter(|(_, level)| *level == Level::Full);
         let full = full.map(|(reading, _)| reading);
         let full = full.filter(|reading| reading.gauge != Gauge::Boxes);
         let fullest = full.max_by(|one, other| one.fraction().total_cmp(&other.fraction()));
@@ -240,9 +231,7 @@ impl Found {
 
 /// Where a limit was found is the operator's to know: it names paths of the host.
 fn refused(reading: &Reading) -> ApiError {
-    let Reading {
-        gauge, used, limit, ..
-    } = reading;
+    let Reading { gauge, used, limit, .. } = reading;
     let message = format!("no room for a new box: {gauge} is at {used} of {limit}");
     let mut error = ApiError::unavailable("pressure", message)
         .with_hint("try again later; boxes that end or are removed make room");
@@ -264,12 +253,7 @@ impl Meter {
         let length = self.status.read_at(&mut buffer, 0).unwrap_or(0);
         let text = String::from_utf8_lossy(&buffer[..length]);
         let (threads, resident_bytes) = own_size(&text).unwrap_or_default();
-        Found {
-            at: Instant::now(),
-            readings: readings.collect(),
-            threads,
-            resident_bytes,
-        }
+        Found { at: Instant::now(), readings: readings.collect(), threads, resident_bytes }
     }
 }
 
@@ -291,22 +275,12 @@ mod tests {
     use super::*;
 
     fn at(gauge: Gauge, used: u64, level: Level) -> (Reading, Level) {
-        let reading = Reading {
-            gauge,
-            used,
-            limit: 100,
-            limit_is: "/secret/path".to_owned(),
-        };
+        let reading = Reading { gauge, used, limit: 100, limit_is: "/secret/path".to_owned() };
         (reading, level)
     }
 
     fn found(readings: Vec<(Reading, Level)>) -> Found {
-        Found {
-            at: Instant::now(),
-            readings,
-            threads: 0,
-            resident_bytes: 0,
-        }
+        Found { at: Instant::now(), readings, threads: 0, resident_bytes: 0 }
     }
 
     #[test]

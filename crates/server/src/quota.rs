@@ -102,11 +102,7 @@ impl Quotas {
     fn put(&self, account: &mut Account, key: &str, memory_bytes: u64) -> Charge {
         account.boxes += 1;
         account.memory_bytes = account.memory_bytes.saturating_add(memory_bytes);
-        Charge {
-            quotas: self.clone(),
-            key: key.to_owned(),
-            memory_bytes,
-        }
+        Charge { quotas: self.clone(), key: key.to_owned(), memory_bytes }
     }
 
     fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
@@ -132,10 +128,7 @@ impl Quotas {
             return Err(refused("quota_stops", message, RETRY_AFTER_S));
         }
         account.stops += 1;
-        Ok(StopTurn {
-            quotas: self.clone(),
-            key,
-        })
+        Ok(StopTurn { quotas: self.clone(), key })
     }
 }
 
@@ -207,10 +200,7 @@ impl Account {
         };
         // Less than one at a time would be none at all.
         let most = rate.max(1.0);
-        let bucket = self.runs.get_or_insert(Bucket {
-            left: most,
-            at: now,
-        });
+        let bucket = self.runs.get_or_insert(Bucket { left: most, at: now });
         let filled = now.saturating_duration_since(bucket.at).as_secs_f64() * rate;
         bucket.left = (bucket.left + filled).min(most);
         bucket.at = now;
@@ -236,11 +226,10 @@ fn refused(quota: &'static str, message: String, retry_after_s: u32) -> ApiError
 pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
     match labels.keys().find(|key| key.starts_with(RESERVED)) {
         None => Ok(()),
-        Some(key) => Err(ApiError::bad_request(
-            "invalid",
-            format!("labels: {key:?} is tare's own"),
-        )
-        .with_hint("choose a label that does not begin with 'tare.'")),
+        Some(key) => {
+            Err(ApiError::bad_request("invalid", format!("labels: {key:?} is tare's own"))
+                .with_hint("choose a label that does not begin with 'tare.'"))
+        }
     }
 }
 
@@ -256,10 +245,7 @@ mod tests {
             memory_bytes: quota.memory_bytes,
             ..Key::of("ci", b"secret")
         };
-        Config {
-            keys: vec![key],
-            ..Config::default()
-        }
+        Config { keys: vec![key], ..Config::default() }
     }
 
     fn ci() -> Caller {
@@ -269,11 +255,8 @@ mod tests {
     #[test]
     fn boxes_and_memory_are_counted_until_they_end() {
         let quotas = Quotas::default();
-        let config = config(Quota {
-            boxes: Some(2),
-            memory_bytes: Some(100),
-            runs_per_second: None,
-        });
+        let config =
+            config(Quota { boxes: Some(2), memory_bytes: Some(100), runs_per_second: None });
         let charge = |memory| quotas.charge(&config, &ci(), Asked::Box, memory);
         let first = charge(60).expect("there is room");
         assert_eq!(charge(41).expect_err("too much").code, "quota_memory_bytes");
@@ -288,10 +271,7 @@ mod tests {
     #[test]
     fn a_box_that_was_there_before_counts_for_its_key() {
         let quotas = Quotas::default();
-        let config = config(Quota {
-            boxes: Some(1),
-            ..Quota::default()
-        });
+        let config = config(Quota { boxes: Some(1), ..Quota::default() });
         let labels = BTreeMap::from([(KEY_LABEL.to_owned(), "ci".to_owned())]);
         let found = quotas.found(&labels, 1);
         assert!(found.is_some() && quotas.found(&BTreeMap::new(), 1).is_none());
@@ -314,18 +294,12 @@ mod tests {
     #[test]
     fn runs_come_steadily_and_a_few_at_once() {
         let mut account = Account::default();
-        let quota = Quota {
-            runs_per_second: Some(2.0),
-            ..Quota::default()
-        };
+        let quota = Quota { runs_per_second: Some(2.0), ..Quota::default() };
         let begin = Instant::now();
         let mut at = |ms| account.take_run(&quota, "ci", begin + Duration::from_millis(ms));
         assert!(at(0).is_ok() && at(0).is_ok());
         let refused = at(0).expect_err("two came");
-        assert_eq!(
-            (refused.code, refused.retry_after_s),
-            ("quota_runs_per_second", Some(1))
-        );
+        assert_eq!((refused.code, refused.retry_after_s), ("quota_runs_per_second", Some(1)));
         assert!(at(499).is_err());
         assert!(at(500).is_ok());
         assert!(at(500).is_err());

@@ -59,10 +59,7 @@ pub enum Output {
     Keep,
     /// To somebody who reads it as it comes. One who takes nothing for this long is cut
     /// off.
-    Pass {
-        to: mpsc::Sender<Chunk>,
-        patience: Duration,
-    },
+    Pass { to: mpsc::Sender<Chunk>, patience: Duration },
     /// Where whoever wants to may read it, or nobody.
     Remember(Arc<Memory>),
 }
@@ -81,11 +78,7 @@ pub struct Input {
 impl Input {
     /// Just this.
     pub fn of(bytes: Option<Vec<u8>>) -> Self {
-        Self {
-            bytes: bytes.unwrap_or_default(),
-            more: None,
-            charge: None,
-        }
+        Self { bytes: bytes.unwrap_or_default(), more: None, charge: None }
     }
 }
 
@@ -155,11 +148,7 @@ pub async fn started(executed: &mut Executed) -> Result<Option<OwnedFd>, ApiErro
             Event::Failed(error) => return Err(error.into()),
             Event::Exited(_) | Event::TimedOut | Event::Gone => {
                 let message = "the box ended before the command began";
-                return Err(ApiError::new(
-                    axum::http::StatusCode::CONFLICT,
-                    "conflict",
-                    message,
-                ));
+                return Err(ApiError::new(axum::http::StatusCode::CONFLICT, "conflict", message));
             }
         }
     }
@@ -242,12 +231,7 @@ impl Ends {
     }
 
     fn resize(&self, rows: u16, columns: u16) {
-        let size = Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         if let Some(terminal) = &self.terminal {
             // A terminal that is gone has no size.
             tcsetwinsize(terminal.get_ref(), size).ok();
@@ -305,9 +289,7 @@ impl Pipe {
         if let Output::Remember(memory) = output {
             return memory.add((self.make)(bytes.to_vec()));
         }
-        let wanted = bytes
-            .len()
-            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let wanted = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         self.left -= wanted as u64;
         self.kept.truncated |= wanted < bytes.len();
         let bytes = &bytes[..wanted];
@@ -451,11 +433,7 @@ async fn feed(to: Option<Fd>, is_terminal: bool, input: Input) {
         let Some(to) = to else {
             return Ok(());
         };
-        let Input {
-            bytes,
-            more,
-            charge,
-        } = input;
+        let Input { bytes, more, charge } = input;
         write_all(&to, &bytes).await?;
         let says_something = !bytes.is_empty() || more.is_some();
         drop((bytes, charge));

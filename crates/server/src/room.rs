@@ -39,10 +39,7 @@ impl Room {
         let most = limit.maximum.unwrap_or(DESCRIPTORS_WANTED);
         let wanted = most.min(DESCRIPTORS_WANTED);
         if limit.current.is_some_and(|current| current < wanted) {
-            let raised = Rlimit {
-                current: Some(wanted),
-                maximum: limit.maximum,
-            };
+            let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
             // What cannot be had is not counted on below.
             setrlimit(Resource::Nofile, raised).ok();
         }

@@ -139,11 +139,10 @@ pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, Api
 pub fn workdir(path: String) -> Result<PathBuf, ApiError> {
     match path.starts_with('/') && !path.contains('\0') {
         true => Ok(PathBuf::from(path)),
-        false => Err(ApiError::bad_request(
-            "invalid",
-            format!("workdir: {path:?} is no absolute path"),
-        )
-        .with_hint("name a directory of the box, such as /work")),
+        false => {
+            Err(ApiError::bad_request("invalid", format!("workdir: {path:?} is no absolute path"))
+                .with_hint("name a directory of the box, such as /work"))
+        }
     }
 }
 
@@ -156,10 +155,7 @@ pub fn box_name(text: &str) -> Result<name::Name, ApiError> {
 }
 
 pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ApiError> {
-    let texts: Vec<String> = asked
-        .iter()
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect();
+    let texts: Vec<String> = asked.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let labels = name::labels(texts.iter().map(String::as_str));
     labels.map_err(|error| of_field("labels", error))
 }
@@ -170,10 +166,7 @@ const MILLISECONDS_MAX: u64 = 3_155_760_000_000;
 /// Nothing is 0: a default is asked for by leaving it out.
 pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiError> {
     match asked {
-        0 => Err(ApiError::bad_request(
-            "invalid",
-            format!("{field}: it has to be 1 or more"),
-        )),
+        0 => Err(ApiError::bad_request("invalid", format!("{field}: it has to be 1 or more"))),
         MILLISECONDS_MAX.. => Err(ApiError::bad_request(
             "invalid",
             format!("{field}: it has to be less than {MILLISECONDS_MAX}"),
@@ -233,11 +226,7 @@ mod tests {
     }
 
     fn spec(limits: LimitsAsked) -> Result<Spec, ApiError> {
-        let asked = Asked {
-            command: vec!["true".into()],
-            limits,
-            ..Asked::default()
-        };
+        let asked = Asked { command: vec!["true".into()], limits, ..Asked::default() };
         asked.into_spec(&config::Limits::default())
     }
 
@@ -251,21 +240,12 @@ mod tests {
     #[test]
     fn a_limit_out_of_range_is_refused_by_name() {
         let refusal = |limits| spec(limits).expect_err("it is out of range").message;
-        let memory = |bytes| LimitsAsked {
-            memory_bytes: Some(bytes),
-            ..LimitsAsked::default()
-        };
+        let memory = |bytes| LimitsAsked { memory_bytes: Some(bytes), ..LimitsAsked::default() };
         for bytes in [0, 1, 4096, 1 << 40, u64::MAX] {
-            assert!(
-                refusal(memory(bytes)).starts_with("limits.memory_bytes: "),
-                "{bytes}"
-            );
+            assert!(refusal(memory(bytes)).starts_with("limits.memory_bytes: "), "{bytes}");
         }
         for value in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e9] {
-            let cpus = LimitsAsked {
-                cpus: Some(value),
-                ..LimitsAsked::default()
-            };
+            let cpus = LimitsAsked { cpus: Some(value), ..LimitsAsked::default() };
             assert!(refusal(cpus).starts_with("limits.cpus: "), "{value}");
         }
     }
@@ -288,10 +268,7 @@ mod tests {
 
     #[test]
     fn the_hosts_network_is_the_operators_to_give() {
-        let asked = || Asked {
-            network: NetworkAsked::Host,
-            ..Asked::default()
-        };
+        let asked = || Asked { network: NetworkAsked::Host, ..Asked::default() };
         let mut most = config::Limits::default();
         let refused = asked().into_spec(&most).expect_err("it is not allowed");
         assert_eq!(refused.status, StatusCode::FORBIDDEN);

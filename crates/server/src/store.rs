@@ -86,9 +86,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(15);
 impl Care {
     fn is_due(self, now: Timestamp, ttl: Duration) -> bool {
         let rest = self.rest(ttl);
-        let rested = self
-            .walked_at
-            .is_none_or(|at| at > now || now.since(at) >= rest);
+        let rested = self.walked_at.is_none_or(|at| at > now || now.since(at) >= rest);
         rested && self.oldest.is_some_and(|oldest| is_over(oldest, now, ttl))
     }
 
@@ -182,9 +180,7 @@ impl Store {
         let Some(object) = place.object(&object.id)? else {
             return Ok(false);
         };
-        let erased = self
-            .places
-            .erase(&place, &object.id, Some(&object.sha256))?;
+        let erased = self.places.erase(&place, &object.id, Some(&object.sha256))?;
         drop(place);
         self.places.remove_if_empty(&object.session)?;
         self.forget(&object, erased);

@@ -48,10 +48,7 @@ impl Streams {
             *of_key += 1;
         }
         open.all += 1;
-        Ok(Stream {
-            streams: self.clone(),
-            key: key.map(str::to_owned),
-        })
+        Ok(Stream { streams: self.clone(), key: key.map(str::to_owned) })
     }
 
     /// How many are open.
@@ -118,10 +115,7 @@ mod tests {
         let both = config(4, &["a", "b"]);
         let open = |key| streams.open(&both, Some(key));
         let first = [open("a"), open("a")].map(|one| one.expect("its share"));
-        assert_eq!(
-            open("a").expect_err("its share is used").code,
-            "quota_streams"
-        );
+        assert_eq!(open("a").expect_err("its share is used").code, "quota_streams");
         let _second = [open("b"), open("b")].map(|one| one.expect("the other half"));
         drop(first);
         assert!(open("a").is_ok());

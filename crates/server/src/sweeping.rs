@@ -43,8 +43,7 @@ impl Sweeping {
 /// Every change of a level: told, and acted upon.
 pub async fn heed(app: App, mut changes: mpsc::Receiver<Change>) {
     while let Some(change) = changes.recv().await {
-        app.journal
-            .note(Happening::GaugeChanged { change: &change });
+        app.journal.note(Happening::GaugeChanged { change: &change });
         if change.to >= Level::Alert && change.to > change.from {
             app.sweeping.want();
         }
@@ -79,7 +78,6 @@ pub fn note_stuck(app: &App, id: &BoxId, request_id: &str, error: &ApiError) {
 pub fn tell_stuck(app: &App, boxes: &[Status]) {
     for one in app.sweeping.newly_stuck(boxes) {
         let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-        app.journal
-            .note(Happening::stuck(one.id.as_str(), None, why));
+        app.journal.note(Happening::stuck(one.id.as_str(), None, why));
     }
 }

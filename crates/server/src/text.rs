@@ -46,10 +46,7 @@ pub struct Pieces {
 
 impl Pieces {
     pub fn new(encoding: Encoding) -> Self {
-        Self {
-            encoding,
-            cut: Vec::new(),
-        }
+        Self { encoding, cut: Vec::new() }
     }
 
     pub fn next(&mut self, bytes: Vec<u8>) -> String {
@@ -93,11 +90,7 @@ mod tests {
         for at in 0..=text.len() {
             let mut pieces = Pieces::new(Encoding::Utf8);
             let (first, second) = text.as_bytes().split_at(at);
-            let joined = [
-                pieces.next(first.to_vec()),
-                pieces.next(second.to_vec()),
-                pieces.last(),
-            ];
+            let joined = [pieces.next(first.to_vec()), pieces.next(second.to_vec()), pieces.last()];
             assert_eq!(joined.concat(), text, "cut at {at}");
         }
     }

@@ -120,9 +120,7 @@ mod tests {
         let (ends, told) = mpsc::channel();
         let watch = Watch::start(move |id| ends.send(id).expect("the test listens"));
         let watch = watch.expect("a thread");
-        let mut child = Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn();
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn();
         let child = child.as_mut().expect("cat");
         let pid = i32::try_from(child.id()).expect("a pid");
         let id = BoxId::random();

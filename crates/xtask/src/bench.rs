@@ -99,10 +99,8 @@ impl Outcome {
 /// Runs all subjects `rounds` times in turn. A subject that fails once is left
 /// out from then on: half a series is not compared with whole ones.
 pub fn interleave(subjects: &mut [RunOnce<'_>], rounds: usize) -> Vec<Outcome> {
-    let mut series: Vec<Result<Vec<Duration>, String>> = subjects
-        .iter()
-        .map(|_| Ok(Vec::with_capacity(rounds)))
-        .collect();
+    let mut series: Vec<Result<Vec<Duration>, String>> =
+        subjects.iter().map(|_| Ok(Vec::with_capacity(rounds))).collect();
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     let mut random = Random(SHUFFLE_SEED);
     for round in 0..WARM_UP_ROUNDS + rounds {
@@ -124,9 +122,7 @@ pub fn interleave(subjects: &mut [RunOnce<'_>], rounds: usize) -> Vec<Outcome> {
 fn outcome(series: Result<Vec<Duration>, String>) -> Outcome {
     match series.map(Percentiles::of) {
         Ok(Some(percentiles)) => Outcome::Measured(percentiles),
-        Ok(None) => Outcome::Absent {
-            reason: "no rounds were asked for".into(),
-        },
+        Ok(None) => Outcome::Absent { reason: "no rounds were asked for".into() },
         Err(reason) => Outcome::Absent { reason },
     }
 }
@@ -211,11 +207,7 @@ mod tests {
             calls.borrow_mut().push(index);
             Ok(Duration::from_micros(1))
         };
-        let mut subjects = [
-            subject(|| note(0)),
-            subject(|| note(1)),
-            subject(|| note(2)),
-        ];
+        let mut subjects = [subject(|| note(0)), subject(|| note(1)), subject(|| note(2))];
         let outcomes = interleave(&mut subjects, 40);
         drop(subjects);
 
@@ -226,10 +218,7 @@ mod tests {
             sorted.sort_unstable();
             assert_eq!(sorted, [0, 1, 2], "a round must hold each subject once");
         }
-        assert!(
-            calls.chunks(3).any(|round| round != &calls[..3]),
-            "never shuffled"
-        );
+        assert!(calls.chunks(3).any(|round| round != &calls[..3]), "never shuffled");
         for outcome in outcomes {
             assert!(matches!(outcome, Outcome::Measured(it) if it.samples == 40));
         }
@@ -240,11 +229,7 @@ mod tests {
         let mut calls = 0;
         let mut subjects = [subject(|| {
             calls += 1;
-            Ok(Duration::from_secs(if calls <= WARM_UP_ROUNDS {
-                100
-            } else {
-                1
-            }))
+            Ok(Duration::from_secs(if calls <= WARM_UP_ROUNDS { 100 } else { 1 }))
         })];
         let outcomes = interleave(&mut subjects, 10);
         assert!(matches!(outcomes[0], Outcome::Measured(it) if it.max_us == 1e6));
@@ -256,11 +241,7 @@ mod tests {
         let mut subjects = [
             subject(|| {
                 calls += 1;
-                if calls == 8 {
-                    Err("exit code 125".into())
-                } else {
-                    Ok(Duration::ZERO)
-                }
+                if calls == 8 { Err("exit code 125".into()) } else { Ok(Duration::ZERO) }
             }),
             subject(|| Ok(Duration::ZERO)),
         ];

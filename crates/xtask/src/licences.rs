@@ -49,18 +49,12 @@ pub fn check() -> Result<(), Failure> {
     for (licence, count) in tally(&foreign) {
         println!("{count:5}  {licence}");
     }
-    println!(
-        "{:5}  dependencies, each under a licence that is allowed",
-        foreign.len()
-    );
+    println!("{:5}  dependencies, each under a licence that is allowed", foreign.len());
     Ok(())
 }
 
 fn foreign(workspace: &Workspace) -> impl Iterator<Item = &Package> {
-    workspace
-        .packages
-        .iter()
-        .filter(|it| !workspace.workspace_members.contains(&it.id))
+    workspace.packages.iter().filter(|it| !workspace.workspace_members.contains(&it.id))
 }
 
 /// Why this package may not be used, if it may not.
@@ -72,9 +66,7 @@ fn refusal(package: &Package) -> Option<String> {
     match Expression::parse(licence).doing(|| format!("{name}: `{licence}`")) {
         Err(unreadable) => Some(unreadable.to_string()),
         Ok(expression) if expression.is_satisfied_by(&ALLOWED) => None,
-        Ok(_) => Some(format!(
-            "{name}: `{licence}` leaves no choice that is allowed"
-        )),
+        Ok(_) => Some(format!("{name}: `{licence}` leaves no choice that is allowed")),
     }
 }
 
@@ -107,10 +99,7 @@ mod tests {
     #[test]
     fn a_dependency_without_an_allowed_choice_is_refused_by_name() {
         let refusal = refusal(&package(Some("MPL-2.0"))).unwrap();
-        assert!(
-            refusal.contains("some 1.0.0") && refusal.contains("MPL-2.0"),
-            "{refusal}"
-        );
+        assert!(refusal.contains("some 1.0.0") && refusal.contains("MPL-2.0"), "{refusal}");
     }
 
     #[test]
@@ -125,10 +114,7 @@ mod tests {
 
     #[test]
     fn our_own_crates_are_not_judged() {
-        let own = Package {
-            id: "path+file:///x#own@0.1.0".into(),
-            ..package(None)
-        };
+        let own = Package { id: "path+file:///x#own@0.1.0".into(), ..package(None) };
         let workspace = Workspace {
             workspace_root: "/".into(),
             target_directory: "/".into(),

@@ -21,10 +21,8 @@ const ROOMS: [&str; 2] = ["crates", "tests"];
 
 /// What is held against the tests, and by which rule.
 type Rule = fn(&str, &str, &[Source]) -> Vec<Finding>;
-const DOCUMENTS: [(&str, Rule); 2] = [
-    ("SPECIFICATION.md", specification::check),
-    ("README.md", catalogue::check),
-];
+const DOCUMENTS: [(&str, Rule); 2] =
+    [("SPECIFICATION.md", specification::check), ("README.md", catalogue::check)];
 
 /// How deep directories may nest before this looks like a loop.
 const DEPTH_MAX: usize = 16;

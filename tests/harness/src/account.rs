@@ -8,9 +8,7 @@ use serde_json::Value;
 /// The lines of a record.
 pub fn lines(record: &Path) -> Vec<Value> {
     let text = fs::read_to_string(record.join("record.json")).expect("it is ours");
-    text.lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 pub fn write_lines(record: &Path, lines: &[Value]) {

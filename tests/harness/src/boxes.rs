@@ -29,10 +29,7 @@ impl Tare {
         let mut command = self.command(["run", "-d"]);
         command.args(args);
         self.expect_lasting_boxes();
-        let output = Running::start(with_pipes(command, Stdio::null()))
-            .wait()
-            .ok()
-            .said_nothing();
+        let output = Running::start(with_pipes(command, Stdio::null())).wait().ok().said_nothing();
         id_of(&output)
     }
 
@@ -100,9 +97,7 @@ impl Tare {
     pub fn list(&self) -> Vec<Value> {
         let listed = self.json(["ls", "-a", "--json"]);
         let boxes = listed.as_array();
-        boxes
-            .unwrap_or_else(|| panic!("not an array: {listed}"))
-            .clone()
+        boxes.unwrap_or_else(|| panic!("not an array: {listed}")).clone()
     }
 
     /// What `tare ls` says about one box; `None` when it is not listed.
@@ -114,8 +109,7 @@ impl Tare {
     /// The same of a box that must be listed.
     #[track_caller]
     pub fn look(&self, id: &str) -> Value {
-        self.listed(id)
-            .unwrap_or_else(|| panic!("box {id} is not listed"))
+        self.listed(id).unwrap_or_else(|| panic!("box {id} is not listed"))
     }
 
     #[track_caller]
@@ -127,9 +121,7 @@ impl Tare {
     /// Waits until the box is listed as ended; what is said about it then.
     #[track_caller]
     pub fn ended(&self, id: &str) -> Value {
-        eventually(&format!("box {id} has ended"), || {
-            self.state(id) == "exited"
-        });
+        eventually(&format!("box {id} has ended"), || self.state(id) == "exited");
         self.look(id)
     }
 
@@ -151,10 +143,7 @@ impl Tare {
     /// `tare rm -f BOX`, after which nothing of it may be there.
     #[track_caller]
     pub fn remove(&self, id: &str) {
-        self.call(["rm", "-f", id])
-            .ok()
-            .printed(&format!("{id}\n"))
-            .said_nothing();
+        self.call(["rm", "-f", id]).ok().printed(&format!("{id}\n")).said_nothing();
         self.assert_gone(id);
     }
 
@@ -207,16 +196,12 @@ impl Tare {
     #[track_caller]
     pub fn keeper(&self, id: &str) -> Process {
         let mut processes = self.processes_in(id).into_iter();
-        processes
-            .find(is_first)
-            .unwrap_or_else(|| panic!("box {id} has no keeper"))
+        processes.find(is_first).unwrap_or_else(|| panic!("box {id} has no keeper"))
     }
 
     /// The box's directories in all cgroup hierarchies.
     pub fn cgroups_of(&self, id: &str) -> Vec<PathBuf> {
-        let roots = hierarchies()
-            .into_iter()
-            .filter_map(|root| fs::read_dir(root).ok());
+        let roots = hierarchies().into_iter().filter_map(|root| fs::read_dir(root).ok());
         let is_of = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
             name.is_some_and(|name| is_cgroup_of(name, id))
@@ -238,19 +223,14 @@ fn id_of(output: &Output) -> String {
     let text = output.stdout_text();
     let id = text.strip_suffix('\n').unwrap_or_default();
     let valid = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
-    assert!(
-        id.len() == ID_LENGTH && id.bytes().all(valid),
-        "not an id: {output}"
-    );
+    assert!(id.len() == ID_LENGTH && id.bytes().all(valid), "not an id: {output}");
     id.to_owned()
 }
 
 /// Whether this is what a box's cgroup directory is called: `tare-<tag>-<id>`.
 fn is_cgroup_of(name: &str, id: &str) -> bool {
     let tagged = name.strip_prefix("tare-");
-    tagged
-        .and_then(|rest| rest.split_once('-'))
-        .is_some_and(|(_, last)| last == id)
+    tagged.and_then(|rest| rest.split_once('-')).is_some_and(|(_, last)| last == id)
 }
 
 /// Whether it is the first process of a PID namespace: its last number is 1
@@ -265,8 +245,5 @@ fn is_first(process: &Process) -> bool {
 }
 
 fn sentence(of: &Value) -> String {
-    format!(
-        "{} ({}), {}: {}",
-        of["id"], of["name"], of["state"], of["command"]
-    )
+    format!("{} ({}), {}: {}", of["id"], of["name"], of["state"], of["command"])
 }

@@ -44,10 +44,7 @@ impl Capture {
     /// the deadline passed without it.
     pub fn contains_by(&self, needle: &[u8], deadline: Instant) -> bool {
         let found = |collected: &Collected| {
-            collected
-                .bytes
-                .windows(needle.len())
-                .any(|window| window == needle)
+            collected.bytes.windows(needle.len()).any(|window| window == needle)
         };
         let collected = self.wait(deadline, |state| state.ended || found(state));
         found(&collected)
@@ -57,13 +54,8 @@ impl Capture {
     /// it open at the deadline.
     pub fn all_by(&self, deadline: Instant) -> Option<Vec<u8>> {
         let mut collected = self.wait(deadline, |state| state.ended);
-        assert_eq!(
-            collected.surplus_bytes, 0,
-            "bytes came past the first {CAPTURED_BYTES_MAX}"
-        );
-        collected
-            .ended
-            .then(|| std::mem::take(&mut collected.bytes))
+        assert_eq!(collected.surplus_bytes, 0, "bytes came past the first {CAPTURED_BYTES_MAX}");
+        collected.ended.then(|| std::mem::take(&mut collected.bytes))
     }
 
     /// What has come until now.
@@ -72,10 +64,7 @@ impl Capture {
     }
 
     fn lock(&self) -> MutexGuard<'_, Collected> {
-        self.shared
-            .collected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shared.collected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait(
@@ -108,10 +97,7 @@ fn collect(mut source: File, shared: &Shared) {
             // A pseudo-terminal ends with EIO where a pipe ends with 0.
             Err(_) => 0,
         };
-        let mut collected = shared
-            .collected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut collected = shared.collected.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = count.min(CAPTURED_BYTES_MAX - collected.bytes.len());
         collected.bytes.extend_from_slice(&chunk[..kept]);
         collected.surplus_bytes += count - kept;

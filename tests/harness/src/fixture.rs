@@ -92,7 +92,5 @@ fn is_static(program: &Path) -> bool {
     const HEAD_BYTES: usize = 4096;
     let bytes = fs::read(program).unwrap_or_default();
     let head = &bytes[..bytes.len().min(HEAD_BYTES)];
-    !INTERPRETERS
-        .iter()
-        .any(|needle| head.windows(needle.len()).any(|window| window == *needle))
+    !INTERPRETERS.iter().any(|needle| head.windows(needle.len()).any(|window| window == *needle))
 }

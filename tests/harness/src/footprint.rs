@@ -52,9 +52,7 @@ impl Tare {
     fn entries(&self, directory: &str) -> BTreeSet<String> {
         let entries = fs::read_dir(self.state_root().join(directory));
         let names = entries.into_iter().flatten().flatten();
-        names
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect()
+        names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 }
 

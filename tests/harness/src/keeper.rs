@@ -14,9 +14,7 @@ impl Tare {
         let keeper = self.keeper(id).pid;
         eventually("the keeper has nothing to do", || is_asleep(keeper));
         let entries = fs::read_dir(format!("/proc/{keeper}/fd"));
-        entries
-            .expect("the keeper is there and ours to look at")
-            .count()
+        entries.expect("the keeper is there and ours to look at").count()
     }
 
     /// The memory that is the keeper's alone.
@@ -38,8 +36,7 @@ impl Tare {
 
 fn is_asleep(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, fields)| fields.starts_with('S'))
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('S'))
 }
 
 /// The memory that is a process's alone (`Anonymous` of proc_pid_smaps(5)).

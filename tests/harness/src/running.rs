@@ -45,9 +45,8 @@ impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         let text = format!("{command:?}");
         let started = Instant::now();
-        let mut child = command
-            .spawn()
-            .unwrap_or_else(|error| panic!("cannot start {text}: {error}"));
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("cannot start {text}: {error}"));
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
             .expect("an unreaped child has a pidfd");
         Self {
@@ -192,17 +191,11 @@ impl Running {
     }
 
     fn output_so_far(&self) -> String {
-        self.stdout
-            .as_ref()
-            .map(Capture::text_so_far)
-            .unwrap_or_default()
+        self.stdout.as_ref().map(Capture::text_so_far).unwrap_or_default()
     }
 
     pub fn stderr_so_far(&self) -> String {
-        self.stderr
-            .as_ref()
-            .map(Capture::text_so_far)
-            .unwrap_or_default()
+        self.stderr.as_ref().map(Capture::text_so_far).unwrap_or_default()
     }
 }
 
@@ -252,10 +245,7 @@ impl Output {
             "not exactly one line on standard error: {self}"
         );
         for mention in mentions {
-            assert!(
-                line.contains(mention),
-                "{mention:?} is not mentioned: {self}"
-            );
+            assert!(line.contains(mention), "{mention:?} is not mentioned: {self}");
         }
         self
     }
@@ -302,10 +292,7 @@ impl fmt::Debug for Running {
 
 /// Pipes for both outputs; standard input as the caller says.
 pub(crate) fn with_pipes(mut command: Command, stdin: Stdio) -> Command {
-    command
-        .stdin(stdin)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 

@@ -59,10 +59,7 @@ pub struct Scene {
 impl Scene {
     pub fn new(tare: Tare) -> Self {
         let cgroups_before = tare.footprint().cgroups;
-        Self {
-            tare,
-            cgroups_before,
-        }
+        Self { tare, cgroups_before }
     }
 
     /// A box that only waits.
@@ -162,9 +159,7 @@ pub fn in_lanes<T: Sync, R: Send>(items: &[T], make: impl Fn(&T) -> R + Sync) ->
         };
         let lanes: Vec<_> = (0..LANES).map(|at| threads.spawn(lane(at))).collect();
         let joined = lanes.into_iter().map(|lane| lane.join());
-        joined
-            .flat_map(|lane| lane.expect("it has said why"))
-            .collect()
+        joined.flat_map(|lane| lane.expect("it has said why")).collect()
     });
     made.sort_by_key(|(at, _)| *at);
     made.into_iter().map(|(_, it)| it).collect()

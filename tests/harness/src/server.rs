@@ -174,9 +174,7 @@ impl Answer {
         let end = end.unwrap_or_else(|| panic!("no answer: {}", String::from_utf8_lossy(bytes)));
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         let mut lines = head.lines();
-        let status = lines
-            .next()
-            .and_then(|line| line.split(' ').nth(1)?.parse().ok());
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
         let pair = |line: &str| {
             let (name, value) = line.split_once(": ")?;
             Some((name.to_ascii_lowercase(), value.to_owned()))

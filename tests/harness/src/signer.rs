@@ -50,10 +50,7 @@ impl Signer {
     }
 
     pub fn rsa(kid: &str) -> Self {
-        Self {
-            kid: kid.to_owned(),
-            key: Key::Rsa,
-        }
+        Self { kid: kid.to_owned(), key: Key::Rsa }
     }
 
     /// As a JWKS has it.
@@ -72,11 +69,7 @@ impl Signer {
         let Key::Ed25519(key) = &self.key else {
             panic!("the test has no use for one of RSA");
         };
-        let der = [
-            &decoded(ED25519_PREFIX),
-            &key.verifying_key().as_bytes()[..],
-        ]
-        .concat();
+        let der = [&decoded(ED25519_PREFIX), &key.verifying_key().as_bytes()[..]].concat();
         let text = BASE64_STANDARD.encode(der);
         format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
     }
@@ -102,11 +95,7 @@ impl Signer {
 
     /// The same for a header and claims that are not even JSON.
     pub fn sign_text(&self, header: &str, claims: &str) -> String {
-        let signed = format!(
-            "{}.{}",
-            encoded(header.as_bytes()),
-            encoded(claims.as_bytes())
-        );
+        let signed = format!("{}.{}", encoded(header.as_bytes()), encoded(claims.as_bytes()));
         let signature = match &self.key {
             Key::Ed25519(key) => key.sign(signed.as_bytes()).to_bytes().to_vec(),
             Key::Rsa => signed_by_rsa(signed.as_bytes()),

@@ -13,9 +13,7 @@ use std::path::Path;
 pub fn announce(place: &str, why: &str) {
     let test = place.trim_end_matches("::here");
     let line = format!("SKIPPED: {test}: {why}\n");
-    std::io::stderr()
-        .write_all(line.as_bytes())
-        .expect("standard error can be written");
+    std::io::stderr().write_all(line.as_bytes()).expect("standard error can be written");
     if let Some(file) = std::env::var_os("TARE_SKIPS") {
         append(Path::new(&file), &line);
     }

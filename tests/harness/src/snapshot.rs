@@ -85,10 +85,7 @@ impl Snapshot {
     pub fn take(roots: &[PathBuf]) -> Self {
         let processes = process::processes();
         let observe = |class: Class| (class, class.observe(roots, &processes));
-        Self {
-            roots: roots.to_vec(),
-            classes: Class::ALL.into_iter().map(observe).collect(),
-        }
+        Self { roots: roots.to_vec(), classes: Class::ALL.into_iter().map(observe).collect() }
     }
 
     /// What is different in `later`, a sentence each; empty when nothing is.
@@ -116,8 +113,7 @@ impl Snapshot {
                 let settled = now.classes[&class] == self.classes[&class];
                 if !settled {
                     let processes = process::processes();
-                    now.classes
-                        .insert(class, class.observe(&self.roots, &processes));
+                    now.classes.insert(class, class.observe(&self.roots, &processes));
                 }
                 settled
             });
@@ -127,11 +123,7 @@ impl Snapshot {
 }
 
 fn difference(before: &Things, after: &Things) -> Vec<String> {
-    let new = after
-        .difference(before)
-        .map(|thing| format!("new: {thing}"));
-    let gone = before
-        .difference(after)
-        .map(|thing| format!("gone: {thing}"));
+    let new = after.difference(before).map(|thing| format!("new: {thing}"));
+    let gone = before.difference(after).map(|thing| format!("gone: {thing}"));
     new.chain(gone).collect()
 }

@@ -71,13 +71,7 @@ impl Tare {
             Caller::Ourselves => program.to_owned(),
             Caller::Unprivileged => reachable_copy(program, &home, &state_root),
         };
-        Self {
-            program,
-            caller,
-            before,
-            home: Some(home),
-            lasting: AtomicBool::new(false),
-        }
+        Self { program, caller, before, home: Some(home), lasting: AtomicBool::new(false) }
     }
 
     pub fn program(&self) -> &Path {
@@ -163,8 +157,7 @@ impl Tare {
         if self.is_lasting() {
             orphans::reap();
         }
-        self.before
-            .unexpected_difference_now(|line| self.is_expected(line))
+        self.before.unexpected_difference_now(|line| self.is_expected(line))
     }
 
     /// The host is as before, now.
@@ -214,9 +207,7 @@ impl Tare {
     }
 
     fn is_expected(&self, line: &str) -> bool {
-        let path = line
-            .trim_start_matches("new: directory ")
-            .trim_start_matches("new: file ");
+        let path = line.trim_start_matches("new: directory ").trim_start_matches("new: file ");
         match Path::new(path).strip_prefix(self.state_root()) {
             Ok(inside) => inside == "" || is_fixed(inside),
             Err(_) => path.starts_with(&own_prefix()),
@@ -239,11 +230,7 @@ impl Tare {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=1", "30"]).arg(&self.program);
         let mut command = self.dress(command);
-        command
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let _ = command.status();
     }
 }
@@ -258,18 +245,10 @@ impl Drop for Tare {
             self.assert_no_box_is_listed();
         }
         let left = self.difference_now();
-        assert!(
-            left.is_empty(),
-            "the host is not as before:\n{}",
-            left.join("\n")
-        );
+        assert!(left.is_empty(), "the host is not as before:\n{}", left.join("\n"));
         self.home = None;
         let left = self.before.difference_now();
-        assert!(
-            left.is_empty(),
-            "the test itself left:\n{}",
-            left.join("\n")
-        );
+        assert!(left.is_empty(), "the test itself left:\n{}", left.join("\n"));
     }
 }
 

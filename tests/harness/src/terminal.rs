@@ -43,25 +43,14 @@ impl UnderTerminal {
         }
         let running = Running::start(session);
         let screen = Capture::of(master.try_clone().expect("a descriptor can be copied"));
-        Self {
-            running,
-            master: File::from(master),
-            slave,
-            screen,
-        }
+        Self { running, master: File::from(master), slave, screen }
     }
 
     /// Waits until this text was on the screen.
     #[track_caller]
     pub fn see(&self, needle: &str) -> &Self {
-        let seen = self
-            .screen
-            .contains_by(needle.as_bytes(), Instant::now() + PATIENCE);
-        assert!(
-            seen,
-            "{needle:?} was not on the screen: {:?}",
-            self.screen.text_so_far()
-        );
+        let seen = self.screen.contains_by(needle.as_bytes(), Instant::now() + PATIENCE);
+        assert!(seen, "{needle:?} was not on the screen: {:?}", self.screen.text_so_far());
         self
     }
 
@@ -72,9 +61,7 @@ impl UnderTerminal {
 
     /// Types these bytes.
     pub fn type_bytes(&mut self, bytes: &[u8]) {
-        self.master
-            .write_all(bytes)
-            .expect("a terminal can be typed into");
+        self.master.write_all(bytes).expect("a terminal can be typed into");
     }
 
     pub fn resize(&self, size: TerminalSize) {
@@ -89,12 +76,7 @@ impl UnderTerminal {
     /// the terminal was left cooked is the second value.
     #[track_caller]
     pub fn wait(self) -> (Output, bool) {
-        let Self {
-            running,
-            master,
-            slave,
-            screen,
-        } = self;
+        let Self { running, master, slave, screen } = self;
         let mut output = running.wait();
         let cooked = is_cooked(&slave);
         drop(slave);
@@ -140,10 +122,5 @@ fn is_cooked(terminal: &OwnedFd) -> bool {
 }
 
 fn winsize(size: TerminalSize) -> Winsize {
-    Winsize {
-        ws_row: size.rows,
-        ws_col: size.columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    }
+    Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
 }

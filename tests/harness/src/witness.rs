@@ -19,10 +19,7 @@ while read line; do echo here; done";
 pub fn stranger(tare: &Tare, name: &str, last: &str) -> Running {
     let mut command = Command::new("sh");
     command.arg0(name).args(["-c", WITNESS, last]);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = tare.start_command(command);
     running.see("up");
     running

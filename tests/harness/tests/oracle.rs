@@ -23,10 +23,7 @@ struct Living(Child);
 impl Living {
     fn start(program: impl AsRef<Path>, args: &[&str]) -> Self {
         let mut command = Command::new(program.as_ref());
-        command
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null());
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::null());
         Self(command.spawn().expect("the program can be started"))
     }
 
@@ -41,9 +38,7 @@ fn reported(before: &Snapshot, words: &[&str]) {
     eventually(&format!("a difference that says {words:?}"), || {
         let now = Snapshot::take(&[]);
         let lines = before.difference(&now);
-        lines
-            .iter()
-            .any(|line| words.iter().all(|word| line.contains(word)))
+        lines.iter().any(|line| words.iter().all(|word| line.contains(word)))
     });
 }
 
@@ -132,12 +127,8 @@ fn a_process_in_a_cgroup_of_tare_is_seen_whatever_it_runs() {
 
 /// Where a directory of tare's could be made, one for each hierarchy.
 fn probe_cgroups() -> Vec<PathBuf> {
-    let candidates = hierarchies()
-        .into_iter()
-        .map(|root| root.join(probe_name()));
-    candidates
-        .filter(|path| fs::create_dir(path).is_ok() && fs::remove_dir(path).is_ok())
-        .collect()
+    let candidates = hierarchies().into_iter().map(|root| root.join(probe_name()));
+    candidates.filter(|path| fs::create_dir(path).is_ok() && fs::remove_dir(path).is_ok()).collect()
 }
 
 #[test]
@@ -269,14 +260,8 @@ fn a_test_fails_when_something_is_left_in_the_state_root() {
 #[test]
 fn a_test_passes_when_nothing_is_left() {
     let tare = Tare::start("/bin/sh");
-    tare.call(["-c", "exit 3"])
-        .exited(3)
-        .printed("")
-        .said_nothing();
-    tare.call(["-c", "echo one; echo two >&2"])
-        .ok()
-        .printed("one\n")
-        .said(&["two"]);
+    tare.call(["-c", "exit 3"]).exited(3).printed("").said_nothing();
+    tare.call(["-c", "echo one; echo two >&2"]).ok().printed("one\n").said(&["two"]);
     tare.finish();
 }
 
@@ -327,9 +312,7 @@ fn the_zombie_of_a_keeper_that_outlived_its_creator_is_no_leak() {
     let run = ORPHAN.replace("$SECONDS_LEFT", "0.1");
     let tare = Tare::start(pretender(&directory, &run, "[]"));
     tare.detached(["--", "true"]);
-    eventually("the orphan ends", || {
-        orphans().iter().all(|process| process.is_zombie)
-    });
+    eventually("the orphan ends", || orphans().iter().all(|process| process.is_zombie));
     tare.finish();
 }
 

@@ -143,11 +143,7 @@ fn fading(fading: &Fading, has_waited: bool) -> String {
         what.push("network namespaces".to_owned());
     }
     if let Some(cgroups) = fading.cgroups.filter(|count| *count > 0) {
-        what.push(counted(
-            usize::try_from(cgroups).unwrap_or(usize::MAX),
-            "cgroup",
-            "cgroups",
-        ));
+        what.push(counted(usize::try_from(cgroups).unwrap_or(usize::MAX), "cgroup", "cgroups"));
     }
     let ports = fading.ports.iter().flatten();
     what.extend(ports.map(|port| format!("{} port {}", port.transport, port.address)));

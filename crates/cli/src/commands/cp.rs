@@ -82,20 +82,12 @@ pub fn run(args: &CpArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
 /// What can be wrong on the host's side is found before the box is asked.
 fn copy(engine: &Engine, route: &Route<'_>) -> Result<(), Error> {
     match *route {
-        Route::Into {
-            source,
-            reference,
-            path,
-        } => {
+        Route::Into { source, reference, path } => {
             let source = Source::open(source)?;
             let copying = engine.copy_in(&engine.find(reference)?, path)?;
             put(&source, path, copying)
         }
-        Route::OutOf {
-            reference,
-            path,
-            destination,
-        } => {
+        Route::OutOf { reference, path, destination } => {
             let destination = Destination::look(destination)?;
             let copying = engine.copy_out(&engine.find(reference)?, path)?;
             get(path, &destination, copying)
@@ -148,9 +140,7 @@ fn stream_in(path: &Path, copying: Copying) -> Result<(), Error> {
         let mut to = stream_of(&copying)?;
         Ok(io::copy(&mut from, &mut to))
     })?;
-    both_sides(copied.map(drop), copying, || {
-        "cannot copy the stream into the box".to_owned()
-    })
+    both_sides(copied.map(drop), copying, || "cannot copy the stream into the box".to_owned())
 }
 
 fn stream_out(copying: Copying) -> Result<(), Error> {
@@ -204,17 +194,13 @@ fn is_consequence(error: &(dyn StdError + 'static)) -> bool {
 /// The box's end, to be closed before [`Copying::finish`].
 fn stream_of(copying: &Copying) -> Result<File, Error> {
     let stream = copying.stream.try_clone();
-    stream
-        .map(File::from)
-        .doing(|| "cannot use the stream of the box".to_owned())
+    stream.map(File::from).doing(|| "cannot use the stream of the box".to_owned())
 }
 
 /// Without the buffer and the lines of `std::io::stdout`.
 fn caller_file(fd: BorrowedFd<'_>) -> Result<File, Error> {
     let owned = fd.try_clone_to_owned();
-    owned
-        .map(File::from)
-        .doing(|| "cannot use the caller's streams".to_owned())
+    owned.map(File::from).doing(|| "cannot use the caller's streams".to_owned())
 }
 
 #[cfg(test)]
@@ -224,8 +210,6 @@ mod tests {
     #[test]
     fn a_side_that_only_saw_the_end_does_not_hide_the_cause() {
         assert!(is_consequence(&io::Error::from(io::ErrorKind::BrokenPipe)));
-        assert!(!is_consequence(&io::Error::from(
-            io::ErrorKind::StorageFull
-        )));
+        assert!(!is_consequence(&io::Error::from(io::ErrorKind::StorageFull)));
     }
 }

@@ -85,19 +85,12 @@ fn diagnose(host: &Host, trial: Check) -> Diagnosis {
     let mut checks = needs::checks(host);
     checks.extend(hardening::checks(host));
     checks.push(trial);
-    Diagnosis {
-        can_make_boxes,
-        checks,
-    }
+    Diagnosis { can_make_boxes, checks }
 }
 
 fn table(diagnosis: &Diagnosis) -> String {
     let checks = &diagnosis.checks;
-    let width = checks
-        .iter()
-        .map(|check| check.what.len())
-        .max()
-        .unwrap_or(0);
+    let width = checks.iter().map(|check| check.what.len()).max().unwrap_or(0);
     let mut text = String::new();
     for check in checks {
         let status = match check.status {
@@ -105,9 +98,7 @@ fn table(diagnosis: &Diagnosis) -> String {
             Status::Missing => "missing",
             Status::Warn => "warn",
         };
-        let Check {
-            what, found, tare, ..
-        } = check;
+        let Check { what, found, tare, .. } = check;
         text += &format!("{what:width$}  {status:7}  {found}; {tare}\n");
     }
     text + match diagnosis.can_make_boxes {
@@ -151,10 +142,7 @@ pub mod tests {
 
     /// A box that was not made, or was.
     fn trial(is_made: bool) -> Check {
-        Check {
-            prevents_boxes: !is_made,
-            ..Check::new("a box", Status::Ok, "found", "tare")
-        }
+        Check { prevents_boxes: !is_made, ..Check::new("a box", Status::Ok, "found", "tare") }
     }
 
     #[test]
@@ -174,10 +162,7 @@ pub mod tests {
         let diagnosis = diagnose(&Host::new("/"), trial(true));
         let value: serde_json::Value = serde_json::to_value(&diagnosis).unwrap();
         assert_eq!(value["can_make_boxes"], diagnosis.can_make_boxes);
-        assert_eq!(
-            value["checks"].as_array().unwrap().len(),
-            diagnosis.checks.len()
-        );
+        assert_eq!(value["checks"].as_array().unwrap().len(), diagnosis.checks.len());
         assert_eq!(value["checks"][0]["what"], "kernel");
     }
 }

@@ -66,10 +66,7 @@ mod tests {
             "bad" => Err(Error::new(ErrorKind::Failed, "a box of this test")),
             other => Ok(other.to_owned()),
         });
-        assert_eq!(
-            (found, code),
-            (vec!["a".to_owned(), "c".to_owned()], FAILED)
-        );
+        assert_eq!((found, code), (vec!["a".to_owned(), "c".to_owned()], FAILED));
         assert_eq!(gather(&boxes, |_| Ok(())).1, DONE);
     }
 }

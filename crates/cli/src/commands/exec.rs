@@ -88,11 +88,7 @@ pub struct ExecArgs {
 
 pub fn run(args: &ExecArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let window = relay::callers_window()?;
-    let spec = spec(
-        args,
-        args.process.terminal(window)?,
-        std::env::var_os("TERM"),
-    )?;
+    let spec = spec(args, args.process.terminal(window)?, std::env::var_os("TERM"))?;
     if args.detach {
         let engine = Engine::open(state_root)?;
         return leave(&engine, &engine.find(&args.reference)?, &spec);
@@ -203,10 +199,7 @@ mod tests {
 
     #[test]
     fn a_terminal_brings_its_name_and_env_wins_over_it() {
-        let terminal = Terminal::Pty {
-            rows: 24,
-            columns: 80,
-        };
+        let terminal = Terminal::Pty { rows: 24, columns: 80 };
         let given = exec(&["-it", "web", "sh"]);
         let made = spec(&given, terminal, Some("vt220".into())).unwrap();
         assert_eq!(made.env, [("TERM".into(), "vt220".into())]);
@@ -221,10 +214,7 @@ mod tests {
         assert_eq!((exited.code, exited.note), (143, None));
         let late = judge(Outcome::TimedOut, Some(Duration::from_secs(2)));
         assert_eq!(late.code, 124);
-        assert_eq!(
-            late.note.unwrap(),
-            "the command was ended after its timeout of 2s"
-        );
+        assert_eq!(late.note.unwrap(), "the command was ended after its timeout of 2s");
         let gone = judge(Outcome::Gone, None);
         assert_eq!(gone.code, 137);
         assert_eq!(judge(Outcome::Interrupted(2), None).code, 130);

@@ -31,9 +31,8 @@ pub struct InspectArgs {
 
 pub fn run(args: &InspectArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let engine = Engine::open(state_root)?;
-    let (found, code) = gather(&args.boxes.boxes, |reference| {
-        engine.details(&engine.find(reference)?)
-    });
+    let (found, code) =
+        gather(&args.boxes.boxes, |reference| engine.details(&engine.find(reference)?));
     let json = serde_json::to_string_pretty(&found).expect("texts, numbers and lists are JSON");
     print_result(&format!("{json}\n"))?;
     Ok(code)

@@ -79,10 +79,7 @@ pub fn run(args: &LogsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     if let Some(lines) = args.tail {
         logs.tail(u64::from(lines))?;
     }
-    let caller = Caller {
-        stdout: stdout(),
-        stderr: stderr(),
-    };
+    let caller = Caller { stdout: stdout(), stderr: stderr() };
     let prefix = match args.timestamps {
         true => Prefix::Time,
         false => Prefix::None,

@@ -84,10 +84,7 @@ fn select(args: &LsArgs, mut boxes: Vec<Status>) -> Vec<Status> {
 fn render(args: &LsArgs, boxes: &[Status]) -> String {
     match (args.json, args.quiet) {
         (true, _) => to_json_line(&boxes),
-        (false, true) => boxes
-            .iter()
-            .map(|status| format!("{}\n", status.id))
-            .collect(),
+        (false, true) => boxes.iter().map(|status| format!("{}\n", status.id)).collect(),
         (false, false) => {
             let now = Timestamp::now();
             let rows: Vec<_> = boxes.iter().map(|status| row(status, now)).collect();
@@ -183,9 +180,7 @@ mod tests {
             panic!("not ls");
         };
         let boxes = select(&args, boxes());
-        let initials = boxes
-            .iter()
-            .map(|status| status.id.as_str()[..1].to_owned());
+        let initials = boxes.iter().map(|status| status.id.as_str()[..1].to_owned());
         initials.collect()
     }
 
@@ -199,10 +194,7 @@ mod tests {
     #[test]
     fn all_filters_must_match() {
         assert_eq!(selected(&["-f", "name=web", "-f", "label=team"]), ["a"]);
-        assert_eq!(
-            selected(&["-f", "name=web", "-f", "label=team=red"]),
-            [""; 0]
-        );
+        assert_eq!(selected(&["-f", "name=web", "-f", "label=team=red"]), [""; 0]);
     }
 
     #[test]

@@ -104,15 +104,10 @@ fn env_file(path: &Path) -> Result<Vec<env::Pair>, Error> {
     };
     let mut content = Vec::new();
     let file = File::open(path).map_err(failed)?;
-    file.take(ENV_FILE_BYTES_MAX + 1)
-        .read_to_end(&mut content)
-        .map_err(failed)?;
+    file.take(ENV_FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(failed)?;
     if content.len() as u64 > ENV_FILE_BYTES_MAX {
         return Err(bad(
-            format!(
-                "{} is too large, an environment has at most 2 MiB",
-                quoted(path)
-            ),
+            format!("{} is too large, an environment has at most 2 MiB", quoted(path)),
             "pass large values in a file or on standard input",
         ));
     }

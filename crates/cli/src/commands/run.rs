@@ -55,12 +55,7 @@ fn conclude(
     started: Instant,
     request: &Request,
 ) -> Result<u8, Error> {
-    let Attended {
-        outcome,
-        ending,
-        relay,
-        ended_at,
-    } = attended;
+    let Attended { outcome, ending, relay, ended_at } = attended;
     let timed_out = matches!(outcome, Outcome::TimedOut);
     let output_killed = matches!(outcome, Outcome::OutputKilled);
     let oom_kills = ending.as_ref().map_or(0, |ending| ending.oom_kills);
@@ -100,13 +95,8 @@ fn surroundings() -> Result<Surroundings, Error> {
     let env = ["PATH", "HOME", "LANG", "TERM"].into_iter();
     Ok(Surroundings {
         current_dir: std::env::current_dir().ok(),
-        user: User {
-            uid: getuid().as_raw(),
-            gid: getgid().as_raw(),
-        },
+        user: User { uid: getuid().as_raw(), gid: getgid().as_raw() },
         window: relay::callers_window()?,
-        env: env
-            .filter_map(|key| Some((key.into(), std::env::var_os(key)?)))
-            .collect(),
+        env: env.filter_map(|key| Some((key.into(), std::env::var_os(key)?))).collect(),
     })
 }

@@ -75,11 +75,7 @@ pub fn run(args: &StatsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
 
 fn sample(engine: &Engine, reference: &str) -> Result<Sample, Error> {
     let id = engine.find(reference)?;
-    Ok(Sample {
-        name: engine.status(&id)?.name,
-        usage: engine.usage(&id)?,
-        id,
-    })
+    Ok(Sample { name: engine.status(&id)?.name, usage: engine.usage(&id)?, id })
 }
 
 /// One that ends while we look is no longer one of them.
@@ -153,11 +149,8 @@ mod tests {
 
     #[test]
     fn a_row_shows_use_and_limit_where_they_are_known() {
-        let sample = |id: &str, usage: Usage| Sample {
-            id: BoxId::parse(id).unwrap(),
-            name: None,
-            usage,
-        };
+        let sample =
+            |id: &str, usage: Usage| Sample { id: BoxId::parse(id).unwrap(), name: None, usage };
         let known = Usage {
             memory_bytes: Some(3 << 20),
             memory_limit_bytes: Some(512 << 20),
@@ -169,23 +162,14 @@ mod tests {
             output_bytes: Some(1 << 20),
             output_dropped_bytes: Some(1024),
         };
-        let unlimited = Usage {
-            pids: Some(1),
-            ..Usage::default()
-        };
-        let samples = [
-            sample("aaaaaaaaaaaa", known),
-            sample("bbbbbbbbbbbb", unlimited),
-        ];
+        let unlimited = Usage { pids: Some(1), ..Usage::default() };
+        let samples = [sample("aaaaaaaaaaaa", known), sample("bbbbbbbbbbbb", unlimited)];
         let expected = "\
 ID            NAME  MEMORY         CPU    PROCESSES  SCRATCH        OUTPUT
 aaaaaaaaaaaa  -     3 MiB/512 MiB  1.23s  2/256      4 KiB/256 MiB  1 MiB, 1 KiB dropped
 bbbbbbbbbbbb  -     -              -      1          -              -
 ";
-        assert_eq!(
-            table::render(&COLUMNS, &samples.each_ref().map(row), None),
-            expected
-        );
+        assert_eq!(table::render(&COLUMNS, &samples.each_ref().map(row), None), expected);
     }
 
     #[test]

@@ -50,12 +50,10 @@ pub fn run(args: &SweepArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         true => print_json(&swept)?,
         false => print_result(&as_text(&swept))?,
     }
-    Ok(
-        match args.dry_run || swept.iter().all(|one| is_well(&one.outcome)) {
-            true => DONE,
-            false => FAILED,
-        },
-    )
+    Ok(match args.dry_run || swept.iter().all(|one| is_well(&one.outcome)) {
+        true => DONE,
+        false => FAILED,
+    })
 }
 
 /// Whoever is busy with it does what there is to be done.
@@ -104,33 +102,18 @@ fn summary(swept: &[Swept]) -> String {
     };
     let left = count(|it| matches!(it, Outcome::Left));
     let parts = [
-        (
-            count(|it| matches!(it, Outcome::Planned)),
-            "to do; nothing was changed",
-        ),
+        (count(|it| matches!(it, Outcome::Planned)), "to do; nothing was changed"),
         (count(|it| matches!(it, Outcome::Done)), "done"),
-        (
-            count(|it| matches!(it, Outcome::Busy)),
-            "left to another command",
-        ),
+        (count(|it| matches!(it, Outcome::Busy)), "left to another command"),
         (left, "left alone: 'tare rm -f' ends it"),
-        (
-            count(Outcome::is_stuck),
-            "stuck: tried again by later commands",
-        ),
+        (count(Outcome::is_stuck), "stuck: tried again by later commands"),
     ];
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);
-    let parts: Vec<String> = parts
-        .map(|(count, what)| format!("{count} {what}"))
-        .collect();
+    let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
     let is_newborn = |one: &Swept| matches!(one.what, Subject::Newborn(_));
     let (one, many) = match swept.iter().any(is_newborn) {
         true => ("process", "boxes and processes"),
         false => ("box", "boxes"),
     };
-    format!(
-        "{}: {}.\n",
-        counted(swept.len(), one, many),
-        parts.join("; ")
-    )
+    format!("{}: {}.\n", counted(swept.len(), one, many), parts.join("; "))
 }

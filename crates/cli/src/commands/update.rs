@@ -63,9 +63,7 @@ struct ChangeArgs {
 pub fn run(args: &UpdateArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let engine = Engine::open(state_root)?;
     let changes = changes(&args.changes);
-    Ok(each(&engine, &args.boxes.boxes, |id| {
-        engine.update(id, &changes)
-    }))
+    Ok(each(&engine, &args.boxes.boxes, |id| engine.update(id, &changes)))
 }
 
 fn changes(args: &ChangeArgs) -> Changes {

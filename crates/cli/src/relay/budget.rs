@@ -10,10 +10,7 @@ pub struct Budget {
 
 impl Budget {
     pub fn new(limit_bytes: u64) -> Self {
-        Self {
-            room_bytes: limit_bytes,
-            dropped_bytes: 0,
-        }
+        Self { room_bytes: limit_bytes, dropped_bytes: 0 }
     }
 
     /// What comes from the caller has no limit: nothing of it is kept.

@@ -46,18 +46,12 @@ impl<'fd> End<'fd> {
     pub fn ours(fd: OwnedFd) -> Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
-        Ok(Self {
-            kind: kind(fd.as_fd())?,
-            descriptor: Descriptor::Ours(fd),
-        })
+        Ok(Self { kind: kind(fd.as_fd())?, descriptor: Descriptor::Ours(fd) })
     }
 
     /// A descriptor that tare was started with.
     pub fn callers(fd: BorrowedFd<'fd>) -> Result<Self> {
-        Ok(Self {
-            kind: kind(fd)?,
-            descriptor: Descriptor::Callers(fd),
-        })
+        Ok(Self { kind: kind(fd)?, descriptor: Descriptor::Callers(fd) })
     }
 
     /// Whether a read or write returns rather than waits for another process.

@@ -43,10 +43,7 @@ pub fn react(signal: i32, asked: Option<i32>) -> Reaction {
 
 /// Whether it asks to stop, as opposed to telling something.
 pub fn asks(signal: i32) -> bool {
-    !matches!(
-        Signal::from_named_raw(signal),
-        Some(Signal::WINCH | Signal::USR1 | Signal::USR2)
-    )
+    !matches!(Signal::from_named_raw(signal), Some(Signal::WINCH | Signal::USR1 | Signal::USR2))
 }
 
 /// The first of the signals that have come that asks to stop.

@@ -65,29 +65,16 @@ fn told(events: impl IntoIterator<Item = Event>) -> Told {
 }
 
 fn caller(file: &File) -> Caller<'_> {
-    Caller {
-        stdin: file.as_fd(),
-        stdout: file.as_fd(),
-        stderr: file.as_fd(),
-    }
+    Caller { stdin: file.as_fd(), stdout: file.as_fd(), stderr: file.as_fd() }
 }
 
 fn streams(stdout: File, stderr: File) -> Streams {
-    Streams {
-        stdin: None,
-        stdout: Some(stdout.into()),
-        stderr: Some(stderr.into()),
-    }
+    Streams { stdin: None, stdout: Some(stdout.into()), stderr: Some(stderr.into()) }
 }
 
 /// All output is kept, up to so many bytes.
 fn keep(output_bytes_max: u64, past_limit: PastLimit) -> Settings {
-    Settings {
-        output: Output::Keep,
-        output_bytes_max,
-        past_limit,
-        writers: Writers::Dead,
-    }
+    Settings { output: Output::Keep, output_bytes_max, past_limit, writers: Writers::Dead }
 }
 
 /// None of these is sent here: signals to a test would end the others too.
@@ -101,22 +88,15 @@ fn what_was_written_before_the_end_arrives_after_it() {
     let ((stdout, mut out), (stderr, mut err)) = (pipe(), pipe());
     out.write_all(b"hello ").unwrap();
     err.write_all(b"oops").unwrap();
-    let mut relay = Relay::new(
-        caller(&null),
-        streams(stdout, stderr),
-        keep(100, PastLimit::Kill),
-    )
-    .unwrap();
+    let mut relay =
+        Relay::new(caller(&null), streams(stdout, stderr), keep(100, PastLimit::Kill)).unwrap();
     let mut session = told([Event::Started, Event::Exited(Exit::Code(3))]);
     let outcome = relay.until_end(&mut session, &signals());
     assert!(matches!(outcome, Outcome::Exited(Exit::Code(3))));
     out.write_all(b"world").unwrap();
     drop((out, err));
     relay.drain(&outcome, &signals()).unwrap();
-    assert_eq!(
-        relay.into_kept(),
-        [b"hello world".to_vec(), b"oops".to_vec()]
-    );
+    assert_eq!(relay.into_kept(), [b"hello world".to_vec(), b"oops".to_vec()]);
     assert!(!session.killed.get());
 }
 
@@ -142,12 +122,8 @@ fn output_past_the_limit_ends_the_box_when_asked_to() {
     let (bell, _ringer) = pipe();
     let mut session = told([]);
     session.bell = bell;
-    let mut relay = Relay::new(
-        caller(&null),
-        streams(stdout, stderr),
-        keep(3, PastLimit::Kill),
-    )
-    .unwrap();
+    let mut relay =
+        Relay::new(caller(&null), streams(stdout, stderr), keep(3, PastLimit::Kill)).unwrap();
     let outcome = relay.until_end(&mut session, &signals());
     assert!(matches!(outcome, Outcome::OutputKilled));
     assert!(session.killed.get());
@@ -160,12 +136,8 @@ fn a_pipe_that_somebody_still_holds_does_not_hold_up_the_end() {
     let null = File::open("/dev/null").unwrap();
     let ((stdout, mut out), (stderr, _held)) = (pipe(), pipe());
     out.write_all(b"hi").unwrap();
-    let mut relay = Relay::new(
-        caller(&null),
-        streams(stdout, stderr),
-        keep(100, PastLimit::Truncate),
-    )
-    .unwrap();
+    let mut relay =
+        Relay::new(caller(&null), streams(stdout, stderr), keep(100, PastLimit::Truncate)).unwrap();
     let before = Instant::now();
     relay.drain(&Outcome::Interrupted(2), &signals()).unwrap();
     assert!(before.elapsed() < DRAIN_SILENCE);
@@ -186,10 +158,7 @@ fn a_slow_reader_gets_everything_after_the_end() {
     let mut relay = Relay::new(
         caller(&caller_side),
         streams(stdout, stderr),
-        Settings {
-            output: Output::Pass,
-            ..keep(1 << 20, PastLimit::Truncate)
-        },
+        Settings { output: Output::Pass, ..keep(1 << 20, PastLimit::Truncate) },
     )
     .unwrap();
     relay.drain(&Outcome::TimedOut, &signals()).unwrap();
@@ -205,21 +174,14 @@ fn stdin_reaches_the_command_while_it_runs() {
     asker.write_all(b"question").unwrap();
     drop(asker);
     let (mut command, stdin) = pipe();
-    let streams = Streams {
-        stdin: Some(stdin.into()),
-        stdout: None,
-        stderr: None,
-    };
+    let streams = Streams { stdin: Some(stdin.into()), stdout: None, stderr: None };
     let mut session = told([]);
     let (bell, ringer) = pipe();
     session.bell = bell;
     let mut relay = Relay::new(
         caller(&question),
         streams,
-        Settings {
-            output: Output::Pass,
-            ..keep(1, PastLimit::Truncate)
-        },
+        Settings { output: Output::Pass, ..keep(1, PastLimit::Truncate) },
     )
     .unwrap();
     let reader = std::thread::spawn(move || {

@@ -181,13 +181,8 @@ impl<'fd> Stream<'fd> {
 
     fn owes(&self) -> bool {
         match &self.ends {
-            Ok(Ends {
-                sink: Sink::End(_), ..
-            }) => self.written < self.pending.len(),
-            Ok(Ends {
-                sink: Sink::Memory, ..
-            })
-            | Err(_) => false,
+            Ok(Ends { sink: Sink::End(_), .. }) => self.written < self.pending.len(),
+            Ok(Ends { sink: Sink::Memory, .. }) | Err(_) => false,
         }
     }
 
@@ -254,11 +249,7 @@ fn read_chunk(
 ) -> Step {
     let before = kept.len();
     // Most have little to say, and every page of a buffer costs.
-    let most = if kept.capacity() == 0 {
-        FIRST_BYTES
-    } else {
-        CHUNK_BYTES
-    };
+    let most = if kept.capacity() == 0 { FIRST_BYTES } else { CHUNK_BYTES };
     kept.resize(before + budget.allow(most), 0);
     let result = source.read(&mut kept[before..]);
     kept.truncate(before + result.unwrap_or(0));

@@ -12,14 +12,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::*;
 
 /// Longer than any step here takes; a stream that needs it is stuck.
-const STUCK: Timespec = Timespec {
-    tv_sec: 5,
-    tv_nsec: 0,
-};
-const NOW: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const STUCK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 fn pipe() -> (File, File) {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
@@ -355,10 +349,7 @@ fn a_pipe_is_widened_when_much_has_passed_and_not_before() {
         let mut stream = Stream::new(ours(source), to(&sink));
         run_to_end(&mut stream, &mut Budget::unlimited());
         feeder.join().unwrap();
-        assert_eq!(
-            rustix::pipe::fcntl_getpipe_size(&watched).unwrap(),
-            capacity
-        );
+        assert_eq!(rustix::pipe::fcntl_getpipe_size(&watched).unwrap(), capacity);
     }
 }
 

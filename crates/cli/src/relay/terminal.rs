@@ -48,9 +48,7 @@ pub fn window(terminal: BorrowedFd<'_>) -> io::Result<(u16, u16)> {
 /// The size of the terminal that standard input is, if it is one.
 pub fn callers_window() -> Result<Option<(u16, u16)>, Error> {
     match isatty(stdin()) {
-        true => window(stdin())
-            .map(Some)
-            .doing(|| "cannot read the terminal's size".to_owned()),
+        true => window(stdin()).map(Some).doing(|| "cannot read the terminal's size".to_owned()),
         false => Ok(None),
     }
 }
@@ -92,12 +90,7 @@ mod tests {
         let (from, _from_side) = terminal();
         let (to, to_side) = terminal();
         assert_eq!(window(from.as_fd()).unwrap(), (24, 80));
-        let size = Winsize {
-            ws_row: 50,
-            ws_col: 132,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
+        let size = Winsize { ws_row: 50, ws_col: 132, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&from, size).unwrap();
         pass_window(from.as_fd(), &to).unwrap();
         assert_eq!(window(to_side.as_fd()).unwrap(), (50, 132));

@@ -166,22 +166,11 @@ impl Reader {
         let segments = [self.segment(0)?, self.segment(1)?];
         let Some(sequence) = segments.iter().filter_map(Segment::number).max() else {
             let (sequence, offset) = (0, 0);
-            return Ok(End {
-                place: Place { sequence, offset },
-                dropped_to,
-            });
+            return Ok(End { place: Place { sequence, offset }, dropped_to });
         };
         let found = fstat(&self.files[file_of(sequence)]);
-        let size = found
-            .map_err(|errno| ReadError::Read(errno.into()))?
-            .st_size;
-        Ok(End {
-            place: Place {
-                sequence,
-                offset: size.unsigned_abs(),
-            },
-            dropped_to,
-        })
+        let size = found.map_err(|errno| ReadError::Read(errno.into()))?.st_size;
+        Ok(End { place: Place { sequence, offset: size.unsigned_abs() }, dropped_to })
     }
 
     /// The next record is the oldest one that is there.
@@ -237,9 +226,8 @@ impl Reader {
                 Look::Again => {}
             }
         }
-        let (sequence, offset) = self.place.map_or((self.sequence_min, 0), |place| {
-            (place.sequence, place.offset)
-        });
+        let (sequence, offset) =
+            self.place.map_or((self.sequence_min, 0), |place| (place.sequence, place.offset));
         Err(damaged(file_of(sequence), offset))
     }
 
@@ -260,10 +248,7 @@ impl Reader {
         let start = self.filled.start + RECORD_HEADER_BYTES;
         self.current = start..start + frame.length;
         self.filled.start += frame.size();
-        self.place = Some(Place {
-            offset: place.offset + frame.size() as u64,
-            ..place
-        });
+        self.place = Some(Place { offset: place.offset + frame.size() as u64, ..place });
         let expected = self.position.unwrap_or(0);
         self.position = Some(frame.position.saturating_add(frame.length as u64));
         Entry {
@@ -311,10 +296,7 @@ impl Reader {
     }
 
     fn go_to(&mut self, sequence: u64) {
-        self.place = Some(Place {
-            sequence,
-            offset: SEGMENT_HEADER_BYTES as u64,
-        });
+        self.place = Some(Place { sequence, offset: SEGMENT_HEADER_BYTES as u64 });
         self.sequence_min = sequence;
         self.filled = 0..0;
     }
@@ -365,8 +347,5 @@ impl Reader {
 }
 
 fn damaged(file: usize, offset: u64) -> ReadError {
-    ReadError::Damaged(Damage {
-        file: FILE_NAMES[file],
-        offset,
-    })
+    ReadError::Damaged(Damage { file: FILE_NAMES[file], offset })
 }

@@ -54,10 +54,8 @@ fn what_is_written_is_read_in_order_with_its_time_and_stream() {
     assert_eq!(rest(&mut reader), []);
     writer.append_at(17, Stream::Stdout, b"one\n");
     writer.append_at(18, Stream::Stderr, b"two");
-    let expected = [
-        (17, Stream::Stdout, 0, "one\n".to_owned()),
-        (18, Stream::Stderr, 0, "two".to_owned()),
-    ];
+    let expected =
+        [(17, Stream::Stdout, 0, "one\n".to_owned()), (18, Stream::Stderr, 0, "two".to_owned())];
     assert_eq!(rest(&mut reader), expected);
     writer.append_at(16, Stream::Stdout, b"three");
     let expected = [(16, Stream::Stdout, 0, "three".to_owned())];
@@ -74,9 +72,7 @@ fn append_notes_the_wall_clock() {
     writer.append(Stream::Stdout, b"now");
     let found = rest(&mut reader);
     assert_eq!(found.len(), 1, "nothing written is no record");
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let age_ms = now.as_millis() - u128::from(found[0].0);
     assert!(age_ms < 60_000, "{age_ms}");
 }
@@ -324,12 +320,7 @@ fn a_forged_log_ends_without_growing_anything() {
 
 #[test]
 fn a_disk_that_takes_nothing_costs_the_output_only() {
-    let full = || {
-        std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/full")
-    };
+    let full = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/full");
     let files = [full().unwrap().into(), full().unwrap().into()];
     let mut writer = Writer::new(files, BYTES_MAX);
     for _ in 0..10_000 {
@@ -344,11 +335,7 @@ fn tmpfs(size: &str) -> rustix::io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(context.as_fd(), "size", size)?;
     fsconfig_create(context.as_fd())?;
-    fsmount(
-        context.as_fd(),
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::empty(),
-    )
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
 fn create(directory: BorrowedFd<'_>, name: &str) -> OwnedFd {

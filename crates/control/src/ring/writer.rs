@@ -95,9 +95,7 @@ impl Writer {
     /// How many bytes a record may have here and now.
     fn room(&self) -> usize {
         let begun = self.offset.max(SEGMENT_HEADER_BYTES as u64);
-        let left = self
-            .segment_bytes_max
-            .saturating_sub(begun + RECORD_OVERHEAD as u64);
+        let left = self.segment_bytes_max.saturating_sub(begun + RECORD_OVERHEAD as u64);
         usize::try_from(left).map_or(RECORD_BYTES_MAX, |left| left.min(RECORD_BYTES_MAX))
     }
 
@@ -109,17 +107,9 @@ impl Writer {
     }
 
     fn keep(&mut self, time_ms: u64, stream: Stream, piece: &[u8]) {
-        let frame = Frame {
-            time_ms,
-            position: self.received_bytes,
-            length: piece.len(),
-            stream,
-        };
+        let frame = Frame { time_ms, position: self.received_bytes, length: piece.len(), stream };
         self.received_bytes += piece.len() as u64;
-        match self
-            .cut_off_remains()
-            .and_then(|()| self.write(&frame, piece))
-        {
+        match self.cut_off_remains().and_then(|()| self.write(&frame, piece)) {
             Ok(written) => self.offset += written,
             Err(_) => {
                 self.dropped_bytes += piece.len() as u64;

@@ -95,10 +95,7 @@ fn ports(root: BorrowedFd<'_>, listening: &[Listening]) -> Option<Vec<FadingPort
     for port in listening {
         let Some(cgroup) = port.cgroup else { continue };
         if !tree::has_id(root.as_fd(), cgroup).ok()? {
-            fading.push(FadingPort {
-                transport: port.transport.as_str(),
-                address: port.address,
-            });
+            fading.push(FadingPort { transport: port.transport.as_str(), address: port.address });
         }
     }
     Some(fading)

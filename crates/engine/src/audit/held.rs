@@ -109,9 +109,7 @@ impl Engine {
     fn unified_directories(&self, tree: &CgroupTree) -> Vec<PathBuf> {
         let unified = self.host.cgroups.unified.as_deref();
         let directories = tree.directories.iter();
-        directories
-            .filter_map(|it| Some(unified?.join(&it.path)))
-            .collect()
+        directories.filter_map(|it| Some(unified?.join(&it.path))).collect()
     }
 }
 
@@ -177,10 +175,7 @@ impl Seen {
 impl Held {
     pub(super) fn add_cgroups<'a>(&mut self, found: impl Iterator<Item = &'a PathBuf>) {
         let known: BTreeSet<&PathBuf> = self.cgroups.iter().collect();
-        let others: Vec<PathBuf> = found
-            .filter(|path| !known.contains(path))
-            .cloned()
-            .collect();
+        let others: Vec<PathBuf> = found.filter(|path| !known.contains(path)).cloned().collect();
         self.cgroups.extend(others);
         self.cgroups.sort();
     }

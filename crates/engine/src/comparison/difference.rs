@@ -84,14 +84,12 @@ pub enum Would {
 impl Orphan {
     pub(super) fn of(what: OrphanKind) -> Self {
         let (sentence, would) = match &what {
-            OrphanKind::Cgroup { id, paths } => (
-                format!("box {id} is in no record, and has {}", counted(paths)),
-                Would::End,
-            ),
-            OrphanKind::Remains { id, paths } => (
-                format!("box {id} is over, and still has {}", counted(paths)),
-                Would::End,
-            ),
+            OrphanKind::Cgroup { id, paths } => {
+                (format!("box {id} is in no record, and has {}", counted(paths)), Would::End)
+            }
+            OrphanKind::Remains { id, paths } => {
+                (format!("box {id} is over, and still has {}", counted(paths)), Would::End)
+            }
             OrphanKind::Keeper { id, pid } => (
                 format!("box {id} is in no record, and its keeper lives, process {pid}"),
                 Would::End,
@@ -105,11 +103,7 @@ impl Orphan {
                 Would::Remove,
             ),
         };
-        Self {
-            what,
-            sentence,
-            would,
-        }
+        Self { what, sentence, would }
     }
 
     /// Whether anything was left of it when it was looked at again.
@@ -147,12 +141,7 @@ impl Lost {
             }
             LostKind::Record { why } => format!("box {id}: {why}"),
         };
-        Self {
-            id: id.clone(),
-            what,
-            sentence,
-            would,
-        }
+        Self { id: id.clone(), what, sentence, would }
     }
 }
 

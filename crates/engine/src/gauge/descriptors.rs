@@ -22,10 +22,7 @@ impl OwnDescriptors {
     pub fn open() -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, c"/proc/self/fd", flags, Mode::empty()).ok()?;
-        Some(Self {
-            directory,
-            reserved: 0,
-        })
+        Some(Self { directory, reserved: 0 })
     }
 
     pub fn read(&self) -> Option<Reading> {
@@ -36,12 +33,7 @@ impl OwnDescriptors {
             _ => "the soft RLIMIT_NOFILE of this process, less a reserve",
         };
         let used = self.count()?;
-        Some(Reading::new(
-            Gauge::DescriptorsProcess,
-            used,
-            limit,
-            limit_is,
-        ))
+        Some(Reading::new(Gauge::DescriptorsProcess, used, limit, limit_is))
     }
 
     /// Since Linux 6.2 it is the size of the directory; before, that is 0.

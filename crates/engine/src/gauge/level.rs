@@ -68,13 +68,7 @@ pub struct Thresholds {
 
 impl Default for Thresholds {
     fn default() -> Self {
-        Self {
-            warn: 60,
-            alert: 80,
-            full: 95,
-            margin: 5,
-            full_margin: 5,
-        }
+        Self { warn: 60, alert: 80, full: 95, margin: 5, full_margin: 5 }
     }
 }
 
@@ -82,13 +76,7 @@ impl Thresholds {
     /// Each level must be one that can be reached, and left.
     pub fn new(warn: u8, alert: u8, full: u8, margin: u8) -> Result<Self, Error> {
         if warn < alert && alert < full && full <= 100 && margin < warn {
-            return Ok(Self {
-                warn,
-                alert,
-                full,
-                margin,
-                full_margin: margin,
-            });
+            return Ok(Self { warn, alert, full, margin, full_margin: margin });
         }
         let given = format!("warn {warn}, alert {alert}, full {full}, margin {margin}");
         let message = format!("cannot use these thresholds in percent: {given}");
@@ -99,11 +87,7 @@ impl Thresholds {
     /// The same for a number that somebody chose: it may be reached, and one less is
     /// not full any more. Nothing breaks there, as it does at a limit of the kernel.
     pub(crate) fn for_chosen_maximum(self) -> Self {
-        Self {
-            full: 100,
-            full_margin: 0,
-            ..self
-        }
+        Self { full: 100, full_margin: 0, ..self }
     }
 
     /// The highest level whose threshold is reached.
@@ -223,13 +207,9 @@ mod tests {
     fn thresholds_that_cannot_be_told_apart_or_never_left_are_refused() {
         assert!(Thresholds::new(60, 80, 95, 5).is_ok());
         assert!(Thresholds::new(10, 20, 100, 0).is_ok());
-        for (warn, alert, full, margin) in [
-            (80, 80, 95, 5),
-            (60, 96, 95, 5),
-            (60, 80, 101, 5),
-            (5, 80, 95, 5),
-            (0, 80, 95, 0),
-        ] {
+        for (warn, alert, full, margin) in
+            [(80, 80, 95, 5), (60, 96, 95, 5), (60, 80, 101, 5), (5, 80, 95, 5), (0, 80, 95, 0)]
+        {
             let refused = Thresholds::new(warn, alert, full, margin);
             assert!(refused.is_err(), "{warn} {alert} {full} {margin}");
         }

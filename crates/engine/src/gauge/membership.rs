@@ -82,11 +82,9 @@ impl Counted {
         let (used, limit, parts) = match (controller, version) {
             ("pids", Version::V1 | Version::V2) => ("pids.current", "pids.max", None),
             (_, Version::V2) => ("memory.current", "memory.max", Some("memory.stat")),
-            (_, Version::V1) => (
-                "memory.usage_in_bytes",
-                "memory.limit_in_bytes",
-                Some("memory.stat"),
-            ),
+            (_, Version::V1) => {
+                ("memory.usage_in_bytes", "memory.limit_in_bytes", Some("memory.stat"))
+            }
         };
         Some(Self {
             directory: directory.to_owned(),
@@ -192,10 +190,7 @@ mod tests {
         assert_eq!(own(HYBRID, "pids"), Some((Version::V1, "/a/b")));
         assert_eq!(own(HYBRID, "memory"), Some((Version::V1, "/m")));
         assert_eq!(own(HYBRID, "io"), Some((Version::V2, "/u/v")));
-        assert_eq!(
-            own("0::/with:colon\n", "pids"),
-            Some((Version::V2, "/with:colon"))
-        );
+        assert_eq!(own("0::/with:colon\n", "pids"), Some((Version::V2, "/with:colon")));
         assert_eq!(own("3:cpu:/\n", "pids"), None);
     }
 

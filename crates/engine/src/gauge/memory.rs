@@ -83,12 +83,7 @@ fn of_cgroup(membership: &Membership, host_total: u64) -> Option<Reading> {
         let limit = cgroup.limit().filter(|limit| *limit <= host_total)?;
         let freeable = freeable(cgroup.version, &cgroup.parts.as_ref()?.text()?);
         let used = cgroup.used()?.saturating_sub(freeable);
-        Some(Reading::new(
-            Gauge::MemoryCgroup,
-            used,
-            limit,
-            limit_is(cgroup),
-        ))
+        Some(Reading::new(Gauge::MemoryCgroup, used, limit, limit_is(cgroup)))
     });
     readings.max_by(|one, other| one.fraction().total_cmp(&other.fraction()))
 }

@@ -81,11 +81,7 @@ impl UserPids {
         if is_exempt(in_first_namespace) {
             return None;
         }
-        Some(Self {
-            procfs: Procfs::open().ok()?,
-            spare: Spare::take(),
-            last: None,
-        })
+        Some(Self { procfs: Procfs::open().ok()?, spare: Spare::take(), last: None })
     }
 
     pub fn read(&mut self) -> Option<Reading> {
@@ -112,10 +108,7 @@ impl UserPids {
         if let Some(threads) = threads {
             let rest: Duration = start.elapsed() * REST;
             let good_until = Instant::now() + rest;
-            self.last = Some(Count {
-                threads,
-                good_until,
-            });
+            self.last = Some(Count { threads, good_until });
         }
     }
 }

@@ -113,12 +113,7 @@ pub struct Reading {
 
 impl Reading {
     pub(crate) fn new(gauge: Gauge, used: u64, limit: u64, limit_is: impl Into<String>) -> Self {
-        Self {
-            gauge,
-            used,
-            limit,
-            limit_is: limit_is.into(),
-        }
+        Self { gauge, used, limit, limit_is: limit_is.into() }
     }
 
     /// How much of the limit is used. It may be more than all of it: a limit can be
@@ -171,14 +166,8 @@ mod tests {
     #[test]
     fn a_reading_is_a_line_that_a_person_understands() {
         let reading = Reading::new(Gauge::PidsCgroup, 241, 300, "pids.max of the cgroup /x");
-        assert_eq!(
-            reading.to_string(),
-            "pids_cgroup: 241 of 300 (pids.max of the cgroup /x)"
-        );
+        assert_eq!(reading.to_string(), "pids_cgroup: 241 of 300 (pids.max of the cgroup /x)");
         let reading = Reading::new(Gauge::MemoryPressureHost, 1234, 6000, "why");
-        assert_eq!(
-            reading.to_string(),
-            "memory_pressure_host: 12.34 of 60 % of the time (why)"
-        );
+        assert_eq!(reading.to_string(), "memory_pressure_host: 12.34 of 60 % of the time (why)");
     }
 }

@@ -46,12 +46,8 @@ fn bytes(disk: &StatVfs) -> Option<Reading> {
     let used = disk.f_blocks.saturating_sub(disk.f_bfree);
     let limit = used + disk.f_bavail;
     let limit_is = "the size of the state root's file system";
-    let reading = Reading::new(
-        Gauge::DiskBytes,
-        used * disk.f_frsize,
-        limit * disk.f_frsize,
-        limit_is,
-    );
+    let reading =
+        Reading::new(Gauge::DiskBytes, used * disk.f_frsize, limit * disk.f_frsize, limit_is);
     // A tmpfs without a size says nothing.
     (disk.f_blocks > 0).then_some(reading)
 }

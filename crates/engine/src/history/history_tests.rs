@@ -37,10 +37,7 @@ impl Drop for Place {
 }
 
 fn history(path: &Path) -> History<'_> {
-    History {
-        path,
-        boot_id: BOOT,
-    }
+    History { path, boot_id: BOOT }
 }
 
 fn story(text: &str) -> Story {
@@ -67,10 +64,7 @@ fn stories_are_read_as_they_were_added_and_the_last_of_a_box_counts() {
     let path = place.file();
     assert_eq!(history(&path).stories().unwrap(), []);
     let (one, two) = (story("one"), story("two"));
-    let again = Story {
-        forgotten: 3,
-        ..one.clone()
-    };
+    let again = Story { forgotten: 3, ..one.clone() };
     for story in [&one, &two, &again] {
         history(&path).add(story, HOUR).unwrap();
     }
@@ -83,9 +77,7 @@ fn a_story_is_kept_for_its_retention_and_not_past_a_boot() {
     let path = place.file();
     history(&path).add(&story("none"), Duration::ZERO).unwrap();
     assert!(!path.exists(), "nothing of it is to be kept");
-    history(&path)
-        .add(&story("short"), Duration::from_nanos(1))
-        .unwrap();
+    history(&path).add(&story("short"), Duration::from_nanos(1)).unwrap();
     assert_eq!(history(&path).stories().unwrap(), []);
     // The next one lets go of it.
     let long = story("long");
@@ -93,10 +85,7 @@ fn a_story_is_kept_for_its_retention_and_not_past_a_boot() {
     let text = fs::read_to_string(&path).unwrap();
     assert!(!text.contains("short") && text.contains("long"), "{text}");
     assert_eq!(history(&path).stories().unwrap(), [long]);
-    let later = History {
-        path: &path,
-        boot_id: "another-boot",
-    };
+    let later = History { path: &path, boot_id: "another-boot" };
     assert_eq!(later.stories().unwrap(), []);
 }
 
@@ -109,12 +98,8 @@ fn it_never_grows_past_its_limit_and_the_oldest_go_first() {
         history(&path).add(story, HOUR).unwrap();
         assert!(fs::metadata(&path).unwrap().len() <= HISTORY_BYTES_MAX as u64);
     }
-    let left: Vec<BoxId> = history(&path)
-        .stories()
-        .unwrap()
-        .into_iter()
-        .map(|story| story.id)
-        .collect();
+    let left: Vec<BoxId> =
+        history(&path).stories().unwrap().into_iter().map(|story| story.id).collect();
     let newest: Vec<BoxId> = stories.iter().map(|story| story.id.clone()).collect();
     assert!(left.len() > 500, "{}", left.len());
     assert_eq!(left, newest[newest.len() - left.len()..]);
@@ -125,10 +110,7 @@ fn a_story_that_is_too_long_is_shortened() {
     let place = Place::new();
     let path = place.file();
     let mut long = story("beginning");
-    let step = Step {
-        text: "é".repeat(1000),
-        ..long.steps[0].clone()
-    };
+    let step = Step { text: "é".repeat(1000), ..long.steps[0].clone() };
     long.steps.extend(std::iter::repeat_n(step, 500));
     history(&path).add(&long, HOUR).unwrap();
     assert!(fs::metadata(&path).unwrap().len() <= STORY_BYTES_MAX as u64);
@@ -152,10 +134,7 @@ fn damage_hides_no_other_line() {
     ] {
         fs::write(&path, [&whole[..], damage].concat()).unwrap();
         history(&path).add(&two, HOUR).unwrap();
-        assert_eq!(
-            history(&path).stories().unwrap(),
-            [one.clone(), two.clone()]
-        );
+        assert_eq!(history(&path).stories().unwrap(), [one.clone(), two.clone()]);
     }
 }
 
@@ -164,26 +143,18 @@ fn damage_hides_no_other_line() {
 fn a_hostile_file_is_read_in_bounds() {
     let place = Place::new();
     let path = place.file();
-    let hostile = Story {
-        names: vec!["\u{1b}]0;x\u{7}".into()],
-        ..story("\u{1b}[2J\r\n\u{9b}\u{202e}")
-    };
+    let hostile =
+        Story { names: vec!["\u{1b}]0;x\u{7}".into()], ..story("\u{1b}[2J\r\n\u{9b}\u{202e}") };
     history(&path).add(&hostile, HOUR).unwrap();
     let read = &history(&path).stories().unwrap()[0];
     let texts = [&read.names[0], &read.steps[0].text];
-    assert!(
-        texts
-            .iter()
-            .all(|text| text.is_ascii() && !text.contains('\u{1b}'))
-    );
+    assert!(texts.iter().all(|text| text.is_ascii() && !text.contains('\u{1b}')));
     let whole = fs::read(&path).unwrap();
     let mut state = 5_u64;
     for _ in 0..2000 {
         let mut bytes = whole.clone();
         for _ in 0..8 {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let at = (state >> 33) as usize % bytes.len();
             bytes[at] = (state >> 20) as u8;
         }

@@ -142,10 +142,8 @@ pub fn acquire(
 
 /// How many cgroups a box may make below its own, and how deep: teardown walks all of
 /// them.
-const NESTING_MAX: [(&str, &str); 2] = [
-    ("cgroup.max.descendants", "1000"),
-    ("cgroup.max.depth", "32"),
-];
+const NESTING_MAX: [(&str, &str); 2] =
+    [("cgroup.max.descendants", "1000"), ("cgroup.max.depth", "32")];
 
 /// A kernel without these files (before 4.14) sets no limit. Teardown does not rely on
 /// it: the root of a contained box may raise it again.
@@ -204,10 +202,7 @@ fn unified_controllers(root: Option<&Path>) -> Vec<Controller> {
 /// "Threads"). The hierarchy's root is exempt; only it has no `cgroup.type`.
 fn may_hand_down(cgroup: &Cgroup) -> bool {
     let is_root = cgroup.read("cgroup.type").is_err();
-    is_root
-        || cgroup
-            .read("cgroup.procs")
-            .is_ok_and(|pids| pids.is_empty())
+    is_root || cgroup.read("cgroup.procs").is_ok_and(|pids| pids.is_empty())
 }
 
 fn enforce_unified(
@@ -231,10 +226,7 @@ fn enforce_unified(
     }
     holding.note_enforced(controller);
     if controller == Controller::Memory {
-        let path = roots
-            .unified
-            .as_deref()
-            .map(|root| layout::cgroup(root, of));
+        let path = roots.unified.as_deref().map(|root| layout::cgroup(root, of));
         let again = path.and_then(|path| Cgroup::open(&path).ok());
         holding.memory = again.map(|cgroup| (cgroup, "memory.events"));
     }
@@ -258,9 +250,7 @@ fn enforce_v1(
     if controller.limited(limits) {
         write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
     }
-    let tasks = cgroup
-        .tasks()
-        .doing(|| format!("cannot open the {} tasks", controller.name()))?;
+    let tasks = cgroup.tasks().doing(|| format!("cannot open the {} tasks", controller.name()))?;
     holding.join.push(tasks);
     holding.note_enforced(controller);
     if controller == Controller::Memory {
@@ -282,22 +272,14 @@ enum Presence {
 fn unified_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
     match controller {
         Controller::Memory => vec![
-            (
-                "memory.max",
-                limits.memory_bytes.value().to_string(),
-                Presence::Required,
-            ),
+            ("memory.max", limits.memory_bytes.value().to_string(), Presence::Required),
             ("memory.swap.max", "0".to_owned(), Presence::Optional),
         ],
         Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
         Controller::Cpu => {
             let quota = limits.cpus.map(quota_us);
             let quota = quota.map_or("max".to_owned(), |quota| quota.to_string());
-            vec![(
-                "cpu.max",
-                format!("{quota} {PERIOD_US}"),
-                Presence::Required,
-            )]
+            vec![("cpu.max", format!("{quota} {PERIOD_US}"), Presence::Required)]
         }
     }
 }
@@ -311,16 +293,10 @@ fn v1_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
         ],
         Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
         Controller::Cpu => vec![
-            (
-                "cpu.cfs_period_us",
-                PERIOD_US.to_string(),
-                Presence::Required,
-            ),
+            ("cpu.cfs_period_us", PERIOD_US.to_string(), Presence::Required),
             (
                 "cpu.cfs_quota_us",
-                limits
-                    .cpus
-                    .map_or("-1".to_owned(), |cpus| quota_us(cpus).to_string()),
+                limits.cpus.map_or("-1".to_owned(), |cpus| quota_us(cpus).to_string()),
                 Presence::Required,
             ),
         ],
@@ -366,14 +342,11 @@ fn cannot_enforce(controller: Controller) -> Error {
         Controller::Pids => "--pids",
         Controller::Cpu => "--cpus",
     };
-    Error::new(
-        ErrorKind::Unsupported,
-        format!("cannot enforce {option} on this host"),
-    )
-    .because(format!("no writable cgroup with the {name} controller"))
-    .with_hint(format!(
-        "run as root or with a delegated cgroup, or leave {option} out; see 'tare doctor'"
-    ))
+    Error::new(ErrorKind::Unsupported, format!("cannot enforce {option} on this host"))
+        .because(format!("no writable cgroup with the {name} controller"))
+        .with_hint(format!(
+            "run as root or with a delegated cgroup, or leave {option} out; see 'tare doctor'"
+        ))
 }
 
 impl CgroupHolding {
@@ -390,11 +363,7 @@ impl CgroupHolding {
         let Some((cgroup, file)) = &self.memory else {
             return 0;
         };
-        cgroup
-            .read_key(file, "oom_kill")
-            .ok()
-            .flatten()
-            .unwrap_or(0)
+        cgroup.read_key(file, "oom_kill").ok().flatten().unwrap_or(0)
     }
 }
 

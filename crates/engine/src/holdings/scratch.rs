@@ -65,29 +65,20 @@ fn mounted(record: BorrowedFd<'_>, limits: &Limits, first: u32) -> io::Result<Tr
     let space = mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?;
     mount::attach(space.as_fd(), record, c"scratch")?;
     let theirs = mount::detached_copy(space.as_fd(), c"", Reach::One)?;
-    Ok(Tree {
-        source: TreeSource::Inherited,
-        mount: Some(theirs),
-        is_directory: true,
-    })
+    Ok(Tree { source: TreeSource::Inherited, mount: Some(theirs), is_directory: true })
 }
 
 fn cannot_limit() -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        "cannot enforce --scratch with --keep on this host",
-    )
-    .because("without privileges nothing of a size can be mounted for it")
-    .with_hint("run as root, or leave one of the two out")
+    Error::new(ErrorKind::Unsupported, "cannot enforce --scratch with --keep on this host")
+        .because("without privileges nothing of a size can be mounted for it")
+        .with_hint("run as root, or leave one of the two out")
 }
 
 /// Takes it away with all that is in it. Absent, and no mount at all, are as
 /// wanted.
 pub fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the scratch space of box {id}");
-    unmount(layout, id)
-        .and_then(|()| tree::remove_deep(record, c"scratch"))
-        .doing(doing)
+    unmount(layout, id).and_then(|()| tree::remove_deep(record, c"scratch")).doing(doing)
 }
 
 fn unmount(layout: &Layout, id: &BoxId) -> io::Result<()> {
@@ -108,8 +99,5 @@ const STACKED_MAX: usize = 16;
 /// EINVAL: nothing is mounted there. EPERM: we may mount nothing, so we have not.
 fn is_absent(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(
-        errno,
-        Some(Errno::INVAL | Errno::NOENT | Errno::PERM | Errno::NOTDIR)
-    )
+    matches!(errno, Some(Errno::INVAL | Errno::NOENT | Errno::PERM | Errno::NOTDIR))
 }

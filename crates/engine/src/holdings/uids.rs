@@ -50,10 +50,7 @@ pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
         let slot = (start + step) % SLOTS;
         let file = open_file(&directory, slot % FILES).doing(doing)?;
         if claim_byte(file.as_fd(), u64::from(slot)).doing(doing)? {
-            return Ok(UidRange {
-                first: FIRST + slot * STRIDE,
-                claim: file,
-            });
+            return Ok(UidRange { first: FIRST + slot * STRIDE, claim: file });
         }
     }
     Err(Error::new(ErrorKind::Unsupported, doing())
@@ -105,10 +102,7 @@ mod tests {
         let mut firsts: Vec<u32> = held.iter().map(|range| range.first).collect();
         firsts.sort_unstable();
         assert!(firsts.windows(2).all(|two| two[0] + COUNT <= two[1]));
-        assert!(
-            held.iter()
-                .all(|range| range.first >= FIRST && range.first + COUNT <= END)
-        );
+        assert!(held.iter().all(|range| range.first >= FIRST && range.first + COUNT <= END));
         std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -166,12 +166,7 @@ impl Backwards {
         let offset =
             |to| u8::try_from(self.distance(to)).expect("near has left both within a byte's reach");
         let (jump_true, jump_false) = (offset(yes), offset(no));
-        self.push(BpfInstruction {
-            code,
-            jump_true,
-            jump_false,
-            k,
-        })
+        self.push(BpfInstruction { code, jump_true, jump_false, k })
     }
 
     /// The label itself if a jump can still reach it after one more instruction
@@ -200,12 +195,7 @@ impl Backwards {
     }
 
     fn emit(&mut self, code: u16, k: u32) -> Label {
-        self.push(BpfInstruction {
-            code,
-            jump_true: 0,
-            jump_false: 0,
-            k,
-        })
+        self.push(BpfInstruction { code, jump_true: 0, jump_false: 0, k })
     }
 
     fn push(&mut self, instruction: BpfInstruction) -> Label {

@@ -86,10 +86,7 @@ impl Rule {
 
     /// What keeps set-id programs from a volume: no profile does without.
     fn guards_set_id_bits(self) -> bool {
-        matches!(
-            self,
-            Self::FileMode(_) | Self::OpenMode(_) | Self::OpenHow | Self::Ring
-        )
+        matches!(self, Self::FileMode(_) | Self::OpenMode(_) | Self::OpenHow | Self::Ring)
     }
 
     fn confined(self, profile: SeccompProfile, set_id_bits: SetIdBits) -> Verdict {

@@ -9,11 +9,8 @@ mod kernel;
 mod model;
 mod shape;
 
-const PROFILES: [SeccompProfile; 3] = [
-    SeccompProfile::Default,
-    SeccompProfile::Debug,
-    SeccompProfile::Strict,
-];
+const PROFILES: [SeccompProfile; 3] =
+    [SeccompProfile::Default, SeccompProfile::Debug, SeccompProfile::Strict];
 const SET_ID_BITS: [SetIdBits; 2] = [SetIdBits::Allowed, SetIdBits::Denied];
 
 /// Every pair that has a program.

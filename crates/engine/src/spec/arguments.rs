@@ -31,9 +31,7 @@ pub fn check(command: &[OsString], env: &[Pair]) -> Result<(), Error> {
 
 fn check_size(command: &[OsString], env: &[Pair]) -> Result<(), Error> {
     let words = command.iter().map(|word| length(word));
-    let pairs = env
-        .iter()
-        .map(|(key, value)| length(key) + 1 + length(value));
+    let pairs = env.iter().map(|(key, value)| length(key) + 1 + length(value));
     let mut total = 0_usize;
     for bytes in words.chain(pairs) {
         if bytes >= ARGUMENT_BYTES_MAX {
@@ -92,9 +90,7 @@ mod tests {
     #[test]
     fn an_environment_of_three_megabytes_is_refused() {
         let value: OsString = "v".repeat(100_000).into();
-        let env: Vec<Pair> = (0..30)
-            .map(|n| (format!("K{n}").into(), value.clone()))
-            .collect();
+        let env: Vec<Pair> = (0..30).map(|n| (format!("K{n}").into(), value.clone())).collect();
         assert!(refusal(&words(&["true"]), &env).contains("2 MiB"));
         let one = [("K".into(), "v".repeat(ARGUMENT_BYTES_MAX).into())];
         assert!(refusal(&words(&["true"]), &one).contains("128 KiB"));

@@ -78,10 +78,7 @@ fn within(text: &str, range: RangeInclusive<u64>) -> Result<u64, Error> {
         return Ok(bytes);
     }
     let least = show(*range.start());
-    Err(bad(
-        format!("{} is too small, the least is {least}", quoted(text)),
-        FORMS,
-    ))
+    Err(bad(format!("{} is too small, the least is {least}", quoted(text)), FORMS))
 }
 
 fn unit_bytes(suffix: &str) -> Option<u64> {
@@ -137,12 +134,9 @@ mod tests {
     /// B017
     #[test]
     fn a_size_past_what_the_kernel_can_hold_is_refused() {
-        for text in [
-            "9223372036854775808",
-            "18446744073709551616",
-            "8388608t",
-            "99999999999999999999t",
-        ] {
+        for text in
+            ["9223372036854775808", "18446744073709551616", "8388608t", "99999999999999999999t"]
+        {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains("2^63"), "{error}");
         }
@@ -157,12 +151,7 @@ mod tests {
         }
         assert_eq!(memory("6m").unwrap(), MEMORY_BYTES_MIN);
         assert!(scratch("65535").unwrap_err().to_string().contains("64 KiB"));
-        assert!(
-            output_limit("0")
-                .unwrap_err()
-                .to_string()
-                .contains("1 byte")
-        );
+        assert!(output_limit("0").unwrap_err().to_string().contains("1 byte"));
         assert_eq!(output_limit("1").unwrap(), 1);
     }
 

@@ -63,28 +63,15 @@ mod tests {
     /// B017
     #[test]
     fn counts_outside_their_range_name_it() {
-        for text in [
-            "0",
-            "4194305",
-            "9223372036854775808",
-            "18446744073709551616",
-        ] {
+        for text in ["0", "4194305", "9223372036854775808", "18446744073709551616"] {
             let error = pids(text).unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!("'{text}' is outside 1 to 4194304")
-            );
+            assert_eq!(error.to_string(), format!("'{text}' is outside 1 to 4194304"));
         }
-        for text in [
-            "", "-1", "+5", "NaN", "Infinity", "1e400", "true", "0x10", "1_000", "5.0", " 5",
-        ] {
+        for text in
+            ["", "-1", "+5", "NaN", "Infinity", "1e400", "true", "0x10", "1_000", "5.0", " 5"]
+        {
             let error = nofile(text).unwrap_err();
-            assert!(
-                error
-                    .to_string()
-                    .ends_with("is not a number of descriptors"),
-                "{error}"
-            );
+            assert!(error.to_string().ends_with("is not a number of descriptors"), "{error}");
             assert!(error.hint().unwrap().contains("16 to 1048576"));
         }
     }

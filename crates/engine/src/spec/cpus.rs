@@ -26,9 +26,7 @@ pub fn parse(text: &str) -> Result<Cpus, Error> {
         )
     };
     let number = Decimal::parse(text).ok_or_else(|| refused("is not a number of processors"))?;
-    let milli = number
-        .exactly(1000)
-        .ok_or_else(|| refused("has more than three decimals"))?;
+    let milli = number.exactly(1000).ok_or_else(|| refused("has more than three decimals"))?;
     u32::try_from(milli)
         .ok()
         .filter(|milli| (CPUS_MILLI_MIN..=CPUS_MILLI_MAX).contains(milli))

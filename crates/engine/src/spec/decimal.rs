@@ -27,10 +27,7 @@ impl Decimal {
         }
         // At most 29 digits, which a u128 holds.
         let digits = format!("{whole}{fraction}").parse().ok()?;
-        Some(Self {
-            digits,
-            places: u32::try_from(fraction.len()).ok()?,
-        })
+        Some(Self { digits, places: u32::try_from(fraction.len()).ok()? })
     }
 
     /// The number in a smaller unit, `None` when that is not a whole number.

@@ -23,10 +23,7 @@ pub const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long the record of a box that has ended is kept.
 pub const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub const USER: User = User {
-    uid: 1000,
-    gid: 1000,
-};
+pub const USER: User = User { uid: 1000, gid: 1000 };
 pub const BOX_ROOT: User = User { uid: 0, gid: 0 };
 
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -36,11 +33,7 @@ const LANG: &str = "C.UTF-8";
 
 /// The variables of every command.
 pub fn env(home: &str) -> Vec<Pair> {
-    vec![
-        ("PATH".into(), PATH.into()),
-        ("HOME".into(), home.into()),
-        ("LANG".into(), LANG.into()),
-    ]
+    vec![("PATH".into(), PATH.into()), ("HOME".into(), home.into()), ("LANG".into(), LANG.into())]
 }
 
 impl Spec {

@@ -31,10 +31,7 @@ pub fn parse(text: &str) -> Result<Duration, Error> {
     let range = DURATION_MIN.as_nanos()..=DURATION_MAX.as_nanos();
     match u64::try_from(nanos) {
         Ok(whole) if range.contains(&nanos) => Ok(Duration::from_nanos(whole)),
-        Ok(_) | Err(_) => Err(bad(
-            format!("{} is outside 1ms to 3650d", quoted(text)),
-            FORMS,
-        )),
+        Ok(_) | Err(_) => Err(bad(format!("{} is outside 1ms to 3650d", quoted(text)), FORMS)),
     }
 }
 
@@ -67,9 +64,8 @@ fn nanos(text: &str) -> Option<u128> {
     let mut sum = 0_u128;
     while !rest.is_empty() {
         let (number, after) = split_number(rest);
-        let end = after
-            .find(|character: char| !character.is_ascii_alphabetic())
-            .unwrap_or(after.len());
+        let end =
+            after.find(|character: char| !character.is_ascii_alphabetic()).unwrap_or(after.len());
         let (suffix, next) = after.split_at(end);
         let suffix = suffix.to_ascii_lowercase();
         // `find` moves the iterator on, so that no unit comes twice or late.
@@ -101,11 +97,7 @@ mod tests {
             ("1d", 86_400_000),
             ("3650d", 3650 * 86_400_000),
         ] {
-            assert_eq!(
-                parse(text).unwrap(),
-                Duration::from_millis(millis),
-                "{text}"
-            );
+            assert_eq!(parse(text).unwrap(), Duration::from_millis(millis), "{text}");
         }
     }
 
@@ -124,15 +116,9 @@ mod tests {
     /// B021
     #[test]
     fn durations_outside_the_range_name_it() {
-        for text in [
-            "0",
-            "0s",
-            "0.0001",
-            "0.9ms",
-            "3651d",
-            "1000000000000000000",
-            "99999999999999999999d",
-        ] {
+        for text in
+            ["0", "0s", "0.0001", "0.9ms", "3651d", "1000000000000000000", "99999999999999999999d"]
+        {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.ends_with("is outside 1ms to 3650d"), "{error}");
         }

@@ -65,10 +65,8 @@ fn parse_line(line: &[u8]) -> Result<Pair, Error> {
     let text = OsStr::from_bytes(line);
     let (key, value) = parse(text)?;
     if key.as_bytes().iter().any(u8::is_ascii_whitespace) {
-        let message = format!(
-            "{} is an environment variable with a space in its key",
-            quoted(text)
-        );
+        let message =
+            format!("{} is an environment variable with a space in its key", quoted(text));
         let form = "write KEY=VALUE, without 'export' and without spaces around '='";
         return Err(bad(message, form));
     }
@@ -77,12 +75,9 @@ fn parse_line(line: &[u8]) -> Result<Pair, Error> {
 
 fn at_line(path: &Path, line: usize, error: Error) -> Error {
     let hint = error.hint().unwrap_or(FORM).to_owned();
-    Error::new(
-        ErrorKind::BadRequest,
-        format!("line {line} of {} is wrong", quoted(path)),
-    )
-    .because(error)
-    .with_hint(hint)
+    Error::new(ErrorKind::BadRequest, format!("line {line} of {} is wrong", quoted(path)))
+        .because(error)
+        .with_hint(hint)
 }
 
 fn wrong_key(key: &[u8]) -> Option<&'static str> {
@@ -163,10 +158,7 @@ mod tests {
     fn a_file_has_comments_blank_lines_and_windows_ends() {
         let content = b"\xef\xbb\xbf# c\nA=1\r\n\n  B=2 # kept\n\t#x\nC='q'";
         let pairs = parse_file(Path::new("f"), content).unwrap();
-        assert_eq!(
-            pairs,
-            [pair("A", "1"), pair("B", "2 # kept"), pair("C", "'q'")]
-        );
+        assert_eq!(pairs, [pair("A", "1"), pair("B", "2 # kept"), pair("C", "'q'")]);
     }
 
     #[test]

@@ -70,15 +70,9 @@ pub fn labels<'a>(
 /// `KEY=VALUE`; the key is as a name and may hold `/` too, the value is any
 /// text of one line.
 pub fn label(text: &str) -> Result<(String, String), Error> {
-    let refused = |why: &str| {
-        bad(
-            format!("{} {why}", quoted(text)),
-            "write KEY=VALUE, such as team=blue",
-        )
-    };
-    let (key, value) = text
-        .split_once('=')
-        .ok_or_else(|| refused("is a label without '='"))?;
+    let refused =
+        |why: &str| bad(format!("{} {why}", quoted(text)), "write KEY=VALUE, such as team=blue");
+    let (key, value) = text.split_once('=').ok_or_else(|| refused("is a label without '='"))?;
     if !is_token(key, b"_.-/") {
         return Err(refused("is a label whose key is not a name"));
     }
@@ -94,9 +88,7 @@ fn is_token(text: &str, also: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.len() <= NAME_BYTES_MAX
         && bytes.first().is_some_and(u8::is_ascii_alphanumeric)
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || also.contains(byte))
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || also.contains(byte))
 }
 
 #[cfg(test)]
@@ -131,10 +123,7 @@ mod tests {
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.ends_with("is not a name"), "{error}");
-            assert!(
-                !error.contains(['\n', '\0']) && error.len() < 120,
-                "{error}"
-            );
+            assert!(!error.contains(['\n', '\0']) && error.len() < 120, "{error}");
         }
     }
 
@@ -149,10 +138,7 @@ mod tests {
     #[test]
     fn labels_are_pairs_and_the_later_wins() {
         let pairs = labels(["a=1", "org.x/y=", "a=2=3"]).unwrap();
-        let pairs: Vec<_> = pairs
-            .iter()
-            .map(|(k, v)| (k.as_str(), v.as_str()))
-            .collect();
+        let pairs: Vec<_> = pairs.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         assert_eq!(pairs, [("a", "2=3"), ("org.x/y", "")]);
         for text in ["", "a", "=1", "a b=1", "a=\n", "a=\u{1b}[0m"] {
             assert!(labels([text]).is_err(), "{text:?}");

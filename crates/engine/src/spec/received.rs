@@ -52,10 +52,7 @@ mod tests {
     /// B011
     #[test]
     fn what_could_disturb_a_terminal_is_escaped() {
-        assert_eq!(
-            quoted("a\n\u{1b}[2J\u{202e}b"),
-            "'a\\n\\u{1b}[2J\\u{202e}b'"
-        );
+        assert_eq!(quoted("a\n\u{1b}[2J\u{202e}b"), "'a\\n\\u{1b}[2J\\u{202e}b'");
         assert_eq!(quoted("é ok"), "'é ok'");
     }
 

@@ -55,10 +55,7 @@ pub fn name(number: i32) -> String {
 pub fn parse(text: &str) -> Result<i32, Error> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = match digits {
-        true => text
-            .parse()
-            .ok()
-            .filter(|number| (1..=NUMBER_MAX).contains(number)),
+        true => text.parse().ok().filter(|number| (1..=NUMBER_MAX).contains(number)),
         false => named(text),
     };
     number.ok_or_else(|| {
@@ -96,17 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_signal_is_refused() {
-        for text in [
-            "",
-            "0",
-            "65",
-            "-9",
-            "+9",
-            "SIG",
-            "SIGSIGTERM",
-            "NOPE",
-            "9.0",
-        ] {
+        for text in ["", "0", "65", "-9", "+9", "SIG", "SIGSIGTERM", "NOPE", "9.0"] {
             let error = parse(text).unwrap_err();
             assert!(error.to_string().ends_with("is not a signal"), "{error}");
             assert!(error.hint().is_some());

@@ -156,10 +156,7 @@ mod tests {
             path: raw.clone().into(),
             workdir: Some("/work".into()),
             command: vec!["sh".into(), raw],
-            env: env
-                .iter()
-                .map(|(key, value)| (key.into(), value.into()))
-                .collect(),
+            env: env.iter().map(|(key, value)| (key.into(), value.into())).collect(),
         }
     }
 

@@ -90,10 +90,7 @@ mod tests {
             "1:+0",
         ] {
             let error = parse(text).unwrap_err();
-            assert!(
-                error.to_string().ends_with("is not a user of a box"),
-                "{error}"
-            );
+            assert!(error.to_string().ends_with("is not a user of a box"), "{error}");
             assert!(error.hint().unwrap().contains("0 to 65533"));
         }
     }

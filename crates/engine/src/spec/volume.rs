@@ -94,15 +94,9 @@ pub fn check(volumes: &[Volume]) -> Result<(), Error> {
         return Err(bad(message, "bind a common parent directory"));
     }
     for (index, volume) in volumes.iter().enumerate() {
-        if volumes[..index]
-            .iter()
-            .any(|other| other.target == volume.target)
-        {
+        if volumes[..index].iter().any(|other| other.target == volume.target) {
             return Err(bad(
-                format!(
-                    "two volumes have the place {} in the box",
-                    quoted(&volume.target)
-                ),
+                format!("two volumes have the place {} in the box", quoted(&volume.target)),
                 "give each volume a place of its own",
             ));
         }
@@ -124,12 +118,8 @@ fn host_path(path: &Path) -> Result<PathBuf, Refused> {
         }
     }
     check_lengths(&host)?;
-    let exact = HOST_PATHS_REFUSED
-        .iter()
-        .find(|refused| host == Path::new(refused));
-    let tree = HOST_TREES_REFUSED
-        .iter()
-        .find(|refused| host.starts_with(refused));
+    let exact = HOST_PATHS_REFUSED.iter().find(|refused| host == Path::new(refused));
+    let tree = HOST_TREES_REFUSED.iter().find(|refused| host.starts_with(refused));
     match exact.or(tree) {
         Some(refused) => Err((
             format!("would bind the host's {refused}, which is never put into a box"),
@@ -143,10 +133,7 @@ fn box_path(path: &Path) -> Result<PathBuf, Refused> {
     if !path.is_absolute() {
         return Err(("has a box path that is not absolute".to_owned(), FORM));
     }
-    if path
-        .components()
-        .any(|component| component == Component::ParentDir)
-    {
+    if path.components().any(|component| component == Component::ParentDir) {
         return Err(("has '..' in its box path".to_owned(), FORM));
     }
     // Repeated slashes and `.` go, so that equal places compare as equal.
@@ -156,22 +143,16 @@ fn box_path(path: &Path) -> Result<PathBuf, Refused> {
         let why = "would replace the box's whole root".to_owned();
         return Err((why, "use --rootfs for that"));
     }
-    match BOX_TREES_REFUSED
-        .iter()
-        .find(|refused| target.starts_with(refused))
-    {
-        Some(refused) => Err((
-            format!("would cover the box's own {refused}"),
-            "choose another place in the box",
-        )),
+    match BOX_TREES_REFUSED.iter().find(|refused| target.starts_with(refused)) {
+        Some(refused) => {
+            Err((format!("would cover the box's own {refused}"), "choose another place in the box"))
+        }
         None => Ok(target),
     }
 }
 
 fn check_lengths(path: &Path) -> Result<(), Refused> {
-    let long = path
-        .iter()
-        .any(|name| name.as_bytes().len() > COMPONENT_BYTES_MAX);
+    let long = path.iter().any(|name| name.as_bytes().len() > COMPONENT_BYTES_MAX);
     if long || path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
         let why = format!(
             "has a path over {PATH_BYTES_MAX} bytes or a name in it over {COMPONENT_BYTES_MAX}"
@@ -202,11 +183,7 @@ mod tests {
             (".:/work", "/home/me", "/work", Access::ReadWrite),
             ("/run/mine:/s", "/run/mine", "/s", Access::ReadWrite),
         ] {
-            let expected = Volume {
-                host: host.into(),
-                target: target.into(),
-                access,
-            };
+            let expected = Volume { host: host.into(), target: target.into(), access };
             assert_eq!(volume(text).unwrap(), expected, "{text}");
         }
     }

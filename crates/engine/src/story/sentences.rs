@@ -54,13 +54,9 @@ fn reason(why: Reason) -> &'static str {
 }
 
 pub fn updated(update: &Update) -> String {
-    let memory = update
-        .memory_bytes
-        .map(|it| format!("memory {}", bytes::show(it)));
+    let memory = update.memory_bytes.map(|it| format!("memory {}", bytes::show(it)));
     let pids = update.pids.map(|pids| format!("processes {pids}"));
-    let cpus = update
-        .cpus
-        .map(|cpus| format!("cpus {}", f64::from(cpus.milli) / 1000.0));
+    let cpus = update.cpus.map(|cpus| format!("cpus {}", f64::from(cpus.milli) / 1000.0));
     let lease = update.lease.map(|lease| match lease {
         Lease::Never => "lease never".to_owned(),
         Lease::Ends { at, .. } => format!("lease until {at}"),
@@ -105,10 +101,9 @@ pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, S
         Happening::Started => (StepKind::Started, "its command runs".into()),
         Happening::Detached => (StepKind::Detached, "left to itself".into()),
         Happening::Abandoned => (StepKind::Abandoned, ABANDONED.into()),
-        Happening::ExecStarted { process, name } => (
-            StepKind::ExecStarted,
-            format!("exec {process} started: {}", name.as_str()),
-        ),
+        Happening::ExecStarted { process, name } => {
+            (StepKind::ExecStarted, format!("exec {process} started: {}", name.as_str()))
+        }
         Happening::ExecFailed { process, name } => (
             StepKind::ExecFailed,
             format!("exec {process} could not be started: {}", name.as_str()),
@@ -116,22 +111,12 @@ pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, S
         Happening::CopyIn { process } => {
             (StepKind::CopyIn, format!("copy {process} into it started"))
         }
-        Happening::CopyOut { process } => (
-            StepKind::CopyOut,
-            format!("copy {process} out of it started"),
-        ),
-        Happening::Ended {
-            process,
-            wait_status,
-        } => match is_copy(*process) {
-            true => (
-                StepKind::CopyEnded,
-                format!("copy {process} {}", ended(*wait_status)),
-            ),
-            false => (
-                StepKind::ExecEnded,
-                format!("exec {process} {}", ended(*wait_status)),
-            ),
+        Happening::CopyOut { process } => {
+            (StepKind::CopyOut, format!("copy {process} out of it started"))
+        }
+        Happening::Ended { process, wait_status } => match is_copy(*process) {
+            true => (StepKind::CopyEnded, format!("copy {process} {}", ended(*wait_status))),
+            false => (StepKind::ExecEnded, format!("exec {process} {}", ended(*wait_status))),
         },
         Happening::TimedOut { process } => (
             StepKind::ExecTimedOut,
@@ -143,24 +128,19 @@ pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, S
         ),
         Happening::StopAsked { grace_ms } => {
             let grace = duration::show(Duration::from_millis(u64::from(*grace_ms)));
-            (
-                StepKind::StopAsked,
-                format!("asked to stop, with a grace of {grace}"),
-            )
+            (StepKind::StopAsked, format!("asked to stop, with a grace of {grace}"))
         }
-        Happening::Signalled { signal } => (
-            StepKind::Signalled,
-            format!("{} sent to its command", named(*signal)),
-        ),
+        Happening::Signalled { signal } => {
+            (StepKind::Signalled, format!("{} sent to its command", named(*signal)))
+        }
         Happening::Paused => (StepKind::Paused, "paused".into()),
         Happening::Resumed => (StepKind::Resumed, "resumed".into()),
         Happening::CommandEnded { wait_status } => {
             (StepKind::CommandEnded, command_ended(*wait_status))
         }
-        Happening::Killed { by } => (
-            StepKind::Killed,
-            format!("killed by its keeper: {}", limit(*by)),
-        ),
+        Happening::Killed { by } => {
+            (StepKind::Killed, format!("killed by its keeper: {}", limit(*by)))
+        }
     }
 }
 

@@ -15,18 +15,11 @@ fn at(ms: u64) -> u64 {
 }
 
 fn now(ms: u64) -> Now {
-    Now {
-        at: Timestamp::from_ms(1_000_000 + ms),
-        ns: at(ms),
-    }
+    Now { at: Timestamp::from_ms(1_000_000 + ms), ns: at(ms) }
 }
 
 fn event(number: u32, ms: u64, what: Happening) -> Event {
-    Event {
-        number,
-        at_us: at(ms) / 1000,
-        what,
-    }
+    Event { number, at_us: at(ms) / 1000, what }
 }
 
 /// The first line of a box whose creation was at 1,000 s of 1970.
@@ -58,11 +51,7 @@ fn ended(ms: u64, by: &str) -> String {
 }
 
 fn told(lines: &[String], life: Vec<LifeEvent>, events: Vec<Event>) -> Story {
-    let sources = Sources {
-        entries: entries(&lines.join("\n")).collect(),
-        life,
-        events,
-    };
+    let sources = Sources { entries: entries(&lines.join("\n")).collect(), life, events };
     tell(&BoxId::parse(ID).unwrap(), &sources, now(10_000))
 }
 
@@ -75,39 +64,17 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
     let lines = [
         intent("true"),
         format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30)),
-        format!(
-            r#"{{"ending":{{"why":"asked","pid":7,"at_ns":{}}}}}"#,
-            at(50)
-        ),
+        format!(r#"{{"ending":{{"why":"asked","pid":7,"at_ns":{}}}}}"#, at(50)),
         ended(54, "kill"),
     ];
     let events = vec![
         event(0, 10, Happening::Started),
-        event(
-            1,
-            20,
-            Happening::ExecStarted {
-                process: 1,
-                name: Name::of(b"ls"),
-            },
-        ),
-        event(
-            2,
-            40,
-            Happening::Ended {
-                process: 1,
-                wait_status: 256,
-            },
-        ),
+        event(1, 20, Happening::ExecStarted { process: 1, name: Name::of(b"ls") }),
+        event(2, 40, Happening::Ended { process: 1, wait_status: 256 }),
     ];
     let mut story = told(&lines, Vec::new(), events);
     story.removed(
-        &Removal {
-            why: Reason::Expired,
-            pid: 8,
-            emptied: None,
-            oom: false,
-        },
+        &Removal { why: Reason::Expired, pid: 8, emptied: None, oom: false },
         Timestamp::from_ms(1_000_060),
     );
     let expected = [
@@ -118,16 +85,10 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         (40, "exec 1 exited with 1"),
         (50, "killed by tare (pid 7): as somebody asked"),
         (54, "seen empty after 3 ms"),
-        (
-            60,
-            "removed by tare (pid 8): it was over, and its retention had passed",
-        ),
+        (60, "removed by tare (pid 8): it was over, and its retention had passed"),
     ];
-    let steps: Vec<(u64, &str)> = story
-        .steps
-        .iter()
-        .map(|step| (step.after_ms, step.text.as_str()))
-        .collect();
+    let steps: Vec<(u64, &str)> =
+        story.steps.iter().map(|step| (step.after_ms, step.text.as_str())).collect();
     assert_eq!(steps, expected);
     assert_eq!(story.names, ["web", "b"]);
     assert_eq!(story.steps[4].exit_code, Some(1));
@@ -143,17 +104,11 @@ fn a_keeper_that_said_nothing_was_killed_from_elsewhere() {
 
 #[test]
 fn an_end_that_was_said_twice_is_told_once() {
-    let exited = LifeEvent::Exited {
-        wait_status: 0,
-        by: EndedBy::Command,
-        at_ms: 1_000_005,
-    };
+    let exited = LifeEvent::Exited { wait_status: 0, by: EndedBy::Command, at_ms: 1_000_005 };
     let again = event(0, 5, Happening::CommandEnded { wait_status: 0 });
-    for (life, events) in [
-        (vec![exited], vec![again.clone()]),
-        (vec![], vec![again]),
-        (vec![exited], vec![]),
-    ] {
+    for (life, events) in
+        [(vec![exited], vec![again.clone()]), (vec![], vec![again]), (vec![exited], vec![])]
+    {
         let lines = [intent("true"), ended(9, "command")];
         let story = told(&lines, life, events);
         let expected = [StepKind::Created, StepKind::CommandEnded, StepKind::Emptied];
@@ -174,16 +129,8 @@ fn a_line_that_was_written_twice_happened_once() {
 fn no_event_is_before_the_box_or_after_now() {
     let events = vec![
         event(0, 10, Happening::Started),
-        Event {
-            number: 1,
-            at_us: 0,
-            what: Happening::Paused,
-        },
-        Event {
-            number: 2,
-            at_us: u64::MAX,
-            what: Happening::Resumed,
-        },
+        Event { number: 1, at_us: 0, what: Happening::Paused },
+        Event { number: 2, at_us: u64::MAX, what: Happening::Resumed },
     ];
     let story = told(&[intent("true")], vec![], events);
     let times: Vec<u64> = story.steps.iter().map(|step| step.after_ms).collect();
@@ -211,10 +158,7 @@ fn a_long_story_loses_its_middle_and_says_so() {
 #[test]
 fn a_command_is_shown_on_one_harmless_line() {
     let story = told(&[intent("\u{1b}[2J\n\u{202e}é\u{9b}")], vec![], vec![]);
-    assert_eq!(
-        story.steps[0].text,
-        "created: sh -c \\u{1b}[2J\\n\\u{202e}é\\u{9b}"
-    );
+    assert_eq!(story.steps[0].text, "created: sh -c \\u{1b}[2J\\n\\u{202e}é\\u{9b}");
     let story = told(&[intent(&"x".repeat(100_000))], vec![], vec![]);
     assert!(story.steps[0].text.len() < 2 * TEXT_CHARS_MAX);
 }

@@ -51,10 +51,7 @@ pub fn read(
     usual: &str,
     members: Members,
 ) -> io::Result<CgroupTree> {
-    let mut tree = CgroupTree {
-        complete: true,
-        ..CgroupTree::default()
-    };
+    let mut tree = CgroupTree { complete: true, ..CgroupTree::default() };
     let mut pending = vec![PathBuf::from(name)];
     while let Some(path) = pending.pop() {
         if tree.directories.len() == DIRECTORIES_MAX {
@@ -102,9 +99,7 @@ fn children(root: BorrowedFd<'_>, path: &Path) -> Vec<PathBuf> {
     let opened = openat(root, path, flags, Mode::empty()).map_err(io::Error::from);
     let names = opened.and_then(|directory| subdirectories(directory.as_fd()));
     let names = names.unwrap_or_default().into_iter();
-    names
-        .map(|name| path.join(std::ffi::OsStr::from_bytes(name.as_bytes())))
-        .collect()
+    names.map(|name| path.join(std::ffi::OsStr::from_bytes(name.as_bytes()))).collect()
 }
 
 /// A process that we cannot see, because it is in no PID namespace of ours, is
@@ -130,21 +125,12 @@ fn processes(root: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<i32>> {
 /// read: with one that only says where it is (`O_PATH`), as without the right to open
 /// by handle, this is an error.
 pub fn has_id(root: BorrowedFd<'_>, id: u64) -> io::Result<bool> {
-    let handle = Handle {
-        bytes: 8,
-        kind: KERNFS_HANDLE,
-        id,
-    };
+    let handle = Handle { bytes: 8, kind: KERNFS_HANDLE, id };
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: reads the 16 bytes of `handle`, whose first field says that eight
     // follow the header; returns a new descriptor, or an error.
     let result = unsafe {
-        libc::syscall(
-            libc::SYS_open_by_handle_at,
-            root.as_raw_fd(),
-            &raw const handle,
-            flags,
-        )
+        libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &raw const handle, flags)
     };
     if result >= 0 {
         // SAFETY: it was just opened for us, and nobody else has its number.

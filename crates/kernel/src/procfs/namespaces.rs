@@ -75,10 +75,7 @@ impl ShownProcess<'_> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let opened = openat(&self.directory, c"ns/mnt", flags, Mode::empty());
         Look::of(opened).and_then(|fd| {
-            Look::of(inode(&fd)).map(|inode| MountNamespace {
-                inode,
-                mounts: mounts_in(&fd),
-            })
+            Look::of(inode(&fd)).map(|inode| MountNamespace { inode, mounts: mounts_in(&fd) })
         })
     }
 }

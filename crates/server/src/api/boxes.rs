@@ -192,28 +192,19 @@ pub struct Admitted {
 
 impl Asking {
     pub fn new(request_id: String, caller: Caller, memory_bytes: u64) -> Self {
-        Self {
-            request_id,
-            caller,
-            memory_bytes,
-        }
+        Self { request_id, caller, memory_bytes }
     }
 
     pub async fn admit(&self, app: &App) -> Result<Admitted, ApiError> {
         let (config, asked) = (app.config(), quota::Asked::Box);
-        let charge = app
-            .quotas
-            .charge(&config, &self.caller, asked, self.memory_bytes)?;
+        let charge = app.quotas.charge(&config, &self.caller, asked, self.memory_bytes)?;
         let place = app.pressure.place().await?;
         Ok(Admitted { charge, place })
     }
 
     /// For a thread that may make the box when whoever asked is gone.
     pub fn note(&self, app: &App) -> Note {
-        Note {
-            app: app.clone(),
-            request_id: self.request_id.clone(),
-        }
+        Note { app: app.clone(), request_id: self.request_id.clone() }
     }
 }
 
@@ -243,15 +234,10 @@ impl Created {
         admitted: Admitted,
     ) -> Result<Self, tare_engine::Error> {
         // Its beginning is told before its end can be.
-        app.journal.note(Happening::BoxCreated {
-            box_id: started.id.as_str(),
-            request_id,
-        });
+        app.journal.note(Happening::BoxCreated { box_id: started.id.as_str(), request_id });
         app.journal.note_box(&started.notes);
         // What cannot be watched now is watched later.
-        app.watch
-            .add(started.id.clone(), started.keeper, admitted.charge)
-            .ok();
+        app.watch.add(started.id.clone(), started.keeper, admitted.charge).ok();
         drop(admitted.place);
         engine.status_of_new(&started.id, spec).map(Self::Now)
     }
@@ -278,10 +264,7 @@ impl BoxRequest {
             ..DetachOptions::default()
         };
         if self.keep && self.remove {
-            return Err(ApiError::bad_request(
-                "invalid",
-                "keep and remove exclude each other",
-            ));
+            return Err(ApiError::bad_request("invalid", "keep and remove exclude each other"));
         }
         if let Some(asked) = self.retention_ms {
             options.retention = spec::milliseconds("retention_ms", asked)?;
@@ -318,10 +301,7 @@ pub async fn list(
     let more = boxes.len() > limit;
     boxes.truncate(limit);
     let last = boxes.last().map(|one| Cursor::of(one).encode());
-    Ok(axum::Json(BoxList {
-        next: last.filter(|_| more),
-        boxes,
-    }))
+    Ok(axum::Json(BoxList { next: last.filter(|_| more), boxes }))
 }
 
 /// Query parameters, or what is wrong with them.
@@ -350,13 +330,10 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     fn of(query: &'a ListQuery) -> Result<Self, ApiError> {
-        let label = query
-            .label
-            .as_deref()
-            .map(|text| match text.split_once('=') {
-                Some((key, value)) => (key, Some(value)),
-                None => (text, None),
-            });
+        let label = query.label.as_deref().map(|text| match text.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (text, None),
+        });
         Ok(Self {
             state: query.state.as_deref().map(str::parse).transpose()?,
             all: query.all,
@@ -370,9 +347,7 @@ impl<'a> Wanted<'a> {
             Some(state) => one.state == state,
             None => self.all || one.state != BoxState::Exited,
         };
-        let is_named = self
-            .name
-            .is_none_or(|name| one.name.as_deref() == Some(name));
+        let is_named = self.name.is_none_or(|name| one.name.as_deref() == Some(name));
         let has_label = self.label.is_none_or(|(key, value)| {
             let found = one.labels.get(key);
             found.is_some_and(|found| value.is_none_or(|value| found == value))
@@ -393,9 +368,7 @@ pub async fn inspect(
     State(app): State<App>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Details>, ApiError> {
-    let details = app
-        .ask_in_box(move |engine| engine.details(&engine.find(&id)?))
-        .await?;
+    let details = app.ask_in_box(move |engine| engine.details(&engine.find(&id)?)).await?;
     Ok(axum::Json(details))
 }
 
@@ -418,10 +391,7 @@ pub async fn remove(
 ) -> Result<StatusCode, ApiError> {
     let force = taken(query)?.force;
     let removed = ending::remove(&app, id, force, &request_id).await?;
-    app.journal.note(Happening::BoxRemoved {
-        box_id: removed.as_str(),
-        request_id: &request_id,
-    });
+    app.journal.note(Happening::BoxRemoved { box_id: removed.as_str(), request_id: &request_id });
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -469,10 +439,8 @@ pub async fn pause(
 ) -> Result<axum::Json<Status>, ApiError> {
     let Changed { before, after } = change(&app, id, Engine::pause).await?;
     if before.state != tare_engine::State::Paused {
-        app.journal.note(Happening::BoxPaused {
-            box_id: after.id.as_str(),
-            request_id: &request_id,
-        });
+        app.journal
+            .note(Happening::BoxPaused { box_id: after.id.as_str(), request_id: &request_id });
     }
     Ok(axum::Json(after))
 }
@@ -492,10 +460,8 @@ pub async fn resume(
 ) -> Result<axum::Json<Status>, ApiError> {
     let Changed { before, after } = change(&app, id, Engine::resume).await?;
     if before.state == tare_engine::State::Paused {
-        app.journal.note(Happening::BoxResumed {
-            box_id: after.id.as_str(),
-            request_id: &request_id,
-        });
+        app.journal
+            .note(Happening::BoxResumed { box_id: after.id.as_str(), request_id: &request_id });
     }
     Ok(axum::Json(after))
 }
@@ -517,10 +483,7 @@ pub async fn lease(
 ) -> Result<axum::Json<Status>, ApiError> {
     let lease = spec::lease(Some(request.lease_ms), &app.config().limits)?;
     let update = move |engine: &Engine, id: &BoxId| {
-        let changes = Changes {
-            lease: Some(Some(lease)),
-            ..Changes::default()
-        };
+        let changes = Changes { lease: Some(Some(lease)), ..Changes::default() };
         engine.update(id, &changes)
     };
     let Changed { after, .. } = change(&app, id, update).await?;

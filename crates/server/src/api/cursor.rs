@@ -16,10 +16,7 @@ pub struct Cursor {
 
 impl Cursor {
     pub fn of(one: &Status) -> Self {
-        Self {
-            created_at: one.created_at,
-            id: one.id.to_string(),
-        }
+        Self { created_at: one.created_at, id: one.id.to_string() }
     }
 
     /// What `after` names: a cursor, or the id of a box that is in the list.
@@ -52,10 +49,7 @@ mod tests {
     use super::*;
 
     fn cursor(ms: u64) -> Cursor {
-        Cursor {
-            created_at: Timestamp::from_ms(ms),
-            id: BoxId::random().to_string(),
-        }
+        Cursor { created_at: Timestamp::from_ms(ms), id: BoxId::random().to_string() }
     }
 
     #[test]
@@ -72,15 +66,7 @@ mod tests {
         let id = BoxId::random().to_string();
         let no_id = URL_SAFE_NO_PAD.encode("9/../../etc");
         let no_time = URL_SAFE_NO_PAD.encode(format!("-1/{id}"));
-        for text in [
-            "",
-            "x",
-            "%",
-            id.as_str(),
-            &no_id,
-            &no_time,
-            &"A".repeat(9_000),
-        ] {
+        for text in ["", "x", "%", id.as_str(), &no_id, &no_time, &"A".repeat(9_000)] {
             let refused = Cursor::find(text, &[]).expect_err(text);
             assert_eq!(refused.code, "invalid_cursor", "{text}");
         }

@@ -35,12 +35,7 @@ use crate::journal::Noted;
 pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
     edge::hold_stream(&app)?;
     let form = Form::of_stream(&headers);
-    let listening = Listening {
-        noted: app.journal.listen(),
-        app,
-        form,
-        has_begun: false,
-    };
+    let listening = Listening { noted: app.journal.listen(), app, form, has_begun: false };
     let frames = stream::unfold(listening, |mut listening| async move {
         let frame = listening.next().await?;
         Some((Ok(frame), listening))

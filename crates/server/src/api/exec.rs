@@ -128,11 +128,8 @@ pub async fn exec(
     };
     let encoding = request.encoding;
     let process = exec::begin(&app, id, spec, fed).await?;
-    let input = Input {
-        bytes: request.stdin.unwrap_or_default().into_bytes(),
-        more: None,
-        charge: None,
-    };
+    let input =
+        Input { bytes: request.stdin.unwrap_or_default().into_bytes(), more: None, charge: None };
     match form {
         Form::Whole => {
             let outcome = process.run(&app, input, None, &Output::Keep).await?;

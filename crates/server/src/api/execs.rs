@@ -182,12 +182,10 @@ pub async fn stream_of(
         form,
         is_over: false,
     };
-    Ok(
-        form.response(stream::unfold(following, |mut following| async move {
-            let frame = following.next().await?;
-            Some((Ok(frame), following))
-        })),
-    )
+    Ok(form.response(stream::unfold(following, |mut following| async move {
+        let frame = following.next().await?;
+        Some((Ok(frame), following))
+    })))
 }
 
 struct Following {
@@ -320,11 +318,7 @@ async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusC
     };
     match given {
         true => Ok(StatusCode::NO_CONTENT),
-        false => Err(ApiError::new(
-            StatusCode::CONFLICT,
-            "exec_ended",
-            "the process has ended",
-        )),
+        false => Err(ApiError::new(StatusCode::CONFLICT, "exec_ended", "the process has ended")),
     }
 }
 

@@ -75,10 +75,9 @@ pub async fn get(
     let address = Address::of(&uri)?;
     let query = taken(query)?;
     match (query.list, query.tar) {
-        (true, true) => Err(ApiError::bad_request(
-            "invalid_query",
-            "list and tar exclude each other",
-        )),
+        (true, true) => {
+            Err(ApiError::bad_request("invalid_query", "list and tar exclude each other"))
+        }
         (true, false) => listing::list(&app, address).await,
         (false, true) => download::archive(&app, address).await,
         (false, false) => download::file(&app, address).await,

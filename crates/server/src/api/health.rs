@@ -73,11 +73,7 @@ pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiE
     let stage = Stage::default();
     let tried = tokio::time::timeout(READY_WITHIN, run_one(&app, stage.clone())).await;
     tried.unwrap_or_else(|_late| {
-        let waits = format!(
-            "{} s have passed while {}",
-            READY_WITHIN.as_secs(),
-            stage.words()
-        );
+        let waits = format!("{} s have passed while {}", READY_WITHIN.as_secs(), stage.words());
         Err(not_ready(&waits))
     })
 }
@@ -93,10 +89,7 @@ async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ApiEr
     let permit = app.admission.run().await?;
     let what = OneShot::<()> {
         spec: Spec::of(Vec::new()),
-        exec: ExecSpec {
-            timeout: Some(app.config().limits.timeout),
-            ..ExecSpec::of(["true"])
-        },
+        exec: ExecSpec { timeout: Some(app.config().limits.timeout), ..ExecSpec::of(["true"]) },
         stdin: None,
         files: Vec::new(),
         collect: None,
@@ -104,13 +97,9 @@ async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ApiEr
         flood: Flood::Passes,
         stage,
     };
-    let outcome = oneshot::start(app, permit, what, Output::Keep)
-        .result()
-        .await;
-    let outcome = outcome.map_err(|error| ApiError {
-        detail: error.detail,
-        ..not_ready(&error.message)
-    })?;
+    let outcome = oneshot::start(app, permit, what, Output::Keep).result().await;
+    let outcome =
+        outcome.map_err(|error| ApiError { detail: error.detail, ..not_ready(&error.message) })?;
     match outcome.exit().code() {
         0 => Ok(axum::Json(Readiness {
             status: "ready",

@@ -41,10 +41,7 @@ pub fn keyed(headers: &HeaderMap, caller: &Caller, body: &[u8]) -> Result<Option
     let Some(key) = key(headers)? else {
         return Ok(None);
     };
-    Ok(Some(Keyed {
-        box_id: named(key, caller),
-        request: request(key, body),
-    }))
+    Ok(Some(Keyed { box_id: named(key, caller), request: request(key, body) }))
 }
 
 fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
@@ -85,10 +82,7 @@ fn request(key: &[u8], body: &[u8]) -> String {
     // It was read before; what cannot be is itself.
     hash.update(sorted.as_deref().map_or(body, str::as_bytes));
     let digest: [u8; 32] = hash.finalize().into();
-    digest[..REQUEST_BYTES]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    digest[..REQUEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// So many tell any two requests with the same key apart.
@@ -96,17 +90,11 @@ const REQUEST_BYTES: usize = 16;
 
 /// A box of another server may not say what it was made for.
 fn check_same(found: &Status, spec: &Spec) -> Result<(), ApiError> {
-    match (
-        found.labels.get(REQUEST_LABEL),
-        spec.labels.get(REQUEST_LABEL),
-    ) {
+    match (found.labels.get(REQUEST_LABEL), spec.labels.get(REQUEST_LABEL)) {
         (Some(before), Some(now)) if before != now => Err(ApiError::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "idempotency_key_reused",
-            format!(
-                "box {} was made with this Idempotency-Key for another request",
-                found.id
-            ),
+            format!("box {} was made with this Idempotency-Key for another request", found.id),
         )
         .with_hint("send what was sent with it, or another key")),
         _ => Ok(()),

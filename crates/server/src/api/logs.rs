@@ -87,10 +87,7 @@ pub async fn logs(
     let opened = opened.await?;
     let form = Form::wanted(&headers);
     let shown = match form {
-        Form::Whole => Shown::Text {
-            timestamps: query.timestamps,
-            in_line: [false; 2],
-        },
+        Form::Whole => Shown::Text { timestamps: query.timestamps, in_line: [false; 2] },
         Form::Events | Form::Lines => Shown::Frames(form, Texts::new(form, query.encoding)),
     };
     let reading = Reading {
@@ -322,9 +319,7 @@ impl Shown {
     fn record(&mut self, record: Written) -> Vec<u8> {
         match self {
             Self::Frames(_, texts) => texts.frame_at(record.chunk, record.time).into_bytes(),
-            Self::Text {
-                timestamps: false, ..
-            } => record.chunk.bytes().to_vec(),
+            Self::Text { timestamps: false, .. } => record.chunk.bytes().to_vec(),
             Self::Text { in_line, .. } => {
                 let in_line = match &record.chunk {
                     Chunk::Stdout(_) => &mut in_line[0],
@@ -386,9 +381,8 @@ mod tests {
     fn the_time_is_before_each_line_and_not_within_one() {
         let mut in_line = false;
         let time = Timestamp::from_ms(0);
-        let shown = [&b"a\nb"[..], b"c\n", b"d"]
-            .map(|part| timed(part, time, &mut in_line))
-            .concat();
+        let shown =
+            [&b"a\nb"[..], b"c\n", b"d"].map(|part| timed(part, time, &mut in_line)).concat();
         let text = String::from_utf8_lossy(&shown).replace(&time.to_string(), "T");
         assert_eq!(text, "T a\nT bc\nT d");
     }

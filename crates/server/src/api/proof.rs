@@ -108,7 +108,5 @@ pub async fn sweep(
         true => engine.plan_sweep(),
         false => engine.sweep(),
     });
-    Ok(axum::Json(SweepAnswer {
-        swept: swept.await?,
-    }))
+    Ok(axum::Json(SweepAnswer { swept: swept.await? }))
 }

@@ -143,11 +143,8 @@ pub async fn run(
 fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, ApiError> {
     let config = app.config();
     let most = &config.limits;
-    let mut files = request
-        .files
-        .into_iter()
-        .map(FileGiven::take)
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut files =
+        request.files.into_iter().map(FileGiven::take).collect::<Result<Vec<_>, _>>()?;
     let mut env = BTreeMap::new();
     let command = match (request.command, request.language, request.code) {
         (Some(command), None, None) if !command.is_empty() => command,
@@ -173,11 +170,7 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Api
         ..ExecSpec::of(spec::words(command))
     };
     tare_engine::spec::arguments::check(&exec.command, &exec.env)?;
-    let asked = Asked {
-        limits: request.limits,
-        network: request.network,
-        ..Asked::default()
-    };
+    let asked = Asked { limits: request.limits, network: request.network, ..Asked::default() };
     Ok(OneShot {
         spec: asked.into_spec(most)?,
         exec,
@@ -194,17 +187,12 @@ fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<FileOut>>>
     if paths.is_empty() {
         return None;
     }
-    Some(Box::new(move |engine, id, _ended| {
-        oneshot::files::collect(engine, id, &paths, bytes_max)
-    }))
+    Some(Box::new(move |engine, id, _ended| oneshot::files::collect(engine, id, &paths, bytes_max)))
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {
     let path = |text: String| match text.is_empty() || text.contains('\0') {
-        true => Err(ApiError::bad_request(
-            "invalid_path",
-            "outputs: a path is empty or has a NUL",
-        )),
+        true => Err(ApiError::bad_request("invalid_path", "outputs: a path is empty or has a NUL")),
         false => Ok(PathBuf::from(text)),
     };
     asked.into_iter().map(path).collect()
@@ -218,10 +206,7 @@ impl FileGiven {
             (None, None) | (Some(_), Some(_)) => None,
         };
         let content = content.ok_or_else(|| {
-            let message = format!(
-                "files: {:?} needs either content or content_base64",
-                self.path
-            );
+            let message = format!("files: {:?} needs either content or content_base64", self.path);
             ApiError::bad_request("invalid", message)
         })?;
         FileIn::new(&self.path, content)

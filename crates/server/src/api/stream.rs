@@ -51,15 +51,10 @@ pub enum Form {
 
 impl Form {
     pub fn wanted(headers: &HeaderMap) -> Self {
-        let accepted = headers
-            .get(header::ACCEPT)
-            .and_then(|value| value.to_str().ok());
+        let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
         let accepted = accepted.unwrap_or("");
         let accepts = |kind: &str| accepted.split(',').any(|one| essence(one) == kind);
-        match (
-            accepts("text/event-stream"),
-            accepts("application/x-ndjson"),
-        ) {
+        match (accepts("text/event-stream"), accepts("application/x-ndjson")) {
             (true, _) => Self::Events,
             (false, true) => Self::Lines,
             (false, false) => Self::Whole,
@@ -114,10 +109,7 @@ impl Form {
     {
         let mut response = Response::new(Body::from_stream(frames));
         let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static(self.media_type()),
-        );
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
@@ -157,13 +149,8 @@ pub fn frames<T: Send + 'static>(
     running: Running<T>,
     told: fn(T) -> Value,
 ) -> Response {
-    let frames = Frames {
-        running,
-        chunks,
-        texts: Texts::new(form, encoding),
-        told,
-        is_over: false,
-    };
+    let frames =
+        Frames { running, chunks, texts: Texts::new(form, encoding), told, is_over: false };
     form.response(stream::unfold(frames, |mut frames| async move {
         let frame = frames.next().await?;
         Some((Ok(frame), frames))
@@ -208,11 +195,7 @@ pub struct Texts {
 
 impl Texts {
     pub fn new(form: Form, encoding: Encoding) -> Self {
-        Self {
-            form,
-            stdout: Pieces::new(encoding),
-            stderr: Pieces::new(encoding),
-        }
+        Self { form, stdout: Pieces::new(encoding), stderr: Pieces::new(encoding) }
     }
 
     pub fn frame(&mut self, chunk: Chunk) -> String {
@@ -223,8 +206,7 @@ impl Texts {
     /// The same of what came at a time that is known.
     pub fn frame_at(&mut self, chunk: Chunk, time: Timestamp) -> String {
         let (name, data) = self.named(chunk);
-        self.form
-            .frame(name, json!({ "time": time.to_string(), "data": data }))
+        self.form.frame(name, json!({ "time": time.to_string(), "data": data }))
     }
 
     fn named(&mut self, chunk: Chunk) -> (&'static str, String) {

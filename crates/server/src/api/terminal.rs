@@ -78,19 +78,13 @@ pub async fn open(
     }
     .into_spec()?;
     let upgrade = upgrade.map_err(|rejection| {
-        ApiError::new(
-            StatusCode::UPGRADE_REQUIRED,
-            "websocket_required",
-            rejection.body_text(),
-        )
+        ApiError::new(StatusCode::UPGRADE_REQUIRED, "websocket_required", rejection.body_text())
     })?;
     let stream = edge::open_stream(&app)?;
     let id = app.ask(move |engine| engine.find(&id)).await?;
     let process = exec::begin(&app, id, spec, Fed::Yes).await?;
     // A client that does not come drops the process, which ends it.
-    let upgrade = upgrade
-        .max_frame_size(FRAME_BYTES_MAX)
-        .max_message_size(FRAME_BYTES_MAX);
+    let upgrade = upgrade.max_frame_size(FRAME_BYTES_MAX).max_message_size(FRAME_BYTES_MAX);
     Ok(upgrade
         .on_upgrade(move |socket| async move {
             let _stream = stream;
@@ -116,10 +110,7 @@ impl Wanted {
             env: BTreeMap::new(),
             workdir: None,
             user: None,
-            terminal: TerminalAsked {
-                rows: ROWS,
-                columns: COLUMNS,
-            },
+            terminal: TerminalAsked { rows: ROWS, columns: COLUMNS },
         };
         for (key, value) in pairs {
             wanted.take(&key, value)?;
@@ -188,11 +179,7 @@ async fn attend(app: &App, process: Process, socket: WebSocket) {
     let (output, chunks) = stream::passed(app);
     let (input, more) = mpsc::channel(WAITING_MAX);
     let (orders, ordered) = mpsc::channel(WAITING_MAX);
-    let fed = Input {
-        bytes: Vec::new(),
-        more: Some(more),
-        charge: None,
-    };
+    let fed = Input { bytes: Vec::new(), more: Some(more), charge: None };
     let (mut to, from) = socket.split();
     let (alive, heard) = tokio::sync::watch::channel(());
     let running = async {
@@ -226,10 +213,7 @@ async fn attend(app: &App, process: Process, socket: WebSocket) {
 }
 
 fn close(code: u16, why: &'static str) -> CloseFrame {
-    CloseFrame {
-        code,
-        reason: why.into(),
-    }
+    CloseFrame { code, reason: why.into() }
 }
 
 fn last(outcome: Result<Outcome, ApiError>) -> (Option<String>, CloseFrame) {
@@ -313,10 +297,7 @@ mod tests {
 
     #[test]
     fn what_is_no_control_is_refused() {
-        let resize = Order::Resize {
-            rows: 24,
-            columns: 80,
-        };
+        let resize = Order::Resize { rows: 24, columns: 80 };
         assert_eq!(Control::parse(r#"{"resize":[24,80]}"#), Some(resize));
         assert_eq!(Control::parse(r#"{"signal":15}"#), Some(Order::Signal(15)));
         for wrong in [

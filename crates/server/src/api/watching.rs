@@ -97,11 +97,6 @@ pub async fn wait(
 
 impl Waited {
     fn of(ended: &Ended) -> Self {
-        Self {
-            ended: true,
-            exit_code: ended.exit_code,
-            ended_by: ended.ended_by,
-            oom: ended.oom,
-        }
+        Self { ended: true, exit_code: ended.exit_code, ended_by: ended.ended_by, oom: ended.oom }
     }
 }

@@ -40,9 +40,8 @@ impl FromStr for Url {
         if authority.is_empty() || authority.contains('@') {
             return Err(wrong());
         }
-        let has_port = authority
-            .rsplit_once(':')
-            .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let has_port =
+            authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         Ok(Self {
             authority: match has_port {
                 true => authority.to_owned(),
@@ -87,9 +86,9 @@ pub fn command(hooks: &Hooks, argv: &[String], stdin: &str, within: Duration) ->
     let failed = |why: String| Error::new(ErrorKind::Failed, doing()).because(why);
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(0) => Ok(()),
-        Some(runner::LATE) => Err(failed(
-            "it was killed at its timeout, or exited with 124".into(),
-        )),
+        Some(runner::LATE) => {
+            Err(failed("it was killed at its timeout, or exited with 124".into()))
+        }
         Some(runner::NOT_STARTED) => {
             Err(failed("it could not be started, or exited with 125".into()))
         }
@@ -154,19 +153,10 @@ mod tests {
     fn only_plain_http_is_called() {
         let url = |text: &str| text.parse::<Url>();
         let full = url("http://localhost:9000/a/b?c").expect("a URL");
-        assert_eq!(
-            (&*full.authority, &*full.path),
-            ("localhost:9000", "/a/b?c")
-        );
+        assert_eq!((&*full.authority, &*full.path), ("localhost:9000", "/a/b?c"));
         let short = url("http://example").expect("a URL");
         assert_eq!((&*short.authority, &*short.path), ("example:80", "/"));
-        for wrong in [
-            "https://x",
-            "http://",
-            "x",
-            "http://a@b/",
-            "http://a/\r\nX: y",
-        ] {
+        for wrong in ["https://x", "http://", "x", "http://a@b/", "http://a/\r\nX: y"] {
             assert!(url(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -89,11 +89,7 @@ fn code(status: ExitStatus) -> u8 {
 fn is_terminated(signals: &SignalFd, within: Duration) -> io::Result<bool> {
     let within = Timespec::try_from(within).map_err(io::Error::other)?;
     // An interrupted wait is one more look.
-    poll(
-        &mut [PollFd::new(&signals.as_fd(), PollFlags::IN)],
-        Some(&within),
-    )
-    .ok();
+    poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], Some(&within)).ok();
     while let Some(signal) = signals.next()? {
         if signal == Signal::TERM.as_raw() {
             return Ok(true);

@@ -29,10 +29,7 @@ impl Writer {
         let (lines, waiting) = sync_channel(LINES_WAITING);
         let thread = std::thread::Builder::new().name("journal".into());
         thread.spawn(move || write_all(to, &waiting))?;
-        Ok(Self {
-            lines,
-            dropped: Arc::default(),
-        })
+        Ok(Self { lines, dropped: Arc::default() })
     }
 
     pub fn write(&self, line: String) {

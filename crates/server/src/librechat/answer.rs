@@ -158,9 +158,7 @@ impl Verdict {
         let is_for_memory = ran.oom && code != Some(0);
         let truncated = || {
             let bytes = ran.stderr.bytes.len();
-            ran.stderr
-                .truncated
-                .then(|| format!("stderr truncated at {bytes} bytes"))
+            ran.stderr.truncated.then(|| format!("stderr truncated at {bytes} bytes"))
         };
         Self {
             code,
@@ -187,10 +185,8 @@ impl FileShown {
             id: object.id,
             storage_session_id: object.session.clone(),
             session_id: object.session,
-            modified_from: origin.map(|origin| OriginShown {
-                id: origin.id,
-                storage_session_id: origin.session,
-            }),
+            modified_from: origin
+                .map(|origin| OriginShown { id: origin.id, storage_session_id: origin.session }),
             inherited,
         }
     }
@@ -215,11 +211,7 @@ fn delivery(collected: &Collected) -> Option<Delivery> {
 }
 
 fn truncation(collected: &Collected) -> Option<Truncation> {
-    let Skipped {
-        names,
-        reasons,
-        count,
-    } = &collected.skipped;
+    let Skipped { names, reasons, count } = &collected.skipped;
     if *count == 0 {
         return None;
     }
@@ -257,22 +249,10 @@ mod tests {
         assert_eq!(told(exited(0), false), "0 null null null");
         assert_eq!(told(exited(3), false), "3 null null null");
         assert_eq!(told(exited(0), true), "0 null null null");
-        assert_eq!(
-            told(Ended::Exited(Exit::Signal(9)), true),
-            "null SIGKILL SG Out of memory"
-        );
-        assert_eq!(
-            told(Ended::Exited(Exit::Signal(11)), false),
-            "null SIGSEGV null null"
-        );
-        assert_eq!(
-            told(Ended::TimedOut, false),
-            "null SIGKILL TO Time limit exceeded"
-        );
-        assert_eq!(
-            told(Ended::Flooded, false),
-            "null SIGKILL OL stdout length exceeded"
-        );
+        assert_eq!(told(Ended::Exited(Exit::Signal(9)), true), "null SIGKILL SG Out of memory");
+        assert_eq!(told(Ended::Exited(Exit::Signal(11)), false), "null SIGSEGV null null");
+        assert_eq!(told(Ended::TimedOut, false), "null SIGKILL TO Time limit exceeded");
+        assert_eq!(told(Ended::Flooded, false), "null SIGKILL OL stdout length exceeded");
     }
 
     #[test]

@@ -19,10 +19,7 @@ pub struct Arriving {
 impl Arriving {
     pub async fn begin(app: &App, owner: Owner) -> Result<Self, ApiError> {
         let incoming = files::ask(app, move |store| store.receive(&owner)).await?;
-        Ok(Self {
-            app: app.clone(),
-            incoming: Some(incoming),
-        })
+        Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
 
     pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), ApiError> {
@@ -65,10 +62,7 @@ pub struct Arrived {
 
 impl Arrived {
     pub fn new(app: &App) -> Self {
-        Self {
-            app: app.clone(),
-            objects: Vec::new(),
-        }
+        Self { app: app.clone(), objects: Vec::new() }
     }
 
     pub fn add(&mut self, object: Object) {

@@ -108,9 +108,7 @@ pub fn beside_code(name: &str, content: Vec<u8>) -> FileIn {
 
 /// A client that asks for more gets what there is.
 fn timeout(asked_ms: Option<u64>, limits: &config::Limits) -> Duration {
-    let asked = asked_ms
-        .filter(|asked| *asked > 0)
-        .map(Duration::from_millis);
+    let asked = asked_ms.filter(|asked| *asked > 0).map(Duration::from_millis);
     asked.unwrap_or(limits.timeout).min(limits.timeout_max)
 }
 
@@ -162,10 +160,7 @@ fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
         ("HOME", "/tmp".into()),
         ("PYTHONPATH", beside(&[DATA], "python")),
         ("PYTHONDONTWRITEBYTECODE", "1".into()),
-        (
-            "NODE_PATH",
-            beside(&["/mnt/data/node_modules", DATA], "node_modules"),
-        ),
+        ("NODE_PATH", beside(&["/mnt/data/node_modules", DATA], "node_modules")),
         // There is no screen.
         ("MPLBACKEND", "Agg".into()),
         // What is installed is the box's own, whatever Debian thinks of it.
@@ -184,13 +179,7 @@ mod tests {
     use super::*;
 
     fn work(config: &Config, timeout_ms: Option<u64>) -> Work {
-        let work = Work::of(
-            config,
-            "bash",
-            "true".to_owned(),
-            &["a".to_owned()],
-            timeout_ms,
-        );
+        let work = Work::of(config, "bash", "true".to_owned(), &["a".to_owned()], timeout_ms);
         work.expect("there is a bash")
     }
 
@@ -229,15 +218,8 @@ mod tests {
         let spec = work(&config, None).spec;
         assert_eq!(spec.volumes[0].access, Access::ReadOnly);
         assert_eq!(spec.volumes[0].target, Path::new("/opt/packages"));
-        let value = |key: &str| {
-            spec.env
-                .iter()
-                .find(|(name, _)| name == key)
-                .map(|(_, value)| value)
-        };
-        assert_eq!(
-            value("PYTHONPATH").expect("set"),
-            "/mnt/data:/opt/packages/python"
-        );
+        let value =
+            |key: &str| spec.env.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+        assert_eq!(value("PYTHONPATH").expect("set"), "/mnt/data:/opt/packages/python");
     }
 }

@@ -139,12 +139,7 @@ mod tests {
     fn said(fields: [&str; 4]) -> Said {
         let given = |text: &str| (text != "-").then(|| text.to_owned());
         let [kind, id, version, entity_id] = fields.map(given);
-        Said {
-            kind,
-            id,
-            version,
-            entity_id,
-        }
+        Said { kind, id, version, entity_id }
     }
 
     fn agent(id: &str) -> Claim {
@@ -157,14 +152,8 @@ mod tests {
         let user = Claim::Resource(Resource::User, Some("u1".to_owned()));
         assert_eq!(meant(["user", "u1", "-", "-"]), user);
         assert_eq!(meant(["agent", "a1", "-", "-"]), agent("a1"));
-        let skill = Resource::Skill {
-            id: "s1".to_owned(),
-            version: 3,
-        };
-        assert_eq!(
-            meant(["skill", "s1", "3", "-"]),
-            Claim::Resource(skill, None)
-        );
+        let skill = Resource::Skill { id: "s1".to_owned(), version: 3 };
+        assert_eq!(meant(["skill", "s1", "3", "-"]), Claim::Resource(skill, None));
         assert_eq!(meant(["-", "-", "-", "a1"]), agent("a1"));
         assert_eq!(meant(["-", "-", "-", "-"]), Claim::Nothing);
         assert_eq!(meant(["", "", "", ""]), Claim::Nothing);
@@ -182,10 +171,7 @@ mod tests {
     }
 
     fn principal(tenant: &str, user: Option<&str>) -> Principal {
-        Principal {
-            tenant: tenant.to_owned(),
-            user: user.map(str::to_owned),
-        }
+        Principal { tenant: tenant.to_owned(), user: user.map(str::to_owned) }
     }
 
     fn object(owner: Owner, said_by: Option<&str>) -> Object {
@@ -220,10 +206,7 @@ mod tests {
         assert!(user("u1").allows(&key, &sent) && Claim::Nothing.allows(&key, &sent));
         assert!(!user("u2").allows(&key, &sent));
         let of_agent = object(agent("a").owner(&key), Some("u1"));
-        assert!(
-            Claim::Nothing.allows(&key, &of_agent),
-            "as the first clients ask"
-        );
+        assert!(Claim::Nothing.allows(&key, &of_agent), "as the first clients ask");
         assert!(!Claim::Nothing.allows(&principal("else", None), &of_agent));
     }
 }

@@ -114,10 +114,7 @@ impl LibreChatConfig {
         }
         if self.auth == Some(Auth::Jwt) && self.jwt.is_none() {
             let hint = "name them in [librechat.jwt], as keys = \"/path/of/jwks.json\"";
-            return wrong(
-                "LibreChat is to have tokens, and there are no keys for them",
-                hint,
-            );
+            return wrong("LibreChat is to have tokens, and there are no keys for them", hint);
         }
         if self.anonymous_exec && keys.iter().any(|key| key.name == ANONYMOUS) {
             let message = format!("no key can have the name {ANONYMOUS:?}");
@@ -127,10 +124,9 @@ impl LibreChatConfig {
             return wrong("no profile is served", "leave 'profiles' out to serve all");
         }
         match &self.jwt {
-            Some(jwt) if jwt.skew > SKEW_MAX => wrong(
-                "the skew of clocks is more than 30s",
-                "let both hosts have the right time",
-            ),
+            Some(jwt) if jwt.skew > SKEW_MAX => {
+                wrong("the skew of clocks is more than 30s", "let both hosts have the right time")
+            }
             Some(_) | None => Ok(()),
         }
     }

@@ -65,13 +65,8 @@ async fn execute(
 ) -> Result<Answer, ApiError> {
     let hint = request.runtime_session_hint.as_deref();
     let hint = hint.map(Hint::parse).transpose()?;
-    let work = Work::of(
-        &app.config(),
-        &request.lang,
-        request.code,
-        &request.args,
-        request.timeout,
-    )?;
+    let work =
+        Work::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
     let task = Task::of(app, principal, work, request.files, request.user_id).await?;
     match hint {
         None => Ok(task.run(app, caller, None).await?.0),
@@ -103,11 +98,7 @@ impl Task {
             said_by: user_id,
             files_max: app.config().librechat.boxes.output_files,
         };
-        Ok(Self {
-            work,
-            inputs,
-            outputs,
-        })
+        Ok(Self { work, inputs, outputs })
     }
 
     /// In a box of its own, of which nothing is left. Where code may call tools, with the
@@ -119,10 +110,7 @@ impl Task {
         tongue: Option<Tongue>,
     ) -> Result<(Answer, Vec<Call>), ApiError> {
         if app.stopping.phase() > Phase::Serving {
-            return Err(ApiError::unavailable(
-                "stopping",
-                "Service is shutting down",
-            ));
+            return Err(ApiError::unavailable("stopping", "Service is shutting down"));
         }
         let config = app.config();
         let memory_bytes = self.work.spec.limits.memory_bytes.value();

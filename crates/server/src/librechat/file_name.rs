@@ -42,15 +42,7 @@ mod tests {
 
     #[test]
     fn a_name_leads_nowhere_but_down() {
-        let good = [
-            "a",
-            "a b.txt",
-            "\u{e4}\u{4e2d}.csv",
-            ".dirkeep",
-            "a..b",
-            "...",
-            "a\\b",
-        ];
+        let good = ["a", "a b.txt", "\u{e4}\u{4e2d}.csv", ".dirkeep", "a..b", "...", "a\\b"];
         for name in good {
             assert!(check(name, Form::Plain).is_ok(), "{name:?}");
         }
@@ -80,10 +72,7 @@ mod tests {
             assert!(check(name, Form::Nested).is_err(), "{name:?}");
         }
         assert!(check(&"x".repeat(255), Form::Plain).is_ok());
-        assert!(
-            check(&"x".repeat(256), Form::Plain).is_err(),
-            "no name is that long"
-        );
+        assert!(check(&"x".repeat(256), Form::Plain).is_err(), "no name is that long");
         assert!(check(&"xxx/".repeat(80), Form::Nested).is_err());
     }
 }

@@ -56,13 +56,7 @@ mod tests {
         let id = Id::random();
         assert_eq!(Id::parse(id.as_str()), Some(id.clone()));
         assert_ne!(Id::random(), id);
-        for wrong in [
-            "",
-            "..",
-            "a/b",
-            "AAAAAAAAAAAAAAAAAAAA",
-            "AAAAAAAAAAAAAAAAAAAA/",
-        ] {
+        for wrong in ["", "..", "a/b", "AAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAA/"] {
             assert_eq!(Id::parse(wrong), None, "{wrong:?}");
         }
         assert_eq!(Id::parse(&"a".repeat(22)), None);

@@ -50,12 +50,7 @@ pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Resp
 
 async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
     let config = app.config();
-    let door = Door {
-        config: &config,
-        served: app.served_at(),
-        now: now(),
-        callers: &app.callers,
-    };
+    let door = Door { config: &config, served: app.served_at(), now: now(), callers: &app.callers };
     let identified = door.identify(parts).await;
     match &identified {
         Ok((_, Caller(Some(key)))) => edge::came_with(key),
@@ -67,9 +62,7 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
 
 fn now() -> Duration {
     // Before 1970 every token is one of the future.
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// What decides, with nothing of the server in it.
@@ -119,10 +112,7 @@ impl Door<'_> {
             return Err(unauthorized("API key is required"));
         }
         guard::check_host(headers, self.config, self.served)?;
-        let principal = Principal {
-            tenant: tenant.to_owned(),
-            user: None,
-        };
+        let principal = Principal { tenant: tenant.to_owned(), user: None };
         Ok((principal, Caller(None)))
     }
 
@@ -138,10 +128,7 @@ impl Door<'_> {
         };
         let key = guard::holder(&self.config.keys, given);
         let name = &key.ok_or_else(|| unauthorized("Invalid API key"))?.name;
-        let principal = Principal {
-            tenant: name.clone(),
-            user: None,
-        };
+        let principal = Principal { tenant: name.clone(), user: None };
         Ok((principal, Caller(Some(name.clone()))))
     }
 
@@ -172,10 +159,9 @@ fn credential(headers: &HeaderMap) -> Result<Option<Credential<'_>>, ApiError> {
     let mut all = keys.chain(bearers);
     match (all.next(), all.next()) {
         (one, None) => Ok(one),
-        (_, Some(_)) => Err(ApiError::bad_request(
-            "ambiguous_credentials",
-            "Ambiguous authentication headers",
-        )),
+        (_, Some(_)) => {
+            Err(ApiError::bad_request("ambiguous_credentials", "Ambiguous authentication headers"))
+        }
     }
 }
 
@@ -184,10 +170,7 @@ fn unauthorized(message: &str) -> ApiError {
 }
 
 fn invalid(why: token::Refusal) -> Refused {
-    Refused::Said(ApiError {
-        detail: Some(why.to_owned()),
-        ..unauthorized(INVALID)
-    })
+    Refused::Said(ApiError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
 }
 
 const INVALID: &str = "Invalid bearer token";
@@ -202,10 +185,7 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Said(error) => error,
-            Refused::Unread(why) => Self {
-                detail: Some(why),
-                ..unauthorized(INVALID)
-            },
+            Refused::Unread(why) => Self { detail: Some(why), ..unauthorized(INVALID) },
         }
     }
 }
@@ -231,19 +211,15 @@ mod tests {
 
     impl Asked<'_> {
         async fn with(&self, headers: &[(&'static str, &str)]) -> Heard {
-            let mut request = Request::builder()
-                .method(self.method.clone())
-                .uri(Uri::from_static(self.path));
+            let mut request =
+                Request::builder().method(self.method.clone()).uri(Uri::from_static(self.path));
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
             let (parts, ()) = request.body(()).expect("a request").into_parts();
             let door = Door {
                 config: self.config,
-                served: ServedAt {
-                    reach: self.reach,
-                    port: Some(8080),
-                },
+                served: ServedAt { reach: self.reach, port: Some(8080) },
                 now: now(),
                 callers: &Callers::start(1).expect("threads"),
             };
@@ -256,12 +232,7 @@ mod tests {
     }
 
     fn asked(config: &Config) -> Asked<'_> {
-        Asked {
-            config,
-            reach: Reach::Host,
-            method: Method::GET,
-            path: "/v1/files/x",
-        }
+        Asked { config, reach: Reach::Host, method: Method::GET, path: "/v1/files/x" }
     }
 
     fn refused(status: u16, message: &str) -> Heard {
@@ -280,10 +251,7 @@ mod tests {
         let directory = TemporaryDirectory::new();
         let path = directory.path().join("jwks.json");
         std::fs::write(&path, jwks(signers)).expect("a file");
-        let text = format!(
-            "[librechat]\n{more}\n[librechat.jwt]\nkeys = '{}'",
-            path.display()
-        );
+        let text = format!("[librechat]\n{more}\n[librechat.jwt]\nkeys = '{}'", path.display());
         (directory, read(&text))
     }
 
@@ -298,32 +266,21 @@ mod tests {
         let evil = ("host", "evil.example");
         assert_eq!(asked.with(&[evil]).await.map_err(|it| it.0), Err(403));
         let page = ("origin", "http://localhost");
-        assert_eq!(
-            asked.with(&[LOCAL, page]).await.map_err(|it| it.0),
-            Err(403)
-        );
+        assert_eq!(asked.with(&[LOCAL, page]).await.map_err(|it| it.0), Err(403));
     }
 
     #[tokio::test]
     async fn beyond_this_host_nobody_is_heard_without_a_word_unless_it_is_allowed() {
         let mut config = Config::default();
         fn from_afar(config: &Config) -> Asked<'_> {
-            Asked {
-                reach: Reach::Network,
-                ..asked(config)
-            }
+            Asked { reach: Reach::Network, ..asked(config) }
         }
         let address = ("host", "192.0.2.1:8080");
         let status = from_afar(&config).with(&[address]).await.map_err(|it| it.0);
         assert_eq!(status, Err(401));
         config.librechat.allow_anonymous = true;
         config.allowed_hosts = vec!["tare".to_owned()];
-        for name in [
-            "192.0.2.1:8080",
-            "[2001:db8::1]:80",
-            "tare:8080",
-            "localhost",
-        ] {
+        for name in ["192.0.2.1:8080", "[2001:db8::1]:80", "tare:8080", "localhost"] {
             let heard = from_afar(&config).with(&[("host", name)]).await;
             assert!(heard.is_ok(), "{name}");
         }
@@ -407,11 +364,7 @@ mod tests {
     async fn executing_is_for_whoever_is_silent_if_that_is_allowed_and_nothing_else_is() {
         let ed = Signer::ed25519("ed", 1);
         let (_directory, config) = with_keys(&[&ed], "anonymous_exec = true");
-        let exec = Asked {
-            method: Method::POST,
-            path: EXEC,
-            ..asked(&config)
-        };
+        let exec = Asked { method: Method::POST, path: EXEC, ..asked(&config) };
         assert_eq!(exec.with(&[LOCAL]).await, Ok("anonymous/".to_owned()));
         let evil = exec.with(&[("host", "evil.example")]).await;
         assert_eq!(evil.map_err(|it| it.0), Err(403));
@@ -421,18 +374,11 @@ mod tests {
         let key = exec.with(&[LOCAL, ("x-api-key", "x")]).await;
         assert_eq!(key, required);
         for path in ["/v1/exec/programmatic", "/v1/exec/", "/v1/files/x"] {
-            let other = Asked {
-                path,
-                method: Method::POST,
-                ..exec
-            };
+            let other = Asked { path, method: Method::POST, ..exec };
             assert_eq!(other.with(&[LOCAL]).await, required, "{path}");
         }
         let (_directory, config) = with_keys(&[&ed], "");
-        let exec = Asked {
-            config: &config,
-            ..exec
-        };
+        let exec = Asked { config: &config, ..exec };
         assert_eq!(exec.with(&[LOCAL]).await, required);
     }
 }

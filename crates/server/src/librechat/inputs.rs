@@ -96,11 +96,8 @@ fn find_one(
     let object = store.find(&session, &id)?.ok_or_else(|| gone(name))?;
     claim.check(principal, &object)?;
     let created = i64::try_from(object.created_at.as_ms() / 1000).unwrap_or(0);
-    let input = Input {
-        name: name.clone(),
-        object,
-        mtime: Some(created.min(files::now() - EARLIER_S)),
-    };
+    let input =
+        Input { name: name.clone(), object, mtime: Some(created.min(files::now() - EARLIER_S)) };
     Ok((reference.name, input))
 }
 
@@ -145,10 +142,7 @@ impl Input {
         FileIn {
             path: format!("work/{}", self.name),
             mtime: self.mtime.unwrap_or_else(files::now),
-            content: Content::File {
-                open: Box::new(open),
-                size: self.object.size,
-            },
+            content: Content::File { open: Box::new(open), size: self.object.size },
         }
     }
 }

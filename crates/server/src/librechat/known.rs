@@ -54,10 +54,7 @@ impl Known {
             return Ok(());
         }
         let turn = Arc::clone(&self.turn);
-        let entry = Entry {
-            box_id: self.box_id.clone(),
-            files: files.clone(),
-        };
+        let entry = Entry { box_id: self.box_id.clone(), files: files.clone() };
         let text = serde_json::to_vec(&entry);
         let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
         let remember = move |store: &Arc<Store>| store.remember(turn.session(), Some(&text));

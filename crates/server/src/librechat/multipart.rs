@@ -142,9 +142,7 @@ impl Parser {
             return Ok(Some(State::Over));
         }
         if let Some(at) = memmem::find(&self.held, b"\r\n") {
-            let is_padding = self.held[..at]
-                .iter()
-                .all(|byte| matches!(byte, b' ' | b'\t'));
+            let is_padding = self.held[..at].iter().all(|byte| matches!(byte, b' ' | b'\t'));
             if is_padding {
                 self.held.drain(..at + 2);
                 return Ok(Some(State::Head));
@@ -177,9 +175,7 @@ impl Parser {
 fn head_of(lines: &str) -> Result<Head, Malformed> {
     let disposition = lines.split("\r\n").find_map(|line| {
         let (name, value) = line.split_once(':')?;
-        name.trim()
-            .eq_ignore_ascii_case("content-disposition")
-            .then_some(value)
+        name.trim().eq_ignore_ascii_case("content-disposition").then_some(value)
     });
     let (kind, parameters) = disposition
         .and_then(|value| value.split_once(';'))
@@ -248,17 +244,11 @@ mod tests {
     const TYPE: &str = "multipart/form-data; boundary=XX";
 
     fn field(name: &str) -> Piece {
-        Piece::Part(Head {
-            name: name.to_owned(),
-            filename: None,
-        })
+        Piece::Part(Head { name: name.to_owned(), filename: None })
     }
 
     fn file(filename: &str) -> Piece {
-        Piece::Part(Head {
-            name: "file".to_owned(),
-            filename: Some(filename.to_owned()),
-        })
+        Piece::Part(Head { name: "file".to_owned(), filename: Some(filename.to_owned()) })
     }
 
     /// Fed in pieces of this size; contents of one part are joined.
@@ -303,11 +293,7 @@ mod tests {
             Piece::End,
         ];
         for size in 1..=body.len() {
-            assert_eq!(
-                parsed(&body, size).as_deref(),
-                Ok(&expected[..]),
-                "by {size}"
-            );
+            assert_eq!(parsed(&body, size).as_deref(), Ok(&expected[..]), "by {size}");
         }
     }
 
@@ -357,16 +343,10 @@ mod tests {
         };
         let expect = |name: &str| Some(name.to_owned());
         assert_eq!(name(r#"filename="a; b=c.txt""#), expect("a; b=c.txt"));
-        assert_eq!(
-            name(r#"filename="say \"hi\".txt""#),
-            expect("say \"hi\".txt")
-        );
+        assert_eq!(name(r#"filename="say \"hi\".txt""#), expect("say \"hi\".txt"));
         assert_eq!(name(r#"filename="a\b.txt""#), expect("a\\b.txt"));
         assert_eq!(name("filename=\"\u{e4}.txt\""), expect("\u{e4}.txt"));
-        assert_eq!(
-            name("filename=\"x\"; filename*=UTF-8''%C3%A4%20b"),
-            expect("\u{e4} b")
-        );
+        assert_eq!(name("filename=\"x\"; filename*=UTF-8''%C3%A4%20b"), expect("\u{e4} b"));
         assert_eq!(name("filename=\"unclosed"), None);
         assert_eq!(name("x=y"), None);
     }

@@ -237,10 +237,7 @@ impl From<StoreError> for Refused {
 
 impl Collected {
     fn kept(&self) -> usize {
-        self.left
-            .iter()
-            .filter(|left| matches!(left, Left::Kept(_)))
-            .count()
+        self.left.iter().filter(|left| matches!(left, Left::Kept(_))).count()
     }
 
     fn skip(&mut self, name: &str, reason: &'static str) {
@@ -265,7 +262,5 @@ fn candidate(entry: &Entry) -> Option<(String, u64)> {
     let is_wanted = |part: &str| {
         part == DIRECTORY_KEPT || !(part.starts_with('.') || NOT_OUTPUTS.contains(&part))
     };
-    name.split('/')
-        .all(is_wanted)
-        .then(|| (name.to_owned(), size))
+    name.split('/').all(is_wanted).then(|| (name.to_owned(), size))
 }

@@ -61,10 +61,7 @@ mod tests {
     use super::*;
 
     fn of(tenant: &str, user: &str) -> Principal {
-        Principal {
-            tenant: tenant.to_owned(),
-            user: Some(user.to_owned()),
-        }
+        Principal { tenant: tenant.to_owned(), user: Some(user.to_owned()) }
     }
 
     #[test]
@@ -74,10 +71,7 @@ mod tests {
         let tricks = [
             of("legacy:user", "u").owner(&Resource::User),
             of("legacy", "x").owner(&Resource::Agent("a:v:1".to_owned())),
-            of("legacy", "x").owner(&Resource::Skill {
-                id: "a".to_owned(),
-                version: 1,
-            }),
+            of("legacy", "x").owner(&Resource::Skill { id: "a".to_owned(), version: 1 }),
         ];
         for (place, one) in tricks.iter().enumerate() {
             assert_ne!(*one, plain);

@@ -71,10 +71,7 @@ fn agreed(headers: &HeaderMap, served: &[Profile]) -> Result<Profile, Disagreeme
     let expected = known.ok_or(Disagreement::Invalid)?;
     match served.contains(&expected) {
         true => Ok(expected),
-        false => Err(Disagreement::Mismatch {
-            expected,
-            actual: first(served),
-        }),
+        false => Err(Disagreement::Mismatch { expected, actual: first(served) }),
     }
 }
 
@@ -109,9 +106,7 @@ mod tests {
     use super::*;
 
     fn asked(expected: &[&'static str], served: &[Profile]) -> Result<Profile, Disagreement> {
-        let headers = expected
-            .iter()
-            .map(|one| (EXPECTED, HeaderValue::from_static(one)));
+        let headers = expected.iter().map(|one| (EXPECTED, HeaderValue::from_static(one)));
         agreed(&headers.collect(), served)
     }
 

@@ -387,11 +387,7 @@ impl Execution {
                 ApiError::bad_request("invalid_tool", format!("there is no tool {:?}", call.name))
             })?;
             self.asked.insert(id.clone(), call.key);
-            Ok(ToolCall {
-                id,
-                name: name.to_owned(),
-                input: call.input,
-            })
+            Ok(ToolCall { id, name: name.to_owned(), input: call.input })
         };
         calls.into_iter().map(ask).collect()
     }
@@ -412,8 +408,7 @@ impl Execution {
             ]),
             Tongue::Bash => {
                 work.code.push(beside_code("user.sh", code));
-                work.code
-                    .push(beside_code("tools.sh", self.start.shell_functions()));
+                work.code.push(beside_code("tools.sh", self.start.shell_functions()));
                 let replies = self.history.iter().flat_map(|(key, replies)| {
                     let numbered = replies.iter().enumerate();
                     numbered.map(move |(turn, reply)| reply.for_shell(key, turn))
@@ -456,10 +451,7 @@ mod tests {
     use super::*;
 
     fn waits_of(user: &str, code_bytes: usize, seconds: u64) -> Slot {
-        let principal = Principal {
-            tenant: "t".to_owned(),
-            user: Some(user.to_owned()),
-        };
+        let principal = Principal { tenant: "t".to_owned(), user: Some(user.to_owned()) };
         let request = serde_json::json!({
             "code": "x".repeat(code_bytes), "tools": [{ "name": "f" }],
         });
@@ -484,10 +476,7 @@ mod tests {
             Slot::Runs,
         ];
         let mut slots: HashMap<Id, Slot> = ids.iter().cloned().zip(slots).collect();
-        assert_eq!(
-            oldest_of_the_greediest(&slots, |_| 1).as_ref(),
-            Some(&ids[2])
-        );
+        assert_eq!(oldest_of_the_greediest(&slots, |_| 1).as_ref(), Some(&ids[2]));
         let of_bytes = oldest_of_the_greediest(&slots, |execution| execution.bytes);
         assert_eq!(of_bytes.as_ref(), Some(&ids[0]));
         slots.retain(|id, _| *id == ids[4]);

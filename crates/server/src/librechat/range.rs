@@ -20,10 +20,7 @@ pub enum Wanted {
 
 impl Range {
     pub fn all(size: u64) -> Self {
-        Self {
-            from: 0,
-            until: size,
-        }
+        Self { from: 0, until: size }
     }
 
     pub fn bytes(self) -> u64 {
@@ -32,11 +29,7 @@ impl Range {
 
     /// As `Content-Range` has it; it is never empty there.
     pub fn shown(self, size: u64) -> String {
-        format!(
-            "bytes {}-{}/{size}",
-            self.from,
-            self.until.saturating_sub(1)
-        )
+        format!("bytes {}-{}/{size}", self.from, self.until.saturating_sub(1))
     }
 
     /// Its next bytes, at most so many; `None` after the last.

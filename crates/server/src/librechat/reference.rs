@@ -28,10 +28,7 @@ impl FromRequestParts<App> for Asked {
         let principal = parts.extensions.get::<Principal>().cloned();
         let unknown = || ApiError::internal("nobody looked at who asks");
         let said = Query::<Said>::from_request_parts(parts, app).await;
-        Ok(Self {
-            principal: principal.ok_or_else(unknown)?,
-            claim: queried(said)?.claim()?,
-        })
+        Ok(Self { principal: principal.ok_or_else(unknown)?, claim: queried(said)?.claim()? })
     }
 }
 

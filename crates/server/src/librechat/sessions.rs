@@ -115,10 +115,7 @@ pub async fn run(
     task: Task,
 ) -> Result<Answer, ApiError> {
     if app.stopping.phase() > Phase::Serving {
-        return Err(ApiError::unavailable(
-            "stopping",
-            "Service is shutting down",
-        ));
+        return Err(ApiError::unavailable("stopping", "Service is shutting down"));
     }
     let turn = app.sessions.enter(hint.session_of(principal))?;
     let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
@@ -127,9 +124,7 @@ pub async fn run(
     let killed_before = oom_kills(app, &id).await?;
     let process = exec::begin(app, id.clone(), task.work.exec, Fed::No).await?;
     let process = process.at_flood(Flood::Ends);
-    let outcome = process
-        .run(app, Input::default(), None, &Output::Keep)
-        .await?;
+    let outcome = process.run(app, Input::default(), None, &Output::Keep).await?;
     let session_id = task.outputs.session.clone();
     let collected = match outcome.ended == Ended::Exited(Exit::Code(0)) {
         true => collect(app, &turn, &id, task.outputs, &mut known).await?,
@@ -254,11 +249,7 @@ async fn find_or_make(
     let asking = Asking::new(request_id, caller.clone(), memory_bytes);
     let admitted = asking.admit(app).await?;
     let note = asking.note(app);
-    let options = DetachOptions {
-        lease: Some(lease),
-        remove: true,
-        ..DetachOptions::default()
-    };
+    let options = DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
     let held = Arc::clone(turn);
     let made = app.ask_to_create(move |engine| {
         let _turn = held;
@@ -280,9 +271,7 @@ fn reuse(engine: &Engine, name: &Name, lease: Duration) -> Result<Option<BoxId>,
         Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(None),
         Err(error) => return Err(error),
     };
-    let is_usable = engine
-        .status(&id)
-        .is_ok_and(|status| status.state == State::Running);
+    let is_usable = engine.status(&id).is_ok_and(|status| status.state == State::Running);
     if is_usable && renew_lease(engine, &id, lease).is_ok() {
         return Ok(Some(id));
     }
@@ -312,10 +301,7 @@ async fn renew(app: &App, turn: &Arc<Turn>, id: BoxId) -> Result<(), ApiError> {
 }
 
 fn renew_lease(engine: &Engine, id: &BoxId, lease: Duration) -> Result<(), Error> {
-    let changes = Changes {
-        lease: Some(Some(lease)),
-        ..Changes::default()
-    };
+    let changes = Changes { lease: Some(Some(lease)), ..Changes::default() };
     engine.update(id, &changes)
 }
 
@@ -324,10 +310,7 @@ mod tests {
     use super::*;
 
     fn principal(tenant: &str, user: &str) -> Principal {
-        Principal {
-            tenant: tenant.to_owned(),
-            user: Some(user.to_owned()),
-        }
+        Principal { tenant: tenant.to_owned(), user: Some(user.to_owned()) }
     }
 
     #[test]

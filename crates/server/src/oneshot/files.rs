@@ -54,11 +54,10 @@ impl FileIn {
                 mtime: now(),
                 content: Content::Bytes(content),
             }),
-            false => Err(ApiError::bad_request(
-                "invalid_path",
-                format!("{path:?} is no file in {HOME}"),
-            )
-            .with_hint("write names below it, such as data/input.csv")),
+            false => {
+                Err(ApiError::bad_request("invalid_path", format!("{path:?} is no file in {HOME}"))
+                    .with_hint("write names below it, such as data/input.csv"))
+            }
         }
     }
 }
@@ -170,10 +169,7 @@ fn receive(
         let name = String::from_utf8_lossy(&entry.name).into_owned();
         let path = parent.join(name);
         let path = path.strip_prefix(HOME).unwrap_or(&path);
-        found.push(FileOut {
-            path: path.to_string_lossy().into_owned(),
-            content,
-        });
+        found.push(FileOut { path: path.to_string_lossy().into_owned(), content });
     }
     Ok(())
 }
@@ -194,18 +190,9 @@ mod tests {
         assert_eq!(path("a.txt").as_deref(), Some("work/a.txt"));
         assert_eq!(path("a/b.txt").as_deref(), Some("work/a/b.txt"));
         assert_eq!(path("/work/a.txt").as_deref(), Some("work/a.txt"));
-        for wrong in [
-            "",
-            "/",
-            "..",
-            "../a",
-            "a/../b",
-            "/etc/passwd",
-            "/work",
-            "/workx",
-            "a//b",
-            "a/",
-        ] {
+        for wrong in
+            ["", "/", "..", "../a", "a/../b", "/etc/passwd", "/work", "/workx", "a//b", "a/"]
+        {
             assert_eq!(path(wrong), None, "{wrong:?}");
         }
     }

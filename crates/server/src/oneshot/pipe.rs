@@ -26,10 +26,7 @@ impl Pipe {
     /// Another one for the same end, which nobody else reads or writes.
     pub fn of(end: &OwnedFd) -> io::Result<Self> {
         fcntl_setfl(end, fcntl_getfl(end)? | OFlags::NONBLOCK)?;
-        Ok(Self {
-            file: File::from(end.try_clone()?),
-            until: Instant::now() + ALL_WITHIN,
-        })
+        Ok(Self { file: File::from(end.try_clone()?), until: Instant::now() + ALL_WITHIN })
     }
 
     fn ready(&self, what: PollFlags) -> io::Result<()> {
@@ -89,9 +86,7 @@ mod tests {
         assert!(timed_out(soon(&reads).read_exact(&mut [0])));
         assert!(timed_out(soon(&writes).write_all(&[0; 1 << 20])));
         let mut there = [1];
-        Pipe::of(&reads)
-            .and_then(|mut pipe| pipe.read_exact(&mut there))
-            .expect("it was written");
+        Pipe::of(&reads).and_then(|mut pipe| pipe.read_exact(&mut there)).expect("it was written");
         assert_eq!(there, [0]);
     }
 }

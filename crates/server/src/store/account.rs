@@ -35,9 +35,7 @@ impl Account {
     /// A file, of which nothing has come yet.
     pub fn admit(&mut self, owner: &Owner) -> Result<(), StoreError> {
         if self.of(owner).files >= OWNER_FILES_MAX {
-            return Err(StoreError::OwnerHasTooMany {
-                most: OWNER_FILES_MAX,
-            });
+            return Err(StoreError::OwnerHasTooMany { most: OWNER_FILES_MAX });
         }
         self.add(owner, 0);
         Ok(())

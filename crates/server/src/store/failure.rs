@@ -42,10 +42,7 @@ pub trait Doing<T> {
 
 impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
     fn doing(self, doing: impl FnOnce() -> String) -> Result<T, StoreError> {
-        self.map_err(|source| StoreError::Failed {
-            doing: doing(),
-            source: source.into(),
-        })
+        self.map_err(|source| StoreError::Failed { doing: doing(), source: source.into() })
     }
 }
 

@@ -64,18 +64,9 @@ const TYPES: [(&str, &[&str]); 41] = [
     ("application/msword", &["doc"]),
     ("application/vnd.ms-excel", &["xls"]),
     ("application/vnd.ms-powerpoint", &["ppt"]),
-    (
-        "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-        &["xlsx"],
-    ),
-    (
-        "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
-        &["docx"],
-    ),
-    (
-        "application/vnd.openxmlformats-officedocument.presentationml.presentation",
-        &["pptx"],
-    ),
+    ("application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", &["xlsx"]),
+    ("application/vnd.openxmlformats-officedocument.wordprocessingml.document", &["docx"]),
+    ("application/vnd.openxmlformats-officedocument.presentationml.presentation", &["pptx"]),
     ("application/vnd.apache.parquet", &["parquet"]),
     ("application/vnd.sqlite3", &["sqlite", "sqlite3", "db"]),
     ("application/zip", &["zip"]),
@@ -92,15 +83,7 @@ mod tests {
     fn a_file_is_what_its_last_extension_says() {
         assert_eq!(of("a/b.d/plot.PNG"), "image/png");
         assert_eq!(of("table.csv"), "text/csv; charset=utf-8");
-        for unknown in [
-            "",
-            "plain",
-            ".env",
-            "a.d/plain",
-            "x.weird",
-            "x.",
-            "a.p\u{e4}",
-        ] {
+        for unknown in ["", "plain", ".env", "a.d/plain", "x.weird", "x.", "a.p\u{e4}"] {
             assert_eq!(of(unknown), UNKNOWN, "{unknown:?}");
         }
         assert_eq!(extension("archive.tar.gz"), Some("gz"));
@@ -109,10 +92,7 @@ mod tests {
 
     #[test]
     fn no_extension_is_two_things() {
-        let all: Vec<&str> = TYPES
-            .iter()
-            .flat_map(|(_, ends)| ends.iter().copied())
-            .collect();
+        let all: Vec<&str> = TYPES.iter().flat_map(|(_, ends)| ends.iter().copied()).collect();
         for (place, end) in all.iter().enumerate() {
             assert!(!all[..place].contains(end), "{end}");
         }

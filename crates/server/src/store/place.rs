@@ -238,9 +238,7 @@ impl Places {
         let found = regular(&session.directory, &data).doing(erasing)?;
         remove(&session.directory, &data).doing(erasing)?;
         match (found, sha256) {
-            (Some(found), _) if found.st_nlink == 1 => Ok(Erased {
-                freed_bytes: bytes_of(&found),
-            }),
+            (Some(found), _) if found.st_nlink == 1 => Ok(Erased { freed_bytes: bytes_of(&found) }),
             (_, Some(sha256)) => self.erase_unused(sha256),
             (_, None) => Ok(Erased::default()),
         }
@@ -254,18 +252,13 @@ impl Places {
             return Ok(Erased::default());
         };
         remove(&self.blobs, blob.as_str()).doing(erasing)?;
-        Ok(Erased {
-            freed_bytes: bytes_of(&found),
-        })
+        Ok(Erased { freed_bytes: bytes_of(&found) })
     }
 
     /// All contents.
     pub fn blobs(&self) -> Result<Vec<ContentHash>, StoreError> {
         let names = names(&self.blobs).doing(|| "cannot list blobs".to_owned())?;
-        Ok(names
-            .iter()
-            .filter_map(|name| ContentHash::parse(name))
-            .collect())
+        Ok(names.iter().filter_map(|name| ContentHash::parse(name)).collect())
     }
 
     pub fn blob_bytes(&self, blob: &ContentHash) -> Result<u64, StoreError> {
@@ -282,10 +275,7 @@ impl Places {
     /// `None`: there is none, or something else that has its name.
     pub fn session(&self, id: &Id) -> Result<Option<Session>, StoreError> {
         match openat(&self.sessions, id.as_str(), DIRECTORY, Mode::empty()) {
-            Ok(directory) => Ok(Some(Session {
-                id: id.clone(),
-                directory,
-            })),
+            Ok(directory) => Ok(Some(Session { id: id.clone(), directory })),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(error) => Err(error).doing(|| format!("cannot open sessions/{id}")),
         }
@@ -368,10 +358,8 @@ fn reading_known(session: &str) -> String {
     format!("cannot read known/{session}")
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::CLOEXEC)
-    .union(OFlags::NOFOLLOW);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
 fn made_directory(parent: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     match mkdirat(&parent, name, PRIVATE_DIRECTORY) {

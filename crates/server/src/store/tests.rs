@@ -98,18 +98,12 @@ impl Store {
 }
 
 fn owner(name: &str) -> Owner {
-    let principal = Principal {
-        tenant: "legacy".to_owned(),
-        user: Some(name.to_owned()),
-    };
+    let principal = Principal { tenant: "legacy".to_owned(), user: Some(name.to_owned()) };
     principal.owner(&Resource::User)
 }
 
 fn named(name: &str) -> Meta {
-    Meta {
-        name: name.to_owned(),
-        ..Meta::default()
-    }
+    Meta { name: name.to_owned(), ..Meta::default() }
 }
 
 fn put(store: &Arc<Store>, of: &str, session: &Id, content: &[u8]) -> Object {
@@ -134,10 +128,7 @@ fn a_file_is_kept_found_listed_and_removed() {
         name: "data/plot.png".to_owned(),
         said_by: Some("u1".to_owned()),
         read_only: true,
-        modified_from: Some(Origin {
-            session: Id::random(),
-            id: Id::random(),
-        }),
+        modified_from: Some(Origin { session: Id::random(), id: Id::random() }),
     };
     let kept = store.keep(&b"hello"[..], &session, &owner("u"), meta.clone());
     let kept = kept.expect("there is room");
@@ -147,10 +138,7 @@ fn a_file_is_kept_found_listed_and_removed() {
     assert_eq!(kept.sha256.as_str(), sha256);
     let found = store.find(&session, &kept.id).expect("a store");
     assert_eq!(found.as_ref(), Some(&kept));
-    assert_eq!(
-        store.list(&session).expect("a store"),
-        std::slice::from_ref(&kept)
-    );
+    assert_eq!(store.list(&session).expect("a store"), std::slice::from_ref(&kept));
     assert_eq!(content(&store, &kept), b"hello");
     assert!(store.remove(&kept).expect("a store"));
     assert!(!store.remove(&kept).expect("a store"), "it is gone");
@@ -205,10 +193,7 @@ fn what_is_not_kept_leaves_nothing() {
     assert_eq!(store.used_by(&owner("a")).bytes, 13);
     drop(incoming);
     assert!(fresh.tree().is_empty());
-    assert_eq!(
-        (store.used_by(&owner("a")), store.used_bytes()),
-        (Used::default(), 0)
-    );
+    assert_eq!((store.used_by(&owner("a")), store.used_bytes()), (Used::default(), 0));
 }
 
 #[test]
@@ -227,10 +212,7 @@ fn a_store_that_is_opened_again_has_all_of_it_and_counts_the_same() {
     let store = fresh.open();
     assert_eq!(store.list(&session).expect("a store").len(), 3);
     for one in &kept {
-        assert_eq!(
-            store.find(&session, &one.id).expect("a store").as_ref(),
-            Some(one)
-        );
+        assert_eq!(store.find(&session, &one.id).expect("a store").as_ref(), Some(one));
     }
     let after = [store.used_by(&owner("a")), store.used_by(&owner("b"))];
     assert_eq!((after, store.used_bytes()), (before, total));
@@ -275,21 +257,13 @@ fn after_its_time_a_file_is_gone_and_others_stay() {
     let after = kept.created_at.after(ROOMY.ttl);
     store.sweep(after).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
-    assert_eq!(
-        (store.used_by(&owner("a")), store.used_bytes()),
-        (Used::default(), 0)
-    );
+    assert_eq!((store.used_by(&owner("a")), store.used_bytes()), (Used::default(), 0));
     let young = put(&store, "a", &Id::random(), b"young");
     store.sweep(young.created_at).expect("a store");
     assert_eq!(content(&store, &young), b"young");
-    let shorter = StoreLimits {
-        ttl: Duration::ZERO,
-        ..ROOMY
-    };
+    let shorter = StoreLimits { ttl: Duration::ZERO, ..ROOMY };
     store.configure(shorter);
-    store
-        .sweep(young.created_at.after(Duration::from_secs(7200)))
-        .expect("a store");
+    store.sweep(young.created_at.after(Duration::from_secs(7200))).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
 }
 
@@ -297,16 +271,10 @@ fn after_its_time_a_file_is_gone_and_others_stay() {
 fn a_store_that_nobody_opened_for_a_while_is_swept_when_it_is() {
     let fresh = Fresh::new();
     put(&fresh.open(), "a", &Id::random(), b"old");
-    let brief = StoreLimits {
-        ttl: Duration::ZERO,
-        ..ROOMY
-    };
+    let brief = StoreLimits { ttl: Duration::ZERO, ..ROOMY };
     let store = Store::open(&fresh.0, brief).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
-    assert_eq!(
-        (store.used_by(&owner("a")), store.used_bytes()),
-        (Used::default(), 0)
-    );
+    assert_eq!((store.used_by(&owner("a")), store.used_bytes()), (Used::default(), 0));
 }
 
 #[test]
@@ -315,10 +283,7 @@ fn an_expired_file_is_neither_found_nor_listed_before_it_is_swept() {
     let store = fresh.open();
     let session = Id::random();
     let kept = put(&store, "a", &session, b"old");
-    store.configure(StoreLimits {
-        ttl: Duration::ZERO,
-        ..ROOMY
-    });
+    store.configure(StoreLimits { ttl: Duration::ZERO, ..ROOMY });
     assert_eq!(store.find(&session, &kept.id).expect("a store"), None);
     assert!(store.list(&session).expect("a store").is_empty());
     assert!(!fresh.tree().is_empty(), "no sweep has run");
@@ -348,14 +313,8 @@ fn a_failed_sweep_is_repeated_and_removes_what_it_could_not_read() {
 fn repeated_failures_of_a_sweep_make_it_rarer_up_to_its_usual_pace() {
     let ttl = Duration::from_secs(24 * 3600);
     let rest = |failures| {
-        let care = Care {
-            failures,
-            ..Care::default()
-        };
+        let care = Care { failures, ..Care::default() };
         care.rest(ttl).as_secs()
     };
-    assert_eq!(
-        [0, 1, 2, 3, 9, 1000].map(rest),
-        [1800, 15, 30, 60, 1800, 1800]
-    );
+    assert_eq!([0, 1, 2, 3, 9, 1000].map(rest), [1800, 15, 30, 60, 1800, 1800]);
 }

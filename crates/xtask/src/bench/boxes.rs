@@ -99,15 +99,9 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
 /// The list is empty when this returns, or it fails.
 fn measure(options: &Options, tare: &mut Tare, name: &str) -> Result<BoxesReport, Failure> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
-    let exec = part(wanted(Measure::Exec), || {
-        exec::measure(tare, name, options.runs)
-    })?;
-    let memory = part(wanted(Measure::Memory), || {
-        memory::measure(tare, options.idle)
-    })?;
-    let growth = part(wanted(Measure::Growth), || {
-        growth::measure(tare, &options.sizes)
-    })?;
+    let exec = part(wanted(Measure::Exec), || exec::measure(tare, name, options.runs))?;
+    let memory = part(wanted(Measure::Memory), || memory::measure(tare, options.idle))?;
+    let growth = part(wanted(Measure::Growth), || growth::measure(tare, &options.sizes))?;
     tare.expect_empty()?;
     Ok(BoxesReport::new(options.runs, exec, memory, growth))
 }

@@ -29,21 +29,14 @@ pub fn perform(launch: &Launch, directory: &Path) -> Result<(), Failure> {
 fn traced(launch: &Launch, directory: &Path, options: &[&str]) -> Result<String, Failure> {
     let path = directory.join("strace");
     let output = path.to_string_lossy();
-    let words = ["strace", "-f", "-o", &output]
-        .into_iter()
-        .chain(options.iter().copied());
-    let command = [launch.program.as_str()]
-        .into_iter()
-        .chain(launch.arguments.iter().map(String::as_str));
+    let words = ["strace", "-f", "-o", &output].into_iter().chain(options.iter().copied());
+    let command =
+        [launch.program.as_str()].into_iter().chain(launch.arguments.iter().map(String::as_str));
     let mut strace = Launch::new(words.chain(["--"]).chain(command));
     strace.environment.clone_from(&launch.environment);
-    let life = Starter::Here
-        .start(&strace, Purpose::Listen)
-        .map_err(Failure::new)?;
+    let life = Starter::Here.start(&strace, Purpose::Listen).map_err(Failure::new)?;
     if life.ending != Ending::Exited(0) {
-        let Life {
-            ending, complaint, ..
-        } = life;
+        let Life { ending, complaint, .. } = life;
         return Err(Failure::new(format!("strace: {ending}: {complaint}")));
     }
     fs::read_to_string(&path).doing(|| "cannot read the trace".into())
@@ -69,10 +62,7 @@ fn parse(line: &str) -> Option<Call> {
         Some((end, _)) => format!("{}...", &call[..end]),
         None => call.to_owned(),
     };
-    Some(Call {
-        seconds: seconds.parse().ok()?,
-        text,
-    })
+    Some(Call { seconds: seconds.parse().ok()?, text })
 }
 
 #[cfg(test)]
@@ -88,13 +78,7 @@ mod tests {
 8 +++ exited with 0 +++
 8 mount(\"/usr\", \"usr\") = 0 <0.000300>";
         let calls = slowest(trace, 2);
-        assert_eq!(
-            calls[0],
-            Call {
-                seconds: 0.002,
-                text: "8 <... clone3 resumed>) = 9".into()
-            }
-        );
+        assert_eq!(calls[0], Call { seconds: 0.002, text: "8 <... clone3 resumed>) = 9".into() });
         assert_eq!(calls[1].seconds, 0.0003);
         assert_eq!(calls.len(), 2);
     }

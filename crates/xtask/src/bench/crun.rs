@@ -132,13 +132,7 @@ fn confine(config: &mut Value, view: &View) {
         "architectures": ["SCMP_ARCH_X86_64"],
         "syscalls": [{ "names": allowed(SECCOMP), "action": "SCMP_ACT_ALLOW" }],
     });
-    let terminals = [
-        "nosuid",
-        "noexec",
-        "newinstance",
-        "ptmxmode=0666",
-        "mode=0620",
-    ];
+    let terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
     let shared = ["nosuid", "nodev", "noexec", "mode=1777"];
     if let Some(mounts) = config["mounts"].as_array_mut() {
         mounts.push(fresh("devpts", "/dev/pts", &terminals));
@@ -185,19 +179,8 @@ mod tests {
         assert_eq!(config["linux"]["maskedPaths"], json!(["/proc/keys"]));
         assert_eq!(config["linux"]["readonlyPaths"], json!(["/proc/sys"]));
         let calls = &config["linux"]["seccomp"]["syscalls"][0]["names"];
-        let calls: Vec<&str> = calls
-            .as_array()
-            .unwrap()
-            .iter()
-            .flat_map(Value::as_str)
-            .collect();
-        assert!(
-            calls.contains(&"read") && calls.contains(&"ioctl"),
-            "{calls:?}"
-        );
-        assert!(
-            !calls.contains(&"mount") && !calls.contains(&"bpf"),
-            "{calls:?}"
-        );
+        let calls: Vec<&str> = calls.as_array().unwrap().iter().flat_map(Value::as_str).collect();
+        assert!(calls.contains(&"read") && calls.contains(&"ioctl"), "{calls:?}");
+        assert!(!calls.contains(&"mount") && !calls.contains(&"bpf"), "{calls:?}");
     }
 }

@@ -80,11 +80,7 @@ impl Footprint {
         let own = std::env::current_exe().doing(|| "cannot find this program".into())?;
         let name = format!("{purpose}-{}", std::process::id());
         Self::acquire_by(
-            Place {
-                parent: in_memory(),
-                name,
-                tare: tare.map(Path::to_owned),
-            },
+            Place { parent: in_memory(), name, tare: tare.map(Path::to_owned) },
             Command::new(own),
         )
     }
@@ -94,12 +90,7 @@ impl Footprint {
             .args(["bench", "janitor"])
             .arg(&place.parent)
             .arg(&place.name)
-            .args(
-                place
-                    .tare
-                    .iter()
-                    .flat_map(|it| [OsStr::new("--tare"), it.as_os_str()]),
-            )
+            .args(place.tare.iter().flat_map(|it| [OsStr::new("--tare"), it.as_os_str()]))
             // Ctrl-C goes to the whole group; the janitor is needed after it.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -107,24 +98,14 @@ impl Footprint {
             .spawn()
             .doing(|| "cannot start the janitor".into())?;
         let mut line = String::new();
-        let answers = janitor
-            .stdout
-            .as_mut()
-            .expect("its stdout was asked to be a pipe");
-        BufReader::new(answers)
-            .read_line(&mut line)
-            .doing(|| "cannot hear the janitor".into())?;
+        let answers = janitor.stdout.as_mut().expect("its stdout was asked to be a pipe");
+        BufReader::new(answers).read_line(&mut line).doing(|| "cannot hear the janitor".into())?;
         match line.trim() {
             READY => Ok(Self { place, janitor }),
             _ => {
-                let status = janitor
-                    .wait()
-                    .doing(|| "cannot wait for the janitor".into())?;
+                let status = janitor.wait().doing(|| "cannot wait for the janitor".into())?;
                 let path = place.directory();
-                Err(Failure::new(format!(
-                    "no directory {} to work in: {status}",
-                    path.display()
-                )))
+                Err(Failure::new(format!("no directory {} to work in: {status}", path.display())))
             }
         }
     }
@@ -145,15 +126,10 @@ impl Footprint {
     /// Returns when the janitor has seen that nothing is left.
     pub fn release(mut self) -> Result<(), Failure> {
         drop(self.janitor.stdin.take());
-        let status = self
-            .janitor
-            .wait()
-            .doing(|| "cannot wait for the janitor".into())?;
+        let status = self.janitor.wait().doing(|| "cannot wait for the janitor".into())?;
         match status.success() {
             true => Ok(()),
-            false => Err(Failure::new(format!(
-                "the janitor left something behind: {status}"
-            ))),
+            false => Err(Failure::new(format!("the janitor left something behind: {status}"))),
         }
     }
 }
@@ -173,10 +149,7 @@ pub fn serve_as_janitor(place: &Place) -> Result<(), Failure> {
     if let Some(tare) = &place.tare {
         end_boxes(tare, &place.state_root())?;
     }
-    let cgroups = cgroup_roots()
-        .iter()
-        .map(|root| root.join(&place.name))
-        .collect();
+    let cgroups = cgroup_roots().iter().map(|root| root.join(&place.name)).collect();
     remove_all(&directory, cgroups)?;
     told.doing(|| "cannot answer the bench".into())
 }
@@ -189,8 +162,7 @@ fn end_boxes(tare: &Path, state_root: &Path) -> Result<(), Failure> {
     let ids = RefCell::new(BTreeSet::new());
     until_gone(&records, || {
         for entry in fs::read_dir(&records)? {
-            ids.borrow_mut()
-                .insert(entry?.file_name().to_string_lossy().into_owned());
+            ids.borrow_mut().insert(entry?.file_name().to_string_lossy().into_owned());
         }
         // What it says does not count; whether the records are gone does.
         let _ = Command::new(tare)
@@ -216,9 +188,7 @@ fn end_boxes(tare: &Path, state_root: &Path) -> Result<(), Failure> {
 /// The directories that these boxes have in any cgroup hierarchy.
 pub fn cgroups_of<'a>(ids: impl IntoIterator<Item = &'a str>) -> Vec<PathBuf> {
     let ids: HashSet<&str> = ids.into_iter().collect();
-    let entries = cgroup_roots()
-        .into_iter()
-        .filter_map(|root| fs::read_dir(root).ok());
+    let entries = cgroup_roots().into_iter().filter_map(|root| fs::read_dir(root).ok());
     let directories = entries.flat_map(|entries| entries.flatten().map(|entry| entry.path()));
     // `tare-<tag>-<id>`.
     let is_theirs = |path: &PathBuf| {
@@ -307,11 +277,7 @@ mod tests {
     fn a_directory_that_was_there_before_is_refused_and_kept() {
         let parent = parent("refusal");
         fs::create_dir(parent.join("taken")).unwrap();
-        let place = Place {
-            parent: parent.clone(),
-            name: "taken".into(),
-            tare: None,
-        };
+        let place = Place { parent: parent.clone(), name: "taken".into(), tare: None };
         assert!(serve_as_janitor(&place).is_err());
         assert!(parent.join("taken").exists());
         fs::remove_dir_all(parent).unwrap();
@@ -358,10 +324,7 @@ mod tests {
         let parent = parent("never");
         let refused = || Err(std::io::Error::from(std::io::ErrorKind::ResourceBusy));
         let failure = until_gone(&parent, refused).unwrap_err().to_string();
-        assert!(
-            failure.contains("cannot remove") && failure.contains("busy"),
-            "{failure}"
-        );
+        assert!(failure.contains("cannot remove") && failure.contains("busy"), "{failure}");
         fs::remove_dir(parent).unwrap();
     }
 

@@ -71,38 +71,26 @@ impl Launch {
         let start = Instant::now();
         let ended = command.spawn().and_then(|mut child| child.wait());
         let duration = start.elapsed();
-        Life {
-            duration,
-            ending: Ending::of(ended),
-            complaint: String::new(),
-        }
+        Life { duration, ending: Ending::of(ended), complaint: String::new() }
     }
 
     /// The same, but keeps what it says on stderr; for when that matters more.
     fn listened_to(&self) -> Life {
         let start = Instant::now();
-        let ended = self
-            .command()
-            .stderr(Stdio::piped())
-            .spawn()
-            .and_then(|mut child| {
-                let mut bytes = Vec::new();
-                if let Some(stderr) = child.stderr.take() {
-                    stderr.take(COMPLAINT_BYTES_MAX).read_to_end(&mut bytes)?;
-                }
-                Ok((child.wait()?, bytes))
-            });
+        let ended = self.command().stderr(Stdio::piped()).spawn().and_then(|mut child| {
+            let mut bytes = Vec::new();
+            if let Some(stderr) = child.stderr.take() {
+                stderr.take(COMPLAINT_BYTES_MAX).read_to_end(&mut bytes)?;
+            }
+            Ok((child.wait()?, bytes))
+        });
         let duration = start.elapsed();
         let (status, bytes) = match ended {
             Ok((status, bytes)) => (Ok(status), bytes),
             Err(error) => (Err(error), Vec::new()),
         };
         let complaint = String::from_utf8_lossy(&bytes).trim().to_owned();
-        Life {
-            duration,
-            ending: Ending::of(status),
-            complaint,
-        }
+        Life { duration, ending: Ending::of(status), complaint }
     }
 }
 
@@ -177,10 +165,7 @@ impl Starter {
             .stderr(Stdio::piped())
             .spawn()
             .doing(|| format!("cannot start {}", wrapper[0]))?;
-        let answers = child
-            .stdout
-            .take()
-            .expect("its stdout was asked to be a pipe");
+        let answers = child.stdout.take().expect("its stdout was asked to be a pipe");
         Ok(Self::Elsewhere(child, BufReader::new(answers)))
     }
 
@@ -222,10 +207,7 @@ impl Starter {
             Self::Here => Ok(()),
             Self::Elsewhere(mut child, _) => {
                 drop(child.stdin.take());
-                child
-                    .wait()
-                    .map(drop)
-                    .doing(|| "cannot wait for the starter".into())
+                child.wait().map(drop).doing(|| "cannot wait for the starter".into())
             }
         }
     }
@@ -237,10 +219,7 @@ fn ask(
     launch: &Launch,
     purpose: Purpose,
 ) -> std::io::Result<Life> {
-    let request = Request {
-        launch: launch.clone(),
-        purpose,
-    };
+    let request = Request { launch: launch.clone(), purpose };
     let mut line = serde_json::to_string(&request)?;
     line.push('\n');
     let Some(requests) = &mut child.stdin else {
@@ -257,12 +236,7 @@ fn last_words(child: &mut Child) -> Option<String> {
     // Without requests it ends, if it has not, and so does its stderr.
     drop(child.stdin.take());
     let mut bytes = Vec::new();
-    child
-        .stderr
-        .take()?
-        .take(COMPLAINT_BYTES_MAX)
-        .read_to_end(&mut bytes)
-        .ok()?;
+    child.stderr.take()?.take(COMPLAINT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     let words = String::from_utf8_lossy(&bytes).trim().to_owned();
     (!words.is_empty()).then_some(words)
 }
@@ -304,19 +278,13 @@ mod tests {
     fn a_command_gets_only_the_environment_of_the_bench() {
         let launch = shell("test -z \"$CARGO\" && test \"$LANG\" = C.UTF-8 && test \"$X\" = y");
         assert_eq!(launch.timed().ending, Ending::Exited(1));
-        assert_eq!(
-            launch.with_environment("X", "y").timed().ending,
-            Ending::Exited(0)
-        );
+        assert_eq!(launch.with_environment("X", "y").timed().ending, Ending::Exited(0));
     }
 
     #[test]
     fn a_complaint_is_heard_when_listened_to() {
         let life = shell("echo out; echo no such thing >&2; exit 2").listened_to();
-        assert_eq!(
-            (life.ending, life.complaint.as_str()),
-            (Ending::Exited(2), "no such thing")
-        );
+        assert_eq!((life.ending, life.complaint.as_str()), (Ending::Exited(2), "no such thing"));
     }
 
     #[test]
@@ -331,20 +299,14 @@ mod tests {
     #[test]
     fn a_subject_that_complains_is_quoted() {
         let launch = Launch::new(["/bin/sh", "-c", "echo cgroups in hybrid mode >&2; exit 1"]);
-        let failure = Starter::Here
-            .expect(&launch, &Ending::Exited(0))
-            .unwrap_err();
+        let failure = Starter::Here.expect(&launch, &Ending::Exited(0)).unwrap_err();
         assert_eq!(failure.to_string(), "exit code 1: cgroups in hybrid mode");
     }
 
     #[test]
     fn the_duration_spans_the_whole_life() {
         let life = shell("exec sleep 0.05").timed();
-        assert!(
-            life.duration >= Duration::from_millis(50),
-            "{:?}",
-            life.duration
-        );
+        assert!(life.duration >= Duration::from_millis(50), "{:?}", life.duration);
     }
 
     #[test]

@@ -10,10 +10,8 @@ use serde_json::json;
 use std::path::PathBuf;
 
 /// What is executed, and what it prints.
-const CODE: [(&str, &str); 2] = [
-    ("print(1)", "1\n"),
-    ("import numpy; print(numpy.ones(3).sum())", "3.0\n"),
-];
+const CODE: [(&str, &str); 2] =
+    [("print(1)", "1\n"), ("import numpy; print(numpy.ones(3).sum())", "3.0\n")];
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -47,10 +45,7 @@ fn work((code, printed): (&'static str, &'static str)) -> Work {
     Work {
         name: code.to_owned(),
         printed,
-        tare: Request {
-            path: "/v1/exec",
-            body: json!({ "lang": "py", "code": code }),
-        },
+        tare: Request { path: "/v1/exec", body: json!({ "lang": "py", "code": code }) },
         peer: Request::run(&["/usr/bin/python3", "-c", code]),
     }
 }

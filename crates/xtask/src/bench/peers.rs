@@ -8,12 +8,8 @@ use super::launch::Launch;
 use std::process::Stdio;
 
 /// The symbolic links in a root that shows the host's /usr.
-pub const ROOT_LINKS: [(&str, &str); 4] = [
-    ("bin", "usr/bin"),
-    ("lib", "usr/lib"),
-    ("lib64", "usr/lib64"),
-    ("sbin", "usr/sbin"),
-];
+pub const ROOT_LINKS: [(&str, &str); 4] =
+    [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64"), ("sbin", "usr/sbin")];
 
 /// Without this nothing runs, so it is shown even where tare cannot be asked.
 const PROGRAMS: &str = "/usr";
@@ -72,8 +68,7 @@ impl View {
 }
 
 fn is_in(path: &str, directory: &str) -> bool {
-    path.strip_prefix(directory)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 pub fn is_installed(program: &str) -> bool {
@@ -86,10 +81,7 @@ pub fn bwrap(binds: &[String], command: &[&str]) -> Launch {
     for path in binds {
         words.extend(["--ro-bind", path, path]);
     }
-    let links: Vec<String> = ROOT_LINKS
-        .iter()
-        .map(|(link, _)| format!("/{link}"))
-        .collect();
+    let links: Vec<String> = ROOT_LINKS.iter().map(|(link, _)| format!("/{link}")).collect();
     for (link, (_, target)) in links.iter().zip(ROOT_LINKS) {
         words.extend(["--symlink", target, link]);
     }
@@ -100,15 +92,7 @@ pub fn bwrap(binds: &[String], command: &[&str]) -> Launch {
 
 /// The same namespaces with nothing in them but a fresh /proc: the least work.
 pub fn unshare(command: &[&str]) -> Launch {
-    let flags = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "-mpinuC",
-        "--fork",
-        "--mount-proc",
-        "--",
-    ];
+    let flags = ["unshare", "--user", "--map-root-user", "-mpinuC", "--fork", "--mount-proc", "--"];
     Launch::new(flags.into_iter().chain(command.iter().copied()))
 }
 
@@ -157,10 +141,7 @@ mod tests {
     fn bwrap_gets_each_bind_once() {
         let launch = bwrap(&["/etc/x".into(), "/usr".into()], &["/bin/true"]);
         let words = launch.arguments.join(" ");
-        assert!(
-            words.contains("--ro-bind /etc/x /etc/x --ro-bind /usr /usr --symlink"),
-            "{words}"
-        );
+        assert!(words.contains("--ro-bind /etc/x /etc/x --ro-bind /usr /usr --symlink"), "{words}");
         assert!(words.ends_with("--die-with-parent -- /bin/true"), "{words}");
     }
 }

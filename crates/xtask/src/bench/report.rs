@@ -24,21 +24,12 @@ pub struct Report {
 impl Report {
     pub fn new(bench: &'static str, rounds: usize, comparisons: Vec<Comparison>) -> Self {
         let machine = Machine::observe();
-        Self {
-            bench,
-            machine,
-            rounds,
-            warm_up_rounds: WARM_UP_ROUNDS,
-            comparisons,
-        }
+        Self { bench, machine, rounds, warm_up_rounds: WARM_UP_ROUNDS, comparisons }
     }
 
     pub fn text(&self) -> String {
         let tables = self.comparisons.iter().map(Comparison::table);
-        let foot = format!(
-            "{} rounds each, interleaved; {}\n",
-            self.rounds, self.machine
-        );
+        let foot = format!("{} rounds each, interleaved; {}\n", self.rounds, self.machine);
         tables.chain([foot]).collect::<Vec<_>>().join("\n")
     }
 }
@@ -70,12 +61,7 @@ pub struct Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kernel,
-            cpus,
-            commit,
-            ..
-        } = self;
+        let Self { kernel, cpus, commit, .. } = self;
         write!(f, "Linux {kernel}, {cpus} CPUs, {commit}")
     }
 }
@@ -100,9 +86,7 @@ impl Machine {
 /// What a program prints, or that it is unknown: a bench does not fail for it.
 fn line_of(command: &mut Command) -> String {
     let output = command.output().ok().filter(|it| it.status.success());
-    output.map_or("unknown".into(), |it| {
-        String::from_utf8_lossy(&it.stdout).trim().to_owned()
-    })
+    output.map_or("unknown".into(), |it| String::from_utf8_lossy(&it.stdout).trim().to_owned())
 }
 
 /// Subjects that did the same work.
@@ -152,41 +136,21 @@ impl Comparison {
         let ratio = |of: &str, to: &str| Some(p50_us(of)? / p50_us(to)?);
         let goals = hopes.iter().map(|&(subject, ratio_max, to)| {
             let ratio = ratio(subject, to);
-            Goal {
-                subject,
-                to,
-                ratio_max,
-                ratio,
-                met: ratio.map(|it| it <= ratio_max),
-            }
+            Goal { subject, to, ratio_max, ratio, met: ratio.map(|it| it <= ratio_max) }
         });
         let goals = goals.collect();
         let ratios_of = |name: &str| -> Vec<Ratio> {
-            let ratios = yardsticks.iter().map(|&to| Ratio {
-                to,
-                ratio: ratio(name, to),
-            });
+            let ratios = yardsticks.iter().map(|&to| Ratio { to, ratio: ratio(name, to) });
             ratios.collect()
         };
         let ratios: Vec<_> = outcomes.iter().map(|it| ratios_of(it.0)).collect();
         let rows = outcomes.into_iter().zip(ratios);
-        let rows = rows.map(|((subject, outcome), ratios)| Row {
-            subject,
-            outcome,
-            ratios,
-        });
-        Self {
-            command,
-            rows: rows.collect(),
-            goals,
-        }
+        let rows = rows.map(|((subject, outcome), ratios)| Row { subject, outcome, ratios });
+        Self { command, rows: rows.collect(), goals }
     }
 
     pub fn table(&self) -> String {
-        let mut text = format!(
-            "{}\n  {:<10}{:>10}{:>10}",
-            self.command, "", "p50 ms", "p99 ms"
-        );
+        let mut text = format!("{}\n  {:<10}{:>10}{:>10}", self.command, "", "p50 ms", "p99 ms");
         for yardstick in self.rows.first().map_or(&[][..], |it| &it.ratios) {
             let _ = write!(text, "{:>12}", format!("x {}", yardstick.to));
         }
@@ -227,17 +191,8 @@ impl Goal {
             Some(false) => "not met",
             None => "not measured",
         };
-        let Self {
-            subject,
-            to,
-            ratio_max,
-            ratio,
-            ..
-        } = self;
-        format!(
-            "  goal: {subject} <= {ratio_max} x {to}: {} {verdict}\n",
-            number(*ratio)
-        )
+        let Self { subject, to, ratio_max, ratio, .. } = self;
+        format!("  goal: {subject} <= {ratio_max} x {to}: {} {verdict}\n", number(*ratio))
     }
 }
 
@@ -260,18 +215,9 @@ mod tests {
             ("plain", measured(500)),
             ("tare", measured(1500)),
             ("bwrap", measured(3000)),
-            (
-                "crun",
-                Outcome::Absent {
-                    reason: "not installed".into(),
-                },
-            ),
+            ("crun", Outcome::Absent { reason: "not installed".into() }),
         ];
-        let hopes = [
-            ("tare", 0.8, "bwrap"),
-            ("tare", 2.5, "plain"),
-            ("tare", 0.5, "crun"),
-        ];
+        let hopes = [("tare", 0.8, "bwrap"), ("tare", 2.5, "plain"), ("tare", 0.5, "crun")];
         Comparison::new("/bin/true".into(), outcomes, &["plain", "bwrap"], &hopes)
     }
 
@@ -296,15 +242,7 @@ mod tests {
         let report = Report::new("run", 1, vec![comparison()]);
         let json = serde_json::to_value(&report).unwrap();
         let text = json.to_string();
-        for key in [
-            "date",
-            "commit",
-            "kernel",
-            "cpus",
-            "p99_us",
-            "rounds",
-            "not installed",
-        ] {
+        for key in ["date", "commit", "kernel", "cpus", "p99_us", "rounds", "not installed"] {
             assert!(text.contains(key), "{key} is missing in {text}");
         }
         assert_eq!(json["comparisons"][0]["rows"][1]["p50_us"], 1500.0);

@@ -121,10 +121,7 @@ fn compare(
     rounds: usize,
     hopes: &[Hope],
 ) -> Result<Comparison, Failure> {
-    let mut ready: Vec<_> = chosen
-        .iter()
-        .map(|it| ready(ground, *it, command))
-        .collect();
+    let mut ready: Vec<_> = chosen.iter().map(|it| ready(ground, *it, command)).collect();
     let mut subjects: Vec<RunOnce<'_>> = Vec::new();
     for (starter, launch) in ready.iter_mut().flatten() {
         subjects.push(Box::new(|| starter.time(launch)));
@@ -135,19 +132,12 @@ fn compare(
     for (variant, ready) in chosen.iter().zip(ready) {
         let outcome = match ready {
             Ok((starter, _)) => starter.end().map(|()| measured.next())?,
-            Err(reason) => Some(Outcome::Absent {
-                reason: reason.to_string(),
-            }),
+            Err(reason) => Some(Outcome::Absent { reason: reason.to_string() }),
         };
         let outcome = outcome.expect("interleave gives one outcome for each subject");
         outcomes.push((variant.name(), outcome));
     }
-    Ok(Comparison::new(
-        command.join(" "),
-        outcomes,
-        &["plain", "bwrap"],
-        hopes,
-    ))
+    Ok(Comparison::new(command.join(" "), outcomes, &["plain", "bwrap"], hopes))
 }
 
 /// A starter and a launch that were seen to work, or why there are none.
@@ -157,9 +147,7 @@ fn ready(
     command: &[&str],
 ) -> Result<(Starter, Launch), Failure> {
     if let Some(program) = variant.needs().filter(|it| !is_installed(it)) {
-        return Err(Failure::new(format!(
-            "not installed ({program} is not in PATH)"
-        )));
+        return Err(Failure::new(format!("not installed ({program} is not in PATH)")));
     }
     let mut starter = match variant {
         Variant::Plain | Variant::Tare | Variant::Bwrap | Variant::Unshare => Starter::Here,
@@ -212,15 +200,8 @@ impl Ground {
         }
         let root = text(&self.directory.join("crun-state"));
         let bundle = text(&directory);
-        let words = [
-            "crun",
-            "--root",
-            &root,
-            "--cgroup-manager=cgroupfs",
-            "run",
-            "--bundle",
-            &bundle,
-        ];
+        let words =
+            ["crun", "--root", &root, "--cgroup-manager=cgroupfs", "run", "--bundle", &bundle];
         Ok(Launch::new(words.into_iter().chain([self.name.as_str()])))
     }
 }
@@ -244,9 +225,6 @@ mod tests {
         let launch = ground.tare_run(&["/bin/true"]);
         assert_eq!(launch.program, "/t/tare");
         assert_eq!(launch.arguments, ["run", "--quiet", "--", "/bin/true"]);
-        assert_eq!(
-            launch.environment,
-            [("TARE_STATE_ROOT".into(), "/tmp/b/state".into())]
-        );
+        assert_eq!(launch.environment, [("TARE_STATE_ROOT".into(), "/tmp/b/state".into())]);
     }
 }

@@ -102,10 +102,7 @@ pub struct Request {
 impl Request {
     /// Both servers know it.
     pub fn run(command: &[&str]) -> Self {
-        Self {
-            path: "/v1/run",
-            body: json!({ "command": command }),
-        }
+        Self { path: "/v1/run", body: json!({ "command": command }) }
     }
 
     fn check(&self, port: u16, printed: &str) -> Result<(), Failure> {
@@ -114,9 +111,7 @@ impl Request {
         let answer = http::ask(stream, "POST", self.path, &self.body.to_string()).doing(doing)?;
         match answer["stdout"] == printed {
             true => Ok(()),
-            false => Err(Failure::new(format!(
-                "it did not print {printed:?}: {answer}"
-            ))),
+            false => Err(Failure::new(format!("it did not print {printed:?}: {answer}"))),
         }
     }
 }
@@ -199,10 +194,7 @@ fn load(
     let threads = concurrency.min(2);
     let output = Command::new("wrk")
         .args([format!("-t{threads}"), format!("-c{concurrency}")])
-        .args([
-            format!("-d{seconds}s"),
-            format!("--timeout={ANSWER_WITHIN}"),
-        ])
+        .args([format!("-d{seconds}s"), format!("--timeout={ANSWER_WITHIN}")])
         .arg("-s")
         .arg(script)
         .arg(format!("http://127.0.0.1:{port}{}", what.path))

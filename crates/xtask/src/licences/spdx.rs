@@ -18,14 +18,8 @@ pub enum Expression {
 
 impl Expression {
     pub fn parse(text: &str) -> Result<Self, String> {
-        let spaced = text
-            .replace('(', " ( ")
-            .replace(')', " ) ")
-            .replace('/', " OR ");
-        let mut tokens = Tokens {
-            rest: spaced.split_whitespace().collect(),
-            depth: 0,
-        };
+        let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+        let mut tokens = Tokens { rest: spaced.split_whitespace().collect(), depth: 0 };
         tokens.rest.reverse();
         let expression = tokens.any()?;
         match tokens.rest.pop() {
@@ -85,11 +79,7 @@ impl Tokens<'_> {
         }
         let inner = self.any()?;
         self.depth -= 1;
-        if self.skip(")") {
-            Ok(inner)
-        } else {
-            Err("a parenthesis is not closed".into())
-        }
+        if self.skip(")") { Ok(inner) } else { Err("a parenthesis is not closed".into()) }
     }
 
     fn name(&mut self) -> Result<String, String> {
@@ -153,9 +143,7 @@ mod tests {
     fn an_exception_makes_another_licence() {
         assert!(allowed("Apache-2.0 WITH LLVM-exception"));
         assert!(!allowed("MIT WITH LLVM-exception"));
-        assert!(allowed(
-            "Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT"
-        ));
+        assert!(allowed("Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT"));
     }
 
     #[test]

@@ -170,10 +170,7 @@ mod tests {
     fn what_a_command_says_can_be_quoted() {
         let caller = caller("quote");
         let status = caller.run(&shell("echo no more pids >&2; exit 3")).unwrap();
-        assert_eq!(
-            (status.code(), &*caller.said()),
-            (Some(3), "no more pids\n")
-        );
+        assert_eq!((status.code(), &*caller.said()), (Some(3), "no more pids\n"));
         done(&caller);
     }
 
@@ -186,9 +183,7 @@ mod tests {
         let status = caller.run_for(&script, bound).unwrap();
         assert_eq!(status.signal(), Some(9));
         lock.release();
-        let status = caller
-            .run_for(&shell("exit 4"), Duration::from_secs(9))
-            .unwrap();
+        let status = caller.run_for(&shell("exit 4"), Duration::from_secs(9)).unwrap();
         assert_eq!(status.code(), Some(4));
         done(&caller);
     }
@@ -198,19 +193,9 @@ mod tests {
         let caller = caller("crash");
         let lock = Lock::hold(&caller);
         let parent = shell(&format!("{}; exit 0", lock.wait()));
-        caller
-            .crash(&parent, Duration::ZERO, Victim::Child)
-            .unwrap();
-        caller
-            .crash(
-                &Launch::new(["/bin/true"]),
-                Duration::from_millis(9),
-                Victim::Child,
-            )
-            .unwrap();
-        caller
-            .crash(&parent, Duration::ZERO, Victim::Itself)
-            .unwrap();
+        caller.crash(&parent, Duration::ZERO, Victim::Child).unwrap();
+        caller.crash(&Launch::new(["/bin/true"]), Duration::from_millis(9), Victim::Child).unwrap();
+        caller.crash(&parent, Duration::ZERO, Victim::Itself).unwrap();
         lock.release();
         done(&caller);
     }

@@ -37,9 +37,7 @@ pub fn processes() -> Vec<Process> {
 
 impl Process {
     pub fn of(pid: u32) -> Self {
-        Self {
-            directory: PathBuf::from(format!("/proc/{pid}")),
-        }
+        Self { directory: PathBuf::from(format!("/proc/{pid}")) }
     }
 
     pub fn threads(&self) -> usize {
@@ -66,9 +64,7 @@ impl Process {
 /// How many namespaces these processes are in that we are not in, and how many
 /// mounts are in those.
 pub fn namespaces_and_mounts(processes: &[Process]) -> (usize, usize) {
-    let own = Process {
-        directory: PathBuf::from("/proc/self"),
-    };
+    let own = Process { directory: PathBuf::from("/proc/self") };
     let own: BTreeSet<OsString> = own.namespaces().map(|(_, it)| it).collect();
     let mut found: BTreeMap<OsString, usize> = BTreeMap::new();
     for process in processes {
@@ -150,13 +146,7 @@ impl Hierarchies {
 
     fn first_number(&self, file: &str) -> Option<f64> {
         let mut roots = self.roots.iter();
-        roots.find_map(|root| {
-            fs::read_to_string(root.join(file))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        })
+        roots.find_map(|root| fs::read_to_string(root.join(file)).ok()?.trim().parse().ok())
     }
 }
 
@@ -175,13 +165,9 @@ pub fn used_by_tare() -> Vec<PathBuf> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let found = tare_kernel::cgroup::hierarchies(&mountinfo);
     let is_used = |controllers: &[String]| {
-        ["memory", "pids", "cpu"]
-            .iter()
-            .any(|name| controllers.iter().any(|it| it == name))
+        ["memory", "pids", "cpu"].iter().any(|name| controllers.iter().any(|it| it == name))
     };
-    let used = found
-        .into_iter()
-        .filter(|it| it.version == Version::V2 || is_used(&it.controllers));
+    let used = found.into_iter().filter(|it| it.version == Version::V2 || is_used(&it.controllers));
     let mut mounts: Vec<PathBuf> = used.map(|it| it.mount).collect();
     mounts.sort();
     mounts.dedup();
@@ -205,10 +191,8 @@ impl Used {
 
     /// Nothing, if there is none.
     pub fn by_file(path: &Path) -> Self {
-        fs::symlink_metadata(path).map_or(Self::default(), |it| Self {
-            files: 1,
-            bytes: it.blocks() * STAT_BLOCK_BYTES,
-        })
+        fs::symlink_metadata(path)
+            .map_or(Self::default(), |it| Self { files: 1, bytes: it.blocks() * STAT_BLOCK_BYTES })
     }
 
     /// All of a directory, and not the directory.
@@ -258,18 +242,13 @@ mod tests {
         let own = Used::by_file(&std::env::current_exe().unwrap());
         assert!(own.files == 1 && own.bytes > 0);
         assert_eq!(Used::by_file(Path::new("/nonexistent")), Used::default());
-        let all = Used {
-            files: own.files + 4,
-            bytes: own.bytes + 9,
-        };
+        let all = Used { files: own.files + 4, bytes: own.bytes + 9 };
         assert_eq!(all.without(&own), Used { files: 4, bytes: 9 });
     }
 
     #[test]
     fn we_are_in_no_namespace_but_our_own() {
-        let own = Process {
-            directory: PathBuf::from("/proc/self"),
-        };
+        let own = Process { directory: PathBuf::from("/proc/self") };
         assert!(own.descriptors() > 2 && own.resident_bytes() > 0.0);
         assert_eq!(namespaces_and_mounts(&[own]), (0, 0));
         assert!(own_mounts() > 0);
@@ -281,9 +260,7 @@ mod tests {
         fs::create_dir_all(root.join("a/b")).unwrap();
         fs::create_dir_all(root.join(OWN_LEAF)).unwrap();
         fs::write(root.join("pids.current"), "7\n").unwrap();
-        let hierarchies = Hierarchies {
-            roots: vec![PathBuf::from("/nonexistent"), root.clone()],
-        };
+        let hierarchies = Hierarchies { roots: vec![PathBuf::from("/nonexistent"), root.clone()] };
         assert_eq!(hierarchies.directories().len(), 2);
         assert_eq!(hierarchies.pids(), Some(7.0));
         fs::remove_dir_all(root).unwrap();

@@ -44,13 +44,7 @@ impl Drift {
             Demand::AtMost(bound) => above(measure, series, bound),
             Demand::Told => None,
         };
-        Some(Self {
-            measure,
-            before,
-            after,
-            slope,
-            complaint,
-        })
+        Some(Self { measure, before, after, slope, complaint })
     }
 
     pub fn drift(&self) -> f64 {
@@ -68,9 +62,7 @@ fn points(measure: Measure, series: &Series) -> Vec<(f64, f64)> {
     let samples = series.before.iter().chain(&series.samples);
     let counted = samples.filter(|it| it.boxes as f64 >= first);
     let point = |value: &f64, boxes: u64| (boxes as f64, *value);
-    counted
-        .filter_map(|it| Some(point(it.values.get(&measure)?, it.boxes)))
-        .collect()
+    counted.filter_map(|it| Some(point(it.values.get(&measure)?, it.boxes))).collect()
 }
 
 /// At any sample, not only at the last: each had time enough to settle.
@@ -80,9 +72,7 @@ fn unequal(measure: Measure, series: &Series, before: f64) -> Option<String> {
     if let Some(sample) = series.samples.iter().find(differs) {
         let value = sample.values.get(&measure)?;
         let boxes = sample.boxes;
-        return Some(format!(
-            "{title}: {value} after {boxes} boxes, {before} before"
-        ));
+        return Some(format!("{title}: {value} after {boxes} boxes, {before} before"));
     }
     let empty = series.empty.as_ref()?.values.get(&measure)?;
     let emptied = series.emptied.as_ref()?.values.get(&measure)?;
@@ -92,10 +82,7 @@ fn unequal(measure: Measure, series: &Series, before: f64) -> Option<String> {
 }
 
 fn above(measure: Measure, series: &Series, bound: u64) -> Option<String> {
-    let values = series
-        .samples
-        .iter()
-        .filter_map(|it| it.values.get(&measure));
+    let values = series.samples.iter().filter_map(|it| it.values.get(&measure));
     let most = values.copied().fold(0.0, f64::max);
     (most > bound as f64).then(|| format!("{}: {most} bytes, not {bound}", measure.title()))
 }
@@ -130,16 +117,11 @@ pub fn slope(points: &[(f64, f64)]) -> Option<Slope> {
     }
     let moved = |it: &(f64, f64)| (it.0 - mean_x) * (it.1 - mean_y);
     let per_box = points.iter().map(moved).sum::<f64>() / spread;
-    let left: Vec<f64> = points
-        .iter()
-        .map(|it| it.1 - mean_y - per_box * (it.0 - mean_x))
-        .collect();
+    let left: Vec<f64> =
+        points.iter().map(|it| it.1 - mean_y - per_box * (it.0 - mean_x)).collect();
     let variance = left.iter().map(|it| it * it).sum::<f64>() / (count - 2.0);
     let noise = (variance / spread * inflation(&left)).sqrt();
-    Some(Slope {
-        per_thousand: per_box * 1_000.0,
-        noise: noise * 1_000.0,
-    })
+    Some(Slope { per_thousand: per_box * 1_000.0, noise: noise * 1_000.0 })
 }
 
 /// By how much neighbours that resemble each other widen a variance.
@@ -160,10 +142,7 @@ mod tests {
     use super::*;
 
     fn line(value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
-        (0..50)
-            .map(|it| f64::from(it) * 400.0)
-            .map(|x| (x, value(x)))
-            .collect()
+        (0..50).map(|it| f64::from(it) * 400.0).map(|x| (x, value(x))).collect()
     }
 
     /// Noise that is the same every time.
@@ -241,12 +220,7 @@ mod tests {
     #[test]
     fn what_is_left_when_every_box_was_removed_is_a_complaint() {
         let mut series = series(Measure::Cgroups, &[8.0, 8.0]);
-        series
-            .emptied
-            .as_mut()
-            .unwrap()
-            .values
-            .insert(Measure::Cgroups, 1.0);
+        series.emptied.as_mut().unwrap().values.insert(Measure::Cgroups, 1.0);
         let drift = Drift::of(Measure::Cgroups, &series).unwrap();
         assert!(drift.complaint.unwrap().contains("every box was removed"));
     }

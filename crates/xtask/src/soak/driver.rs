@@ -63,9 +63,7 @@ pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
     });
     let callers: Vec<Caller> = callers.collect();
     let place = Place {
-        hierarchies: Hierarchies {
-            roots: orientation.roots.clone(),
-        },
+        hierarchies: Hierarchies { roots: orientation.roots.clone() },
         state: orientation.state(),
         history: orientation.state_root().join("history"),
         claims: orientation.state_root().join("claims"),
@@ -120,9 +118,7 @@ impl Driver<'_> {
                 break;
             }
         }
-        subject
-            .end_residents(first)
-            .unwrap_or_else(|it| self.note(it));
+        subject.end_residents(first).unwrap_or_else(|it| self.note(it));
         self.before = empty.values;
         Event::Emptied(self.sample(subject, first)).tell()?;
         Event::Done(self.finished()).tell()

@@ -32,15 +32,8 @@ const MEMORY_BYTES_MAX: &str = "4294967296";
 
 /// A new PID namespace needs a new `/proc`, and both a first process that does
 /// not outlive whoever started it.
-const UNSHARE: [&str; 7] = [
-    "--mount",
-    "--propagation=private",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-    "--",
-];
+const UNSHARE: [&str; 7] =
+    ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", "--"];
 
 #[derive(Debug)]
 pub struct Ground {
@@ -50,10 +43,7 @@ pub struct Ground {
 
 impl Ground {
     pub fn acquire() -> Result<Self, Failure> {
-        let ground = Self {
-            footprint: Footprint::acquire_as(NAME, None)?,
-            roots: used_by_tare(),
-        };
+        let ground = Self { footprint: Footprint::acquire_as(NAME, None)?, roots: used_by_tare() };
         match ground.make_cgroups() {
             Ok(()) => Ok(ground),
             Err(failure) => ground.release().and(Err(failure)),
@@ -108,9 +98,8 @@ impl Ground {
         let mut series = Series::new(&inside.orders);
         let mut heard = Ok(());
         for line in BufReader::new(events).lines() {
-            let event = line
-                .doing(|| "cannot hear the driver".into())
-                .and_then(|it| Event::from_json(&it));
+            let event =
+                line.doing(|| "cannot hear the driver".into()).and_then(|it| Event::from_json(&it));
             match event {
                 Ok(event) => series.note(event),
                 Err(failure) => heard = Err(failure),

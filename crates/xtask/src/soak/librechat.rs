@@ -54,11 +54,7 @@ pub struct LibreChat {
 
 impl LibreChat {
     pub fn new(tare: Tare, places: Places) -> Self {
-        Self {
-            tare,
-            places,
-            server: None,
-        }
+        Self { tare, places, server: None }
     }
 
     fn socket(&self) -> PathBuf {
@@ -73,9 +69,7 @@ impl LibreChat {
         let words = ["serve", "--config", &file.to_string_lossy()];
         let server = self.tare.launch(&words).command().spawn();
         let server = server.map_err(failed)?;
-        within("the server does not listen", || {
-            self.ask("GET", "/health", "").is_ok()
-        })?;
+        within("the server does not listen", || self.ask("GET", "/health", "").is_ok())?;
         let process = Process::of(server.id());
         let threads = process.threads();
         self.execute(0)?;
@@ -188,11 +182,8 @@ mod tests {
 
     #[test]
     fn its_configuration_quotes_paths_as_toml_does() {
-        let places = Places {
-            files: "/s/fi'les".into(),
-            directory: "/d".into(),
-            packages: "/p\"q".into(),
-        };
+        let places =
+            Places { files: "/s/fi'les".into(), directory: "/d".into(), packages: "/p\"q".into() };
         let chat = LibreChat::new(Tare::new("/t".into(), "/s".into()), places);
         let text = chat.configuration();
         assert!(text.starts_with("listen = \"unix:/d/socket\"\n"), "{text}");

@@ -115,12 +115,7 @@ impl Job {
             7 => Some(Exec::CommandKilled),
             _ => None,
         };
-        Self {
-            number,
-            purpose,
-            exec,
-            random,
-        }
+        Self { number, purpose, exec, random }
     }
 
     /// One of so many.

@@ -46,15 +46,11 @@ impl Naive {
             Exec::Short => caller.run_for(&enter(&["true"]), LONG).map(drop),
             Exec::TimedOut => {
                 let timeout = job.timeout();
-                caller
-                    .run_for(&enter(&["sh", "-c", STUBBORN]), timeout)
-                    .map(drop)
+                caller.run_for(&enter(&["sh", "-c", STUBBORN]), timeout).map(drop)
             }
-            Exec::CommandKilled => caller.crash(
-                &enter(&["sh", "-c", STUBBORN]),
-                job.crash_moment(),
-                Victim::Itself,
-            ),
+            Exec::CommandKilled => {
+                caller.crash(&enter(&["sh", "-c", STUBBORN]), job.crash_moment(), Victim::Itself)
+            }
         }
     }
 
@@ -73,9 +69,7 @@ impl Naive {
             }
             Purpose::ForkBomb => {
                 let timeout = job.timeout();
-                caller
-                    .run_for(&boxed(&["sh", "-c", BOMB_WITH_A_FUSE]), timeout)
-                    .map(drop)
+                caller.run_for(&boxed(&["sh", "-c", BOMB_WITH_A_FUSE]), timeout).map(drop)
             }
             Purpose::CommandKilled | Purpose::DetachedKilled => {
                 caller.crash(&stubborn, job.crash_moment(), Victim::Itself)
@@ -101,8 +95,7 @@ impl Subject for Naive {
             let resident = launch.command().spawn().map_err(|it| it.to_string())?;
             let target = innermost(resident.id());
             self.residents.push(resident);
-            self.targets
-                .push(target.ok_or("bwrap started nothing")?.to_string());
+            self.targets.push(target.ok_or("bwrap started nothing")?.to_string());
         }
         Ok(())
     }

@@ -123,11 +123,7 @@ fn scale(subjects: &[Subject]) -> Scale {
 /// How far a subject's measure has moved at each sample.
 fn points(measure: Measure, subject: &Subject, scale: &Scale) -> Vec<(f64, f64)> {
     let series = &subject.series;
-    let Some(before) = series
-        .before
-        .as_ref()
-        .and_then(|it| it.values.get(&measure))
-    else {
+    let Some(before) = series.before.as_ref().and_then(|it| it.values.get(&measure)) else {
         return Vec::new();
     };
     let start = match scale {
@@ -142,10 +138,8 @@ fn points(measure: Measure, subject: &Subject, scale: &Scale) -> Vec<(f64, f64)>
 }
 
 fn panel(measure: Measure, subjects: &[Subject], scale: &Scale) -> String {
-    let lines: Vec<(Kind, Vec<(f64, f64)>)> = subjects
-        .iter()
-        .map(|it| (it.series.subject, points(measure, it, scale)))
-        .collect();
+    let lines: Vec<(Kind, Vec<(f64, f64)>)> =
+        subjects.iter().map(|it| (it.series.subject, points(measure, it, scale))).collect();
     let mut text = label(LEFT, 14.0, "start", "text", measure.title())
         .replace("<text ", "<text font-weight=\"600\" ");
     text.push_str(&ends(&lines, measure.unit()));
@@ -186,13 +180,7 @@ fn frame(x: &Axis, y: &Axis, unit: Unit) -> String {
             text,
             "<line class=\"{class}\" x1=\"{left}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>"
         );
-        text.push_str(&label(
-            left - 6.0,
-            at + 4.0,
-            "end",
-            "soft",
-            &axis::tick_name(value, unit),
-        ));
+        text.push_str(&label(left - 6.0, at + 4.0, "end", "soft", &axis::tick_name(value, unit)));
     }
     let bottom = PANEL_HEIGHT - BOTTOM;
     for value in x.ticks() {
@@ -215,17 +203,11 @@ fn frame(x: &Axis, y: &Axis, unit: Unit) -> String {
 
 /// With a mark at its end, so that one sees where it stops.
 fn line(points: &[(f64, f64)], class: &str, x: &Axis, y: &Axis) -> String {
-    let places: Vec<(f64, f64)> = points
-        .iter()
-        .map(|it| (x.place(it.0), y.place(it.1)))
-        .collect();
+    let places: Vec<(f64, f64)> = points.iter().map(|it| (x.place(it.0), y.place(it.1))).collect();
     let Some((last_x, last_y)) = places.last() else {
         return String::new();
     };
-    let words: Vec<String> = places
-        .iter()
-        .map(|(x, y)| format!("{x:.1},{y:.1}"))
-        .collect();
+    let words: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
     format!(
         "<polyline class=\"{class}\" points=\"{}\" fill=\"none\" stroke-width=\"2\" \
          stroke-linejoin=\"round\"/>\n\
@@ -265,33 +247,20 @@ mod tests {
             before: Some(sample(0)),
             samples: (1..=10).map(|it| sample(it * ends / 10)).collect(),
             emptied: None,
-            done: Some(Done {
-                boxes: ends,
-                stopped: Some("a < b & c".into()),
-                ..Done::default()
-            }),
+            done: Some(Done { boxes: ends, stopped: Some("a < b & c".into()), ..Done::default() }),
         };
-        Subject {
-            series,
-            drifts: Vec::new(),
-        }
+        Subject { series, drifts: Vec::new() }
     }
 
     fn both(peer_ends: u64) -> [Subject; 2] {
-        [
-            subject(Kind::Tare, 20_000, 0.0),
-            subject(Kind::Bwrap, peer_ends, 2.0),
-        ]
+        [subject(Kind::Tare, 20_000, 0.0), subject(Kind::Bwrap, peer_ends, 2.0)]
     }
 
     #[test]
     fn every_measure_has_a_panel_and_each_subject_a_line_where_it_was_measured() {
         let text = svg(&both(1_000));
         for measure in PANELS {
-            assert!(
-                text.contains(&format!(">{}<", measure.title())),
-                "{measure:?}"
-            );
+            assert!(text.contains(&format!(">{}<", measure.title())), "{measure:?}");
         }
         assert_eq!(text.matches("<polyline class=\"tare\"").count(), 3);
         assert_eq!(text.matches("<polyline class=\"peer\"").count(), 3);
@@ -319,10 +288,7 @@ mod tests {
     fn it_is_well_formed_and_says_in_words_where_each_line_ends() {
         let text = svg(&both(1_000));
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
-        assert_eq!(
-            text.matches("<text").count(),
-            text.matches("</text>").count()
-        );
+        assert_eq!(text.matches("<text").count(), text.matches("</text>").count());
         assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
         assert!(text.contains("a &lt; b &amp; c"));
         assert!(text.contains(">tare 0<") && text.contains(">bwrap +2,000<"));

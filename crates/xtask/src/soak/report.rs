@@ -26,16 +26,9 @@ impl Report {
     pub fn new(seed: u64, all: Vec<Series>) -> Self {
         let subject = |series: Series| {
             let drifts = Measure::ALL.into_iter();
-            Subject {
-                drifts: drifts.filter_map(|it| Drift::of(it, &series)).collect(),
-                series,
-            }
+            Subject { drifts: drifts.filter_map(|it| Drift::of(it, &series)).collect(), series }
         };
-        Self {
-            machine: Machine::observe(),
-            seed,
-            subjects: all.into_iter().map(subject).collect(),
-        }
+        Self { machine: Machine::observe(), seed, subjects: all.into_iter().map(subject).collect() }
     }
 
     /// Why the soak has failed. The peer is there to be looked at.
@@ -205,15 +198,9 @@ mod tests {
         assert_eq!(change(3.0, Unit::Things), "+3");
         assert_eq!(change(-3.0, Unit::Things), "-3");
         assert_eq!(change(0.0, Unit::Things), "0");
-        let still = Slope {
-            per_thousand: 0.0,
-            noise: 0.0,
-        };
+        let still = Slope { per_thousand: 0.0, noise: 0.0 };
         assert_eq!(slope(still, Unit::Things), "0");
-        let noisy = Slope {
-            per_thousand: 2048.0,
-            noise: 512.0,
-        };
+        let noisy = Slope { per_thousand: 2048.0, noise: 512.0 };
         assert_eq!(slope(noisy, Unit::Bytes), "+2 KiB +- 512 B");
     }
 }

@@ -47,18 +47,12 @@ impl Place {
             .without(&Used::by_files_in(&self.claims));
         let mut values = Values::from([
             (Measure::Processes, processes.len() as f64),
-            (
-                Measure::Threads,
-                processes.iter().map(|it| it.threads()).sum::<usize>() as f64,
-            ),
+            (Measure::Threads, processes.iter().map(|it| it.threads()).sum::<usize>() as f64),
             (
                 Measure::Descriptors,
                 processes.iter().map(|it| it.descriptors()).sum::<usize>() as f64,
             ),
-            (
-                Measure::Cgroups,
-                self.hierarchies.directories().len() as f64,
-            ),
+            (Measure::Cgroups, self.hierarchies.directories().len() as f64),
             (Measure::Mounts, (own_mounts() + mounts) as f64),
             (Measure::Namespaces, namespaces as f64),
             (Measure::StateFiles, state.files as f64),
@@ -82,11 +76,7 @@ impl Place {
         // A state root in memory is memory, too.
         let history = self.history().bytes as f64;
         values.insert(Measure::HistoryBytes, history);
-        put(
-            &mut values,
-            Measure::ChargedBytes,
-            charged.map(|it| it - history),
-        );
+        put(&mut values, Measure::ChargedBytes, charged.map(|it| it - history));
         put(&mut values, Measure::KernelBytes, kernel);
         let kilobytes = |name| amount_in("/proc/meminfo", name, 1).map(|it| it * 1024.0);
         for (measure, name) in [

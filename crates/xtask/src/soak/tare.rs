@@ -87,17 +87,7 @@ impl Tare {
     /// It may also end because its shell cannot start the sleeper.
     fn fork_bomb(&self, job: &mut Job, caller: &Caller) -> Result<(), Surprise> {
         let timeout = milliseconds(job.timeout());
-        let words = [
-            "run",
-            "--pids",
-            PIDS,
-            "--timeout",
-            &timeout,
-            "--",
-            "sh",
-            "-c",
-            BOMB,
-        ];
+        let words = ["run", "--pids", PIDS, "--timeout", &timeout, "--", "sh", "-c", BOMB];
         self.expect(caller, &words, |it| it != TARE_FAILED)
     }
 
@@ -119,9 +109,7 @@ impl Tare {
         let timeout = milliseconds(job.timeout());
         let run: &[&str] = match job.pick(2) {
             0 => &["run", "-d", "--name", &name, "--", "sh", "-c", STUBBORN],
-            _ => &[
-                "run", "-d", "--rm", "--name", &name, "--", "sh", "-c", STUBBORN,
-            ],
+            _ => &["run", "-d", "--rm", "--name", &name, "--", "sh", "-c", STUBBORN],
         };
         let end: &[&str] = match job.pick(3) {
             0 => &["stop", "-t", "10ms", &name],
@@ -131,19 +119,7 @@ impl Tare {
         let steps: [(&[&str], i32); 4] = [
             (run, 0),
             (&["exec", &name, "--", "true"], 0),
-            (
-                &[
-                    "exec",
-                    "--timeout",
-                    &timeout,
-                    &name,
-                    "--",
-                    "sh",
-                    "-c",
-                    STUBBORN,
-                ],
-                TIMED_OUT,
-            ),
+            (&["exec", "--timeout", &timeout, &name, "--", "sh", "-c", STUBBORN], TIMED_OUT),
             (end, 0),
         ];
         let mut id = String::new();
@@ -158,9 +134,7 @@ impl Tare {
                 id = caller.said().trim().to_owned();
             }
         }
-        self.expect(caller, &["rm", "-f", &name], |it| {
-            it == 0 || it == NO_SUCH_BOX
-        })?;
+        self.expect(caller, &["rm", "-f", &name], |it| it == 0 || it == NO_SUCH_BOX)?;
         Ok(2)
     }
 
@@ -188,9 +162,7 @@ impl Tare {
 
     fn forgotten(&self, job: &mut Job, caller: &Caller) -> Result<(), Surprise> {
         let lease = milliseconds(job.timeout());
-        let words = [
-            "run", "-d", "--rm", "--lease", &lease, "--", "sh", "-c", STUBBORN,
-        ];
+        let words = ["run", "-d", "--rm", "--lease", &lease, "--", "sh", "-c", STUBBORN];
         self.expect(caller, &words, |it| it == 0)
     }
 
@@ -212,10 +184,7 @@ impl Tare {
 impl Subject for Tare {
     fn make_ready(&self, caller: &Caller) -> Result<(), Surprise> {
         let name = resident(0);
-        for words in [
-            &["run", "-d", "--name", &name, "--", "true"][..],
-            &["rm", "-f", &name],
-        ] {
+        for words in [&["run", "-d", "--name", &name, "--", "true"][..], &["rm", "-f", &name]] {
             self.expect(caller, words, |it| it == 0)?;
         }
         Ok(())

@@ -10,9 +10,7 @@ use std::path::Path;
 const PLACE: &str = "tests/leaks";
 
 pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
-    let files = sources
-        .iter()
-        .filter(|source| letter(&source.path).is_some());
+    let files = sources.iter().filter(|source| letter(&source.path).is_some());
     let tests = files.flat_map(|source| {
         let tests = source.functions().into_iter().filter(|it| it.is_test);
         tests.map(move |test| row(source, &test))
@@ -24,11 +22,7 @@ pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
             Err(finding) => found.push(finding),
         }
     }
-    let finding = |line, what| Finding {
-        path: path.into(),
-        line,
-        what,
-    };
+    let finding = |line, what| Finding { path: path.into(), line, what };
     let missing = rows.iter().filter(|row| !text.lines().any(|it| it == *row));
     found.extend(missing.map(|row| finding(1, format!("this case is not in the table: {row}"))));
     let lines = text.lines().enumerate();
@@ -76,9 +70,7 @@ fn opening(source: &Source, line: usize) -> String {
     let attributes = above.iter().rev().take_while(|it| it.starts_with("#["));
     let documented = above.len() - attributes.count();
     let documentation = above[..documented].iter().rev();
-    let mut said: Vec<&str> = documentation
-        .map_while(|it| it.strip_prefix("/// "))
-        .collect();
+    let mut said: Vec<&str> = documentation.map_while(|it| it.strip_prefix("/// ")).collect();
     said.reverse();
     said.join(" ")
 }
@@ -116,10 +108,7 @@ mod tests {
     fn a_case_that_is_not_in_the_table_is_told_with_its_row() {
         let told = format!("README.md:1: this case is not in the table: {ROW}");
         assert_eq!(found("b", TEST, "x"), [told]);
-        assert_eq!(
-            found("b", TEST, &ROW.replace("somebody", "others")).len(),
-            2
-        );
+        assert_eq!(found("b", TEST, &ROW.replace("somebody", "others")).len(), 2);
     }
 
     #[test]

@@ -24,11 +24,7 @@ pub fn all(source: &Source) -> Vec<Finding> {
 }
 
 fn finding(source: &Source, line: usize, what: String) -> Finding {
-    Finding {
-        path: source.path.clone(),
-        line,
-        what,
-    }
+    Finding { path: source.path.clone(), line, what }
 }
 
 fn file_length(source: &Source) -> Vec<Finding> {
@@ -41,10 +37,7 @@ fn function_length(source: &Source) -> Vec<Finding> {
     let functions = source.functions();
     let long = functions.iter().filter(|it| it.lines > FUNCTION_LINES_MAX);
     let findings = long.map(|it| {
-        let what = format!(
-            "`{}` has {} lines, more than {FUNCTION_LINES_MAX}",
-            it.name, it.lines
-        );
+        let what = format!("`{}` has {} lines, more than {FUNCTION_LINES_MAX}", it.name, it.lines);
         finding(source, it.line, what)
     });
     findings.collect()
@@ -63,27 +56,18 @@ fn unsafe_room(source: &Source) -> Vec<Finding> {
 }
 
 fn ignored_tests(source: &Source) -> Vec<Finding> {
-    on_lines(
-        source,
-        "#[ignore",
-        "an ignored test; skip aloud where something is missing",
-    )
+    on_lines(source, "#[ignore", "an ignored test; skip aloud where something is missing")
 }
 
 fn unfinished_code(source: &Source) -> Vec<Finding> {
     let macros = ["todo!", "unimplemented!", "dbg!"];
-    let findings = macros
-        .iter()
-        .flat_map(|it| on_lines(source, it, &format!("`{it}` is left in")));
+    let findings = macros.iter().flat_map(|it| on_lines(source, it, &format!("`{it}` is left in")));
     findings.collect()
 }
 
 fn on_lines(source: &Source, word: &str, what: &str) -> Vec<Finding> {
     let lines = source.code_lines_with(word);
-    lines
-        .into_iter()
-        .map(|line| finding(source, line, what.to_owned()))
-        .collect()
+    lines.into_iter().map(|line| finding(source, line, what.to_owned())).collect()
 }
 
 /// Comments that put something off without saying where that is written down.
@@ -95,11 +79,7 @@ fn numberless_promises(source: &Source) -> Vec<Finding> {
             .any(|word| words(comment, word).any(|at| !has_number(&comment[at + word.len()..])))
     });
     let findings = numberless.map(|(index, _)| {
-        finding(
-            source,
-            index + 1,
-            "a TODO without an issue number: `TODO(#12)`".to_owned(),
-        )
+        finding(source, index + 1, "a TODO without an issue number: `TODO(#12)`".to_owned())
     });
     findings.collect()
 }
@@ -113,16 +93,11 @@ fn has_number(rest: &str) -> bool {
 /// Waiting for time instead of an event, without saying what bounds it.
 fn sleeps(source: &Source) -> Vec<Finding> {
     let lines = source.code_lines_with("thread::sleep");
-    let unbounded = lines.into_iter().filter(|line| {
-        !source
-            .comment_above(*line)
-            .to_lowercase()
-            .contains("bounded")
-    });
+    let unbounded = lines
+        .into_iter()
+        .filter(|line| !source.comment_above(*line).to_lowercase().contains("bounded"));
     let what = "a sleep with no comment above that says how it is bounded";
-    unbounded
-        .map(|line| finding(source, line, what.to_owned()))
-        .collect()
+    unbounded.map(|line| finding(source, line, what.to_owned())).collect()
 }
 
 #[cfg(test)]
@@ -164,14 +139,8 @@ mod tests {
     fn unsafe_code_is_in_one_room() {
         let text = "#![forbid(unsafe_code)] // unsafe { }\nfn f() { unsafe { g() } }\nunsafe fn h() {}\nf(\"unsafe {\");";
         assert_eq!(lines(unsafe_room, text), [2, 3]);
-        assert_eq!(
-            unsafe_room(&Source::new("crates/kernel/src/x.rs", text)),
-            []
-        );
-        assert_ne!(
-            unsafe_room(&Source::new("crates/kernels/src/x.rs", text)),
-            []
-        );
+        assert_eq!(unsafe_room(&Source::new("crates/kernel/src/x.rs", text)), []);
+        assert_ne!(unsafe_room(&Source::new("crates/kernels/src/x.rs", text)), []);
     }
 
     #[test]

@@ -33,20 +33,12 @@ impl Source {
     pub fn new(path: impl AsRef<Path>, text: impl Into<String>) -> Self {
         let text = text.into();
         let (code, comments) = split(&text);
-        Self {
-            path: path.as_ref().to_owned(),
-            text,
-            code,
-            comments,
-        }
+        Self { path: path.as_ref().to_owned(), text, code, comments }
     }
 
     /// Lines that are not in a `#[cfg(test)]` module.
     pub fn lines_without_tests(&self) -> usize {
-        let test_lines: usize = self
-            .test_modules()
-            .map(|(first, last)| last - first + 1)
-            .sum();
+        let test_lines: usize = self.test_modules().map(|(first, last)| last - first + 1).sum();
         self.text.lines().count() - test_lines
     }
 
@@ -69,12 +61,7 @@ impl Source {
             let line = self.line_of(start);
             let lines = self.line_of(start + end) - line + 1;
             let is_test = is_test(&self.code[..start]);
-            Some(Function {
-                name: name.to_owned(),
-                line,
-                lines,
-                is_test,
-            })
+            Some(Function { name: name.to_owned(), line, lines, is_test })
         });
         found.collect()
     }
@@ -102,21 +89,17 @@ impl Source {
 /// Offsets at which `word` stands with no part of a name on either side.
 pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let part_of_name = |it: char| it.is_alphanumeric() || it == '_';
-    text.match_indices(word)
-        .map(|it| it.0)
-        .filter(move |&start| {
-            let before = text[..start].chars().next_back();
-            let after = text[start + word.len()..].chars().next();
-            let starts = !word.starts_with(part_of_name) || !before.is_some_and(part_of_name);
-            let ends = !word.ends_with(part_of_name) || !after.is_some_and(part_of_name);
-            starts && ends
-        })
+    text.match_indices(word).map(|it| it.0).filter(move |&start| {
+        let before = text[..start].chars().next_back();
+        let after = text[start + word.len()..].chars().next();
+        let starts = !word.starts_with(part_of_name) || !before.is_some_and(part_of_name);
+        let ends = !word.ends_with(part_of_name) || !after.is_some_and(part_of_name);
+        starts && ends
+    })
 }
 
 fn identifier(text: &str) -> Option<&str> {
-    let end = text
-        .find(|it: char| !it.is_alphanumeric() && it != '_')
-        .unwrap_or(text.len());
+    let end = text.find(|it: char| !it.is_alphanumeric() && it != '_').unwrap_or(text.len());
     Some(&text[..end]).filter(|it| !it.is_empty())
 }
 
@@ -168,11 +151,7 @@ fn split(text: &str) -> (String, String) {
         let (kind, length) = stretch(rest, &code).unwrap_or((Kind::Code, first.len_utf8()));
         for character in rest[..length].chars() {
             let keep = |wanted| {
-                if kind == wanted || character == '\n' {
-                    character
-                } else {
-                    ' '
-                }
+                if kind == wanted || character == '\n' { character } else { ' ' }
             };
             code.push(keep(Kind::Code));
             comments.push(keep(Kind::Comment));
@@ -197,11 +176,7 @@ fn stretch(rest: &str, code_before: &str) -> Option<(Kind, usize)> {
         return character(rest).map(|length| (Kind::Literal, length));
     }
     let in_name = code_before.ends_with(|it: char| it.is_alphanumeric() || it == '_');
-    if in_name {
-        None
-    } else {
-        raw_string(rest).map(|length| (Kind::Literal, length))
-    }
+    if in_name { None } else { raw_string(rest).map(|length| (Kind::Literal, length)) }
 }
 
 /// They nest.
@@ -253,13 +228,9 @@ fn character(rest: &str) -> Option<usize> {
 /// `r"..."`, `br#"..."#` and their kind.
 fn raw_string(rest: &str) -> Option<usize> {
     let prefix = ["r", "br", "cr"].into_iter().find(|it| {
-        rest.strip_prefix(it)
-            .is_some_and(|it| it.trim_start_matches('#').starts_with('"'))
+        rest.strip_prefix(it).is_some_and(|it| it.trim_start_matches('#').starts_with('"'))
     })?;
-    let hashes = rest[prefix.len()..]
-        .chars()
-        .take_while(|it| *it == '#')
-        .count();
+    let hashes = rest[prefix.len()..].chars().take_while(|it| *it == '#').count();
     let open = prefix.len() + hashes + 1;
     let close = format!("\"{}", "#".repeat(hashes));
     let end = rest[open..].find(&close).map(|at| open + at + close.len());
@@ -276,10 +247,7 @@ mod tests {
 
     #[test]
     fn comments_and_literals_are_blank_in_the_code() {
-        assert_eq!(
-            code("a /* { /* } */ { */ b"),
-            format!("a {} b", " ".repeat(17))
-        );
+        assert_eq!(code("a /* { /* } */ { */ b"), format!("a {} b", " ".repeat(17)));
         assert_eq!(code("a // {\nb"), "a     \nb");
         assert_eq!(code(r#"f("{ \" {", x)"#), "f(        , x)");
         assert_eq!(code(r##"f(r#"{ " {"#)"##), "f(          )");
@@ -309,15 +277,9 @@ where
 trait T { fn declared(&self); fn given(&self) { 1 } }
 ";
         let functions = Source::new("x.rs", text).functions();
-        let seen: Vec<_> = functions
-            .iter()
-            .map(|it| (it.name.as_str(), it.line, it.lines, it.is_test))
-            .collect();
-        let expected = [
-            ("one", 1, 1, false),
-            ("two", 3, 7, true),
-            ("given", 10, 1, false),
-        ];
+        let seen: Vec<_> =
+            functions.iter().map(|it| (it.name.as_str(), it.line, it.lines, it.is_test)).collect();
+        let expected = [("one", 1, 1, false), ("two", 3, 7, true), ("given", 10, 1, false)];
         assert_eq!(seen, expected);
     }
 

@@ -12,22 +12,13 @@ use std::path::Path;
 
 pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
     let tests = tests_of(sources);
-    let finding = |line, what| Finding {
-        path: path.into(),
-        line,
-        what,
-    };
+    let finding = |line, what| Finding { path: path.into(), line, what };
     let named: Vec<(usize, &str)> = named_tests(text).collect();
     if named.is_empty() {
-        return vec![finding(
-            1,
-            "no promise names its test as `file::test_name`".to_owned(),
-        )];
+        return vec![finding(1, "no promise names its test as `file::test_name`".to_owned())];
     }
     let missing = named.into_iter().filter(|(_, name)| !exists(name, &tests));
-    missing
-        .map(|(line, name)| finding(line, format!("there is no test `{name}`")))
-        .collect()
+    missing.map(|(line, name)| finding(line, format!("there is no test `{name}`"))).collect()
 }
 
 /// (name of the file, name of the function) of every test there is.
@@ -44,17 +35,12 @@ fn file_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default();
     let name = match stem.to_str() {
         Some("mod") => path.parent().and_then(Path::file_name),
-        Some("lib" | "main") => path
-            .components()
-            .map(|it| it.as_os_str())
-            .rev()
-            .skip(1)
-            .find(|it| *it != "src"),
+        Some("lib" | "main") => {
+            path.components().map(|it| it.as_os_str()).rev().skip(1).find(|it| *it != "src")
+        }
         _ => Some(stem),
     };
-    name.map(OsStr::to_string_lossy)
-        .unwrap_or_default()
-        .into_owned()
+    name.map(OsStr::to_string_lossy).unwrap_or_default().into_owned()
 }
 
 fn exists(name: &str, tests: &HashSet<(String, String)>) -> bool {
@@ -70,9 +56,7 @@ fn exists(name: &str, tests: &HashSet<(String, String)>) -> bool {
 fn named_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().flat_map(|(index, line)| {
         let quoted = line.split('`').skip(1).step_by(2);
-        quoted
-            .filter(|it| looks_like_a_test(it))
-            .map(move |it| (index + 1, it))
+        quoted.filter(|it| looks_like_a_test(it)).map(move |it| (index + 1, it))
     })
 }
 
@@ -80,9 +64,7 @@ fn named_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn looks_like_a_test(quoted: &str) -> bool {
     let plain = |it: &str| {
         !it.is_empty()
-            && it
-                .bytes()
-                .all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_')
+            && it.bytes().all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_')
     };
     match quoted.split_once("::") {
         None => false,
@@ -98,31 +80,20 @@ mod tests {
 
     fn sources() -> Vec<Source> {
         let test = "//! x\n#[test]\nfn memory_is_limited() {}\nfn not_a_test() {}\n";
-        [
-            "tests/limits.rs",
-            "crates/engine/src/lib.rs",
-            "tests/ends/main.rs",
-            "tests/deep/mod.rs",
-        ]
-        .map(|path| Source::new(path, test))
-        .into()
+        ["tests/limits.rs", "crates/engine/src/lib.rs", "tests/ends/main.rs", "tests/deep/mod.rs"]
+            .map(|path| Source::new(path, test))
+            .into()
     }
 
     fn missing(text: &str) -> Vec<String> {
-        check("SPECIFICATION.md", text, &sources())
-            .into_iter()
-            .map(|it| it.to_string())
-            .collect()
+        check("SPECIFICATION.md", text, &sources()).into_iter().map(|it| it.to_string()).collect()
     }
 
     #[test]
     fn a_test_that_is_there_is_found_by_its_file() {
         assert_eq!(missing("kills (`limits::memory_is_limited`)"), [""; 0]);
         assert_eq!(missing("kills (`limits.rs::memory_is_limited`)"), [""; 0]);
-        assert_eq!(
-            missing("`engine::memory_is_limited`, `ends::memory_is_limited`"),
-            [""; 0]
-        );
+        assert_eq!(missing("`engine::memory_is_limited`, `ends::memory_is_limited`"), [""; 0]);
         assert_eq!(missing("`engine::spec::deep::memory_is_limited`"), [""; 0]);
     }
 

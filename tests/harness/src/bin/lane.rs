@@ -73,9 +73,7 @@ fn lane_name() -> String {
 }
 
 fn switch_loopback_on() -> Result<()> {
-    let up = Command::new("ip")
-        .args(["link", "set", "lo", "up"])
-        .status();
+    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
     match up.is_ok_and(|status| status.success()) {
         true => Ok(()),
         false => Err("cannot switch the loopback device on".into()),
@@ -110,11 +108,7 @@ struct OwnCgroups {
 impl OwnCgroups {
     /// Bind-mounts the lane's own cgroup over the root of each hierarchy.
     fn bind(name: &str) -> Result<Self> {
-        let mut own = Self {
-            name: name.to_owned(),
-            roots: hierarchies(),
-            covered: Vec::new(),
-        };
+        let mut own = Self { name: name.to_owned(), roots: hierarchies(), covered: Vec::new() };
         for root in &own.roots {
             let failed = |error| format!("no own cgroup in {}: {error}", root.display());
             own.covered.push(File::open(root).map_err(failed)?);
@@ -196,11 +190,7 @@ fn forget_foreign_mounts() {
 /// If the source tree is in `/tmp`, keeps it visible in the lane's `/tmp`.
 fn show_source_tree_in(lane: &Path) -> Result<()> {
     let here = std::env::current_dir().map_err(|error| error.to_string())?;
-    let Some(first) = here
-        .strip_prefix("/tmp")
-        .ok()
-        .and_then(|it| it.iter().next())
-    else {
+    let Some(first) = here.strip_prefix("/tmp").ok().and_then(|it| it.iter().next()) else {
         return Ok(());
     };
     let inside = lane.join(first);
@@ -209,13 +199,7 @@ fn show_source_tree_in(lane: &Path) -> Result<()> {
 }
 
 fn bind_all(from: &Path, to: &Path) -> Result<()> {
-    let failed = |error| {
-        format!(
-            "cannot bind {} to {}: {error}",
-            from.display(),
-            to.display()
-        )
-    };
+    let failed = |error| format!("cannot bind {} to {}: {error}", from.display(), to.display());
     mount_bind_recursive(from, to).map_err(failed)
 }
 
@@ -258,10 +242,7 @@ fn note_costs(wall: Duration, status: ExitStatus) {
     let seconds = |at: usize| fields.get(at).and_then(|it| it.parse().ok()).unwrap_or(0.0) / 100.0;
     let name = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
     let (wall, user, system, code) = (wall.as_secs_f64(), seconds(13), seconds(14), status.code());
-    let line = format!(
-        "{wall:.3} {user:.2} {system:.2} {} {name}\n",
-        code.unwrap_or(-1)
-    );
+    let line = format!("{wall:.3} {user:.2} {system:.2} {} {name}\n", code.unwrap_or(-1));
     let file = fs::OpenOptions::new().append(true).create(true).open(file);
     let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
 }

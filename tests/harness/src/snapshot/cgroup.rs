@@ -24,8 +24,7 @@ pub fn hierarchies() -> Vec<PathBuf> {
 
 /// Whether a directory of this path was made by tare, or lies in one that was.
 pub fn is_of_tare(path: &Path) -> bool {
-    path.components()
-        .any(|part| part.as_os_str().as_encoded_bytes().starts_with(b"tare"))
+    path.components().any(|part| part.as_os_str().as_encoded_bytes().starts_with(b"tare"))
 }
 
 fn directories(root: &Path) -> Vec<PathBuf> {

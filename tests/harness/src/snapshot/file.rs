@@ -16,11 +16,7 @@ pub fn observe(roots: &[PathBuf]) -> Things {
 /// What is called `tare*` where temporary files are.
 fn temporary() -> Vec<PathBuf> {
     let directories = [PathBuf::from("/tmp"), std::env::temp_dir()];
-    let entries = directories
-        .iter()
-        .flat_map(fs::read_dir)
-        .flatten()
-        .flatten();
+    let entries = directories.iter().flat_map(fs::read_dir).flatten().flatten();
     let of_tare = entries.filter(|e| e.file_name().as_encoded_bytes().starts_with(b"tare"));
     of_tare.map(|entry| entry.path()).collect()
 }

@@ -26,14 +26,10 @@ fn system_v(kind: &str) -> Vec<String> {
 fn message_queues() -> Vec<String> {
     let mounts = mount::mounts().into_iter();
     let queues = mounts.filter(|mount| mount.kind == "mqueue");
-    queues
-        .flat_map(|mount| names(&mount.point, "POSIX message queue"))
-        .collect()
+    queues.flat_map(|mount| names(&mount.point, "POSIX message queue")).collect()
 }
 
 fn names(directory: &Path, what: &str) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .map(|entry| format!("{what} {}", entry.path().display()))
-        .collect()
+    entries.map(|entry| format!("{what} {}", entry.path().display())).collect()
 }

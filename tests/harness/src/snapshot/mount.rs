@@ -13,10 +13,7 @@ pub struct Mount {
 }
 
 pub fn observe() -> Things {
-    mountinfo()
-        .lines()
-        .map(|line| format!("mount {line}"))
-        .collect()
+    mountinfo().lines().map(|line| format!("mount {line}")).collect()
 }
 
 pub fn mounts() -> Vec<Mount> {

@@ -6,10 +6,7 @@ use super::Things;
 use super::process::Process;
 
 pub fn observe(processes: &[Process]) -> Things {
-    processes
-        .iter()
-        .flat_map(|process| namespaces_of(process.pid))
-        .collect()
+    processes.iter().flat_map(|process| namespaces_of(process.pid)).collect()
 }
 
 fn namespaces_of(pid: u32) -> Vec<String> {

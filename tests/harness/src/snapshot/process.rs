@@ -50,9 +50,7 @@ pub fn box_processes() -> Vec<Process> {
 
 /// Processes of boxes that are alive, not counting `tare` itself.
 pub fn in_boxes(tare: u32) -> usize {
-    let alive = box_processes()
-        .into_iter()
-        .filter(|process| !process.is_zombie);
+    let alive = box_processes().into_iter().filter(|process| !process.is_zombie);
     alive.filter(|process| process.pid != tare).count()
 }
 
@@ -95,9 +93,7 @@ impl Process {
             self.pid,
             self.name,
             if self.is_zombie { ", a zombie," } else { "" },
-            self.pid_namespace
-                .as_deref()
-                .unwrap_or("an unknown namespace"),
+            self.pid_namespace.as_deref().unwrap_or("an unknown namespace"),
             self.cgroups.join(" "),
         )
     }
@@ -114,10 +110,7 @@ impl Process {
 
     fn is_compiler(&self) -> bool {
         let program = self.program.as_deref();
-        matches!(
-            program,
-            Some("cargo" | "rustc" | "rustdoc" | "clippy-driver")
-        )
+        matches!(program, Some("cargo" | "rustc" | "rustdoc" | "clippy-driver"))
     }
 }
 
@@ -200,13 +193,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_is_named_by_what_it_is() {
-        let kinds = [
-            "socket:[1]",
-            "pipe:[2]",
-            "anon_inode:[pidfd]",
-            "anon_inode:inotify",
-            "/a:b",
-        ];
+        let kinds = ["socket:[1]", "pipe:[2]", "anon_inode:[pidfd]", "anon_inode:inotify", "/a:b"];
         let named: Vec<String> = kinds.into_iter().map(descriptor_kind).collect();
         assert_eq!(named, ["socket", "pipe", "pidfd", "inotify", "file"]);
     }
@@ -214,9 +201,6 @@ mod tests {
     #[test]
     fn a_program_is_known_by_its_file_name_alone() {
         assert_eq!(program_name("/home/tare/target/debug/cargo"), "cargo");
-        assert_eq!(
-            program_name("/memfd:tare-keeper (deleted)"),
-            "memfd:tare-keeper"
-        );
+        assert_eq!(program_name("/memfd:tare-keeper (deleted)"), "memfd:tare-keeper");
     }
 }

@@ -45,10 +45,7 @@ impl<'fd> Input<'fd> {
     ) -> Result<Self, Error> {
         let make = || -> Result<Self, Errno> {
             let terminal = match is_terminal && isatty(caller) {
-                true => Some(Terminal {
-                    keys: Keys::default(),
-                    _raw: RawMode::enter(caller)?,
-                }),
+                true => Some(Terminal { keys: Keys::default(), _raw: RawMode::enter(caller)? }),
                 false => None,
             };
             Ok(Self {

@@ -23,11 +23,7 @@ pub enum Taker {
 
 impl<'fd> Outlet<'fd> {
     pub fn new(end: End<'fd>) -> Self {
-        Self {
-            end,
-            pending: Vec::new(),
-            written: 0,
-        }
+        Self { end, pending: Vec::new(), written: 0 }
     }
 
     /// What to poll until it can be written; `None` when nothing is pending.

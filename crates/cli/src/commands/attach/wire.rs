@@ -153,10 +153,7 @@ impl<'a> Wire<'a> {
             (readable(signals.as_fd()), Ready::Signal),
             (readable(self.watch.as_fd()), Ready::Log),
             // Only for what is always told: that the reading end is closed.
-            (
-                PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()),
-                Ready::NobodyReads,
-            ),
+            (PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()), Ready::NobodyReads),
         ];
         if let (Some(keeper), false) = (&self.keeper, ended) {
             asked.push((readable(keeper.as_fd()), Ready::Ended));

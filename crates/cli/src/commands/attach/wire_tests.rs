@@ -56,11 +56,7 @@ impl Drop for Attachable {
 }
 
 fn caller<'a>(stdin: &'a PipeReader, stdout: &'a PipeWriter, stderr: &'a PipeWriter) -> Caller<'a> {
-    Caller {
-        stdin: stdin.as_fd(),
-        stdout: stdout.as_fd(),
-        stderr: stderr.as_fd(),
-    }
+    Caller { stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
 }
 
 fn untold(_signal: i32) -> Result<(), Error> {
@@ -145,8 +141,5 @@ fn the_first_signal_goes_to_the_box_and_the_second_leaves_it() {
     ] {
         assert_eq!(wire.take_signal(signal.as_raw()), left);
     }
-    assert_eq!(
-        *told.borrow(),
-        [Signal::USR1.as_raw(), Signal::INT.as_raw()]
-    );
+    assert_eq!(*told.borrow(), [Signal::USR1.as_raw(), Signal::INT.as_raw()]);
 }

@@ -104,10 +104,7 @@ impl<'a> Destination<'a> {
         };
         let opened = open_directory(directory)
             .doing(|| format!("cannot open the directory {}", quoted(directory)))?;
-        let options = Options {
-            top,
-            ..Options::default()
-        };
+        let options = Options { top, ..Options::default() };
         let unpacked = tare_archive::unpack(stream, opened.as_fd(), options);
         Ok(unpacked.map(drop))
     }
@@ -117,10 +114,7 @@ impl<'a> Destination<'a> {
 type Unpacked = Result<(), tare_archive::Error>;
 
 fn only<'a>(name: &'a OsStr, becomes: &'a OsStr) -> Top<'a> {
-    Top::Only {
-        name: name.as_bytes(),
-        becomes: becomes.as_bytes(),
-    }
+    Top::Only { name: name.as_bytes(), becomes: becomes.as_bytes() }
 }
 
 /// The directory that a path is in.

@@ -63,10 +63,9 @@ pub fn landing(subject: Subject<'_>, destination: &Path, found: Found) -> Result
             "is not there, and a file cannot become a directory",
             "make the directory first, or leave the slash out",
         ),
-        (Found::File, Subject::File(_)) if slash => refused(
-            "is not a directory",
-            "leave the slash out to replace the file",
-        ),
+        (Found::File, Subject::File(_)) if slash => {
+            refused("is not a directory", "leave the slash out to replace the file")
+        }
         (Found::File, Subject::Directory(_) | Subject::Content) => refused(
             "is a file, and a directory is to be copied there",
             "name a directory, or something that is not there yet",
@@ -81,10 +80,9 @@ pub fn landing(subject: Subject<'_>, destination: &Path, found: Found) -> Result
 fn renamed(subject: Subject<'_>, becomes: &OsStr) -> Landing {
     let becomes = becomes.to_owned();
     match subject {
-        Subject::File(name) | Subject::Directory(name) => Landing::As {
-            name: name.to_owned(),
-            becomes,
-        },
+        Subject::File(name) | Subject::Directory(name) => {
+            Landing::As { name: name.to_owned(), becomes }
+        }
         Subject::Content => Landing::Make { becomes },
     }
 }
@@ -120,10 +118,7 @@ mod tests {
     }
 
     fn as_dst() -> Option<Landing> {
-        Some(Landing::As {
-            name: "src".into(),
-            becomes: "dst".into(),
-        })
+        Some(Landing::As { name: "src".into(), becomes: "dst".into() })
     }
 
     #[test]
@@ -143,9 +138,7 @@ mod tests {
         let found = Found::Missing;
         assert_eq!(land(file(), "a/dst", found), as_dst());
         assert_eq!(land(file(), "a/dst/", found), None);
-        let made = Some(Landing::Make {
-            becomes: "dst".into(),
-        });
+        let made = Some(Landing::Make { becomes: "dst".into() });
         for destination in ["a/dst", "a/dst/", "dst"] {
             assert_eq!(land(directory(), destination, found), as_dst());
             assert_eq!(land(Subject::Content, destination, found), made);

@@ -24,24 +24,10 @@ pub enum Place {
 /// What is copied where; exactly one side is a box.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Route<'a> {
-    Into {
-        source: &'a Path,
-        reference: &'a str,
-        path: &'a Path,
-    },
-    OutOf {
-        reference: &'a str,
-        path: &'a Path,
-        destination: &'a Path,
-    },
-    StreamInto {
-        reference: &'a str,
-        path: &'a Path,
-    },
-    StreamOutOf {
-        reference: &'a str,
-        path: &'a Path,
-    },
+    Into { source: &'a Path, reference: &'a str, path: &'a Path },
+    OutOf { reference: &'a str, path: &'a Path, destination: &'a Path },
+    StreamInto { reference: &'a str, path: &'a Path },
+    StreamOutOf { reference: &'a str, path: &'a Path },
 }
 
 /// What has a colon is in a box, unless it is written as a path: with a dot or a
@@ -70,19 +56,15 @@ pub fn parse(text: &OsStr) -> Result<Place, Error> {
 
 pub fn route<'a>(source: &'a Place, destination: &'a Place) -> Result<Route<'a>, Error> {
     match (source, destination) {
-        (Place::Host(source), Place::Box { reference, path }) => Ok(Route::Into {
-            source,
-            reference,
-            path,
-        }),
+        (Place::Host(source), Place::Box { reference, path }) => {
+            Ok(Route::Into { source, reference, path })
+        }
         (Place::Stream, Place::Box { reference, path }) => {
             Ok(Route::StreamInto { reference, path })
         }
-        (Place::Box { reference, path }, Place::Host(destination)) => Ok(Route::OutOf {
-            reference,
-            path,
-            destination,
-        }),
+        (Place::Box { reference, path }, Place::Host(destination)) => {
+            Ok(Route::OutOf { reference, path, destination })
+        }
         (Place::Box { reference, path }, Place::Stream) => {
             Ok(Route::StreamOutOf { reference, path })
         }
@@ -102,10 +84,7 @@ mod tests {
     use super::*;
 
     fn in_box(reference: &str, path: &str) -> Place {
-        Place::Box {
-            reference: reference.into(),
-            path: path.into(),
-        }
+        Place::Box { reference: reference.into(), path: path.into() }
     }
 
     #[test]
@@ -141,10 +120,7 @@ mod tests {
     #[test]
     fn half_a_place_is_refused() {
         for text in ["", ":/x", "web:", ":"] {
-            assert!(
-                parse(OsStr::new(text)).unwrap_err().hint().is_some(),
-                "{text}"
-            );
+            assert!(parse(OsStr::new(text)).unwrap_err().hint().is_some(), "{text}");
         }
         assert!(parse(OsStr::from_bytes(b"\xff:/x")).is_err());
     }

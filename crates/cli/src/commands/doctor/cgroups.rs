@@ -47,10 +47,7 @@ pub fn pids_max(host: &Host) -> Option<u64> {
     let group = groups.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let names = parts.next()?;
-        names
-            .split(',')
-            .any(|name| name == controller)
-            .then_some(parts.next()?)
+        names.split(',').any(|name| name == controller).then_some(parts.next()?)
     })?;
     host.number(&format!("{mount}{}/pids.max", group.trim_end_matches('/')))
 }
@@ -58,11 +55,7 @@ pub fn pids_max(host: &Host) -> Option<u64> {
 impl Layout {
     pub fn of(host: &Host) -> Self {
         let mut layout = Self::default();
-        for line in host
-            .read("/proc/self/mountinfo")
-            .unwrap_or_default()
-            .lines()
-        {
+        for line in host.read("/proc/self/mountinfo").unwrap_or_default().lines() {
             layout.add_mount(host, line);
         }
         layout
@@ -133,9 +126,7 @@ impl Layout {
 fn hands_down(host: &Host, mount: &str, controller: &str) -> bool {
     let read = |file: &str| host.read(&format!("{mount}/{file}"));
     let switched_on = read("cgroup.subtree_control").unwrap_or_default();
-    switched_on
-        .split_whitespace()
-        .any(|name| name == controller)
+    switched_on.split_whitespace().any(|name| name == controller)
         || read("cgroup.type").is_none()
         || read("cgroup.procs").is_some_and(|pids| pids.is_empty())
 }
@@ -155,11 +146,7 @@ mod tests {
         for (name, mounts, expected) in [
             ("cg-pure", V2, "pure v2"),
             ("cg-v1", V1, "v1 only"),
-            (
-                "cg-hybrid",
-                hybrid.as_str(),
-                "hybrid (v1 controllers beside v2)",
-            ),
+            ("cg-hybrid", hybrid.as_str(), "hybrid (v1 controllers beside v2)"),
             ("cg-none", "1 1 0:1 / / rw - ext4 /dev/vda rw", "none"),
         ] {
             let fake = FakeHost::new(name, &[("proc/self/mountinfo", mounts)]);
@@ -209,11 +196,7 @@ mod tests {
     fn without_v2_nothing_is_limited() {
         let fake = FakeHost::new(
             "cg-v1-alone",
-            &[
-                ("proc/self/mountinfo", V1),
-                ("cg/memory/tasks", ""),
-                ("cg/pids/tasks", ""),
-            ],
+            &[("proc/self/mountinfo", V1), ("cg/memory/tasks", ""), ("cg/pids/tasks", "")],
         );
         let found = check(&fake.host).found;
         assert_eq!(found, "v1 only, no controller for boxes");

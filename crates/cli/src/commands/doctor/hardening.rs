@@ -7,26 +7,10 @@ use super::{Check, Status};
 
 /// A sysctl and the least value that is no warning.
 const AT_LEAST: [(&str, u64, &str); 8] = [
-    (
-        "kernel.kptr_restrict",
-        1,
-        "kernel addresses can be read outside of boxes; set it to 1",
-    ),
-    (
-        "kernel.dmesg_restrict",
-        1,
-        "the kernel's log can be read outside of boxes; set it to 1",
-    ),
-    (
-        "kernel.unprivileged_bpf_disabled",
-        1,
-        "boxes have no bpf; set it to 1 for the rest",
-    ),
-    (
-        "kernel.io_uring_disabled",
-        2,
-        "boxes have no io_uring; set it to 2 for the rest",
-    ),
+    ("kernel.kptr_restrict", 1, "kernel addresses can be read outside of boxes; set it to 1"),
+    ("kernel.dmesg_restrict", 1, "the kernel's log can be read outside of boxes; set it to 1"),
+    ("kernel.unprivileged_bpf_disabled", 1, "boxes have no bpf; set it to 1 for the rest"),
+    ("kernel.io_uring_disabled", 2, "boxes have no io_uring; set it to 2 for the rest"),
     ("fs.protected_symlinks", 1, "set it to 1"),
     ("fs.protected_hardlinks", 1, "set it to 1"),
     ("fs.protected_fifos", 2, "set it to 2"),
@@ -42,13 +26,7 @@ pub fn checks(host: &Host) -> Vec<Check> {
         .iter()
         .filter_map(|(name, least, how)| at_least(host, name, *least, how))
         .collect();
-    let others = [
-        tiocsti(host),
-        yama(host),
-        ksm(host),
-        fixes(host),
-        core_pattern(host),
-    ];
+    let others = [tiocsti(host), yama(host), ksm(host), fixes(host), core_pattern(host)];
     checks.extend(others.into_iter().flatten());
     checks
 }
@@ -83,9 +61,7 @@ fn ksm(host: &Host) -> Option<Check> {
 
 fn fixes(host: &Host) -> Option<Check> {
     let version = host.kernel()?;
-    let in_series = FIXED
-        .iter()
-        .find(|fixed| (fixed.0, fixed.1) == (version.0, version.1));
+    let in_series = FIXED.iter().find(|fixed| (fixed.0, fixed.1) == (version.0, version.1));
     let newest = FIXED[FIXED.len() - 1];
     let has_them = match in_series {
         Some(fixed) => version >= *fixed,

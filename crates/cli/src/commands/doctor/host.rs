@@ -48,9 +48,7 @@ pub struct Version(pub u32, pub u32, pub u32);
 
 impl Version {
     pub fn parse(release: &str) -> Option<Self> {
-        let numbers = release
-            .split(|c: char| !c.is_ascii_digit() && c != '.')
-            .next()?;
+        let numbers = release.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
         let mut parts = numbers.split('.').map(str::parse);
         let major = parts.next()?.ok()?;
         let minor = parts.next()?.ok()?;

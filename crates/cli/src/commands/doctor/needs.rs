@@ -41,12 +41,9 @@ fn kernel(host: &Host) -> Check {
         Some(version) if version >= KERNEL_MIN => {
             Check::new("kernel", Status::Ok, found, "used as it is")
         }
-        Some(_) | None => Check::new(
-            "kernel",
-            Status::Missing,
-            found,
-            "is tried with Linux 6.1 or later",
-        ),
+        Some(_) | None => {
+            Check::new("kernel", Status::Missing, found, "is tried with Linux 6.1 or later")
+        }
     }
 }
 
@@ -63,12 +60,9 @@ fn user_namespaces(host: &EngineHost) -> Check {
 fn seccomp(host: &Host) -> Check {
     let actions = host.read("/proc/sys/kernel/seccomp/actions_avail");
     match actions {
-        Some(actions) if actions.split(' ').any(|action| action == "errno") => Check::new(
-            "seccomp",
-            Status::Ok,
-            "filters",
-            "every command is filtered",
-        ),
+        Some(actions) if actions.split(' ').any(|action| action == "errno") => {
+            Check::new("seccomp", Status::Ok, "filters", "every command is filtered")
+        }
         Some(_) | None => Check::new(
             "seccomp",
             Status::Missing,
@@ -82,10 +76,7 @@ fn seccomp(host: &Host) -> Check {
 fn landlock(abi: u32) -> Check {
     let (status, how) = match abi {
         0 => (Status::Missing, "relies on the mount namespace alone"),
-        1..=5 => (
-            Status::Ok,
-            "used for files; it cannot scope signals and sockets yet",
-        ),
+        1..=5 => (Status::Ok, "used for files; it cannot scope signals and sockets yet"),
         6.. => (Status::Ok, "used for files, signals and abstract sockets"),
     };
     let found = match abi {
@@ -99,16 +90,10 @@ fn pidfd() -> Check {
     let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
     let magic = pidfd.and_then(rustix::fs::fstatfs).map(|fs| fs.f_type);
     let (status, found, how) = match magic {
-        Ok(PIDFS_MAGIC) => (
-            Status::Ok,
-            "with pidfs",
-            "processes are known by their pidfd's inode",
-        ),
-        Ok(_) => (
-            Status::Ok,
-            "without pidfs",
-            "processes are known by their pidfd and cgroup alone",
-        ),
+        Ok(PIDFS_MAGIC) => (Status::Ok, "with pidfs", "processes are known by their pidfd's inode"),
+        Ok(_) => {
+            (Status::Ok, "without pidfs", "processes are known by their pidfd and cgroup alone")
+        }
         Err(_) => (Status::Missing, "not allowed here", "cannot make boxes"),
     };
     Check::new("pidfd", status, found, how)
@@ -117,16 +102,11 @@ fn pidfd() -> Check {
 fn overlayfs(host: &Host) -> Check {
     let known = host.read("/proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.ends_with("\toverlay"));
-    let is_whole = host
-        .kernel()
-        .is_some_and(|version| version >= TMPFS_ATTRIBUTES);
+    let is_whole = host.kernel().is_some_and(|version| version >= TMPFS_ATTRIBUTES);
     match (is_known, is_whole) {
-        (true, true) => Check::new(
-            "overlayfs",
-            Status::Ok,
-            "known",
-            "--rootfs is left unchanged below it",
-        ),
+        (true, true) => {
+            Check::new("overlayfs", Status::Ok, "known", "--rootfs is left unchanged below it")
+        }
         (true, false) => Check::new(
             "overlayfs",
             Status::Warn,
@@ -145,12 +125,9 @@ fn overlayfs(host: &Host) -> Check {
 fn idmapped_mounts(host: &Host) -> Check {
     let what = "id-mapped mounts";
     match host.kernel() {
-        Some(version) if version >= IDMAPPED_TMPFS => Check::new(
-            what,
-            Status::Ok,
-            "by kernel version",
-            "volumes act as their owner",
-        ),
+        Some(version) if version >= IDMAPPED_TMPFS => {
+            Check::new(what, Status::Ok, "by kernel version", "volumes act as their owner")
+        }
         Some(_) | None => Check::new(
             what,
             Status::Warn,
@@ -163,11 +140,7 @@ fn idmapped_mounts(host: &Host) -> Check {
 fn descriptors() -> Check {
     let limit = getrlimit(Resource::Nofile);
     let show = |value: Option<u64>| value.map_or("unlimited".to_owned(), |n| n.to_string());
-    let found = format!(
-        "{} now, {} at most",
-        show(limit.current),
-        show(limit.maximum)
-    );
+    let found = format!("{} now, {} at most", show(limit.current), show(limit.maximum));
     match limit.maximum {
         Some(most) if most < DESCRIPTORS_FEW => {
             let how = "few boxes at once fit; raise RLIMIT_NOFILE";
@@ -183,31 +156,18 @@ fn pids(host: &Host) -> Check {
         ("threads-max", host.sysctl("kernel.threads-max")),
         ("pids.max of this group", cgroups::pids_max(host)),
     ];
-    let known: Vec<_> = numbers
-        .iter()
-        .filter_map(|(name, value)| Some((*name, (*value)?)))
-        .collect();
-    let found: Vec<_> = known
-        .iter()
-        .map(|(name, value)| format!("{name} {value}"))
-        .collect();
+    let known: Vec<_> =
+        numbers.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
+    let found: Vec<_> = known.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let found = match found.is_empty() {
         true => "unknown".to_owned(),
         false => found.join(", "),
     };
     match known.iter().map(|(_, value)| *value).min() {
-        Some(least) if least >= PIDS_FEW => Check::new(
-            "PIDs",
-            Status::Ok,
-            found,
-            "each box has its own limit (--pids)",
-        ),
-        Some(_) | None => Check::new(
-            "PIDs",
-            Status::Warn,
-            found,
-            "few boxes fit; raise the least",
-        ),
+        Some(least) if least >= PIDS_FEW => {
+            Check::new("PIDs", Status::Ok, found, "each box has its own limit (--pids)")
+        }
+        Some(_) | None => Check::new("PIDs", Status::Warn, found, "few boxes fit; raise the least"),
     }
 }
 
@@ -230,10 +190,9 @@ mod tests {
 
     #[test]
     fn an_overlay_that_lacks_attributes_is_warned_about() {
-        for (name, release, status) in [
-            ("o-12", "6.1.0-54-amd64", Status::Warn),
-            ("o-new", "6.6.1", Status::Ok),
-        ] {
+        for (name, release, status) in
+            [("o-12", "6.1.0-54-amd64", Status::Warn), ("o-new", "6.6.1", Status::Ok)]
+        {
             let files = [
                 ("proc/filesystems", "nodev\tproc\nnodev\toverlay\n"),
                 ("proc/sys/kernel/osrelease", release),

@@ -46,9 +46,7 @@ fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
     signals::keep_ended_children();
     let (report, reported) = mpsc::channel();
     let act = move || drop(report.send(make_and_end(state_root)));
-    thread::Builder::new()
-        .spawn(act)
-        .doing(|| "cannot start a thread".to_owned())?;
+    thread::Builder::new().spawn(act).doing(|| "cannot start a thread".to_owned())?;
     reported.recv_timeout(WITHIN).unwrap_or_else(|_| {
         let message = "cannot make and end a box in time";
         Err(Error::new(ErrorKind::Failed, message)
@@ -60,10 +58,7 @@ fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
 fn make_and_end(state_root: Option<PathBuf>) -> Result<(), Error> {
     let signals = relay::take_over()?;
     let engine = Engine::open_to_make(state_root)?;
-    let spec = Spec {
-        timeout: Some(BOX_WITHIN),
-        ..Spec::of(vec!["true".into()])
-    };
+    let spec = Spec { timeout: Some(BOX_WITHIN), ..Spec::of(vec!["true".into()]) };
     let settings = Settings {
         output: Output::Keep,
         output_bytes_max: OUTPUT_BYTES_MAX,

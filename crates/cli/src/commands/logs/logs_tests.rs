@@ -27,11 +27,7 @@ impl Box {
         let directory = TemporaryDirectory::new();
         let files = FILE_NAMES.map(|name| File::create(directory.join(name)).unwrap().into());
         let keeper = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        Self {
-            directory,
-            writer: Writer::new(files, BYTES_MAX),
-            keeper,
-        }
+        Self { directory, writer: Writer::new(files, BYTES_MAX), keeper }
     }
 
     fn logs(&self) -> Logs {
@@ -59,10 +55,7 @@ impl Drop for Box {
 }
 
 fn printer(stdout: &PipeWriter) -> Printer<'_> {
-    let caller = Caller {
-        stdout: stdout.as_fd(),
-        stderr: stdout.as_fd(),
-    };
+    let caller = Caller { stdout: stdout.as_fd(), stderr: stdout.as_fd() };
     Printer::new(caller, Prefix::None, Controls::VisibleOnTerminals)
 }
 
@@ -70,10 +63,7 @@ fn printer(stdout: &PipeWriter) -> Printer<'_> {
 fn following(
     mut logs: Logs,
     keeper: Process,
-) -> (
-    BufReader<PipeReader>,
-    std::thread::JoinHandle<Result<(), Stop>>,
-) {
+) -> (BufReader<PipeReader>, std::thread::JoinHandle<Result<(), Stop>>) {
     let (reading, writing) = std::io::pipe().unwrap();
     let thread = std::thread::spawn(move || follow(&mut logs, &keeper, &mut printer(&writing)));
     (BufReader::new(reading), thread)
@@ -138,10 +128,7 @@ fn what_was_read_before_the_damage_is_shown() {
     let Err(Stop::Failed(error)) = result else {
         panic!("{result:?}");
     };
-    assert_eq!(
-        sentence(&error),
-        "cannot read the log: log.1 is damaged at byte 0"
-    );
+    assert_eq!(sentence(&error), "cannot read the log: log.1 is damaged at byte 0");
 }
 
 #[test]

@@ -164,10 +164,7 @@ mod tests {
     /// What is written for some records, each of a later millisecond.
     fn printed(prefix: Prefix, records: &[(Stream, &str)]) -> [String; 2] {
         let [(mut out, out_end), (mut err, err_end)] = [(); 2].map(|()| std::io::pipe().unwrap());
-        let caller = Caller {
-            stdout: out_end.as_fd(),
-            stderr: err_end.as_fd(),
-        };
+        let caller = Caller { stdout: out_end.as_fd(), stderr: err_end.as_fd() };
         let mut printer = Printer::new(caller, prefix, Controls::VisibleOnTerminals);
         for (time_ms, (stream, text)) in (TIME..).zip(records) {
             let record = Record {
@@ -188,11 +185,8 @@ mod tests {
 
     #[test]
     fn each_stream_goes_to_its_own_descriptor_unchanged() {
-        let records = [
-            (Stream::Stdout, "a\x1b[31m\n"),
-            (Stream::Stderr, "x"),
-            (Stream::Stdout, "b"),
-        ];
+        let records =
+            [(Stream::Stdout, "a\x1b[31m\n"), (Stream::Stderr, "x"), (Stream::Stdout, "b")];
         assert_eq!(printed(Prefix::None, &records), ["a\x1b[31m\nb", "x"]);
     }
 

@@ -144,12 +144,7 @@ pub struct RunArgs {
 
     /// Put a directory or file of the host into the box; it acts there as the
     /// owner of what it is given; may be repeated
-    #[arg(
-        short,
-        long,
-        value_name = "HOST:BOX[:ro]",
-        help_heading = "Files and network"
-    )]
+    #[arg(short, long, value_name = "HOST:BOX[:ro]", help_heading = "Files and network")]
     pub volume: Vec<OsString>,
 
     /// Show the box its own writable directory, /work, in this place too

@@ -107,9 +107,7 @@ fn options(args: &RunArgs) -> DetachOptions {
         retention: detached.retention.unwrap_or(defaults::RETENTION),
         remove: detached.rm,
         keep: detached.keep,
-        log_bytes_max: args
-            .output_limit
-            .map_or(Limit::Default(defaults::LOG_BYTES), Limit::Asked),
+        log_bytes_max: args.output_limit.map_or(Limit::Default(defaults::LOG_BYTES), Limit::Asked),
         kill_past_log: args.output_kill,
         stdin: args.process.interactive,
     }
@@ -125,10 +123,7 @@ mod tests {
     #[test]
     fn a_detached_box_has_a_lease_and_a_bounded_log_without_being_asked() {
         let options = options(&args(&["-d"]));
-        assert_eq!(
-            (options.lease, options.retention),
-            (Some(HOUR * 24), HOUR * 24)
-        );
+        assert_eq!((options.lease, options.retention), (Some(HOUR * 24), HOUR * 24));
         assert_eq!(
             (options.log_bytes_max, options.kill_past_log),
             (Limit::Default(16 << 20), false)

@@ -159,9 +159,9 @@ fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Err
     match (&args.workdir, args.contain) {
         (Some(path), true) => Ok(Some(around.resolve(path)?)),
         (None, true) => Ok(Some(around.current_dir()?.to_owned())),
-        (Some(path), false) => process::workdir(path.clone())
-            .map(Some)
-            .map_err(|error| of_option("--workdir", error)),
+        (Some(path), false) => {
+            process::workdir(path.clone()).map(Some).map_err(|error| of_option("--workdir", error))
+        }
         (None, false) => Ok(None),
     }
 }

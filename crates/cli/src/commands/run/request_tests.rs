@@ -128,50 +128,17 @@ fn a_name_of_five_thousand_bytes_does_not_flood_the_terminal() {
 #[test]
 fn every_other_value_is_refused_by_its_option_too() {
     for (words, beginning) in [
-        (
-            &["--timeout", "0"][..],
-            "bad value for --timeout: '0' is outside 1ms",
-        ),
-        (
-            &["--nofile", "1"],
-            "bad value for --nofile: '1' is outside 16",
-        ),
-        (
-            &["--scratch", "1k"],
-            "bad value for --scratch: '1k' is too small",
-        ),
-        (
-            &["--output-limit", "0"],
-            "bad value for --output-limit: '0' is too small",
-        ),
-        (
-            &["--label", "x"],
-            "bad value for --label: 'x' is a label without '='",
-        ),
-        (
-            &["-v", "/x"],
-            "bad value for --volume: '/x' is not a volume",
-        ),
-        (
-            &["-v", "/:/x"],
-            "bad value for --volume: '/:/x' would bind the host's /",
-        ),
-        (
-            &["-v", "/a:/x", "-v", "/b:/x"],
-            "bad value for --volume: two volumes",
-        ),
-        (
-            &["--env-file", "/nope"],
-            "bad value for --env-file: cannot read '/nope': No such",
-        ),
-        (
-            &["--env-file", "/dev/zero"],
-            "bad value for --env-file: '/dev/zero' is too large",
-        ),
-        (
-            &["-e", "HOME=/\nroot2::0:0::/:"],
-            "bad value for --env: 'HOME=/\\nroot2",
-        ),
+        (&["--timeout", "0"][..], "bad value for --timeout: '0' is outside 1ms"),
+        (&["--nofile", "1"], "bad value for --nofile: '1' is outside 16"),
+        (&["--scratch", "1k"], "bad value for --scratch: '1k' is too small"),
+        (&["--output-limit", "0"], "bad value for --output-limit: '0' is too small"),
+        (&["--label", "x"], "bad value for --label: 'x' is a label without '='"),
+        (&["-v", "/x"], "bad value for --volume: '/x' is not a volume"),
+        (&["-v", "/:/x"], "bad value for --volume: '/:/x' would bind the host's /"),
+        (&["-v", "/a:/x", "-v", "/b:/x"], "bad value for --volume: two volumes"),
+        (&["--env-file", "/nope"], "bad value for --env-file: cannot read '/nope': No such"),
+        (&["--env-file", "/dev/zero"], "bad value for --env-file: '/dev/zero' is too large"),
+        (&["-e", "HOME=/\nroot2::0:0::/:"], "bad value for --env: 'HOME=/\\nroot2"),
     ] {
         let line = refusal(words);
         assert!(line.starts_with(beginning), "{line}");
@@ -184,10 +151,7 @@ fn a_command_that_is_an_empty_word_is_refused() {
     let mut args = args(&[]);
     args.process.command = vec!["".into()];
     let error = make(&args, &around()).unwrap_err();
-    assert_eq!(
-        sentence(&error),
-        "the command is an empty word (name a program to run)"
-    );
+    assert_eq!(sentence(&error), "the command is an empty word (name a program to run)");
 }
 
 #[test]
@@ -202,15 +166,9 @@ fn the_defaults_are_those_of_the_help() {
     assert_eq!((spec.timeout, &spec.workdir), (None, &None));
     assert_eq!(spec.user, defaults::USER);
     assert_eq!(spec.privilege, Privilege::Unprivileged);
-    assert_eq!(
-        (spec.network, spec.isolation),
-        (Network::None, Isolation::Full)
-    );
+    assert_eq!((spec.network, spec.isolation), (Network::None, Isolation::Full));
     assert_eq!(spec.seccomp, SeccompProfile::Default);
-    assert_eq!(
-        (&spec.root, spec.terminal),
-        (&Root::HostView, Terminal::Pipes)
-    );
+    assert_eq!((&spec.root, spec.terminal), (&Root::HostView, Terminal::Pipes));
     assert_eq!(request.relay.output_bytes_max, 64 << 20);
     assert_eq!(request.stdin, Stdin::Pipe);
     let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -259,27 +217,18 @@ fn what_was_asked_for_is_known_as_such() {
     assert_eq!(spec.volumes[0].access, Access::ReadOnly);
     assert_eq!(spec.workdir, Some("/d".into()));
     assert_eq!((spec.user.uid, spec.user.gid), (7, 7));
-    assert_eq!(
-        (spec.network, spec.seccomp),
-        (Network::Host, SeccompProfile::Strict)
-    );
+    assert_eq!((spec.network, spec.seccomp), (Network::Host, SeccompProfile::Strict));
 }
 
 #[test]
 fn root_is_asked_for_by_name() {
     let zero = request(&["-u", "0"]).spec;
-    assert_eq!(
-        (zero.user, zero.privilege),
-        (defaults::BOX_ROOT, Privilege::Unprivileged)
-    );
+    assert_eq!((zero.user, zero.privilege), (defaults::BOX_ROOT, Privilege::Unprivileged));
     let root = request(&["--root"]);
     assert_eq!(root.spec.privilege, Privilege::BoxRoot);
     assert!(env_of(&root).contains(&"HOME=/work".to_owned()));
     let image = request(&["--root", "--rootfs", "/img"]);
-    assert_eq!(
-        (image.spec.user, image.spec.privilege),
-        (defaults::BOX_ROOT, Privilege::BoxRoot)
-    );
+    assert_eq!((image.spec.user, image.spec.privilege), (defaults::BOX_ROOT, Privilege::BoxRoot));
     assert!(env_of(&image).contains(&"HOME=/root".to_owned()));
 }
 
@@ -289,28 +238,16 @@ fn containment_takes_the_caller_as_it_is() {
     let spec = &request.spec;
     assert_eq!(spec.isolation, Isolation::Contain);
     assert_eq!(spec.user, around().user);
-    assert_eq!(
-        (spec.network, spec.seccomp),
-        (Network::Host, SeccompProfile::Unconfined)
-    );
+    assert_eq!((spec.network, spec.seccomp), (Network::Host, SeccompProfile::Unconfined));
     assert_eq!(spec.workdir, Some("/home/me".into()));
-    assert_eq!(
-        env_of(&request),
-        ["PATH=/my/bin", "HOME=/home/me", "LANG=C.UTF-8"]
-    );
+    assert_eq!(env_of(&request), ["PATH=/my/bin", "HOME=/home/me", "LANG=C.UTF-8"]);
 }
 
 #[test]
 fn a_terminal_brings_its_size_and_its_name() {
-    let around = Surroundings {
-        window: Some((40, 100)),
-        ..around()
-    };
+    let around = Surroundings { window: Some((40, 100)), ..around() };
     let with_terminal = make(&args(&["-it"]), &around).unwrap();
-    let size = Terminal::Pty {
-        rows: 40,
-        columns: 100,
-    };
+    let size = Terminal::Pty { rows: 40, columns: 100 };
     assert_eq!(with_terminal.spec.terminal, size);
     assert!(env_of(&with_terminal).contains(&"TERM=vt220".to_owned()));
     assert_eq!(make(&args(&[]), &around).unwrap().stdin, Stdin::Empty);
@@ -321,17 +258,7 @@ fn a_terminal_brings_its_size_and_its_name() {
 fn the_command_lines_variables_win_over_those_of_files() {
     let file = std::env::temp_dir().join(format!("tare-env-{}", std::process::id()));
     std::fs::write(&file, "A=file\nB=file\nHOME=/file\n").unwrap();
-    let request = request(&[
-        "-e",
-        "A=1",
-        "--env-file",
-        file.to_str().unwrap(),
-        "-e",
-        "A=2",
-    ]);
+    let request = request(&["-e", "A=1", "--env-file", file.to_str().unwrap(), "-e", "A=2"]);
     std::fs::remove_file(file).unwrap();
-    assert_eq!(
-        env_of(&request)[1..],
-        ["HOME=/file", "LANG=C.UTF-8", "A=2", "B=file"]
-    );
+    assert_eq!(env_of(&request)[1..], ["HOME=/file", "LANG=C.UTF-8", "A=2", "B=file"]);
 }

@@ -48,10 +48,7 @@ struct Root {
 
 impl Root {
     fn of(path: &Option<PathBuf>) -> Self {
-        Self {
-            path: path.clone(),
-            opened: OnceLock::new(),
-        }
+        Self { path: path.clone(), opened: OnceLock::new() }
     }
 
     fn open(&self) -> io::Result<BorrowedFd<'_>> {
@@ -115,10 +112,7 @@ impl Meters {
     /// The same with the processor's time, which v2 counts in any case.
     pub fn usage_with_cpu(&self, of: Tagged<'_>) -> CgroupUsage {
         let text = read(&self.unified, of, "cpu.stat").unwrap_or_default();
-        CgroupUsage {
-            cpu_us: keyed_number(&text, "usage_usec"),
-            ..self.usage(of)
-        }
+        CgroupUsage { cpu_us: keyed_number(&text, "usage_usec"), ..self.usage(of) }
     }
 
     /// Its cgroup with all that is below it, and who is in there; nothing where
@@ -192,9 +186,8 @@ fn workloads(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Vec<PathBuf>> {
         other => other?,
     };
     let directories = entries.filter(|it| !matches!(it, Ok(it) if !is_directory(it)));
-    let below: Vec<PathBuf> = directories
-        .map(|entry| Ok(entry?.path()))
-        .collect::<io::Result<_>>()?;
+    let below: Vec<PathBuf> =
+        directories.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
     match path.join(layout::WORKLOAD_CGROUP).is_dir() {
         true => Ok(below),
         false => Ok(vec![path]),

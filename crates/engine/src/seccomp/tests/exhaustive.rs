@@ -54,17 +54,9 @@ fn every_call_is_answered_as_the_model_says() {
         let program = confined(profile, bits);
         let model = Model::new(profile, bits);
         let check = |number, arguments: &[u64; 6]| {
-            let call = Call {
-                number,
-                architecture: X86_64,
-                arguments: *arguments,
-            };
+            let call = Call { number, architecture: X86_64, arguments: *arguments };
             let run = run(&program, &call);
-            assert_eq!(
-                run.answer,
-                model.answer(&call),
-                "{profile:?} {bits:?} {call:x?}"
-            );
+            assert_eq!(run.answer, model.answer(&call), "{profile:?} {bits:?} {call:x?}");
             run.read_arguments
         };
         for number in 0..NUMBERS {
@@ -87,16 +79,8 @@ fn x32_and_numbers_beyond_the_table_do_not_exist() {
         let x32 = (0..NUMBERS).map(|number| 0x4000_0000 + number);
         let beyond = [0x3fff_ffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff];
         for number in x32.chain(beyond) {
-            let call = Call {
-                number,
-                architecture: X86_64,
-                arguments: [0; 6],
-            };
-            assert_eq!(
-                run(&program, &call).answer,
-                Answer::Errno(38),
-                "{number:#x}"
-            );
+            let call = Call { number, architecture: X86_64, arguments: [0; 6] };
+            assert_eq!(run(&program, &call).answer, Answer::Errno(38), "{number:#x}");
         }
     }
 }
@@ -108,11 +92,7 @@ fn a_call_of_another_architecture_kills_the_process() {
     for (profile, bits) in variants() {
         let program = confined(profile, bits);
         for (architecture, number) in foreign.into_iter().flat_map(|each| [(each, 0), (each, 39)]) {
-            let call = Call {
-                number,
-                architecture,
-                arguments: [0; 6],
-            };
+            let call = Call { number, architecture, arguments: [0; 6] };
             assert_eq!(run(&program, &call).answer, Answer::KillProcess);
         }
     }

@@ -96,17 +96,13 @@ fn describe_check(check: Check) -> String {
 }
 
 fn compare(file: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("src/seccomp")
-        .join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/seccomp").join(file);
     if std::env::var_os("TARE_UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();
     }
     let golden = std::fs::read_to_string(&path).unwrap_or_default();
-    let changed: Vec<_> = text
-        .lines()
-        .filter(|line| !golden.lines().any(|old| old == *line))
-        .collect();
+    let changed: Vec<_> =
+        text.lines().filter(|line| !golden.lines().any(|old| old == *line)).collect();
     assert!(
         golden == text,
         "the profile differs from {file}, in {changed:#?}\nif that is meant, run \

@@ -53,12 +53,7 @@ pub fn validate(program: &[BpfInstruction]) {
 pub fn run(program: &[BpfInstruction], call: &Call) -> Run {
     let (mut at, mut accumulator, mut read_arguments) = (0, 0, false);
     for instructions in 1..=program.len() {
-        let BpfInstruction {
-            code,
-            jump_true,
-            jump_false,
-            k,
-        } = program[at];
+        let BpfInstruction { code, jump_true, jump_false, k } = program[at];
         at += 1;
         let branch = |taken| usize::from(if taken { jump_true } else { jump_false });
         match code {
@@ -71,11 +66,7 @@ pub fn run(program: &[BpfInstruction], call: &Call) -> Run {
             0x35 => at += branch(accumulator >= k),
             0x45 => at += branch(accumulator & k != 0),
             _ => {
-                return Run {
-                    answer: answer(k),
-                    read_arguments,
-                    instructions,
-                };
+                return Run { answer: answer(k), read_arguments, instructions };
             }
         }
     }

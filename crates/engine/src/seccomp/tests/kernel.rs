@@ -88,11 +88,7 @@ fn without_a_filter_the_kernel_answers_otherwise() {
 #[test]
 fn the_kernel_lets_debug_trace_and_refuses_sysv_and_oob_in_strict() {
     let attach_to_nobody = ("101,16,0,0,0", ESRCH);
-    assert_answers(
-        SeccompProfile::Debug,
-        SetIdBits::Allowed,
-        &[attach_to_nobody],
-    );
+    assert_answers(SeccompProfile::Debug, SetIdBits::Allowed, &[attach_to_nobody]);
     let expected = [
         ("29,1952543333,0,0", EPERM),       // shmget(some key)
         ("44,4294967295,0,0,1,0,0", EPERM), // sendto(-1, MSG_OOB)

@@ -28,11 +28,7 @@ pub struct Model {
 
 impl Model {
     pub fn new(profile: SeccompProfile, set_id_bits: SetIdBits) -> Self {
-        Self {
-            calls: (0..=469).map(find).collect(),
-            profile,
-            set_id_bits,
-        }
+        Self { calls: (0..=469).map(find).collect(), profile, set_id_bits }
     }
 
     pub fn answer(&self, call: &Call) -> Answer {
@@ -115,9 +111,9 @@ fn find(number: u32) -> Option<(&'static str, bool)> {
 
 fn is_refused_by_arguments(name: &str, low: [u32; 6]) -> bool {
     match name {
-        "clone" => [17, 25, 26, 27, 28, 29, 30]
-            .iter()
-            .any(|namespace| low[0] >> namespace & 1 == 1),
+        "clone" => {
+            [17, 25, 26, 27, 28, 29, 30].iter().any(|namespace| low[0] >> namespace & 1 == 1)
+        }
         "unshare" => (0..32).any(|bit| low[0] >> bit & 1 == 1 && ![9, 10, 18].contains(&bit)),
         "ioctl" => matches!(low[1], 0x5412 | 0x541c | 0x5423),
         "prlimit64" => low[0] != 0,

@@ -18,20 +18,14 @@ fn the_table_agrees_with_the_headers_of_this_host() {
     let Ok(header) = std::fs::read_to_string(path) else {
         return skip("this host has no kernel headers");
     };
-    let ours: Vec<_> = table::SYSCALLS
-        .iter()
-        .map(|(number, name, _)| (number.to_string(), *name))
-        .collect();
-    let definitions = header
-        .lines()
-        .filter_map(|line| line.strip_prefix("#define __NR_")?.split_once(' '));
+    let ours: Vec<_> =
+        table::SYSCALLS.iter().map(|(number, name, _)| (number.to_string(), *name)).collect();
+    let definitions =
+        header.lines().filter_map(|line| line.strip_prefix("#define __NR_")?.split_once(' '));
     for (name, number) in definitions {
         // A newer header may know more than we do.
         let is_newer = number.parse::<u32>().is_ok_and(|number| number > 469);
-        assert!(
-            is_newer || ours.contains(&(number.to_string(), name)),
-            "{name} {number}"
-        );
+        assert!(is_newer || ours.contains(&(number.to_string(), name)), "{name} {number}");
     }
 }
 
@@ -56,11 +50,7 @@ fn a_program_has_at_most_250_instructions_and_runs_few_of_them() {
         let program = confined(profile, bits);
         assert!(program.len() <= 250, "{profile:?} {bits:?}");
         for number in 0..1024 {
-            let call = Call {
-                number,
-                architecture: X86_64,
-                arguments: [0xffff_ffff; 6],
-            };
+            let call = Call { number, architecture: X86_64, arguments: [0xffff_ffff; 6] };
             let steps = run(&program, &call).instructions;
             assert!(steps <= 20, "{number} takes {steps}");
         }
@@ -79,20 +69,11 @@ fn verdicts_further_away_than_a_jump_reaches_are_still_found() {
     let verdict = |number: u32| {
         RULES[number as usize % RULES.len()].verdict(SeccompProfile::Default, SetIdBits::Allowed)
     };
-    let ranges: Vec<_> = (0..2000)
-        .map(|start| Range {
-            start,
-            verdict: verdict(start),
-        })
-        .collect();
+    let ranges: Vec<_> = (0..2000).map(|start| Range { start, verdict: verdict(start) }).collect();
     let program = compile::program(&ranges);
     validate(&program);
     for number in 0..2000 {
-        let call = Call {
-            number,
-            architecture: X86_64,
-            arguments: [1 << 28; 6],
-        };
+        let call = Call { number, architecture: X86_64, arguments: [1 << 28; 6] };
         let expected = match verdict(number) {
             Verdict::Allow => Answer::Allow,
             Verdict::Errno(errno) => Answer::Errno(u32::from(errno)),

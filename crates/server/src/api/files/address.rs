@@ -30,10 +30,7 @@ impl Address {
         let reference = reference.and_then(|bytes| String::from_utf8(bytes).ok());
         let no_box = || ApiError::new(StatusCode::NOT_FOUND, "no_such_box", "there is no such box");
         let path = parts.nth(1).unwrap_or("");
-        Ok(Self {
-            reference: reference.ok_or_else(no_box)?,
-            path: absolute(path)?,
-        })
+        Ok(Self { reference: reference.ok_or_else(no_box)?, path: absolute(path)? })
     }
 }
 
@@ -45,10 +42,7 @@ fn absolute(path: &str) -> Result<PathBuf, ApiError> {
     let mut names = path.split(|byte| *byte == b'/');
     let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
     if !path.is_empty() && !names.clone().all(is_name) {
-        return Err(bad(
-            "invalid_path",
-            "has an empty name, '.', '..' or a NUL in it",
-        ));
+        return Err(bad("invalid_path", "has an empty name, '.', '..' or a NUL in it"));
     }
     if path.len() >= PATH_BYTES_MAX || names.any(|name| name.len() > NAME_BYTES_MAX) {
         return Err(bad("name_too_long", "or a name in it is too long"));
@@ -75,19 +69,9 @@ mod tests {
         assert_eq!(path(""), Ok(b"/".to_vec()));
         assert_eq!(path("work/"), Ok(b"/work".to_vec()));
         assert_eq!(path("a%20b%ff%25"), Ok(b"/a b\xff%".to_vec()));
-        for wrong in [
-            "..",
-            "a/../b",
-            "%2e%2e",
-            "a%2f..%2fb",
-            "a//b",
-            "/a",
-            ".",
-            "a%00b",
-            "%",
-            "%f",
-            "%zz",
-        ] {
+        for wrong in
+            ["..", "a/../b", "%2e%2e", "a%2f..%2fb", "a//b", "/a", ".", "a%00b", "%", "%f", "%zz"]
+        {
             assert_eq!(path(wrong), Err("invalid_path"), "{wrong}");
         }
         assert_eq!(path(&"x".repeat(256)), Err("name_too_long"));

@@ -43,12 +43,7 @@ pub fn of_file(error: Error) -> ApiError {
         ),
         _ => None,
     };
-    ApiError {
-        status,
-        code,
-        hint,
-        ..error
-    }
+    ApiError { status, code, hint, ..error }
 }
 
 const NO_SPACE: (StatusCode, &str) = (StatusCode::INSUFFICIENT_STORAGE, "no_space");

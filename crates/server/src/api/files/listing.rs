@@ -53,9 +53,7 @@ pub enum EntryKind {
 
 impl ListingEntry {
     fn of(listed: Listed) -> Self {
-        let mtime_ms = u64::try_from(listed.mtime)
-            .unwrap_or(0)
-            .saturating_mul(1000);
+        let mtime_ms = u64::try_from(listed.mtime).unwrap_or(0).saturating_mul(1000);
         Self {
             encoded_name: encoded(&listed.name),
             name: String::from_utf8_lossy(&listed.name).into_owned(),

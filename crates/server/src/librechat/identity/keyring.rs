@@ -58,11 +58,7 @@ struct KeyFile {
 
 impl Keyring {
     fn new(source: Source) -> Self {
-        Self(Arc::new(Ring {
-            source,
-            keys: RwLock::default(),
-            looked: Mutex::default(),
-        }))
+        Self(Arc::new(Ring { source, keys: RwLock::default(), looked: Mutex::default() }))
     }
 
     /// Takes what is there now for all there is. What cannot be used changes nothing.
@@ -284,9 +280,7 @@ mod tests {
             with(rsa("g"), "use", json!("enc")),
         ];
         let keys = parsed(&[&[ed("a"), rsa("b")], &others[..]].concat()).expect("keys");
-        let found = keys
-            .iter()
-            .map(|(kid, key)| (kid.as_str(), key.algorithm()));
+        let found = keys.iter().map(|(kid, key)| (kid.as_str(), key.algorithm()));
         let expected = [("a", Algorithm::EdDsa), ("b", Algorithm::Rs256)];
         assert!(found.eq(expected));
         assert!(parsed(&others).is_err_and(|why| why.contains("none of Ed25519")));
@@ -301,13 +295,7 @@ mod tests {
         assert!(wrong(with(ed("a"), "x", json!("AA"))).contains("cannot be used"));
         assert!(wrong(with(rsa("a"), "n", json!("AQAB"))).contains("cannot be used"));
         assert!(wrong(ed("good")).contains("two keys"));
-        for text in [
-            "",
-            "[]",
-            "{}",
-            "{\"keys\":{}}",
-            "-----BEGIN PUBLIC KEY-----",
-        ] {
+        for text in ["", "[]", "{}", "{\"keys\":{}}", "-----BEGIN PUBLIC KEY-----"] {
             assert!(of_jwks(text).is_err(), "{text:?}");
         }
     }
@@ -335,40 +323,20 @@ mod tests {
         ring.read().expect("keys");
         let callers = &Callers::start(1).expect("threads");
         write(&[ed("old"), rsa("new")]).expect("a file");
-        assert!(
-            ring.find("new", callers)
-                .await
-                .is_ok_and(|key| key.is_some())
-        );
+        assert!(ring.find("new", callers).await.is_ok_and(|key| key.is_some()));
         write(&[ed("newest")]).expect("a file");
         let just_now = Some(Instant::now() + Duration::from_secs(3600));
         *ring.0.looked.lock().await = just_now;
-        assert!(
-            ring.find("newest", callers)
-                .await
-                .is_ok_and(|key| key.is_none())
-        );
-        assert!(
-            ring.find("old", callers)
-                .await
-                .is_ok_and(|key| key.is_some())
-        );
+        assert!(ring.find("newest", callers).await.is_ok_and(|key| key.is_none()));
+        assert!(ring.find("old", callers).await.is_ok_and(|key| key.is_some()));
         *ring.0.looked.lock().await = None;
-        assert!(
-            ring.find("newest", callers)
-                .await
-                .is_ok_and(|key| key.is_some())
-        );
+        assert!(ring.find("newest", callers).await.is_ok_and(|key| key.is_some()));
         assert!(ring.known("old").is_none());
         fs::write(&path, "{").expect("a file");
         *ring.0.looked.lock().await = None;
         assert!(ring.find("other", callers).await.is_err());
         *ring.0.looked.lock().await = just_now;
-        assert!(
-            ring.find("other", callers)
-                .await
-                .is_ok_and(|key| key.is_none())
-        );
+        assert!(ring.find("other", callers).await.is_ok_and(|key| key.is_none()));
         assert!(ring.known("newest").is_some());
         fs::remove_file(&path).expect("it is there");
     }

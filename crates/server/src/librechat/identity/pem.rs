@@ -17,18 +17,15 @@ const SEQUENCE: u8 = 0x30;
 /// id-Ed25519 (RFC 8410), without parameters.
 const ED25519: [u8; 5] = [0x06, 0x03, 0x2b, 0x65, 0x70];
 /// rsaEncryption (RFC 3279), with the parameter NULL.
-const RSA: [u8; 13] = [
-    0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01, 0x05, 0x00,
-];
+const RSA: [u8; 13] =
+    [0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01, 0x05, 0x00];
 
 /// The one key in a text, or what is wrong with it.
 pub fn public_key(text: &str) -> Result<PublicKey, &'static str> {
     if text.contains(PRIVATE) {
         return Err("that is a private key, which nobody but LibreChat should have");
     }
-    let inside = text
-        .split_once(BEGIN)
-        .and_then(|(_, rest)| rest.split_once(END));
+    let inside = text.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
     let Some((inside, after)) = inside else {
         return Err("there is no public key in it");
     };
@@ -114,21 +111,12 @@ mod tests {
         assert!(public_key(private).is_err_and(|why| why.contains("private")));
         let two = format!("{ED_PEM}{RSA_PEM}");
         assert!(public_key(&two).is_err_and(|why| why.contains("more than one")));
-        for wrong in [
-            "",
-            "x",
-            BEGIN,
-            &format!("{BEGIN}\n{END}"),
-            &RSA_PEM.replace("MIIB", "MIIC"),
-        ] {
+        for wrong in ["", "x", BEGIN, &format!("{BEGIN}\n{END}"), &RSA_PEM.replace("MIIB", "MIIC")]
+        {
             assert!(public_key(wrong).is_err(), "{wrong:.40}");
         }
-        let der = BASE64_STANDARD.decode(
-            ED_PEM
-                .lines()
-                .filter(|line| !line.starts_with('-'))
-                .collect::<String>(),
-        );
+        let der = BASE64_STANDARD
+            .decode(ED_PEM.lines().filter(|line| !line.starts_with('-')).collect::<String>());
         let der = der.expect("base64");
         for length in 0..der.len() {
             assert!(of_der(&der[..length]).is_none(), "{length}");

@@ -166,10 +166,9 @@ pub mod tests {
     #[test]
     fn the_signatures_of_the_standards_are_good_and_no_bit_of_them_may_change() {
         let ed = PublicKey::ed25519(&bytes(ED_X)).expect("a key");
-        for (key, signed, signature) in [
-            (rsa(), RSA_SIGNED, RSA_SIGNATURE),
-            (ed, ED_SIGNED, ED_SIGNATURE),
-        ] {
+        for (key, signed, signature) in
+            [(rsa(), RSA_SIGNED, RSA_SIGNATURE), (ed, ED_SIGNED, ED_SIGNATURE)]
+        {
             let (signed, signature) = (signed.as_bytes(), bytes(signature));
             assert!(key.has_signed(signed, &signature));
             assert!(!key.has_signed(&signed[1..], &signature));
@@ -178,12 +177,7 @@ pub mod tests {
                 other[place] ^= 1;
                 assert!(!key.has_signed(signed, &other), "byte {place}");
             }
-            for wrong in [
-                &[][..],
-                &[0],
-                &signature[1..],
-                &[&[0], &signature[..]].concat(),
-            ] {
+            for wrong in [&[][..], &[0], &signature[1..], &[&[0], &signature[..]].concat()] {
                 assert!(!key.has_signed(signed, wrong), "{} bytes", wrong.len());
             }
         }
@@ -208,14 +202,8 @@ pub mod tests {
         for exponent in [&[][..], &[0], &[1], &[2], &[0, 1], &[1, 0, 0, 0, 1]] {
             assert!(PublicKey::rsa(&modulus, exponent).is_none(), "{exponent:?}");
         }
-        assert!(
-            PublicKey::rsa(&modulus[1..], &[1, 0, 1]).is_none(),
-            "2040 bits"
-        );
-        assert!(
-            PublicKey::rsa(&[0xff; 1025], &[1, 0, 1]).is_none(),
-            "8200 bits"
-        );
+        assert!(PublicKey::rsa(&modulus[1..], &[1, 0, 1]).is_none(), "2040 bits");
+        assert!(PublicKey::rsa(&[0xff; 1025], &[1, 0, 1]).is_none(), "8200 bits");
         let mut even = modulus.clone();
         even[255] ^= 1;
         assert!(PublicKey::rsa(&even, &[1, 0, 1]).is_none());

@@ -155,10 +155,7 @@ impl Claims {
         if !is_name(&tenant) || tenant == ANONYMOUS {
             return Err("its tenant has no name that can be used");
         }
-        Ok(Principal {
-            tenant,
-            user: Some(self.sub),
-        })
+        Ok(Principal { tenant, user: Some(self.sub) })
     }
 }
 
@@ -185,10 +182,7 @@ mod tests {
     }
 
     fn key(signer: &Signer) -> PublicKey {
-        let x = signer.jwk()["x"]
-            .as_str()
-            .map(str::to_owned)
-            .expect("of Ed25519");
+        let x = signer.jwk()["x"].as_str().map(str::to_owned).expect("of Ed25519");
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(x).expect("base64url");
         PublicKey::ed25519(&bytes).expect("a key")
     }
@@ -246,10 +240,7 @@ mod tests {
             ("iat", json!(1.5)),
             ("nbf", json!("now")),
         ] {
-            assert!(
-                judged(&changed(field, wrong.clone())).is_err(),
-                "{field}: {wrong}"
-            );
+            assert!(judged(&changed(field, wrong.clone())).is_err(), "{field}: {wrong}");
         }
         for missing in ["iss", "aud", "sub", "iat", "exp"] {
             assert!(judged(&changed(missing, Value::Null)).is_err(), "{missing}");
@@ -261,16 +252,9 @@ mod tests {
     fn a_claim_is_made_once() {
         let header = ed().header().to_string();
         let claims = Signer::claims("ann").to_string();
-        for twice in [
-            "\"sub\":\"ben\"",
-            "\"exp\":99999999999",
-            "\"tenant_id\":\"x\"",
-        ] {
+        for twice in ["\"sub\":\"ben\"", "\"exp\":99999999999", "\"tenant_id\":\"x\""] {
             let claims = claims.replacen('{', &format!("{{{twice},"), 1);
-            assert!(
-                judged_now(&ed().sign_text(&header, &claims)).is_err(),
-                "{twice}"
-            );
+            assert!(judged_now(&ed().sign_text(&header, &claims)).is_err(), "{twice}");
         }
     }
 

@@ -67,10 +67,7 @@ fn too_much() -> Error {
 }
 
 fn not_a_call() -> Error {
-    Error::new(
-        ErrorKind::BadRequest,
-        "the code wrote something that is no call",
-    )
+    Error::new(ErrorKind::BadRequest, "the code wrote something that is no call")
 }
 
 impl Tongue {
@@ -84,11 +81,7 @@ impl Tongue {
                 // What is no JSON is for the tool to judge.
                 let input = serde_json::from_str(input).or_else(|_| to_raw_value(input));
                 let input = input.ok()?;
-                Some(Call {
-                    key: key.to_owned(),
-                    name: name.to_owned(),
-                    input,
-                })
+                Some(Call { key: key.to_owned(), name: name.to_owned(), input })
             }
         }
     }

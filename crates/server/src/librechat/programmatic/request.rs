@@ -51,10 +51,7 @@ struct ToolResult {
 #[derive(Debug)]
 pub enum Asked {
     Start(Box<Start>),
-    Continue {
-        token: Id,
-        replies: Vec<(String, Reply)>,
-    },
+    Continue { token: Id, replies: Vec<(String, Reply)> },
 }
 
 /// Code that may call tools.
@@ -95,10 +92,7 @@ impl Request {
                     return Err(wrong("tool_results: there are none"));
                 }
                 let replies = self.tool_results.into_iter().map(ToolResult::into_reply);
-                Ok(Asked::Continue {
-                    token,
-                    replies: replies.collect(),
-                })
+                Ok(Asked::Continue { token, replies: replies.collect() })
             }
             None => self.start().map(|start| Asked::Start(Box::new(start))),
         }
@@ -113,10 +107,7 @@ impl Request {
             Some(other) => {
                 return Err(ApiError::bad_request(
                     "unsupported_language",
-                    format!(
-                        "Unsupported language: {}",
-                        other.chars().take(40).collect::<String>()
-                    ),
+                    format!("Unsupported language: {}", other.chars().take(40).collect::<String>()),
                 )
                 .with_hint("tools are called from python and bash"));
             }
@@ -166,10 +157,7 @@ impl ToolResult {
 impl Start {
     /// The client's own name of the tool that code calls so.
     pub fn tool(&self, name: &str) -> Option<&str> {
-        self.tools
-            .values()
-            .find(|own| *own == name)
-            .map(String::as_str)
+        self.tools.values().find(|own| *own == name).map(String::as_str)
     }
 
     pub fn functions(&self) -> &BTreeMap<String, String> {
@@ -181,11 +169,7 @@ impl Start {
             let name = name.replace('\'', "'\\''");
             format!("{function}() {{ __tare_call '{name}' \"$@\"; }}\n")
         };
-        self.tools
-            .iter()
-            .map(function)
-            .collect::<String>()
-            .into_bytes()
+        self.tools.iter().map(function).collect::<String>().into_bytes()
     }
 }
 
@@ -270,9 +254,7 @@ mod tests {
     use super::*;
 
     fn parse(request: Value) -> Result<Asked, ApiError> {
-        serde_json::from_value::<Request>(request)
-            .expect("JSON")
-            .parse()
+        serde_json::from_value::<Request>(request).expect("JSON").parse()
     }
 
     #[test]
@@ -291,14 +273,8 @@ mod tests {
         let tools = json!([{ "name": "f" }]);
         assert_eq!(refused(json!({ "code": "", "tools": tools })), 400);
         assert_eq!(refused(json!({ "code": "x", "tools": [] })), 400);
-        assert_eq!(
-            refused(json!({ "code": "x", "tools": [{ "name": "!" }] })),
-            400
-        );
-        assert_eq!(
-            refused(json!({ "code": "x", "tools": tools, "lang": "js" })),
-            400
-        );
+        assert_eq!(refused(json!({ "code": "x", "tools": [{ "name": "!" }] })), 400);
+        assert_eq!(refused(json!({ "code": "x", "tools": tools, "lang": "js" })), 400);
         let same = json!([{ "name": "a-b" }, { "name": "a_b" }]);
         assert_eq!(refused(json!({ "code": "x", "tools": same })), 400);
         assert_eq!(
@@ -306,9 +282,6 @@ mod tests {
             400
         );
         let token = Id::random();
-        assert_eq!(
-            refused(json!({ "continuation_token": token, "tool_results": [] })),
-            400
-        );
+        assert_eq!(refused(json!({ "continuation_token": token, "tool_results": [] })), 400);
     }
 }

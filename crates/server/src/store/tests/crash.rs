@@ -61,11 +61,7 @@ impl Line {
             "gone" => Word::Gone,
             _ => return None,
         };
-        Some(Self {
-            word,
-            session: Id::parse(words.next()?)?,
-            file: Id::parse(words.next()?)?,
-        })
+        Some(Self { word, session: Id::parse(words.next()?)?, file: Id::parse(words.next()?)? })
     }
 
     fn is_true(&self, store: &Store) {
@@ -86,11 +82,7 @@ fn killed_after(fresh: &Fresh, lines: u64) -> Vec<Line> {
     let mut text = String::new();
     while said.len() < usize::try_from(lines).expect("few") {
         text.clear();
-        assert_ne!(
-            reader.read_line(&mut text).expect("a pipe"),
-            0,
-            "it goes on"
-        );
+        assert_ne!(reader.read_line(&mut text).expect("a pipe"), 0, "it goes on");
         said.extend(Line::parse(text.trim()));
     }
     child.kill().expect("it is ours");

@@ -22,18 +22,11 @@ fn a_record_that_cannot_be_read_is_no_file_and_stops_nobody() {
         assert_eq!(store.find(&session, &one.id).expect("a store"), None);
         assert!(!store.remove(&one).expect("a store"));
     }
-    assert_eq!(
-        store.list(&session).expect("a store"),
-        std::slice::from_ref(&whole)
-    );
+    assert_eq!(store.list(&session).expect("a store"), std::slice::from_ref(&whole));
     drop(store);
     let store = fresh.open();
     assert_eq!(store.list(&session).expect("a store"), [whole]);
-    let records = fresh
-        .tree()
-        .keys()
-        .filter(|name| name.ends_with(".json"))
-        .count();
+    let records = fresh.tree().keys().filter(|name| name.ends_with(".json")).count();
     assert_eq!(records, 5, "another version may have written them");
     swept_later(&store);
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
@@ -58,26 +51,15 @@ fn a_content_that_is_not_whole_is_no_file_and_the_next_one_is() {
     let session = Id::random();
     let torn = put(&store, "a", &session, b"ten bytes!");
     // The same content, under all of its names.
-    let data = fs::OpenOptions::new()
-        .write(true)
-        .open(fresh.file_of(&torn, ".data"));
+    let data = fs::OpenOptions::new().write(true).open(fresh.file_of(&torn, ".data"));
     data.expect("a file").set_len(3).expect("a file");
     assert_eq!(store.find(&session, &torn.id).expect("a store"), None);
     let again = put(&store, "a", &session, b"ten bytes!");
     assert_eq!(content(&store, &again), b"ten bytes!");
     drop(store);
     let store = fresh.open();
-    assert_eq!(
-        store.list(&session).expect("a store"),
-        std::slice::from_ref(&again)
-    );
-    assert_eq!(
-        store.used_by(&owner("a")),
-        Used {
-            bytes: 10,
-            files: 1
-        }
-    );
+    assert_eq!(store.list(&session).expect("a store"), std::slice::from_ref(&again));
+    assert_eq!(store.used_by(&owner("a")), Used { bytes: 10, files: 1 });
     assert_eq!(store.used_bytes(), 10);
     store.remove(&again).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
@@ -113,11 +95,7 @@ fn links_are_not_followed_and_foreign_names_are_not_touched() {
     drop(fresh.open());
     let left: Vec<String> = fresh.tree().into_keys().collect();
     let link = format!("sessions/{foreign}");
-    let mut expected = vec![
-        "blobs/note.txt".to_owned(),
-        link,
-        "sessions/note.txt".to_owned(),
-    ];
+    let mut expected = vec!["blobs/note.txt".to_owned(), link, "sessions/note.txt".to_owned()];
     expected.sort();
     assert_eq!(left, expected);
     let inside = fs::read_dir(&outside.0).expect("a directory").count();

@@ -4,12 +4,7 @@ use super::*;
 
 fn limited(file: u64, owner: u64, total: u64) -> (Fresh, Arc<Store>) {
     let fresh = Fresh::new();
-    let limits = StoreLimits {
-        file_bytes: file,
-        owner_bytes: owner,
-        total_bytes: total,
-        ..ROOMY
-    };
+    let limits = StoreLimits { file_bytes: file, owner_bytes: owner, total_bytes: total, ..ROOMY };
     let store = Store::open(&fresh.0, limits).expect("a store");
     (fresh, store)
 }
@@ -24,18 +19,9 @@ fn a_file_has_its_limit_and_not_a_byte_more() {
     try_put(&store, "a", &[7; 10]).expect("it is as large as it may be");
     let before = fresh.tree();
     let refused = try_put(&store, "a", &[8; 11]).expect_err("too large");
-    assert!(matches!(
-        refused,
-        StoreError::FileTooLarge { most_bytes: 10 }
-    ));
+    assert!(matches!(refused, StoreError::FileTooLarge { most_bytes: 10 }));
     assert_eq!(fresh.tree(), before);
-    assert_eq!(
-        store.used_by(&owner("a")),
-        Used {
-            bytes: 10,
-            files: 1
-        }
-    );
+    assert_eq!(store.used_by(&owner("a")), Used { bytes: 10, files: 1 });
 }
 
 #[test]

@@ -53,9 +53,7 @@ impl Anatomy {
         }
         match keepers {
             1 => Ok(anatomy),
-            _ => Err(Failure::new(format!(
-                "box {id} has {keepers} keepers in its cgroups"
-            ))),
+            _ => Err(Failure::new(format!("box {id} has {keepers} keepers in its cgroups"))),
         }
     }
 }
@@ -84,12 +82,8 @@ fn collect_pids(cgroup: &Path, depth_left: u32, pids: &mut BTreeSet<u32>) {
 
 /// The number in the first of these files that any of the cgroups has.
 fn first(cgroups: &[PathBuf], names: &[&str]) -> Option<u64> {
-    let files = cgroups
-        .iter()
-        .flat_map(|cgroup| names.iter().map(move |name| cgroup.join(name)));
-    files
-        .filter_map(|file| read(&file).trim().parse().ok())
-        .next()
+    let files = cgroups.iter().flat_map(|cgroup| names.iter().map(move |name| cgroup.join(name)));
+    files.filter_map(|file| read(&file).trim().parse().ok()).next()
 }
 
 /// A file of its own on v1, a line of the statistics on v2.
@@ -154,11 +148,7 @@ Private_Hugetlb:       0 kB
         fs::create_dir_all(&old).unwrap();
         fs::create_dir_all(new.join("work")).unwrap();
         fs::write(old.join("memory.kmem.usage_in_bytes"), "4096\n").unwrap();
-        fs::write(
-            new.join("memory.stat"),
-            "anon 5\nkernel_stack 6\nkernel 7\n",
-        )
-        .unwrap();
+        fs::write(new.join("memory.stat"), "anon 5\nkernel_stack 6\nkernel 7\n").unwrap();
         fs::write(new.join("cgroup.procs"), "11\n").unwrap();
         fs::write(new.join("work/cgroup.procs"), "12\n13\n").unwrap();
         assert_eq!(kernel_bytes(std::slice::from_ref(&old)), Some(4096));

@@ -53,9 +53,7 @@ fn p50_us(samples: Vec<Duration>) -> f64 {
 
 fn time_bwrap() -> Result<Vec<Duration>, Failure> {
     let launch = bwrap(&["/usr".to_owned()], &["/bin/true"]);
-    (0..SAMPLES)
-        .map(|_| Starter::Here.time(&launch).map_err(Failure::new))
-        .collect()
+    (0..SAMPLES).map(|_| Starter::Here.time(&launch).map_err(Failure::new)).collect()
 }
 
 #[cfg(test)]
@@ -64,10 +62,7 @@ mod tests {
 
     #[test]
     fn a_line_says_how_much_of_the_growth_is_everybodys() {
-        let mut beside = Beside {
-            create_us: 6_000.0,
-            bwrap_us: Some(8_000.0),
-        };
+        let mut beside = Beside { create_us: 6_000.0, bwrap_us: Some(8_000.0) };
         let expected = "  beside 5000 boxes: create 6000 us, bwrap 8000 us: 0.75 x\n";
         assert_eq!(beside.line(5_000), expected);
         beside.bwrap_us = None;

@@ -35,14 +35,8 @@ pub fn measure(tare: &mut Tare, name: &str, rounds: usize) -> Result<Comparison,
     let peers = [
         (PLAIN, Peer::ready(Live::plain())),
         (TARE, Peer::ready(Live::tare(tare, &id))),
-        (
-            CRUN,
-            Live::crun(tare.directory(), name, &view).and_then(Peer::ready),
-        ),
-        (
-            PODMAN,
-            Live::podman(tare.directory(), name, &view).and_then(Peer::ready),
-        ),
+        (CRUN, Live::crun(tare.directory(), name, &view).and_then(Peer::ready)),
+        (PODMAN, Live::podman(tare.directory(), name, &view).and_then(Peer::ready)),
     ];
     let outcomes = compare(library, peers.into(), rounds)?;
     tare.remove_all()?;
@@ -104,19 +98,11 @@ struct Live {
 impl Live {
     /// The host itself: the least work.
     fn plain() -> Self {
-        Self {
-            starter: Starter::Here,
-            start: None,
-            exec: Launch::new([""; 0]),
-            end: None,
-        }
+        Self { starter: Starter::Here, start: None, exec: Launch::new([""; 0]), end: None }
     }
 
     fn tare(tare: &Tare, id: &str) -> Self {
-        Self {
-            exec: tare.launch(&["exec", id, "--"]),
-            ..Self::plain()
-        }
+        Self { exec: tare.launch(&["exec", id, "--"]), ..Self::plain() }
     }
 
     fn crun(directory: &Path, name: &str, view: &View) -> Result<Self, Failure> {
@@ -148,29 +134,18 @@ impl Live {
         let path = |part: &str| directory.join(part).to_string_lossy().into_owned();
         let (storage, run) = (path("podman-storage"), path("podman-run"));
         let base = ["podman", "--root", &storage, "--runroot", &run];
-        let base = [
-            &base[..],
-            &["--storage-driver=vfs", "--cgroup-manager=cgroupfs"],
-        ]
-        .concat();
+        let base = [&base[..], &["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]].concat();
         let podman = |words: &[&str]| Launch::new([&base, words].concat());
         let root = path("podman-idle/rootfs");
         let parent = format!("--cgroup-parent=/{name}/podman");
-        let volumes: Vec<String> = view
-            .binds
-            .iter()
-            .map(|it| format!("-v{it}:{it}:ro"))
-            .collect();
+        let volumes: Vec<String> = view.binds.iter().map(|it| format!("-v{it}:{it}:ro")).collect();
         let mut start = vec!["run", "--detach", "--name", name, "--network=none", &parent];
         start.extend(volumes.iter().map(String::as_str));
         start.extend(["--rootfs", &root]);
         start.extend(IDLE);
         Ok(Self {
             starter: Starter::elsewhere(&PURE_CGROUP2)?,
-            start: Some(Start {
-                launch: podman(&start),
-                log: PathBuf::new(),
-            }),
+            start: Some(Start { launch: podman(&start), log: PathBuf::new() }),
             exec: podman(&["exec", name]),
             end: Some(podman(&["rm", "--force", "--time=0", name])),
         })
@@ -190,9 +165,7 @@ impl Live {
 fn installed(program: &str) -> Result<(), Failure> {
     match is_installed(program) {
         true => Ok(()),
-        false => Err(Failure::new(format!(
-            "not installed ({program} is not in PATH)"
-        ))),
+        false => Err(Failure::new(format!("not installed ({program} is not in PATH)"))),
     }
 }
 
@@ -206,11 +179,7 @@ struct Peer {
 impl Peer {
     fn ready(live: Live) -> Result<Self, Failure> {
         let (control, exec) = (live.exec(CONTROL), live.exec(COMMAND));
-        let mut peer = Self {
-            starter: live.starter,
-            exec,
-            end: live.end,
-        };
+        let mut peer = Self { starter: live.starter, exec, end: live.end };
         match peer.check(live.start.as_ref(), &control) {
             Ok(()) => Ok(peer),
             Err(why) => peer.end().and(Err(why)),

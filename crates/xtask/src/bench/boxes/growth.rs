@@ -76,10 +76,7 @@ pub struct Cost {
 impl From<Spent> for Cost {
     fn from(spent: Spent) -> Self {
         let ms = |it: Duration| it.as_nanos() as f64 / 1e6;
-        Self {
-            wall_ms: ms(spent.wall),
-            cpu_ms: ms(spent.cpu),
-        }
+        Self { wall_ms: ms(spent.wall), cpu_ms: ms(spent.cpu) }
     }
 }
 
@@ -196,10 +193,7 @@ fn median(series: Vec<Spent>) -> Cost {
         values.sort_unstable();
         values[(values.len() - 1) / 2]
     };
-    Cost::from(Spent {
-        wall: middle(|it| it.wall),
-        cpu: middle(|it| it.cpu),
-    })
+    Cost::from(Spent { wall: middle(|it| it.wall), cpu: middle(|it| it.cpu) })
 }
 
 impl Growth {
@@ -212,22 +206,14 @@ impl Growth {
             GOAL_LIST_CPU_MS,
             listed.map(|it| it.1.ls.cpu_ms),
         );
-        Self {
-            ratios: ratios.collect(),
-            goals: vec![goal],
-            limits,
-            sizes,
-        }
+        Self { ratios: ratios.collect(), goals: vec![goal], limits, sizes }
     }
 
     pub fn table(&self) -> String {
         let mut text =
             String::from("idle boxes: made one by one, listed, removed by one command\n");
-        let _ = writeln!(
-            text,
-            "  {:>6}{:>28}{:>30}{:>30}",
-            "", "create", "ls --json", "rm -f --all"
-        );
+        let _ =
+            writeln!(text, "  {:>6}{:>28}{:>30}{:>30}", "", "create", "ls --json", "rm -f --all");
         let columns = format!("{:>10}{:>10}{:>10}", "ms", "CPU ms", "us/box");
         let _ = writeln!(text, "  {:>6}{}", "boxes", columns.repeat(3));
         text.extend(self.sizes.iter().map(Size::line));
@@ -259,12 +245,7 @@ impl Growth {
             series("ls --json", |it| it.ls.wall_ms),
             series("ls --json, CPU", |it| it.ls.cpu_ms),
         ];
-        svg(
-            "What one of N idle boxes costs",
-            "N, boxes",
-            "microseconds per box",
-            &all,
-        )
+        svg("What one of N idle boxes costs", "N, boxes", "microseconds per box", &all)
     }
 }
 
@@ -308,15 +289,7 @@ fn ratios((from, less): (usize, &Costs), (to, more): (usize, &Costs)) -> Ratios 
 
 impl Ratios {
     fn line(&self) -> String {
-        let Self {
-            from,
-            to,
-            boxes,
-            create,
-            ls,
-            ls_cpu,
-            rm,
-        } = self;
+        let Self { from, to, boxes, create, ls, ls_cpu, rm } = self;
         format!(
             "  {from} to {to}, {boxes:.1} x the boxes: create x {create:.1}, ls x {ls:.1} (CPU x {ls_cpu:.1}), rm x {rm:.1}\n"
         )
@@ -328,20 +301,14 @@ mod tests {
     use super::*;
 
     fn measured(boxes: usize, scale: f64) -> Size {
-        let cost = |ms: f64| Cost {
-            wall_ms: ms * scale,
-            cpu_ms: ms * scale / 2.0,
-        };
+        let cost = |ms: f64| Cost { wall_ms: ms * scale, cpu_ms: ms * scale / 2.0 };
         let outcome = SizeOutcome::Measured(Costs {
             repeats: 1,
             create: cost(80.0),
             create_each: Percentiles::of(vec![Duration::from_millis(8)]).unwrap(),
             ls: cost(1.0),
             rm: cost(40.0),
-            beside: Beside {
-                create_us: 80.0 * scale,
-                bwrap_us: Some(100.0 * scale),
-            },
+            beside: Beside { create_us: 80.0 * scale, bwrap_us: Some(100.0 * scale) },
         });
         Size { boxes, outcome }
     }
@@ -349,16 +316,9 @@ mod tests {
     fn growth() -> Growth {
         let absent = Size {
             boxes: 5_000,
-            outcome: SizeOutcome::Absent {
-                reason: "not made: too many".into(),
-            },
+            outcome: SizeOutcome::Absent { reason: "not made: too many".into() },
         };
-        let pids = Limit {
-            what: "pids",
-            in_use: 110,
-            per_box: 2,
-            limit: 32_768,
-        };
+        let pids = Limit { what: "pids", in_use: 110, per_box: 2, limit: 32_768 };
         let sizes = vec![measured(10, 1.0), measured(1_000, 120.0), absent];
         Growth::new(vec![pids], sizes)
     }

@@ -58,9 +58,5 @@ fn exit_code(mut executed: Executed) -> Result<u8, String> {
 fn wait(fd: BorrowedFd<'_>) {
     const PATIENCE: Duration = Duration::from_secs(10);
     let timeout = PATIENCE.try_into().ok();
-    poll(
-        &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
-        timeout.as_ref(),
-    )
-    .ok();
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], timeout.as_ref()).ok();
 }

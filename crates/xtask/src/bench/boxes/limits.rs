@@ -20,10 +20,7 @@ pub struct Limit {
 
 /// All that is known to be limited here, with what one such box takes.
 pub fn observe(one_box: &Anatomy) -> Vec<Limit> {
-    let limits = [
-        number("/proc/sys/kernel/pid_max", 0),
-        number("/proc/sys/kernel/threads-max", 0),
-    ];
+    let limits = [number("/proc/sys/kernel/pid_max", 0), number("/proc/sys/kernel/threads-max", 0)];
     let pids = Limit {
         what: "pids",
         in_use: threads(&read("/proc/loadavg")),
@@ -78,12 +75,7 @@ impl Limit {
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            what,
-            in_use,
-            per_box,
-            limit,
-        } = self;
+        let Self { what, in_use, per_box, limit } = self;
         write!(f, "{per_box} each of {limit} {what} ({in_use} in use)")
     }
 }
@@ -105,9 +97,7 @@ fn threads(loadavg: &str) -> u64 {
 
 /// The soft limit, the one that is enforced.
 fn open_files_max(limits: &str) -> Option<u64> {
-    let line = limits
-        .lines()
-        .find_map(|it| it.strip_prefix("Max open files"))?;
+    let line = limits.lines().find_map(|it| it.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
@@ -116,12 +106,7 @@ mod tests {
     use super::*;
 
     fn pids(per_box: u64) -> Limit {
-        Limit {
-            what: "pids",
-            in_use: 110,
-            per_box,
-            limit: 32_768,
-        }
+        Limit { what: "pids", in_use: 110, per_box, limit: 32_768 }
     }
 
     #[test]
@@ -141,10 +126,7 @@ mod tests {
 
     #[test]
     fn this_host_is_limited_in_pids_files_descriptors_and_memory() {
-        let limits = observe(&Anatomy {
-            pids: 2,
-            ..Anatomy::default()
-        });
+        let limits = observe(&Anatomy { pids: 2, ..Anatomy::default() });
         assert_eq!(limits.len(), 4);
         assert!(limits.iter().all(|it| it.limit < u64::MAX), "{limits:?}");
         assert!(limits[0].in_use > 0 && limits[3].in_use > 0, "{limits:?}");
@@ -156,9 +138,6 @@ mod tests {
         assert_eq!(threads(""), 0);
         let limits = "Limit   Soft Limit   Hard Limit   Units\nMax open files            20000                20000                files\n";
         assert_eq!(open_files_max(limits), Some(20_000));
-        assert_eq!(
-            open_files_max("Max open files  unlimited unlimited files"),
-            None
-        );
+        assert_eq!(open_files_max("Max open files  unlimited unlimited files"), None);
     }
 }

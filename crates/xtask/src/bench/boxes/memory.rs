@@ -100,10 +100,7 @@ fn cost_of_boxes(tare: &mut Tare, count: usize) -> Result<(Use, Vec<Anatomy>), F
         ids.push(tare.run_detached()?.0);
     }
     let after = at_rest()?;
-    let anatomies = ids
-        .iter()
-        .map(|id| Anatomy::observe(id))
-        .collect::<Result<_, _>>()?;
+    let anatomies = ids.iter().map(|id| Anatomy::observe(id)).collect::<Result<_, _>>()?;
     tare.remove_all()?;
     tare.expect_gone(&ids)?;
     Ok((after.since(&before).each_of(count), anatomies))
@@ -217,13 +214,7 @@ impl Memory {
         let host: Vec<HostRow> = host.collect();
         let each = each(anatomies);
         let goals = goals(&host, &each);
-        Self {
-            boxes,
-            rounds: of_boxes.len(),
-            host,
-            each,
-            goals,
-        }
+        Self { boxes, rounds: of_boxes.len(), host, each, goals }
     }
 
     pub fn table(&self) -> String {
@@ -235,11 +226,8 @@ impl Memory {
         for row in &self.host {
             let (of_box, of_sleep) = (kb(row.box_bytes), kb(row.sleep_bytes));
             let without = of_box - of_sleep;
-            let _ = writeln!(
-                text,
-                "  {:<26}{of_box:>10.1}{of_sleep:>14.1}{without:>10.1}",
-                row.what
-            );
+            let _ =
+                writeln!(text, "  {:<26}{of_box:>10.1}{of_sleep:>14.1}{without:>10.1}", row.what);
         }
         let _ = writeln!(text, "  {:<26}{:>10}{:>14}", "each box", "p50", "max");
         for row in &self.each {
@@ -257,11 +245,7 @@ const KEEPER_DESCRIPTORS: &str = "keeper's descriptors";
 
 fn each(anatomies: &[Anatomy]) -> Vec<EachRow> {
     let row = |what, of: &dyn Fn(&Anatomy) -> Option<u64>| {
-        let values: Vec<f64> = anatomies
-            .iter()
-            .filter_map(of)
-            .map(|it| it as f64)
-            .collect();
+        let values: Vec<f64> = anatomies.iter().filter_map(of).map(|it| it as f64).collect();
         (!values.is_empty()).then(|| EachRow {
             what,
             p50: median(values.iter().copied()),
@@ -299,11 +283,7 @@ fn goals(host: &[HostRow], each: &[EachRow]) -> Vec<Goal> {
             megabytes(KEEPER_BYTES_MAX),
             max_of(KEEPER_PRIVATE).map(megabytes),
         ),
-        Goal::new(
-            KEEPER_DESCRIPTORS,
-            KEEPER_DESCRIPTORS_MAX,
-            max_of(KEEPER_DESCRIPTORS),
-        ),
+        Goal::new(KEEPER_DESCRIPTORS, KEEPER_DESCRIPTORS_MAX, max_of(KEEPER_DESCRIPTORS)),
     ]
 }
 

@@ -11,9 +11,7 @@ const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 
 /// Okabe and Ito's: told apart by those who see fewer colours, too.
-const COLOURS: [&str; 6] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
-];
+const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /// A tenth of a decade, so that no point lies on the frame.
 const PAD: f64 = 0.1;
@@ -40,12 +38,7 @@ pub fn svg(title: &str, x_label: &str, y_label: &str, series: &[Series]) -> Stri
         return text + "</svg>\n";
     };
     text.push_str(&frame(&x, &y, all().map(|it| it.0).collect()));
-    text.push_str(&label(
-        (LEFT + WIDTH - RIGHT) / 2.0,
-        HEIGHT - 14.0,
-        "middle",
-        x_label,
-    ));
+    text.push_str(&label((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 14.0, "middle", x_label));
     text.push_str(&label(LEFT, TOP - 4.0, "start", y_label));
     for (index, one) in series.iter().enumerate() {
         text.push_str(&line(one, COLOURS[index % COLOURS.len()], &x, &y));
@@ -73,12 +66,7 @@ impl Axis {
         let logs: Vec<f64> = values.map(f64::log10).collect();
         let least = logs.iter().copied().reduce(f64::min)?;
         let greatest = logs.iter().copied().reduce(f64::max)?;
-        Some(Self {
-            first: least - PAD,
-            last: greatest + PAD,
-            page_first,
-            page_last,
-        })
+        Some(Self { first: least - PAD, last: greatest + PAD, page_first, page_last })
     }
 
     fn place(&self, value: f64) -> f64 {
@@ -90,9 +78,7 @@ impl Axis {
     fn ticks(&self) -> Vec<f64> {
         let decades = self.first.floor() as i32..=self.last.ceil() as i32;
         let values = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|it| it * 10f64.powi(decade)));
-        values
-            .filter(|it| (self.first..=self.last).contains(&it.log10()))
-            .collect()
+        values.filter(|it| (self.first..=self.last).contains(&it.log10())).collect()
     }
 }
 
@@ -115,20 +101,10 @@ fn frame(x: &Axis, y: &Axis, mut measured: Vec<f64>) -> String {
         rule(x.place(*value), TOP, x.place(*value), bottom);
     }
     for value in y.ticks() {
-        text.push_str(&label(
-            LEFT - 8.0,
-            y.place(value) + 4.0,
-            "end",
-            &number(value),
-        ));
+        text.push_str(&label(LEFT - 8.0, y.place(value) + 4.0, "end", &number(value)));
     }
     for value in &measured {
-        text.push_str(&label(
-            x.place(*value),
-            bottom + 18.0,
-            "middle",
-            &number(*value),
-        ));
+        text.push_str(&label(x.place(*value), bottom + 18.0, "middle", &number(*value)));
     }
     text
 }
@@ -136,19 +112,13 @@ fn frame(x: &Axis, y: &Axis, mut measured: Vec<f64>) -> String {
 fn line(series: &Series, colour: &str, x: &Axis, y: &Axis) -> String {
     let places = series.points.iter().filter(has_place);
     let places: Vec<(f64, f64)> = places.map(|it| (x.place(it.0), y.place(it.1))).collect();
-    let words: Vec<String> = places
-        .iter()
-        .map(|(x, y)| format!("{x:.1},{y:.1}"))
-        .collect();
+    let words: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
     let mut text = format!(
         "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n",
         words.join(" ")
     );
     for (x, y) in places {
-        let _ = writeln!(
-            text,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>"
-        );
+        let _ = writeln!(text, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>");
     }
     text
 }
@@ -203,10 +173,7 @@ mod tests {
     #[test]
     fn every_point_is_on_the_page_and_none_is_at_zero() {
         let text = svg("t", "x", "y", &two());
-        let circles: Vec<&str> = text
-            .lines()
-            .filter(|it| it.starts_with("<circle"))
-            .collect();
+        let circles: Vec<&str> = text.lines().filter(|it| it.starts_with("<circle")).collect();
         assert_eq!(circles.len(), 5);
         for circle in circles {
             let at = |name: &str| -> f64 {
@@ -223,10 +190,7 @@ mod tests {
     fn it_is_well_formed_and_names_are_escaped() {
         let text = svg("a < b", "x", "y", &two());
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
-        assert!(
-            text.contains(">ls &amp; &lt;more><") && text.contains(">a &lt; b<"),
-            "{text}"
-        );
+        assert!(text.contains(">ls &amp; &lt;more><") && text.contains(">a &lt; b<"), "{text}");
         let opened = text.matches("<text").count();
         assert_eq!(opened, text.matches("</text>").count());
     }
@@ -242,10 +206,7 @@ mod tests {
 
     #[test]
     fn one_point_has_a_place_and_nothing_says_so() {
-        let one = [Series {
-            name: "x",
-            points: vec![(10.0, 5.0)],
-        }];
+        let one = [Series { name: "x", points: vec![(10.0, 5.0)] }];
         assert_eq!(svg("t", "x", "y", &one).matches("<circle").count(), 1);
         assert!(svg("t", "x", "y", &[]).contains("nothing was measured"));
     }

@@ -40,14 +40,7 @@ impl BoxesReport {
         memory: Part<Memory>,
         growth: Part<Growth>,
     ) -> Self {
-        Self {
-            bench: "boxes",
-            machine: Machine::observe(),
-            rounds,
-            exec,
-            memory,
-            growth,
-        }
+        Self { bench: "boxes", machine: Machine::observe(), rounds, exec, memory, growth }
     }
 
     pub fn text(&self) -> String {
@@ -56,10 +49,7 @@ impl BoxesReport {
             self.memory.measured().map(Memory::table),
             self.growth.measured().map(Growth::table),
         ];
-        let foot = format!(
-            "exec: {} rounds each, interleaved; {}\n",
-            self.rounds, self.machine
-        );
+        let foot = format!("exec: {} rounds each, interleaved; {}\n", self.rounds, self.machine);
         let parts = tables.into_iter().flatten().chain([foot]);
         parts.collect::<Vec<_>>().join("\n")
     }
@@ -78,12 +68,7 @@ impl Goal {
     pub fn new(what: impl Into<String>, most: f64, reached: Option<f64>) -> Self {
         let met = reached.map(|it| it <= most);
         let what = what.into();
-        Self {
-            what,
-            most,
-            reached,
-            met,
-        }
+        Self { what, most, reached, met }
     }
 
     pub fn line(&self) -> String {
@@ -93,10 +78,7 @@ impl Goal {
             None => "not measured",
         };
         let (what, most) = (&self.what, self.most);
-        format!(
-            "  goal: {what} <= {most}: {} {verdict}\n",
-            number(self.reached)
-        )
+        format!("  goal: {what} <= {most}: {} {verdict}\n", number(self.reached))
     }
 }
 

@@ -58,12 +58,7 @@ pub struct Tare {
 impl Tare {
     /// `directory` is for what commands say; it has to be there.
     pub fn new(binary: PathBuf, directory: PathBuf, state_root: PathBuf) -> Self {
-        Self {
-            binary,
-            directory,
-            state_root,
-            made: Vec::new(),
-        }
+        Self { binary, directory, state_root, made: Vec::new() }
     }
 
     pub fn directory(&self) -> &Path {
@@ -112,14 +107,10 @@ impl Tare {
     /// Ended boxes too.
     pub fn list(&self) -> Result<Vec<Listed>, Failure> {
         let mut json = Vec::new();
-        self.spend(
-            &["ls", "-a", "--json"],
-            Stdio::piped(),
-            |child| match child.stdout.take() {
-                Some(mut stdout) => stdout.read_to_end(&mut json),
-                None => Ok(0),
-            },
-        )?;
+        self.spend(&["ls", "-a", "--json"], Stdio::piped(), |child| match child.stdout.take() {
+            Some(mut stdout) => stdout.read_to_end(&mut json),
+            None => Ok(0),
+        })?;
         serde_json::from_slice(&json).doing(|| "cannot read what tare ls --json printed".into())
     }
 
@@ -177,11 +168,9 @@ impl Tare {
         let (status, cpu) = ended.doing(|| format!("cannot run tare {}", words[0]))?;
         match status.success() {
             true => Ok(Spent { wall, cpu }),
-            false => Err(Failure::new(format!(
-                "tare {}: {status}: {}",
-                words[0],
-                first_line(&said)
-            ))),
+            false => {
+                Err(Failure::new(format!("tare {}: {status}: {}", words[0], first_line(&said))))
+            }
         }
     }
 }

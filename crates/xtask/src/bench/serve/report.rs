@@ -67,20 +67,12 @@ impl Row {
 
     /// A name and what is in the columns, for each of the two.
     fn lines(&self) -> [(String, String); 2] {
-        let Self {
-            command,
-            concurrency,
-            tare,
-            fastapi_bwrap,
-        } = self;
+        let Self { command, concurrency, tare, fastapi_bwrap } = self;
         let often = tare.per_second / fastapi_bwrap.per_second;
         let long = tare.p50_us as f64 / fastapi_bwrap.p50_us as f64;
         let at = |figures: &Figures| format!("{concurrency:>6}  {}", figures.columns());
         [
-            (
-                format!("{command}, tare"),
-                format!("{}{often:>14.2}x{long:>15.2}x", at(tare)),
-            ),
+            (format!("{command}, tare"), format!("{}{often:>14.2}x{long:>15.2}x", at(tare))),
             (format!("{command}, fastapi+bwrap"), at(fastapi_bwrap)),
         ]
     }
@@ -119,13 +111,7 @@ impl ServeReport {
             // A text takes whatever is written to it.
             writeln!(text, "{name:<width$}{columns}").ok();
         }
-        let Self {
-            seconds,
-            rounds,
-            machine,
-            load_average,
-            ..
-        } = self;
+        let Self { seconds, rounds, machine, load_average, .. } = self;
         writeln!(
             text,
             "\n{rounds} times {seconds} s each, in turn; load {load_average}; {machine}"
@@ -141,12 +127,8 @@ mod tests {
 
     #[test]
     fn the_table_is_as_wide_as_its_names_and_compares_the_two() {
-        let figures = |per_second, p50_us| Figures {
-            per_second,
-            p50_us,
-            p99_us: 30_000,
-            failed: 0,
-        };
+        let figures =
+            |per_second, p50_us| Figures { per_second, p50_us, p99_us: 30_000, failed: 0 };
         let row = Row {
             command: "print(1)".to_owned(),
             concurrency: 8,
@@ -173,9 +155,6 @@ print(1), fastapi+bwrap     8         50     20.0     30.0       0
             failed: 1,
         };
         let figures = Figures::of(&[load(10, 5), load(20, 9), load(30, 7)]);
-        assert_eq!(
-            (figures.per_second, figures.p99_us, figures.failed),
-            (20.0, 7, 3)
-        );
+        assert_eq!((figures.per_second, figures.p99_us, figures.failed), (20.0, 7, 3));
     }
 }

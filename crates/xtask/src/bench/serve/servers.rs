@@ -37,16 +37,10 @@ pub fn python(target: &Path) -> Result<PathBuf, Failure> {
     if directory.join("bin/uvicorn").exists() {
         return Ok(directory);
     }
-    let make = Command::new("python3")
-        .args(["-m", "venv"])
-        .arg(&directory)
-        .status();
+    let make = Command::new("python3").args(["-m", "venv"]).arg(&directory).status();
     let install = || {
         let pip = directory.join("bin/pip");
-        Command::new(pip)
-            .args(["install", "-q"])
-            .args(PACKAGES)
-            .status()
+        Command::new(pip).args(["install", "-q"]).args(PACKAGES).status()
     };
     for step in [make, install()] {
         let status = step.doing(|| "cannot install fastapi".into())?;
@@ -91,9 +85,7 @@ impl Servers {
                 let mut command = Command::new(setting.python.join("bin/uvicorn"));
                 command.args(["peer:app", "--log-level", "info"]);
                 command.args(["--port", &port.to_string()]);
-                command
-                    .env("BWRAP", &words)
-                    .env("PYTHONDONTWRITEBYTECODE", "1");
+                command.env("BWRAP", &words).env("PYTHONDONTWRITEBYTECODE", "1");
                 if let Some(packages) = setting.packages {
                     command.env("PYTHONPATH", packages.join("python"));
                 }
@@ -119,10 +111,7 @@ impl Setting<'_> {
         let packages = self.packages.map(|it| it.to_string_lossy().into_owned());
         let binds: Vec<String> = self.binds.iter().cloned().chain(packages).collect();
         let launch = bwrap(&binds, &[]);
-        let words: Vec<&String> = [&launch.program]
-            .into_iter()
-            .chain(&launch.arguments)
-            .collect();
+        let words: Vec<&String> = [&launch.program].into_iter().chain(&launch.arguments).collect();
         serde_json::to_string(&words).doing(|| "cannot tell the peer".into())
     }
 }

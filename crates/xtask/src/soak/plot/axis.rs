@@ -31,12 +31,7 @@ impl Axis {
                 values.filter(|it| (first..=last).contains(it)).collect()
             }
         };
-        Self {
-            scale,
-            ticks,
-            page_first,
-            page_last,
-        }
+        Self { scale, ticks, page_first, page_last }
     }
 
     /// Over all these and zero. Where nothing moves, zero is at the bottom.
@@ -46,18 +41,13 @@ impl Axis {
         page_first: f64,
         page_last: f64,
     ) -> Self {
-        let (least, most) = values.fold((0.0_f64, 0.0_f64), |(least, most), it| {
-            (least.min(it), most.max(it))
-        });
+        let (least, most) =
+            values.fold((0.0_f64, 0.0_f64), |(least, most), it| (least.min(it), most.max(it)));
         let one = match unit {
             Unit::Things => 1.0,
             Unit::Bytes => 1024.0,
         };
-        let most = if most - least < one {
-            least + one
-        } else {
-            most
-        };
+        let most = if most - least < one { least + one } else { most };
         let factor = match unit {
             Unit::Things => 1.0,
             Unit::Bytes => byte_unit(most.max(-least)).0,
