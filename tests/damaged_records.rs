@@ -333,10 +333,7 @@ fn a_record_of_another_user_harms_no_other() {
     let damages = ["", "record.json", "life"];
     let what = |damage: &&str| format!("{damage:?}");
     each(&damages, what, |_, record, damage| {
-        let path = match damage.is_empty() {
-            true => record.to_owned(),
-            false => record.join(damage),
-        };
+        let path = if damage.is_empty() { record.to_owned() } else { record.join(damage) };
         if path.exists() {
             chown(path, Some(SOMEBODY), Some(SOMEBODY)).expect("root may");
         }

@@ -215,10 +215,7 @@ fn a_box_that_is_paused_and_changed() {
     tare.call(["rename", "a", "b"]).ok();
     tare.call(["update", "--lease", "2h", "b"]).ok();
     tare.call(["update", "--lease", "never", "b"]).ok();
-    let paused: &[&str] = match can_pause {
-        true => &["paused", "resumed"],
-        false => &[],
-    };
+    let paused: &[&str] = if can_pause { &["paused", "resumed"] } else { &[] };
     let changed = ["renamed", "updated", "updated"];
     assert_story(&tare, "b", &[paused, &changed].concat());
     says(&tare, "b", "renamed", "renamed to b");

@@ -143,9 +143,10 @@ fn act<'a>(
             running.signal(Signal::KILL);
         }
         let output = running.wait();
-        let agreed = match is_shared(&step.command.name) {
-            true => behaves(&step.command, &output),
-            false => follows(&mut model, &step.command, &output),
+        let agreed = if is_shared(&step.command.name) {
+            behaves(&step.command, &output)
+        } else {
+            follows(&mut model, &step.command, &output)
         };
         agreed.map_err(|why| format!("{step}: {why}"))?;
     }
@@ -162,10 +163,7 @@ fn behaves(command: &Command, output: &Output) -> Result<(), String> {
         code if code == command.failure() => is_one_line,
         code => command.verb == Verb::Exec && ENDED_MEANWHILE.contains(&code),
     };
-    match is_fine {
-        true => Ok(()),
-        false => Err(output.to_string()),
-    }
+    if is_fine { Ok(()) } else { Err(output.to_string()) }
 }
 
 /// The same, and as the model knows.

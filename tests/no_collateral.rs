@@ -317,14 +317,13 @@ fn stopped_creator(tare: &Tare) -> Option<(Running, String)> {
     });
     creator.signal(Signal::STOP);
     let id = id.expect("it has begun");
-    match tare.listed(&id).is_some_and(|one| one["state"] == "starting") {
-        true => Some((creator, id)),
-        false => {
-            creator.signal(Signal::CONT);
-            creator.wait().ok();
-            tare.remove(&id);
-            None
-        }
+    if tare.listed(&id).is_some_and(|one| one["state"] == "starting") {
+        Some((creator, id))
+    } else {
+        creator.signal(Signal::CONT);
+        creator.wait().ok();
+        tare.remove(&id);
+        None
     }
 }
 

@@ -34,9 +34,10 @@ fn holders_of(text: &str) -> BTreeSet<u32> {
 fn all_below(directory: &Path) -> Vec<PathBuf> {
     let mut found = vec![directory.to_owned()];
     for entry in fs::read_dir(directory).expect("it is ours").flatten() {
-        match entry.file_type().expect("it is there").is_dir() {
-            true => found.extend(all_below(&entry.path())),
-            false => found.push(entry.path()),
+        if entry.file_type().expect("it is there").is_dir() {
+            found.extend(all_below(&entry.path()))
+        } else {
+            found.push(entry.path())
         }
     }
     found

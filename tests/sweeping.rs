@@ -50,10 +50,7 @@ fn a_box_whose_record_was_removed_by_hand_is_ended() {
     let tare = tare!();
     let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
     fs::remove_dir_all(tare.record(&id)).unwrap();
-    let kinds: &[&str] = match is_root() {
-        true => &["cgroup", "name"],
-        false => &["keeper", "name"],
-    };
+    let kinds: &[&str] = if is_root() { &["cgroup", "name"] } else { &["keeper", "name"] };
     orphan_is_swept(&tare, &id, kinds);
 }
 
@@ -212,13 +209,14 @@ fn nobody_is_swept_who_is_alive_or_not_ours() {
     let paused = tare.detached(["--name", "paused", "--", "sleep", "1000"]);
     let is_paused = tare.call(["pause", "paused"]).code == 0;
     // Such a name and another tag, and such a name and no id.
-    let strangers: Vec<PathBuf> = match is_root() {
-        true => hierarchies()
+    let strangers: Vec<PathBuf> = if is_root() {
+        hierarchies()
             .iter()
             .flat_map(|root| ["tare-aaaaaaaa-aaaaaaaaaaaa", "tare-x"].map(|name| root.join(name)))
             .filter(|path| fs::create_dir(path).is_ok())
-            .collect(),
-        false => Vec::new(),
+            .collect()
+    } else {
+        Vec::new()
     };
     let before = tare.footprint();
     tare.call(["audit"]).ok();

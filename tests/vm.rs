@@ -80,9 +80,10 @@ impl Machine {
         drop(running);
         let text = fs::read(console).expect("the directory is ours");
         let text = String::from_utf8_lossy(&text).replace('\r', "");
-        match ended {
-            true => Console(text),
-            false => panic!("the machine did not end within {ENDS_WITHIN:?}:\n{text}"),
+        if ended {
+            Console(text)
+        } else {
+            panic!("the machine did not end within {ENDS_WITHIN:?}:\n{text}")
         }
     }
 

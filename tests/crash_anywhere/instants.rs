@@ -198,9 +198,10 @@ impl Crash {
         let running = self.start(scene);
         // Not a wait for something, and bounded: the moment itself is the input.
         std::thread::sleep(self.after);
-        let keepers = match self.is_for_keeper() {
-            true => keeper.into_iter().chain(children(running.pid())).collect(),
-            false => Vec::new(),
+        let keepers = if self.is_for_keeper() {
+            keeper.into_iter().chain(children(running.pid())).collect()
+        } else {
+            Vec::new()
         };
         if self.victim == Victim::Group {
             // It leads a group of its own, and is not reaped yet: the number is its.
@@ -222,10 +223,7 @@ impl Crash {
     }
 
     fn start(&self, scene: &Scene) -> Running {
-        let (program, argument) = match self.brief {
-            true => ("true", None),
-            false => ("sleep", Some("1000")),
-        };
+        let (program, argument) = if self.brief { ("true", None) } else { ("sleep", Some("1000")) };
         let name = self.name.as_str();
         let mut call = match self.operation {
             Operation::Run => vec!["run", "--name", name, "--", program],

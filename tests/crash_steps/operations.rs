@@ -49,10 +49,7 @@ pub struct Operation {
 impl Operation {
     /// What the box may be; a keeper that is killed takes it along.
     pub fn fates(&self, succeeded: bool, keeper_killed: bool) -> Vec<Fate> {
-        let fates = match succeeded {
-            true => self.done,
-            false => self.undone,
-        };
+        let fates = if succeeded { self.done } else { self.undone };
         let mut fates = fates.to_vec();
         if keeper_killed && fates.iter().any(|fate| matches!(fate, Running | Paused)) {
             fates.push(Exited);

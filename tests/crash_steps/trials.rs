@@ -155,10 +155,7 @@ impl Steps<'_> {
 
     /// How many steps in a row that nobody has met are the end.
     fn unmet_max(&self) -> usize {
-        match self.is_for_copies_too() {
-            true => UNNOTED_MAX,
-            false => 1,
-        }
+        if self.is_for_copies_too() { UNNOTED_MAX } else { 1 }
     }
 
     /// A copy is a fork of the keeper that goes on counting; what it counts is not noted,

@@ -141,10 +141,7 @@ pub fn history(seed: u64) -> Vec<Step> {
 fn step(random: &mut Random) -> Step {
     let actor = usize::try_from(random.below(ACTORS as u64)).expect("it is small");
     let own = OWN.map(|name| format!("own-{actor}-{name}"));
-    let names = match random.once_in(3) {
-        true => SHARED.map(str::to_owned),
-        false => own,
-    };
+    let names = if random.once_in(3) { SHARED.map(str::to_owned) } else { own };
     let verb = *random.pick(&VERBS);
     let first = usize::from(random.once_in(2));
     let kill = random.once_in(4);

@@ -12,10 +12,7 @@ pub fn shrunk<T: Clone>(items: &[T], mut fails: impl FnMut(&[T]) -> bool) -> Vec
         while at < items.len() {
             let end = (at + chunk).min(items.len());
             let rest = [&items[..at], &items[end..]].concat();
-            match fails(&rest) {
-                true => items = rest,
-                false => at = end,
-            }
+            if fails(&rest) { items = rest } else { at = end }
         }
         if chunk == 1 && items.len() == before {
             return items;

@@ -355,14 +355,8 @@ fn unique_request(unique: usize, with_key: bool, of_connection: usize) -> String
         3 => format!("/nowhere/{unique}"),
         _ => format!("/v1/boxes/box-{unique}/execs/{unique}/stream"),
     };
-    let key = match with_key {
-        true => format!("X-API-Key: key-{unique}\r\n"),
-        false => String::new(),
-    };
-    let connection = match of_connection == PIPELINED {
-        true => "close",
-        false => "keep-alive",
-    };
+    let key = if with_key { format!("X-API-Key: key-{unique}\r\n") } else { String::new() };
+    let connection = if of_connection == PIPELINED { "close" } else { "keep-alive" };
     format!(
         "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\n{key}\
          Idempotency-Key: once-{unique}\r\nX-LibreChat-Code-Request-ID: {unique}\r\n\

@@ -187,10 +187,7 @@ fn count(directory: &Path) -> usize {
         return 0;
     };
     let entries = entries.map_while(Result::ok).map(|entry| entry.path());
-    let counts = entries.map(|path| match path.is_dir() {
-        true => count(&path),
-        false => 1,
-    });
+    let counts = entries.map(|path| if path.is_dir() { count(&path) } else { 1 });
     counts.sum()
 }
 

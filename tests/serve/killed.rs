@@ -91,10 +91,7 @@ struct Known {
 
 impl Known {
     fn fates(&self) -> Vec<Fate> {
-        let made = match self.is_brief {
-            true => Fate::Exited,
-            false => Fate::Running,
-        };
+        let made = if self.is_brief { Fate::Exited } else { Fate::Running };
         match (self.asked, self.is_answered) {
             (Step::Make, true) => vec![made],
             (Step::Make, false) => vec![Fate::Absent, made],
@@ -180,9 +177,10 @@ impl Client {
     fn make(&mut self) -> Option<()> {
         let is_brief = self.random.once_in(3);
         let name = format!("box-{}-{}", self.number, self.known.len());
-        let script = match is_brief {
-            true => format!("sleep 0.05; exit {CODE}"),
-            false => "exec sleep 1000".to_owned(),
+        let script = if is_brief {
+            format!("sleep 0.05; exit {CODE}")
+        } else {
+            "exec sleep 1000".to_owned()
         };
         let request = json!({ "name": name, "command": ["sh", "-c", script] });
         self.known.push(Known { name, is_brief, asked: Step::Make, is_answered: false });
@@ -226,10 +224,7 @@ impl Client {
 
 /// `None` when the server died before all of the answer was here.
 fn ask(address: SocketAddr, method: &str, path: &str, request: &Value) -> Option<Answer> {
-    let body = match request.is_null() {
-        true => String::new(),
-        false => request.to_string(),
-    };
+    let body = if request.is_null() { String::new() } else { request.to_string() };
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",

@@ -79,9 +79,10 @@ fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 
 /// Digits only, and no more than a file can have bytes.
 fn size(text: &[u8]) -> Option<u64> {
-    let value: u64 = match text.iter().all(u8::is_ascii_digit) {
-        true => str::from_utf8(text).ok()?.parse().ok()?,
-        false => return None,
+    let value: u64 = if text.iter().all(u8::is_ascii_digit) {
+        str::from_utf8(text).ok()?.parse().ok()?
+    } else {
+        return None;
     };
     (value <= i64::MAX.unsigned_abs()).then_some(value)
 }

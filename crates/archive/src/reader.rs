@@ -139,18 +139,13 @@ impl<'a> Reader<'a> {
             Error::not_an_archive(compressed.then_some("it is compressed; uncompress it first"))
         };
         if count < BLOCK_BYTES {
-            return Err(match self.begun {
-                true => Error::ends_too_early(),
-                false => not_an_archive(),
-            });
+            return Err(if self.begun { Error::ends_too_early() } else { not_an_archive() });
         }
         if is_zeros(&block) {
             return Ok(None);
         }
-        let header = Header::decode(&block).map_err(|why| match self.begun {
-            true => Error::damaged(why),
-            false => not_an_archive(),
-        })?;
+        let header = Header::decode(&block)
+            .map_err(|why| if self.begun { Error::damaged(why) } else { not_an_archive() })?;
         self.begun = true;
         Ok(Some(header))
     }
@@ -203,9 +198,10 @@ impl<'a> Reader<'a> {
         let records = Records::decode(&bytes).map_err(Error::damaged)?;
         self.mtime = records.mtime.or(self.mtime);
         let rest = Records { mtime: None, ..records };
-        match rest == Records::default() {
-            true => Ok(()),
-            false => Err(Error::damaged("a global header describes a single file")),
+        if rest == Records::default() {
+            Ok(())
+        } else {
+            Err(Error::damaged("a global header describes a single file"))
         }
     }
 

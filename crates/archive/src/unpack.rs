@@ -144,12 +144,13 @@ impl Unpacking<'_> {
 
     fn count(&mut self, name: &Name) -> Result<(), Error> {
         self.summary.entries += 1;
-        match self.summary.entries > self.options.entries_max {
-            true => Err(Error::refused(
+        if self.summary.entries > self.options.entries_max {
+            Err(Error::refused(
                 cannot_unpack(name.as_bytes()),
                 format!("there are more than {} entries", self.options.entries_max),
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -319,12 +320,13 @@ fn fill(
 fn unwritten(here: BorrowedFd<'_>, last: &CStr, name: &Name, error: io::Error) -> Error {
     let message = cannot_unpack(name.as_bytes());
     let is_full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
-    match is_full.contains(&error.kind()) && statat(here, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-        true => Error::failed(
+    if is_full.contains(&error.kind()) && statat(here, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        Error::failed(
             message,
             format!("there is no room for it beside the old file, which is unchanged: {error}"),
-        ),
-        false => Error::failed(message, error),
+        )
+    } else {
+        Error::failed(message, error)
     }
 }
 

@@ -60,10 +60,8 @@ fn an_archive_that_is_cut_anywhere_ends_too_early() {
     for length in (1..enough).filter(near_a_block) {
         let into = TemporaryDirectory::new();
         let error = unpack(&archive[..length], into.path(), Options::default()).unwrap_err();
-        let expected = match length < BLOCK {
-            true => "not a tar archive",
-            false => "the archive ends too early",
-        };
+        let expected =
+            if length < BLOCK { "not a tar archive" } else { "the archive ends too early" };
         assert_eq!(error.to_string(), expected, "cut to {length}");
     }
     let into = TemporaryDirectory::new();

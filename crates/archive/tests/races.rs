@@ -86,10 +86,7 @@ fn a_racer_cannot_have_a_secret_packed() {
     while_exchanging(&d.join("sub"), &d.join("link"), || {
         (0..ROUNDS / 2).for_each(packed);
     });
-    let sub = match d.join("sub").is_symlink() {
-        true => d.join("link"),
-        false => d.join("sub"),
-    };
+    let sub = if d.join("sub").is_symlink() { d.join("link") } else { d.join("sub") };
     while_exchanging(&sub.join("file"), &sub.join("link"), || {
         (0..5 * ROUNDS).for_each(packed);
     });

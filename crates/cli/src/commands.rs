@@ -67,9 +67,10 @@ pub fn run(args: Vec<OsString>) -> u8 {
 
 /// `run` and `exec` keep tare's failures apart from the command's own codes.
 fn dispatch(cli: Cli) -> u8 {
-    let failure_code = match matches!(cli.command, Command::Run(_) | Command::Exec(_)) {
-        true => run_code,
-        false => |_: &Error| FAILED,
+    let failure_code = if matches!(cli.command, Command::Run(_) | Command::Exec(_)) {
+        run_code
+    } else {
+        |_: &Error| FAILED
     };
     let result = state_root(cli.global.state_root).and_then(|root| perform(&cli.command, root));
     exit_code(result, failure_code)

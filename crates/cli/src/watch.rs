@@ -29,10 +29,7 @@ pub enum Times {
 
 impl Times {
     pub fn watch(asked: bool) -> Self {
-        match asked {
-            true => Self::Watch,
-            false => Self::Once,
-        }
+        if asked { Self::Watch } else { Self::Once }
     }
 }
 
@@ -50,10 +47,7 @@ pub fn show(
 fn watch(mut draw: impl FnMut() -> Result<Option<String>, Error>) -> Result<(), Error> {
     let interrupts =
         SignalFd::open(&[Signal::INT.as_raw()]).doing(|| "cannot take over signals".to_owned())?;
-    let clear = match isatty(stdout()) {
-        true => CLEAR,
-        false => "",
-    };
+    let clear = if isatty(stdout()) { CLEAR } else { "" };
     while let Some(picture) = draw()? {
         let reader = print_to_reader(&format!("{clear}{picture}"))?;
         if reader == Reader::Gone || is_over(&interrupts)? {

@@ -97,10 +97,7 @@ impl Name {
     pub fn of(program: &[u8]) -> Self {
         let last = program.rsplit(|byte| *byte == b'/').next();
         let bytes = last.unwrap_or_default().iter().take(NAME_BYTES_MAX);
-        let shown = bytes.map(|byte| match byte.is_ascii_graphic() {
-            true => char::from(*byte),
-            false => '?',
-        });
+        let shown = bytes.map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' });
         Self(shown.collect())
     }
 

@@ -215,9 +215,10 @@ impl StuckEntry {
 
 impl std::fmt::Display for StuckEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.why.is_empty() {
-            true => f.write_str(&self.step),
-            false => write!(f, "{}: {}", self.step, self.why),
+        if self.why.is_empty() {
+            f.write_str(&self.step)
+        } else {
+            write!(f, "{}: {}", self.step, self.why)
         }
     }
 }

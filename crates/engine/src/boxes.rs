@@ -109,10 +109,7 @@ impl Engine {
     /// What a live box uses.
     pub fn usage(&self, id: &BoxId) -> Result<Usage, Error> {
         let observed = self.observe(id)?;
-        match observed.is_live() {
-            true => Ok(self.usage_of(id, &observed)),
-            false => Err(has_ended(id)),
-        }
+        if observed.is_live() { Ok(self.usage_of(id, &observed)) } else { Err(has_ended(id)) }
     }
 
     pub(crate) fn boxes(&self) -> Result<OwnedFd, Error> {
@@ -162,9 +159,10 @@ impl Engine {
     pub(crate) fn status_of(&self, id: &BoxId, observed: &Observed) -> Status {
         let account = &observed.record.account;
         let spec = spec_of(observed);
-        let used = match observed.is_live() {
-            true => self.host.meters().usage(self.layout.tagged(id)),
-            false => CgroupUsage::default(),
+        let used = if observed.is_live() {
+            self.host.meters().usage(self.layout.tagged(id))
+        } else {
+            CgroupUsage::default()
         };
         let ended = observed.ended.as_ref();
         let intent = account.intent.as_ref();

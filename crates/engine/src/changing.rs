@@ -45,10 +45,7 @@ impl Engine {
 
     fn freeze(&self, id: &BoxId, frozen: bool) -> Result<(), Error> {
         // An attached box is its creator's to lock, who never does this.
-        let mut record = match self.observe(id)?.is_attached() {
-            true => None,
-            false => Some(self.lock(id)?),
-        };
+        let mut record = if self.observe(id)?.is_attached() { None } else { Some(self.lock(id)?) };
         let observed = self.observe(id)?;
         match (observed.state(), frozen) {
             (State::Running | State::Paused, true) => {

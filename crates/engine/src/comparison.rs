@@ -127,10 +127,7 @@ impl Engine {
         match self.compare_one(boxes, id, traces, depth) {
             Ok(None) => Looked::nothing(),
             Ok(Some((observed, lost))) => Looked {
-                on_record: match observed.is_over() {
-                    true => OnRecord::Over,
-                    false => OnRecord::Living,
-                },
+                on_record: if observed.is_over() { OnRecord::Over } else { OnRecord::Living },
                 keeper: observed.keeper.as_ref().map(|keeper| keeper.pid()),
                 lost,
                 known: Some(know(id, &observed)),

@@ -197,10 +197,7 @@ pub(crate) fn last_word(
         let mut fds = [PollFd::new(&words, PollFlags::IN)];
         poll(&mut fds, Some(&timespec(Duration::ZERO))).unwrap_or(0) > 0
     };
-    let count = match is_there {
-        true => rustix::io::read(&words, &mut said).unwrap_or(0),
-        false => 0,
-    };
+    let count = if is_there { rustix::io::read(&words, &mut said).unwrap_or(0) } else { 0 };
     Ok((exit, String::from_utf8_lossy(&said[..count]).into_owned()))
 }
 
@@ -231,11 +228,12 @@ fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
 fn cannot_copy(id: &BoxId, why: &str) -> Error {
     let error = Error::new(ErrorKind::BadRequest, format!("box {id} did not copy"));
     let is_full = ["No space left", "File too large"];
-    match is_full.iter().any(|words| why.contains(words)) {
-        true => error
+    if is_full.iter().any(|words| why.contains(words)) {
+        error
             .because(why.to_owned())
-            .with_hint("its scratch space has a size: --scratch of 'tare run'"),
-        false => error.because(why.to_owned()),
+            .with_hint("its scratch space has a size: --scratch of 'tare run'")
+    } else {
+        error.because(why.to_owned())
     }
 }
 

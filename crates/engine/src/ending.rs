@@ -123,10 +123,7 @@ impl Engine {
 
     /// SIGKILL to the whole box.
     pub fn kill(&self, id: &BoxId) -> Result<(), Error> {
-        match self.observe(id)?.is_live() {
-            true => self.end(id, Leave::Record),
-            false => Err(has_ended(id)),
-        }
+        if self.observe(id)?.is_live() { self.end(id, Leave::Record) } else { Err(has_ended(id)) }
     }
 
     /// Removes a box; one that is not over only by force.

@@ -90,10 +90,7 @@ fn place(scratch: &Path, path: &Path) -> Option<PathBuf> {
 fn open_beneath(scratch: &Path, below: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = openat(CWD, scratch, flags, Mode::empty())?;
-    let below = match below.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => below,
-    };
+    let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(&root, below, flags, Mode::empty(), resolve)
 }

@@ -96,10 +96,7 @@ pub fn care(facts: &Facts) -> Care {
         return Care::Nothing;
     }
     if facts.ended {
-        return match facts.expired {
-            true => Care::Remove,
-            false => Care::Nothing,
-        };
+        return if facts.expired { Care::Remove } else { Care::Nothing };
     }
     // Whoever has the lock takes care.
     if facts.busy {
@@ -208,15 +205,10 @@ mod tests {
     #[test]
     fn an_ended_box_stays_until_it_expires() {
         for facts in all().filter(|facts| facts.ended) {
-            let expected = match facts.expired && !facts.tried_lately {
-                true => Care::Remove,
-                false => Care::Nothing,
-            };
+            let expected =
+                if facts.expired && !facts.tried_lately { Care::Remove } else { Care::Nothing };
             assert_eq!(care(&facts), expected);
-            let expected = match facts.stuck {
-                true => State::Stuck,
-                false => State::Exited,
-            };
+            let expected = if facts.stuck { State::Stuck } else { State::Exited };
             assert_eq!(state(&facts), expected);
         }
     }

@@ -130,10 +130,7 @@ pub fn ask(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<O
 
 /// One call that only has to be done.
 pub fn tell(record: &Record, id: &BoxId, call: &Call) -> Result<(), Error> {
-    match ask(record, id, call)?.0 == Report::Done {
-        true => Ok(()),
-        false => Err(silent(id, None)),
-    }
+    if ask(record, id, call)?.0 == Report::Done { Ok(()) } else { Err(silent(id, None)) }
 }
 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
@@ -190,12 +187,12 @@ fn ended_meanwhile(id: &BoxId) -> Error {
 /// The keeper has said nothing in time. `socket` leads to it.
 fn silent(id: &BoxId, socket: Option<&OwnedFd>) -> Error {
     let error = Error::new(ErrorKind::NoAnswer, format!("box {id} does not answer"));
-    match socket.is_some_and(|socket| is_stopped(socket.as_fd())) {
-        true => error
+    if socket.is_some_and(|socket| is_stopped(socket.as_fd())) {
+        error
             .because("its keeper is stopped, by a signal or by a debugger")
-            .with_hint("continue the keeper with SIGCONT, or use 'tare rm -f'"),
-        false => error
-            .with_hint("'tare inspect' says what it is doing; 'tare rm -f' ends it in any case"),
+            .with_hint("continue the keeper with SIGCONT, or use 'tare rm -f'")
+    } else {
+        error.with_hint("'tare inspect' says what it is doing; 'tare rm -f' ends it in any case")
     }
 }
 

@@ -157,9 +157,10 @@ fn workload(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Workload {
             (false, Privilege::BoxRoot) => Capabilities::BoxRoot,
         },
         limits: resource_limits(spec, cgroups),
-        seccomp: match contained {
-            true => Vec::new(),
-            false => seccomp::program(spec.seccomp, set_id_bits(spec)).unwrap_or_default(),
+        seccomp: if contained {
+            Vec::new()
+        } else {
+            seccomp::program(spec.seccomp, set_id_bits(spec)).unwrap_or_default()
         },
         no_new_privs: !contained,
     }
@@ -167,10 +168,7 @@ fn workload(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Workload {
 
 /// A set-user-id file on a volume would belong to a user of the host.
 fn set_id_bits(spec: &Spec) -> SetIdBits {
-    match has_writable_volume(spec) {
-        true => SetIdBits::Denied,
-        false => SetIdBits::Allowed,
-    }
+    if has_writable_volume(spec) { SetIdBits::Denied } else { SetIdBits::Allowed }
 }
 
 fn has_writable_volume(spec: &Spec) -> bool {

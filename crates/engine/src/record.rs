@@ -110,9 +110,10 @@ impl Record {
             // What cannot be read says nothing: teardown works from the id alone.
             Err(flaw) => (Account::default(), Some(flaw)),
         };
-        let foreign = match account.intent.is_none() && account.newer.is_none() {
-            true => flaw::foreign_entry(directory.as_fd(), &FILES),
-            false => None,
+        let foreign = if account.intent.is_none() && account.newer.is_none() {
+            flaw::foreign_entry(directory.as_fd(), &FILES)
+        } else {
+            None
         };
         Self { directory, account, flaw: foreign.map(|entry| Flaw::Foreign { entry }).or(flaw) }
     }
@@ -493,9 +494,10 @@ fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Flaw> {
 
 fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
     let stat = fstat(of).map_err(|errno| Flaw::unreadable(&errno.into()))?;
-    match stat.st_uid == rustix::process::geteuid().as_raw() {
-        true => Ok(()),
-        false => Err(Flaw::NotOurs { uid: stat.st_uid }),
+    if stat.st_uid == rustix::process::geteuid().as_raw() {
+        Ok(())
+    } else {
+        Err(Flaw::NotOurs { uid: stat.st_uid })
     }
 }
 

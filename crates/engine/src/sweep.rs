@@ -294,9 +294,10 @@ fn end_newborn(pid: i32, within: Duration) -> Result<Outcome, Error> {
         return Ok(Outcome::Done);
     };
     stray.kill().doing(doing)?;
-    match stray.wait_dead(within).doing(doing)? {
-        true => Ok(Outcome::Done),
-        false => Err(Error::new(ErrorKind::Failed, doing()).because("it does not die")),
+    if stray.wait_dead(within).doing(doing)? {
+        Ok(Outcome::Done)
+    } else {
+        Err(Error::new(ErrorKind::Failed, doing()).because("it does not die"))
     }
 }
 

@@ -186,9 +186,10 @@ impl Site<'_> {
 
     /// The names, locked, if the box may have one.
     fn names_of(&self, account: &Account) -> Result<Option<Names>, Error> {
-        match account.intent.is_none() || account.may_hold().next().is_some() {
-            true => Names::lock(self.layout).doing(|| self.cannot_release()),
-            false => Ok(None),
+        if account.intent.is_none() || account.may_hold().next().is_some() {
+            Names::lock(self.layout).doing(|| self.cannot_release())
+        } else {
+            Ok(None)
         }
     }
 
@@ -201,10 +202,7 @@ impl Site<'_> {
             let was_held = released.doing(|| self.cannot_release())?;
             is_right &= was_held || account.name() != Some(name);
         }
-        match is_right {
-            true => Ok(()),
-            false => names.release_all(self.id).doing(|| self.cannot_release()),
-        }
+        if is_right { Ok(()) } else { names.release_all(self.id).doing(|| self.cannot_release()) }
     }
 
     fn cannot_release(&self) -> String {

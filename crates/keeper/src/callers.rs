@@ -82,10 +82,7 @@ impl Callers {
     /// enough to lose its place.
     pub fn next_ns(&self) -> Option<u64> {
         let oldest = self.0.first()?;
-        match self.have_room() {
-            true => Some(oldest.until_ns()),
-            false => Some(oldest.crowded_until_ns()),
-        }
+        if self.have_room() { Some(oldest.until_ns()) } else { Some(oldest.crowded_until_ns()) }
     }
 
     /// What has come by now; who is gone or too late is forgotten.

@@ -69,10 +69,7 @@ fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
     let (directory, entry) = place(path);
     let found = fs::symlink_metadata(path).map_err(failing)?;
     let directory = open_directory(directory).map_err(failing)?;
-    say(&match found.is_dir() {
-        true => Found::Directory,
-        false => Found::File,
-    });
+    say(&if found.is_dir() { Found::Directory } else { Found::File });
     // Whole blocks at a time; std's own standard output writes line by line.
     let output = io::stdout().as_fd().try_clone_to_owned().map_err(failing)?;
     let mut output = io::BufWriter::new(File::from(output));

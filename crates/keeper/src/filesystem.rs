@@ -50,10 +50,7 @@ impl Trees {
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let found = openat2(CWD, path.as_slice(), flags, Mode::empty(), resolve)?;
         let tree = mount::detached_copy(found.as_fd(), c"", Reach::Recursive)?;
-        let read_only = match writable {
-            true => Attributes::empty(),
-            false => Attributes::MOUNT_ATTR_RDONLY,
-        };
+        let read_only = if writable { Attributes::empty() } else { Attributes::MOUNT_ATTR_RDONLY };
         mount::add_attributes(tree.as_fd(), NOSUID_NODEV | read_only, Reach::Recursive)?;
         Ok(tree)
     }
@@ -330,10 +327,7 @@ enum Kind {
 }
 
 fn volume_kind(volume: &VolumePlan) -> Kind {
-    match volume.is_directory {
-        true => Kind::Directory,
-        false => Kind::File,
-    }
+    if volume.is_directory { Kind::Directory } else { Kind::File }
 }
 
 /// A path of the box, whatever its symlinks say: it cannot leave the root.

@@ -25,10 +25,8 @@ pub fn restrict<'a>(
     allow(&rules, b"/dev", file)?;
     allow(&rules, b"/dev/pts", file | access::IOCTL_DEV)?;
     allow(&rules, b"/dev/tty", access::FILE)?;
-    let writable: &[&[u8]] = match plan.root_writable {
-        true => &[b"/"],
-        false => &[b"/tmp", b"/work", b"/dev/shm"],
-    };
+    let writable: &[&[u8]] =
+        if plan.root_writable { &[b"/"] } else { &[b"/tmp", b"/work", b"/dev/shm"] };
     for path in writable {
         allow(&rules, path, content)?;
     }

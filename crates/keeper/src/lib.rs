@@ -103,9 +103,10 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
         return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
     };
     let mut planned = Planned::new();
-    let cgroup = match plan.workload_cgroup {
-        true => Some(planned.take().failing(SetupStep::ReadPlan, "cgroup")?),
-        false => None,
+    let cgroup = if plan.workload_cgroup {
+        Some(planned.take().failing(SetupStep::ReadPlan, "cgroup")?)
+    } else {
+        None
     };
     // The box that is made next has no way to it.
     let freezer = match &cgroup {

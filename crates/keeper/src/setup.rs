@@ -65,9 +65,10 @@ pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Fa
     })
     .failing(SetupStep::ReadPlan, "dumpable")?;
     set_oom_score();
-    let network = match plan.own_network {
-        true => Some(Making::begin().failing(SetupStep::Network, "maker")?),
-        false => None,
+    let network = if plan.own_network {
+        Some(Making::begin().failing(SetupStep::Network, "maker")?)
+    } else {
+        None
     };
     if plan.filesystem.is_some() {
         // What the box is made of, and what its command makes, must not depend on

@@ -383,10 +383,7 @@ impl Supervisor {
     fn usage(&self) -> KeeperUsage {
         let output = self.detached.as_ref().map(|detached| &detached.output);
         KeeperUsage {
-            scratch_bytes: match self.has_scratch {
-                true => scratch_bytes(),
-                false => None,
-            },
+            scratch_bytes: if self.has_scratch { scratch_bytes() } else { None },
             output_bytes: output.map_or(0, |output| output.received_bytes()),
             output_dropped_bytes: output.map_or(0, |output| output.dropped_bytes()),
         }

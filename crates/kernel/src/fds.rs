@@ -31,10 +31,7 @@ pub fn open_regular(
         Err(Errno::NXIO | Errno::ISDIR | Errno::LOOP) => return Err(odd()),
         file => file?,
     };
-    match FileType::from_raw_mode(fstat(&file)?.st_mode).is_file() {
-        true => Ok(file),
-        false => Err(odd()),
-    }
+    if FileType::from_raw_mode(fstat(&file)?.st_mode).is_file() { Ok(file) } else { Err(odd()) }
 }
 
 /// Takes over a descriptor that this process was born with. Each number may be

@@ -49,10 +49,7 @@ pub fn until_exec<F: FnOnce()>(into: Option<BorrowedFd<'_>>, child: F) -> io::Re
     let bear = || unsafe { start(&arguments, &mut child) };
     let pid = once("program born", || child_pid(with_signals_blocked(bear)))?;
     drop(theirs);
-    match has_executed(pid, &done) {
-        true => Ok(pid),
-        false => Err(Errno::INTR.into()),
-    }
+    if has_executed(pid, &done) { Ok(pid) } else { Err(Errno::INTR.into()) }
 }
 
 /// Waits until `done` is closed at its other end: by `execve` or by the exit of

@@ -138,10 +138,7 @@ unsafe fn unmap(block: *mut u8, bytes: usize) {
 }
 
 fn or_null(block: *mut libc::c_void) -> *mut u8 {
-    match block == libc::MAP_FAILED {
-        true => ptr::null_mut(),
-        false => block.cast(),
-    }
+    if block == libc::MAP_FAILED { ptr::null_mut() } else { block.cast() }
 }
 
 #[cfg(test)]

@@ -77,10 +77,7 @@ impl Process {
     /// The pidfd's inode, never used twice since boot. Before Linux 6.9 all
     /// pidfds share one inode that says nothing: `None`.
     pub fn inode(&self) -> io::Result<Option<u64>> {
-        match self.is_on_pidfs()? {
-            true => Ok(Some(fstat(&self.pidfd)?.st_ino)),
-            false => Ok(None),
-        }
+        if self.is_on_pidfs()? { Ok(Some(fstat(&self.pidfd)?.st_ino)) } else { Ok(None) }
     }
 
     /// One pidfd of a kernel is as good as any other.
@@ -165,10 +162,7 @@ impl Process {
     /// read while it is seen alive afterwards was its own.
     fn look<T>(&self, read: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         let read = read(self.proc_directory()?.as_fd())?;
-        match self.wait_dead(Duration::ZERO)? {
-            true => Err(io::ErrorKind::NotFound.into()),
-            false => Ok(read),
-        }
+        if self.wait_dead(Duration::ZERO)? { Err(io::ErrorKind::NotFound.into()) } else { Ok(read) }
     }
 
     /// Opens `/proc/PID`; an error if this `/proc` belongs to another PID namespace.

@@ -382,10 +382,7 @@ fn arrange_descriptors(order: &Order) -> Result<Places, u32> {
     }
     for index in 0..count {
         // The executed program gets what it was given, and nothing behind that.
-        let flags = match index < given {
-            true => 0,
-            false => libc::O_CLOEXEC as usize,
-        };
+        let flags = if index < given { 0 } else { libc::O_CLOEXEC as usize };
         call(libc::SYS_dup3, [base + index, index, flags, 0, 0])?;
     }
     call(libc::SYS_close_range, [count, u32::MAX as usize, 0, 0, 0])?;

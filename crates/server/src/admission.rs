@@ -152,13 +152,14 @@ impl<'a> Waits<'a> {
     fn begin(turns: &'a Turns) -> Result<Self, ApiError> {
         let before = turns.waiting.fetch_add(1, Ordering::Relaxed);
         let waits = Self(&turns.waiting);
-        match before < turns.waiting_max {
-            true => Ok(waits),
-            false => Err(ApiError::unavailable(
+        if before < turns.waiting_max {
+            Ok(waits)
+        } else {
+            Err(ApiError::unavailable(
                 "busy",
                 "server busy: as many runs are active and waiting as it allows",
             )
-            .with_hint("try again, or raise [limits] runs in the configuration")),
+            .with_hint("try again, or raise [limits] runs in the configuration"))
         }
     }
 }

@@ -70,9 +70,10 @@ impl Bodies {
 impl Charge {
     /// Holds so much from now on, more or less than before. Refused, it holds what it did.
     pub fn hold(&mut self, bytes: u64, length: usize) -> Result<(), ApiError> {
-        let most = match length as u64 <= SMALL_BYTES {
-            true => self.budget,
-            false => self.budget - self.budget / SMALL_SHARE,
+        let most = if length as u64 <= SMALL_BYTES {
+            self.budget
+        } else {
+            self.budget - self.budget / SMALL_SHARE
         };
         let before = self.bytes;
         let changed = |used: u64| {

@@ -412,9 +412,10 @@ impl Key {
         let keys: BTreeSet<&str> = keys.collect();
         let keys = keys.into_iter().map(|key| Self::by_hash(key.as_bytes()));
         let keys: Vec<Self> = keys.collect();
-        match keys.is_empty() {
-            true => Err(Error::new(ErrorKind::BadRequest, message()).because("there is none")),
-            false => Ok(keys),
+        if keys.is_empty() {
+            Err(Error::new(ErrorKind::BadRequest, message()).because("there is none"))
+        } else {
+            Ok(keys)
         }
     }
 }

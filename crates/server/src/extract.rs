@@ -82,14 +82,15 @@ impl<T: DeserializeOwned + Send> FromRequestParts<App> for Path<T> {
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok());
     let essence = given.map(|given| given.split(';').next().unwrap_or("").trim());
-    match essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
-        true => Ok(()),
-        false => Err(ApiError::new(
+    if essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+        Ok(())
+    } else {
+        Err(ApiError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "unsupported_media_type",
             "the body has to be JSON",
         )
-        .with_hint("send 'Content-Type: application/json'")),
+        .with_hint("send 'Content-Type: application/json'"))
     }
 }
 

@@ -83,9 +83,10 @@ fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ApiError> {
     let host = hosts.next().map(|host| host.as_bytes());
     let in_target = target.authority();
     let differs = in_target.is_some_and(|named| host != Some(named.as_str().as_bytes()));
-    match hosts.next().is_some() || differs {
-        false => Ok(()),
-        true => Err(ApiError::bad_request("ambiguous_host", "more than one host is named")),
+    if hosts.next().is_some() || differs {
+        Err(ApiError::bad_request("ambiguous_host", "more than one host is named"))
+    } else {
+        Ok(())
     }
 }
 
@@ -95,14 +96,15 @@ fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
         known.any(|one| one.as_bytes() == origin)
     };
     let mut origins = headers.get_all(header::ORIGIN).iter();
-    match origins.all(|origin| allowed(origin.as_bytes())) {
-        true => Ok(()),
-        false => Err(ApiError::new(
+    if origins.all(|origin| allowed(origin.as_bytes())) {
+        Ok(())
+    } else {
+        Err(ApiError::new(
             StatusCode::FORBIDDEN,
             "foreign_origin",
             "web pages may not use this server",
         )
-        .with_hint("name the page's origin in 'allowed_origins'")),
+        .with_hint("name the page's origin in 'allowed_origins'"))
     }
 }
 
@@ -181,10 +183,7 @@ pub fn bearer(value: &[u8]) -> &[u8] {
 pub fn holder<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
     let given: [u8; 32] = Sha256::digest(given).into();
     let matches = |key: &Key| bool::from(key.sha256.ct_eq(&given));
-    keys.iter().fold(None, |found, key| match matches(key) {
-        true => Some(key),
-        false => found,
-    })
+    keys.iter().fold(None, |found, key| if matches(key) { Some(key) } else { found })
 }
 
 #[cfg(test)]

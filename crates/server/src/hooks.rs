@@ -58,17 +58,14 @@ impl HooksConfig {
             let path = std::env::var_os("PATH").unwrap_or_else(|| USUAL_PATH.into());
             std::env::split_paths(&path).any(|directory| is_program(&directory.join(program)))
         };
-        let is_there = match program.contains('/') {
-            true => is_program(Path::new(program)),
-            false => in_path(),
-        };
-        match is_there {
-            true => Ok(()),
-            false => {
-                let message = format!("[hooks] command: {program:?} is no program that is here");
-                Err(Error::new(ErrorKind::BadRequest, message)
-                    .with_hint("name a file that can be executed, or one that is in PATH"))
-            }
+        let is_there =
+            if program.contains('/') { is_program(Path::new(program)) } else { in_path() };
+        if is_there {
+            Ok(())
+        } else {
+            let message = format!("[hooks] command: {program:?} is no program that is here");
+            Err(Error::new(ErrorKind::BadRequest, message)
+                .with_hint("name a file that can be executed, or one that is in PATH"))
         }
     }
 }

@@ -188,9 +188,10 @@ pub fn changed(change: &Change) -> Value {
 impl<'a> Happening<'a> {
     /// By what the engine says of it.
     pub fn stuck(box_id: &'a str, request_id: Option<&'a str>, why: &'a str) -> Self {
-        match why.contains(STILL_POPULATED) {
-            true => Self::CgroupStillPopulated { box_id, request_id, why },
-            false => Self::TeardownStuck { box_id, request_id, why },
+        if why.contains(STILL_POPULATED) {
+            Self::CgroupStillPopulated { box_id, request_id, why }
+        } else {
+            Self::TeardownStuck { box_id, request_id, why }
         }
     }
 

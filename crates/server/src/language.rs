@@ -149,13 +149,12 @@ impl Language {
             let fill = |word: &String| word.replace(FILE, &file).replace(PROGRAM, PROGRAM_PATH);
             words.iter().map(fill).collect()
         };
-        let mut command = match self.compile.is_empty() {
-            true => filled(&self.run),
-            false => {
-                let (compile, run) = (quoted(&filled(&self.compile)), quoted(&filled(&self.run)));
-                let script = format!("{compile} && exec {run} \"$@\"");
-                vec!["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
-            }
+        let mut command = if self.compile.is_empty() {
+            filled(&self.run)
+        } else {
+            let (compile, run) = (quoted(&filled(&self.compile)), quoted(&filled(&self.run)));
+            let script = format!("{compile} && exec {run} \"$@\"");
+            vec!["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
         };
         command.extend_from_slice(arguments);
         command
@@ -190,12 +189,12 @@ impl Host<'_> {
 
     /// Whether a box finds this program, by its path or by its name.
     fn has(&self, program: &str) -> bool {
-        match program.starts_with('/') {
-            true => self.path(program).exists(),
-            false => PATH
-                .split(':')
+        if program.starts_with('/') {
+            self.path(program).exists()
+        } else {
+            PATH.split(':')
                 .chain(PACKAGE_PROGRAMS)
-                .any(|directory| self.path(&format!("{directory}/{program}")).exists()),
+                .any(|directory| self.path(&format!("{directory}/{program}")).exists())
         }
     }
 

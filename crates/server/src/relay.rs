@@ -442,10 +442,7 @@ async fn feed(to: Option<Fd>, is_terminal: bool, input: Input) {
                 write_all(&to, &bytes).await?;
             }
         }
-        match is_terminal && says_something {
-            true => write_all(&to, END_OF_INPUT).await,
-            false => Ok(()),
-        }
+        if is_terminal && says_something { write_all(&to, END_OF_INPUT).await } else { Ok(()) }
     };
     let fed: io::Result<()> = fed.await;
     fed.ok();

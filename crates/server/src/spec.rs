@@ -125,24 +125,21 @@ pub fn words(words: Vec<String>) -> Vec<OsString> {
 pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, ApiError> {
     let parse = |(key, value): (&String, &String)| {
         let text = OsString::from(format!("{key}={value}"));
-        match key.contains('=') {
-            false => env::parse(&text).map_err(|error| of_field("env", error)),
-            true => Err(ApiError::bad_request(
-                "invalid",
-                format!("env: the name {key:?} has a '=' in it"),
-            )),
+        if key.contains('=') {
+            Err(ApiError::bad_request("invalid", format!("env: the name {key:?} has a '=' in it")))
+        } else {
+            env::parse(&text).map_err(|error| of_field("env", error))
         }
     };
     variables.iter().map(parse).collect()
 }
 
 pub fn workdir(path: String) -> Result<PathBuf, ApiError> {
-    match path.starts_with('/') && !path.contains('\0') {
-        true => Ok(PathBuf::from(path)),
-        false => {
-            Err(ApiError::bad_request("invalid", format!("workdir: {path:?} is no absolute path"))
-                .with_hint("name a directory of the box, such as /work"))
-        }
+    if path.starts_with('/') && !path.contains('\0') {
+        Ok(PathBuf::from(path))
+    } else {
+        Err(ApiError::bad_request("invalid", format!("workdir: {path:?} is no absolute path"))
+            .with_hint("name a directory of the box, such as /work"))
     }
 }
 
@@ -191,12 +188,13 @@ pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, Ap
 
 fn at_most(field: &'static str, asked: u64, most: Duration) -> Result<Duration, ApiError> {
     let asked = milliseconds(field, asked)?;
-    match asked <= most {
-        true => Ok(asked),
-        false => Err(ApiError::bad_request(
+    if asked <= most {
+        Ok(asked)
+    } else {
+        Err(ApiError::bad_request(
             "invalid",
             format!("{field}: this server allows at most {}", most.as_millis()),
-        )),
+        ))
     }
 }
 

@@ -192,10 +192,7 @@ impl Store {
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         let ttl = self.limits().ttl;
         let is_due = locked(&self.care).is_due(now, ttl);
-        match is_due {
-            true => self.walk(now, |_, _| ()),
-            false => Ok(()),
-        }
+        if is_due { self.walk(now, |_, _| ()) } else { Ok(()) }
     }
 
     /// Replaces what is known of a runtime session; `None` forgets it. Its name has only

@@ -67,9 +67,10 @@ pub fn build() -> Result<(), Failure> {
         .args(["build", "--release", "--package", "tare"])
         .status()
         .doing(|| "cannot start cargo build".into())?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(Failure::new(format!("cargo build --release: {status}"))),
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("cargo build --release: {status}")))
     }
 }
 

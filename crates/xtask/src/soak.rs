@@ -91,10 +91,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         tare: workspace.target_directory.join("release/tare"),
         packages: workspace.target_directory.join("packages"),
     };
-    let first = match options.librechat {
-        true => Kind::LibreChat,
-        false => Kind::Tare,
-    };
+    let first = if options.librechat { Kind::LibreChat } else { Kind::Tare };
     let mut all = vec![soak(&orders(first))?];
     match options.peer {
         Some(Peer::Bwrap) => all.push(soak(&orders(Kind::Bwrap))?),

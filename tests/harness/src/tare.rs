@@ -52,10 +52,7 @@ impl Tare {
     /// The same as a user without any privilege (which takes some to become; who
     /// has none is that user already).
     pub fn start_unprivileged(program: impl AsRef<Path>) -> Self {
-        let caller = match is_root() {
-            true => Caller::Unprivileged,
-            false => Caller::Ourselves,
-        };
+        let caller = if is_root() { Caller::Unprivileged } else { Caller::Ourselves };
         Self::start_as(caller, program.as_ref())
     }
 

@@ -65,14 +65,12 @@ pub fn run(args: &AuditArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         engine.await_faded();
     }
     let audit = engine.audit()?;
-    match args.json {
-        true => print_json(&audit)?,
-        false => print_result(&as_text(&audit, args.wait))?,
+    if args.json {
+        print_json(&audit)?
+    } else {
+        print_result(&as_text(&audit, args.wait))?
     }
-    Ok(match audit.is_clean() {
-        true => DONE,
-        false => FAILED,
-    })
+    Ok(if audit.is_clean() { DONE } else { FAILED })
 }
 
 fn as_text(audit: &Audit, has_waited: bool) -> String {
@@ -94,18 +92,12 @@ fn as_text(audit: &Audit, has_waited: bool) -> String {
 
 fn section<'a>(title: &str, found: impl Iterator<Item = (&'a String, Would)>) -> String {
     let line = |(sentence, would): (&String, Would)| {
-        let instead = match would == Would::Leave {
-            true => " ('tare rm -f' ends it)",
-            false => "",
-        };
+        let instead = if would == Would::Leave { " ('tare rm -f' ends it)" } else { "" };
         let would = would.as_str();
         format!("  {}: sweep would {would}{instead}\n", escaped(sentence))
     };
     let lines: String = found.map(line).collect();
-    match lines.is_empty() {
-        true => lines,
-        false => format!("{title}\n{lines}"),
-    }
+    if lines.is_empty() { lines } else { format!("{title}\n{lines}") }
 }
 
 /// Why boxes are still there that should not be. What is wrong with a record was said.
@@ -117,9 +109,10 @@ fn stuck(audit: &Audit) -> String {
     let stuck = audit.boxes.iter().filter(|one| !is_said(&one.id));
     let line = |one: &AuditedBox| Some(format!("  {}\n", escaped(one.stuck_on.as_ref()?)));
     let lines: String = stuck.filter_map(line).collect();
-    match lines.is_empty() {
-        true => lines,
-        false => format!("Stuck, and tried again by later commands:\n{lines}"),
+    if lines.is_empty() {
+        lines
+    } else {
+        format!("Stuck, and tried again by later commands:\n{lines}")
     }
 }
 
@@ -147,16 +140,16 @@ fn fading(fading: &Fading, has_waited: bool) -> String {
     }
     let ports = fading.ports.iter().flatten();
     what.extend(ports.map(|port| format!("{} port {}", port.transport, port.address)));
-    match what.is_empty() {
-        true => String::new(),
-        false => {
-            let what = what.join(", ");
-            let then = match has_waited {
-                true => "that gets no less, so somebody still refers to it",
-                false => "--wait waits for that",
-            };
-            format!("The kernel is still freeing {what}, of tare or of others: {then}.\n")
-        }
+    if what.is_empty() {
+        String::new()
+    } else {
+        let what = what.join(", ");
+        let then = if has_waited {
+            "that gets no less, so somebody still refers to it"
+        } else {
+            "--wait waits for that"
+        };
+        format!("The kernel is still freeing {what}, of tare or of others: {then}.\n")
     }
 }
 

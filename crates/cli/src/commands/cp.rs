@@ -158,12 +158,13 @@ fn stream_out(copying: Copying) -> Result<(), Error> {
 }
 
 fn refuse_terminal() -> Result<(), Error> {
-    match isatty(stdout()) {
-        true => Err(bad(
+    if isatty(stdout()) {
+        Err(bad(
             "a tar stream is nothing for a terminal",
             "send it into a file or a pipe, or name a directory instead of '-'",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

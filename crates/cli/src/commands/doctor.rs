@@ -69,14 +69,12 @@ struct Diagnosis {
 
 pub fn run(args: &DoctorArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let diagnosis = diagnose(&Host::new("/"), trial::check(state_root));
-    match args.json {
-        true => print_json(&diagnosis)?,
-        false => print_result(&table(&diagnosis))?,
+    if args.json {
+        print_json(&diagnosis)?
+    } else {
+        print_result(&table(&diagnosis))?
     }
-    Ok(match diagnosis.can_make_boxes {
-        true => 0,
-        false => NO_BOXES,
-    })
+    Ok(if diagnosis.can_make_boxes { 0 } else { NO_BOXES })
 }
 
 /// `trial`: how making a box went.
@@ -101,9 +99,10 @@ fn table(diagnosis: &Diagnosis) -> String {
         let Check { what, found, tare, .. } = check;
         text += &format!("{what:width$}  {status:7}  {found}; {tare}\n");
     }
-    text + match diagnosis.can_make_boxes {
-        true => "\nBoxes can be made here.\n",
-        false => "\nNo box can be made here: the last line above says why.\n",
+    text + if diagnosis.can_make_boxes {
+        "\nBoxes can be made here.\n"
+    } else {
+        "\nNo box can be made here: the last line above says why.\n"
     }
 }
 

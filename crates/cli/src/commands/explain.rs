@@ -40,9 +40,10 @@ pub struct ExplainArgs {
 pub fn run(args: &ExplainArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     let engine = Engine::look(state_root)?;
     let explanation = engine.explain(&args.reference)?;
-    match args.json {
-        true => print_json(&as_json(&explanation))?,
-        false => print_result(&as_text(&explanation))?,
+    if args.json {
+        print_json(&as_json(&explanation))?
+    } else {
+        print_result(&as_text(&explanation))?
     }
     Ok(DONE)
 }

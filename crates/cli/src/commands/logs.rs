@@ -80,14 +80,8 @@ pub fn run(args: &LogsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         logs.tail(u64::from(lines))?;
     }
     let caller = Caller { stdout: stdout(), stderr: stderr() };
-    let prefix = match args.timestamps {
-        true => Prefix::Time,
-        false => Prefix::None,
-    };
-    let controls = match args.raw {
-        true => Controls::Raw,
-        false => Controls::VisibleOnTerminals,
-    };
+    let prefix = if args.timestamps { Prefix::Time } else { Prefix::None };
+    let controls = if args.raw { Controls::Raw } else { Controls::VisibleOnTerminals };
     let mut printer = Printer::new(caller, prefix, controls);
     let shown = match (args.follow, keeper) {
         (true, Some(keeper)) => follow(&mut logs, &keeper, &mut printer),

@@ -79,21 +79,19 @@ impl ProcessArgs {
 
     /// Whoever types into a terminal means it for the command only with `-i`.
     pub fn stdin(&self, window: Option<Window>) -> Stdin {
-        match window.is_none() || self.interactive {
-            true => Stdin::Pipe,
-            false => Stdin::Empty,
-        }
+        if window.is_none() || self.interactive { Stdin::Pipe } else { Stdin::Empty }
     }
 }
 
 /// A working directory inside a box.
 pub fn workdir(path: PathBuf) -> Result<PathBuf, Error> {
-    match path.is_absolute() {
-        true => Ok(path),
-        false => Err(bad(
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(bad(
             format!("{} is not absolute", quoted(&path)),
             "name a directory of the box, such as /work",
-        )),
+        ))
     }
 }
 

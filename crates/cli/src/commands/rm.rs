@@ -37,10 +37,7 @@ pub fn run(args: &RmArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     // A box is looked up before others are looked after: one that has just ended by
     // itself is found, and is then as it was asked to be.
     let engine = Engine::open_to_make(state_root)?;
-    let boxes = match args.all {
-        true => every_box(&engine)?,
-        false => args.boxes.clone(),
-    };
+    let boxes = if args.all { every_box(&engine)? } else { args.boxes.clone() };
     Ok(each(&engine, &boxes, |id| engine.remove(id, args.force)))
 }
 

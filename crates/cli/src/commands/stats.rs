@@ -100,12 +100,11 @@ fn of_all(engine: &Engine) -> Result<Vec<Sample>, Error> {
 }
 
 fn render(json: bool, samples: &[Sample]) -> String {
-    match json {
-        true => to_json_line(&samples),
-        false => {
-            let rows: Vec<_> = samples.iter().map(row).collect();
-            table::render(&COLUMNS, &rows, table::columns_of_stdout())
-        }
+    if json {
+        to_json_line(&samples)
+    } else {
+        let rows: Vec<_> = samples.iter().map(row).collect();
+        table::render(&COLUMNS, &rows, table::columns_of_stdout())
     }
 }
 

@@ -42,18 +42,17 @@ pub struct SweepArgs {
 }
 
 pub fn run(args: &SweepArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let swept = match args.dry_run {
-        true => Engine::look(state_root)?.plan_sweep()?,
-        false => Engine::open_to_sweep(state_root)?.sweep()?,
+    let swept = if args.dry_run {
+        Engine::look(state_root)?.plan_sweep()?
+    } else {
+        Engine::open_to_sweep(state_root)?.sweep()?
     };
-    match args.json {
-        true => print_json(&swept)?,
-        false => print_result(&as_text(&swept))?,
+    if args.json {
+        print_json(&swept)?
+    } else {
+        print_result(&as_text(&swept))?
     }
-    Ok(match args.dry_run || swept.iter().all(|one| is_well(&one.outcome)) {
-        true => DONE,
-        false => FAILED,
-    })
+    Ok(if args.dry_run || swept.iter().all(|one| is_well(&one.outcome)) { DONE } else { FAILED })
 }
 
 /// Whoever is busy with it does what there is to be done.
@@ -111,9 +110,10 @@ fn summary(swept: &[Swept]) -> String {
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);
     let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
     let is_newborn = |one: &Swept| matches!(one.what, Subject::Newborn(_));
-    let (one, many) = match swept.iter().any(is_newborn) {
-        true => ("process", "boxes and processes"),
-        false => ("box", "boxes"),
+    let (one, many) = if swept.iter().any(is_newborn) {
+        ("process", "boxes and processes")
+    } else {
+        ("box", "boxes")
     };
     format!("{}: {}.\n", counted(swept.len(), one, many), parts.join("; "))
 }

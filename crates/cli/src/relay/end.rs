@@ -89,9 +89,10 @@ impl<'fd> End<'fd> {
     /// As much as goes without waiting, provided that the end was found ready
     /// where [`Self::never_waits`] is false.
     pub fn write(&self, bytes: &[u8]) -> Result<usize> {
-        let safe = match self.never_waits() {
-            true => bytes,
-            false => &bytes[..bytes.len().min(BLOCKING_WRITE_BYTES_MAX)],
+        let safe = if self.never_waits() {
+            bytes
+        } else {
+            &bytes[..bytes.len().min(BLOCKING_WRITE_BYTES_MAX)]
         };
         match self.kind {
             Kind::Socket => {

@@ -162,10 +162,7 @@ impl<'fd> Stream<'fd> {
                 }
             }
         }
-        self.waiting = match self.owes() {
-            true => Waiting::Sink,
-            false => Waiting::Source,
-        };
+        self.waiting = if self.owes() { Waiting::Sink } else { Waiting::Source };
     }
 
     fn widen_after(&mut self, bytes: usize) {
@@ -257,9 +254,10 @@ fn read_chunk(
         Ok(0) => Step::End(Ended::EndOfFile),
         Ok(bytes) => {
             budget.spend(bytes);
-            match sink.is_none_or(End::never_waits) {
-                true => Step::Moved(bytes),
-                false => Step::Wait(Waiting::Sink),
+            if sink.is_none_or(End::never_waits) {
+                Step::Moved(bytes)
+            } else {
+                Step::Wait(Waiting::Sink)
             }
         }
         Err(errno) => source_error(errno),
@@ -304,10 +302,7 @@ fn source_error(errno: Errno) -> Step {
 }
 
 fn sink_error(errno: Errno) -> Ended {
-    match is_closed(errno) {
-        true => Ended::SinkClosed,
-        false => Ended::SinkFailed(errno),
-    }
+    if is_closed(errno) { Ended::SinkClosed } else { Ended::SinkFailed(errno) }
 }
 
 #[cfg(test)]

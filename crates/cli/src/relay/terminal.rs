@@ -47,9 +47,10 @@ pub fn window(terminal: BorrowedFd<'_>) -> io::Result<(u16, u16)> {
 
 /// The size of the terminal that standard input is, if it is one.
 pub fn callers_window() -> Result<Option<(u16, u16)>, Error> {
-    match isatty(stdin()) {
-        true => window(stdin()).map(Some).doing(|| "cannot read the terminal's size".to_owned()),
-        false => Ok(None),
+    if isatty(stdin()) {
+        window(stdin()).map(Some).doing(|| "cannot read the terminal's size".to_owned())
+    } else {
+        Ok(None)
     }
 }
 

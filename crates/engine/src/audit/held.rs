@@ -91,9 +91,10 @@ impl Engine {
                 }
             }
         }
-        held.memory_bytes = match observed.is_live() {
-            true => self.host.meters().memory(self.layout.tagged(id)),
-            false => None,
+        held.memory_bytes = if observed.is_live() {
+            self.host.meters().memory(self.layout.tagged(id))
+        } else {
+            None
         };
         let mounted = self.mounted_scratch(id, observed);
         if keeper.is_none() && has_scratch(observed) {

@@ -168,9 +168,12 @@ pub fn would_about(flaw: &Flaw, lives: bool) -> Would {
         | Flaw::NotOurs { .. }
         | Flaw::Odd
         | Flaw::Incomplete
-        | Flaw::Wrong => match lives {
-            true => Would::Leave,
-            false => Would::Remove,
-        },
+        | Flaw::Wrong => {
+            if lives {
+                Would::Leave
+            } else {
+                Would::Remove
+            }
+        }
     }
 }

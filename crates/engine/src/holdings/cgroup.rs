@@ -129,9 +129,10 @@ pub fn acquire(
     };
     let wanted = ALL.into_iter().filter(|one| one.wanted(limits, residence));
     for controller in wanted {
-        let enforced = match on_unified.contains(&controller) {
-            true => enforce_unified(&mut holding, controller, limits, roots, of)?,
-            false => enforce_v1(&mut holding, controller, limits, roots, of)?,
+        let enforced = if on_unified.contains(&controller) {
+            enforce_unified(&mut holding, controller, limits, roots, of)?
+        } else {
+            enforce_v1(&mut holding, controller, limits, roots, of)?
         };
         if !enforced && controller.asked(limits) {
             return Err(cannot_enforce(controller));

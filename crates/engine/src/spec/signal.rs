@@ -54,9 +54,10 @@ pub fn name(number: i32) -> String {
 /// The number of a signal.
 pub fn parse(text: &str) -> Result<i32, Error> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = match digits {
-        true => text.parse().ok().filter(|number| (1..=NUMBER_MAX).contains(number)),
-        false => named(text),
+    let number = if digits {
+        text.parse().ok().filter(|number| (1..=NUMBER_MAX).contains(number))
+    } else {
+        named(text)
     };
     number.ok_or_else(|| {
         bad(

@@ -114,10 +114,13 @@ pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, S
         Happening::CopyOut { process } => {
             (StepKind::CopyOut, format!("copy {process} out of it started"))
         }
-        Happening::Ended { process, wait_status } => match is_copy(*process) {
-            true => (StepKind::CopyEnded, format!("copy {process} {}", ended(*wait_status))),
-            false => (StepKind::ExecEnded, format!("exec {process} {}", ended(*wait_status))),
-        },
+        Happening::Ended { process, wait_status } => {
+            if is_copy(*process) {
+                (StepKind::CopyEnded, format!("copy {process} {}", ended(*wait_status)))
+            } else {
+                (StepKind::ExecEnded, format!("exec {process} {}", ended(*wait_status)))
+            }
+        }
         Happening::TimedOut { process } => (
             StepKind::ExecTimedOut,
             format!("exec {process} was killed, with all that it started: its timeout passed"),

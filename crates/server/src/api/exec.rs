@@ -248,12 +248,10 @@ impl Asked<'_> {
 impl TerminalAsked {
     pub fn into_terminal(self) -> Result<Terminal, ApiError> {
         let Self { rows, columns } = self;
-        match rows == 0 || columns == 0 {
-            true => Err(ApiError::bad_request(
-                "invalid",
-                "a terminal has at least one row and one column",
-            )),
-            false => Ok(Terminal::Pty { rows, columns }),
+        if rows == 0 || columns == 0 {
+            Err(ApiError::bad_request("invalid", "a terminal has at least one row and one column"))
+        } else {
+            Ok(Terminal::Pty { rows, columns })
         }
     }
 }

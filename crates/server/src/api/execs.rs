@@ -316,9 +316,10 @@ async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusC
         None => exec.orders.send(order).await.is_ok(),
         Some(_) => false,
     };
-    match given {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(ApiError::new(StatusCode::CONFLICT, "exec_ended", "the process has ended")),
+    if given {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(ApiError::new(StatusCode::CONFLICT, "exec_ended", "the process has ended"))
     }
 }
 

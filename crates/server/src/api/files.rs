@@ -113,9 +113,10 @@ pub async fn put(
     body: Body,
 ) -> Result<StatusCode, ApiError> {
     let address = Address::of(&uri)?;
-    match taken(query)?.tar {
-        true => upload::archive(&app, address, &headers, body).await?,
-        false => upload::file(&app, address, &headers, body).await?,
+    if taken(query)?.tar {
+        upload::archive(&app, address, &headers, body).await?
+    } else {
+        upload::file(&app, address, &headers, body).await?
     }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -262,10 +262,7 @@ impl Reading {
         };
         let read = self.app.ask(move |_| {
             let records = piece(&mut logs)?;
-            let missed = match records.is_empty() {
-                true => logs.missed_at_end()?,
-                false => 0,
-            };
+            let missed = if records.is_empty() { logs.missed_at_end()? } else { 0 };
             Ok((logs, records, missed))
         });
         let (logs, records, missed_bytes) = read.await?;

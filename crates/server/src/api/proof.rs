@@ -104,9 +104,6 @@ pub async fn sweep(
 ) -> Result<axum::Json<SweepAnswer>, ApiError> {
     let dry_run = taken(query)?.dry_run;
     let _turn = app.proofs.lock().await;
-    let swept = app.ask(move |engine| match dry_run {
-        true => engine.plan_sweep(),
-        false => engine.sweep(),
-    });
+    let swept = app.ask(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() });
     Ok(axum::Json(SweepAnswer { swept: swept.await? }))
 }

@@ -191,9 +191,12 @@ fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<FileOut>>>
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {
-    let path = |text: String| match text.is_empty() || text.contains('\0') {
-        true => Err(ApiError::bad_request("invalid_path", "outputs: a path is empty or has a NUL")),
-        false => Ok(PathBuf::from(text)),
+    let path = |text: String| {
+        if text.is_empty() || text.contains('\0') {
+            Err(ApiError::bad_request("invalid_path", "outputs: a path is empty or has a NUL"))
+        } else {
+            Ok(PathBuf::from(text))
+        }
     };
     asked.into_iter().map(path).collect()
 }

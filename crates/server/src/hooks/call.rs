@@ -43,14 +43,8 @@ impl FromStr for Url {
         let has_port =
             authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         Ok(Self {
-            authority: match has_port {
-                true => authority.to_owned(),
-                false => format!("{authority}:80"),
-            },
-            path: match path.is_empty() {
-                true => "/".to_owned(),
-                false => path.to_owned(),
-            },
+            authority: if has_port { authority.to_owned() } else { format!("{authority}:80") },
+            path: if path.is_empty() { "/".to_owned() } else { path.to_owned() },
         })
     }
 }

@@ -164,10 +164,7 @@ impl Verdict {
             code,
             signal,
             status: is_for_memory.then_some("SG"),
-            message: match is_for_memory {
-                true => Some("Out of memory".to_owned()),
-                false => truncated(),
-            },
+            message: if is_for_memory { Some("Out of memory".to_owned()) } else { truncated() },
         }
     }
 }

@@ -119,10 +119,7 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
     spec.limits.memory_bytes = limit(boxes.memory, usual.memory);
     spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory), usual.scratch);
     spec.limits.pids = limit(boxes.pids, usual.pids);
-    spec.network = match boxes.host_network {
-        true => Network::Host,
-        false => Network::None,
-    };
+    spec.network = if boxes.host_network { Network::Host } else { Network::None };
     if let Some(rootfs) = &boxes.rootfs {
         spec.root = Root::Directory(rootfs.clone());
     }
@@ -142,10 +139,7 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
 /// A limit that the operator set must be enforced. A default holds as far as the host can
 /// enforce it, and the log has a note where it cannot.
 fn limit<T: PartialEq>(configured: T, usual: T) -> Limit<T> {
-    match configured == usual {
-        true => Limit::Default(configured),
-        false => Limit::Asked(configured),
-    }
+    if configured == usual { Limit::Default(configured) } else { Limit::Asked(configured) }
 }
 
 /// Programs that keep things at home do not keep them among the user's files, and what

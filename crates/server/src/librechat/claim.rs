@@ -103,10 +103,7 @@ impl Claim {
     }
 
     pub fn check(&self, principal: &Principal, object: &Object) -> Result<(), ApiError> {
-        match self.allows(principal, object) {
-            true => Ok(()),
-            false => Err(forbidden()),
-        }
+        if self.allows(principal, object) { Ok(()) } else { Err(forbidden()) }
     }
 }
 

@@ -154,9 +154,10 @@ fn collect(
         };
         // Of one that is run again nothing is kept.
         let is_done = ended == Ended::Exited(Exit::Code(0)) && calls.is_empty();
-        let collected = match is_done {
-            true => outputs.collect(engine, id, &inputs),
-            false => Outputs::of_failed(&inputs),
+        let collected = if is_done {
+            outputs.collect(engine, id, &inputs)
+        } else {
+            Outputs::of_failed(&inputs)
         };
         Ok((collected, calls))
     })

@@ -44,9 +44,10 @@ pub async fn list(
     let mut objects = objects.unwrap_or_default();
     let had_some = !objects.is_empty();
     objects.retain(|object| asked.claim.allows(&asked.principal, object));
-    match had_some && objects.is_empty() {
-        true => Err(claim::forbidden()),
-        false => Ok(Json(objects.iter().map(|one| shown(one, detail)).collect())),
+    if had_some && objects.is_empty() {
+        Err(claim::forbidden())
+    } else {
+        Ok(Json(objects.iter().map(|one| shown(one, detail)).collect()))
     }
 }
 
@@ -86,9 +87,10 @@ fn shown(object: &Object, detail: Detail) -> Value {
                 "contentType": object.content_type(),
                 "lastModified": object.created_at,
             });
-            match object.read_only {
-                true => with(normalized, json!({ "read_only": true })),
-                false => normalized,
+            if object.read_only {
+                with(normalized, json!({ "read_only": true }))
+            } else {
+                normalized
             }
         }
     }
@@ -107,8 +109,9 @@ pub async fn delete(State(app): State<App>, Named(object): Named) -> Result<Json
         "session_id": object.session,
         "fileId": object.id,
     });
-    match files::ask(&app, move |store| store.remove(&object)).await? {
-        true => Ok(Json(answer)),
-        false => Err(not_found()),
+    if files::ask(&app, move |store| store.remove(&object)).await? {
+        Ok(Json(answer))
+    } else {
+        Err(not_found())
     }
 }

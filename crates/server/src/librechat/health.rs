@@ -22,8 +22,9 @@ pub async fn health(
         guard::check_host(&headers, &config, app.served_at())?;
     }
     let is_serving = app.stopping.phase() == Phase::Serving;
-    match is_serving && app.pressure.found().admits(0).is_ok() {
-        true => Ok(StatusCode::OK),
-        false => Ok(StatusCode::SERVICE_UNAVAILABLE),
+    if is_serving && app.pressure.found().admits(0).is_ok() {
+        Ok(StatusCode::OK)
+    } else {
+        Ok(StatusCode::SERVICE_UNAVAILABLE)
     }
 }

@@ -155,9 +155,10 @@ impl Parser {
 
     fn head(&mut self) -> Result<Option<Head>, Malformed> {
         let Some(end) = memmem::find(&self.held, HEAD_END) else {
-            return match self.held.len() <= HEAD_BYTES_MAX {
-                true => Ok(None),
-                false => Err(Malformed("a part has too long a head")),
+            return if self.held.len() <= HEAD_BYTES_MAX {
+                Ok(None)
+            } else {
+                Err(Malformed("a part has too long a head"))
             };
         };
         if end > HEAD_BYTES_MAX {

@@ -69,9 +69,10 @@ fn agreed(headers: &HeaderMap, served: &[Profile]) -> Result<Profile, Disagreeme
     };
     let known = Profile::parse(one.as_bytes()).filter(|_| another.is_none());
     let expected = known.ok_or(Disagreement::Invalid)?;
-    match served.contains(&expected) {
-        true => Ok(expected),
-        false => Err(Disagreement::Mismatch { expected, actual: first(served) }),
+    if served.contains(&expected) {
+        Ok(expected)
+    } else {
+        Err(Disagreement::Mismatch { expected, actual: first(served) })
     }
 }
 

@@ -329,13 +329,14 @@ impl Execution {
     }
 
     fn check_bytes(&self) -> Result<(), ApiError> {
-        match self.bytes <= BYTES_MAX {
-            true => Ok(()),
-            false => Err(ApiError::new(
+        if self.bytes <= BYTES_MAX {
+            Ok(())
+        } else {
+            Err(ApiError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "too_large",
                 "the calls and the results of the tools are too large",
-            )),
+            ))
         }
     }
 

@@ -64,10 +64,7 @@ fn parsed(text: &str, size: u64) -> Option<Wanted> {
             (last >= first).then_some((first, last.saturating_add(1).min(size)))?
         }
     };
-    Some(match from < until {
-        true => Wanted::Part(Range { from, until }),
-        false => Wanted::Nothing,
-    })
+    Some(if from < until { Wanted::Part(Range { from, until }) } else { Wanted::Nothing })
 }
 
 /// Digits alone.

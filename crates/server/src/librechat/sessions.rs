@@ -43,12 +43,13 @@ impl Hint {
         let is_known =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
         let valid = (1..=HINT_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_known);
-        match valid {
-            true => Ok(Self(text.to_owned())),
-            false => Err(ApiError::bad_request(
+        if valid {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ApiError::bad_request(
                 "invalid_hint",
                 "runtime_session_hint: it has 1 to 128 of A-Z a-z 0-9 . _ : -",
-            )),
+            ))
         }
     }
 
@@ -126,9 +127,10 @@ pub async fn run(
     let process = process.at_flood(Flood::Ends);
     let outcome = process.run(app, Input::default(), None, &Output::Keep).await?;
     let session_id = task.outputs.session.clone();
-    let collected = match outcome.ended == Ended::Exited(Exit::Code(0)) {
-        true => collect(app, &turn, &id, task.outputs, &mut known).await?,
-        false => Outputs::of_failed(&task.inputs),
+    let collected = if outcome.ended == Ended::Exited(Exit::Code(0)) {
+        collect(app, &turn, &id, task.outputs, &mut known).await?
+    } else {
+        Outputs::of_failed(&task.inputs)
     };
     let ran = Ran {
         ended: outcome.ended,

@@ -48,16 +48,15 @@ impl FileIn {
             rest => rest.strip_prefix('/').unwrap_or(path),
         });
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
-        match relative.split('/').all(is_name) {
-            true => Ok(Self {
+        if relative.split('/').all(is_name) {
+            Ok(Self {
                 path: format!("{}/{relative}", HOME.trim_start_matches('/')),
                 mtime: now(),
                 content: Content::Bytes(content),
-            }),
-            false => {
-                Err(ApiError::bad_request("invalid_path", format!("{path:?} is no file in {HOME}"))
-                    .with_hint("write names below it, such as data/input.csv"))
-            }
+            })
+        } else {
+            Err(ApiError::bad_request("invalid_path", format!("{path:?} is no file in {HOME}"))
+                .with_hint("write names below it, such as data/input.csv"))
         }
     }
 }

@@ -93,10 +93,7 @@ fn check_room(store: &Store, session: &Id) -> Result<(), StoreError> {
         None => 0,
     };
     let most = SESSION_FILES_MAX;
-    match files < most {
-        true => Ok(()),
-        false => Err(StoreError::SessionHasTooMany { most }),
-    }
+    if files < most { Ok(()) } else { Err(StoreError::SessionHasTooMany { most }) }
 }
 
 impl Drop for Incoming {

@@ -53,12 +53,11 @@ fn grow(root: &Path, at: &Path, tree: &mut BTreeMap<String, u64>) {
         let found = entry.metadata().expect("its status");
         let path = entry.path();
         let name = path.strip_prefix(root).expect("it is below").display();
-        match found.is_dir() {
-            true => {
-                tree.insert(format!("{name}/"), 0);
-                grow(root, &path, tree);
-            }
-            false => drop(tree.insert(name.to_string(), found.len())),
+        if found.is_dir() {
+            tree.insert(format!("{name}/"), 0);
+            grow(root, &path, tree);
+        } else {
+            tree.insert(name.to_string(), found.len());
         }
     }
 }

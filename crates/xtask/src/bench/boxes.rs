@@ -107,10 +107,7 @@ fn measure(options: &Options, tare: &mut Tare, name: &str) -> Result<BoxesReport
 }
 
 fn part<T>(wanted: bool, measure: impl FnOnce() -> Result<T, Failure>) -> Result<Part<T>, Failure> {
-    match wanted {
-        true => measure().map(Part::Measured),
-        false => Ok(Part::NotAsked),
-    }
+    if wanted { measure().map(Part::Measured) } else { Ok(Part::NotAsked) }
 }
 
 fn nothing_left(tare: &Tare) -> Result<(), Failure> {

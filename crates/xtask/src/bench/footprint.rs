@@ -56,10 +56,7 @@ impl Place {
 /// Where state is kept in memory, else the temporary directory.
 fn in_memory() -> PathBuf {
     let shared_memory = PathBuf::from("/dev/shm");
-    match shared_memory.is_dir() {
-        true => shared_memory,
-        false => std::env::temp_dir(),
-    }
+    if shared_memory.is_dir() { shared_memory } else { std::env::temp_dir() }
 }
 
 /// A bench's directory and name, until [`Footprint::release`] or our death.
@@ -127,9 +124,10 @@ impl Footprint {
     pub fn release(mut self) -> Result<(), Failure> {
         drop(self.janitor.stdin.take());
         let status = self.janitor.wait().doing(|| "cannot wait for the janitor".into())?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(Failure::new(format!("the janitor left something behind: {status}"))),
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Failure::new(format!("the janitor left something behind: {status}")))
         }
     }
 }

@@ -51,10 +51,7 @@ impl View {
                 view.binds.push(point.to_owned());
             } else if point != PROC && is_in(point, PROC) {
                 let of_proc = point.strip_prefix(PROC) == Some(part);
-                let list = match of_proc {
-                    true => &mut view.read_only,
-                    false => &mut view.masked,
-                };
+                let list = if of_proc { &mut view.read_only } else { &mut view.masked };
                 list.push(point.to_owned());
             }
         }

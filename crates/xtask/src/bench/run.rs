@@ -85,9 +85,10 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         view: View::default(),
     };
     ground.view = View::ask(&ground.tare_run(&ASK_FOR_MOUNTS));
-    let done = match options.breakdown {
-        true => breakdown::perform(&ground.tare_run(COMMANDS[0]), &ground.directory),
-        false => measure(options, &workspace, &ground),
+    let done = if options.breakdown {
+        breakdown::perform(&ground.tare_run(COMMANDS[0]), &ground.directory)
+    } else {
+        measure(options, &workspace, &ground)
     };
     footprint.release()?;
     done

@@ -109,9 +109,10 @@ impl Request {
         let doing = || format!("cannot ask for {}", self.path);
         let stream = TcpStream::connect(("127.0.0.1", port)).doing(doing)?;
         let answer = http::ask(stream, "POST", self.path, &self.body.to_string()).doing(doing)?;
-        match answer["stdout"] == printed {
-            true => Ok(()),
-            false => Err(Failure::new(format!("it did not print {printed:?}: {answer}"))),
+        if answer["stdout"] == printed {
+            Ok(())
+        } else {
+            Err(Failure::new(format!("it did not print {printed:?}: {answer}")))
         }
     }
 }

@@ -107,9 +107,10 @@ impl Ground {
         }
         let status = child.wait().doing(|| "cannot wait for unshare".into())?;
         heard?;
-        match status.success() && series.is_complete() {
-            true => Ok(series),
-            false => Err(Failure::new(format!("the driver ended early: {status}"))),
+        if status.success() && series.is_complete() {
+            Ok(series)
+        } else {
+            Err(Failure::new(format!("the driver ended early: {status}")))
         }
     }
 

@@ -114,9 +114,10 @@ impl Subject for Naive {
 
     fn next_command(&self, caller: &Caller) -> Result<Option<u64>, Surprise> {
         let status = caller.run(&boxed(&["true"])).map_err(|it| it.to_string())?;
-        match status.success() {
-            true => Ok(None),
-            false => Err(format!("bwrap true: {status}: {}", caller.said())),
+        if status.success() {
+            Ok(None)
+        } else {
+            Err(format!("bwrap true: {status}: {}", caller.said()))
         }
     }
 

@@ -114,10 +114,7 @@ fn scale(subjects: &[Subject]) -> Scale {
     let first = first.map(|it| it.boxes).min().unwrap_or(1).max(1) as f64;
     let ends = subjects.iter().map(|it| last_box(it).max(1) as f64);
     let (least, most) = ends.fold((f64::MAX, 1.0_f64), |(a, b), it| (a.min(it), b.max(it)));
-    match most / least > 3.0 {
-        true => Scale::Logarithmic(first, most),
-        false => Scale::Linear(0.0, most),
-    }
+    if most / least > 3.0 { Scale::Logarithmic(first, most) } else { Scale::Linear(0.0, most) }
 }
 
 /// How far a subject's measure has moved at each sample.

@@ -145,9 +145,10 @@ pub fn amount(value: f64, unit: Unit) -> String {
         Unit::Bytes => {
             let (factor, name) = byte_unit(value.abs());
             let scaled = value / factor;
-            match scaled.abs() < 10.0 && scaled.fract() != 0.0 {
-                true => format!("{scaled:.1} {name}"),
-                false => format!("{} {name}", grouped(scaled)),
+            if scaled.abs() < 10.0 && scaled.fract() != 0.0 {
+                format!("{scaled:.1} {name}")
+            } else {
+                format!("{} {name}", grouped(scaled))
             }
         }
     }

@@ -74,9 +74,10 @@ fn lane_name() -> String {
 
 fn switch_loopback_on() -> Result<()> {
     let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
-    match up.is_ok_and(|status| status.success()) {
-        true => Ok(()),
-        false => Err("cannot switch the loopback device on".into()),
+    if up.is_ok_and(|status| status.success()) {
+        Ok(())
+    } else {
+        Err("cannot switch the loopback device on".into())
     }
 }
 

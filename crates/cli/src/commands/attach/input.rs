@@ -44,9 +44,10 @@ impl<'fd> Input<'fd> {
         is_terminal: bool,
     ) -> Result<Self, Error> {
         let make = || -> Result<Self, Errno> {
-            let terminal = match is_terminal && isatty(caller) {
-                true => Some(Terminal { keys: Keys::default(), _raw: RawMode::enter(caller)? }),
-                false => None,
+            let terminal = if is_terminal && isatty(caller) {
+                Some(Terminal { keys: Keys::default(), _raw: RawMode::enter(caller)? })
+            } else {
+                None
             };
             Ok(Self {
                 source: End::callers(caller)?,

@@ -37,10 +37,7 @@ impl<'fd> Outlet<'fd> {
         self.pending.clear();
         self.pending.extend_from_slice(bytes);
         self.written = 0;
-        match self.end.never_waits() {
-            true => self.advance(),
-            false => Ok(Taker::There),
-        }
+        if self.end.never_waits() { self.advance() } else { Ok(Taker::There) }
     }
 
     /// To be called after `poll` found what [`Self::waits_for`] asked for.

@@ -91,10 +91,7 @@ fn renamed(subject: Subject<'_>, becomes: &OsStr) -> Landing {
 pub fn name(path: &Path) -> Option<&OsStr> {
     let bytes = path.as_os_str().as_bytes();
     // `Path` itself would not see the dot in `a/.`.
-    match bytes == b"." || bytes.ends_with(b"/.") {
-        true => None,
-        false => path.file_name(),
-    }
+    if bytes == b"." || bytes.ends_with(b"/.") { None } else { path.file_name() }
 }
 
 pub fn ends_with_slash(path: &Path) -> bool {

@@ -23,9 +23,10 @@ pub fn check(host: &Host) -> Check {
         .into_iter()
         .filter(|controller| layout.writable_place(host, controller))
         .collect();
-    let found = match limits.is_empty() {
-        true => format!("{name}, no controller for boxes"),
-        false => format!("{name}, {} can be limited", limits.join(", ")),
+    let found = if limits.is_empty() {
+        format!("{name}, no controller for boxes")
+    } else {
+        format!("{name}, {} can be limited", limits.join(", "))
     };
     if limits.len() == CONTROLLERS.len() {
         let how = "every limit is enforced by the kernel";

@@ -159,10 +159,7 @@ fn pids(host: &Host) -> Check {
     let known: Vec<_> =
         numbers.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
     let found: Vec<_> = known.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    let found = match found.is_empty() {
-        true => "unknown".to_owned(),
-        false => found.join(", "),
-    };
+    let found = if found.is_empty() { "unknown".to_owned() } else { found.join(", ") };
     match known.iter().map(|(_, value)| *value).min() {
         Some(least) if least >= PIDS_FEW => {
             Check::new("PIDs", Status::Ok, found, "each box has its own limit (--pids)")

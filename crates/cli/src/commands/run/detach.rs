@@ -94,10 +94,7 @@ pub fn start(
 fn print_id(id: &BoxId, args: &RunArgs, request: &Request) -> Result<(), Error> {
     let id = id.to_string();
     let name = request.spec.name.as_ref().map(ToString::to_string);
-    match args.json {
-        true => print_json(&Report { id, name }),
-        false => print_result(&format!("{id}\n")),
-    }
+    if args.json { print_json(&Report { id, name }) } else { print_result(&format!("{id}\n")) }
 }
 
 fn options(args: &RunArgs) -> DetachOptions {

@@ -49,10 +49,7 @@ impl Surroundings {
 
     /// As seen from where tare was started.
     fn resolve(&self, path: &Path) -> Result<PathBuf, Error> {
-        match path.is_absolute() {
-            true => Ok(path.to_owned()),
-            false => Ok(self.current_dir()?.join(path)),
-        }
+        if path.is_absolute() { Ok(path.to_owned()) } else { Ok(self.current_dir()?.join(path)) }
     }
 }
 
@@ -61,15 +58,9 @@ pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
         spec: spec(args, around)?,
         stdin: args.process.stdin(around.window),
         relay: relay::Settings {
-            output: match args.json {
-                true => Output::Keep,
-                false => Output::Pass,
-            },
+            output: if args.json { Output::Keep } else { Output::Pass },
             output_bytes_max: args.output_limit.unwrap_or(defaults::OUTPUT_BYTES),
-            past_limit: match args.output_kill {
-                true => PastLimit::Kill,
-                false => PastLimit::Truncate,
-            },
+            past_limit: if args.output_kill { PastLimit::Kill } else { PastLimit::Truncate },
             writers: Writers::Dead,
         },
         quiet: args.quiet,
@@ -88,10 +79,7 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
         workdir: workdir(args, around)?,
         workspace: args.workspace.clone(),
         user: user_of(args, around),
-        privilege: match args.root {
-            true => Privilege::BoxRoot,
-            false => Privilege::Unprivileged,
-        },
+        privilege: if args.root { Privilege::BoxRoot } else { Privilege::Unprivileged },
         limits: limits(args),
         timeout: args.timeout,
         root: match &args.rootfs {
@@ -100,10 +88,7 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
         },
         volumes: volumes(args, around)?,
         network: network(args),
-        isolation: match args.contain {
-            true => Isolation::Contain,
-            false => Isolation::Full,
-        },
+        isolation: if args.contain { Isolation::Contain } else { Isolation::Full },
         seccomp: seccomp(args),
         terminal: terminal(args, around)?,
     })
@@ -168,10 +153,8 @@ fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Err
 
 fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> {
     let parse = |text: &OsString| {
-        let base = match Path::new(text).is_absolute() {
-            true => Path::new("/"),
-            false => around.current_dir()?,
-        };
+        let base =
+            if Path::new(text).is_absolute() { Path::new("/") } else { around.current_dir()? };
         volume::parse(text, base)
     };
     let volumes: Result<Vec<_>, _> = args.volume.iter().map(parse).collect();
@@ -196,9 +179,12 @@ fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<env::Pair> 
     if args.process.tty {
         pairs.push(("TERM".into(), process::TERM.into()));
     }
-    let from_caller = |key: &OsString| match args.contain {
-        true => key != "TERM" || args.process.tty,
-        false => key == "TERM" && args.process.tty,
+    let from_caller = |key: &OsString| {
+        if args.contain {
+            key != "TERM" || args.process.tty
+        } else {
+            key == "TERM" && args.process.tty
+        }
     };
     let callers = around.env.iter().filter(|(key, _)| from_caller(key));
     pairs.extend(callers.cloned());

@@ -188,10 +188,7 @@ fn workloads(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Vec<PathBuf>> {
     let directories = entries.filter(|it| !matches!(it, Ok(it) if !is_directory(it)));
     let below: Vec<PathBuf> =
         directories.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-    match path.join(layout::WORKLOAD_CGROUP).is_dir() {
-        true => Ok(below),
-        false => Ok(vec![path]),
-    }
+    if path.join(layout::WORKLOAD_CGROUP).is_dir() { Ok(below) } else { Ok(vec![path]) }
 }
 
 fn is_directory(entry: &fs::DirEntry) -> bool {
@@ -206,9 +203,12 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// Stops or continues the workload; returns once that was seen. What cannot be
 /// stopped in time goes on.
 pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), Error> {
-    let doing = || match frozen {
-        true => format!("cannot pause box {}", of.id),
-        false => format!("cannot resume box {}", of.id),
+    let doing = || {
+        if frozen {
+            format!("cannot pause box {}", of.id)
+        } else {
+            format!("cannot resume box {}", of.id)
+        }
     };
     let mut cgroups = workloads(roots, of).doing(doing)?;
     if cgroups.is_empty() {

@@ -99,14 +99,15 @@ pub async fn archive(
 
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE);
-    match given.is_some_and(|given| given == "application/x-tar") {
-        true => Ok(()),
-        false => Err(ApiError::new(
+    if given.is_some_and(|given| given == "application/x-tar") {
+        Ok(())
+    } else {
+        Err(ApiError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "unsupported_media_type",
             "the body has to be a tar archive",
         )
-        .with_hint("send 'Content-Type: application/x-tar'")),
+        .with_hint("send 'Content-Type: application/x-tar'"))
     }
 }
 
@@ -142,9 +143,10 @@ impl Incoming {
         };
         let announced = headers.get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        match announced.is_some_and(|length| length > incoming.bytes_max) {
-            true => Err(incoming.too_large()),
-            false => Ok(incoming),
+        if announced.is_some_and(|length| length > incoming.bytes_max) {
+            Err(incoming.too_large())
+        } else {
+            Ok(incoming)
         }
     }
 

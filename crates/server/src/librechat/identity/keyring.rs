@@ -151,9 +151,10 @@ fn with_path<T>(
 fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let mut file = File::open(path)?.take(FILE_BYTES_MAX + 1);
-    match file.read_to_string(&mut text)? as u64 > FILE_BYTES_MAX {
-        false => Ok(text),
-        true => Err(io::ErrorKind::FileTooLarge.into()),
+    if file.read_to_string(&mut text)? as u64 > FILE_BYTES_MAX {
+        Err(io::ErrorKind::FileTooLarge.into())
+    } else {
+        Ok(text)
     }
 }
 
@@ -200,10 +201,7 @@ fn of_jwks(text: &str) -> Result<Keys, Box<dyn std::error::Error + Send + Sync>>
         let key = key.ok_or_else(|| format!("the key {kid:?} in it cannot be used"))?;
         add(&mut keys, kid, key)?;
     }
-    match keys.is_empty() {
-        true => Err("there is none of Ed25519 or RSA in it".into()),
-        false => Ok(keys),
-    }
+    if keys.is_empty() { Err("there is none of Ed25519 or RSA in it".into()) } else { Ok(keys) }
 }
 
 fn add(

@@ -145,9 +145,10 @@ impl ToolResult {
         let reply = Reply {
             result: self.result,
             is_error: self.is_error,
-            error_message: match self.error_message.is_empty() {
-                true => "the tool failed".to_owned(),
-                false => self.error_message,
+            error_message: if self.error_message.is_empty() {
+                "the tool failed".to_owned()
+            } else {
+                self.error_message
             },
         };
         (self.call_id, reply)

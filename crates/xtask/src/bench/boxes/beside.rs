@@ -30,10 +30,7 @@ impl Beside {
         let last = each[each.len().saturating_sub(SAMPLES)..].to_vec();
         Ok(Self {
             create_us: p50_us(last),
-            bwrap_us: match is_installed("bwrap") {
-                true => Some(p50_us(time_bwrap()?)),
-                false => None,
-            },
+            bwrap_us: if is_installed("bwrap") { Some(p50_us(time_bwrap()?)) } else { None },
         })
     }
 

@@ -163,9 +163,10 @@ impl Live {
 }
 
 fn installed(program: &str) -> Result<(), Failure> {
-    match is_installed(program) {
-        true => Ok(()),
-        false => Err(Failure::new(format!("not installed ({program} is not in PATH)"))),
+    if is_installed(program) {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("not installed ({program} is not in PATH)")))
     }
 }
 

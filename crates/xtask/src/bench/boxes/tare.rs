@@ -166,11 +166,10 @@ impl Tare {
         });
         let wall = start.elapsed();
         let (status, cpu) = ended.doing(|| format!("cannot run tare {}", words[0]))?;
-        match status.success() {
-            true => Ok(Spent { wall, cpu }),
-            false => {
-                Err(Failure::new(format!("tare {}: {status}: {}", words[0], first_line(&said))))
-            }
+        if status.success() {
+            Ok(Spent { wall, cpu })
+        } else {
+            Err(Failure::new(format!("tare {}: {status}: {}", words[0], first_line(&said))))
         }
     }
 }

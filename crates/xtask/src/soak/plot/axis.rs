@@ -101,10 +101,7 @@ pub fn short_count(value: f64) -> String {
         it if it >= 1_000.0 => format!("{}k", value / 1_000.0),
         _ => format!("{value}"),
     };
-    match text.len() > 6 {
-        true => format!("{value:.1}"),
-        false => text,
-    }
+    if text.len() > 6 { format!("{value:.1}") } else { text }
 }
 
 #[cfg(test)]
