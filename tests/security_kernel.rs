@@ -13,7 +13,7 @@ use tare_harness::{Running, Tare, box_processes, skip, tare};
 const CALLS: &str = include_str!("probes/calls.py");
 const EVERY_CALL: &str = include_str!("probes/every_call.py");
 /// What the filter does by default with each call it knows.
-const GOLDEN: &str = include_str!("../crates/engine/src/seccomp/default.golden");
+const GOLDEN: &str = include_str!("../crates/engine/src/create/seccomp/default.golden");
 
 /// What the kernel answers to these calls in a box with these options.
 #[track_caller]

@@ -4,7 +4,7 @@
 //! descriptors. A directory is entered one name at a time, with `O_NOFOLLOW`: a
 //! name without a slash that is neither a symlink nor `..` leads beneath its
 //! directory and nowhere else. `openat2` would say the same in one call, but a
-//! box with a writable volume does not have it (`engine/src/seccomp`).
+//! box with a writable volume does not have it (`engine/src/create/seccomp`).
 //!
 //! What is carried: regular files, directories, symlinks (as they are, never
 //! followed), permission bits and modification times in seconds. What is not:

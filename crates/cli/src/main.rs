@@ -4,15 +4,13 @@
 //! The same binary is the keeper of every box, and what runs the hook of a server, each
 //! under a name of its own.
 
-mod args;
-mod cells;
+mod cli;
 mod commands;
 mod error;
-mod relay;
-mod table;
+mod exit;
+mod output;
+mod stdio;
 mod usage;
-mod verdict;
-mod watch;
 
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;

@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
 use tare_engine::spec::received::quoted;
 use tare_engine::{Error, ErrorKind};
 
-use crate::args::Cli;
+use crate::cli::Cli;
 
 /// The first word that is neither an option nor the value of one; known also
 /// for a line that does not parse.

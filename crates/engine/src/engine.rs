@@ -9,20 +9,20 @@ use std::time::Duration;
 
 use tare_kernel::process::check_proc;
 
-use crate::account::DetachOptions;
-use crate::attached::Attached;
-use crate::cause::{Step, explained};
+use crate::care::reclaiming::Listener;
 use crate::create::{Ends, Reserve};
 use crate::error::{Doing, Error, ErrorKind};
+use crate::host::layout::Layout;
+use crate::host::obstacle::{Step, explained};
+use crate::host::state_root;
+use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
-use crate::id::BoxId;
-use crate::layout::Layout;
-use crate::reclaiming::Listener;
 use crate::record::Locked;
+use crate::record::lines::DetachOptions;
+use crate::session::attached::Attached;
+use crate::session::stdio::Stdin;
 use crate::spec::Spec;
-use crate::state_root;
-use crate::stdio::Stdin;
-use crate::tag::Tag;
+use crate::spec::id::BoxId;
 use crate::teardown::{OWN_WITHIN, Site};
 
 /// A server has few threads. It waits for a box that takes longer without one, and tries

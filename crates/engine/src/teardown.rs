@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
-use crate::account::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
 use crate::error::{Doing, Error, ErrorKind};
-use crate::explaining::keep_story;
-use crate::flaw::Flaw;
+use crate::history::keep_story;
+use crate::history::steps::Removal;
 use crate::holdings::name::Names;
 use crate::holdings::{cgroup, scratch};
 use crate::host::Host;
-use crate::id::BoxId;
-use crate::layout::Layout;
-use crate::observed::provable_keeper;
-use crate::reason::Reason;
+use crate::host::layout::Layout;
+use crate::host::tag::Tagged;
+use crate::observe::provable_keeper;
+use crate::record::damage::Flaw;
+use crate::record::lines::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
+use crate::record::reason::Reason;
 use crate::record::{self, Locked};
-use crate::story::Removal;
-use crate::tag::Tagged;
+use crate::spec::id::BoxId;
 
 /// How long a box may take to die before it counts as stuck.
 pub const OWN_WITHIN: Duration = Duration::from_secs(10);

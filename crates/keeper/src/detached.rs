@@ -8,11 +8,11 @@ use tare_control::ring::Writer;
 use tare_control::{DetachedPlan, Identity, SetupStep};
 
 use crate::inherited::Planned;
-use crate::life::Life;
+use crate::journal::Life;
+use crate::make::terminal::Pair;
+use crate::make::{Failing, Failure};
 use crate::output::{Output, pipe_of};
-use crate::setup::{Failing, Failure};
-use crate::terminal::Pair;
-use crate::workload::Streams;
+use crate::process::launch::Streams;
 
 /// The descriptors that came with the plan.
 #[derive(Debug)]

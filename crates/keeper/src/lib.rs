@@ -15,44 +15,35 @@
 //!                     LaunchFailed
 //! ```
 
-mod callers;
+mod cgroup;
 mod channel;
-mod copy;
 mod detached;
-mod devices;
-mod executions;
-mod family;
-mod files;
-mod filesystem;
-mod freezer;
 mod inherited;
-mod landlock;
-mod life;
+mod journal;
+mod make;
 mod output;
-mod procfs;
-mod setup;
-mod supervise;
-mod terminal;
-mod workload;
+mod process;
+mod programs;
+mod serve;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use callers::Callers;
+use cgroup::Freezer;
 use channel::Channel;
 use detached::Detached;
-use freezer::Freezer;
 use inherited::{Inherited, Planned};
+use make::terminal::Pair;
+use make::{Failing, Failure};
+use process::launch::{Birth, Streams};
 use rustix::io::Errno;
-use setup::{Failing, Failure};
-use supervise::{Deadlines, End, Supervisor};
+use serve::connections::Callers;
+use serve::{Deadlines, End, Supervisor};
 use tare_control::events::Happening;
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::launch;
 use tare_kernel::step::step;
-use terminal::Pair;
-use workload::{Birth, Streams};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 256;
@@ -120,7 +111,7 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
         Some(_) => Some(detached::Files::take(&mut planned)?),
         None => None,
     };
-    let terminal = setup::make_box(&plan, &mut planned)?;
+    let terminal = make::make_box(&plan, &mut planned)?;
     let (detached, streams) = streams(&plan, files, terminal, link)?;
     // Anything but its go ends a command before it began.
     if link.wait::<Request>(REQUEST_BYTES_MAX) != Some(Request::Go) {
@@ -169,11 +160,11 @@ impl Ready {
         let begun = listening.map_err(Failure::into_report).and_then(|()| {
             match self.plan.workload.argv.as_slice() {
                 [] => Ok(None),
-                [..] => workload::start(&birth).map(Some),
+                [..] => process::launch::start(&birth).map(Some),
             }
         });
         let started = begun.and_then(|command| {
-            workload::let_go_of_streams().map_err(Failure::into_report)?;
+            process::launch::let_go_of_streams().map_err(Failure::into_report)?;
             Ok(command)
         });
         drop(birth);

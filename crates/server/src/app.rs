@@ -10,25 +10,25 @@ use tare_engine::Engine;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::Options;
+use crate::admission::bodies::Bodies;
+use crate::admission::pressure::Pressure;
+use crate::admission::quota::{self, Quotas};
+use crate::admission::streams::Streams;
 use crate::admission::{Admission, Permit};
-use crate::bodies::Bodies;
 use crate::callers::Callers;
 use crate::config::{Config, Reach};
 use crate::error::ApiError;
-use crate::execs::Execs;
-use crate::files::Files;
-use crate::followers::Followers;
-use crate::guard::Caller;
-use crate::hooks::Hooks;
-use crate::journal::{Happening, Journal};
+use crate::http::auth::Caller;
 use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::makers::Makers;
-use crate::metrics::Metrics;
-use crate::pressure::Pressure;
-use crate::quota::{self, Quotas};
-use crate::streams::Streams;
-use crate::sweeping::Sweeping;
-use crate::watch::Watch;
+use crate::store::open::Files;
+use crate::telemetry::hook::Hooks;
+use crate::telemetry::journal::{Happening, Journal};
+use crate::telemetry::metrics::Metrics;
+use crate::upkeep::Sweeping;
+use crate::watch::followers::Followers;
+use crate::watch::keepers::Watch;
+use crate::work::processes::Execs;
 
 /// Each kind of call that may have to wait gets one in so many of the calling threads.
 /// However many of them wait, the others list boxes and end runs.

@@ -205,7 +205,7 @@ fn used_up(error: &EngineError) -> Option<&'static str> {
     }
 }
 
-/// The edge makes the body of it, with the request's id ([`crate::edge`]).
+/// The edge makes the body of it, with the request's id ([`crate::http::request_log`]).
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();

@@ -14,45 +14,19 @@ mod admission;
 #[allow(unused_qualifications, reason = "what describes the routes writes whole paths")]
 mod api;
 mod app;
-mod bodies;
 mod callers;
 mod config;
-mod disposition;
-mod edge;
-mod ending;
 mod error;
-mod events;
-mod exec;
-mod execs;
-mod extract;
-mod files;
-mod followers;
-mod guard;
-mod hooks;
-mod journal;
-mod language;
+mod http;
 mod librechat;
-mod listen;
 mod makers;
-mod memory;
-mod metrics;
 mod notify;
-mod oneshot;
-mod page;
-mod patience;
-mod percent;
-mod pressure;
-mod quota;
-mod ready;
-mod relay;
-mod room;
-mod running;
-mod spec;
+mod shutdown;
 mod store;
-mod streams;
-mod sweeping;
-mod text;
+mod telemetry;
+mod upkeep;
 mod watch;
+mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,19 +36,19 @@ use tare_engine::{BoxId, Change, Doing, Engine, Error, State, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use admission::descriptors::Room;
+use admission::pressure::Pressure;
+use admission::quota::{Charge, Quotas};
 use app::{App, Hands, Phase};
 use callers::Callers;
 pub use config::{Config, Key, Listen, LogFormat};
 use error::ApiError;
-pub use hooks::runner as hook_runner;
-use journal::Happening;
-use listen::Listener;
+use http::listen::Listener;
 use makers::Makers;
-pub use oneshot::RUN_LABEL;
-use pressure::Pressure;
-use quota::{Charge, Quotas};
-use room::Room;
-use watch::Watch;
+pub use telemetry::hook_runner;
+use telemetry::journal::Happening;
+use watch::keepers::Watch;
+pub use work::run::RUN_LABEL;
 
 /// Changes of levels that wait to be told; more wait with their gauge.
 const CHANGES_WAITING: usize = 64;
@@ -141,7 +115,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
     let pressure = Pressure::start(gauges, settings, Arc::clone(&watch), tell).doing(no_threads)?;
     let app = App::new(engine, hands, watch, pressure, options, config).doing(no_threads)?;
-    hooks::start(&app).doing(no_threads)?;
+    telemetry::hook::start(&app).doing(no_threads)?;
     let result = runtime.block_on(live(app.clone(), ended, changes));
     app.hooks.end();
     app.journal.flush();
@@ -170,10 +144,11 @@ async fn live(
     notify::ready();
     tokio::spawn(recover(app.clone()));
     tokio::spawn(look_after(app.clone(), ended));
-    tokio::spawn(hooks::heed(app.clone()));
-    tokio::spawn(sweeping::heed(app.clone(), changes));
-    tokio::spawn(sweeping::sweep_when_wanted(app.clone()));
-    let serving = tokio::spawn(listen::serve(listener, api::router(app.clone()), app.clone()));
+    tokio::spawn(telemetry::hook::heed(app.clone()));
+    tokio::spawn(upkeep::heed(app.clone(), changes));
+    tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
+    let serving =
+        tokio::spawn(http::listen::serve(listener, api::router(app.clone()), app.clone()));
     loop {
         tokio::select! {
             _ = terminated.recv() => break,
@@ -202,9 +177,9 @@ fn note_lowered(app: &App) {
 /// What was there before this server is looked at behind its first answers.
 async fn recover(app: App) {
     let started = Instant::now();
-    sweeping::sweep(&app).await;
+    upkeep::sweep(&app).await;
     let boxes = watch_all(&app).await.unwrap_or(0);
-    files::sweep(&app).await;
+    store::open::sweep(&app).await;
     app.recovery.done(boxes);
     app.journal.note(Happening::Recovered { boxes, duration: started.elapsed() });
 }
@@ -226,13 +201,13 @@ async fn watch_all(app: &App) -> Result<usize, ApiError> {
         Ok(boxes)
     });
     let boxes = looked.await?;
-    sweeping::tell_stuck(app, &boxes);
+    upkeep::tell_stuck(app, &boxes);
     Ok(boxes.len())
 }
 
 /// A box that a key made before counts for it.
 fn charge(engine: &Engine, quotas: &Quotas, one: &Status) -> Option<Charge> {
-    one.labels.get(quota::KEY_LABEL)?;
+    one.labels.get(admission::quota::KEY_LABEL)?;
     let spec = engine.details(&one.id).ok()?.spec;
     let memory_bytes = spec["limits"]["memory_bytes"].as_u64();
     quotas.found(&one.labels, memory_bytes.unwrap_or(0))
@@ -261,9 +236,9 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
             }
             // Boxes that others have made, and what they have left behind.
             _ = again.tick() => {
-                sweeping::sweep(&app).await;
+                upkeep::sweep(&app).await;
                 app.execs.forget_old();
-                files::sweep(&app).await;
+                store::open::sweep(&app).await;
                 watch_all(&app).await.ok();
             }
         }

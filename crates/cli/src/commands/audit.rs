@@ -9,10 +9,10 @@ use tare_engine::{
     Audit, AuditedBox, BoxId, Engine, Error, Fading, KeptBy, LostKind, Timestamp, Would,
 };
 
-use super::{DONE, FAILED};
-use crate::cells::{self, counted};
+use crate::commands::{DONE, FAILED};
 use crate::error::{print_json, print_result};
-use crate::table::{self, Column};
+use crate::output::format::{self, counted};
+use crate::output::table::{self, Column};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -159,17 +159,17 @@ fn row(of: &AuditedBox) -> [String; 13] {
     let descriptors = held.processes.iter().map(|process| process.descriptors);
     [
         of.id.to_string(),
-        cells::text(of.name.as_deref()),
+        format::text(of.name.as_deref()),
         of.state.to_string(),
         length(held.processes.len()),
         held.threads.to_string(),
-        cells::count(descriptors.sum()),
-        cells::size(held.memory_bytes),
+        format::count(descriptors.sum()),
+        format::size(held.memory_bytes),
         length(held.cgroups.len()),
-        cells::count(held.namespaces.as_ref().map(|all| all.len() as u64)),
-        cells::count(held.mounts),
+        format::count(held.namespaces.as_ref().map(|all| all.len() as u64)),
+        format::count(held.mounts),
         length(held.ports.len()),
-        cells::size(held.scratch_bytes),
+        format::size(held.scratch_bytes),
         kept_by(&of.kept_by),
     ]
 }
@@ -180,8 +180,8 @@ fn kept_by(of: &KeptBy) -> String {
         KeptBy::Processes { pids } => counted(pids.len(), "process", "processes"),
         KeptBy::Retention { until } => match until.since(Timestamp::now()) {
             Duration::ZERO => "retention, until a sweep".to_owned(),
-            left => format!("retention, {} left", cells::time_left(left)),
+            left => format!("retention, {} left", format::time_left(left)),
         },
-        KeptBy::Nobody => cells::NOTHING.to_owned(),
+        KeptBy::Nobody => format::NOTHING.to_owned(),
     }
 }

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell as ClapShell;
 use tare_engine::Error;
 
-use crate::args::Cli;
+use crate::cli::Cli;
 use crate::error::print_result;
 
 /// Print a completion script for a shell

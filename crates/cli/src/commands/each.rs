@@ -5,7 +5,7 @@ use clap::Args;
 use tare_engine::spec::received::escaped;
 use tare_engine::{BoxId, Engine, Error};
 
-use super::{DONE, FAILED};
+use crate::commands::{DONE, FAILED};
 use crate::error::{print_error, print_result};
 
 /// The boxes of a command that takes several.

@@ -14,10 +14,10 @@ use tare_engine::spec::{Terminal, User, arguments, duration, env, user};
 use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
 use tare_kernel::signals;
 
-use super::DONE;
-use super::process::{self, ProcessArgs};
-use crate::relay::{self, Outcome, Output, PastLimit, Settings, Writers};
-use crate::verdict::Verdict;
+use crate::commands::DONE;
+use crate::commands::process_args::{self, ProcessArgs};
+use crate::exit::Verdict;
+use crate::stdio::{self, Outcome, Output, PastLimit, Settings, Writers};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -69,7 +69,7 @@ pub struct ExecArgs {
         short,
         long,
         value_name = "DIR",
-        value_parser = PathBufValueParser::new().try_map(process::workdir),
+        value_parser = PathBufValueParser::new().try_map(process_args::workdir),
         help_heading = "Command"
     )]
     workdir: Option<PathBuf>,
@@ -87,18 +87,18 @@ pub struct ExecArgs {
 }
 
 pub fn run(args: &ExecArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let window = relay::callers_window()?;
+    let window = stdio::callers_window()?;
     let spec = spec(args, args.process.terminal(window)?, std::env::var_os("TERM"))?;
     if args.detach {
         let engine = Engine::open(state_root)?;
         return leave(&engine, &engine.find(&args.reference)?, &spec);
     }
-    let taken = relay::take_over()?;
+    let taken = stdio::take_over()?;
     signals::fail_past_file_limit();
     let engine = Engine::open(state_root)?;
     let id = engine.find(&args.reference)?;
     let executed = engine.exec(&id, &spec, args.process.stdin(window))?;
-    let attended = relay::attend(executed, SETTINGS, &taken, |executed| {
+    let attended = stdio::attend(executed, SETTINGS, &taken, |executed| {
         drop(executed);
         Ok(())
     })?;
@@ -123,7 +123,7 @@ const SETTINGS: Settings = Settings {
 /// Returns when the command runs.
 fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
     let mut executed = engine.exec(id, spec, Stdin::Empty)?;
-    relay::until_started(&mut executed)?;
+    stdio::until_started(&mut executed)?;
     Ok(DONE)
 }
 
@@ -131,7 +131,7 @@ fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
 fn spec(args: &ExecArgs, terminal: Terminal, term: Option<OsString>) -> Result<ExecSpec, Error> {
     let mut pairs: Vec<env::Pair> = Vec::new();
     if args.process.tty {
-        let term = term.unwrap_or_else(|| process::TERM.into());
+        let term = term.unwrap_or_else(|| process_args::TERM.into());
         pairs.push(("TERM".into(), term));
     }
     pairs.extend(args.process.variables()?);
@@ -163,7 +163,7 @@ fn judge(outcome: Outcome, timeout: Option<Duration>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::cli::{Cli, Command};
     use clap::Parser;
     use tare_engine::Exit;
 

@@ -9,7 +9,7 @@ use tare_engine::spec::duration;
 use tare_engine::spec::received::escaped;
 use tare_engine::{Engine, Error, Explanation, Step};
 
-use super::DONE;
+use crate::commands::DONE;
 use crate::error::{print_json, print_result};
 
 const EXAMPLES: &str = "\

@@ -33,5 +33,5 @@ pub fn version(_: &VersionArgs) -> Result<u8, Error> {
 fn instead(words: Vec<OsString>) -> u8 {
     let mut line = vec!["tare".into()];
     line.extend(words);
-    super::run(line)
+    crate::commands::run(line)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tare_engine::{Engine, Error};
 
-use super::each::{Boxes, gather};
+use crate::commands::each::{Boxes, gather};
 use crate::error::print_result;
 
 const EXAMPLES: &str = "\

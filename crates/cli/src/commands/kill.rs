@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use tare_engine::spec::signal;
 use tare_engine::{Engine, Error};
 
-use super::each::{Boxes, each};
+use crate::commands::each::{Boxes, each};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,8 +6,8 @@ use clap::Args;
 use tare_engine::spec::{Name, name};
 use tare_engine::{Engine, Error};
 
-use super::DONE;
-use super::each::print_line;
+use crate::commands::DONE;
+use crate::commands::each::print_line;
 
 /// Give a box another name
 ///

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tare_engine::{Engine, Error};
 
-use super::each::{Boxes, each};
+use crate::commands::each::{Boxes, each};
 
 /// Let a paused box go on
 ///

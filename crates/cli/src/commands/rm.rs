@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tare_engine::{Engine, Error};
 
-use super::each::each;
+use crate::commands::each::each;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,12 +7,12 @@ use serde::Serialize;
 use tare_engine::spec::bytes;
 use tare_engine::{BoxId, Engine, Error, State, Usage};
 
-use super::DONE;
-use super::each::gather;
-use crate::cells;
+use crate::commands::DONE;
+use crate::commands::each::gather;
 use crate::error::to_json_line;
-use crate::table::{self, Column};
-use crate::watch::{self, Times};
+use crate::output::format;
+use crate::output::table::{self, Column};
+use crate::output::watch::{self, Times};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -112,11 +112,11 @@ fn row(sample: &Sample) -> [String; 7] {
     let usage = &sample.usage;
     [
         sample.id.to_string(),
-        cells::text(sample.name.as_deref()),
-        of_limit(usage.memory_bytes, usage.memory_limit_bytes, cells::size),
-        usage.cpu_us.map_or(cells::NOTHING.to_owned(), cpu_time),
-        of_limit(usage.pids, usage.pids_limit, cells::count),
-        of_limit(usage.scratch_bytes, usage.scratch_limit_bytes, cells::size),
+        format::text(sample.name.as_deref()),
+        of_limit(usage.memory_bytes, usage.memory_limit_bytes, format::size),
+        usage.cpu_us.map_or(format::NOTHING.to_owned(), cpu_time),
+        of_limit(usage.pids, usage.pids_limit, format::count),
+        of_limit(usage.scratch_bytes, usage.scratch_limit_bytes, format::size),
         output(usage),
     ]
 }
@@ -135,7 +135,7 @@ fn cpu_time(micros: u64) -> String {
 }
 
 fn output(usage: &Usage) -> String {
-    let written = cells::size(usage.output_bytes);
+    let written = format::size(usage.output_bytes);
     match usage.output_dropped_bytes {
         Some(dropped) if dropped > 0 => format!("{written}, {} dropped", bytes::show(dropped)),
         Some(_) | None => written,

@@ -7,7 +7,7 @@ use clap::Args;
 use tare_engine::spec::duration;
 use tare_engine::{Engine, Error};
 
-use super::each::{Boxes, gather, print_line};
+use crate::commands::each::{Boxes, gather, print_line};
 
 const GRACE: Duration = Duration::from_secs(10);
 

@@ -6,9 +6,9 @@ use clap::Args;
 use tare_engine::spec::received::escaped;
 use tare_engine::{Engine, Error, Outcome, Subject, Swept, Would};
 
-use super::{DONE, FAILED};
-use crate::cells::counted;
+use crate::commands::{DONE, FAILED};
 use crate::error::{print_json, print_result};
+use crate::output::format::counted;
 
 const EXAMPLES: &str = "\
 Examples:

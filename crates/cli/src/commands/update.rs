@@ -6,8 +6,8 @@ use clap::Args;
 use tare_engine::spec::{Cpus, bytes, count, cpus};
 use tare_engine::{Changes, Engine, Error};
 
-use super::each::{Boxes, each};
-use super::lease::{self, Lease};
+use crate::commands::each::{Boxes, each};
+use crate::commands::lease::{self, Lease};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use tare_engine::{Engine, Error};
 
-use super::each::{Boxes, in_turn};
-use crate::verdict::ended_code;
+use crate::commands::each::{Boxes, in_turn};
+use crate::exit::ended_code;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use tare_kernel::procfs::{NAMESPACE_KINDS, Procfs, Stat};
 use tare_kernel::sockets::{self, Listening};
 
-use crate::comparison::Traces;
+use crate::audit::findings::Traces;
 use crate::engine::Engine;
-use crate::shares::look_at_each;
+use crate::host::parallel::look_at_each;
 
 #[derive(Debug)]
 pub struct Census {

@@ -10,12 +10,12 @@ use tare_kernel::cgroup::tree::CgroupTree;
 use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ShownProcess};
 use tare_kernel::sockets::Listening;
 
-use super::census::Census;
-use crate::boxes::spec_of;
+use crate::audit::census::Census;
 use crate::engine::Engine;
-use crate::id::BoxId;
-use crate::observed::Observed;
+use crate::observe::Observed;
+use crate::operate::find::spec_of;
 use crate::spec::Isolation;
+use crate::spec::id::BoxId;
 
 /// `None` is what the kernel does not show to us.
 #[derive(Debug, Default, Serialize)]

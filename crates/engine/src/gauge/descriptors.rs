@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::process::{Resource, getrlimit};
 
-use super::entries;
-use super::held::HeldFile;
-use super::reading::{Gauge, Reading};
+use crate::gauge::entries;
+use crate::gauge::held::HeldFile;
+use crate::gauge::reading::{Gauge, Reading};
 
 /// `/proc/self/fd`, open. A descriptor whose number is beyond the limit, because that
 /// was lowered, counts like any other.

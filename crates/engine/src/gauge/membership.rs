@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
 use tare_kernel::fds::read_list;
 
-use super::held::HeldFile;
+use crate::gauge::held::HeldFile;
 
 /// The nearest ones are looked at. Nothing that starts services nests deeper, and
 /// each costs descriptors.

@@ -9,9 +9,9 @@
 
 use tare_kernel::cgroup::{Version, keyed_number};
 
-use super::held::HeldFile;
-use super::membership::{Counted, Membership};
-use super::reading::{Gauge, Reading};
+use crate::gauge::held::HeldFile;
+use crate::gauge::membership::{Counted, Membership};
+use crate::gauge::reading::{Gauge, Reading};
 
 #[derive(Debug)]
 pub struct Memory {

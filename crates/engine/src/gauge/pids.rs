@@ -7,10 +7,10 @@ use rustix::process::{Resource, getrlimit, getuid};
 use rustix::thread::{CapabilitySet, capabilities};
 use tare_kernel::procfs::Procfs;
 
-use super::held::HeldFile;
-use super::membership::{Counted, Membership};
-use super::reading::{Gauge, Reading};
-use super::spare::Spare;
+use crate::gauge::held::HeldFile;
+use crate::gauge::membership::{Counted, Membership};
+use crate::gauge::reading::{Gauge, Reading};
+use crate::gauge::spare::Spare;
 
 /// The fullest of the cgroups that this process is in.
 pub fn of_cgroup(membership: &Membership) -> Option<Reading> {

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{StatVfs, fstat, fstatvfs};
 
-use super::entries;
-use super::reading::{Gauge, Reading};
+use crate::gauge::entries;
+use crate::gauge::reading::{Gauge, Reading};
 
 /// The records of all boxes, open.
 #[derive(Debug)]

@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
-use crate::id::BoxId;
-use crate::layout::Layout;
-use crate::lock::{LOCK_WITHIN, Lock, lock_within};
+use crate::host::layout::Layout;
+use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::make_private;
 use crate::spec::Name;
+use crate::spec::id::BoxId;
 
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot take the name {}", name.as_str());

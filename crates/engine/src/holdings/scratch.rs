@@ -16,12 +16,12 @@ use tare_kernel::mount::{self, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
+use crate::create::plan::scratch_inodes;
+use crate::create::trees::Tree;
 use crate::error::{Doing, Error, ErrorKind};
-use crate::id::BoxId;
-use crate::layout::{Layout, SCRATCH};
-use crate::plan::scratch_inodes;
+use crate::host::layout::{Layout, SCRATCH};
 use crate::spec::Limits;
-use crate::trees::Tree;
+use crate::spec::id::BoxId;
 
 /// Makes it in the open record of the box, whose user 0 is `first_uid` of the
 /// host, or the caller.

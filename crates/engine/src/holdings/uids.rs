@@ -16,7 +16,7 @@ use tare_kernel::fds::{claim_byte, open_regular};
 use tare_kernel::step::step;
 
 use crate::error::{Doing, Error, ErrorKind};
-use crate::layout::Layout;
+use crate::host::layout::Layout;
 use crate::record::make_private;
 
 /// Width of a range: what a distribution expects to exist.
@@ -91,7 +91,7 @@ fn random_slot() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tag::Tag;
+    use crate::host::tag::Tag;
 
     #[test]
     fn ranges_held_at_once_never_overlap_and_never_hold_host_root() {

@@ -3,9 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use super::env::Pair;
-use super::received::bad;
 use crate::error::Error;
+use crate::spec::env::Pair;
+use crate::spec::received::bad;
 
 /// The kernel gives arguments and environment a quarter of the stack's limit
 /// (execve(2)): 2 MiB of the 8 MiB that a box has.

@@ -3,9 +3,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::decimal::{Decimal, split_number};
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::decimal::{Decimal, split_number};
+use crate::spec::received::{bad, quoted};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

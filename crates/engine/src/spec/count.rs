@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::received::{bad, quoted};
 
 /// The command itself; the keeper is not counted.
 pub const PIDS_MIN: u32 = 1;

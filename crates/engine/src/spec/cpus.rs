@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::decimal::Decimal;
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::decimal::Decimal;
+use crate::spec::received::{bad, quoted};
 
 /// One percent of one processor: less than the kernel's least quota (1 ms) in
 /// a period of 100 ms cannot be enforced.

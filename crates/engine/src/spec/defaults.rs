@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use super::env::Pair;
-use super::{
+use crate::record::lines::DetachOptions;
+use crate::spec::env::Pair;
+use crate::spec::{
     Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
 };
-use crate::account::DetachOptions;
 
 pub const MEMORY_BYTES: u64 = 512 << 20;
 pub const PIDS: u32 = 256;

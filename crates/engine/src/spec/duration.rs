@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::decimal::{Decimal, split_number};
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::decimal::{Decimal, split_number};
+use crate::spec::received::{bad, quoted};
 
 pub const DURATION_MIN: Duration = Duration::from_millis(1);
 /// Ten years; past it a number is a mistake, and sums of clocks stay far from

@@ -8,8 +8,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use super::received::{bad, quoted};
 use crate::error::{Error, ErrorKind};
+use crate::spec::received::{bad, quoted};
 
 pub type Pair = (OsString, OsString);
 

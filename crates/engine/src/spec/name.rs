@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::received::{bad, quoted};
 
 /// One letter or digit and 62 more characters.
 const NAME_BYTES_MAX: usize = 63;

@@ -2,8 +2,8 @@
 
 use rustix::process::Signal;
 
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::received::{bad, quoted};
 
 /// The last of the real-time signals (signal(7)).
 const NUMBER_MAX: i32 = 64;

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::received::{bad, quoted};
 
 /// A box has the 65,536 ids 0 to 65535. The last two are kept out: 65534 is
 /// what the kernel shows for every owner that is not mapped, so that a workload

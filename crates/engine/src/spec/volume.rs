@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::received::{bad, quoted};
 use crate::error::Error;
+use crate::spec::received::{bad, quoted};
 
 /// The kernel's `PATH_MAX` without its NUL, and `NAME_MAX` (B006).
 const PATH_BYTES_MAX: usize = 4095;
@@ -40,10 +40,10 @@ pub enum Access {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
     /// Absolute; resolved without following symlinks by `create`.
-    #[serde(with = "super::text::one")]
+    #[serde(with = "crate::spec::text::one")]
     pub host: PathBuf,
     /// Absolute; resolved beneath the box's root.
-    #[serde(with = "super::text::one")]
+    #[serde(with = "crate::spec::text::one")]
     pub target: PathBuf,
     pub access: Access,
 }

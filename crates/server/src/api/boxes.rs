@@ -13,18 +13,18 @@ use tare_engine::{
 };
 use utoipa::{IntoParams, ToSchema};
 
+use crate::admission::pressure::Place;
+use crate::admission::quota::{self, Charge};
 use crate::api::cursor::Cursor;
-use crate::api::idempotency;
 use crate::app::{App, Phase};
-use crate::edge::{ErrorBody, RequestId};
-use crate::ending;
 use crate::error::{ApiError, in_plain_words};
-use crate::extract::{Json, Path, Sent};
-use crate::guard::Caller;
-use crate::journal::Happening;
-use crate::pressure::Place;
-use crate::quota::{self, Charge};
-use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
+use crate::http::auth::Caller;
+use crate::http::extract::{Json, Path, Sent};
+use crate::http::request_log::{ErrorBody, RequestId};
+use crate::telemetry::journal::Happening;
+use crate::work::idempotency;
+use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
+use crate::work::stop;
 
 /// A box that lives on by itself.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -390,7 +390,7 @@ pub async fn remove(
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<StatusCode, ApiError> {
     let force = taken(query)?.force;
-    let removed = ending::remove(&app, id, force, &request_id).await?;
+    let removed = stop::remove(&app, id, force, &request_id).await?;
     app.journal.note(Happening::BoxRemoved { box_id: removed.as_str(), request_id: &request_id });
     Ok(StatusCode::NO_CONTENT)
 }
@@ -420,7 +420,7 @@ pub async fn stop(
         return Err(ApiError::bad_request("invalid", "grace_ms: it is too long"));
     }
     let _turn = app.quotas.begin_stop(&caller)?;
-    let stopped = ending::stop(&app, id, grace, &request_id).await?;
+    let stopped = stop::stop(&app, id, grace, &request_id).await?;
     Ok(axum::Json(stopped))
 }
 

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::api::stream::{ALIVE_EVERY, EventFrame, Form};
 use crate::app::{App, Phase};
-use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
-use crate::journal::Noted;
+use crate::http::frames::{ALIVE_EVERY, EventFrame, Form};
+use crate::http::request_log::{self, ErrorBody};
+use crate::telemetry::journal::Noted;
 
 /// What happens to boxes
 ///
@@ -33,7 +33,7 @@ use crate::journal::Noted;
     )
 )]
 pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
-    edge::hold_stream(&app)?;
+    request_log::hold_stream(&app)?;
     let form = Form::of_stream(&headers);
     let listening = Listening { noted: app.journal.listen(), app, form, has_begun: false };
     let frames = stream::unfold(listening, |mut listening| async move {

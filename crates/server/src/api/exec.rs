@@ -13,18 +13,18 @@ use tare_engine::{BoxId, ExecSpec, Exit};
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
-use crate::api::execs::ExecStatus;
-use crate::api::stream::{self, Form};
+use crate::api::processes::ExecStatus;
 use crate::app::App;
-use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
-use crate::exec::{self, Fed, Outcome, Process};
-use crate::execs::Exec;
-use crate::extract::{Json, Path};
-use crate::relay::{Input, Output};
-use crate::running;
-use crate::spec;
-use crate::text::Encoding;
+use crate::http::extract::{Json, Path};
+use crate::http::frames::{self, Form};
+use crate::http::request_log::{self, ErrorBody};
+use crate::http::text::Encoding;
+use crate::shutdown;
+use crate::work::exec::{self, Fed, Outcome, Process};
+use crate::work::processes::Exec;
+use crate::work::relay::{Input, Output};
+use crate::work::spec;
 
 /// How many orders and pieces of input wait for a process that is not ready for them.
 pub const WAITING_MAX: usize = 4;
@@ -114,7 +114,7 @@ pub async fn exec(
     let form = Form::wanted(&headers);
     let spec = request.spec(&app)?;
     if form != Form::Whole && !request.detach {
-        edge::hold_stream(&app)?;
+        request_log::hold_stream(&app)?;
     }
     let id = app.ask(move |engine| engine.find(&id)).await?;
     if request.detach {
@@ -140,8 +140,8 @@ pub async fn exec(
 }
 
 fn streamed(app: &App, process: Process, input: Input, encoding: Encoding, form: Form) -> Response {
-    let (output, chunks) = stream::passed(app);
-    let (mut wanted, running) = running::pair();
+    let (output, chunks) = frames::passed(app);
+    let (mut wanted, running) = shutdown::pair();
     let app = app.clone();
     tokio::spawn(async move {
         let outcome = tokio::select! {
@@ -152,7 +152,7 @@ fn streamed(app: &App, process: Process, input: Input, encoding: Encoding, form:
         wanted.done(outcome);
     });
     // The output was in the frames before.
-    stream::frames(form, encoding, chunks, running, |outcome| {
+    frames::frames(form, encoding, chunks, running, |outcome| {
         serde_json::to_value(ExecResult::of(outcome, Encoding::Utf8)).unwrap_or(Value::Null)
     })
 }
@@ -174,7 +174,7 @@ async fn detach(
     let input = Input {
         bytes: request.stdin.unwrap_or_default().into_bytes(),
         more: Some(more),
-        charge: edge::take_body(),
+        charge: request_log::take_body(),
     };
     let (app, running) = (app.clone(), Arc::clone(&exec));
     tokio::spawn(async move {

@@ -10,10 +10,10 @@ use tare_engine::spec::Spec;
 use utoipa::ToSchema;
 
 use crate::app::{App, Phase};
-use crate::edge::ErrorBody;
 use crate::error::ApiError;
-use crate::oneshot::{self, OneShot, Stage};
-use crate::relay::{Flood, Output};
+use crate::http::request_log::ErrorBody;
+use crate::work::relay::{Flood, Output};
+use crate::work::run::{self, OneShot, Stage};
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
@@ -97,7 +97,7 @@ async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ApiEr
         flood: Flood::Passes,
         stage,
     };
-    let outcome = oneshot::start(app, permit, what, Output::Keep).result().await;
+    let outcome = run::start(app, permit, what, Output::Keep).result().await;
     let outcome =
         outcome.map_err(|error| ApiError { detail: error.detail, ..not_ready(&error.message) })?;
     match outcome.exit().code() {

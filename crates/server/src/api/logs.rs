@@ -21,15 +21,15 @@ use tokio::io::unix::AsyncFd;
 use utoipa::IntoParams;
 
 use crate::api::boxes::taken;
-use crate::api::stream::{ALIVE_EVERY, Form, Texts};
 use crate::app::{App, Phase};
-use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
-use crate::extract::Path;
-use crate::followers::Follower;
-use crate::ready;
-use crate::relay::Chunk;
-use crate::text::Encoding;
+use crate::http::extract::Path;
+use crate::http::frames::{ALIVE_EVERY, Form, Texts};
+use crate::http::request_log::{self, ErrorBody};
+use crate::http::text::Encoding;
+use crate::watch::followers::Follower;
+use crate::work::fd;
+use crate::work::relay::Chunk;
 
 /// How much is read at a time, in whole records.
 const PIECE_BYTES: usize = 64 << 10;
@@ -81,7 +81,7 @@ pub async fn logs(
     let tail = query.tail;
     let follow = query.follow;
     if follow {
-        edge::hold_stream(&app)?;
+        request_log::hold_stream(&app)?;
     }
     let opened = app.ask(move |engine| Opened::of(engine, &id, since, tail, follow));
     let opened = opened.await?;
@@ -158,7 +158,7 @@ impl Opened {
             return Ok(None);
         };
         let watched = |fd: std::os::fd::BorrowedFd<'_>| {
-            ready::watched(fd.try_clone_to_owned()?, Interest::READABLE)
+            fd::watched(fd.try_clone_to_owned()?, Interest::READABLE)
         };
         let keeper = watched(keeper.as_fd());
         Ok(Some(Following {

@@ -4,8 +4,8 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 
 use crate::app::App;
-use crate::edge::ErrorBody;
 use crate::error::ApiError;
+use crate::http::request_log::ErrorBody;
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");

@@ -8,8 +8,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
 use crate::app::App;
-use crate::edge::ErrorBody;
 use crate::error::ApiError;
+use crate::http::request_log::ErrorBody;
 
 /// As `tare audit --json` prints it.
 #[derive(Debug, Serialize, ToSchema)]

@@ -11,17 +11,18 @@ use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::HOME;
 use utoipa::ToSchema;
 
-use crate::api::stream::{self, Form};
 use crate::app::{App, Phase};
-use crate::edge::ErrorBody;
 use crate::error::ApiError;
-use crate::extract::{Json, at_most};
-use crate::guard::Caller;
-use crate::language::Host;
-use crate::oneshot::{self, Collect, FileIn, FileOut, OneShot, Outcome, Stage};
-use crate::relay::{Flood, Output};
-use crate::spec::{self, Asked, LimitsAsked, NetworkAsked};
-use crate::text::{Encoding, base64, from_base64};
+use crate::http::auth::Caller;
+use crate::http::extract::{Json, at_most};
+use crate::http::frames::{self, Form};
+use crate::http::request_log::ErrorBody;
+use crate::http::text::{Encoding, base64, from_base64};
+use crate::work::files;
+use crate::work::languages::Host;
+use crate::work::relay::{Flood, Output};
+use crate::work::run::{self, Collect, FileIn, FileOut, OneShot, Outcome, Stage};
+use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
 
 /// For each the box is asked once.
 const OUTPUTS_MAX: usize = 1000;
@@ -132,11 +133,11 @@ pub async fn run(
     let permit = app.admit_run(&caller, memory_bytes).await?;
     match form {
         Form::Whole => {
-            let mut running = oneshot::start(&app, permit, what, Output::Keep);
+            let mut running = run::start(&app, permit, what, Output::Keep);
             let outcome = running.result().await?;
             Ok(axum::Json(RunResult::of(outcome, encoding)).into_response())
         }
-        Form::Events | Form::Lines => Ok(stream::run(&app, permit, what, encoding, form)),
+        Form::Events | Form::Lines => Ok(frames::run(&app, permit, what, encoding, form)),
     }
 }
 
@@ -187,7 +188,7 @@ fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<FileOut>>>
     if paths.is_empty() {
         return None;
     }
-    Some(Box::new(move |engine, id, _ended| oneshot::files::collect(engine, id, &paths, bytes_max)))
+    Some(Box::new(move |engine, id, _ended| files::collect(engine, id, &paths, bytes_max)))
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {

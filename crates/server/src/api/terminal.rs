@@ -21,13 +21,13 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 
 use crate::api::boxes::taken;
 use crate::api::exec::{Asked, TerminalAsked, WAITING_MAX, signal_of};
-use crate::api::stream;
 use crate::app::App;
-use crate::edge::{self, ErrorBody};
 use crate::error::ApiError;
-use crate::exec::{self, Fed, Outcome, Process};
-use crate::extract::Path;
-use crate::relay::{Chunk, Input, Order};
+use crate::http::extract::Path;
+use crate::http::frames;
+use crate::http::request_log::{self, ErrorBody};
+use crate::work::exec::{self, Fed, Outcome, Process};
+use crate::work::relay::{Chunk, Input, Order};
 
 /// A frame of a client; larger ones end its session.
 const FRAME_BYTES_MAX: usize = 64 << 10;
@@ -80,7 +80,7 @@ pub async fn open(
     let upgrade = upgrade.map_err(|rejection| {
         ApiError::new(StatusCode::UPGRADE_REQUIRED, "websocket_required", rejection.body_text())
     })?;
-    let stream = edge::open_stream(&app)?;
+    let stream = request_log::open_stream(&app)?;
     let id = app.ask(move |engine| engine.find(&id)).await?;
     let process = exec::begin(&app, id, spec, Fed::Yes).await?;
     // A client that does not come drops the process, which ends it.
@@ -176,7 +176,7 @@ impl Control {
 /// From the first frame to the last.
 async fn attend(app: &App, process: Process, socket: WebSocket) {
     let patience = app.config().limits.client;
-    let (output, chunks) = stream::passed(app);
+    let (output, chunks) = frames::passed(app);
     let (input, more) = mpsc::channel(WAITING_MAX);
     let (orders, ordered) = mpsc::channel(WAITING_MAX);
     let fed = Input { bytes: Vec::new(), more: Some(more), charge: None };
@@ -228,7 +228,7 @@ fn last(outcome: Result<Outcome, ApiError>) -> (Option<String>, CloseFrame) {
             (Some(told.to_string()), close(close_code::NORMAL, ""))
         }
         Err(error) => {
-            let told = json!({ "error": stream::told(&error) });
+            let told = json!({ "error": frames::told(&error) });
             (Some(told.to_string()), close(close_code::ERROR, error.code))
         }
     }

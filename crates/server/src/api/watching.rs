@@ -13,11 +13,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
 use crate::app::{App, Phase};
-use crate::edge::{self, ErrorBody};
-use crate::ending::is_dead;
 use crate::error::ApiError;
-use crate::extract::Path;
-use crate::spec;
+use crate::http::extract::Path;
+use crate::http::request_log::{self, ErrorBody};
+use crate::work::spec;
+use crate::work::stop::is_dead;
 
 /// Between looks at a box that another process is making or ending, or that is stuck.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -73,7 +73,7 @@ pub async fn wait(
     query: Result<Query<WaitQuery>, QueryRejection>,
 ) -> Result<axum::Json<Waited>, ApiError> {
     let within = spec::timeout(taken(query)?.timeout_ms, &app.config().limits)?;
-    edge::hold_stream(&app)?;
+    request_log::hold_stream(&app)?;
     let until = Instant::now() + within;
     let opened = app.ask(move |engine| engine.watch_end(&engine.find(&id)?));
     let watch = Arc::new(opened.await?);

@@ -7,12 +7,12 @@ use serde::Serialize;
 use tare_engine::Exit;
 use tare_engine::spec::signal;
 
-use super::boxes::DATA;
-use super::id::Id;
-use super::inputs::Input;
-use super::outputs::{Collected, Left, Skipped};
-use crate::relay::{Ended, Kept};
-use crate::text::Encoding;
+use crate::http::text::Encoding;
+use crate::librechat::run::box_spec::DATA;
+use crate::librechat::run::inputs::Input;
+use crate::librechat::run::outputs::{Collected, Left, Skipped};
+use crate::store::id::Id;
+use crate::work::relay::{Ended, Kept};
 
 #[derive(Debug, Serialize)]
 pub struct Answer {

@@ -12,11 +12,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::id::Id;
-use super::owner::Principal;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::extract::Json;
+use crate::http::extract::Json;
+use crate::store::id::Id;
+use crate::store::owner::Principal;
 
 const REQUEST_ID: &str = "x-librechat-code-request-id";
 const REQUEST_ID_BYTES_MAX: usize = 128;

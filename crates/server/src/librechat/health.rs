@@ -4,10 +4,10 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 
-use super::config::Auth;
 use crate::app::{App, Phase};
+use crate::config::librechat::Auth;
 use crate::error::ApiError;
-use crate::guard;
+use crate::http::auth;
 
 /// 503 while a request for a box would be refused.
 pub async fn health(
@@ -16,10 +16,10 @@ pub async fn health(
     headers: HeaderMap,
 ) -> Result<StatusCode, ApiError> {
     let config = app.config();
-    guard::check_page(&headers, &uri, &config)?;
+    auth::check_page(&headers, &uri, &config)?;
     // The other routes check it where they ask for no credential.
     if config.librechat.auth(&config.keys) == Auth::None {
-        guard::check_host(&headers, &config, app.served_at())?;
+        auth::check_host(&headers, &config, app.served_at())?;
     }
     let is_serving = app.stopping.phase() == Phase::Serving;
     if is_serving && app.pressure.found().admits(0).is_ok() {

@@ -7,9 +7,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
-use super::words::Fields;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::librechat::errors::Fields;
 
 const EXPECTED: HeaderName = HeaderName::from_static("x-codeapi-expected-profile");
 const ACTUAL: HeaderName = HeaderName::from_static("x-codeapi-execution-profile");

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tare_engine::Timestamp;
 
-use super::media_type;
 use crate::librechat::{Id, Owner};
+use crate::store::media_type;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {

@@ -37,7 +37,7 @@ pub enum Profile {
 }
 
 /// The default filter of a box, call by call.
-const SECCOMP: &str = include_str!("../../../engine/src/seccomp/default.golden");
+const SECCOMP: &str = include_str!("../../../engine/src/create/seccomp/default.golden");
 const ENOSYS: i32 = 38;
 
 /// An OCI bundle in `directory` that runs `command`; its cgroup is `cgroup`.

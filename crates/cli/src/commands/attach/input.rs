@@ -7,9 +7,9 @@ use rustix::io::Errno;
 use rustix::termios::isatty;
 use tare_engine::{Doing, Error};
 
-use super::keys::{Keys, Typed};
-use super::outlet::{Outlet, Taker};
-use crate::relay::{End, RawMode, pass_window};
+use crate::commands::attach::keys::{Keys, Typed};
+use crate::commands::attach::outlet::{Outlet, Taker};
+use crate::stdio::{End, RawMode, pass_window};
 
 /// What is read at a time.
 const PORTION_BYTES: usize = 4096;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-use crate::relay::{End, is_closed};
+use crate::stdio::{End, is_closed};
 
 #[derive(Debug)]
 pub struct Outlet<'fd> {

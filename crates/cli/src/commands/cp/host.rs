@@ -13,7 +13,7 @@ use tare_engine::spec::received::quoted;
 use tare_engine::{Doing, Error, ErrorKind, Found};
 use tare_kernel::step::step;
 
-use super::landing::{self, Landing, Subject};
+use crate::commands::cp::landing::{self, Landing, Subject};
 
 /// Something of the host, held by its directory.
 #[derive(Debug)]
@@ -132,8 +132,8 @@ fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::landing::landing;
     use super::*;
+    use crate::commands::cp::landing::landing;
     use std::io::Seek;
     use tare_harness::TemporaryDirectory;
 

@@ -2,8 +2,8 @@
 //!
 //! Read, not tried: the engine probes by doing when it makes a box.
 
-use super::host::Host;
-use super::{Check, Status};
+use crate::commands::doctor::host::Host;
+use crate::commands::doctor::{Check, Status};
 
 /// What tare's limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];

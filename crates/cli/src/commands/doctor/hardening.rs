@@ -2,8 +2,8 @@
 //! its own filter closes most of these doors for boxes, not for the rest of
 //! the host.
 
-use super::host::{Host, Version};
-use super::{Check, Status};
+use crate::commands::doctor::host::{Host, Version};
+use crate::commands::doctor::{Check, Status};
 
 /// A sysctl and the least value that is no warning.
 const AT_LEAST: [(&str, u64, &str); 8] = [

@@ -12,9 +12,9 @@ use tare_engine::spec::{Spec, duration};
 use tare_engine::{Attached, Doing, Engine, Error, ErrorKind, Exit, Stdin};
 use tare_kernel::signals;
 
-use super::{Check, Status};
+use crate::commands::doctor::{Check, Status};
 use crate::error::{cause_and_hint, one_line};
-use crate::relay::{self, Outcome, Output, PastLimit, Settings, Writers};
+use crate::stdio::{self, Outcome, Output, PastLimit, Settings, Writers};
 
 /// For the box to be made, to run its command and to be ended.
 const WITHIN: Duration = Duration::from_secs(9);
@@ -42,7 +42,7 @@ pub fn check(state_root: Option<PathBuf>) -> Check {
 fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
     // The thread inherits this mask and reads the signals: none may end this process
     // between the box and its end.
-    let _blocked = relay::take_over()?;
+    let _blocked = stdio::take_over()?;
     signals::keep_ended_children();
     let (report, reported) = mpsc::channel();
     let act = move || drop(report.send(make_and_end(state_root)));
@@ -56,7 +56,7 @@ fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
 }
 
 fn make_and_end(state_root: Option<PathBuf>) -> Result<(), Error> {
-    let signals = relay::take_over()?;
+    let signals = stdio::take_over()?;
     let engine = Engine::open_to_make(state_root)?;
     let spec = Spec { timeout: Some(BOX_WITHIN), ..Spec::of(vec!["true".into()]) };
     let settings = Settings {
@@ -66,7 +66,7 @@ fn make_and_end(state_root: Option<PathBuf>) -> Result<(), Error> {
         writers: Writers::Dead,
     };
     let attached = engine.run(&spec, Stdin::Empty)?;
-    let attended = relay::attend(attached, settings, &signals, Attached::end)?;
+    let attended = stdio::attend(attached, settings, &signals, Attached::end)?;
     judge(attended.outcome)?;
     attended.ending.map(drop)
 }

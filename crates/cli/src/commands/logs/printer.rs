@@ -11,7 +11,7 @@ use rustix::io::{Errno, write};
 use rustix::termios::isatty;
 use tare_engine::logs::{Record, Stream};
 
-use super::visible::Visible;
+use crate::commands::logs::visible::Visible;
 
 /// Enough to make the calls cheap.
 const GATHERED_BYTES_MAX: usize = 64 << 10;

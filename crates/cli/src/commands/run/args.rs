@@ -8,8 +8,8 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use tare_engine::spec::{Cpus, Name, User, bytes, count, cpus, duration, name, user, volume};
 
-use super::detach::DetachArgs;
-use crate::commands::process::ProcessArgs;
+use crate::commands::process_args::ProcessArgs;
+use crate::commands::run::detach::DetachArgs;
 
 const EXAMPLES: &str = "\
 Examples:

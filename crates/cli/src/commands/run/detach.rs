@@ -8,13 +8,13 @@ use tare_engine::spec::{Limit, defaults, duration};
 use tare_engine::{BoxId, DetachOptions, Doing, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
-use super::args::RunArgs;
-use super::request::Request;
 use crate::commands::DONE;
 use crate::commands::lease::{self, Lease};
+use crate::commands::run::args::RunArgs;
+use crate::commands::run::spec::Request;
 use crate::error::{print_json, print_note, print_result};
-use crate::relay;
-use crate::verdict::Verdict;
+use crate::exit::Verdict;
+use crate::stdio;
 
 #[derive(Debug, Args)]
 pub struct DetachArgs {
@@ -76,7 +76,7 @@ pub fn start(
     signals: &SignalFd,
 ) -> Result<u8, Error> {
     let started = engine.start(&request.spec, &options(args))?;
-    let asked = relay::asked_to_stop(signals).doing(|| "cannot read signals".to_owned())?;
+    let asked = stdio::asked_to_stop(signals).doing(|| "cannot read signals".to_owned())?;
     if let Some(signal) = asked {
         engine.remove(&started.id, true)?;
         return Ok(Verdict::signalled(signal).code);
@@ -113,7 +113,7 @@ fn options(args: &RunArgs) -> DetachOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::run::request::tests::args;
+    use crate::commands::run::spec::tests::args;
 
     const HOUR: Duration = Duration::from_secs(3600);
 

@@ -4,9 +4,9 @@ use serde::Serialize;
 use tare_engine::Exit;
 use tare_engine::spec::{Spec, bytes};
 
-use super::request::Request;
-use crate::relay::Outcome;
-use crate::verdict::Verdict;
+use crate::commands::run::spec::Request;
+use crate::exit::Verdict;
+use crate::stdio::Outcome;
 
 /// One JSON object for `--json`.
 #[derive(Debug, Serialize)]
@@ -72,7 +72,7 @@ fn oom_note(oom_kills: u64, spec: &Spec) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::run::request::tests::request;
+    use crate::commands::run::spec::tests::request;
     use tare_engine::{Error, ErrorKind};
 
     fn verdict(outcome: Outcome, oom_kills: u64) -> (u8, Option<i32>, Option<String>) {

@@ -13,12 +13,14 @@ use tare_kernel::cgroup::tree::{self, CgroupTree, Members};
 use tare_kernel::cgroup::{Cgroup, keyed_number};
 use tare_kernel::fds::read_text;
 
-use super::{ALL, Controller, cannot_enforce, unified_settings, v1_settings, write_settings};
 use crate::error::{Doing, Error, ErrorKind};
+use crate::holdings::cgroup::{
+    ALL, Controller, cannot_enforce, unified_settings, v1_settings, write_settings,
+};
 use crate::host::CgroupRoots;
-use crate::layout;
+use crate::host::layout;
+use crate::host::tag::Tagged;
 use crate::spec::Limits;
-use crate::tag::Tagged;
 
 /// What the kernel has counted; `None` where it does not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -16,13 +16,13 @@ use tare_engine::files::{PIECE_BYTES_MAX, Rest};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::address::Address;
-use super::failure::of_file;
 use crate::admission::Turn;
+use crate::api::files::failure::of_file;
+use crate::api::files::path::Address;
 use crate::app::App;
-use crate::disposition;
 use crate::error::ApiError;
-use crate::ready;
+use crate::http::download;
+use crate::work::fd;
 
 pub async fn file(app: &App, address: Address) -> Result<Response, ApiError> {
     let Address { reference, path } = address;
@@ -85,7 +85,7 @@ impl Source {
         permit: Turn,
         size: Option<u64>,
     ) -> Result<Self, ApiError> {
-        let from = ready::watched(stream, Interest::READABLE);
+        let from = fd::watched(stream, Interest::READABLE);
         Ok(Self {
             app: app.clone(),
             from: from.map_err(|error| ApiError::internal(error.to_string()))?,
@@ -143,7 +143,7 @@ impl Source {
         let name = path.file_name().unwrap_or(OsStr::new("root")).as_bytes();
         let name = [name, suffix.as_bytes()].concat();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
-        headers.insert(header::CONTENT_DISPOSITION, disposition::attachment(&name));
+        headers.insert(header::CONTENT_DISPOSITION, download::attachment(&name));
         // What comes is a stream from the box, and nothing tells whether the next time
         // it is the same file: parts that are put together could be of several.
         let none = HeaderValue::from_static("none");

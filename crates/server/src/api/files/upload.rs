@@ -13,11 +13,11 @@ use tare_engine::spec::bytes;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::address::Address;
-use super::failure::of_file;
+use crate::api::files::failure::of_file;
+use crate::api::files::path::Address;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::ready;
+use crate::work::fd;
 
 pub async fn file(
     app: &App,
@@ -183,7 +183,7 @@ struct Outgoing {
 
 impl Outgoing {
     fn new(stream: OwnedFd, patience: Duration) -> Result<Self, ApiError> {
-        let to = ready::watched(stream, Interest::WRITABLE);
+        let to = fd::watched(stream, Interest::WRITABLE);
         let to = to.map_err(|error| ApiError::internal(error.to_string()))?;
         Ok(Self { to, patience })
     }

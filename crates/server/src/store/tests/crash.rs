@@ -6,7 +6,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
-use super::*;
+use crate::store::tests::*;
 
 /// Where the child works, in its environment.
 const DIRECTORY: &str = "TARE_STORE_TEST_DIRECTORY";

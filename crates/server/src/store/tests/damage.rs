@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
-use super::*;
+use crate::store::tests::*;
 
 /// A later walk than any before.
 fn swept_later(store: &Store) {

@@ -1,6 +1,6 @@
 //! How much there may be, to the byte.
 
-use super::*;
+use crate::store::tests::*;
 
 fn limited(file: u64, owner: u64, total: u64) -> (Fresh, Arc<Store>) {
     let fresh = Fresh::new();

@@ -1,0 +1,264 @@
+//! One loop between the log of a box and its caller: output, input, signals.
+//!
+//! One `poll`, and nothing in it that waits for anybody else; the caller's
+//! descriptors stay as they are, as in `relay`.
+
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::Signal;
+use tare_engine::logs::{Logs, Stream};
+use tare_engine::spec::bytes;
+use tare_engine::{Attachment, Doing, Error};
+use tare_kernel::process::Process;
+use tare_kernel::signals::SignalFd;
+use tare_kernel::watch::Watch;
+
+use crate::commands::attach::input::{Input, Step};
+use crate::commands::attach::outlet::{Outlet, Taker};
+use crate::error::print_note;
+use crate::stdio::{Caller, End, Reaction, asks, react};
+
+/// After so many records input and signals get their turn.
+const RECORDS_MAX: usize = 64;
+
+/// Why the loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The box did, and all of its output was passed on.
+    Ended,
+    /// The caller left with the keys, a hangup, or by no longer reading.
+    Detached,
+    /// The caller asked a second time to stop, with this signal.
+    Interrupted(i32),
+}
+
+pub struct Wire<'a> {
+    logs: Logs,
+    watch: Watch,
+    /// `None` when the box has ended.
+    keeper: Option<Process>,
+    caller: Caller<'a>,
+    /// stdout and stderr.
+    outputs: [Outlet<'a>; 2],
+    input: Option<Input<'a>>,
+    /// Passes a signal to the box's command.
+    tell: &'a dyn Fn(i32) -> Result<(), Error>,
+    /// The first signal that asked the command to stop.
+    asked: Option<i32>,
+}
+
+/// How far the log was passed on.
+enum Passed {
+    /// All that is there.
+    All,
+    /// There is more.
+    Some,
+    /// There is more when somebody reads it.
+    Blocked,
+    /// Nobody reads it any more.
+    Gone,
+}
+
+/// What `poll` may find.
+#[derive(Clone, Copy)]
+enum Ready {
+    Signal,
+    Ended,
+    Log,
+    Output(usize),
+    NobodyReads,
+    Input,
+}
+
+impl<'a> Wire<'a> {
+    pub fn new(
+        attachment: Attachment,
+        caller: Caller<'a>,
+        tell: &'a dyn Fn(i32) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let outputs = outputs(caller).doing(|| "cannot use the caller's streams".to_owned())?;
+        let input = match attachment.input {
+            Some(fd) => Some(Input::new(caller.stdin, fd, attachment.is_terminal)?),
+            None => None,
+        };
+        Ok(Self {
+            watch: attachment.logs.watch()?,
+            logs: attachment.logs,
+            keeper: attachment.keeper,
+            caller,
+            outputs,
+            input,
+            tell,
+            asked: None,
+        })
+    }
+
+    /// Passes on until the box has ended or the caller leaves it.
+    pub fn until_end(&mut self, signals: &SignalFd) -> Result<Left, Error> {
+        let mut ended = self.keeper.is_none();
+        loop {
+            let passed = self.pass_on()?;
+            let wait = match passed {
+                Passed::All if ended => return Ok(Left::Ended),
+                Passed::Gone => return Ok(Left::Detached),
+                Passed::Some => Some(Timespec::default()),
+                Passed::All | Passed::Blocked => None,
+            };
+            for ready in self.poll(signals, ended, wait.as_ref())? {
+                ended |= matches!(ready, Ready::Ended);
+                if let Some(left) = self.take(ready, signals)? {
+                    return Ok(left);
+                }
+            }
+        }
+    }
+
+    fn pass_on(&mut self) -> Result<Passed, Error> {
+        for _ in 0..RECORDS_MAX {
+            if self.outputs.iter().any(|it| it.waits_for().is_some()) {
+                return Ok(Passed::Blocked);
+            }
+            let Some(record) = self.logs.next_record()? else {
+                say_missed(self.logs.missed_at_end()?);
+                return Ok(Passed::All);
+            };
+            say_missed(record.missed_bytes);
+            let output = &mut self.outputs[index(record.stream)];
+            if output.put(record.bytes).doing(cannot_pass_on)? == Taker::Gone {
+                return Ok(Passed::Gone);
+            }
+        }
+        Ok(Passed::Some)
+    }
+
+    fn poll(
+        &self,
+        signals: &SignalFd,
+        ended: bool,
+        wait: Option<&Timespec>,
+    ) -> Result<Vec<Ready>, Error> {
+        let (mut fds, meanings): (Vec<_>, Vec<_>) =
+            self.interests(signals, ended).into_iter().unzip();
+        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
+        let found = fds.iter().zip(meanings);
+        let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
+        Ok(ready.map(|(_, meaning)| meaning).collect())
+    }
+
+    fn interests<'p>(&'p self, signals: &'p SignalFd, ended: bool) -> Vec<(PollFd<'p>, Ready)> {
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut asked = vec![
+            (readable(signals.as_fd()), Ready::Signal),
+            (readable(self.watch.as_fd()), Ready::Log),
+            // Only for what is always told: that the reading end is closed.
+            (PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()), Ready::NobodyReads),
+        ];
+        if let (Some(keeper), false) = (&self.keeper, ended) {
+            asked.push((readable(keeper.as_fd()), Ready::Ended));
+        }
+        for (index, output) in self.outputs.iter().enumerate() {
+            let fd = output.waits_for();
+            asked.extend(fd.map(|fd| {
+                let writable = PollFd::from_borrowed_fd(fd, PollFlags::OUT);
+                (writable, Ready::Output(index))
+            }));
+        }
+        if let Some(input) = &self.input {
+            let (fd, flags) = input.interest();
+            asked.push((PollFd::from_borrowed_fd(fd, flags), Ready::Input));
+        }
+        asked
+    }
+
+    fn take(&mut self, ready: Ready, signals: &SignalFd) -> Result<Option<Left>, Error> {
+        match ready {
+            Ready::Signal => return self.take_signals(signals),
+            Ready::Ended => {}
+            Ready::Log => {
+                let drained = self.watch.drain();
+                drained.doing(|| "cannot watch the log".to_owned())?;
+            }
+            Ready::Output(index) => {
+                let taker = self.outputs[index].advance().doing(cannot_pass_on)?;
+                return Ok((taker == Taker::Gone).then_some(Left::Detached));
+            }
+            Ready::NobodyReads => return Ok(Some(Left::Detached)),
+            Ready::Input => return self.take_input(),
+        }
+        Ok(None)
+    }
+
+    fn take_input(&mut self) -> Result<Option<Left>, Error> {
+        let Some(input) = &mut self.input else {
+            return Ok(None);
+        };
+        match input.advance() {
+            Step::More => {}
+            // The box sees the end of it; or it no longer reads.
+            Step::Over => self.input = None,
+            Step::Leave => return Ok(Some(Left::Detached)),
+        }
+        Ok(None)
+    }
+
+    fn take_signals(&mut self, signals: &SignalFd) -> Result<Option<Left>, Error> {
+        let next = || signals.next().doing(|| "cannot read signals".to_owned());
+        while let Some(signal) = next()? {
+            let left = self.take_signal(signal);
+            if left.is_some() {
+                return Ok(left);
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_signal(&mut self, signal: i32) -> Option<Left> {
+        if signal == Signal::HUP.as_raw() {
+            // The caller's terminal is gone, which is not the box's affair.
+            return Some(Left::Detached);
+        }
+        match react(signal, self.asked) {
+            Reaction::Resize => self.input.iter().for_each(Input::resize),
+            Reaction::Pass => {
+                if asks(signal) {
+                    self.asked = Some(signal);
+                }
+                // A box that cannot be told has ended, which follows.
+                let _ = (self.tell)(signal);
+            }
+            Reaction::EndBox => return Some(Left::Interrupted(signal)),
+        }
+        None
+    }
+}
+
+fn outputs(caller: Caller<'_>) -> Result<[Outlet<'_>; 2], Errno> {
+    let stdout = Outlet::new(End::callers(caller.stdout)?);
+    let stderr = Outlet::new(End::callers(caller.stderr)?);
+    Ok([stdout, stderr])
+}
+
+fn index(stream: Stream) -> usize {
+    match stream {
+        Stream::Stdout => 0,
+        Stream::Stderr => 1,
+    }
+}
+
+/// The ring turned faster than the caller reads, or its disk is full.
+fn say_missed(missed_bytes: u64) {
+    if missed_bytes > 0 {
+        let missed = bytes::show(missed_bytes);
+        print_note(&format!("{missed} of the box's output are lost here"));
+    }
+}
+
+fn cannot_pass_on() -> String {
+    "cannot pass on the box's output".to_owned()
+}
+
+#[cfg(test)]
+#[path = "relay_tests.rs"]
+mod tests;

@@ -1,0 +1,208 @@
+//! `tare logs`: what a detached box has written, and with `-f` what it writes.
+//!
+//! Reads the log without asking the keeper, so a box that is paused, busy or
+//! dead shows it as well as any other, and no reader can hold a box up.
+
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::stdio::{stderr, stdout};
+use tare_engine::logs::Logs;
+use tare_engine::spec::received::quoted;
+use tare_engine::spec::{count, duration};
+use tare_engine::{Doing, Engine, Error, ErrorKind, Timestamp};
+use tare_kernel::process::Process;
+use tare_kernel::watch::Watch;
+
+use crate::commands::DONE;
+use crate::error::print_note;
+
+mod printer;
+mod visible;
+
+use crate::commands::logs::printer::{Caller, Controls, Prefix, Printer};
+
+const EXAMPLES: &str = "\
+Examples:
+  tare logs web
+  tare logs -f -n 20 web
+  tare logs --since 10m --timestamps web 2>&1 | grep ERROR";
+
+/// Show what a box has written
+///
+/// What it wrote to its stdout goes to stdout, the rest to stderr. The log keeps
+/// the newest output, up to its limit (--output-limit of 'tare run'), and stays
+/// until the box is removed.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct LogsArgs {
+    /// Go on with what the box writes, until it ends
+    #[arg(short, long)]
+    follow: bool,
+
+    /// Begin with the last N lines [default: all]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        value_parser = count::lines,
+        allow_hyphen_values = true
+    )]
+    tail: Option<u32>,
+
+    /// Begin at this time: 10m (ago), or 2026-11-15T22:09:05Z
+    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
+    since: Option<Timestamp>,
+
+    /// Put the time before each line
+    #[arg(short, long)]
+    timestamps: bool,
+
+    /// Pass control characters on to a terminal, instead of showing them
+    #[arg(long)]
+    raw: bool,
+
+    /// An id, the beginning of one, or a name
+    #[arg(value_name = "BOX")]
+    reference: String,
+}
+
+pub fn run(args: &LogsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    let (mut logs, keeper) = engine.logs(&engine.find(&args.reference)?)?;
+    if let Some(since) = args.since {
+        logs.since(since);
+    }
+    if let Some(lines) = args.tail {
+        logs.tail(u64::from(lines))?;
+    }
+    let caller = Caller { stdout: stdout(), stderr: stderr() };
+    let prefix = if args.timestamps { Prefix::Time } else { Prefix::None };
+    let controls = if args.raw { Controls::Raw } else { Controls::VisibleOnTerminals };
+    let mut printer = Printer::new(caller, prefix, controls);
+    let shown = match (args.follow, keeper) {
+        (true, Some(keeper)) => follow(&mut logs, &keeper, &mut printer),
+        (true, None) | (false, _) => show(&mut logs, &mut printer),
+    };
+    match shown {
+        Ok(()) | Err(Stop::NobodyReads) => Ok(DONE),
+        Err(Stop::Failed(error)) => Err(error),
+    }
+}
+
+/// Why not everything was shown.
+#[derive(Debug)]
+enum Stop {
+    Failed(Error),
+    /// Whoever read our output has enough, which is its own affair.
+    NobodyReads,
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Self::NobodyReads,
+            errno => {
+                Self::Failed(Error::new(ErrorKind::Failed, "cannot pass on the log").because(errno))
+            }
+        }
+    }
+}
+
+/// `10m` ago, or a moment as such.
+fn moment(text: &str) -> Result<Timestamp, Error> {
+    if let Ok(ago) = duration::parse(text) {
+        return Ok(Timestamp::now().before(ago));
+    }
+    Timestamp::parse(text).map_err(|_| {
+        let message = format!("{} is neither a duration nor a time", quoted(text));
+        Error::new(ErrorKind::BadRequest, message)
+            .with_hint("write 10m for ten minutes ago, or 2026-11-15T22:09:05Z")
+    })
+}
+
+/// Shows what is there now.
+fn show(logs: &mut Logs, printer: &mut Printer<'_>) -> Result<(), Stop> {
+    logs.stop_here()?;
+    show_more(logs, printer)
+}
+
+/// Shows everything until the keeper, who alone writes the log, is dead.
+fn follow(logs: &mut Logs, keeper: &Process, printer: &mut Printer<'_>) -> Result<(), Stop> {
+    // Before the first look, so that nothing falls between the two.
+    let watch = logs.watch()?;
+    loop {
+        show_more(logs, printer)?;
+        match wait(&watch, keeper, printer.stdout()).doing(|| "cannot wait for the box".into())? {
+            Woken::Written => watch.drain().doing(|| "cannot watch the log".into())?,
+            Woken::Ended => return show_more(logs, printer),
+            Woken::NobodyReads => return Err(Stop::NobodyReads),
+        }
+    }
+}
+
+fn show_more(logs: &mut Logs, printer: &mut Printer<'_>) -> Result<(), Stop> {
+    loop {
+        match logs.next_record() {
+            Ok(Some(record)) => {
+                if record.missed_bytes > 0 {
+                    printer.flush()?;
+                    print_note(&gap(record.missed_bytes));
+                }
+                printer.print(&record)?;
+            }
+            Ok(None) => {
+                printer.flush()?;
+                let missed_bytes = logs.missed_at_end()?;
+                if missed_bytes > 0 {
+                    print_note(&gap(missed_bytes));
+                }
+                return Ok(());
+            }
+            Err(error) => {
+                printer.flush()?;
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+fn gap(missed_bytes: u64) -> String {
+    format!("{missed_bytes} bytes of the output are missing here: the log has no room for them")
+}
+
+/// What ended a wait.
+enum Woken {
+    Written,
+    Ended,
+    NobodyReads,
+}
+
+fn wait(watch: &Watch, keeper: &Process, stdout: BorrowedFd<'_>) -> Result<Woken, Errno> {
+    let mut fds = [
+        PollFd::new(watch, PollFlags::IN),
+        PollFd::new(keeper, PollFlags::IN),
+        // Only for what is always told: that the reading end is closed (poll(2)).
+        PollFd::from_borrowed_fd(stdout, PollFlags::empty()),
+    ];
+    rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+    let [_, ended, unread] = fds.map(|fd| !fd.revents().is_empty());
+    Ok(match (ended, unread) {
+        (_, true) => Woken::NobodyReads,
+        (true, false) => Woken::Ended,
+        (false, false) => Woken::Written,
+    })
+}
+
+#[cfg(test)]
+#[path = "logs_tests.rs"]
+mod tests;

@@ -1,0 +1,257 @@
+//! `tare ls`: the boxes of a state root.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tare_engine::spec::received::escaped;
+use tare_engine::{Engine, Error, State, Status, Timestamp};
+use tare_server::RUN_LABEL;
+
+use crate::commands::DONE;
+use crate::error::to_json_line;
+use crate::output::format;
+use crate::output::table::{self, Column};
+use crate::output::watch::{self, Times};
+
+mod filter;
+
+use crate::commands::ls::filter::Filter;
+
+const EXAMPLES: &str = "\
+Examples:
+  tare ls
+  tare ls -a --filter label=team=blue --filter state=exited
+  tare ls --json | jq -r '.[] | select(.memory_bytes > 1e9) | .id'
+  tare ls -q --filter name=web | xargs -r tare rm -f";
+
+const COLUMNS: [Column; 8] = [
+    Column::whole("ID"),
+    Column::cut("NAME", 12),
+    Column::whole("STATE"),
+    Column::whole("AGE"),
+    Column::whole("LEASE"),
+    Column::cut("COMMAND", 16),
+    Column::whole("PROCESSES"),
+    Column::whole("MEMORY"),
+];
+
+/// List boxes, the oldest first
+///
+/// A box is starting, running, paused, stopping, exited or stuck. One that has
+/// ended stays listed with --all until it is removed or its retention passes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct LsArgs {
+    /// Boxes that have ended too
+    #[arg(short, long)]
+    all: bool,
+
+    /// Print ids only
+    #[arg(short, long, conflicts_with = "json")]
+    quiet: bool,
+
+    /// Print a JSON array instead of a table
+    #[arg(long)]
+    json: bool,
+
+    /// Only boxes that match: name=NAME, label=KEY, label=KEY=VALUE or
+    /// state=STATE; may be repeated, and all must match
+    #[arg(short, long, value_name = "FILTER", value_parser = filter::parse)]
+    filter: Vec<Filter>,
+
+    /// Show the list again every second, until interrupted
+    #[arg(long)]
+    watch: bool,
+}
+
+pub fn run(args: &LsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let engine = Engine::open(state_root)?;
+    watch::show(Times::watch(args.watch), || {
+        let boxes = select(args, engine.list()?);
+        Ok(Some(render(args, &boxes)))
+    })?;
+    Ok(DONE)
+}
+
+fn select(args: &LsArgs, mut boxes: Vec<Status>) -> Vec<Status> {
+    // Whoever asks for a state means boxes in it, ended or not.
+    let all = args.all || args.filter.iter().any(Filter::is_state);
+    boxes.retain(|status| all || status.state != State::Exited);
+    boxes.retain(|status| args.filter.iter().all(|filter| filter.matches(status)));
+    boxes
+}
+
+fn render(args: &LsArgs, boxes: &[Status]) -> String {
+    match (args.json, args.quiet) {
+        (true, _) => to_json_line(&boxes),
+        (false, true) => boxes.iter().map(|status| format!("{}\n", status.id)).collect(),
+        (false, false) => {
+            let now = Timestamp::now();
+            let rows: Vec<_> = boxes.iter().map(|status| row(status, now)).collect();
+            table::render(&COLUMNS, &rows, table::columns_of_stdout())
+        }
+    }
+}
+
+fn row(status: &Status, now: Timestamp) -> [String; 8] {
+    [
+        status.id.to_string(),
+        format::text(status.name.as_deref()),
+        state(status),
+        format::time(now.since(status.created_at)),
+        lease(status, now),
+        command(status),
+        format::count(status.pids),
+        format::size(status.memory_bytes),
+    ]
+}
+
+/// Of a box without one, what a server runs in it.
+fn command(status: &Status) -> String {
+    match status.labels.get(RUN_LABEL) {
+        Some(program) if status.command.is_empty() => escaped(&format!("({program})")),
+        Some(_) | None => format::command(&status.command),
+    }
+}
+
+/// `exited(0)` once the code is known.
+fn state(status: &Status) -> String {
+    match status.exit_code {
+        Some(code) => format!("{}({code})", status.state),
+        None => status.state.to_string(),
+    }
+}
+
+/// What is left of it; nothing of a box that has ended, or that its caller ends.
+fn lease(status: &Status, now: Timestamp) -> String {
+    match status.lease_ends_at {
+        _ if status.state == State::Exited => format::NOTHING.to_owned(),
+        Some(end) => format::time_left(end.since(now)),
+        None if status.attached => format::NOTHING.to_owned(),
+        None => "never".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+    use std::time::Duration;
+    use tare_engine::BoxId;
+
+    pub fn status(id: &str, name: Option<&str>, state: State) -> Status {
+        let live = state != State::Exited;
+        Status {
+            id: BoxId::parse(id).unwrap(),
+            name: name.map(str::to_owned),
+            state,
+            created_at: now().before(Duration::from_secs(300)),
+            lease_ends_at: Some(now().after(Duration::from_secs(7200))),
+            command: vec!["sleep".into(), "1 h".into()],
+            labels: [("team".to_owned(), "blue".to_owned())].into(),
+            pids: live.then_some(2),
+            memory_bytes: live.then_some(3 << 20),
+            exit_code: (!live).then_some(137),
+            attached: false,
+            ended_at: None,
+            ended_after: None,
+            ended_by: None,
+            oom: false,
+            stuck_on: None,
+        }
+    }
+
+    fn now() -> Timestamp {
+        Timestamp::parse("2026-11-15T22:00:00Z").unwrap()
+    }
+
+    fn boxes() -> Vec<Status> {
+        vec![
+            status("aaaaaaaaaaaa", Some("web"), State::Running),
+            status("bbbbbbbbbbbb", None, State::Exited),
+            status("cccccccccccc", None, State::Stuck),
+        ]
+    }
+
+    fn selected(words: &[&str]) -> Vec<String> {
+        let line = ["tare", "ls"].iter().chain(words);
+        let Command::Ls(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not ls");
+        };
+        let boxes = select(&args, boxes());
+        let initials = boxes.iter().map(|status| status.id.as_str()[..1].to_owned());
+        initials.collect()
+    }
+
+    #[test]
+    fn only_boxes_that_have_not_ended_are_listed_unless_asked() {
+        assert_eq!(selected(&[]), ["a", "c"]);
+        assert_eq!(selected(&["-a"]), ["a", "b", "c"]);
+        assert_eq!(selected(&["--filter", "state=exited"]), ["b"]);
+    }
+
+    #[test]
+    fn all_filters_must_match() {
+        assert_eq!(selected(&["-f", "name=web", "-f", "label=team"]), ["a"]);
+        assert_eq!(selected(&["-f", "name=web", "-f", "label=team=red"]), [""; 0]);
+    }
+
+    #[test]
+    fn a_row_has_what_people_look_for() {
+        let rows: Vec<_> = boxes().iter().map(|status| row(status, now())).collect();
+        let expected = "\
+ID            NAME  STATE        AGE  LEASE  COMMAND      PROCESSES  MEMORY
+aaaaaaaaaaaa  web   running      5m   2h     sleep '1 h'  2          3 MiB
+bbbbbbbbbbbb  -     exited(137)  5m   -      sleep '1 h'  -          -
+cccccccccccc  -     stuck        5m   2h     sleep '1 h'  2          3 MiB
+";
+        assert_eq!(table::render(&COLUMNS, &rows, None), expected);
+    }
+
+    #[test]
+    fn a_box_without_a_command_is_told_by_what_a_server_runs_in_it() {
+        let mut status = status("aaaaaaaaaaaa", None, State::Running);
+        let label = (RUN_LABEL.to_owned(), "python3".to_owned());
+        status.labels.extend([label]);
+        assert_eq!(command(&status), "sleep '1 h'");
+        status.command.clear();
+        assert_eq!(command(&status), "(python3)");
+        status.labels.clear();
+        assert_eq!(command(&status), "-");
+    }
+
+    #[test]
+    fn a_box_without_a_lease_lives_for_ever_or_as_long_as_its_caller() {
+        let mut status = status("aaaaaaaaaaaa", None, State::Running);
+        status.lease_ends_at = None;
+        assert_eq!(lease(&status, now()), "never");
+        status.attached = true;
+        assert_eq!(lease(&status, now()), "-");
+    }
+
+    #[test]
+    fn the_json_is_complete() {
+        let json = serde_json::to_value(boxes()).unwrap();
+        for key in [
+            "id",
+            "name",
+            "state",
+            "created_at",
+            "lease_ends_at",
+            "command",
+            "labels",
+            "pids",
+            "memory_bytes",
+            "exit_code",
+            "attached",
+            "ended_at",
+            "ended_after",
+            "ended_by",
+            "oom",
+            "stuck_on",
+        ] {
+            assert!(json[0].get(key).is_some(), "{key}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `tare run`: a fresh box around one command; attached, and nothing left.
+//!
+//! ```text
+//! options -> spec -> box -> relay -> the one way out -> rest of the output -> exit code
+//! ```
+//!
+//! From the moment that the engine has made a box every path leads through
+//! [`Attached::end`]. Signals are taken over before there is a box, so that
+//! none can end tare without its box.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rustix::process::{getgid, getuid};
+use tare_engine::spec::User;
+use tare_engine::{Attached, Ending, Engine, Error};
+use tare_kernel::signals;
+
+mod args;
+mod detach;
+mod report;
+mod spec;
+
+pub use crate::commands::run::args::RunArgs;
+use crate::commands::run::report::Report;
+use crate::commands::run::spec::{Request, Surroundings};
+
+use crate::error::{print_json, print_note};
+use crate::exit::Verdict;
+use crate::stdio::{self, Attended, Outcome, Output};
+
+pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+    let request = spec::make(args, &surroundings()?)?;
+    let taken = stdio::take_over()?;
+    signals::keep_ended_children();
+    signals::fail_past_file_limit();
+    let engine = Engine::open_to_make(state_root)?;
+    if args.detached.detach {
+        return detach::start(&engine, args, &request, &taken);
+    }
+    let started = Instant::now();
+    let attached = engine.run(&request.spec, request.stdin)?;
+    if !request.quiet {
+        attached.notes().iter().for_each(|note| print_note(note));
+    }
+    let id = attached.id().to_string();
+    let attended = stdio::attend(attached, request.relay, &taken, Attached::end)?;
+    conclude(id, attended, started, &request)
+}
+
+/// Says what is to be said, and returns the exit code.
+fn conclude(
+    id: String,
+    attended: Attended<Ending>,
+    started: Instant,
+    request: &Request,
+) -> Result<u8, Error> {
+    let Attended { outcome, ending, relay, ended_at } = attended;
+    let timed_out = matches!(outcome, Outcome::TimedOut);
+    let output_killed = matches!(outcome, Outcome::OutputKilled);
+    let oom_kills = ending.as_ref().map_or(0, |ending| ending.oom_kills);
+    let mut verdict = report::judge(outcome, oom_kills, request);
+    let truncated = relay.budget().is_passed();
+    if truncated && !output_killed && !request.quiet {
+        print_note(&report::truncation(request, relay.budget().dropped_bytes()));
+    }
+    verdict.say(request.quiet);
+    let was_run = verdict.error.is_none();
+    // What went wrong though the command had ended.
+    if let Some(error) = ending.err().or_else(|| relay.output_failure()) {
+        verdict = Verdict::failed(error);
+        verdict.say(request.quiet);
+    }
+    if was_run && request.relay.output == Output::Keep {
+        let duration_ms = ended_at.duration_since(started).as_millis();
+        let [stdout, stderr] = relay.into_kept();
+        print_json(&Report {
+            id,
+            name: request.spec.name.as_ref().map(ToString::to_string),
+            exit_code: verdict.code,
+            signal: verdict.signal,
+            timed_out,
+            oom: oom_kills > 0,
+            truncated,
+            output_killed,
+            duration_ms: u64::try_from(duration_ms).unwrap_or(u64::MAX),
+            stdout: String::from_utf8_lossy(&stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
+        })?;
+    }
+    Ok(verdict.code)
+}
+
+fn surroundings() -> Result<Surroundings, Error> {
+    let env = ["PATH", "HOME", "LANG", "TERM"].into_iter();
+    Ok(Surroundings {
+        current_dir: std::env::current_dir().ok(),
+        user: User { uid: getuid().as_raw(), gid: getgid().as_raw() },
+        window: stdio::callers_window()?,
+        env: env.filter_map(|key| Some((key.into(), std::env::var_os(key)?))).collect(),
+    })
+}

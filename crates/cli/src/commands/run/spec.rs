@@ -1,0 +1,196 @@
+//! From the options of `tare run` to a spec: defaults, and every refusal.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use tare_engine::spec::{
+    Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
+    Volume, arguments, defaults, env, name, volume,
+};
+use tare_engine::{Error, ErrorKind, Stdin};
+
+use crate::commands::process_args::{self, Window};
+use crate::commands::run::args::{Net, RunArgs, Seccomp};
+use crate::error::of_option;
+use crate::stdio::{self, Output, PastLimit, Writers};
+
+const ROOT_HOME: &str = "/root";
+
+/// What tare knows of the process that started it.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// `None` when it has been removed.
+    pub current_dir: Option<PathBuf>,
+    pub user: User,
+    /// When standard input is a terminal.
+    pub window: Option<Window>,
+    /// PATH, HOME, LANG and TERM, as far as they are set.
+    pub env: Vec<env::Pair>,
+}
+
+/// A spec, and what stays with the caller.
+#[derive(Debug)]
+pub struct Request {
+    pub spec: Spec,
+    pub stdin: Stdin,
+    pub relay: stdio::Settings,
+    pub quiet: bool,
+}
+
+impl Surroundings {
+    fn current_dir(&self) -> Result<&Path, Error> {
+        let message = "cannot find the current directory";
+        self.current_dir.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::BadRequest, message)
+                .because("it has been removed")
+                .with_hint("change to one that exists, or give absolute paths")
+        })
+    }
+
+    /// As seen from where tare was started.
+    fn resolve(&self, path: &Path) -> Result<PathBuf, Error> {
+        if path.is_absolute() { Ok(path.to_owned()) } else { Ok(self.current_dir()?.join(path)) }
+    }
+}
+
+pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
+    Ok(Request {
+        spec: spec(args, around)?,
+        stdin: args.process.stdin(around.window),
+        relay: stdio::Settings {
+            output: if args.json { Output::Keep } else { Output::Pass },
+            output_bytes_max: args.output_limit.unwrap_or(defaults::OUTPUT_BYTES),
+            past_limit: if args.output_kill { PastLimit::Kill } else { PastLimit::Truncate },
+            writers: Writers::Dead,
+        },
+        quiet: args.quiet,
+    })
+}
+
+fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
+    let env = environment(args, around)?;
+    arguments::check(&args.process.command, &env)?;
+    let labels = name::labels(args.label.iter().map(String::as_str));
+    Ok(Spec {
+        command: args.process.command.clone(),
+        name: args.name.clone(),
+        labels: labels.map_err(|error| of_option("--label", error))?,
+        env,
+        workdir: workdir(args, around)?,
+        workspace: args.workspace.clone(),
+        user: user_of(args, around),
+        privilege: if args.root { Privilege::BoxRoot } else { Privilege::Unprivileged },
+        limits: limits(args),
+        timeout: args.timeout,
+        root: match &args.rootfs {
+            Some(path) => Root::Directory(around.resolve(path)?),
+            None => Root::HostView,
+        },
+        volumes: volumes(args, around)?,
+        network: network(args),
+        isolation: if args.contain { Isolation::Contain } else { Isolation::Full },
+        seccomp: seccomp(args),
+        terminal: terminal(args, around)?,
+    })
+}
+
+fn limits(args: &RunArgs) -> Limits {
+    Limits {
+        memory_bytes: limit(args.memory, defaults::MEMORY_BYTES),
+        cpus: args.cpus,
+        pids: limit(args.pids, defaults::PIDS),
+        nofile: args.nofile.unwrap_or(defaults::NOFILE),
+        scratch_bytes: limit(args.scratch, defaults::SCRATCH_BYTES),
+    }
+}
+
+fn limit<T>(asked: Option<T>, default: T) -> Limit<T> {
+    asked.map_or(Limit::Default(default), Limit::Asked)
+}
+
+/// Containment changes nobody's ids; a box without `--root` has its own.
+fn user_of(args: &RunArgs, around: &Surroundings) -> User {
+    match (args.contain, args.root) {
+        (true, _) => around.user,
+        (false, true) => defaults::BOX_ROOT,
+        (false, false) => args.user.unwrap_or(defaults::USER),
+    }
+}
+
+fn network(args: &RunArgs) -> Network {
+    match (args.contain, args.net) {
+        (true, _) | (_, Some(Net::Host)) => Network::Host,
+        (false, Some(Net::None) | None) => Network::None,
+    }
+}
+
+/// A launcher in a containment needs the calls that the filter takes away.
+fn seccomp(args: &RunArgs) -> SeccompProfile {
+    match (args.contain, args.seccomp) {
+        (true, _) | (_, Some(Seccomp::Unconfined)) => SeccompProfile::Unconfined,
+        (false, Some(Seccomp::Default) | None) => SeccompProfile::Default,
+        (false, Some(Seccomp::Debug)) => SeccompProfile::Debug,
+        (false, Some(Seccomp::Strict)) => SeccompProfile::Strict,
+    }
+}
+
+/// Nobody may be looking at a detached box yet: its terminal has a size anyway.
+fn terminal(args: &RunArgs, around: &Surroundings) -> Result<Terminal, Error> {
+    let unseen = args.detached.detach.then_some(stdio::WINDOW_DEFAULT);
+    args.process.terminal(around.window.or(unseen))
+}
+
+fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Error> {
+    match (&args.workdir, args.contain) {
+        (Some(path), true) => Ok(Some(around.resolve(path)?)),
+        (None, true) => Ok(Some(around.current_dir()?.to_owned())),
+        (Some(path), false) => process_args::workdir(path.clone())
+            .map(Some)
+            .map_err(|error| of_option("--workdir", error)),
+        (None, false) => Ok(None),
+    }
+}
+
+fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> {
+    let parse = |text: &OsString| {
+        let base =
+            if Path::new(text).is_absolute() { Path::new("/") } else { around.current_dir()? };
+        volume::parse(text, base)
+    };
+    let volumes: Result<Vec<_>, _> = args.volume.iter().map(parse).collect();
+    volumes
+        .and_then(|volumes| volume::check(&volumes).map(|()| volume::outer_first(volumes)))
+        .map_err(|error| of_option("--volume", error))
+}
+
+/// The defaults, then the files, then `--env`: the later wins.
+fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<env::Pair>, Error> {
+    let mut pairs = default_environment(args, around);
+    pairs.extend(args.process.variables()?);
+    Ok(env::later_wins(pairs))
+}
+
+fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<env::Pair> {
+    let home = match (args.root, &args.rootfs) {
+        (true, Some(_)) => ROOT_HOME,
+        (true, None) | (false, _) => defaults::HOME,
+    };
+    let mut pairs = defaults::env(home);
+    if args.process.tty {
+        pairs.push(("TERM".into(), process_args::TERM.into()));
+    }
+    let from_caller = |key: &OsString| {
+        if args.contain {
+            key != "TERM" || args.process.tty
+        } else {
+            key == "TERM" && args.process.tty
+        }
+    };
+    let callers = around.env.iter().filter(|(key, _)| from_caller(key));
+    pairs.extend(callers.cloned());
+    pairs
+}
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+pub mod tests;

@@ -1,0 +1,140 @@
+//! Tables: titles, rows, and columns as wide as what is in them, or less when
+//! a terminal is not wide enough.
+
+use rustix::stdio::stdout;
+use rustix::termios::isatty;
+
+use crate::stdio::window;
+
+const GAP: &str = "  ";
+const CUT: &str = "...";
+
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    pub title: &'static str,
+    /// How narrow it may become; `None` when it is never cut.
+    pub narrow: Option<usize>,
+}
+
+impl Column {
+    pub const fn whole(title: &'static str) -> Self {
+        Self { title, narrow: None }
+    }
+
+    pub const fn cut(title: &'static str, narrow: usize) -> Self {
+        Self { title, narrow: Some(narrow) }
+    }
+}
+
+/// How wide a line may be: that of the terminal, if stdout is one.
+pub fn columns_of_stdout() -> Option<usize> {
+    let is_terminal = isatty(stdout());
+    let size = is_terminal.then(|| window(stdout()).ok()).flatten();
+    size.map(|(_, columns)| usize::from(columns))
+}
+
+/// A line of titles and a line for each row; what makes them wider than `width`
+/// is cut, from the right to the left, as far as the columns allow it.
+pub fn render<const N: usize>(
+    columns: &[Column; N],
+    rows: &[[String; N]],
+    width: Option<usize>,
+) -> String {
+    let widths = widths(columns, rows, width);
+    let titles = columns.map(|column| column.title.to_owned());
+    let mut text = String::new();
+    for row in std::iter::once(&titles).chain(rows) {
+        let cells = row.iter().zip(widths);
+        let line: Vec<String> = cells.map(|(cell, width)| padded(cell, width)).collect();
+        text += line.join(GAP).trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn widths<const N: usize>(
+    columns: &[Column; N],
+    rows: &[[String; N]],
+    width: Option<usize>,
+) -> [usize; N] {
+    let mut widths = columns.map(|column| length(column.title));
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = length(cell).max(*width);
+        }
+    }
+    let line = widths.iter().sum::<usize>() + GAP.len() * N.saturating_sub(1);
+    let mut excess = width.map_or(0, |width| line.saturating_sub(width));
+    for (width, column) in widths.iter_mut().zip(columns).rev() {
+        if let Some(narrow) = column.narrow {
+            let room = width.saturating_sub(narrow.max(length(column.title)));
+            let taken = room.min(excess);
+            *width -= taken;
+            excess -= taken;
+        }
+    }
+    widths
+}
+
+fn padded(cell: &str, width: usize) -> String {
+    if length(cell) <= width {
+        return format!("{cell:width$}");
+    }
+    let kept: String = cell.chars().take(width.saturating_sub(CUT.len())).collect();
+    kept + CUT
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: [Column; 3] =
+        [Column::cut("NAME", 5), Column::cut("COMMAND", 8), Column::whole("PIDS")];
+
+    fn rows() -> [[String; 3]; 2] {
+        [["database", "postgres -D /work/data", "12"], ["web", "sleep 1", "-"]]
+            .map(|row| row.map(str::to_owned))
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let expected = "\
+NAME      COMMAND                 PIDS
+database  postgres -D /work/data  12
+web       sleep 1                 -
+";
+        assert_eq!(render(&COLUMNS, &rows(), None), expected);
+        assert_eq!(render(&COLUMNS, &rows(), Some(38)), expected);
+    }
+
+    #[test]
+    fn a_narrow_terminal_cuts_the_rightmost_column_first() {
+        let expected = "\
+NAME      COMMAND         PIDS
+database  postgres -D...  12
+web       sleep 1         -
+";
+        assert_eq!(render(&COLUMNS, &rows(), Some(30)), expected);
+        let expected = "\
+NAME    COMMAND   PIDS
+dat...  postg...  12
+web     sleep 1   -
+";
+        assert_eq!(render(&COLUMNS, &rows(), Some(22)), expected);
+    }
+
+    #[test]
+    fn a_terminal_that_is_too_narrow_gets_lines_that_are_too_long() {
+        let text = render(&COLUMNS, &rows(), Some(1));
+        assert_eq!(text.lines().next().unwrap().len(), "NAME   COMMAND   PIDS".len());
+    }
+
+    #[test]
+    fn a_table_without_rows_has_its_titles() {
+        assert_eq!(render(&COLUMNS, &[], None), "NAME  COMMAND  PIDS\n");
+    }
+}

@@ -1,0 +1,310 @@
+//! One direction of copying, driven by `poll`: never waits, keeps at most one
+//! buffer of bytes, loses and reorders nothing.
+//!
+//! ```text
+//!            readable            moved, or source empty
+//! Source ----------------> copy -----------------------> Source
+//!    ^                       |
+//!    |        writable       | sink full
+//!    '------- copy <------- Sink
+//! ```
+//!
+//! `splice` moves pages between pipes and files without copying them; where it
+//! cannot, bytes go through `pending`. A stream that has ended has closed the
+//! ends that were tare's own: the command sees end of file on its stdin, or
+//! SIGPIPE on its stdout, as if it were connected directly.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::pipe::SpliceFlags;
+
+use crate::stdio::budget::Budget;
+use crate::stdio::endpoint::{End, is_closed};
+
+/// A pipe's usual capacity: more never moves at once, until the pipe is widened.
+const CHUNK_BYTES: usize = 64 << 10;
+/// What is read at first, until there is a buffer.
+const FIRST_BYTES: usize = 4 << 10;
+/// A stream that has moved so much gets a wide pipe: fewer, longer turns of the
+/// command, tare and the reader cost a quarter less. Not from the start, where it
+/// would cost every box that says hello.
+const WIDEN_AFTER_BYTES: usize = 1 << 20;
+const WIDE_BYTES: usize = 1 << 20;
+/// After so many chunks the other streams, events and signals get their turn.
+const ROUNDS_MAX: usize = 16;
+
+/// Where bytes go.
+#[derive(Debug)]
+pub enum Sink<'fd> {
+    End(End<'fd>),
+    /// Kept for `--json`.
+    Memory,
+}
+
+/// What a stream waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    Source,
+    Sink,
+}
+
+/// Why a stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The source has no more.
+    EndOfFile,
+    /// Nobody reads the sink any more.
+    SinkClosed,
+    /// The sink cannot be written.
+    SinkFailed(Errno),
+    /// It was told to stop.
+    Stopped,
+}
+
+#[derive(Debug)]
+struct Ends<'fd> {
+    source: End<'fd>,
+    sink: Sink<'fd>,
+}
+
+#[derive(Debug)]
+pub struct Stream<'fd> {
+    ends: Result<Ends<'fd>, Ended>,
+    splices: bool,
+    /// Until the pipe is widened.
+    narrow_bytes: usize,
+    waiting: Waiting,
+    /// Read, not yet written; for a sink in memory, all there is.
+    pending: Vec<u8>,
+    written: usize,
+}
+
+enum Step {
+    /// So many bytes.
+    Moved(usize),
+    /// One of the ends was not ready; `splice` does not say which.
+    Blocked,
+    Wait(Waiting),
+    End(Ended),
+}
+
+impl<'fd> Stream<'fd> {
+    pub fn new(source: End<'fd>, sink: Sink<'fd>) -> Self {
+        let splices = match &sink {
+            Sink::End(end) => source.can_splice_to(end),
+            Sink::Memory => false,
+        };
+        Self {
+            ends: Ok(Ends { source, sink }),
+            splices,
+            narrow_bytes: WIDEN_AFTER_BYTES,
+            waiting: Waiting::Source,
+            pending: Vec::new(),
+            written: 0,
+        }
+    }
+
+    /// What to poll for; `None` when the stream has ended.
+    pub fn interest(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        let ends = self.ends.as_ref().ok()?;
+        match (self.waiting, &ends.sink) {
+            (Waiting::Sink, Sink::End(sink)) => Some((sink.as_fd(), PollFlags::OUT)),
+            (Waiting::Source, _) | (_, Sink::Memory) => Some((ends.source.as_fd(), PollFlags::IN)),
+        }
+    }
+
+    pub fn waiting(&self) -> Waiting {
+        self.waiting
+    }
+
+    pub fn ended(&self) -> Option<Ended> {
+        self.ends.as_ref().err().copied()
+    }
+
+    /// Ends the stream, closing what is tare's own.
+    pub fn stop(&mut self) {
+        if self.ends.is_ok() {
+            self.ends = Err(Ended::Stopped);
+        }
+    }
+
+    /// What a sink in memory has kept.
+    pub fn into_kept(self) -> Vec<u8> {
+        self.pending
+    }
+
+    /// Copies what can be copied; to be called after `poll` found what
+    /// [`Self::interest`] asked for.
+    pub fn advance(&mut self, budget: &mut Budget) {
+        let mut moved = false;
+        for _ in 0..ROUNDS_MAX {
+            match self.step(budget) {
+                Step::Moved(bytes) => {
+                    moved = true;
+                    self.widen_after(bytes);
+                }
+                Step::Blocked => {
+                    self.waiting = match (moved, self.waiting) {
+                        (true, _) | (false, Waiting::Sink) => Waiting::Source,
+                        (false, Waiting::Source) => Waiting::Sink,
+                    };
+                    return;
+                }
+                Step::Wait(side) => {
+                    self.waiting = side;
+                    return;
+                }
+                Step::End(ended) => {
+                    self.ends = Err(ended);
+                    return;
+                }
+            }
+        }
+        self.waiting = if self.owes() { Waiting::Sink } else { Waiting::Source };
+    }
+
+    fn widen_after(&mut self, bytes: usize) {
+        let was_narrow = self.narrow_bytes > 0;
+        self.narrow_bytes = self.narrow_bytes.saturating_sub(bytes);
+        if let (true, 0, Ok(ends)) = (was_narrow, self.narrow_bytes, &self.ends) {
+            ends.source.widen(WIDE_BYTES);
+            if let Sink::End(sink) = &ends.sink {
+                sink.widen(WIDE_BYTES);
+            }
+        }
+    }
+
+    fn owes(&self) -> bool {
+        match &self.ends {
+            Ok(Ends { sink: Sink::End(_), .. }) => self.written < self.pending.len(),
+            Ok(Ends { sink: Sink::Memory, .. }) | Err(_) => false,
+        }
+    }
+
+    fn step(&mut self, budget: &mut Budget) -> Step {
+        let owes = self.owes();
+        let ends = match &self.ends {
+            Ok(ends) => ends,
+            Err(ended) => return Step::End(*ended),
+        };
+        match &ends.sink {
+            Sink::End(sink) if owes => {
+                write_pending(&ends.source, sink, &self.pending, &mut self.written)
+            }
+            Sink::End(_) | Sink::Memory if budget.allow(CHUNK_BYTES) == 0 => {
+                drop_chunk(&ends.source, budget)
+            }
+            Sink::End(sink) if self.splices => match splice_chunk(&ends.source, sink, budget) {
+                Ok(step) => step,
+                Err(_cannot_splice) => {
+                    self.splices = false;
+                    Step::Moved(0)
+                }
+            },
+            Sink::End(sink) => {
+                self.pending.clear();
+                self.written = 0;
+                read_chunk(&ends.source, Some(sink), &mut self.pending, budget)
+            }
+            Sink::Memory => read_chunk(&ends.source, None, &mut self.pending, budget),
+        }
+    }
+}
+
+/// This pair of descriptors has to go through a buffer.
+struct CannotSplice;
+
+fn splice_chunk(
+    source: &End<'_>,
+    sink: &End<'_>,
+    budget: &mut Budget,
+) -> Result<Step, CannotSplice> {
+    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+    let most = budget.allow(WIDE_BYTES);
+    match rustix::pipe::splice(source, None, sink, None, most, flags) {
+        Ok(0) => Ok(Step::End(Ended::EndOfFile)),
+        Ok(bytes) => {
+            budget.spend(bytes);
+            Ok(Step::Moved(bytes))
+        }
+        Err(Errno::AGAIN) => Ok(Step::Blocked),
+        Err(Errno::INTR) => Ok(Step::Moved(0)),
+        // A file opened with O_APPEND, or a file system without it.
+        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Err(CannotSplice),
+        Err(errno) => Ok(Step::End(sink_error(errno))),
+    }
+}
+
+/// Appends to `kept` what the source has, as far as the budget allows.
+fn read_chunk(
+    source: &End<'_>,
+    sink: Option<&End<'_>>,
+    kept: &mut Vec<u8>,
+    budget: &mut Budget,
+) -> Step {
+    let before = kept.len();
+    // Most have little to say, and every page of a buffer costs.
+    let most = if kept.capacity() == 0 { FIRST_BYTES } else { CHUNK_BYTES };
+    kept.resize(before + budget.allow(most), 0);
+    let result = source.read(&mut kept[before..]);
+    kept.truncate(before + result.unwrap_or(0));
+    match result {
+        Ok(0) => Step::End(Ended::EndOfFile),
+        Ok(bytes) => {
+            budget.spend(bytes);
+            if sink.is_none_or(End::never_waits) {
+                Step::Moved(bytes)
+            } else {
+                Step::Wait(Waiting::Sink)
+            }
+        }
+        Err(errno) => source_error(errno),
+    }
+}
+
+/// Past the limit: read, so that the command is not held up, and forgotten.
+fn drop_chunk(source: &End<'_>, budget: &mut Budget) -> Step {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    match source.read(&mut buffer) {
+        Ok(0) => Step::End(Ended::EndOfFile),
+        Ok(bytes) => {
+            budget.drop_bytes(bytes);
+            Step::Moved(bytes)
+        }
+        Err(errno) => source_error(errno),
+    }
+}
+
+fn write_pending(source: &End<'_>, sink: &End<'_>, pending: &[u8], written: &mut usize) -> Step {
+    match sink.write(&pending[*written..]) {
+        Ok(bytes) => {
+            *written += bytes;
+            match (*written < pending.len(), source.never_waits()) {
+                (true, _) => Step::Wait(Waiting::Sink),
+                (false, true) => Step::Moved(bytes),
+                (false, false) => Step::Wait(Waiting::Source),
+            }
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Step::Wait(Waiting::Sink),
+        Err(errno) => Step::End(sink_error(errno)),
+    }
+}
+
+/// A source that cannot be read is at its end: EIO is how a terminal's master
+/// says that the other side is gone (pty(7)).
+fn source_error(errno: Errno) -> Step {
+    match errno {
+        Errno::AGAIN | Errno::INTR => Step::Wait(Waiting::Source),
+        _ => Step::End(Ended::EndOfFile),
+    }
+}
+
+fn sink_error(errno: Errno) -> Ended {
+    if is_closed(errno) { Ended::SinkClosed } else { Ended::SinkFailed(errno) }
+}
+
+#[cfg(test)]
+#[path = "copy_tests.rs"]
+mod tests;

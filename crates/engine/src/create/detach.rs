@@ -1,0 +1,228 @@
+//! A box that is left to itself: made like any other, and let go when its
+//! command runs.
+//!
+//! ```text
+//! record ─▶ ... ─▶ keeper ─▶ plan ─▶ identity ─▶ go ─▶ Started ─▶ Detach ─▶ Detached
+//!     └──────── a creator that dies here takes the box along ───────┘          │
+//!                                             unlocked, and its id announced ◀─┘
+//! ```
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tare_control::{Report, Request};
+use tare_kernel::clock::timespec;
+use tare_kernel::process::Process;
+
+use crate::create::birth::{self, Unmade};
+use crate::create::{Ends, Made, Reserve};
+use crate::engine::Engine;
+use crate::error::{Doing, Error, ErrorKind};
+use crate::history::steps::StepKind;
+use crate::observe::state::Tie;
+use crate::observe::view::Status;
+use crate::record::Locked;
+use crate::record::lines::DetachOptions;
+use crate::session::attached::{self, Event};
+use crate::session::failure;
+use crate::session::reports::{Heard, Reports};
+use crate::spec::id::BoxId;
+use crate::spec::{Limit, Spec, bytes};
+
+/// How long a box may take to start; a file system of a volume that does not
+/// answer must not hold its creator for ever.
+const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// A box that runs by itself.
+#[derive(Debug)]
+pub struct Started {
+    pub id: BoxId,
+    /// Defaults that this host cannot enforce, a sentence each.
+    pub notes: Vec<String>,
+    /// A child of this process: whoever lives on has to reap it.
+    pub keeper: Process,
+}
+
+impl Engine {
+    /// Makes a box that belongs to nobody, and returns when its command runs.
+    pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
+        let options = &with_log_in_memory(options, spec)?;
+        let id = BoxId::random();
+        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let record = self.record(&id, spec, Some(options))?;
+        self.start_recorded(id, record, reserve, (spec, options))
+    }
+
+    /// The same under an id that somebody has chosen. `None` when that box is there, or
+    /// somebody is making it; an error when it was there and is removed, for as long as
+    /// its story is kept.
+    pub fn start_as(
+        &self,
+        id: &BoxId,
+        spec: &Spec,
+        options: &DetachOptions,
+    ) -> Result<Option<Started>, Error> {
+        let options = &with_log_in_memory(options, spec)?;
+        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let record = match self.record(id, spec, Some(options)) {
+            Err(error) if is_taken(&error) => return Ok(None),
+            record => record?,
+        };
+        // Whoever removes a box adds its story before its record goes: with the record
+        // in our hands nothing falls between the two.
+        if self.was_let_go(id)? {
+            drop(reserve);
+            return Err(self.unmake(id, record, removed(id).into()));
+        }
+        self.start_recorded(id.clone(), record, reserve, (spec, options)).map(Some)
+    }
+
+    /// A box that was left to itself. `None` for one that is being made, and for one
+    /// whose creator was killed first: it goes, though it is still on record.
+    pub fn announced(&self, id: &BoxId) -> Result<Option<Status>, Error> {
+        let observed = self.observe(id)?;
+        let was_left = observed.tie() == Tie::Detached || observed.is_over();
+        Ok(was_left.then(|| self.status_of(id, &observed)))
+    }
+
+    /// Whether a box of this id has lived by itself, and is removed. One that its
+    /// creator took along was never announced, and has not seen enough for any of it to
+    /// be forgotten.
+    fn was_let_go(&self, id: &BoxId) -> Result<bool, Error> {
+        let stories = self.stories()?;
+        let mut stories = stories.iter().filter(|story| story.id == *id);
+        Ok(stories.any(|story| {
+            let mut steps = story.steps.iter();
+            story.forgotten > 0 || steps.any(|step| step.event == StepKind::Detached)
+        }))
+    }
+
+    fn start_recorded(
+        &self,
+        id: BoxId,
+        mut record: Locked,
+        reserve: Reserve,
+        (spec, options): (&Spec, &DetachOptions),
+    ) -> Result<Started, Error> {
+        if let Err(error) = self.reserve_story() {
+            drop(reserve);
+            return Err(self.unmake(&id, record, error.into()));
+        }
+        let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
+        let result = made.and_then(|mut made| match let_go(&made, spec) {
+            Ok(keeper) => {
+                // A server makes very many: nothing may be left of any.
+                made.keeper.has_executed();
+                Ok((made.notes, keeper))
+            }
+            Err(error) => Err(Unmade::with(error, made.keeper)),
+        });
+        match result {
+            Ok((notes, keeper)) => {
+                record.unlock();
+                Ok(Started { id, notes, keeper })
+            }
+            Err(unmade) => {
+                drop(reserve);
+                Err(self.unmake(&id, record, unmade))
+            }
+        }
+    }
+}
+
+/// The record of a box is a directory of which there is one.
+fn is_taken(error: &Error) -> bool {
+    let why = std::error::Error::source(error);
+    let why = why.and_then(|why| why.downcast_ref::<io::Error>());
+    why.is_some_and(|why| why.kind() == io::ErrorKind::AlreadyExists)
+}
+
+fn removed(id: &BoxId) -> Error {
+    let message = format!("box {id} is removed, and is not made again");
+    Error::new(ErrorKind::Conflict, message).with_hint("'tare explain' says what became of it")
+}
+
+/// The log is memory of the box where the state root is in memory, as it is by
+/// default: it may take this part of it.
+const LOG_PART_OF_MEMORY: u64 = 4;
+
+fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOptions, Error> {
+    let most = spec.limits.memory_bytes.value() / LOG_PART_OF_MEMORY;
+    let log_bytes_max = match options.log_bytes_max {
+        Limit::Asked(asked) if asked > most => {
+            let message = "the log of a detached box cannot be so large";
+            let why = format!(
+                "it counts as memory of the box, of which it gets a quarter: {}",
+                bytes::show(most)
+            );
+            return Err(Error::new(ErrorKind::BadRequest, message)
+                .because(why)
+                .with_hint("give less --output-limit, or more --memory"));
+        }
+        Limit::Asked(asked) => Limit::Asked(asked),
+        Limit::Default(default) => Limit::Default(default.min(most)),
+    };
+    Ok(DetachOptions { log_bytes_max, ..options.clone() })
+}
+
+/// Waits until the command runs, then leaves the box to itself and returns its keeper.
+/// From then on nothing may fail: a start that fails leaves nothing.
+fn let_go(made: &Made, spec: &Spec) -> Result<Process, Error> {
+    let keeper = made.keeper.process.try_clone();
+    let keeper = keeper.doing(|| "cannot watch the keeper of the box".into())?;
+    let mut reports = Reports::default();
+    let until = Instant::now() + START_WITHIN;
+    loop {
+        let report = await_report(made, &mut reports, until)?;
+        if report == Report::Detached {
+            return Ok(keeper);
+        }
+        if report != Report::Started {
+            return Err(failed(report, &mut reports, spec));
+        }
+        birth::send_request(&made.control, &Request::Detach)
+            .doing(|| "cannot leave the box to itself".into())?;
+    }
+}
+
+fn await_report(made: &Made, reports: &mut Reports, until: Instant) -> Result<Report, Error> {
+    loop {
+        match reports.hear(made.control.as_fd()) {
+            Heard::Report(report) => return Ok(report),
+            Heard::Nothing => {}
+            Heard::Gone => {
+                let unborn = made.keeper.failure();
+                return Err(unborn.map_or_else(gone, |(step, why)| failure::birth(step, why)));
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::new(ErrorKind::Failed, "the box did not start in time")
+                .because(format!("it took more than {} s", START_WITHIN.as_secs()))
+                .with_hint("does the file system of a volume or of --rootfs answer?"));
+        }
+        // An interrupted wait is one more look.
+        poll(&mut [PollFd::new(&made.control, PollFlags::IN)], Some(&timespec(left))).ok();
+    }
+}
+
+/// A command that ended before the box was left to itself did so in between: its
+/// box ended with it, and there is nothing to announce.
+fn failed(report: Report, reports: &mut Reports, spec: &Spec) -> Error {
+    let subject =
+        failure::Subject { command: spec.command.first(), workdir: spec.workdir.as_deref() };
+    match attached::event(report, reports, subject) {
+        Event::Failed(error) => error,
+        Event::Exited(_) | Event::TimedOut | Event::Started | Event::Terminal(_) | Event::Gone => {
+            gone()
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Failed, "the box ended before it could be left to itself")
+        .because("its keeper was killed")
+        .with_hint("is --memory too small?")
+}

@@ -1,0 +1,164 @@
+//! Stories from lines and events that a test made up.
+
+use tare_control::EndedBy;
+use tare_control::events::Name;
+
+use super::*;
+use crate::record::lines::{VERSION, entries};
+
+const ID: &str = "abcdefghij23";
+/// On the boot clock, when the boxes of these tests were made.
+const BEGAN_NS: u64 = 1_000_000_000;
+
+fn at(ms: u64) -> u64 {
+    BEGAN_NS + ms * 1_000_000
+}
+
+fn now(ms: u64) -> Now {
+    Now { at: Timestamp::from_ms(1_000_000 + ms), ns: at(ms) }
+}
+
+fn event(number: u32, ms: u64, what: Happening) -> Event {
+    Event { number, at_us: at(ms) / 1000, what }
+}
+
+/// The first line of a box whose creation was at 1,000 s of 1970.
+fn intent(command: &str) -> String {
+    let created_at = Timestamp::from_ms(1_000_000);
+    serde_json::json!({"intent": {
+        "version": VERSION, "boot_id": "b", "created_at": created_at, "created_ns": BEGAN_NS,
+        "cgroup_roots": [], "detached": null,
+        "spec": {
+            "command": ["sh", "-c", command], "name": "web", "labels": {}, "env": [],
+            "workdir": null, "user": {"uid": 1, "gid": 1}, "privilege": "unprivileged",
+            "limits": {
+                "memory_bytes": {"Default": 1}, "cpus": null, "pids": {"Default": 1},
+                "nofile": 1, "scratch_bytes": {"Default": 1}
+            },
+            "timeout": null, "root": "HostView", "volumes": [], "network": "none",
+            "isolation": "full", "seccomp": "default", "terminal": "Pipes"
+        }
+    }})
+    .to_string()
+}
+
+fn ended(ms: u64, by: &str) -> String {
+    let at_wall = Timestamp::from_ms(1_000_000 + ms);
+    format!(
+        r#"{{"ended":{{"exit_code":137,"by":"{by}","oom":false,"at":"{at_wall}","at_ns":{},"emptied_ms":3}}}}"#,
+        at(ms)
+    )
+}
+
+fn told(lines: &[String], life: Vec<LifeEvent>, events: Vec<Event>) -> Story {
+    let sources = Sources { entries: entries(&lines.join("\n")).collect(), life, events };
+    tell(&BoxId::parse(ID).unwrap(), &sources, now(10_000))
+}
+
+fn kinds(story: &Story) -> Vec<StepKind> {
+    story.steps.iter().map(|step| step.event).collect()
+}
+
+#[test]
+fn lines_and_events_are_one_story_in_the_order_of_their_times() {
+    let lines = [
+        intent("true"),
+        format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30)),
+        format!(r#"{{"ending":{{"why":"asked","pid":7,"at_ns":{}}}}}"#, at(50)),
+        ended(54, "kill"),
+    ];
+    let events = vec![
+        event(0, 10, Happening::Started),
+        event(1, 20, Happening::ExecStarted { process: 1, name: Name::of(b"ls") }),
+        event(2, 40, Happening::Ended { process: 1, wait_status: 256 }),
+    ];
+    let mut story = told(&lines, Vec::new(), events);
+    story.removed(
+        &Removal { why: Reason::Expired, pid: 8, emptied: None, oom: false },
+        Timestamp::from_ms(1_000_060),
+    );
+    let expected = [
+        (0, "created: sh -c true"),
+        (10, "its command runs"),
+        (20, "exec 1 started: ls"),
+        (30, "renamed to b"),
+        (40, "exec 1 exited with 1"),
+        (50, "killed by tare (pid 7): as somebody asked"),
+        (54, "seen empty after 3 ms"),
+        (60, "removed by tare (pid 8): it was over, and its retention had passed"),
+    ];
+    let steps: Vec<(u64, &str)> =
+        story.steps.iter().map(|step| (step.after_ms, step.text.as_str())).collect();
+    assert_eq!(steps, expected);
+    assert_eq!(story.names, ["web", "b"]);
+    assert_eq!(story.steps[4].exit_code, Some(1));
+    assert_eq!(story.steps[4].at, Timestamp::from_ms(1_000_040));
+}
+
+#[test]
+fn a_keeper_that_said_nothing_was_killed_from_elsewhere() {
+    let story = told(&[intent("true"), ended(9, "kill")], Vec::new(), Vec::new());
+    let expected = [StepKind::Created, StepKind::Lost, StepKind::Emptied];
+    assert_eq!(kinds(&story), expected);
+}
+
+#[test]
+fn an_end_that_was_said_twice_is_told_once() {
+    let exited = LifeEvent::Exited { wait_status: 0, by: EndedBy::Command, at_ms: 1_000_005 };
+    let again = event(0, 5, Happening::CommandEnded { wait_status: 0 });
+    for (life, events) in
+        [(vec![exited], vec![again.clone()]), (vec![], vec![again]), (vec![exited], vec![])]
+    {
+        let lines = [intent("true"), ended(9, "command")];
+        let story = told(&lines, life, events);
+        let expected = [StepKind::Created, StepKind::CommandEnded, StepKind::Emptied];
+        assert_eq!(kinds(&story), expected);
+        assert_eq!(story.steps[1].after_ms, 5);
+    }
+}
+
+#[test]
+fn a_line_that_was_written_twice_happened_once() {
+    let line = format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30));
+    let story = told(&[intent("true"), line.clone(), line], vec![], vec![]);
+    assert_eq!(kinds(&story), [StepKind::Created, StepKind::Renamed]);
+}
+
+/// A keeper can be made to write anything.
+#[test]
+fn no_event_is_before_the_box_or_after_now() {
+    let events = vec![
+        event(0, 10, Happening::Started),
+        Event { number: 1, at_us: 0, what: Happening::Paused },
+        Event { number: 2, at_us: u64::MAX, what: Happening::Resumed },
+    ];
+    let story = told(&[intent("true")], vec![], events);
+    let times: Vec<u64> = story.steps.iter().map(|step| step.after_ms).collect();
+    assert_eq!(times, [0, 0, 10, 10_000]);
+}
+
+#[test]
+fn a_record_that_is_lost_leaves_what_the_keeper_said() {
+    let story = told(&[], vec![], vec![event(7, 9_000, Happening::Started)]);
+    assert_eq!(kinds(&story), [StepKind::Started]);
+    assert_eq!(story.created_at, Timestamp::from_ms(1_009_000));
+    assert_eq!(story.forgotten, 7);
+}
+
+#[test]
+fn a_long_story_loses_its_middle_and_says_so() {
+    let paused = |number| event(number, 10 + u64::from(number), Happening::Paused);
+    let story = told(&[intent("true")], vec![], (0..500).map(paused).collect());
+    assert_eq!(story.steps.len(), STEPS_MAX);
+    assert_eq!(story.forgotten, 501 - STEPS_MAX as u64);
+    assert_eq!(story.steps[0].event, StepKind::Created);
+    assert_eq!(story.steps[STEPS_MAX - 1].after_ms, 509);
+}
+
+#[test]
+fn a_command_is_shown_on_one_harmless_line() {
+    let story = told(&[intent("\u{1b}[2J\n\u{202e}é\u{9b}")], vec![], vec![]);
+    assert_eq!(story.steps[0].text, "created: sh -c \\u{1b}[2J\\n\\u{202e}é\\u{9b}");
+    let story = told(&[intent(&"x".repeat(100_000))], vec![], vec![]);
+    assert!(story.steps[0].text.len() < 2 * TEXT_CHARS_MAX);
+}

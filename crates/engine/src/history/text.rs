@@ -1,0 +1,180 @@
+//! What the steps of a story are called, for people: one sentence each.
+
+use std::time::Duration;
+
+use tare_control::EndedBy;
+use tare_control::events::Happening;
+
+use crate::history::steps::StepKind;
+use crate::record::lines::{Lease, Update};
+use crate::record::reason::Reason;
+use crate::session::exit::Exit;
+use crate::spec::{bytes, duration, signal};
+use crate::time::Timestamp;
+
+const LOST: &str =
+    "its keeper ended without a word: killed from elsewhere, or by the kernel for memory";
+pub const OOM: &str = "the kernel killed a process of it for memory";
+pub const ABANDONED: &str = "its creator had ended, and it was not to live on";
+
+/// The kernel does not tell when a process ended that is gone.
+pub fn lost(after: Option<Timestamp>, before: Timestamp) -> String {
+    match after {
+        Some(after) => format!("{LOST}; between {after} and {before}"),
+        None => LOST.to_owned(),
+    }
+}
+
+pub fn go(keeper: i32) -> String {
+    format!("go: its keeper, pid {keeper}, may start the command")
+}
+
+pub fn emptied(ms: u64) -> String {
+    format!("seen empty after {ms} ms")
+}
+
+pub fn removed(why: Reason, pid: u32) -> String {
+    format!("removed by tare (pid {pid}): {}", reason(why))
+}
+
+pub fn killed_by_tare(why: Reason, pid: u32) -> String {
+    format!("killed by tare (pid {pid}): {}", reason(why))
+}
+
+fn reason(why: Reason) -> &'static str {
+    match why {
+        Reason::Own => "by its creator",
+        Reason::Asked => "as somebody asked",
+        Reason::Abandoned => "its creator had ended",
+        Reason::Overdue => "its lease had passed, and its keeper was late",
+        Reason::Expired => "it was over, and its retention had passed",
+        Reason::NotKept => "it was over, and was not to be kept (--rm)",
+        Reason::Rebooted => "the host had been restarted",
+    }
+}
+
+pub fn updated(update: &Update) -> String {
+    let memory = update.memory_bytes.map(|it| format!("memory {}", bytes::show(it)));
+    let pids = update.pids.map(|pids| format!("processes {pids}"));
+    let cpus = update.cpus.map(|cpus| format!("cpus {}", f64::from(cpus.milli) / 1000.0));
+    let lease = update.lease.map(|lease| match lease {
+        Lease::Never => "lease never".to_owned(),
+        Lease::Ends { at, .. } => format!("lease until {at}"),
+    });
+    let changes = [memory, pids, cpus, lease].into_iter().flatten();
+    format!("updated: {}", Vec::from_iter(changes).join(", "))
+}
+
+pub fn command_ended(wait_status: i32) -> String {
+    format!("its command {}", ended(wait_status))
+}
+
+fn ended(wait_status: i32) -> String {
+    match Exit::of(wait_status) {
+        Exit::Code(code) => match shells_signal(code) {
+            Some(signal) => {
+                let name = signal::name(signal);
+                format!("exited with {code}, as a shell does after {name} ended its command")
+            }
+            None => format!("exited with {code}"),
+        },
+        Exit::Signal(signal) => format!("was killed by {}", named(signal)),
+    }
+}
+
+/// What a shell tells of in its own exit code; the rest are codes as any other.
+fn shells_signal(code: u8) -> Option<i32> {
+    let signal = i32::from(code) - 128;
+    (1..=SIGNAL_NAMED_MAX).contains(&signal).then_some(signal)
+}
+
+/// The others are for programs to agree on, and end none by chance.
+const SIGNAL_NAMED_MAX: i32 = 31;
+
+fn named(signal: i32) -> String {
+    format!("signal {signal} ({})", signal::name(signal))
+}
+
+/// With what the event is called for programs.
+pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, String) {
+    match what {
+        Happening::Started => (StepKind::Started, "its command runs".into()),
+        Happening::Detached => (StepKind::Detached, "left to itself".into()),
+        Happening::Abandoned => (StepKind::Abandoned, ABANDONED.into()),
+        Happening::ExecStarted { process, name } => {
+            (StepKind::ExecStarted, format!("exec {process} started: {}", name.as_str()))
+        }
+        Happening::ExecFailed { process, name } => (
+            StepKind::ExecFailed,
+            format!("exec {process} could not be started: {}", name.as_str()),
+        ),
+        Happening::CopyIn { process } => {
+            (StepKind::CopyIn, format!("copy {process} into it started"))
+        }
+        Happening::CopyOut { process } => {
+            (StepKind::CopyOut, format!("copy {process} out of it started"))
+        }
+        Happening::Ended { process, wait_status } => {
+            if is_copy(*process) {
+                (StepKind::CopyEnded, format!("copy {process} {}", ended(*wait_status)))
+            } else {
+                (StepKind::ExecEnded, format!("exec {process} {}", ended(*wait_status)))
+            }
+        }
+        Happening::TimedOut { process } => (
+            StepKind::ExecTimedOut,
+            format!("exec {process} was killed, with all that it started: its timeout passed"),
+        ),
+        Happening::HungUp { process } => (
+            StepKind::ExecHungUp,
+            format!("exec {process} was killed, with all that it started: its client was gone"),
+        ),
+        Happening::StopAsked { grace_ms } => {
+            let grace = duration::show(Duration::from_millis(u64::from(*grace_ms)));
+            (StepKind::StopAsked, format!("asked to stop, with a grace of {grace}"))
+        }
+        Happening::Signalled { signal } => {
+            (StepKind::Signalled, format!("{} sent to its command", named(*signal)))
+        }
+        Happening::Paused => (StepKind::Paused, "paused".into()),
+        Happening::Resumed => (StepKind::Resumed, "resumed".into()),
+        Happening::CommandEnded { wait_status } => {
+            (StepKind::CommandEnded, command_ended(*wait_status))
+        }
+        Happening::Killed { by } => {
+            (StepKind::Killed, format!("killed by its keeper: {}", limit(*by)))
+        }
+    }
+}
+
+fn limit(by: EndedBy) -> &'static str {
+    match by {
+        EndedBy::Timeout => "its timeout passed",
+        EndedBy::Lease => "its lease passed",
+        EndedBy::Stop => "it had not stopped within its grace",
+        EndedBy::Output => "its output passed the limit",
+        EndedBy::Command | EndedBy::Kill => "it was to end",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_told_by_its_name_also_where_a_shell_heard_of_it() {
+        for (wait_status, expected) in [
+            (9, "its command was killed by signal 9 (SIGKILL)"),
+            (64, "its command was killed by signal 64 (SIG64)"),
+            (
+                137 << 8,
+                "its command exited with 137, as a shell does after SIGKILL ended its command",
+            ),
+            (128 << 8, "its command exited with 128"),
+            (255 << 8, "its command exited with 255"),
+            (0, "its command exited with 0"),
+        ] {
+            assert_eq!(command_ended(wait_status), expected);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Every name that a box may have on the host, as a pure function of the roots,
+//! the tag of its state root and its id. Nothing here touches the host.
+
+use std::path::{Path, PathBuf};
+
+use crate::host::tag::{Tag, Tagged};
+use crate::spec::id::BoxId;
+
+/// The names under one state root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    root: PathBuf,
+    tag: Tag,
+}
+
+impl Layout {
+    pub fn new(root: PathBuf, tag: Tag) -> Self {
+        Self { root, tag }
+    }
+
+    /// `/run/tare` for root, a private directory for everyone else.
+    pub fn default_root(uid: u32, runtime_dir: Option<PathBuf>) -> PathBuf {
+        match (uid, runtime_dir) {
+            (0, _) => PathBuf::from("/run/tare"),
+            (_, Some(directory)) => directory.join("tare"),
+            (uid, None) => PathBuf::from(format!("/tmp/tare-{uid}")),
+        }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    /// A box of this state root, as the host knows it.
+    pub fn tagged<'a>(&'a self, id: &'a BoxId) -> Tagged<'a> {
+        Tagged { tag: &self.tag, id }
+    }
+
+    /// One directory per box: the records.
+    pub fn boxes(&self) -> PathBuf {
+        self.root.join("boxes")
+    }
+
+    /// One symbolic link per name, to an id.
+    pub fn names(&self) -> PathBuf {
+        self.root.join("names")
+    }
+
+    /// The scratch space of a box that keeps it.
+    pub fn scratch(&self, id: &BoxId) -> PathBuf {
+        self.boxes().join(id.as_str()).join(SCRATCH)
+    }
+
+    /// The stories of boxes that are gone.
+    pub fn history(&self) -> PathBuf {
+        self.root.join("history")
+    }
+
+    /// The directory of the files whose bytes are claims on uid ranges.
+    pub fn uid_claims(&self) -> PathBuf {
+        self.root.join("claims")
+    }
+}
+
+/// A box's directory in a cgroup hierarchy. It lies directly under its root, so
+/// that no parent has to be made, shared and removed.
+pub fn cgroup(root: &Path, of: Tagged<'_>) -> PathBuf {
+    root.join(format!("tare-{}-{}", of.tag, of.id))
+}
+
+/// The box whose directory in a cgroup hierarchy has this name, if it is one of the
+/// state root with this tag.
+pub fn box_of(name: &str, tag: &Tag) -> Option<BoxId> {
+    let tagged = name.strip_prefix("tare-")?.strip_prefix(tag.as_str())?;
+    BoxId::parse(tagged.strip_prefix('-')?)
+}
+
+/// The scratch space in the record of a box that keeps it.
+pub const SCRATCH: &str = "scratch";
+
+/// Where the workload of a detached box is, below the box's own directory.
+pub const WORKLOAD_CGROUP: &str = "work";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_is_known_by_its_directory_and_no_other_directory_is_a_box() {
+        let (tag, id) = (Tag::of(Path::new("/run/tare")), BoxId::random());
+        let tagged = Tagged { tag: &tag, id: &id };
+        let name = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let known = name(cgroup(Path::new(""), tagged));
+        assert_eq!(box_of(&known, &tag), Some(id.clone()));
+        assert_eq!(box_of(&known, &Tag::of(Path::new("/run/other"))), None);
+        for other in ["tare-x", "tare-abcdefghijkl", &format!("tare-{tag}-"), &format!("{known}x")]
+        {
+            assert_eq!(box_of(other, &tag), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_unprivileged_user_gets_a_state_root_of_its_own() {
+        let run = PathBuf::from("/run/user/7");
+        assert_eq!(Layout::default_root(0, Some(run.clone())), Path::new("/run/tare"));
+        assert_eq!(Layout::default_root(7, Some(run)), Path::new("/run/user/7/tare"));
+        assert_eq!(Layout::default_root(7, None), Path::new("/tmp/tare-7"));
+    }
+}

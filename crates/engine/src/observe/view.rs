@@ -1,0 +1,163 @@
+//! What a person or a program is told about a box. The names are those of
+//! `tare ls --json` and stay as they are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+pub use tare_control::EndedBy;
+
+use crate::error::{Error, ErrorKind};
+use crate::spec::id::BoxId;
+use crate::spec::received::quoted;
+use crate::time::Timestamp;
+
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its creator is making it.
+    Starting,
+    Running,
+    /// Its processes do not run; its deadlines do.
+    Paused,
+    /// It was asked to stop, or is on its way out.
+    Stopping,
+    /// All of it but its record is gone.
+    Exited,
+    /// It could not be ended; it is tried again.
+    Stuck,
+}
+
+impl State {
+    pub const ALL: [Self; 6] =
+        [Self::Starting, Self::Running, Self::Paused, Self::Stopping, Self::Exited, Self::Stuck];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Exited => "exited",
+            Self::Stuck => "stuck",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for State {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut known = Self::ALL.into_iter();
+        known.find(|state| state.as_str() == text).ok_or_else(|| {
+            Error::new(ErrorKind::BadRequest, format!("{} is not a state", quoted(text)))
+                .with_hint("a box is starting, running, paused, stopping, exited or stuck")
+        })
+    }
+}
+
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub id: BoxId,
+    pub name: Option<String>,
+    pub state: State,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub created_at: Timestamp,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub lease_ends_at: Option<Timestamp>,
+    pub command: Vec<String>,
+    pub labels: BTreeMap<String, String>,
+    /// The keeper does not count.
+    pub pids: Option<u64>,
+    pub memory_bytes: Option<u64>,
+    pub exit_code: Option<u8>,
+    /// Whether it ends with the tare that started it.
+    pub attached: bool,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub ended_at: Option<Timestamp>,
+    /// The last sign of life, if the keeper was killed: the box ended between this time and
+    /// `ended_at`.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub ended_after: Option<Timestamp>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub ended_by: Option<EndedBy>,
+    /// Whether the kernel killed a process of it for its memory limit.
+    pub oom: bool,
+    pub stuck_on: Option<String>,
+}
+
+impl Status {
+    /// Of a box of which nothing but its id is known.
+    pub(crate) fn unknown(id: &BoxId, why: String) -> Self {
+        Self {
+            id: id.clone(),
+            name: None,
+            state: State::Stuck,
+            created_at: Timestamp::from_ms(0),
+            lease_ends_at: None,
+            command: Vec::new(),
+            labels: BTreeMap::new(),
+            pids: None,
+            memory_bytes: None,
+            exit_code: None,
+            attached: false,
+            ended_at: None,
+            ended_after: None,
+            ended_by: None,
+            oom: false,
+            stuck_on: Some(why),
+        }
+    }
+}
+
+/// What a box uses now, and what it may; `None` is not known here.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Usage {
+    pub memory_bytes: Option<u64>,
+    pub memory_limit_bytes: Option<u64>,
+    pub cpu_us: Option<u64>,
+    pub pids: Option<u64>,
+    pub pids_limit: Option<u64>,
+    pub scratch_bytes: Option<u64>,
+    pub scratch_limit_bytes: Option<u64>,
+    pub output_bytes: Option<u64>,
+    pub output_dropped_bytes: Option<u64>,
+}
+
+/// One thing of the host that a box holds now.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holding {
+    pub kind: &'static str,
+    pub what: String,
+}
+
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Serialize)]
+pub struct Details {
+    #[serde(flatten)]
+    pub status: Status,
+    #[cfg_attr(feature = "openapi", schema(value_type = Object))]
+    pub spec: serde_json::Value,
+    pub usage: Option<Usage>,
+    pub holdings: Vec<Holding>,
+}
+
+/// How a box ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    pub exit_code: Option<u8>,
+    pub ended_by: Option<EndedBy>,
+    pub oom: bool,
+}

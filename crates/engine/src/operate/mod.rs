@@ -1,0 +1,5 @@
+//! Commands on boxes that exist.
+
+pub mod change;
+pub mod find;
+pub mod stop;

@@ -1,0 +1,468 @@
+//! What a record says: lines that are only ever added, each a fact about the box.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tare_control::life::LifeEvent;
+use tare_kernel::clock::boot_ns;
+
+use crate::create::plan::from_now;
+use crate::observe::view::EndedBy;
+use crate::record::reason::Reason;
+use crate::session::exit::code_of;
+use crate::spec::{Cpus, Limit, Name, Spec};
+use crate::time::Timestamp;
+
+/// How records are written. One of a greater version may mean something else by the
+/// same words.
+pub const VERSION: u32 = 1;
+
+/// What is written before anything is acquired.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Intent {
+    /// Of the record as a whole; see [`VERSION`].
+    pub version: u32,
+    pub boot_id: String,
+    pub created_at: Timestamp,
+    /// The same on the boot clock, as all times of a record that end in `_ns`.
+    pub created_ns: u64,
+    pub cgroup_roots: Vec<PathBuf>,
+    /// What is read back of it is without the values of the environment.
+    pub spec: Spec,
+    /// `None`: it lives as long as its creator.
+    pub detached: Option<DetachOptions>,
+}
+
+/// What a box is given that outlives its creator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachOptions {
+    /// How long it may live; `None`: for ever.
+    pub lease: Option<Duration>,
+    /// How long its record, exit code and log are kept after its end.
+    pub retention: Duration,
+    /// Nothing is kept after its end.
+    pub remove: bool,
+    /// Its scratch space is kept as long as its record.
+    pub keep: bool,
+    /// How much of its output is kept: the last so many bytes.
+    pub log_bytes_max: Limit<u64>,
+    /// More output than that ends it.
+    pub kill_past_log: bool,
+    /// Its standard input stays open, for whoever attaches.
+    pub stdin: bool,
+}
+
+/// What proves that a process is the keeper and not someone with its number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeeperIdentity {
+    pub boot_id: String,
+    pub pid: i32,
+    /// `None` on kernels where it would prove nothing.
+    pub pidfd_inode: Option<u64>,
+    /// Where the former is missing.
+    pub birth_tick: Option<u64>,
+    pub cgroup_inode: Option<u64>,
+    /// The host's id of the box's user 0, if it has a range of its own.
+    pub first_uid: Option<u32>,
+    pub lease: Lease,
+    /// When this was written: the command may start from here on.
+    pub at_ns: u64,
+}
+
+/// What `update` changed; `None` leaves it as it was.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Update {
+    pub at_ns: u64,
+    pub memory_bytes: Option<u64>,
+    pub pids: Option<u32>,
+    pub cpus: Option<Cpus>,
+    pub lease: Option<Lease>,
+}
+
+/// When a box ends by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lease {
+    Never,
+    Ends {
+        /// On the boot clock: this is what counts.
+        at_ns: u64,
+        /// The same for people, by the wall clock of when it was given.
+        at: Timestamp,
+    },
+}
+
+impl Lease {
+    /// From now on.
+    pub fn of(duration: Option<Duration>) -> Self {
+        match duration {
+            None => Self::Never,
+            Some(left) => Self::Ends { at_ns: from_now(left), at: Timestamp::now().after(left) },
+        }
+    }
+
+    pub fn ends_ns(self) -> Option<u64> {
+        match self {
+            Self::Never => None,
+            Self::Ends { at_ns, .. } => Some(at_ns),
+        }
+    }
+
+    pub fn ends_at(self) -> Option<Timestamp> {
+        match self {
+            Self::Never => None,
+            Self::Ends { at, .. } => Some(at),
+        }
+    }
+}
+
+/// Another name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renaming {
+    pub name: Name,
+    pub at_ns: u64,
+}
+
+/// It is paused for the first time, in a moment: from here on the kernel is asked
+/// whether it is. Once is enough, or whoever pauses it often would fill its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PausingEntry {
+    pub at_ns: u64,
+}
+
+/// The removal of the box has begun. If the process that removes it is killed, the next
+/// command finishes the removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovingEntry {
+    pub at_ns: u64,
+}
+
+/// Somebody is about to kill all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndingEntry {
+    pub why: Reason,
+    /// Who does it.
+    pub pid: u32,
+    pub at_ns: u64,
+}
+
+impl EndingEntry {
+    pub fn now(why: Reason) -> Self {
+        Self { why, pid: std::process::id(), at_ns: boot_ns() }
+    }
+}
+
+/// The last try to end it failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StuckEntry {
+    /// What was being done.
+    pub step: String,
+    /// Why that failed.
+    pub why: String,
+    /// How often by now.
+    pub tries: u32,
+    pub at_ns: u64,
+    /// Whether the record was to go too, as `tare rm` asks for.
+    #[serde(default)]
+    pub remove: bool,
+}
+
+/// A box that was tried twice in vain is left for this long, then for twice that, and
+/// so on up to the limit: it costs every command that tries it some of its time.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const TRY_AGAIN_WITHIN: Duration = Duration::from_secs(3600);
+
+impl StuckEntry {
+    /// One more try has failed.
+    pub fn after(last: Option<&Self>, step: String, why: String) -> Self {
+        Self {
+            step,
+            why,
+            tries: last.map_or(1, |last| last.tries.saturating_add(1)),
+            at_ns: boot_ns(),
+            remove: false,
+        }
+    }
+
+    /// What is missing to the next try; nothing after the first, which may have
+    /// failed by chance.
+    fn pause(&self) -> Duration {
+        match self.tries.checked_sub(2) {
+            None => Duration::ZERO,
+            Some(doublings) => {
+                let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+                TRY_AGAIN_AFTER.saturating_mul(factor).min(TRY_AGAIN_WITHIN)
+            }
+        }
+    }
+
+    /// Whether it is time to try again. One that lies ahead is of an earlier boot.
+    pub fn is_due(&self) -> bool {
+        let passed = boot_ns().checked_sub(self.at_ns).map(Duration::from_nanos);
+        passed.is_none_or(|passed| passed >= self.pause())
+    }
+
+    /// Whether this says nothing new: then no line is added before it is time, so
+    /// that whoever tries often does not fill the record.
+    pub fn is_said(&self, last: Option<&Self>) -> bool {
+        last.is_some_and(|last| {
+            let same = (&last.step, &last.why, last.remove) == (&self.step, &self.why, self.remove);
+            same && !last.is_due()
+        })
+    }
+}
+
+impl std::fmt::Display for StuckEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.why.is_empty() {
+            f.write_str(&self.step)
+        } else {
+            write!(f, "{}: {}", self.step, self.why)
+        }
+    }
+}
+
+/// How a detached box ended; everything of it but the record is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedEntry {
+    pub exit_code: u8,
+    pub by: EndedBy,
+    pub oom: bool,
+    /// When the box ended. If its keeper could not say: when tare found it ended.
+    pub at: Timestamp,
+    /// The last sign of life of a box whose keeper could not say when it ended. The box ended
+    /// between this time and `at`.
+    #[serde(default)]
+    pub after: Option<Timestamp>,
+    /// On the boot clock: retention counts from here.
+    pub at_ns: u64,
+    /// How long it took whoever ended it, or found it over, to see it empty.
+    pub emptied_ms: u64,
+}
+
+/// The `wait` status of a process that SIGKILL ended.
+const KILLED: i32 = 9;
+
+impl EndedEntry {
+    /// By what its keeper said. One that could not say anything was killed, at some time
+    /// since `last_sign`.
+    pub fn of(
+        life: &[LifeEvent],
+        last_sign: Option<Timestamp>,
+        oom: bool,
+        emptied: Duration,
+    ) -> Self {
+        let said = life.iter().find_map(|event| match event {
+            LifeEvent::Exited { wait_status, by, at_ms } => {
+                Some((*wait_status, *by, Timestamp::from_ms(*at_ms)))
+            }
+            LifeEvent::Detached | LifeEvent::Stopping => None,
+        });
+        let (wait_status, by, at) = said.unwrap_or((KILLED, EndedBy::Kill, Timestamp::now()));
+        Self {
+            exit_code: code_of(wait_status, by),
+            by,
+            oom,
+            at,
+            after: last_sign.filter(|_| said.is_none()),
+            at_ns: boot_ns(),
+            emptied_ms: u64::try_from(emptied.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    Intent(Box<Intent>),
+    Keeper(KeeperIdentity),
+    /// Before another name is taken; then that it has one and no other.
+    Naming(Option<Renaming>),
+    Renamed(Renaming),
+    Updated(Update),
+    Pausing(PausingEntry),
+    Removing(RemovingEntry),
+    Stuck(StuckEntry),
+    Ending(EndingEntry),
+    Ended(EndedEntry),
+}
+
+/// The lines that say something.
+pub fn entries(text: &str) -> impl Iterator<Item = Entry> {
+    let lines = text.lines();
+    lines.filter_map(|line| serde_json::from_str(line).ok())
+}
+
+/// All lines together.
+#[derive(Debug, Default)]
+pub struct Account {
+    /// Of a tare that writes records differently.
+    pub newer: Option<u32>,
+    pub intent: Option<Intent>,
+    pub keeper: Option<KeeperIdentity>,
+    /// Every name that it has had; the last is its own.
+    pub names: Vec<Name>,
+    /// The one that somebody was about to give it, until it is known to have one only.
+    pub naming: Option<Name>,
+    pub pausing: Option<PausingEntry>,
+    /// Since its end: why it cannot be removed.
+    pub stuck: Option<StuckEntry>,
+    /// A removal was begun, and is to be finished.
+    pub removing: bool,
+    pub ending: Option<EndingEntry>,
+    pub ended: Option<EndedEntry>,
+}
+
+impl Account {
+    /// A line that is cut off or damaged says nothing, and hides no other.
+    pub fn read(text: &str) -> Self {
+        let mut account = Self::default();
+        for line in text.lines() {
+            match serde_json::from_str(line) {
+                Ok(Entry::Intent(intent)) if intent.version > VERSION => {
+                    account.newer = Some(intent.version);
+                }
+                Ok(entry) => account.note(entry),
+                Err(_) => account.newer = account.newer.or_else(|| newer_version(line)),
+            }
+        }
+        account
+    }
+
+    pub fn note(&mut self, entry: Entry) {
+        match entry {
+            Entry::Intent(intent) => {
+                self.names = intent.spec.name.clone().into_iter().collect();
+                self.intent = Some(*intent);
+            }
+            Entry::Keeper(identity) => self.keeper = Some(identity),
+            Entry::Naming(naming) => self.naming = naming.map(|it| it.name),
+            Entry::Renamed(renaming) => self.names.push(renaming.name),
+            Entry::Updated(update) => self.update(&update),
+            Entry::Pausing(pausing) => self.pausing = Some(pausing),
+            Entry::Removing(_) => self.removing = true,
+            Entry::Stuck(stuck) => {
+                self.removing |= stuck.remove;
+                self.stuck = Some(stuck);
+            }
+            Entry::Ending(ending) => self.ending = Some(ending),
+            Entry::Ended(ended) => {
+                self.stuck = None;
+                self.ended = Some(ended);
+            }
+        }
+    }
+
+    fn update(&mut self, update: &Update) {
+        if let (Some(keeper), Some(lease)) = (&mut self.keeper, update.lease) {
+            keeper.lease = lease;
+        }
+        let Some(intent) = &mut self.intent else {
+            return;
+        };
+        let limits = &mut intent.spec.limits;
+        if let Some(bytes) = update.memory_bytes {
+            limits.memory_bytes = Limit::Asked(bytes);
+        }
+        if let Some(pids) = update.pids {
+            limits.pids = Limit::Asked(pids);
+        }
+        if let Some(cpus) = update.cpus {
+            limits.cpus = Some(cpus);
+        }
+    }
+
+    pub fn name(&self) -> Option<&Name> {
+        self.names.last()
+    }
+
+    /// Every name that may be its.
+    pub fn may_hold(&self) -> impl Iterator<Item = &Name> {
+        self.names.iter().chain(&self.naming)
+    }
+
+    pub fn detached(&self) -> Option<&DetachOptions> {
+        self.intent.as_ref()?.detached.as_ref()
+    }
+}
+
+/// The version of an intent that says more, or less, than this tare understands.
+fn newer_version(line: &str) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    #[derive(Deserialize)]
+    struct Beginning {
+        intent: Versioned,
+    }
+    let version = serde_json::from_str::<Beginning>(line).ok()?.intent.version;
+    (version > VERSION).then_some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_never_ends_is_no_missing_lease() {
+        let hour = Lease::of(Some(Duration::from_secs(3600)));
+        for lease in [None, Some(Lease::Never), Some(hour)] {
+            let update = Update { lease, ..Update::default() };
+            let text = serde_json::to_string(&update).unwrap();
+            assert_eq!(serde_json::from_str::<Update>(&text).unwrap(), update);
+        }
+    }
+
+    fn failed(times: u32) -> StuckEntry {
+        let again = |last: Option<StuckEntry>, _| {
+            Some(StuckEntry::after(last.as_ref(), "a".into(), "b".into()))
+        };
+        (0..times).fold(None, again).unwrap()
+    }
+
+    #[test]
+    fn what_failed_is_tried_at_once_and_then_less_and_less_often() {
+        let pauses = [1, 2, 3, 4, 13, 14, 40, 4000].map(|times| failed(times).pause().as_secs());
+        assert_eq!(pauses, [0, 1, 2, 4, 2048, 3600, 3600, 3600]);
+        assert!(failed(1).is_due() && !failed(3).is_due());
+        let earlier_boot = StuckEntry { at_ns: u64::MAX, ..failed(9) };
+        assert!(earlier_boot.is_due());
+    }
+
+    #[test]
+    fn the_same_is_not_said_again_before_it_is_time() {
+        let last = failed(5);
+        let again = |why: &str| StuckEntry::after(Some(&last), "a".into(), why.into());
+        assert!(again("b").is_said(Some(&last)));
+        assert!(!again("c").is_said(Some(&last)));
+        assert!(!again("b").is_said(None));
+        assert!(!failed(2).is_said(Some(&failed(1))));
+    }
+
+    #[test]
+    fn a_record_of_a_newer_version_is_known_as_one() {
+        let account = Account::read("{\"intent\":{\"version\":2,\"all\":\"new\"}}\n{\"x\":1}\n");
+        assert_eq!(account.newer, Some(2));
+        let account = Account::read("{\"intent\":{\"version\":1,\"all\":\"new\"}}\n{\"x\":1}\n");
+        assert_eq!(account.newer, None);
+        assert!(account.intent.is_none());
+    }
+
+    #[test]
+    fn a_damaged_line_hides_no_other() {
+        let account = Account::read(
+            "{\"keeper\":{\"boot\n\
+             {\"stuck\":{\"step\":\"a\",\"why\":\"b\",\"tries\":1,\"at_ns\":1}}\n\
+             \u{0}\u{0}\u{0}\n\
+             {\"renamed\":{\"name\":\"b\",\"at_ns\":1}}\n\
+             {\"renamed\":{\"name\":\"../c\",\"at_ns\":2}}\n\
+             {\"ended\":{\"exit",
+        );
+        assert!(account.intent.is_none() && account.keeper.is_none() && account.ended.is_none());
+        let stuck = account.stuck.as_ref().map(ToString::to_string);
+        assert_eq!(stuck.as_deref(), Some("a: b"));
+        assert_eq!(account.name().map(Name::as_str), Some("b"));
+    }
+}

@@ -1,0 +1,658 @@
+//! A box's record: a directory, made first, removed last.
+//!
+//! ```text
+//! boxes/<id>/      locked by whoever changes the box
+//!   record.json    what is known of it, a line for each fact (see `account`)
+//!   control        the socket on which its keeper answers
+//!   life           of a detached box: what its keeper says about it
+//!   log.0, log.1   of a detached box: the last of its output
+//!   scratch        of a box that keeps it: its scratch space
+//! ```
+//! Nobody reads another's half-made record: the directory is locked from the
+//! moment it is visible, because both happen under the shared lock of `boxes/`.
+
+pub mod damage;
+pub mod lines;
+pub mod reason;
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, chmodat, fchmod, flock, fstat,
+    mkdirat, openat, statat, unlinkat,
+};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
+};
+use tare_control::events::{self, Event, LIFE_FILE_BYTES};
+use tare_control::life::{self, LIFE_BYTES, LifeEvent};
+use tare_control::ring::{self, FILE_NAMES};
+use tare_kernel::clock::boot_ns;
+use tare_kernel::fds::{open_regular, peer_pid};
+use tare_kernel::step::step;
+use tare_kernel::tree;
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::host::Host;
+use crate::host::layout::Layout;
+use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
+use crate::record::damage::Flaw;
+use crate::record::lines::{Account, DetachOptions, Entry, Intent, KeeperIdentity, VERSION};
+use crate::spec::id::BoxId;
+use crate::spec::{Isolation, Spec};
+use crate::time::Timestamp;
+
+/// A record as it was when it was looked at.
+#[derive(Debug)]
+pub struct Record {
+    /// Or what is in its place.
+    directory: OwnedFd,
+    pub account: Account,
+    /// Why what is, or is not, in the account is nothing to go by.
+    pub flaw: Option<Flaw>,
+}
+
+/// A record that nobody else changes meanwhile.
+#[derive(Debug)]
+pub struct Locked(Record);
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+
+const FILE: &str = "record.json";
+const CONTROL: &str = "control";
+const LIFE: &str = "life";
+/// The files of a record.
+const FILES: [&str; 5] = [FILE, CONTROL, LIFE, FILE_NAMES[0], FILE_NAMES[1]];
+
+/// What a detached box writes into its record.
+#[derive(Debug)]
+pub struct DetachedFiles {
+    pub life: OwnedFd,
+    pub log: [OwnedFd; 2],
+}
+
+impl Record {
+    /// `None` when there is no such box.
+    pub fn look(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Option<Self>> {
+        let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
+        match step("record opened", open) {
+            Ok(directory) => Ok(Some(Self::read(directory))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => Self::closed(boxes, id, Flaw::NoDirectory),
+            Err(Errno::ACCESS) => Self::closed(boxes, id, Flaw::Closed),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What is there instead of a directory that we can read: it is a box all the
+    /// same, of which only the id is known.
+    fn closed(boxes: BorrowedFd<'_>, id: &BoxId, flaw: Flaw) -> io::Result<Option<Self>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(boxes, id.as_str(), flags, Mode::empty()) {
+            Ok(directory) => {
+                Ok(Some(Self { directory, account: Account::default(), flaw: Some(flaw) }))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn read(directory: OwnedFd) -> Self {
+        let (account, flaw) = match read_account(directory.as_fd()) {
+            Ok(account) => {
+                let newer = account.newer.map(|version| Flaw::Newer { version });
+                (account, newer)
+            }
+            // What cannot be read says nothing: teardown works from the id alone.
+            Err(flaw) => (Account::default(), Some(flaw)),
+        };
+        let foreign = if account.intent.is_none() && account.newer.is_none() {
+            damage::foreign_entry(directory.as_fd(), &FILES)
+        } else {
+            None
+        };
+        Self { directory, account, flaw: foreign.map(|entry| Flaw::Foreign { entry }).or(flaw) }
+    }
+
+    /// What the keeper of a detached box has said so far.
+    pub fn life(&self) -> io::Result<Vec<LifeEvent>> {
+        let file = open_file(self.directory.as_fd(), LIFE)?;
+        let file = file.map(|file| life_of(file.as_fd())).transpose()?;
+        Ok(life::parse(&file.unwrap_or_default()))
+    }
+
+    /// The lines of the account as they are, one after another.
+    pub fn entries(&self) -> Vec<Entry> {
+        let file = open_file(self.directory.as_fd(), FILE).ok().flatten();
+        let text = file.and_then(|file| read_damaged(file).ok());
+        lines::entries(&text.unwrap_or_default()).collect()
+    }
+
+    /// What the keeper of a detached box has written down on the way.
+    pub fn events(&self) -> Vec<Event> {
+        let file = self.open_life();
+        let file = file.and_then(|file| read_start(file.as_fd(), LIFE_FILE_BYTES).ok());
+        events::parse(&file.unwrap_or_default())
+    }
+
+    /// When the keeper of a detached box last showed that it lived, as far as it is
+    /// known: by its identity, its events and what it wrote to the log. `None` if the
+    /// record says when tare itself killed it.
+    pub fn last_sign(&self) -> Option<Timestamp> {
+        let (intent, keeper) = (self.account.intent.as_ref()?, self.account.keeper.as_ref()?);
+        if self.account.ending.is_some() {
+            return None;
+        }
+        let events = self.events();
+        let event_ns = events.iter().map(|event| event.at_us.saturating_mul(1000));
+        let last_ns = event_ns.chain([keeper.at_ns]).max()?.min(boot_ns());
+        let after = Duration::from_nanos(last_ns.saturating_sub(intent.created_ns));
+        let written = FILE_NAMES.iter().filter_map(|name| {
+            let stat = statat(&self.directory, *name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+            let ms = stat.st_mtime_nsec as u64 / 1_000_000;
+            Some(Timestamp::from_ms(seconds.saturating_mul(1000).saturating_add(ms)))
+        });
+        written.chain([intent.created_at.after(after)]).max()
+    }
+
+    /// The same, to be read later.
+    pub fn open_life(&self) -> Option<OwnedFd> {
+        open_regular(self.directory.as_fd(), LIFE, OFlags::RDONLY, Mode::empty()).ok()
+    }
+
+    /// Whether it is, or was, that of a box that outlives its creator.
+    pub fn has_life(&self) -> bool {
+        self.has(LIFE)
+    }
+
+    /// Whether it holds nothing at all, as when it was just made; or a file for a first
+    /// line that was never written.
+    pub fn is_blank(&self) -> bool {
+        let file = statat(&self.directory, FILE, AtFlags::SYMLINK_NOFOLLOW);
+        let is_empty = match file {
+            Ok(stat) => FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_size == 0,
+            Err(errno) => errno == Errno::NOENT,
+        };
+        is_empty && ![CONTROL, LIFE].into_iter().any(|name| self.has(name))
+    }
+
+    /// Whether it is to hold what the box had written.
+    pub fn keeps_scratch(&self) -> bool {
+        let intent = self.account.intent.as_ref();
+        let is_full = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Full);
+        is_full && self.account.detached().is_some_and(|options| options.keep)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        !matches!(statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+    }
+
+    /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
+    pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
+        let socket = unix_socket()?;
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Send,
+            Some(within),
+        )?;
+        let address = self.control_address()?;
+        step("keeper called", || connect(&socket, &address))?;
+        Ok(socket)
+    }
+
+    /// The number of the process that listens on the socket; 0 of one that we cannot
+    /// see, `None` where there is none. An error means that tare could not ask.
+    pub fn listener(&self) -> io::Result<Option<i32>> {
+        match self.connect(CONNECT_WITHIN) {
+            Ok(connection) => peer_pid(connection.as_fd()).map(Some),
+            Err(error) if is_shortage(&error) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Whether a process that we cannot see keeps it.
+    pub fn is_kept_out_of_sight(&self) -> io::Result<bool> {
+        Ok(self.listener()? == Some(0))
+    }
+
+    /// By the open directory: its path may be longer than an address can be.
+    fn control_address(&self) -> io::Result<SocketAddrUnix> {
+        let path = format!("/proc/self/fd/{}/{CONTROL}", self.directory.as_raw_fd());
+        Ok(SocketAddrUnix::new(path)?)
+    }
+
+    /// Whether somebody changes the box just now.
+    pub fn is_busy(&self) -> bool {
+        if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
+            return false;
+        }
+        let lock = FlockOperation::NonBlockingLockShared;
+        let free = step("record tried", || flock(&self.directory, lock)).is_ok();
+        if free {
+            // It cannot fail for an open descriptor.
+            flock(&self.directory, FlockOperation::Unlock).ok();
+        }
+        !free
+    }
+
+    /// The same record, once it is ours; `None` when it is gone by then.
+    pub fn lock(
+        self,
+        boxes: BorrowedFd<'_>,
+        id: &BoxId,
+        within: Duration,
+    ) -> Result<Option<Locked>, Error> {
+        let doing = || format!("cannot lock box {id}");
+        if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
+            return Ok(Some(Locked::replace(boxes, id).doing(doing)?));
+        }
+        match lock_within("record locked", &self.directory, Lock::Exclusive, within) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy(id, error)),
+            locked => locked.doing(doing)?,
+        }
+        let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
+        let now = match step("locked record looked at", open) {
+            Ok(directory) => fstat(&directory).doing(doing)?,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno).doing(doing),
+        };
+        let ours = fstat(&self.directory).doing(doing)?;
+        let same = (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino);
+        Ok(same.then(|| Locked(Self::read(self.directory))))
+    }
+}
+
+/// Whether a call failed for want of something on our side, which says nothing about the
+/// object that it was about. `EAGAIN` of a connection means that its listener lives, and
+/// has not accepted in time.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN))
+}
+
+/// How long a look at the listener waits to be accepted.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+fn busy(id: &BoxId, why: io::Error) -> Error {
+    Error::new(ErrorKind::Busy, format!("box {id} is busy"))
+        .because(why)
+        .with_hint("another tare command is changing it; try again when that is done")
+}
+
+impl AsFd for Record {
+    /// The directory.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl std::ops::Deref for Locked {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        &self.0
+    }
+}
+
+impl Locked {
+    /// Makes the record of a new box; nothing of the box exists yet.
+    pub fn create(
+        layout: &Layout,
+        id: &BoxId,
+        host: &Host,
+        spec: &Spec,
+        detached: Option<&DetachOptions>,
+    ) -> Result<Self, Error> {
+        let boxes = layout.boxes();
+        let doing = || format!("cannot make the record of box {id} in {}", boxes.display());
+        let opened = open_boxes(&boxes).doing(doing)?;
+        let mut record = Self::make(opened, id).doing(doing)?;
+        let intent = Intent {
+            version: VERSION,
+            boot_id: host.boot_id.clone(),
+            created_at: Timestamp::now(),
+            created_ns: boot_ns(),
+            cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
+            spec: spec.clone(),
+            detached: detached.cloned(),
+        };
+        if let Err(error) = record.add(Entry::Intent(Box::new(intent))).doing(doing) {
+            // Nothing of the box exists yet but this directory.
+            return Err(match remove(layout, id) {
+                Ok(()) => error,
+                Err(left) => error.with_note(&left, "the next command tries again"),
+            });
+        }
+        Ok(record)
+    }
+
+    /// The record of a box of which nothing but its id is known, in place of
+    /// whatever is there; an error if that is a record.
+    pub fn claim(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Self> {
+        Self::make(openat(boxes, c".", DIRECTORY, Mode::empty())?, id)
+    }
+
+    /// The same in place of what cannot be opened as a record.
+    fn replace(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Self> {
+        let remove = || unlinkat(boxes, id.as_str(), AtFlags::empty());
+        match step("no record removed", remove) {
+            Ok(()) | Err(Errno::NOENT) => return Self::claim(boxes, id),
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let open_up = || chmodat(boxes, id.as_str(), Mode::RWXU, AtFlags::empty());
+        step("record opened up", open_up)?;
+        let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
+        let directory = step("opened record opened", open)?;
+        let lock = || flock(&directory, FlockOperation::NonBlockingLockExclusive);
+        step("opened record locked", lock)?;
+        Ok(Self(Record::read(directory)))
+    }
+
+    fn make(boxes: OwnedFd, id: &BoxId) -> io::Result<Self> {
+        lock_within("records held", &boxes, Lock::Shared, LOCK_WITHIN)?;
+        step("record made", || mkdirat(&boxes, id.as_str(), Mode::from_raw_mode(0o700)))?;
+        let open = || openat(&boxes, id.as_str(), DIRECTORY, Mode::empty());
+        let locked = step("new record opened", open).map_err(io::Error::from);
+        let locked = locked.and_then(|directory| {
+            let name = "new record locked";
+            lock_within(name, &directory, Lock::Exclusive, LOCK_WITHIN).map(|()| directory)
+        });
+        match locked {
+            Ok(directory) => {
+                Ok(Self(Record { directory, account: Account::default(), flaw: None }))
+            }
+            Err(error) => {
+                // An empty directory that cannot be removed now is removed by the next
+                // command; the first error says more.
+                step("new record given up", || unlinkat(&boxes, id.as_str(), AtFlags::REMOVEDIR))
+                    .ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// The socket of the box, bound; it is the keeper who listens on it.
+    pub fn bind_control(&self) -> io::Result<OwnedFd> {
+        let socket = unix_socket()?;
+        // The name gets the mode of the socket (unix(7)).
+        step("socket made private", || fchmod(&socket, PRIVATE))?;
+        let address = self.control_address()?;
+        step("socket bound", || bind(&socket, &address))?;
+        Ok(socket)
+    }
+
+    /// The files of a detached box, with room from the beginning for its life and
+    /// for what is missing in its log.
+    pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
+        let make = |name: &str| {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+            let make = || openat(&self.directory, name, flags, PRIVATE);
+            step("file of a detached box made", make)
+        };
+        let life = make(LIFE)?;
+        step("room for its life made", || {
+            match rustix::io::pwrite(&life, &[b' '; LIFE_FILE_BYTES], 0) {
+                Ok(LIFE_FILE_BYTES) => Ok(()),
+                Ok(_) => Err(Errno::NOSPC),
+                Err(errno) => Err(errno),
+            }
+        })?;
+        let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
+        step("room for what its log will lack made", || {
+            rustix::io::pwrite(&log[0], &ring::first_header(), 0)
+        })?;
+        Ok(DetachedFiles { life, log })
+    }
+
+    pub fn add_keeper(&mut self, identity: KeeperIdentity) -> io::Result<()> {
+        self.add(Entry::Keeper(identity))
+    }
+
+    /// One more line, for everybody to read: all of it, or nothing.
+    pub fn add(&mut self, entry: Entry) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::RDWR;
+        let open = || open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
+        let mut file = fs::File::from(step("account opened", open)?);
+        let bytes_before = file.metadata()?.len();
+        let mut line = Vec::new();
+        // Whoever was killed while it wrote left half a line.
+        if !ends_a_line(&file, bytes_before)? {
+            line.push(b'\n');
+        }
+        serde_json::to_writer(&mut line, &entry)?;
+        line.push(b'\n');
+        let write = || io::Write::write_all(&mut file, &line);
+        if let Err(error) = step("line written", write) {
+            // A disk that is full takes part of it. If this fails too, the next line
+            // begins with its own end of line.
+            step("half a line taken back", || file.set_len(bytes_before)).ok();
+            return Err(error);
+        }
+        self.0.account.note(entry);
+        Ok(())
+    }
+
+    /// Removes what it says of the box. A life without an account looks like a damaged
+    /// record, which nobody touches: whoever is killed in between must not leave that.
+    pub fn forget(&self, id: &BoxId) -> Result<(), Error> {
+        let doing = || format!("cannot remove the record of box {id}");
+        for name in [LIFE, FILE] {
+            let remove = || unlinkat(&self.directory, name, AtFlags::empty());
+            match step("account or life removed", remove) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::ISDIR) => {
+                    let name = CString::new(name).doing(doing)?;
+                    tree::remove(self.directory.as_fd(), &name).doing(doing)?;
+                }
+                Err(errno) => return Err(errno).doing(doing),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets others at it again.
+    pub fn unlock(self) -> Record {
+        // It cannot fail for an open descriptor, and closing it does the same.
+        step("record unlocked", || flock(&self.directory, FlockOperation::Unlock)).ok();
+        self.0
+    }
+}
+
+fn ends_a_line(file: &fs::File, bytes: u64) -> io::Result<bool> {
+    let mut last = *b"\n";
+    if let Some(at) = bytes.checked_sub(1) {
+        std::os::unix::fs::FileExt::read_at(file, &mut last, at)?;
+    }
+    Ok(last == *b"\n")
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    Ok(step("socket made", make)?)
+}
+
+/// What another user could have written says nothing.
+fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Flaw> {
+    let unreadable = |error: io::Error| Flaw::unreadable(&error);
+    check_owner(directory)?;
+    let text = match open_file(directory, FILE).map_err(unreadable)? {
+        Some(file) => {
+            check_owner(file.as_fd())?;
+            read_damaged(file).map_err(unreadable)?
+        }
+        None => String::new(),
+    };
+    Ok(Account::read(&text))
+}
+
+fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
+    let stat = fstat(of).map_err(|errno| Flaw::unreadable(&errno.into()))?;
+    if stat.st_uid == rustix::process::geteuid().as_raw() {
+        Ok(())
+    } else {
+        Err(Flaw::NotOurs { uid: stat.st_uid })
+    }
+}
+
+/// Whatever is in it: a byte that is no text takes only its own line away.
+fn read_damaged(file: OwnedFd) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&read_bytes(file)?).into_owned())
+}
+
+fn read_bytes(file: OwnedFd) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    let file = io::Read::take(fs::File::from(file), FILE_BYTES_MAX);
+    io::Read::read_to_end(&mut { file }, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// No file of a record is longer.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Most are shorter, and read at once.
+const USUAL_BYTES: usize = 4096;
+
+/// A small file of a record.
+fn open_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd>> {
+    let open = || open_regular(directory, name, OFlags::RDONLY, Mode::empty());
+    match step("file of a record opened", open) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The directory of all records, if it is there.
+pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
+    match openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()) {
+        Ok(boxes) => Ok(Some(boxes)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// What a keeper has said, of the open file; see [`life::parse`].
+pub fn life_of(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    read_start(file, LIFE_BYTES)
+}
+
+/// What there is of the first bytes of a file that may be written meanwhile.
+fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; bytes];
+    let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;
+    content.truncate(length);
+    Ok(content)
+}
+
+/// The directory of all records.
+pub fn open_all(layout: &Layout) -> io::Result<OwnedFd> {
+    Ok(open_boxes(&layout.boxes())?)
+}
+
+/// An empty state root that somebody made is as good as one of ours.
+fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
+    let open = || openat(CWD, boxes, DIRECTORY, Mode::empty());
+    match step("records opened", open) {
+        Err(Errno::NOENT) => {
+            make_private(boxes)?;
+            open()
+        }
+        other => other,
+    }
+}
+
+/// Whoever else makes it at the same time makes the same.
+pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
+    let make = || mkdirat(CWD, directory, Mode::from_raw_mode(0o700));
+    match step("part of the state root made", make) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes a record with everything in it, its account last; absent is as wanted. If the
+/// directory itself cannot be removed, its account is written again.
+pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
+    let doing = || format!("cannot remove the record of box {id}");
+    let open = || openat(CWD, layout.boxes(), DIRECTORY, Mode::empty());
+    let boxes = step("records opened to remove one", open).doing(doing)?;
+    let name = CString::new(id.as_str()).doing(doing)?;
+    let mut account = Vec::new();
+    if let Ok(directory) = openat(&boxes, &name, DIRECTORY, Mode::empty()) {
+        for entry in tree::names(directory.as_fd()).doing(doing)? {
+            if entry.as_bytes() != FILE.as_bytes() {
+                tree::remove(directory.as_fd(), &entry).doing(doing)?;
+            }
+        }
+        let file = open_file(directory.as_fd(), FILE).ok().flatten();
+        account = file.and_then(|file| read_bytes(file).ok()).unwrap_or_default();
+    }
+    let removed = tree::remove(boxes.as_fd(), &name);
+    if removed.is_err() && !account.is_empty() {
+        write_again(boxes.as_fd(), &name, &account);
+    }
+    removed.doing(doing)
+}
+
+/// What is there already is not touched, and what cannot be written is missing.
+fn write_again(boxes: BorrowedFd<'_>, name: &CStr, account: &[u8]) {
+    let Ok(directory) = openat(boxes, name, DIRECTORY, Mode::empty()) else {
+        return;
+    };
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    if let Ok(file) = openat(&directory, FILE, flags, PRIVATE) {
+        io::Write::write_all(&mut fs::File::from(file), account).ok();
+    }
+}
+
+/// The ids of all boxes on record. Every command reads this list, and it may be long:
+/// nothing is copied of an entry but its id.
+pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
+    let directory = openat(boxes, c".", DIRECTORY, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(LIST_BYTES);
+    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+    let mut ids = Vec::new();
+    while let Some(entry) = entries.next() {
+        ids.extend(entry?.file_name().to_str().ok().and_then(BoxId::parse));
+    }
+    Ok(ids)
+}
+
+/// What the kernel hands out at a time: about a thousand names.
+const LIST_BYTES: usize = 32 << 10;
+/// Whether there is anything under this id.
+pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
+    !matches!(statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+}
+
+/// About how many there are, without reading their names: a directory has a link
+/// from each one in it. 0 on a file system that does not count them.
+pub fn count(boxes: BorrowedFd<'_>) -> usize {
+    /// Its own name, and `.` in it.
+    const OWN_LINKS: u64 = 2;
+    let links = fstat(boxes).map_or(0, |found| found.st_nlink);
+    usize::try_from(links.saturating_sub(OWN_LINKS)).unwrap_or(usize::MAX)
+}
+
+/// Nobody is between making a record and locking it while this is held; when
+/// somebody is, someone else will look another time.
+pub fn hold_still(boxes: BorrowedFd<'_>) -> bool {
+    let hold = || flock(boxes, FlockOperation::NonBlockingLockExclusive);
+    step("records held still", hold).is_ok()
+}
+
+/// After [`hold_still`].
+pub fn let_go(boxes: BorrowedFd<'_>) {
+    // It cannot fail for an open descriptor.
+    flock(boxes, FlockOperation::Unlock).ok();
+}

@@ -1,0 +1,67 @@
+//! Coming back to a box that was left to itself: its output, and the way to its
+//! input.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FileType, fstat};
+use tare_control::{Call, Report};
+use tare_kernel::process::Process;
+
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind};
+use crate::observe::Observed;
+use crate::session::link;
+use crate::session::logs::Logs;
+use crate::spec::id::BoxId;
+
+/// What somebody who comes back has.
+#[derive(Debug)]
+pub struct Attachment {
+    /// The output from now on.
+    pub logs: Logs,
+    /// It lives as long as the box.
+    pub keeper: Option<Process>,
+    /// The pipe of its standard input, or the master side of its terminal, which
+    /// is for writing and for its size only: the keeper reads it.
+    pub input: Option<OwnedFd>,
+    pub is_terminal: bool,
+}
+
+impl Engine {
+    /// The output of a box, and its keeper if it lives.
+    pub fn logs(&self, id: &BoxId) -> Result<(Logs, Option<Process>), Error> {
+        let observed = self.observe(id)?;
+        let logs = logs(&observed, id)?;
+        Ok((logs, observed.keeper))
+    }
+
+    pub fn attach(&self, id: &BoxId) -> Result<Attachment, Error> {
+        let record = self.awake(id)?;
+        let observed = self.observe(id)?;
+        let mut logs = logs(&observed, id)?;
+        logs.tail(0)?;
+        let (input, is_terminal) = match link::ask(&record, id, &Call::Input) {
+            Ok((Report::Input { is_terminal: true }, Some(fd))) => (Some(fd), true),
+            Ok((Report::Input { is_terminal: false }, fd)) => (fd.filter(is_pipe), false),
+            // Its input was never open, or it has just ended, which its keeper
+            // tells.
+            Ok(_) | Err(_) => (None, false),
+        };
+        Ok(Attachment { logs, keeper: observed.keeper, input, is_terminal })
+    }
+}
+
+fn logs(observed: &Observed, id: &BoxId) -> Result<Logs, Error> {
+    if observed.is_attached() {
+        let message = format!("box {id} has no log");
+        return Err(Error::new(ErrorKind::BadRequest, message)
+            .because("its output goes to the tare that started it")
+            .with_hint("start a box with 'tare run -d' to have its output kept"));
+    }
+    Logs::open(rustix::fd::AsFd::as_fd(&observed.record))
+}
+
+/// A keeper may pass any descriptor.
+fn is_pipe(fd: &OwnedFd) -> bool {
+    fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+}

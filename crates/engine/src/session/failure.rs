@@ -1,0 +1,160 @@
+//! What a keeper's failure means to a person.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use tare_control::{LaunchStep, SetupStep};
+use tare_kernel::spawn::BirthStep;
+
+use crate::error::{Error, ErrorKind};
+use crate::host::obstacle::{self, Step};
+
+/// The keeper gave up before it was one.
+pub fn birth(step: BirthStep, error: io::Error) -> Error {
+    let doing = match step {
+        BirthStep::JoinCgroup => "cannot move the box into its cgroups",
+        BirthStep::Abandoned => "the box was given up before it started",
+        BirthStep::Identity => "cannot take the box's user ids",
+        BirthStep::Descriptors => "cannot arrange the box's descriptors",
+        BirthStep::Execute => "cannot start the keeper",
+    };
+    let hint = match step {
+        BirthStep::Descriptors => "is the caller's limit on open descriptors (ulimit -n) too low?",
+        BirthStep::JoinCgroup | BirthStep::Abandoned | BirthStep::Identity | BirthStep::Execute => {
+            "see 'tare doctor' for what this host can do"
+        }
+    };
+    Error::new(ErrorKind::Failed, doing).because(error).with_hint(hint)
+}
+
+/// The box could not be made.
+pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
+    let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
+    let doing = setup_message(step, &subject.escape_debug().to_string());
+    let error = Error::new(kind, doing).because(io::Error::from_raw_os_error(errno));
+    let error = match setup_hint(step, errno) {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    };
+    obstacle::explained(error, Step::Setup(step))
+}
+
+fn setup_message(step: SetupStep, subject: &str) -> String {
+    match step {
+        SetupStep::ReadPlan => "cannot read the keeper's plan".to_owned(),
+        SetupStep::JoinCgroupNamespace => "cannot make a cgroup namespace".to_owned(),
+        SetupStep::PrivateMounts => "cannot make the box's mounts private".to_owned(),
+        SetupStep::Scratch => format!("cannot make the scratch space ({subject})"),
+        SetupStep::Root => {
+            let path = subject.trim_start_matches('/');
+            format!("cannot set up /{path} in the box")
+        }
+        SetupStep::Proc => format!("cannot mount proc ({subject})"),
+        SetupStep::Dev => format!("cannot set up {subject} in the box"),
+        SetupStep::Volume => format!("cannot mount a volume at {subject} in the box"),
+        SetupStep::EnterRoot => "cannot enter the box's root".to_owned(),
+        SetupStep::Network => format!("cannot make the box's network ({subject})"),
+        SetupStep::Hostname => format!("cannot set the box's host name to {subject}"),
+        SetupStep::Terminal => format!("cannot open the box's terminal ({subject})"),
+        SetupStep::Landlock => "cannot restrict the box with Landlock".to_owned(),
+        SetupStep::Streams => format!("cannot connect the command's streams ({subject})"),
+        SetupStep::Fork => format!("cannot start a process in the box ({subject})"),
+        SetupStep::Detach => "cannot leave the box to itself".to_owned(),
+    }
+}
+
+/// How the keeper tells of a process that was stopped before it had executed.
+const EINTR: i32 = 4;
+
+fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
+    match step {
+        SetupStep::Fork if errno == EINTR => {
+            Some("it was stopped on its way: does something in the box stop other processes?")
+        }
+        SetupStep::Root => {
+            Some("with --rootfs, what tare mounts on must be real directories, not symlinks")
+        }
+        SetupStep::Proc => Some("inside another container /proc may be masked; see 'tare doctor'"),
+        SetupStep::Volume => {
+            Some("below /usr and in another volume the place must exist: tare makes nothing there")
+        }
+        SetupStep::Fork => Some("is --pids or --memory too small?"),
+        SetupStep::ReadPlan
+        | SetupStep::JoinCgroupNamespace
+        | SetupStep::PrivateMounts
+        | SetupStep::Scratch
+        | SetupStep::Dev
+        | SetupStep::EnterRoot
+        | SetupStep::Network
+        | SetupStep::Hostname
+        | SetupStep::Terminal
+        | SetupStep::Landlock
+        | SetupStep::Streams
+        | SetupStep::Detach => None,
+    }
+}
+
+const ENOENT: i32 = 2;
+const EACCES: i32 = 13;
+const ENOTDIR: i32 = 20;
+
+/// What a failed start was about.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    pub command: Option<&'a OsString>,
+    pub workdir: Option<&'a Path>,
+}
+
+/// The command could not be started.
+pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
+    let why = io::Error::from_raw_os_error(errno);
+    match step {
+        LaunchStep::Exec => {
+            let command = subject.command.map(|command| command.to_string_lossy());
+            let command = command.unwrap_or_default().escape_debug().to_string();
+            not_started(&command, errno, why)
+        }
+        LaunchStep::WorkingDirectory => {
+            let shown = subject.workdir;
+            let shown = shown.map_or("/work".into(), |path| path.to_string_lossy());
+            let message = format!("cannot use {} as the working directory", shown.escape_debug());
+            Error::new(ErrorKind::BadRequest, message).because(why).with_hint(
+                "-w takes a directory that exists in the box and that its user may enter",
+            )
+        }
+        LaunchStep::Mark => failed("cannot mark the command's process tree", why),
+        LaunchStep::Session => failed("cannot give the command a session", why),
+        LaunchStep::Limits => failed("cannot set the command's limits", why),
+        LaunchStep::Credentials => failed("cannot give the command its user", why).with_hint(
+            "a box has the users 0 to 65535; without privileges it has one, and -u cannot be used",
+        ),
+        LaunchStep::Seccomp => failed("cannot filter the command's system calls", why),
+    }
+}
+
+fn failed(doing: &str, why: io::Error) -> Error {
+    Error::new(ErrorKind::Failed, doing).because(why)
+}
+
+fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
+    match errno {
+        ENOENT | ENOTDIR => Error::new(
+            ErrorKind::CommandNotFound,
+            format!("cannot run {command} in the box"),
+        )
+        .because("there is no such program")
+        .with_hint("the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is the program, or the interpreter it names, there?"),
+        EACCES => Error::new(
+            ErrorKind::CommandNotExecutable,
+            format!("cannot run {command} in the box"),
+        )
+        .because(why)
+        .with_hint("it must be a file that the box's user may execute"),
+        _ => Error::new(
+            ErrorKind::CommandNotExecutable,
+            format!("cannot run {command} in the box"),
+        )
+        .because(why),
+    }
+}

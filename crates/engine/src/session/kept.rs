@@ -1,0 +1,120 @@
+//! Files out of the scratch space that an ended box has left. They are as the box
+//! made them: no link of theirs is followed, and nothing beneath leads outside.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::thread::JoinHandle;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tare_control::Found;
+
+use crate::error::{Doing, Error, ErrorKind};
+use crate::spec::id::BoxId;
+use crate::spec::received::quoted;
+
+/// What of a box is on its scratch space, and where there; an overlay's changes
+/// are all the rest.
+const PLACES: [(&str, &str); 3] = [("/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "dev/shm")];
+const OVERLAY: &str = "upper";
+
+/// Somebody who writes an archive to a pipe.
+#[derive(Debug)]
+pub struct Packing {
+    pub stream: OwnedFd,
+    pub found: Found,
+    pub packer: JoinHandle<Result<(), tare_archive::Error>>,
+}
+
+/// The archive of what an ended box has left at `path`.
+pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
+    let doing = || format!("cannot read {} of box {id}", quoted(path));
+    let place = place(scratch, path).ok_or_else(|| {
+        Error::new(ErrorKind::BadRequest, doing())
+            .because("box has ended, and only its /work, /tmp and /dev/shm are kept")
+    })?;
+    // `Path` hides a dot at the end, which says that the directory is meant.
+    let is_directory = path.as_os_str().as_bytes().ends_with(b"/.");
+    let (parent, name) = match place.file_name().filter(|_| !is_directory) {
+        Some(name) => (place.parent().unwrap_or(Path::new(".")), name.to_owned()),
+        None => (place.as_path(), ".".into()),
+    };
+    let directory = open_beneath(scratch, parent).doing(doing)?;
+    let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).doing(doing)?;
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).doing(doing)?;
+    let packer = std::thread::Builder::new().spawn(move || {
+        let mut output = io::BufWriter::new(File::from(write));
+        let name = name.as_bytes();
+        tare_archive::pack(&mut output, directory.as_fd(), name, name)?;
+        // Whoever does not read to the end knows that there is more.
+        output.flush().ok();
+        Ok(())
+    });
+    let packer = packer.doing(|| format!("cannot start a thread that reads box {id}"))?;
+    Ok(Packing {
+        stream: read,
+        found: match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => Found::Directory,
+            FileType::RegularFile
+            | FileType::Symlink
+            | FileType::Fifo
+            | FileType::Socket
+            | FileType::CharacterDevice
+            | FileType::BlockDevice
+            | FileType::Unknown => Found::File,
+        },
+        packer,
+    })
+}
+
+/// Where a path of the box is below its scratch space; `None` when it is not.
+/// Nothing is resolved here: `..` has no place in it.
+fn place(scratch: &Path, path: &Path) -> Option<PathBuf> {
+    let absolute = Path::new("/work").join(path);
+    if absolute.components().any(|part| part == Component::ParentDir) {
+        return None;
+    }
+    let kept = PLACES.iter().find_map(|(seen, lies)| {
+        let below = absolute.strip_prefix(seen).ok()?;
+        Some(Path::new(lies).join(below))
+    });
+    kept.or_else(|| {
+        let changed = Path::new(OVERLAY).join(absolute.strip_prefix("/").ok()?);
+        scratch.join(OVERLAY).is_dir().then_some(changed)
+    })
+}
+
+fn open_beneath(scratch: &Path, below: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = openat(CWD, scratch, flags, Mode::empty())?;
+    let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    openat2(&root, below, flags, Mode::empty(), resolve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_of_the_box_has_its_place_and_no_way_out_of_it() {
+        let nowhere = Path::new("/nonexistent");
+        for (path, expected) in [
+            ("/work/a/b", Some("work/a/b")),
+            ("a", Some("work/a")),
+            ("/work", Some("work")),
+            ("/tmp/x", Some("tmp/x")),
+            ("/dev/shm/s", Some("dev/shm/s")),
+            ("/dev/null", None),
+            ("/etc/passwd", None),
+            ("/workshop", None),
+            ("/work/../../..", None),
+            ("..", None),
+        ] {
+            assert_eq!(place(nowhere, Path::new(path)), expected.map(PathBuf::from), "{path}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The standard streams of a process in a box: pipes that were made for it, and
+//! never descriptors of whoever asked for it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tare_kernel::step::step;
+
+use crate::session::attached::Streams;
+use crate::spec::User;
+
+/// What descriptor 0 is, when there is no terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stdin {
+    /// At end of file from the start.
+    Empty,
+    /// A pipe whose other end is in [`Streams`].
+    Pipe,
+}
+
+/// Who a pipe is given to: the user that the process is on the host.
+#[derive(Debug, Clone, Copy)]
+pub struct Owner(Option<(Uid, Gid)>);
+
+impl Owner {
+    /// `None`: a box without a uid range, whose user is whoever makes the pipe.
+    pub fn of(first_uid: Option<u32>, user: User) -> Self {
+        Self(first_uid.map(|first| {
+            let (uid, gid) = (first + user.uid, first + user.gid);
+            (Uid::from_raw(uid), Gid::from_raw(gid))
+        }))
+    }
+}
+
+/// Both ends of a process's standard streams.
+#[derive(Debug)]
+pub struct Stdio {
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+    pub ours: Streams,
+}
+
+impl Stdio {
+    pub fn pipes(stdin: Stdin, owner: Owner) -> io::Result<Self> {
+        let (input, our_input) = match stdin {
+            Stdin::Empty => (null()?, None),
+            Stdin::Pipe => {
+                let (read, write) = pipe_of(owner)?;
+                (read, Some(write))
+            }
+        };
+        let (our_output, output) = pipe_of(owner)?;
+        let (our_errors, errors) = pipe_of(owner)?;
+        Ok(Self {
+            stdin: input,
+            stdout: output,
+            stderr: errors,
+            ours: Streams { stdin: our_input, stdout: Some(our_output), stderr: Some(our_errors) },
+        })
+    }
+
+    pub fn nothing() -> io::Result<Self> {
+        Ok(Self { stdin: null()?, stdout: null()?, stderr: null()?, ours: Streams::default() })
+    }
+
+    pub fn theirs(&self) -> [BorrowedFd<'_>; 3] {
+        [self.stdin.as_fd(), self.stdout.as_fd(), self.stderr.as_fd()]
+    }
+}
+
+/// A pipe whose owner can open it again by name: programs do so with
+/// `/dev/stdout`, and a pipe of root's would refuse them.
+fn pipe_of(owner: Owner) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
+    if let Some((uid, gid)) = owner.0 {
+        step("pipe given away", || fchown(&read, Some(uid), Some(gid)))?;
+    }
+    Ok((read, write))
+}
+
+pub fn null() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let open = || openat(CWD, c"/dev/null", flags, Mode::empty());
+    Ok(step("nothing opened", open)?)
+}

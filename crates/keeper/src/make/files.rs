@@ -1,0 +1,368 @@
+//! The box's file system, from an empty tmpfs to its root directory.
+//!
+//! Two rules hold throughout. A path that an image or a user controls is only
+//! resolved beneath the new root, by descriptor, never through the old one. And
+//! everything writable is one tmpfs, so that one size bounds it all and the
+//! kernel frees it with the last process.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, mknodat,
+    openat, openat2, symlinkat,
+};
+use rustix::io::Errno;
+use tare_control::{
+    Filesystem, HostEntry, HostFile, Identity, RootPlan, ScratchPlan, SetupStep, TreeSource,
+    VolumePlan,
+};
+use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
+use tare_kernel::step::step;
+
+use crate::make::dev;
+use crate::make::proc;
+use crate::make::{Failing, Failure};
+
+/// Detached mounts that the creator made, in the order of the plan, and the box's own.
+#[derive(Debug)]
+pub struct Trees {
+    inherited: std::vec::IntoIter<OwnedFd>,
+    /// For [`TreeSource::Work`].
+    work: Option<OwnedFd>,
+}
+
+impl Trees {
+    pub fn new(inherited: Vec<OwnedFd>) -> Self {
+        Self { inherited: inherited.into_iter(), work: None }
+    }
+
+    /// The creator's mount, or one that the keeper makes itself where the
+    /// creator had no right to. The path is then a name of the host, resolved
+    /// by the keeper's own rights, which are the creator's.
+    fn take(&mut self, source: &TreeSource, writable: bool) -> std::io::Result<OwnedFd> {
+        let path = match source {
+            TreeSource::Inherited => return self.inherited.next().ok_or(Errno::BADF.into()),
+            TreeSource::HostPath(path) => path,
+            TreeSource::Work => return self.work.take().ok_or(Errno::BADF.into()),
+        };
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let found = openat2(CWD, path.as_slice(), flags, Mode::empty(), resolve)?;
+        let tree = mount::detached_copy(found.as_fd(), c"", Reach::Recursive)?;
+        let read_only = if writable { Attributes::empty() } else { Attributes::MOUNT_ATTR_RDONLY };
+        mount::add_attributes(tree.as_fd(), NOSUID_NODEV | read_only, Reach::Recursive)?;
+        Ok(tree)
+    }
+}
+
+/// The writable directories: made on the scratch space, seen in the root under
+/// the same names.
+const WRITABLE: [(&CStr, u32); 3] = [(c"tmp", 0o1777), (c"work", 0o755), (SHARED_MEMORY, 0o1777)];
+const SHARED_MEMORY: &CStr = c"dev/shm";
+
+/// Host paths that the box sees besides its root, read-only: programs count
+/// processors there.
+const CPU_TOPOLOGY: &CStr = c"/sys/devices/system/cpu";
+/// The way there, in a root that has nothing yet.
+const CPU_TOPOLOGY_POINT: [&CStr; 4] =
+    [c"sys", c"sys/devices", c"sys/devices/system", c"sys/devices/system/cpu"];
+
+/// What the rest of the box is made with.
+#[derive(Debug)]
+pub struct Built {
+    /// The new root, not entered yet.
+    root: OwnedFd,
+    /// `/proc/sys` of the box, writable; for the keeper alone.
+    settings: OwnedFd,
+}
+
+/// Builds everything.
+pub fn build(
+    plan: &Filesystem,
+    trees: &mut Trees,
+    owner: Option<Identity>,
+) -> Result<Built, Failure> {
+    mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
+    let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
+    let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
+    let writable = WRITABLE.map(|(name, _)| copy(name));
+    if plan.volumes.iter().any(|one| one.source == TreeSource::Work) {
+        trees.work = Some(copy(c"work").failing(SetupStep::Scratch, "work")?);
+    }
+    let dev = copy(c"dev").failing(SetupStep::Dev, "/dev")?;
+    let masks = copy(c"proc").failing(SetupStep::Proc, "masks")?;
+    let root = match &plan.root {
+        RootPlan::HostView(entries) => host_view(scratch, entries, plan)?,
+        RootPlan::Overlay(source) => overlay(&scratch, trees.take(source, false), plan)?,
+    };
+    rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
+    dev::mount_dev(root.as_fd(), dev.as_fd())?;
+    for ((name, _), tree) in WRITABLE.iter().zip(writable) {
+        tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
+            .failing(SetupStep::Scratch, &name.to_string_lossy())?;
+    }
+    let settings = proc::mount_masked(root.as_fd(), masks.as_fd())?;
+    for volume in &plan.volumes {
+        let tree = trees.take(&volume.source, volume.writable);
+        attach_volume(root.as_fd(), volume, tree)?;
+    }
+    Ok(Built { root, settings })
+}
+
+/// Compilers run what they make in `/tmp` and `/work`; nobody runs shared memory.
+fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> std::io::Result<()> {
+    if name == SHARED_MEMORY {
+        mount::add_attributes(tree, Attributes::MOUNT_ATTR_NOEXEC, Reach::One)?;
+    }
+    mount::attach(tree, root, name)
+}
+
+/// Goes there and lets the host's tree go. Returns the box's `/proc/sys`.
+pub fn enter(Built { root, settings }: Built) -> Result<OwnedFd, Failure> {
+    mount::enter_root(root.as_fd()).failing(SetupStep::EnterRoot, "/")?;
+    Ok(settings)
+}
+
+fn make_scratch(
+    plan: &Filesystem,
+    trees: &mut Trees,
+    owner: Option<Identity>,
+) -> std::io::Result<OwnedFd> {
+    let scratch = match &plan.scratch {
+        ScratchPlan::Kept(source) => trees.take(source, true)?,
+        ScratchPlan::Own { bytes, inodes } => {
+            let options = [
+                ("size", &*bytes.to_string()),
+                ("nr_inodes", &*inodes.to_string()),
+                ("mode", "0755"),
+            ];
+            mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?
+        }
+    };
+    mount::attach_over_root(scratch.as_fd())?;
+    dev::make_dev(scratch.as_fd())?;
+    proc::make_masks(scratch.as_fd())?;
+    for (name, mode) in WRITABLE {
+        make_directory(scratch.as_fd(), name, mode)?;
+    }
+    if let Some(Identity { uid, gid }) = owner {
+        let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        chownat(&scratch, c"work", owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(scratch)
+}
+
+/// A directory with exactly this mode, whatever the umask.
+fn make_directory(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> rustix::io::Result<()> {
+    step("directory of the box made", || mkdirat(parent, name, Mode::from_raw_mode(mode)))?;
+    rustix::fs::chmodat(parent, name, Mode::from_raw_mode(mode), AtFlags::empty())
+}
+
+/// The scratch space itself as root, with the host's entries bound into it, all
+/// of it read-only.
+fn host_view(
+    scratch: OwnedFd,
+    entries: &[HostEntry],
+    plan: &Filesystem,
+) -> Result<OwnedFd, Failure> {
+    rustix::process::fchdir(&scratch).failing(SetupStep::Root, "/")?;
+    for entry in entries {
+        show_host_entry(entry)?;
+    }
+    for file in &plan.files {
+        write_file(scratch.as_fd(), file).failing(SetupStep::Root, &file.path)?;
+    }
+    make_volume_points(scratch.as_fd(), plan)?;
+    for directory in CPU_TOPOLOGY_POINT {
+        make_directories(directory).failing(SetupStep::Root, "/sys")?;
+    }
+    show_cpu_topology(scratch.as_fd())?;
+    let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
+    mount::add_attributes(scratch.as_fd(), attributes, Reach::Recursive)
+        .failing(SetupStep::Root, "read-only")?;
+    Ok(scratch)
+}
+
+/// Binds or links one entry; the current directory is the new root, which holds
+/// nothing yet that anyone else controls.
+fn show_host_entry(entry: &HostEntry) -> Result<(), Failure> {
+    let (path, target) = match entry {
+        HostEntry::Directory(path) | HostEntry::File(path) => (path, None),
+        HostEntry::Symlink { path, target } => (path, Some(target)),
+    };
+    let failing = |errno: Errno| Failure::of(SetupStep::Root, path, errno);
+    let host = CString::new(path.as_str()).map_err(|_| failing(Errno::INVAL))?;
+    let relative = CString::new(path.trim_start_matches('/')).map_err(|_| failing(Errno::INVAL))?;
+    match (entry, target) {
+        (HostEntry::Symlink { .. }, Some(target)) => {
+            return make_parent(path)
+                .and_then(|()| symlinkat(target.as_str(), CWD, &*relative))
+                .failing(SetupStep::Root, path);
+        }
+        (HostEntry::Directory(_), _) => make_directories(&relative),
+        (HostEntry::File(_) | HostEntry::Symlink { .. }, _) => {
+            make_parent(path).and_then(|()| make_empty_file(CWD, &relative))
+        }
+    }
+    .map_err(failing)?;
+    mount::bind(&host, &relative).failing(SetupStep::Root, path)
+}
+
+fn make_parent(path: &str) -> rustix::io::Result<()> {
+    match path.trim_start_matches('/').rsplit_once('/') {
+        Some((parent, _)) => make_directories(&CString::new(parent).map_err(|_| Errno::INVAL)?),
+        None => Ok(()),
+    }
+}
+
+/// `mkdir -p` below the current directory.
+fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
+    match mkdirat(CWD, relative, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(Errno::NOENT) => {
+            make_parent(&relative.to_string_lossy())?;
+            mkdirat(CWD, relative, Mode::from_raw_mode(0o755))
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+/// A place to mount a file on.
+pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
+    mknodat(directory, path, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
+}
+
+fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {
+    make_parent(&file.path)?;
+    let relative = file.path.trim_start_matches('/');
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let fd = openat(root, relative, flags, Mode::from_raw_mode(0o644))?;
+    let mut rest = file.content.as_slice();
+    while !rest.is_empty() {
+        let written = rustix::io::write(&fd, rest)?;
+        rest = &rest[written..];
+    }
+    Ok(())
+}
+
+/// The creator's tree below an overlay whose changes go to the scratch space.
+fn overlay(
+    scratch: &OwnedFd,
+    tree: std::io::Result<OwnedFd>,
+    plan: &Filesystem,
+) -> Result<OwnedFd, Failure> {
+    let tree = tree.failing(SetupStep::Root, "--rootfs")?;
+    for name in [c"lower", c"upper", c"index", c"root"] {
+        make_directory(scratch.as_fd(), name, 0o755).failing(SetupStep::Root, "overlay")?;
+    }
+    mount::attach(tree.as_fd(), scratch.as_fd(), c"lower").failing(SetupStep::Root, "lower")?;
+    // Relative layers: the scratch space has no other name.
+    rustix::process::fchdir(scratch).failing(SetupStep::Root, "/")?;
+    let layers =
+        [("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "index"), ("userxattr", "")];
+    let root =
+        mount::filesystem(c"overlay", &layers, NOSUID_NODEV).failing(SetupStep::Root, "overlay")?;
+    mount::attach(root.as_fd(), scratch.as_fd(), c"root").failing(SetupStep::Root, "root")?;
+    make_mount_points(root.as_fd(), plan)?;
+    show_cpu_topology(root.as_fd())?;
+    Ok(root)
+}
+
+/// Every place that something will be mounted on. What tare itself mounts must
+/// be real directories: an image whose `/proc` is a symlink is refused.
+fn make_mount_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Failure> {
+    for path in [c"proc", c"dev", c"tmp", c"work", c"sys"] {
+        open_or_make(root, path, Kind::Directory, ResolveFlags::NO_SYMLINKS)
+            .failing(SetupStep::Root, &path.to_string_lossy())?;
+    }
+    make_volume_points(root, plan)
+}
+
+fn make_volume_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Failure> {
+    for volume in &plan.volumes {
+        let (path, subject) = volume_path(volume)?;
+        open_or_make(root, &path, volume_kind(volume), ResolveFlags::empty())
+            .failing(SetupStep::Volume, &subject)?;
+    }
+    Ok(())
+}
+
+fn show_cpu_topology(root: BorrowedFd<'_>) -> Result<(), Failure> {
+    let Ok(tree) = mount::detached_copy(CWD, CPU_TOPOLOGY, Reach::One) else {
+        return Ok(());
+    };
+    let subject = CPU_TOPOLOGY.to_string_lossy();
+    let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY | Attributes::MOUNT_ATTR_NOEXEC;
+    mount::add_attributes(tree.as_fd(), attributes, Reach::One)
+        .failing(SetupStep::Root, &subject)?;
+    let place = open_or_make(root, CPU_TOPOLOGY, Kind::Directory, ResolveFlags::NO_SYMLINKS)
+        .failing(SetupStep::Root, &subject)?;
+    mount::attach(tree.as_fd(), place.as_fd(), c"").failing(SetupStep::Root, &subject)
+}
+
+fn attach_volume(
+    root: BorrowedFd<'_>,
+    volume: &VolumePlan,
+    tree: std::io::Result<OwnedFd>,
+) -> Result<(), Failure> {
+    let (path, subject) = volume_path(volume)?;
+    let tree = tree.failing(SetupStep::Volume, &subject)?;
+    let place =
+        open_beneath(root, &path, ResolveFlags::empty()).failing(SetupStep::Volume, &subject)?;
+    mount::attach(tree.as_fd(), place.as_fd(), c"").failing(SetupStep::Volume, &subject)
+}
+
+fn volume_path(volume: &VolumePlan) -> Result<(CString, String), Failure> {
+    let subject = String::from_utf8_lossy(&volume.target).into_owned();
+    let path = CString::new(volume.target.as_slice())
+        .map_err(|_| Failure::of(SetupStep::Volume, &subject, Errno::INVAL))?;
+    Ok((path, subject))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Directory,
+    File,
+}
+
+fn volume_kind(volume: &VolumePlan) -> Kind {
+    if volume.is_directory { Kind::Directory } else { Kind::File }
+}
+
+/// A path of the box, whatever its symlinks say: it cannot leave the root.
+fn open_beneath(
+    root: BorrowedFd<'_>,
+    path: &CStr,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let resolve = resolve | ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// As [`open_beneath`], making what is missing.
+fn open_or_make(
+    root: BorrowedFd<'_>,
+    path: &CStr,
+    kind: Kind,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    match open_beneath(root, path, resolve) {
+        Ok(found) => return Ok(found),
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    let bytes = path.to_bytes();
+    let (parent, name) = match bytes.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&bytes[..at.max(1)], &bytes[at + 1..]),
+        None => (&b"/"[..], bytes),
+    };
+    let parent = CString::new(parent).map_err(|_| Errno::INVAL)?;
+    let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+    let parent = open_or_make(root, &parent, Kind::Directory, resolve)?;
+    match kind {
+        Kind::Directory => mkdirat(&parent, &name, Mode::from_raw_mode(0o755))?,
+        Kind::File => make_empty_file(parent.as_fd(), &name)?,
+    }
+    open_beneath(root, path, resolve)
+}

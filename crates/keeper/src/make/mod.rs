@@ -1,0 +1,139 @@
+//! From a plan to a box that is ready for its command.
+
+pub mod dev;
+pub mod files;
+pub mod landlock;
+pub mod proc;
+pub mod terminal;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::process::umask;
+use tare_control::{Filesystem, Plan, Report, SetupStep};
+use tare_kernel::network::Making;
+use tare_kernel::step::{once, step};
+use tare_kernel::{launch, mount};
+
+use crate::inherited::Planned;
+use crate::make::files::Trees;
+use crate::make::terminal::Pair;
+
+const UMASK: Mode = Mode::from_bits_retain(0o022);
+/// When the host's memory runs out, the kernel takes what is in boxes first; of a box
+/// it takes the largest, which is never the keeper.
+const OOM_SCORE: &[u8] = b"500";
+
+/// Why there is no box.
+#[derive(Debug)]
+pub struct Failure {
+    step: SetupStep,
+    subject: String,
+    errno: i32,
+}
+
+impl Failure {
+    pub fn of(step: SetupStep, subject: &str, errno: Errno) -> Self {
+        Self { step, subject: subject.to_owned(), errno: errno.raw_os_error() }
+    }
+
+    pub fn into_report(self) -> Report {
+        Report::SetupFailed { step: self.step, subject: self.subject, errno: self.errno }
+    }
+}
+
+/// Says at which step, and with what, something failed.
+pub trait Failing<T> {
+    fn failing(self, step: SetupStep, subject: &str) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
+    fn failing(self, step: SetupStep, subject: &str) -> Result<T, Failure> {
+        self.map_err(|error| Failure {
+            step,
+            subject: subject.to_owned(),
+            errno: error.into().raw_os_error().unwrap_or(0),
+        })
+    }
+}
+
+/// Makes the box; afterwards this process lives in it. Returns the command's
+/// terminal, if it is to have one.
+pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Failure> {
+    // Nobody in the box may read or trace PID 1, and nothing it will ever fork
+    // is readable before it has executed.
+    step("memory closed to others", || {
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+    })
+    .failing(SetupStep::ReadPlan, "dumpable")?;
+    set_oom_score();
+    let network = if plan.own_network {
+        Some(Making::begin().failing(SetupStep::Network, "maker")?)
+    } else {
+        None
+    };
+    if plan.filesystem.is_some() {
+        // What the box is made of, and what its command makes, must not depend on
+        // the caller's; around an existing launcher it stays the caller's.
+        umask(UMASK);
+    }
+    let settings = match &plan.filesystem {
+        Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
+        None => contain_files().map(|()| None)?,
+    };
+    if let Some(hostname) = &plan.hostname {
+        step("host named", || rustix::system::sethostname(hostname.as_bytes()))
+            .failing(SetupStep::Hostname, hostname)?;
+    }
+    let terminal = match plan.terminal {
+        Some(wanted) => Some(terminal::open(wanted, plan.workload.identity)?),
+        None => None,
+    };
+    if let Some(landlock) = &plan.landlock {
+        let volumes = plan.filesystem.iter().flat_map(|files| &files.volumes);
+        once("files restricted", || landlock::restrict(landlock, volumes))
+            .failing(SetupStep::Landlock, "")?;
+    }
+    // Last, because it is the longest in the making.
+    if let (Some(network), Some(settings)) = (network, settings) {
+        let entered = network.enter(settings.as_fd());
+        entered.failing(SetupStep::Network, "lo")?;
+    }
+    Ok(terminal)
+}
+
+/// For all who will ever be born here. Before there is a child: whoever shares memory
+/// with others shares this with them, and to find them the kernel would look at all
+/// processes of the host.
+fn set_oom_score() {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let score = openat(CWD, c"/proc/self/oom_score_adj", flags, Mode::empty());
+    // A caller whose own is higher still may not be allowed to lower it.
+    score.and_then(|file| rustix::io::write(file, OOM_SCORE)).ok();
+}
+
+fn isolate_files(
+    plan: &Plan,
+    filesystem: &Filesystem,
+    inherited: &mut Planned,
+) -> Result<OwnedFd, Failure> {
+    let trees = (0..plan.inherited_trees)
+        .map(|_| inherited.take().failing(SetupStep::ReadPlan, "tree"))
+        .collect::<Result<Vec<_>, _>>()?;
+    launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
+    let mut trees = Trees::new(trees);
+    let owner = plan.workload.identity;
+    let built = files::build(filesystem, &mut trees, owner)?;
+    files::enter(built)
+}
+
+/// The host's files as they are, but for `/proc`: one that shows another PID
+/// namespace would mislead every program that looks for itself in it. Cgroups
+/// keep their true names: a launcher that makes some makes them in its box.
+fn contain_files() -> Result<(), Failure> {
+    mount::make_everything_follow().failing(SetupStep::PrivateMounts, "/")?;
+    let proc = proc::mount_plain().failing(SetupStep::Proc, "/proc")?;
+    mount::attach(proc.as_fd(), CWD, c"/proc").failing(SetupStep::Proc, "/proc")
+}

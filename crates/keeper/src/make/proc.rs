@@ -1,0 +1,135 @@
+//! `/proc` of the box: its own processes, without the keeper, and without what
+//! tells or changes something of the host.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use tare_control::SetupStep;
+use tare_kernel::mount::{self, Attributes, Reach};
+use tare_kernel::step::step;
+
+use crate::make::files::make_empty_file;
+use crate::make::{Failing, Failure};
+
+/// Files that read as empty and refuse writing.
+const MASKED_FILES: [&CStr; 37] = [
+    c"proc/kcore",
+    c"proc/keys",
+    c"proc/key-users",
+    c"proc/timer_list",
+    c"proc/timer_stats",
+    c"proc/sched_debug",
+    c"proc/schedstat",
+    c"proc/latency_stats",
+    c"proc/interrupts",
+    c"proc/softirqs",
+    c"proc/cmdline",
+    c"proc/kmsg",
+    c"proc/kallsyms",
+    c"proc/modules",
+    c"proc/iomem",
+    c"proc/ioports",
+    c"proc/vmallocinfo",
+    c"proc/slabinfo",
+    c"proc/pagetypeinfo",
+    c"proc/zoneinfo",
+    c"proc/buddyinfo",
+    c"proc/kpagecount",
+    c"proc/kpageflags",
+    c"proc/kpagecgroup",
+    c"proc/mtrr",
+    c"proc/sysrq-trigger",
+    c"proc/config.gz",
+    c"proc/diskstats",
+    c"proc/partitions",
+    c"proc/swaps",
+    c"proc/locks",
+    c"proc/crypto",
+    c"proc/consoles",
+    c"proc/misc",
+    c"proc/fb",
+    c"proc/dma",
+    c"proc/execdomains",
+];
+
+/// Directories that are empty.
+const MASKED_DIRECTORIES: [&CStr; 7] = [
+    c"proc/acpi",
+    c"proc/asound",
+    c"proc/bus",
+    c"proc/driver",
+    c"proc/fs",
+    c"proc/scsi",
+    c"proc/tty",
+];
+
+/// What a box may read there and nobody in it may write, whoever owns it.
+const READ_ONLY: [&CStr; 3] = [c"proc/sys", c"proc/irq", c"proc/pressure"];
+
+const NOTHING: Attributes = Attributes::MOUNT_ATTR_NOSUID
+    .union(Attributes::MOUNT_ATTR_NODEV)
+    .union(Attributes::MOUNT_ATTR_NOEXEC);
+
+/// All processes of this PID namespace, nothing hidden.
+pub fn mount_plain() -> io::Result<OwnedFd> {
+    mount::filesystem(c"proc", &[], NOTHING)
+}
+
+/// Mounts `/proc` in a root that is the current directory. Returns its `sys` as
+/// nobody in the box will see it: writable.
+pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+    let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
+        .failing(SetupStep::Proc, "/proc")?;
+    mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
+    mask(masks).failing(SetupStep::Proc, "masks")?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let settings = openat(&proc, c"sys", flags, Mode::empty());
+    let settings = settings.failing(SetupStep::Proc, "sys")?;
+    for path in READ_ONLY {
+        make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
+    }
+    Ok(settings)
+}
+
+/// The file and the directory that cover others: on the scratch space, where
+/// `/proc` will be mounted over them.
+pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    step("place of masks made", || mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555)))?;
+    make_empty_file(scratch, c"proc/file")?;
+    mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
+}
+
+/// Covers each name with a file or directory that was made for this box and
+/// that nobody can write. For the time being they lie on the host's `/proc` in
+/// this namespace, which goes with the old root.
+fn mask(masks: BorrowedFd<'_>) -> io::Result<()> {
+    mount::add_attributes(masks, NOTHING | Attributes::MOUNT_ATTR_RDONLY, Reach::One)?;
+    mount::attach(masks, CWD, c"/proc")?;
+    for name in MASKED_FILES {
+        cover(c"/proc/file", name)?;
+    }
+    for name in MASKED_DIRECTORIES {
+        cover(c"/proc/directory", name)?;
+    }
+    Ok(())
+}
+
+/// What this kernel does not have needs no mask.
+fn cover(mask: &CStr, name: &CStr) -> io::Result<()> {
+    match mount::bind(mask, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn make_read_only(root: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
+    let tree = match mount::detached_copy(root, path, Reach::One) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let attributes = NOTHING | Attributes::MOUNT_ATTR_RDONLY;
+    mount::add_attributes(tree.as_fd(), attributes, Reach::One)?;
+    mount::attach(tree.as_fd(), root, path)
+}

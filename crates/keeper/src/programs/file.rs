@@ -1,0 +1,227 @@
+//! Single files of a box, for whoever asks from outside: read, listed, written, removed.
+//! Like [`crate::programs::tar`], and for the same reason, this runs in the box, as its user.
+
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{fstat, lstat, openat, statat};
+use rustix::io::Errno;
+use tare_control::files::{FileWord, Listed, ListedKind, PIECE_BYTES_MAX, piece_length};
+use tare_kernel::replace::Draft;
+use tare_kernel::{signals, tree};
+
+const DONE: u8 = 0;
+const FAILED: u8 = 1;
+
+/// Writes the regular file at `path`, wherever its links lead, to standard output.
+pub fn read(path: &[u8]) -> u8 {
+    conclude(try_read(place(path)))
+}
+
+/// Writes what is in the directory at `path` to standard output.
+pub fn list(path: &[u8]) -> u8 {
+    conclude(try_list(place(path)))
+}
+
+/// Makes a file at `path` of standard input, and the directories that it is in.
+pub fn write(path: &[u8]) -> u8 {
+    // The largest file that the box may write is an error, not our death.
+    signals::fail_past_file_limit();
+    conclude(try_write(place(path)))
+}
+
+/// Removes what is at `path`, and all that is in it; a link and not where it leads.
+pub fn remove(path: &[u8]) -> u8 {
+    conclude(try_remove(place(path)))
+}
+
+fn place(path: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(path))
+}
+
+fn conclude(result: io::Result<()>) -> u8 {
+    match result {
+        Ok(()) => DONE,
+        Err(error) => {
+            let errno = error.raw_os_error();
+            say(FileWord::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
+            FAILED
+        }
+    }
+}
+
+/// Whoever does not listen is gone, and we are with it.
+fn say(word: FileWord) {
+    writeln!(io::stderr(), "{word}").ok();
+}
+
+fn try_read(path: &Path) -> io::Result<()> {
+    // A fifo is not waited for, and a terminal does not become ours.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = openat(CWD, path, flags, Mode::empty())?;
+    let stat = fstat(&file)?;
+    refuse_all_but_files(&stat)?;
+    let mut file = File::from(file);
+    let mut buffer = vec![0; PIECE_BYTES_MAX];
+    let begin = read_full(&mut file, &mut buffer)?;
+    // Files of /proc say that they are empty, and a file that ends here has the size
+    // that it turned out to have.
+    let size = match (begin < buffer.len(), u64::try_from(stat.st_size)) {
+        (true, _) => Some(begin as u64),
+        (false, Ok(size)) if size >= begin as u64 => Some(size),
+        (false, _) => None,
+    };
+    say(FileWord::Ready { size });
+    let mut output = output()?;
+    output.write_all(&buffer[..begin])?;
+    let rest = size.map_or(u64::MAX, |size| size - begin as u64);
+    io::copy(&mut file.take(rest), &mut output)?;
+    output.flush()
+}
+
+fn refuse_all_but_files(stat: &Stat) -> io::Result<()> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        FileType::Directory => Err(Errno::ISDIR.into()),
+        FileType::Symlink
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => Err(NOT_A_FILE.into()),
+    }
+}
+
+/// Said of fifos, sockets and devices.
+const NOT_A_FILE: Errno = Errno::OPNOTSUPP;
+
+/// Whole pieces at a time; std's own standard output writes line by line.
+fn output() -> io::Result<BufWriter<File>> {
+    let output = io::stdout().as_fd().try_clone_to_owned()?;
+    Ok(BufWriter::with_capacity(PIECE_BYTES_MAX, File::from(output)))
+}
+
+/// Until the buffer is full or the file is at its end.
+fn read_full(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut count = 0;
+    while count < buffer.len() {
+        match file.read(&mut buffer[count..]) {
+            Ok(0) => break,
+            Ok(more) => count += more,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(count)
+}
+
+fn try_list(path: &Path) -> io::Result<()> {
+    let directory = open_directory(path)?;
+    let content = Dir::read_from(&directory)?;
+    say(FileWord::Ready { size: None });
+    let mut output = output()?;
+    for entry in content {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => output.write_all(&listed(&stat, name.to_bytes()).encode())?,
+            // It was there a moment ago.
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    output.flush()
+}
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(CWD, path, flags, Mode::empty())?)
+}
+
+fn listed(stat: &Stat, name: &[u8]) -> Listed {
+    Listed {
+        kind: match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => ListedKind::File,
+            FileType::Directory => ListedKind::Directory,
+            FileType::Symlink => ListedKind::Symlink,
+            FileType::Fifo
+            | FileType::Socket
+            | FileType::CharacterDevice
+            | FileType::BlockDevice
+            | FileType::Unknown => ListedKind::Other,
+        },
+        mode: stat.st_mode & 0o7777,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime: stat.st_mtime,
+        name: name.to_vec(),
+    }
+}
+
+/// Without a name until it is complete: a reader sees the old file or the new one.
+fn try_write(path: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Errno::ISDIR.into());
+    };
+    let mode = mode_in_place(path)?;
+    fs::create_dir_all(parent)?;
+    // Without the right to read: a directory may only be writable.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = openat(CWD, parent, flags, Mode::empty())?;
+    let name = CString::new(name.as_bytes())?;
+    let mut draft = Draft::create(parent.as_fd(), &name, Mode::from_raw_mode(0o644))?;
+    say(FileWord::Ready { size: None });
+    fill(draft.file(), mode)?;
+    Ok(draft.publish()?)
+}
+
+/// The permissions of the file that is replaced. What is no file is not.
+fn mode_in_place(path: &Path) -> io::Result<Option<u32>> {
+    match lstat(path) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => Ok(None),
+        Ok(stat) => refuse_all_but_files(&stat).map(|()| Some(stat.st_mode & 0o777)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Piece after piece, until the one that says that nothing is missing.
+fn fill(file: &mut File, mode: Option<u32>) -> io::Result<()> {
+    let mut input = io::stdin().lock();
+    let mut buffer = vec![0; PIECE_BYTES_MAX];
+    loop {
+        let mut head = [0; 4];
+        input.read_exact(&mut head)?;
+        match piece_length(head) {
+            Some(0) => break,
+            Some(length) => {
+                input.read_exact(&mut buffer[..length])?;
+                file.write_all(&buffer[..length])?;
+            }
+            None => return Err(Errno::INVAL.into()),
+        }
+    }
+    match mode {
+        Some(mode) => file.set_permissions(Permissions::from_mode(mode)),
+        None => Ok(()),
+    }
+}
+
+fn try_remove(path: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Errno::BUSY.into());
+    };
+    let name = CString::new(name.as_bytes())?;
+    let parent = open_directory(parent)?;
+    statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+    say(FileWord::Ready { size: None });
+    tree::remove_deep(parent.as_fd(), &name)
+}

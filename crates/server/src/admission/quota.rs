@@ -1,0 +1,338 @@
+//! What the holder of a key may have at once, and how often he may ask.
+//!
+//! Whose a box is, is a label of the box: what is counted survives this server. A box
+//! counts from before it is made until it was seen to end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use tare_engine::spec::bytes;
+
+use crate::config::{Config, Key};
+use crate::error::ApiError;
+use crate::http::auth::Caller;
+
+/// Which key a box was made with. Nobody else can set it: see [`check_labels`].
+pub const KEY_LABEL: &str = "tare.key";
+/// Labels that begin so are tare's own.
+const RESERVED: &str = "tare.";
+/// How many stops of one key may wait at once. Each has a connection and a pidfd.
+const STOPS_MAX: usize = 64;
+/// For what ends by itself at some time.
+const RETRY_AFTER_S: u32 = 5;
+
+/// Of one key; what is not given has no bound but that of the server.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Quota {
+    /// That live at once, with those of runs.
+    pub boxes: Option<u64>,
+    /// On average; as many may come at once.
+    pub runs_per_second: Option<f64>,
+    /// The sum of what its live boxes may use.
+    pub memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    Run,
+    Box,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Quotas(Arc<Mutex<HashMap<String, Account>>>);
+
+/// What a key has now. There are as many as keys, and keys that boxes were made with.
+#[derive(Debug, Default)]
+struct Account {
+    boxes: u64,
+    memory_bytes: u64,
+    /// `None`: it has never asked.
+    runs: Option<Bucket>,
+    stops: usize,
+}
+
+/// Runs that may be begun at once, filled steadily.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+/// A box on somebody's account, for as long as this lives.
+#[derive(Debug)]
+pub struct Charge {
+    quotas: Quotas,
+    key: String,
+    memory_bytes: u64,
+}
+
+impl Quotas {
+    /// Nobody's are not counted: without keys there are no quotas.
+    pub fn charge(
+        &self,
+        config: &Config,
+        caller: &Caller,
+        asked: Asked,
+        memory_bytes: u64,
+    ) -> Result<Option<Charge>, ApiError> {
+        let Some(key) = &caller.0 else {
+            return Ok(None);
+        };
+        let quota = config.keys.iter().find(|one| one.name == *key);
+        let quota = quota.map(Key::quota).unwrap_or_default();
+        let mut accounts = self.accounts();
+        let account = accounts.entry(key.clone()).or_default();
+        account.check(&quota, key, memory_bytes)?;
+        if asked == Asked::Run {
+            account.take_run(&quota, key, Instant::now())?;
+        }
+        Ok(Some(self.put(account, key, memory_bytes)))
+    }
+
+    /// Of a box that is there already.
+    pub fn found(&self, labels: &BTreeMap<String, String>, memory_bytes: u64) -> Option<Charge> {
+        let key = labels.get(KEY_LABEL)?;
+        let mut accounts = self.accounts();
+        let account = accounts.entry(key.clone()).or_default();
+        Some(self.put(account, key, memory_bytes))
+    }
+
+    fn put(&self, account: &mut Account, key: &str, memory_bytes: u64) -> Charge {
+        account.boxes += 1;
+        account.memory_bytes = account.memory_bytes.saturating_add(memory_bytes);
+        Charge { quotas: self.clone(), key: key.to_owned(), memory_bytes }
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One stop that a key waits for, for as long as this lives.
+#[derive(Debug)]
+pub struct StopTurn {
+    quotas: Quotas,
+    key: String,
+}
+
+impl Quotas {
+    /// Without keys all callers share one account.
+    pub fn begin_stop(&self, Caller(key): &Caller) -> Result<StopTurn, ApiError> {
+        let key = key.clone().unwrap_or_default();
+        let mut accounts = self.accounts();
+        let account = accounts.entry(key.clone()).or_default();
+        if account.stops >= STOPS_MAX {
+            let message = format!("{STOPS_MAX} stops of this key are waiting for their boxes");
+            return Err(refused("quota_stops", message, RETRY_AFTER_S));
+        }
+        account.stops += 1;
+        Ok(StopTurn { quotas: self.clone(), key })
+    }
+}
+
+impl Drop for StopTurn {
+    fn drop(&mut self) {
+        let mut accounts = self.quotas.accounts();
+        let Some(account) = accounts.get_mut(&self.key) else {
+            return;
+        };
+        account.stops = account.stops.saturating_sub(1);
+        if account.is_empty() {
+            accounts.remove(&self.key);
+        }
+    }
+}
+
+impl Charge {
+    /// The run was refused for another reason: the key may begin one more.
+    pub fn refund(self) {
+        let mut accounts = self.quotas.accounts();
+        let account = accounts.get_mut(&self.key);
+        if let Some(bucket) = account.and_then(|account| account.runs.as_mut()) {
+            bucket.left += 1.0;
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut accounts = self.quotas.accounts();
+        let Some(account) = accounts.get_mut(&self.key) else {
+            return;
+        };
+        account.boxes = account.boxes.saturating_sub(1);
+        account.memory_bytes = account.memory_bytes.saturating_sub(self.memory_bytes);
+        if account.is_empty() {
+            accounts.remove(&self.key);
+        }
+    }
+}
+
+impl Account {
+    /// A key that is configured no more has no rate: only its name would be left.
+    fn is_empty(&self) -> bool {
+        self.boxes == 0 && self.stops == 0 && self.runs.is_none()
+    }
+
+    fn check(&self, quota: &Quota, key: &str, memory_bytes: u64) -> Result<(), ApiError> {
+        if let Some(most) = quota.boxes.filter(|most| self.boxes >= *most) {
+            let message = format!("key {key:?} has {} of {most} boxes", self.boxes);
+            return Err(refused("quota_boxes", message, RETRY_AFTER_S));
+        }
+        let wanted = self.memory_bytes.saturating_add(memory_bytes);
+        if let Some(most) = quota.memory_bytes.filter(|most| wanted > *most) {
+            let message = format!(
+                "key {key:?} has boxes with {} of {} of memory, and asks for {}",
+                bytes::show(self.memory_bytes),
+                bytes::show(most),
+                bytes::show(memory_bytes)
+            );
+            return Err(refused("quota_memory_bytes", message, RETRY_AFTER_S));
+        }
+        Ok(())
+    }
+
+    fn take_run(&mut self, quota: &Quota, key: &str, now: Instant) -> Result<(), ApiError> {
+        let Some(rate) = quota.runs_per_second else {
+            return Ok(());
+        };
+        // Less than one at a time would be none at all.
+        let most = rate.max(1.0);
+        let bucket = self.runs.get_or_insert(Bucket { left: most, at: now });
+        let filled = now.saturating_duration_since(bucket.at).as_secs_f64() * rate;
+        bucket.left = (bucket.left + filled).min(most);
+        bucket.at = now;
+        if bucket.left < 1.0 {
+            let message = format!("key {key:?} may begin {rate} runs per second");
+            let seconds = ((1.0 - bucket.left) / rate).ceil().clamp(1.0, 3600.0);
+            return Err(refused("quota_runs_per_second", message, seconds as u32));
+        }
+        bucket.left -= 1.0;
+        Ok(())
+    }
+}
+
+fn refused(quota: &'static str, message: String, retry_after_s: u32) -> ApiError {
+    ApiError {
+        retry_after_s: Some(retry_after_s),
+        refused_for: Some(quota),
+        ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, quota, message)
+    }
+}
+
+/// A label of tare's own cannot be asked for.
+pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    match labels.keys().find(|key| key.starts_with(RESERVED)) {
+        None => Ok(()),
+        Some(key) => {
+            Err(ApiError::bad_request("invalid", format!("labels: {key:?} is tare's own"))
+                .with_hint("choose a label that does not begin with 'tare.'"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn config(quota: Quota) -> Config {
+        let key = Key {
+            boxes: quota.boxes,
+            memory_bytes: quota.memory_bytes,
+            ..Key::of("ci", b"secret")
+        };
+        Config { keys: vec![key], ..Config::default() }
+    }
+
+    fn ci() -> Caller {
+        Caller(Some("ci".to_owned()))
+    }
+
+    #[test]
+    fn boxes_and_memory_are_counted_until_they_end() {
+        let quotas = Quotas::default();
+        let config =
+            config(Quota { boxes: Some(2), memory_bytes: Some(100), runs_per_second: None });
+        let charge = |memory| quotas.charge(&config, &ci(), Asked::Box, memory);
+        let first = charge(60).expect("there is room");
+        assert_eq!(charge(41).expect_err("too much").code, "quota_memory_bytes");
+        let _second = charge(40).expect("there is room");
+        assert_eq!(charge(0).expect_err("too many").code, "quota_boxes");
+        drop(first);
+        assert!(charge(60).is_ok());
+        let nobody = quotas.charge(&config, &Caller(None), Asked::Box, 1 << 40);
+        assert!(nobody.expect("without a key").is_none());
+    }
+
+    #[test]
+    fn a_box_that_was_there_before_counts_for_its_key() {
+        let quotas = Quotas::default();
+        let config = config(Quota { boxes: Some(1), ..Quota::default() });
+        let labels = BTreeMap::from([(KEY_LABEL.to_owned(), "ci".to_owned())]);
+        let found = quotas.found(&labels, 1);
+        assert!(found.is_some() && quotas.found(&BTreeMap::new(), 1).is_none());
+        let refused = quotas.charge(&config, &ci(), Asked::Run, 0);
+        assert_eq!(refused.expect_err("one is there").status.as_u16(), 429);
+    }
+
+    /// leak E18: boxes of keys that are no more leave no account behind.
+    #[test]
+    fn an_account_without_boxes_is_forgotten() {
+        let quotas = Quotas::default();
+        for number in 0..100_000 {
+            let key = format!("key-{number}");
+            let labels = BTreeMap::from([(KEY_LABEL.to_owned(), key)]);
+            drop(quotas.found(&labels, 1));
+        }
+        assert_eq!(quotas.accounts().len(), 0);
+    }
+
+    #[test]
+    fn runs_come_steadily_and_a_few_at_once() {
+        let mut account = Account::default();
+        let quota = Quota { runs_per_second: Some(2.0), ..Quota::default() };
+        let begin = Instant::now();
+        let mut at = |ms| account.take_run(&quota, "ci", begin + Duration::from_millis(ms));
+        assert!(at(0).is_ok() && at(0).is_ok());
+        let refused = at(0).expect_err("two came");
+        assert_eq!((refused.code, refused.retry_after_s), ("quota_runs_per_second", Some(1)));
+        assert!(at(499).is_err());
+        assert!(at(500).is_ok());
+        assert!(at(500).is_err());
+        assert!(at(60_000).is_ok() && at(60_000).is_ok());
+        assert!(at(60_000).is_err(), "what was not used is not saved up");
+    }
+
+    #[test]
+    fn a_run_that_is_refused_for_another_reason_spends_no_token() {
+        let quotas = Quotas::default();
+        let mut config = config(Quota::default());
+        config.keys[0].runs_per_second = Some(0.001);
+        let charge = || quotas.charge(&config, &ci(), Asked::Run, 0);
+        for _refused in 0..3 {
+            let charge = charge().expect("it has its token");
+            charge.expect("it has a key").refund();
+        }
+        drop(charge().expect("it has its token"));
+        assert!(charge().is_err());
+    }
+
+    #[test]
+    fn at_most_64_stops_of_a_key_wait_at_once() {
+        let quotas = Quotas::default();
+        for caller in [ci(), Caller(None)] {
+            let mut turns: Vec<_> = (0..STOPS_MAX)
+                .map(|_| quotas.begin_stop(&caller).expect("there is room"))
+                .collect();
+            let refused = quotas.begin_stop(&caller).expect_err("all are taken");
+            assert_eq!(refused.status.as_u16(), 429);
+            assert!(refused.retry_after_s.is_some());
+            turns.pop();
+            assert!(quotas.begin_stop(&caller).is_ok());
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Which file of which box a request is about.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use axum::http::{StatusCode, Uri};
+
+use crate::error::ApiError;
+use crate::http::percent::decoded;
+
+/// As the kernel has it (limits.h).
+const PATH_BYTES_MAX: usize = 4095;
+const NAME_BYTES_MAX: usize = 255;
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Of the box.
+    pub reference: String,
+    /// Absolute, of names alone.
+    pub path: PathBuf,
+}
+
+impl Address {
+    /// Of the path as it was sent: a name of a file may be any bytes, which no text is.
+    pub fn of(uri: &Uri) -> Result<Self, ApiError> {
+        // "", "v1", "boxes", the box, "files", the rest.
+        let mut parts = uri.path().splitn(6, '/').skip(3);
+        let reference = parts.next().and_then(decoded);
+        let reference = reference.and_then(|bytes| String::from_utf8(bytes).ok());
+        let no_box = || ApiError::new(StatusCode::NOT_FOUND, "no_such_box", "there is no such box");
+        let path = parts.nth(1).unwrap_or("");
+        Ok(Self { reference: reference.ok_or_else(no_box)?, path: absolute(path)? })
+    }
+}
+
+fn absolute(path: &str) -> Result<PathBuf, ApiError> {
+    let bad = |code, why: &str| ApiError::bad_request(code, format!("the path {why}"));
+    let path = decoded(path).ok_or_else(|| bad("invalid_path", "is not percent-encoded"))?;
+    // A slash at the end says nothing that a directory does not.
+    let path = path.strip_suffix(b"/").unwrap_or(&path);
+    let mut names = path.split(|byte| *byte == b'/');
+    let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
+    if !path.is_empty() && !names.clone().all(is_name) {
+        return Err(bad("invalid_path", "has an empty name, '.', '..' or a NUL in it"));
+    }
+    if path.len() >= PATH_BYTES_MAX || names.any(|name| name.len() > NAME_BYTES_MAX) {
+        return Err(bad("name_too_long", "or a name in it is too long"));
+    }
+    Ok(PathBuf::from(OsString::from_vec([b"/", path].concat())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::percent::encoded;
+
+    fn path(sent: &str) -> Result<Vec<u8>, &'static str> {
+        let uri = format!("/v1/boxes/web/files/{sent}");
+        let address = Address::of(&uri.parse().expect("a URI")).map_err(|error| error.code)?;
+        assert_eq!(address.reference, "web");
+        Ok(address.path.into_os_string().into_vec())
+    }
+
+    /// B005 to B007, B010
+    #[test]
+    fn a_path_is_absolute_in_the_box_and_of_names_alone() {
+        assert_eq!(path("work/a.txt"), Ok(b"/work/a.txt".to_vec()));
+        assert_eq!(path(""), Ok(b"/".to_vec()));
+        assert_eq!(path("work/"), Ok(b"/work".to_vec()));
+        assert_eq!(path("a%20b%ff%25"), Ok(b"/a b\xff%".to_vec()));
+        for wrong in
+            ["..", "a/../b", "%2e%2e", "a%2f..%2fb", "a//b", "/a", ".", "a%00b", "%", "%f", "%zz"]
+        {
+            assert_eq!(path(wrong), Err("invalid_path"), "{wrong}");
+        }
+        assert_eq!(path(&"x".repeat(256)), Err("name_too_long"));
+        assert_eq!(path(&"x/".repeat(3000)), Err("name_too_long"));
+    }
+
+    #[test]
+    fn every_name_can_be_asked_for() {
+        let every: Vec<u8> = (1..=255).collect();
+        assert_eq!(decoded(&encoded(&every)), Some(every));
+    }
+}

@@ -1,0 +1,227 @@
+//! `[librechat]` in `tare.toml`: who is heard, which profiles are served, and what its
+//! boxes are made with.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use tare_engine::{Error, ErrorKind};
+
+use crate::config::{Key, Listen, Reach, time};
+use crate::librechat::auth::{ANONYMOUS, Keyring};
+use crate::librechat::profile::Profile;
+use crate::librechat::run::box_spec::BoxesConfig;
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LibreChatConfig {
+    /// How it is told who asks; [`Self::auth`] says what it is if this does not.
+    auth: Option<Auth>,
+    /// Whether everybody is heard although not only this host can ask.
+    pub allow_anonymous: bool,
+    /// Whether `POST /v1/exec` is served to whoever does not say who asks.
+    pub anonymous_exec: bool,
+    /// The first is what is said where no other is expected.
+    pub profiles: Vec<Profile>,
+    pub jwt: Option<JwtConfig>,
+    pub boxes: BoxesConfig,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auth {
+    None,
+    Key,
+    Jwt,
+}
+
+/// What a token has to be.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JwtConfig {
+    pub keys: Keyring,
+    #[serde(default = "issuer")]
+    pub issuer: String,
+    #[serde(default = "audience")]
+    pub audience: String,
+    /// By which the clock of whoever made it may differ from ours.
+    #[serde(default = "skew", deserialize_with = "time")]
+    pub skew: Duration,
+    /// From when it was made to when it expires.
+    #[serde(default = "lifetime_max", deserialize_with = "time")]
+    pub lifetime_max: Duration,
+}
+
+/// More would make every token live longer than it says.
+const SKEW_MAX: Duration = Duration::from_secs(30);
+
+fn issuer() -> String {
+    "librechat".to_owned()
+}
+
+fn audience() -> String {
+    "codeapi".to_owned()
+}
+
+fn skew() -> Duration {
+    SKEW_MAX
+}
+
+fn lifetime_max() -> Duration {
+    Duration::from_secs(300)
+}
+
+impl Default for LibreChatConfig {
+    fn default() -> Self {
+        Self {
+            auth: None,
+            allow_anonymous: false,
+            anonymous_exec: false,
+            profiles: vec![Profile::Default, Profile::Stateful],
+            jwt: None,
+            boxes: BoxesConfig::default(),
+        }
+    }
+}
+
+impl LibreChatConfig {
+    /// The strongest that is configured, unless one is named.
+    pub fn auth(&self, keys: &[Key]) -> Auth {
+        match (self.auth, &self.jwt) {
+            (Some(named), _) => named,
+            (None, Some(_)) => Auth::Jwt,
+            (None, None) if !keys.is_empty() => Auth::Key,
+            (None, None) => Auth::None,
+        }
+    }
+
+    /// Whether nobody has to say who he is although others than this host's can ask.
+    pub fn is_open(&self, keys: &[Key], reach: Reach) -> bool {
+        self.auth(keys) == Auth::None && !reach.is_local() && !self.allow_anonymous
+    }
+
+    pub fn check(&self, keys: &[Key], listen: &Listen) -> Result<(), Error> {
+        let wrong = |message: &str, hint: &str| {
+            Err(Error::new(ErrorKind::BadRequest, message).with_hint(hint))
+        };
+        if self.is_open(keys, listen.reach()) {
+            let message = format!("refusing to run what anybody sends to {listen}");
+            let hint = "under [librechat] say auth = \"key\" or \"jwt\", or allow_anonymous = true";
+            return wrong(&message, hint);
+        }
+        if self.auth == Some(Auth::Key) && keys.is_empty() {
+            let hint = "give --api-key-file, or [[keys]] in the configuration";
+            return wrong("LibreChat is to have a key, and there is none", hint);
+        }
+        if self.auth == Some(Auth::Jwt) && self.jwt.is_none() {
+            let hint = "name them in [librechat.jwt], as keys = \"/path/of/jwks.json\"";
+            return wrong("LibreChat is to have tokens, and there are no keys for them", hint);
+        }
+        if self.anonymous_exec && keys.iter().any(|key| key.name == ANONYMOUS) {
+            let message = format!("no key can have the name {ANONYMOUS:?}");
+            return wrong(&message, "it is that of whoever has none");
+        }
+        if self.profiles.is_empty() {
+            return wrong("no profile is served", "leave 'profiles' out to serve all");
+        }
+        match &self.jwt {
+            Some(jwt) if jwt.skew > SKEW_MAX => {
+                wrong("the skew of clocks is more than 30s", "let both hosts have the right time")
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whatever of the configuration is in files of its own.
+    pub fn read_keys(&self) -> Result<(), Error> {
+        self.jwt.as_ref().map_or(Ok(()), |jwt| jwt.keys.read())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    const JWT: &str = "[librechat.jwt]\nkeys = '/jwks.json'\n";
+
+    fn key(name: &str) -> String {
+        format!("[[keys]]\nname = '{name}'\nsha256 = '{}'\n", "0".repeat(64))
+    }
+
+    fn read(text: &str) -> Config {
+        toml::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// `Err` has what is said, with its hint.
+    fn checked(text: &str) -> Result<Auth, String> {
+        let config = read(text);
+        let said = |error: Error| format!("{error} ({})", error.hint().unwrap_or_default());
+        config.check().map_err(said)?;
+        Ok(config.librechat.auth(&config.keys))
+    }
+
+    #[test]
+    fn the_strongest_that_is_configured_is_in_force() {
+        let keys = key("a");
+        assert_eq!(checked(""), Ok(Auth::None));
+        assert_eq!(checked(&keys), Ok(Auth::Key));
+        assert_eq!(checked(JWT), Ok(Auth::Jwt));
+        assert_eq!(checked(&(keys.clone() + JWT)), Ok(Auth::Jwt));
+        let named = |auth| format!("{keys}[librechat]\nauth = '{auth}'\n{JWT}");
+        assert_eq!(checked(&named("key")), Ok(Auth::Key));
+        assert_eq!(checked(&named("none")), Ok(Auth::None));
+        assert!(checked("[librechat]\nauth = 'key'").is_err());
+        assert!(checked("[librechat]\nauth = 'jwt'").is_err());
+    }
+
+    #[test]
+    fn the_page_for_operators_has_the_defaults_as_they_are() {
+        let page = include_str!("../../../../docs/librechat.md");
+        let (_, section) = page.split_once("## Every setting").expect("a section");
+        let (_, rest) = section.split_once("```toml\n").expect("a block");
+        let (block, _) = rest.split_once("```").expect("its end");
+        let mut shown = read(block);
+        let jwt = shown.librechat.jwt.take();
+        assert_eq!(shown, Config::default());
+        let keys = "[librechat.jwt]\nkeys = '/etc/tare/jwks.json'\n";
+        assert_eq!(jwt, read(keys).librechat.jwt);
+    }
+
+    #[test]
+    fn beyond_this_host_nobody_is_heard_who_does_not_say_who_he_is() {
+        let afar = |rest: &str| checked(&format!("listen = '0.0.0.0:80'\n{rest}"));
+        assert!(afar("").is_err_and(|said| said.contains("without an API key")));
+        assert_eq!(afar(&key("a")), Ok(Auth::Key));
+        assert_eq!(afar(JWT), Ok(Auth::Jwt));
+        let none = key("a") + "[librechat]\nauth = 'none'\n";
+        assert!(afar(&none).is_err_and(|said| said.contains("allow_anonymous")));
+        assert_eq!(afar(&(none + "allow_anonymous = true")), Ok(Auth::None));
+        let allowed = "[librechat]\nallow_anonymous = true";
+        assert_eq!(afar(allowed), Ok(Auth::None));
+        let config = read(&format!("listen = '0.0.0.0:80'\n{allowed}"));
+        assert!(!config.hears_anybody(config.listen.reach()));
+    }
+
+    #[test]
+    fn keys_are_in_one_file_or_in_several() {
+        let several = "[[librechat.jwt.keys]]\nkid = 'a'\nfile = '/a'\n\
+                       [[librechat.jwt.keys]]\nkid = 'b'\nfile = '/b'\n";
+        assert_ne!(read(several), read(JWT));
+        assert_eq!(checked(several), Ok(Auth::Jwt));
+        let wrong = |text: &str| toml::from_str::<Config>(text).expect_err(text).to_string();
+        assert!(wrong("[librechat.jwt]").contains("keys"));
+        assert!(wrong("[librechat.jwt]\nkeys = []").contains("no key"));
+        assert!(wrong("[librechat.jwt]\nkeys = 7").contains("JWKS"));
+        assert!(wrong("[[librechat.jwt.keys]]\nkid = 'a'\nfiel = 'x'").contains("fiel"));
+        assert!(wrong(&format!("{JWT}isuer = 'x'")).contains("isuer"));
+    }
+
+    #[test]
+    fn what_would_protect_less_than_it_says_is_refused() {
+        assert!(checked(&format!("{JWT}skew = '30s'")).is_ok());
+        assert!(checked(&format!("{JWT}skew = '31s'")).is_err());
+        let anonymous = key(ANONYMOUS) + "[librechat]\nanonymous_exec = true";
+        assert!(checked(&anonymous).is_err_and(|said| said.contains(ANONYMOUS)));
+        assert!(checked("[librechat]\nprofiles = []").is_err());
+    }
+}

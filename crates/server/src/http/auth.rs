@@ -1,0 +1,316 @@
+//! Who may ask at all: a key where keys are in force, and never a web page in the
+//! operator's browser.
+//!
+//! A page can send requests to this host, and read the answers of a name of its own
+//! that it makes point here. So a request with a foreign `Origin` is refused whatever it
+//! asks, and without keys so is one for a host name that is not this server's, unless it
+//! came through a socket in the file system, which no page reaches.
+//!
+//! LibreChat's routes have other ways to say who asks, and the same eye on pages
+//! ([`crate::librechat`]).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::app::{App, ServedAt};
+use crate::config::{Config, Key, Reach};
+use crate::error::ApiError;
+use crate::http::request_log;
+
+pub const API_KEY: &str = "x-api-key";
+const BEARER: &str = "bearer ";
+
+/// Whose key it was; in the request's extensions. Without keys it is nobody's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Caller(pub Option<String>);
+
+pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let config = app.config();
+    match admit(request.headers(), request.uri(), &config, app.served_at()) {
+        Ok(caller) => {
+            if let Caller(Some(key)) = &caller {
+                request_log::came_with(key);
+            }
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn admit(
+    headers: &HeaderMap,
+    target: &Uri,
+    config: &Config,
+    served: ServedAt,
+) -> Result<Caller, ApiError> {
+    check_page(headers, target, config)?;
+    if config.keys.is_empty() {
+        if !config.hears_anybody(served.reach) {
+            return Err(unauthorized("this server has no API key that would be heard here")
+                .with_hint("name one in [[keys]] of the configuration"));
+        }
+        check_host(headers, config, served)?;
+        return Ok(Caller(None));
+    }
+    let given = given_key(headers)?;
+    let found = given.and_then(|given| holder(&config.keys, given));
+    found.map(|key| Caller(Some(key.name.clone()))).ok_or_else(|| {
+        unauthorized("no valid API key was given")
+            .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
+    })
+}
+
+fn unauthorized(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+}
+
+/// Whatever else a request has to prove.
+pub fn check_page(headers: &HeaderMap, target: &Uri, config: &Config) -> Result<(), ApiError> {
+    check_one_host(headers, target)?;
+    check_origin(headers, config)
+}
+
+/// Whoever stands before this server must not have read another host than it does.
+fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ApiError> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next().map(|host| host.as_bytes());
+    let in_target = target.authority();
+    let differs = in_target.is_some_and(|named| host != Some(named.as_str().as_bytes()));
+    if hosts.next().is_some() || differs {
+        Err(ApiError::bad_request("ambiguous_host", "more than one host is named"))
+    } else {
+        Ok(())
+    }
+}
+
+fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
+    let allowed = |origin: &[u8]| {
+        let mut known = config.allowed_origins.iter();
+        known.any(|one| one.as_bytes() == origin)
+    };
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    if origins.all(|origin| allowed(origin.as_bytes())) {
+        Ok(())
+    } else {
+        Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "foreign_origin",
+            "web pages may not use this server",
+        )
+        .with_hint("name the page's origin in 'allowed_origins'"))
+    }
+}
+
+/// Names of this host that a browser does not let a page choose.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+/// Checks `Host` where no key is asked for. Beyond this host an address is as good as its
+/// own names: a page can make a name point here, and not an address. A name in
+/// `allowed_hosts` has any port, because a proxy or a mapping may listen on another one;
+/// `NAME:PORT` there has that port alone. On loopback every other name has the port of this
+/// server. Beyond it the ports of a container are mapped to others, which nothing tells.
+pub fn check_host(headers: &HeaderMap, config: &Config, served: ServedAt) -> Result<(), ApiError> {
+    let host = headers.get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok()).unwrap_or("");
+    let (name, port) = split_port(host);
+    let mut configured = config.allowed_hosts.iter();
+    if served.reach == Reach::Socket || configured.any(|one| one == name || one == host) {
+        return Ok(());
+    }
+    let is_named = match served.reach {
+        Reach::Socket | Reach::Host => LOCAL_HOSTS.contains(&name),
+        Reach::Network => LOCAL_HOSTS.contains(&name) || is_address(name),
+    };
+    let is_port = match served.reach {
+        Reach::Socket | Reach::Network => true,
+        Reach::Host => port.is_empty() || port.parse().ok() == served.port,
+    };
+    let message = match (is_named, is_port) {
+        (true, true) => return Ok(()),
+        (false, _) => "this server does not go by that name".to_owned(),
+        (true, false) => format!("the Host header names port {port}, which is not this server's"),
+    };
+    let hint = "add it to 'allowed_hosts', as NAME, or as NAME:PORT for that port alone";
+    Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_host", message).with_hint(hint))
+}
+
+fn is_address(name: &str) -> bool {
+    match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(inside) => inside.parse::<Ipv6Addr>().is_ok(),
+        None => name.parse::<Ipv4Addr>().is_ok(),
+    }
+}
+
+/// The name in `Host`, and its port, empty where none is given.
+fn split_port(host: &str) -> (&str, &str) {
+    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) => (name, port),
+        Some(_) | None => (host, ""),
+    }
+}
+
+/// The one key that was given. Two of them may be two callers.
+fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
+    let mut given =
+        headers.get_all(API_KEY).iter().map(|value| value.as_bytes()).chain(
+            headers.get_all(header::AUTHORIZATION).iter().map(|value| bearer(value.as_bytes())),
+        );
+    match (given.next(), given.next()) {
+        (first, None) => Ok(first),
+        (_, Some(_)) => {
+            Err(ApiError::bad_request("ambiguous_key", "more than one API key was given"))
+        }
+    }
+}
+
+/// Empty, which is nobody's key, for another scheme.
+pub fn bearer(value: &[u8]) -> &[u8] {
+    match value.split_at_checked(BEARER.len()) {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case(BEARER.as_bytes()) => key,
+        Some(_) | None => b"",
+    }
+}
+
+/// All are compared, each in constant time: how long it takes says nothing.
+pub fn holder<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
+    let given: [u8; 32] = Sha256::digest(given).into();
+    let matches = |key: &Key| bool::from(key.sha256.ct_eq(&given));
+    keys.iter().fold(None, |found, key| if matches(key) { Some(key) } else { found })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn admitted(
+        pairs: &[(&'static str, &'static str)],
+        config: &Config,
+        reach: Reach,
+    ) -> Result<Caller, u16> {
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let target = Uri::from_static("/v1/boxes");
+        let served = ServedAt { reach, port: Some(8080) };
+        admit(&pairs.collect(), &target, config, served).map_err(|error| error.status.as_u16())
+    }
+
+    fn with_key(key: &str) -> Config {
+        Config { keys: vec![Key::of("ci", key.as_bytes())], ..Config::default() }
+    }
+
+    /// B080, B081
+    #[test]
+    fn only_the_whole_key_is_the_key() {
+        let config = with_key("secret");
+        let code = |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, Reach::Host);
+        let ci = Ok(Caller(Some("ci".into())));
+        assert_eq!(code(&[("x-api-key", "secret")]), ci);
+        assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
+        assert_eq!(code(&[("authorization", "bearer secret")]), ci);
+        for wrong in ["", "secre", "secret ", "secrets", "Secret"] {
+            assert_eq!(code(&[("x-api-key", wrong)]), Err(401), "{wrong:?}");
+        }
+        for wrong in ["Bearer", "Bearer ", "Basic secret", "secret"] {
+            assert_eq!(code(&[("authorization", wrong)]), Err(401), "{wrong:?}");
+        }
+        assert_eq!(code(&[]), Err(401));
+        let both = [("x-api-key", "secret"), ("authorization", "Bearer secret")];
+        assert_eq!(code(&both), Err(400));
+    }
+
+    /// B084
+    #[test]
+    fn a_page_is_refused_whatever_key_it_has() {
+        let mut config = with_key("secret");
+        let asked = |origin, config: &Config| {
+            let pairs = [("x-api-key", "secret"), ("origin", origin)];
+            admitted(&pairs, config, Reach::Host)
+        };
+        for origin in ["https://evil.example", "null", "", "http://localhost"] {
+            assert_eq!(asked(origin, &config), Err(403), "{origin:?}");
+        }
+        config.allowed_origins = vec!["https://desk.example".into()];
+        assert!(asked("https://desk.example", &config).is_ok());
+    }
+
+    /// A name of the page's own that it made point to this host.
+    #[test]
+    fn without_keys_only_this_hosts_own_names_are_answered_to() {
+        let config = Config::default();
+        let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
+        for host in ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]"] {
+            assert!(asked(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "",
+            "localhost:x",
+            "localhost:1",
+            "127.0.0.1:80",
+            "[::1]:65536",
+            "localhost:8080:8080",
+        ] {
+            assert!(!asked(host), "{host}");
+        }
+    }
+
+    /// Behind a proxy or a mapping of ports a client names another port than ours.
+    #[test]
+    fn a_configured_name_has_any_port_unless_it_names_one() {
+        let config = Config {
+            allowed_hosts: vec!["tare.example".into(), "localhost:9000".into()],
+            ..Config::default()
+        };
+        let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
+        for host in ["tare.example", "tare.example:8443", "localhost:9000", "localhost:8080"] {
+            assert!(asked(host), "{host}");
+        }
+        for host in ["localhost:9001", "other.example", "tare.example.org"] {
+            assert!(!asked(host), "{host}");
+        }
+    }
+
+    /// A client of a socket has to write some name, and writes any.
+    #[test]
+    fn through_a_socket_every_name_is_ours_and_pages_are_still_refused() {
+        let config = Config::default();
+        let asked = |pairs: &[(&'static str, &'static str)]| {
+            admitted(pairs, &config, Reach::Socket).map(|_| ())
+        };
+        for host in ["tare", "evil.example", ""] {
+            assert_eq!(asked(&[("host", host)]), Ok(()), "{host}");
+        }
+        assert_eq!(asked(&[]), Ok(()));
+        let page = [("host", "tare"), ("origin", "https://evil.example")];
+        assert_eq!(asked(&page), Err(403));
+    }
+
+    /// Also after a configuration was read again that says it listens elsewhere.
+    #[test]
+    fn without_keys_nobody_else_is_heard() {
+        let local = [("host", "localhost")];
+        let open = Config::default();
+        assert!(admitted(&local, &open, Reach::Host).is_ok());
+        assert_eq!(admitted(&local, &open, Reach::Network), Err(401));
+        let tokens = "[librechat.jwt]\nkeys = '/jwks.json'";
+        let tokens: Config = toml::from_str(tokens).expect("TOML");
+        let given = [("host", "localhost"), ("authorization", "Bearer x")];
+        for reach in [Reach::Socket, Reach::Host, Reach::Network] {
+            assert_eq!(admitted(&local, &tokens, reach), Err(401));
+            assert_eq!(admitted(&given, &tokens, reach), Err(401));
+        }
+    }
+}

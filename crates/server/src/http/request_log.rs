@@ -1,0 +1,252 @@
+//! The outermost layer of every request: its id, its line in the log, and the body of
+//! its error.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+use serde::Serialize;
+use tare_engine::BoxId;
+use utoipa::ToSchema;
+
+use crate::admission::bodies::Charge;
+use crate::admission::streams::Stream;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::http::listen;
+use crate::telemetry::journal::Happening;
+
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Of a request whose client did not wait for the answer; the word is nginx's.
+const CLIENT_GONE: u16 = 499;
+
+/// Who asked; in the request's extensions.
+#[derive(Debug, Clone)]
+pub struct RequestId(pub String);
+
+/// What is known of a request while it is served.
+#[derive(Debug)]
+struct Current {
+    id: String,
+    /// The name of the key that it came with.
+    key: OnceLock<String>,
+    held: Mutex<Held>,
+}
+
+/// What a request holds until the last byte of its answer is sent.
+#[derive(Debug, Default)]
+struct Held {
+    body: Option<Charge>,
+    stream: Option<Stream>,
+}
+
+tokio::task_local! {
+    static CURRENT: Arc<Current>;
+}
+
+/// The id of the request that this task serves.
+pub fn current_request() -> Option<String> {
+    CURRENT.try_with(|current| current.id.clone()).ok()
+}
+
+/// It came with the key of this name.
+pub fn came_with(key: &str) {
+    // Outside of a request, as in a test, there is nobody to tell of.
+    CURRENT.try_with(|current| drop(current.key.set(key.to_owned()))).ok();
+}
+
+/// Holds the memory of the request's body until the request is over.
+pub fn hold_body(charge: Charge) {
+    CURRENT.try_with(|current| current.held().body = Some(charge)).ok();
+}
+
+/// Takes the charge of the body out of the request, for a process that outlives the request.
+pub fn take_body() -> Option<Charge> {
+    let taken = CURRENT.try_with(|current| current.held().body.take());
+    taken.ok().flatten()
+}
+
+/// Counts the request as a stream until its answer is over.
+pub fn hold_stream(app: &App) -> Result<(), ApiError> {
+    let stream = open_stream(app)?;
+    CURRENT.try_with(|current| current.held().stream = Some(stream)).ok();
+    Ok(())
+}
+
+/// Opens a stream that outlives the response, such as a terminal.
+pub fn open_stream(app: &App) -> Result<Stream, ApiError> {
+    let key = CURRENT.try_with(|current| current.key.get().cloned());
+    let key = key.ok().flatten();
+    app.streams.open(&app.config(), key.as_deref())
+}
+
+impl Current {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An error of which the client was told already, in the words of another API.
+#[derive(Debug, Clone)]
+pub struct Told(pub ApiError);
+
+/// Every error of the native API.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    pub error: ErrorObject,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorObject {
+    /// Stable, for programs.
+    pub code: String,
+    /// A sentence, for people.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+    /// The same as the header `X-Request-Id`, and as in the server's log.
+    pub request_id: String,
+}
+
+pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let refused = listen::refused_in_reserve(&app, &request);
+    let served = Served::begin(app, &mut request);
+    let current = Arc::clone(&served.current);
+    let mut response = match refused {
+        None => CURRENT.scope(current, next.run(request)).await,
+        Some(error) => error.into_response(),
+    };
+    let told = response.extensions_mut().remove::<Told>();
+    let untold = response.extensions_mut().remove::<ApiError>();
+    let id = served.current.id.clone();
+    let held = std::mem::take(&mut *served.current.held());
+    if let Some(error) = &untold {
+        response = body_of(error, &id);
+    }
+    let error = untold.or(told.map(|Told(error)| error));
+    served.answered(response.status(), error.as_ref());
+    let value = HeaderValue::from_str(&id).expect("an id is of letters and digits");
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, value);
+    keep_from_browsers(headers);
+    match held {
+        Held { body: None, stream: None } => response,
+        held => response.map(|body| Body::new(Holding { body, _held: held })),
+    }
+}
+
+/// The body of an answer, with what is held until it is sent or its client is gone.
+struct Holding {
+    body: Body,
+    _held: Held,
+}
+
+impl HttpBody for Holding {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Most answers contain bytes that a box chose: files, output, names, errors. A browser
+/// must not take them for a page of this server, so it gets no script and no guess of
+/// their type. On every answer, so that no route can forget it.
+fn keep_from_browsers(headers: &mut HeaderMap) {
+    let known = HeaderValue::from_static;
+    headers.insert(header::CONTENT_SECURITY_POLICY, known("sandbox"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, known("nosniff"));
+}
+
+/// A request, until its line is in the log. One that is dropped before has lost its
+/// client.
+struct Served {
+    app: App,
+    current: Arc<Current>,
+    method: Method,
+    path: String,
+    route: Option<MatchedPath>,
+    started: Instant,
+    is_told: bool,
+}
+
+impl Served {
+    fn begin(app: App, request: &mut Request) -> Self {
+        // The same kind of random name as a box has.
+        let id = BoxId::random().to_string();
+        request.extensions_mut().insert(RequestId(id.clone()));
+        Self {
+            app,
+            current: Arc::new(Current { id, key: OnceLock::new(), held: Mutex::default() }),
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
+            route: request.extensions().get().cloned(),
+            started: Instant::now(),
+            is_told: false,
+        }
+    }
+
+    fn answered(mut self, status: StatusCode, error: Option<&ApiError>) {
+        self.tell(status.as_u16(), error.map(|error| error.code), error);
+    }
+
+    fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ApiError>) {
+        self.is_told = true;
+        self.app.journal.note(Happening::Request {
+            request_id: &self.current.id,
+            key: self.current.key.get().map(String::as_str),
+            method: self.method.as_str(),
+            path: &self.path,
+            route: self.route.as_ref().map_or("other", MatchedPath::as_str),
+            status,
+            duration: self.started.elapsed(),
+            code,
+            error,
+        });
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.tell(CLIENT_GONE, Some("client_gone"), None);
+        }
+    }
+}
+
+fn body_of(error: &ApiError, request_id: &str) -> Response {
+    let body = ErrorBody {
+        error: ErrorObject {
+            code: error.code.to_owned(),
+            message: error.message.clone(),
+            hint: error.hint.clone(),
+            request_id: request_id.to_owned(),
+        },
+    };
+    let mut response = (error.status, axum::Json(body)).into_response();
+    if let Some(seconds) = error.retry_after_s {
+        let headers = response.headers_mut();
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}

@@ -1,0 +1,384 @@
+//! Who asks: nobody in particular, the holder of a key, or a user with a token.
+//!
+//! In the place of [`guard`] for LibreChat's routes, with the same eye on web pages.
+//! Whoever is heard is a [`Principal`] in the request's extensions, and a [`Caller`]
+//! whose quota counts.
+
+mod keys;
+mod pem;
+mod signature;
+mod token;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::app::{App, ServedAt};
+use crate::callers::Callers;
+use crate::config::Config;
+use crate::config::librechat::{Auth, JwtConfig};
+use crate::error::{ApiError, in_full};
+use crate::http::auth::{self, API_KEY, Caller};
+use crate::http::request_log;
+pub use crate::librechat::auth::keys::Keyring;
+use crate::librechat::auth::token::LEGACY;
+pub use crate::librechat::auth::token::{ANONYMOUS, Token};
+use crate::store::owner::Principal;
+use crate::telemetry::journal::Happening;
+
+/// The one route that LibreChat asks without saying who asks, whatever its settings.
+const EXEC: &str = "/v1/exec";
+
+type Identified = (Principal, Caller);
+
+pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match identify(&app, &parts).await {
+        Ok((principal, caller)) => {
+            let mut request = Request::from_parts(parts, body);
+            request.extensions_mut().insert(principal);
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
+    let config = app.config();
+    let door = Door { config: &config, served: app.served_at(), now: now(), callers: &app.callers };
+    let identified = door.identify(parts).await;
+    match &identified {
+        Ok((_, Caller(Some(key)))) => request_log::came_with(key),
+        Ok((_, Caller(None))) | Err(Refused::Said(_)) => {}
+        Err(Refused::Unread(why)) => app.journal.note(Happening::KeysNotRead { why }),
+    }
+    identified.map_err(ApiError::from)
+}
+
+fn now() -> Duration {
+    // Before 1970 every token is one of the future.
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What decides, with nothing of the server in it.
+struct Door<'a> {
+    config: &'a Config,
+    served: ServedAt,
+    now: Duration,
+    /// Threads that read the files with the keys of tokens.
+    callers: &'a Callers,
+}
+
+/// Why somebody is not heard.
+#[derive(Debug)]
+enum Refused {
+    Said(ApiError),
+    /// His key may be in a file that cannot be used; that is for the log.
+    Unread(String),
+}
+
+/// What a request has to say who asks.
+enum Credential<'a> {
+    ApiKey(&'a [u8]),
+    /// Empty for another scheme.
+    Bearer(&'a [u8]),
+}
+
+impl Door<'_> {
+    async fn identify(&self, parts: &Parts) -> Result<Identified, Refused> {
+        let headers = &parts.headers;
+        auth::check_page(headers, &parts.uri, self.config)?;
+        let auth = self.config.librechat.auth(&self.config.keys);
+        if auth == Auth::None {
+            return Ok(self.anybody(headers, LEGACY)?);
+        }
+        match (credential(headers)?, auth, &self.config.librechat.jwt) {
+            (None, _, _) if self.is_heard_without(parts) => Ok(self.anybody(headers, ANONYMOUS)?),
+            (credential, Auth::Jwt, Some(jwt)) => self.user(credential, jwt).await,
+            (credential, _, _) => Ok(self.holder(credential)?),
+        }
+    }
+
+    /// Without a credential nothing tells a page in a browser from anybody else but the
+    /// name that it has for this host.
+    fn anybody(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ApiError> {
+        let librechat = &self.config.librechat;
+        if librechat.is_open(&self.config.keys, self.served.reach) {
+            return Err(unauthorized("API key is required"));
+        }
+        auth::check_host(headers, self.config, self.served)?;
+        let principal = Principal { tenant: tenant.to_owned(), user: None };
+        Ok((principal, Caller(None)))
+    }
+
+    fn is_heard_without(&self, parts: &Parts) -> bool {
+        let is_exec = parts.method == Method::POST && parts.uri.path() == EXEC;
+        is_exec && self.config.librechat.anonymous_exec
+    }
+
+    fn holder(&self, credential: Option<Credential<'_>>) -> Result<Identified, ApiError> {
+        let given = match credential {
+            Some(Credential::ApiKey(given) | Credential::Bearer(given)) => given,
+            None => return Err(unauthorized("API key is required")),
+        };
+        let key = auth::holder(&self.config.keys, given);
+        let name = &key.ok_or_else(|| unauthorized("Invalid API key"))?.name;
+        let principal = Principal { tenant: name.clone(), user: None };
+        Ok((principal, Caller(Some(name.clone()))))
+    }
+
+    async fn user(
+        &self,
+        credential: Option<Credential<'_>>,
+        jwt: &JwtConfig,
+    ) -> Result<Identified, Refused> {
+        let token = match credential {
+            Some(Credential::Bearer(token)) if !token.is_empty() => token,
+            Some(_) | None => return Err(unauthorized("Bearer token is required").into()),
+        };
+        let token = Token::parse(token).map_err(invalid)?;
+        let key = jwt.keys.find(token.kid(), self.callers).await;
+        let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
+        let key = key.ok_or_else(|| invalid("its key is not known"))?;
+        let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
+        Ok((principal, Caller(None)))
+    }
+}
+
+/// The one that there is. Two of them may be two callers.
+fn credential(headers: &HeaderMap) -> Result<Option<Credential<'_>>, ApiError> {
+    let keys = headers.get_all(API_KEY).iter();
+    let keys = keys.map(|value| Credential::ApiKey(value.as_bytes()));
+    let bearers = headers.get_all(header::AUTHORIZATION).iter();
+    let bearers = bearers.map(|value| Credential::Bearer(auth::bearer(value.as_bytes())));
+    let mut all = keys.chain(bearers);
+    match (all.next(), all.next()) {
+        (one, None) => Ok(one),
+        (_, Some(_)) => {
+            Err(ApiError::bad_request("ambiguous_credentials", "Ambiguous authentication headers"))
+        }
+    }
+}
+
+fn unauthorized(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+}
+
+fn invalid(why: token::Refusal) -> Refused {
+    Refused::Said(ApiError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
+}
+
+const INVALID: &str = "Invalid bearer token";
+
+impl From<ApiError> for Refused {
+    fn from(error: ApiError) -> Self {
+        Self::Said(error)
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Said(error) => error,
+            Refused::Unread(why) => Self { detail: Some(why), ..unauthorized(INVALID) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Uri;
+    use serde_json::json;
+    use tare_harness::{Signer, TemporaryDirectory, jwks};
+
+    use super::*;
+    use crate::config::{Key, Reach};
+
+    /// Whoever was heard, as `tenant/user`, or the status and what was said.
+    type Heard = Result<String, (u16, String)>;
+
+    struct Asked<'a> {
+        config: &'a Config,
+        reach: Reach,
+        method: Method,
+        path: &'static str,
+    }
+
+    impl Asked<'_> {
+        async fn with(&self, headers: &[(&'static str, &str)]) -> Heard {
+            let mut request =
+                Request::builder().method(self.method.clone()).uri(Uri::from_static(self.path));
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            let (parts, ()) = request.body(()).expect("a request").into_parts();
+            let door = Door {
+                config: self.config,
+                served: ServedAt { reach: self.reach, port: Some(8080) },
+                now: now(),
+                callers: &Callers::start(1).expect("threads"),
+            };
+            let identified = door.identify(&parts).await.map_err(ApiError::from);
+            let (principal, Caller(key)) =
+                identified.map_err(|error| (error.status.as_u16(), error.message))?;
+            let user = principal.user.or(key);
+            Ok(format!("{}/{}", principal.tenant, user.unwrap_or_default()))
+        }
+    }
+
+    fn asked(config: &Config) -> Asked<'_> {
+        Asked { config, reach: Reach::Host, method: Method::GET, path: "/v1/files/x" }
+    }
+
+    fn refused(status: u16, message: &str) -> Heard {
+        Err((status, message.to_owned()))
+    }
+
+    const LOCAL: (&str, &str) = ("host", "localhost");
+
+    fn read(text: &str) -> Config {
+        let config: Config = toml::from_str(text).expect("TOML");
+        config.librechat.read_keys().expect("keys");
+        config
+    }
+
+    fn with_keys(signers: &[&Signer], more: &str) -> (TemporaryDirectory, Config) {
+        let directory = TemporaryDirectory::new();
+        let path = directory.path().join("jwks.json");
+        std::fs::write(&path, jwks(signers)).expect("a file");
+        let text = format!("[librechat]\n{more}\n[librechat.jwt]\nkeys = '{}'", path.display());
+        (directory, read(&text))
+    }
+
+    #[tokio::test]
+    async fn without_keys_and_tokens_all_on_this_host_are_one() {
+        let config = Config::default();
+        let asked = asked(&config);
+        let legacy = Ok("legacy/".to_owned());
+        assert_eq!(asked.with(&[LOCAL]).await, legacy);
+        // Clients that have a key send it to whomever they ask.
+        assert_eq!(asked.with(&[LOCAL, ("x-api-key", "any")]).await, legacy);
+        let evil = ("host", "evil.example");
+        assert_eq!(asked.with(&[evil]).await.map_err(|it| it.0), Err(403));
+        let page = ("origin", "http://localhost");
+        assert_eq!(asked.with(&[LOCAL, page]).await.map_err(|it| it.0), Err(403));
+    }
+
+    #[tokio::test]
+    async fn beyond_this_host_nobody_is_heard_without_a_word_unless_it_is_allowed() {
+        let mut config = Config::default();
+        fn from_afar(config: &Config) -> Asked<'_> {
+            Asked { reach: Reach::Network, ..asked(config) }
+        }
+        let address = ("host", "192.0.2.1:8080");
+        let status = from_afar(&config).with(&[address]).await.map_err(|it| it.0);
+        assert_eq!(status, Err(401));
+        config.librechat.allow_anonymous = true;
+        config.allowed_hosts = vec!["tare".to_owned()];
+        for name in ["192.0.2.1:8080", "[2001:db8::1]:80", "tare:8080", "localhost"] {
+            let heard = from_afar(&config).with(&[("host", name)]).await;
+            assert!(heard.is_ok(), "{name}");
+        }
+        for name in ["evil.example", "192.0.2.1.evil.example", "192.0.2.1:x", ""] {
+            let heard = from_afar(&config).with(&[("host", name)]).await;
+            assert_eq!(heard.map_err(|it| it.0), Err(403), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_holder_of_a_key_is_a_tenant() {
+        let config = Config {
+            keys: vec![Key::of("desk", b"secret"), Key::of("ci", b"other")],
+            ..Config::default()
+        };
+        let asked = asked(&config);
+        let desk = Ok("desk/desk".to_owned());
+        assert_eq!(asked.with(&[("x-api-key", "secret")]).await, desk);
+        let bearer = ("authorization", "Bearer secret");
+        assert_eq!(asked.with(&[bearer]).await, desk);
+        assert_eq!(asked.with(&[]).await, refused(401, "API key is required"));
+        let wrong = asked.with(&[("x-api-key", "x")]).await;
+        assert_eq!(wrong, refused(401, "Invalid API key"));
+        let both = [("x-api-key", "secret"), bearer];
+        let ambiguous = refused(400, "Ambiguous authentication headers");
+        assert_eq!(asked.with(&both).await, ambiguous);
+        let page = [("x-api-key", "secret"), ("origin", "https://evil.example")];
+        assert_eq!(asked.with(&page).await.map_err(|it| it.0), Err(403));
+    }
+
+    #[tokio::test]
+    async fn a_token_is_asked_for_and_looked_at() {
+        let (ed, rsa) = (Signer::ed25519("ed", 1), Signer::rsa("rsa"));
+        let (_directory, config) = with_keys(&[&ed, &rsa], "");
+        let asked = asked(&config);
+        for signer in [&ed, &rsa] {
+            let bearer = format!("Bearer {}", signer.token("ann"));
+            let heard = asked.with(&[("authorization", &bearer)]).await;
+            assert_eq!(heard, Ok("legacy/ann".to_owned()));
+            let twice = [("authorization", &*bearer), ("authorization", &*bearer)];
+            let ambiguous = refused(400, "Ambiguous authentication headers");
+            assert_eq!(asked.with(&twice).await, ambiguous);
+            let both = [("authorization", &*bearer), ("x-api-key", "x")];
+            assert_eq!(asked.with(&both).await, ambiguous);
+        }
+        let required = refused(401, "Bearer token is required");
+        assert_eq!(asked.with(&[]).await, required);
+        assert_eq!(asked.with(&[("x-api-key", "x")]).await, required);
+        for nothing in ["Bearer", "Bearer ", "Basic YTpi", ""] {
+            let heard = asked.with(&[("authorization", nothing)]).await;
+            assert_eq!(heard, required, "{nothing:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_of_another_key_or_algorithm_is_refused_without_a_reason() {
+        let (ed, rsa) = (Signer::ed25519("ed", 1), Signer::rsa("rsa"));
+        let (_directory, config) = with_keys(&[&ed, &rsa], "");
+        let claims = Signer::claims("ann").to_string();
+        let headed =
+            |signer: &Signer, header| signer.sign_text(&json!(header).to_string(), &claims);
+        for wrong in [
+            "garbage".to_owned(),
+            Signer::ed25519("unknown", 1).token("ann"),
+            // A key of the one kind by the id of the other.
+            Signer::ed25519("rsa", 1).token("ann"),
+            Signer::rsa("ed").token("ann"),
+            headed(&ed, json!({ "alg": "RS256", "kid": "rsa" })),
+            headed(&rsa, json!({ "alg": "EdDSA", "kid": "ed" })),
+            headed(&ed, json!({ "alg": "none", "kid": "ed" })),
+            headed(&ed, json!({ "alg": "HS256", "kid": "ed" })),
+            headed(&ed, json!({ "alg": "EdDSA" })),
+        ] {
+            let bearer = format!("Bearer {wrong}");
+            let heard = asked(&config).with(&[("authorization", &bearer)]).await;
+            assert_eq!(heard, refused(401, "Invalid bearer token"), "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn executing_is_for_whoever_is_silent_if_that_is_allowed_and_nothing_else_is() {
+        let ed = Signer::ed25519("ed", 1);
+        let (_directory, config) = with_keys(&[&ed], "anonymous_exec = true");
+        let exec = Asked { method: Method::POST, path: EXEC, ..asked(&config) };
+        assert_eq!(exec.with(&[LOCAL]).await, Ok("anonymous/".to_owned()));
+        let evil = exec.with(&[("host", "evil.example")]).await;
+        assert_eq!(evil.map_err(|it| it.0), Err(403));
+        let wrong = exec.with(&[LOCAL, ("authorization", "Bearer x")]).await;
+        assert_eq!(wrong, refused(401, "Invalid bearer token"));
+        let required = refused(401, "Bearer token is required");
+        let key = exec.with(&[LOCAL, ("x-api-key", "x")]).await;
+        assert_eq!(key, required);
+        for path in ["/v1/exec/programmatic", "/v1/exec/", "/v1/files/x"] {
+            let other = Asked { path, method: Method::POST, ..exec };
+            assert_eq!(other.with(&[LOCAL]).await, required, "{path}");
+        }
+        let (_directory, config) = with_keys(&[&ed], "");
+        let exec = Asked { config: &config, ..exec };
+        assert_eq!(exec.with(&[LOCAL]).await, required);
+    }
+}

@@ -1,0 +1,209 @@
+//! What a client says a file belongs to, in a form or in a query, and what follows from
+//! it for whoever asks.
+//!
+//! Later clients name a kind and an id, and of a skill its version. The first ones name
+//! an agent (`entity_id`) or nothing, and also nothing for what they sent with an agent.
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+
+use crate::error::ApiError;
+use crate::store::Object;
+use crate::store::owner::{Owner, Principal, Resource};
+
+/// Ids of LibreChat are far shorter.
+const ID_BYTES_MAX: usize = 256;
+
+/// As it was sent. What else is in a query is not ours.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct Said {
+    pub kind: Option<String>,
+    pub id: Option<String>,
+    pub version: Option<String>,
+    pub entity_id: Option<String>,
+}
+
+/// What it means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// Nothing was said.
+    Nothing,
+    /// This, and for a user the id that the client gives him.
+    Resource(Resource, Option<String>),
+}
+
+impl Said {
+    pub fn claim(&self) -> Result<Claim, ApiError> {
+        let refused = |message: &str| Err(ApiError::bad_request("invalid_resource", message));
+        let given = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
+        let id = given(&self.id);
+        if !self.all().all(is_id) {
+            return refused("Invalid resource: an id is too long or has control characters");
+        }
+        let version = given(&self.version);
+        match (given(&self.kind).as_deref(), id, version) {
+            (Some("user"), id, None) => Ok(Claim::Resource(Resource::User, id)),
+            (Some("agent"), Some(id), None) => Ok(Claim::Resource(Resource::Agent(id), None)),
+            (Some("skill"), Some(id), Some(version)) => match version.parse() {
+                Ok(version) => Ok(Claim::Resource(Resource::Skill { id, version }, None)),
+                Err(_) => refused("Invalid resource: a version is a whole number"),
+            },
+            (Some("agent"), None, _) | (Some("skill"), None, _) => {
+                refused("Invalid resource: it has no id")
+            }
+            (Some("skill"), Some(_), None) => refused("Invalid resource: a skill has a version"),
+            (Some("user" | "agent"), _, Some(_)) => {
+                refused("Invalid resource: only a skill has a version")
+            }
+            (Some(_), _, _) => refused("Invalid resource: a kind is skill, agent or user"),
+            (None, _, _) => Ok(match given(&self.entity_id) {
+                Some(agent) => Claim::Resource(Resource::Agent(agent), None),
+                None => Claim::Nothing,
+            }),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &str> {
+        let fields = [&self.kind, &self.id, &self.version, &self.entity_id];
+        fields.into_iter().filter_map(|field| field.as_deref())
+    }
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() <= ID_BYTES_MAX && !text.chars().any(char::is_control)
+}
+
+impl Claim {
+    /// Whose what is sent with it becomes.
+    pub fn owner(&self, principal: &Principal) -> Owner {
+        match self {
+            Self::Nothing => principal.owner(&Resource::User),
+            Self::Resource(resource, _) => principal.owner(resource),
+        }
+    }
+
+    /// The user that the client names as the owner.
+    pub fn user(&self) -> Option<&str> {
+        match self {
+            Self::Resource(Resource::User, said) => said.as_deref(),
+            Self::Nothing | Self::Resource(Resource::Agent(_) | Resource::Skill { .. }, _) => None,
+        }
+    }
+
+    /// Whether whoever asks with it may have this file.
+    pub fn allows(&self, principal: &Principal, object: &Object) -> bool {
+        let is_owner = object.owner == self.owner(principal);
+        match self {
+            // Who has proven to be somebody says what he means.
+            Self::Nothing if principal.user.is_some() => is_owner,
+            Self::Nothing => is_owner || is_of_an_agent(principal, &object.owner),
+            Self::Resource(_, said) => is_owner && !contradicts(said.as_ref(), object),
+        }
+    }
+
+    pub fn check(&self, principal: &Principal, object: &Object) -> Result<(), ApiError> {
+        if self.allows(principal, object) { Ok(()) } else { Err(forbidden()) }
+    }
+}
+
+pub fn forbidden() -> ApiError {
+    let message = "This file belongs to somebody else";
+    ApiError::new(StatusCode::FORBIDDEN, "not_owner", message)
+}
+
+/// Users that nobody proves are still two, if the client says so.
+fn contradicts(said: Option<&String>, object: &Object) -> bool {
+    match (said, &object.said_by) {
+        (Some(said), Some(by)) => said != by,
+        (None, _) | (_, None) => false,
+    }
+}
+
+/// Of any agent of the same tenant.
+fn is_of_an_agent(principal: &Principal, owner: &Owner) -> bool {
+    let agents = principal.owner(&Resource::Agent(String::new()));
+    owner.as_str().starts_with(agents.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use tare_engine::Timestamp;
+
+    use super::*;
+    use crate::store::id::Id;
+
+    fn said(fields: [&str; 4]) -> Said {
+        let given = |text: &str| (text != "-").then(|| text.to_owned());
+        let [kind, id, version, entity_id] = fields.map(given);
+        Said { kind, id, version, entity_id }
+    }
+
+    fn agent(id: &str) -> Claim {
+        Claim::Resource(Resource::Agent(id.to_owned()), None)
+    }
+
+    #[test]
+    fn every_generation_says_it_in_its_own_way() {
+        let meant = |fields| said(fields).claim().expect("it means something");
+        let user = Claim::Resource(Resource::User, Some("u1".to_owned()));
+        assert_eq!(meant(["user", "u1", "-", "-"]), user);
+        assert_eq!(meant(["agent", "a1", "-", "-"]), agent("a1"));
+        let skill = Resource::Skill { id: "s1".to_owned(), version: 3 };
+        assert_eq!(meant(["skill", "s1", "3", "-"]), Claim::Resource(skill, None));
+        assert_eq!(meant(["-", "-", "-", "a1"]), agent("a1"));
+        assert_eq!(meant(["-", "-", "-", "-"]), Claim::Nothing);
+        assert_eq!(meant(["", "", "", ""]), Claim::Nothing);
+        for wrong in [
+            ["team", "x", "-", "-"],
+            ["agent", "-", "-", "-"],
+            ["skill", "s", "-", "-"],
+            ["skill", "s", "new", "-"],
+            ["skill", "-", "1", "-"],
+            ["user", "u", "1", "-"],
+            ["agent", "a\nb", "-", "-"],
+        ] {
+            assert!(said(wrong).claim().is_err(), "{wrong:?}");
+        }
+    }
+
+    fn principal(tenant: &str, user: Option<&str>) -> Principal {
+        Principal { tenant: tenant.to_owned(), user: user.map(str::to_owned) }
+    }
+
+    fn object(owner: Owner, said_by: Option<&str>) -> Object {
+        let text = serde_json::json!({
+            "session": Id::random(), "id": Id::random(), "name": "a", "size": 0,
+            "sha256": "0".repeat(64), "owner": owner, "said_by": said_by,
+            "created_at": Timestamp::now(),
+        });
+        serde_json::from_value(text).expect("it has every field")
+    }
+
+    #[test]
+    fn what_is_another_ones_is_refused() {
+        let (one, other) = (principal("t", Some("u1")), principal("t", Some("u2")));
+        let user = |id: &str| Claim::Resource(Resource::User, Some(id.to_owned()));
+        let mine = object(user("u1").owner(&one), Some("u1"));
+        assert!(user("u1").allows(&one, &mine) && Claim::Nothing.allows(&one, &mine));
+        assert!(!user("u1").allows(&other, &mine) && !Claim::Nothing.allows(&other, &mine));
+        assert!(!user("u1").allows(&principal("else", Some("u1")), &mine));
+        assert!(!agent("u1").allows(&one, &mine));
+        let of_agent = object(agent("a").owner(&one), None);
+        assert!(agent("a").allows(&other, &of_agent), "agents are shared");
+        assert!(!agent("b").allows(&one, &of_agent));
+        assert!(!Claim::Nothing.allows(&one, &of_agent));
+    }
+
+    #[test]
+    fn a_key_proves_no_user_but_the_client_may_still_tell_two_apart() {
+        let key = principal("t", None);
+        let user = |id: &str| Claim::Resource(Resource::User, Some(id.to_owned()));
+        let sent = object(user("u1").owner(&key), Some("u1"));
+        assert!(user("u1").allows(&key, &sent) && Claim::Nothing.allows(&key, &sent));
+        assert!(!user("u2").allows(&key, &sent));
+        let of_agent = object(agent("a").owner(&key), Some("u1"));
+        assert!(Claim::Nothing.allows(&key, &of_agent), "as the first clients ask");
+        assert!(!Claim::Nothing.allows(&principal("else", None), &of_agent));
+    }
+}

@@ -1,0 +1,96 @@
+//! Files on their way from a client into the store. The disk is waited for in threads
+//! that may wait, for one piece at a time: a client that is slow holds none of them.
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::store::id::Id;
+use crate::store::open;
+use crate::store::owner::Owner;
+use crate::store::{Incoming, Meta, Object};
+
+/// One file. Dropped before it is kept, nothing of it is left.
+#[derive(Debug)]
+pub struct Arriving {
+    app: App,
+    /// `None` while a thread has it.
+    incoming: Option<Incoming>,
+}
+
+impl Arriving {
+    pub async fn begin(app: &App, owner: Owner) -> Result<Self, ApiError> {
+        let incoming = open::ask(app, move |store| store.receive(&owner)).await?;
+        Ok(Self { app: app.clone(), incoming: Some(incoming) })
+    }
+
+    pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), ApiError> {
+        let mut incoming = self.incoming.take().ok_or_else(lost)?;
+        // Whoever does not wait for this any more leaves it to the thread, and with it
+        // the file.
+        let write = move || {
+            let written = incoming.write(&bytes);
+            (incoming, written)
+        };
+        let (incoming, written) = self.app.call(write).await;
+        self.incoming = Some(incoming);
+        Ok(written?)
+    }
+
+    pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ApiError> {
+        let incoming = self.incoming.take().ok_or_else(lost)?;
+        Ok(self.app.call(move || incoming.keep(&session, meta)).await?)
+    }
+}
+
+fn lost() -> ApiError {
+    ApiError::internal("a file was lost on its way")
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        if let Some(incoming) = self.incoming.take() {
+            aside(&self.app, move || drop(incoming));
+        }
+    }
+}
+
+/// The files of one request. Dropped before its client is answered, none is left.
+#[derive(Debug)]
+pub struct Arrived {
+    app: App,
+    objects: Vec<Object>,
+}
+
+impl Arrived {
+    pub fn new(app: &App) -> Self {
+        Self { app: app.clone(), objects: Vec::new() }
+    }
+
+    pub fn add(&mut self, object: Object) {
+        self.objects.push(object);
+    }
+
+    /// They stay.
+    pub fn told(mut self) -> Vec<Object> {
+        std::mem::take(&mut self.objects)
+    }
+}
+
+impl Drop for Arrived {
+    fn drop(&mut self) {
+        let objects = std::mem::take(&mut self.objects);
+        if objects.is_empty() {
+            return;
+        }
+        let app = self.app.clone();
+        aside(&self.app, move || app.files.remove_all(&objects));
+    }
+}
+
+/// What waits for the disk and nobody waits for.
+fn aside(app: &App, what: impl FnOnce() + Send + 'static) {
+    let app = app.clone();
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn(async move { app.call(what).await })),
+        Err(_) => what(),
+    }
+}

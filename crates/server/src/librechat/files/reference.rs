@@ -1,0 +1,69 @@
+//! One file that a request names: it is there, and whoever asks may have it.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::http::extract::Path;
+use crate::librechat::files::claim::{Claim, Said};
+use crate::store::Object;
+use crate::store::id::Id;
+use crate::store::open;
+use crate::store::owner::Principal;
+
+/// Who asks for a file of a session, and as whose.
+#[derive(Debug)]
+pub struct Asked {
+    pub principal: Principal,
+    pub claim: Claim,
+}
+
+impl FromRequestParts<App> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let principal = parts.extensions.get::<Principal>().cloned();
+        let unknown = || ApiError::internal("nobody looked at who asks");
+        let said = Query::<Said>::from_request_parts(parts, app).await;
+        Ok(Self { principal: principal.ok_or_else(unknown)?, claim: queried(said)?.claim()? })
+    }
+}
+
+pub fn queried<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    let refused =
+        |rejection: QueryRejection| ApiError::bad_request("invalid_query", rejection.body_text());
+    query.map(|Query(query)| query).map_err(refused)
+}
+
+/// A file of a path that ends in `{session}/{file}`.
+#[derive(Debug)]
+pub struct Named(pub Object);
+
+impl FromRequestParts<App> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let Path((session, file)) =
+            Path::<(String, String)>::from_request_parts(parts, app).await?;
+        let (session, file) = (parsed(&session)?, parsed(&file)?);
+        let asked = Asked::from_request_parts(parts, app).await?;
+        let found = open::ask_if_any(app, move |store| store.find(&session, &file));
+        let found = found.await?.flatten();
+        let object = found.ok_or_else(not_found)?;
+        asked.claim.check(&asked.principal, &object)?;
+        Ok(Self(object))
+    }
+}
+
+pub fn parsed(id: &str) -> Result<Id, ApiError> {
+    let wrong = || ApiError::bad_request("invalid_id", "Invalid session or file id");
+    Id::parse(id).ok_or_else(wrong)
+}
+
+pub fn not_found() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "file_not_found", "File not found")
+        .with_hint("it was never there, was removed, or is over its time")
+}

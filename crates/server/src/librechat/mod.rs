@@ -1,0 +1,62 @@
+//! LibreChat's code interpreter: the API that its clients expect, on boxes.
+//!
+//! ```text
+//! words (errors as they expect them) ─▶ profile ─▶ identity ─▶ exec, files, sessions ─▶ boxes
+//!                                              └▶ health
+//! ```
+
+mod answer;
+pub mod auth;
+mod cancel;
+mod errors;
+pub mod files;
+mod health;
+pub mod profile;
+pub mod run;
+mod tools;
+
+use axum::routing::{delete, get, post};
+use axum::{Router, middleware};
+
+use crate::app::App;
+pub use crate::librechat::cancel::Cancellable;
+pub use crate::librechat::run::known::is_over;
+pub use crate::librechat::run::session::Sessions;
+pub use crate::librechat::tools::Waiting;
+pub use crate::store::id::Id;
+pub use crate::store::owner::Owner;
+#[cfg(test)]
+pub use crate::store::owner::{Principal, Resource};
+
+/// Its routes, below the same `/v1` as the native ones.
+pub fn router(app: &App) -> Router<App> {
+    executed()
+        .merge(stored())
+        .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
+        .route("/v1/health", get(health::health))
+        .layer(middleware::from_fn_with_state(app.clone(), profile::layer))
+        .layer(middleware::from_fn(errors::layer))
+}
+
+/// Code that is run.
+fn executed() -> Router<App> {
+    Router::new()
+        .route("/v1/exec", post(run::exec::exec))
+        .route("/v1/exec/programmatic", post(tools::programmatic))
+        .route("/v1/exec/cancel", post(cancel::cancel))
+        .route("/v1/exec/programmatic/cancel", post(cancel::cancel))
+}
+
+/// Files that clients send, and get.
+fn stored() -> Router<App> {
+    Router::new()
+        .route("/v1/upload", post(files::upload::upload))
+        .route("/v1/upload/batch", post(files::upload::batch))
+        .route("/v1/download/{session}/{file}", get(files::download::download))
+        .route("/v1/files/{session}", get(files::list::list))
+        .route("/v1/files/{session}/{file}", delete(files::list::delete))
+        .route(
+            "/v1/sessions/{session}/objects/{file}",
+            get(files::objects::inspect).delete(files::list::delete),
+        )
+}

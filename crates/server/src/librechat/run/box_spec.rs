@@ -1,0 +1,219 @@
+//! What every box of LibreChat is made with, and what runs in it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tare_engine::ExecSpec;
+use tare_engine::spec::defaults::PATH;
+use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, arguments, env};
+
+use crate::config::{self, Config};
+use crate::error::ApiError;
+use crate::work::files::{self, Content, FileIn};
+use crate::work::languages::{Host, PACKAGE_PROGRAMS, PACKAGES};
+use crate::work::spec;
+
+/// Where programs find their files, and leave them.
+pub const DATA: &str = "/mnt/data";
+/// Where the code is: beside nothing that is a user's.
+pub const CODE: &str = "/tmp/code";
+
+/// `[librechat.boxes]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BoxesConfig {
+    #[serde(deserialize_with = "config::size")]
+    pub memory: u64,
+    /// For files and everything else that is written.
+    #[serde(deserialize_with = "config::size")]
+    pub scratch: u64,
+    pub pids: u32,
+    /// Whether programs have the host's network.
+    pub host_network: bool,
+    /// Another root than the host's programs.
+    pub rootfs: Option<PathBuf>,
+    /// A directory that every box sees as `/opt/packages`, read-only: `python` in it is
+    /// searched by Python, `node_modules` by Node, `bin` by shells.
+    pub packages: Option<PathBuf>,
+    /// Files that one execution may leave.
+    pub output_files: usize,
+    /// A session that nobody uses for so long is ended.
+    #[serde(deserialize_with = "config::time")]
+    pub session_idle: Duration,
+}
+
+impl Default for BoxesConfig {
+    fn default() -> Self {
+        Self {
+            memory: 1 << 30,
+            scratch: 512 << 20,
+            pids: 256,
+            host_network: false,
+            rootfs: None,
+            packages: None,
+            output_files: 100,
+            session_idle: Duration::from_secs(30 * 60),
+        }
+    }
+}
+
+/// What is to be run, and in what.
+pub struct Work {
+    /// Of a box that waits for it.
+    pub spec: Spec,
+    pub exec: ExecSpec,
+    /// The code, and what else it is run with.
+    pub code: Vec<FileIn>,
+}
+
+impl Work {
+    pub fn of(
+        config: &Config,
+        language: &str,
+        code: String,
+        arguments: &[String],
+        timeout_ms: Option<u64>,
+    ) -> Result<Self, ApiError> {
+        let boxes = &config.librechat.boxes;
+        let host = Host {
+            root: boxes.rootfs.as_deref().unwrap_or(Path::new("/")),
+            packages: boxes.packages.as_deref(),
+        };
+        let language = config.languages.find(language, host)?;
+        let exec = ExecSpec {
+            env: spec::pairs(&language.env)?,
+            timeout: Some(timeout(timeout_ms, &config.limits)),
+            ..ExecSpec::of(language.command(CODE, arguments))
+        };
+        arguments::check(&exec.command, &exec.env)?;
+        Ok(Self {
+            spec: box_of(boxes),
+            exec,
+            code: vec![beside_code(&language.file, code.into_bytes())],
+        })
+    }
+}
+
+/// A file in the directory of the code.
+pub fn beside_code(name: &str, content: Vec<u8>) -> FileIn {
+    FileIn {
+        path: format!("{}/{name}", CODE.trim_start_matches('/')),
+        mtime: files::now(),
+        content: Content::Bytes(content),
+    }
+}
+
+/// A client that asks for more gets what there is.
+fn timeout(asked_ms: Option<u64>, limits: &config::Limits) -> Duration {
+    let asked = asked_ms.filter(|asked| *asked > 0).map(Duration::from_millis);
+    asked.unwrap_or(limits.timeout).min(limits.timeout_max)
+}
+
+fn box_of(boxes: &BoxesConfig) -> Spec {
+    let mut spec = Spec::of(Vec::new());
+    spec.workspace = Some(PathBuf::from(DATA));
+    let usual = BoxesConfig::default();
+    spec.limits.memory_bytes = limit(boxes.memory, usual.memory);
+    spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory), usual.scratch);
+    spec.limits.pids = limit(boxes.pids, usual.pids);
+    spec.network = if boxes.host_network { Network::Host } else { Network::None };
+    if let Some(rootfs) = &boxes.rootfs {
+        spec.root = Root::Directory(rootfs.clone());
+    }
+    if let Some(packages) = &boxes.packages {
+        spec.volumes.push(Volume {
+            host: packages.clone(),
+            target: PathBuf::from(PACKAGES),
+            access: Access::ReadOnly,
+        });
+    }
+    let own = environment(boxes.packages.is_some());
+    let own = own.into_iter().map(|(key, value)| (key.into(), value));
+    spec.env = env::later_wins(spec.env.into_iter().chain(own));
+    spec
+}
+
+/// A limit that the operator set must be enforced. A default holds as far as the host can
+/// enforce it, and the log has a note where it cannot.
+fn limit<T: PartialEq>(configured: T, usual: T) -> Limit<T> {
+    if configured == usual { Limit::Default(configured) } else { Limit::Asked(configured) }
+}
+
+/// Programs that keep things at home do not keep them among the user's files, and what
+/// lies there is found by programs that are elsewhere.
+fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
+    let beside = |own: &[&str], name: &str| {
+        let shared = has_packages.then(|| format!("{PACKAGES}/{name}"));
+        let own = own.iter().map(ToString::to_string);
+        OsString::from(own.chain(shared).collect::<Vec<_>>().join(":"))
+    };
+    let mut environment = BTreeMap::from([
+        ("HOME", "/tmp".into()),
+        ("PYTHONPATH", beside(&[DATA], "python")),
+        ("PYTHONDONTWRITEBYTECODE", "1".into()),
+        ("NODE_PATH", beside(&["/mnt/data/node_modules", DATA], "node_modules")),
+        // There is no screen.
+        ("MPLBACKEND", "Agg".into()),
+        // What is installed is the box's own, whatever Debian thinks of it.
+        ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
+        ("PIP_NO_CACHE_DIR", "1".into()),
+    ]);
+    if has_packages {
+        let programs = [&[PATH, "/tmp/.local/bin"][..], &PACKAGE_PROGRAMS].concat();
+        environment.insert("PATH", programs.join(":").into());
+    }
+    environment
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(config: &Config, timeout_ms: Option<u64>) -> Work {
+        let work = Work::of(config, "bash", "true".to_owned(), &["a".to_owned()], timeout_ms);
+        work.expect("there is a bash")
+    }
+
+    #[test]
+    fn the_code_is_beside_the_files_and_its_arguments_are_its_own() {
+        let config = Config::default();
+        let Work { spec, exec, code } = work(&config, None);
+        assert_eq!(exec.command, ["bash", "/tmp/code/main.sh", "a"]);
+        assert_eq!(code[0].path, "tmp/code/main.sh");
+        assert_eq!(spec.workspace.as_deref(), Some(Path::new(DATA)));
+        assert_eq!(exec.timeout, Some(config.limits.timeout));
+    }
+
+    #[test]
+    fn more_time_than_there_is_cannot_be_asked_for() {
+        let config = Config::default();
+        let asked = |ms| work(&config, Some(ms)).exec.timeout;
+        assert_eq!(asked(5), Some(Duration::from_millis(5)));
+        assert_eq!(asked(u64::MAX), Some(config.limits.timeout_max));
+        assert_eq!(asked(0), Some(config.limits.timeout));
+    }
+
+    #[test]
+    fn only_limits_that_the_operator_changed_must_be_enforced() {
+        let mut config = Config::default();
+        config.librechat.boxes.pids = 100;
+        let limits = work(&config, None).spec.limits;
+        assert_eq!(limits.memory_bytes, Limit::Default(1 << 30));
+        assert_eq!(limits.pids, Limit::Asked(100));
+    }
+
+    #[test]
+    fn packages_are_seen_in_one_place_and_searched_last() {
+        let mut config = Config::default();
+        config.librechat.boxes.packages = Some(PathBuf::from("/srv/shared"));
+        let spec = work(&config, None).spec;
+        assert_eq!(spec.volumes[0].access, Access::ReadOnly);
+        assert_eq!(spec.volumes[0].target, Path::new("/opt/packages"));
+        let value =
+            |key: &str| spec.env.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+        assert_eq!(value("PYTHONPATH").expect("set"), "/mnt/data:/opt/packages/python");
+    }
+}

@@ -1,0 +1,164 @@
+//! `POST /v1/exec`: some code, with the files that it works on.
+
+use axum::extract::{Extension, State};
+use axum::http::HeaderMap;
+use serde::{Deserialize, Deserializer};
+use tare_engine::Exit;
+
+use crate::app::{App, Phase};
+use crate::error::ApiError;
+use crate::http::auth::Caller;
+use crate::http::extract::Json;
+use crate::librechat::answer::{Answer, Ran};
+use crate::librechat::cancel;
+use crate::librechat::run::box_spec::Work;
+use crate::librechat::run::inputs::{self, FileRef, Inputs};
+use crate::librechat::run::outputs::{Collected, Outputs};
+use crate::librechat::run::session::{self, Hint};
+use crate::librechat::tools::calls::{self, Call};
+use crate::librechat::tools::request::Tongue;
+use crate::store::id::Id;
+use crate::store::owner::{Principal, Resource};
+use crate::work::relay::{Ended, Flood, Output};
+use crate::work::run::{self, Collect, OneShot, Stage};
+
+/// What is not known is not looked at: clients of all ages send it.
+#[derive(Debug, Deserialize)]
+pub struct ExecRequest {
+    pub code: String,
+    pub lang: String,
+    #[serde(default, deserialize_with = "or_default")]
+    pub args: Vec<String>,
+    #[serde(default, deserialize_with = "or_default")]
+    pub files: Vec<FileRef>,
+    /// Who it is for, as the client says.
+    pub user_id: Option<String>,
+    /// In milliseconds; at most what the operator allows.
+    pub timeout: Option<u64>,
+    pub runtime_session_hint: Option<String>,
+}
+
+/// Clients write `null` for what they leave out.
+pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    input: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(input)?.unwrap_or_default())
+}
+
+pub async fn exec(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Json(request): Json<ExecRequest>,
+) -> Result<axum::Json<Answer>, ApiError> {
+    let executed = execute(&app, &principal, &caller, request);
+    let answer = cancel::unless_cancelled(&app, &principal, &headers, executed).await?;
+    Ok(axum::Json(answer))
+}
+
+async fn execute(
+    app: &App,
+    principal: &Principal,
+    caller: &Caller,
+    request: ExecRequest,
+) -> Result<Answer, ApiError> {
+    let hint = request.runtime_session_hint.as_deref();
+    let hint = hint.map(Hint::parse).transpose()?;
+    let work =
+        Work::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
+    let task = Task::of(app, principal, work, request.files, request.user_id).await?;
+    match hint {
+        None => Ok(task.run(app, caller, None).await?.0),
+        Some(hint) => session::run(app, principal, caller, &hint, task).await,
+    }
+}
+
+/// What is to be done, with everything that it needs.
+pub struct Task {
+    pub work: Work,
+    pub inputs: Inputs,
+    pub outputs: Outputs,
+}
+
+impl Task {
+    /// The files that it works on are there and may be used.
+    pub async fn of(
+        app: &App,
+        principal: &Principal,
+        work: Work,
+        files: Vec<FileRef>,
+        user_id: Option<String>,
+    ) -> Result<Self, ApiError> {
+        let inputs = inputs::find(app, principal, files, user_id.as_deref()).await?;
+        let outputs = Outputs {
+            app: app.clone(),
+            session: Id::random(),
+            owner: principal.owner(&Resource::User),
+            said_by: user_id,
+            files_max: app.config().librechat.boxes.output_files,
+        };
+        Ok(Self { work, inputs, outputs })
+    }
+
+    /// In a box of its own, of which nothing is left. Where code may call tools, with the
+    /// calls that nobody has replied to.
+    pub async fn run(
+        self,
+        app: &App,
+        caller: &Caller,
+        tongue: Option<Tongue>,
+    ) -> Result<(Answer, Vec<Call>), ApiError> {
+        if app.stopping.phase() > Phase::Serving {
+            return Err(ApiError::unavailable("stopping", "Service is shutting down"));
+        }
+        let config = app.config();
+        let memory_bytes = self.work.spec.limits.memory_bytes.value();
+        let permit = app.admit_run(caller, memory_bytes).await?;
+        let session = self.outputs.session.clone();
+        let files = self.inputs.values().map(|input| input.file(app));
+        let what = OneShot {
+            spec: self.work.spec,
+            exec: self.work.exec,
+            stdin: None,
+            files: files.chain(self.work.code).collect(),
+            collect: Some(collect(self.outputs, self.inputs.clone(), tongue)),
+            output_bytes_max: config.limits.output_bytes,
+            flood: Flood::Ends,
+            stage: Stage::default(),
+        };
+        let mut running = run::start(app, permit, what, Output::Keep);
+        let outcome = running.result().await?;
+        let ran = Ran {
+            ended: outcome.ended,
+            oom: outcome.oom,
+            stdout: outcome.stdout,
+            stderr: outcome.stderr,
+            duration: outcome.duration,
+        };
+        let nothing = || (Outputs::of_failed(&self.inputs), Vec::new());
+        let (collected, calls) = outcome.collected.unwrap_or_else(nothing);
+        Ok((ran.into_answer(session, collected), calls))
+    }
+}
+
+fn collect(
+    outputs: Outputs,
+    inputs: Inputs,
+    tongue: Option<Tongue>,
+) -> Collect<(Collected, Vec<Call>)> {
+    Box::new(move |engine, id, ended| {
+        let calls = match tongue {
+            Some(tongue) => calls::collect(engine, id, tongue)?,
+            None => Vec::new(),
+        };
+        // Of one that is run again nothing is kept.
+        let is_done = ended == Ended::Exited(Exit::Code(0)) && calls.is_empty();
+        let collected = if is_done {
+            outputs.collect(engine, id, &inputs)
+        } else {
+            Outputs::of_failed(&inputs)
+        };
+        Ok((collected, calls))
+    })
+}

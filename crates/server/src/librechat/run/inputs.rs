@@ -1,0 +1,148 @@
+//! Files that an execution works on: references to what is in the store, and whether
+//! whoever asks may use them.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::librechat::files::claim::{Claim, Said};
+use crate::librechat::files::name::{self, Form};
+use crate::store::id::Id;
+use crate::store::owner::{Principal, Resource};
+use crate::store::{Object, Store};
+use crate::work::files::{self, Content, FileIn};
+
+/// As clients of all ages write it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct FileRef {
+    pub id: String,
+    pub name: String,
+    pub storage_session_id: Option<String>,
+    /// The same, of the first clients.
+    pub session_id: Option<String>,
+    pub kind: Option<String>,
+    pub resource_id: Option<String>,
+    pub version: Option<u64>,
+    /// An agent, of the first clients.
+    pub entity_id: Option<String>,
+}
+
+/// One file on its way into a box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// In the box, below its data.
+    pub name: String,
+    pub object: Object,
+    /// When it was changed last in the box, in seconds since 1970; another time says that
+    /// it was changed since. `None`: so late that what comes after may have the same.
+    pub mtime: Option<i64>,
+}
+
+/// All of them, by name: of two with the same name it is the later.
+pub type Inputs = BTreeMap<String, Input>;
+
+/// A change that is older than this has another time than one that is still to come.
+const EARLIER_S: i64 = 2;
+
+/// A time of change, if it tells later ones apart.
+pub fn telling(mtime: i64) -> Option<i64> {
+    (mtime <= files::now() - EARLIER_S).then_some(mtime)
+}
+
+pub async fn find(
+    app: &App,
+    principal: &Principal,
+    references: Vec<FileRef>,
+    user_id: Option<&str>,
+) -> Result<Inputs, ApiError> {
+    if references.is_empty() {
+        return Ok(Inputs::new());
+    }
+    let most = app.config().files.request_files;
+    if references.len() > most {
+        let message = format!("files: there may be {most} of them");
+        return Err(ApiError::bad_request("too_many_files", message));
+    }
+    let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
+    let opening = app.clone();
+    let find_all = move || {
+        let store = crate::store::open::open(&opening)?;
+        let find = |reference| find_one(&store, &principal, reference, user_id.as_deref());
+        references.into_iter().map(find).collect()
+    };
+    app.ask(move |_| Ok(find_all())).await?
+}
+
+fn find_one(
+    store: &Store,
+    principal: &Principal,
+    reference: FileRef,
+    user_id: Option<&str>,
+) -> Result<(String, Input), ApiError> {
+    let FileRef { name, .. } = &reference;
+    name::check(name, Form::Nested)?;
+    let session = reference.storage_session_id.as_ref();
+    let session = session.or(reference.session_id.as_ref());
+    let session = session.and_then(|text| Id::parse(text));
+    let (Some(session), Some(id)) = (session, Id::parse(&reference.id)) else {
+        let message = format!("files: {name:?} has no valid id");
+        return Err(ApiError::bad_request("invalid_id", message));
+    };
+    let claim = reference.claim(user_id)?;
+    let object = store.find(&session, &id)?.ok_or_else(|| gone(name))?;
+    claim.check(principal, &object)?;
+    let created = i64::try_from(object.created_at.as_ms() / 1000).unwrap_or(0);
+    let input =
+        Input { name: name.clone(), object, mtime: Some(created.min(files::now() - EARLIER_S)) };
+    Ok((reference.name, input))
+}
+
+/// The client shows it as rejected, and sends the file again.
+fn gone(name: &str) -> ApiError {
+    ApiError::new(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "session_input_unavailable",
+        format!("files: {name:?} is not there any more"),
+    )
+}
+
+impl FileRef {
+    /// Of a user it is he who is named as the one that the code is for: what else is in
+    /// the reference may be anything.
+    fn claim(&self, user_id: Option<&str>) -> Result<Claim, ApiError> {
+        let said = Said {
+            kind: self.kind.clone(),
+            id: self.resource_id.clone(),
+            version: self.version.map(|version| version.to_string()),
+            entity_id: self.entity_id.clone(),
+        };
+        Ok(match said.claim()? {
+            Claim::Resource(Resource::User, _) => {
+                Claim::Resource(Resource::User, user_id.map(str::to_owned))
+            }
+            claim @ (Claim::Nothing | Claim::Resource(_, _)) => claim,
+        })
+    }
+}
+
+impl Input {
+    /// It is opened when it is its turn; whether it is still there is found out then.
+    pub fn file(&self, app: &App) -> FileIn {
+        let (app, object) = (app.clone(), self.object.clone());
+        let open = move || {
+            let lost = |error: ApiError| io::Error::other(error.message);
+            let store = crate::store::open::open(&app).map_err(lost)?;
+            let file = store.read(&object).map_err(|error| lost(error.into()))?;
+            file.ok_or_else(|| io::ErrorKind::NotFound.into())
+        };
+        FileIn {
+            path: format!("work/{}", self.name),
+            mtime: self.mtime.unwrap_or_else(files::now),
+            content: Content::File { open: Box::new(open), size: self.object.size },
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Which files of a session's box its client knows, on the disk.
+//!
+//! A session is a box, which outlives the server. So does this: a server that did not know
+//! what it gave to a box would put old inputs over the files that the session has changed.
+//! The entry names its box. The sweep of files removes it after the box is gone.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tare_engine::{BoxId, Engine, ErrorKind};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::librechat::run::inputs::Inputs;
+use crate::librechat::run::session::Turn;
+use crate::store::Store;
+use crate::store::open;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    box_id: BoxId,
+    files: Inputs,
+}
+
+/// The files of one session, for as long as a request uses it.
+pub struct Known {
+    app: App,
+    turn: Arc<Turn>,
+    box_id: BoxId,
+    files: Inputs,
+}
+
+impl Known {
+    pub async fn recall(app: &App, turn: &Arc<Turn>, box_id: BoxId) -> Result<Self, ApiError> {
+        let held = Arc::clone(turn);
+        let found = open::ask_if_any(app, move |store| store.recall(held.session())).await?;
+        let entry = found.flatten().as_deref().and_then(parsed);
+        let same = entry.filter(|entry| entry.box_id == box_id);
+        Ok(Self {
+            app: app.clone(),
+            turn: Arc::clone(turn),
+            box_id,
+            files: same.map(|entry| entry.files).unwrap_or_default(),
+        })
+    }
+
+    pub fn files(&self) -> &Inputs {
+        &self.files
+    }
+
+    /// Writes nothing if nothing changed: a session without files needs no directory.
+    pub async fn set(&mut self, files: Inputs) -> Result<(), ApiError> {
+        if files == self.files {
+            return Ok(());
+        }
+        let turn = Arc::clone(&self.turn);
+        let entry = Entry { box_id: self.box_id.clone(), files: files.clone() };
+        let text = serde_json::to_vec(&entry);
+        let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
+        let remember = move |store: &Arc<Store>| store.remember(turn.session(), Some(&text));
+        open::ask(&self.app, remember).await?;
+        self.files = files;
+        Ok(())
+    }
+}
+
+fn parsed(text: &[u8]) -> Option<Entry> {
+    serde_json::from_slice(text).ok()
+}
+
+/// Whether an entry is of no use any more: its box is gone, or it cannot be read.
+pub fn is_over(engine: &Engine, text: &[u8]) -> bool {
+    parsed(text).is_none_or(|entry| {
+        let status = engine.status(&entry.box_id);
+        status.is_err_and(|error| error.kind() == ErrorKind::NoSuchBox)
+    })
+}

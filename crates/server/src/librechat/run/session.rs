@@ -1,0 +1,346 @@
+//! Sessions: whoever says the same hint reaches the same box, with its files, what is
+//! installed in it and what runs in it, until nobody has used it for a while.
+//!
+//! A session is a box that lives on, found by its name, which derives from the principal and
+//! the hint. So it outlives this server, and its lease ends it with no tare alive. Which
+//! files the client knows of is on the disk too ([`Known`]).
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use sha2::{Digest, Sha256};
+use tare_engine::spec::{Name, Spec, name};
+use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
+
+use crate::admission::quota;
+use crate::api::boxes::{Asking, Created};
+use crate::app::{App, Phase};
+use crate::error::ApiError;
+use crate::http::auth::Caller;
+use crate::http::request_log;
+use crate::librechat::answer::{Answer, Ran, Runtime, RuntimeStatus};
+use crate::librechat::run::exec::Task;
+use crate::librechat::run::inputs::Inputs;
+use crate::librechat::run::known::Known;
+use crate::librechat::run::outputs::{Collected, Left, Outputs};
+use crate::store::owner::Principal;
+use crate::work::exec::{self, Fed};
+use crate::work::files::{self, FileIn};
+use crate::work::relay::{Ended, Flood, Input, Output};
+
+const HINT_BYTES_MAX: usize = 128;
+/// What a lease is longer than the time of an execution.
+const LEASE_MARGIN: Duration = Duration::from_secs(60);
+
+/// What a client says to come to the same box.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hint(String);
+
+impl Hint {
+    pub fn parse(text: &str) -> Result<Self, ApiError> {
+        let is_known =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
+        let valid = (1..=HINT_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_known);
+        if valid {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ApiError::bad_request(
+                "invalid_hint",
+                "runtime_session_hint: it has 1 to 128 of A-Z a-z 0-9 . _ : -",
+            ))
+        }
+    }
+
+    /// The same for the same hint of the same principal, and for nobody else's.
+    fn session_of(&self, principal: &Principal) -> String {
+        let user = principal.user.as_deref().unwrap_or_default();
+        let mut hash = Sha256::new();
+        for part in [principal.tenant.as_str(), user, &self.0] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let hex = |byte: &u8| format!("{byte:02x}");
+        hash.finalize()[..16].iter().map(hex).collect()
+    }
+}
+
+/// The sessions that run something now, by name.
+#[derive(Debug, Clone, Default)]
+pub struct Sessions(Arc<Mutex<HashSet<String>>>);
+
+/// The use of a session. It ends when the request and every thread that works for it have
+/// dropped this: a thread may still copy files for a client that is gone.
+pub struct Turn {
+    sessions: Sessions,
+    session: String,
+}
+
+impl Sessions {
+    fn enter(&self, session: String) -> Result<Arc<Turn>, ApiError> {
+        if !self.busy().insert(session.clone()) {
+            return Err(ApiError::new(
+                StatusCode::CONFLICT,
+                "runtime_session_busy",
+                "this session runs something already",
+            ));
+        }
+        let sessions = self.clone();
+        Ok(Arc::new(Turn { sessions, session }))
+    }
+
+    fn busy(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn {
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.sessions.busy().remove(&self.session);
+    }
+}
+
+/// Runs it in the box of this session, which is made if there is none.
+pub async fn run(
+    app: &App,
+    principal: &Principal,
+    caller: &Caller,
+    hint: &Hint,
+    task: Task,
+) -> Result<Answer, ApiError> {
+    if app.stopping.phase() > Phase::Serving {
+        return Err(ApiError::unavailable("stopping", "Service is shutting down"));
+    }
+    let turn = app.sessions.enter(hint.session_of(principal))?;
+    let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
+    let mut known = Known::recall(app, &turn, id.clone()).await?;
+    put_into(app, &turn, &id, &mut known, &task.inputs, task.work.code).await?;
+    let killed_before = oom_kills(app, &id).await?;
+    let process = exec::begin(app, id.clone(), task.work.exec, Fed::No).await?;
+    let process = process.at_flood(Flood::Ends);
+    let outcome = process.run(app, Input::default(), None, &Output::Keep).await?;
+    let session_id = task.outputs.session.clone();
+    let collected = if outcome.ended == Ended::Exited(Exit::Code(0)) {
+        collect(app, &turn, &id, task.outputs, &mut known).await?
+    } else {
+        Outputs::of_failed(&task.inputs)
+    };
+    let ran = Ran {
+        ended: outcome.ended,
+        oom: oom_kills(app, &id).await? > killed_before,
+        stdout: outcome.stdout,
+        stderr: outcome.stderr,
+        duration: outcome.duration,
+    };
+    renew(app, &turn, id).await?;
+    Ok(Answer {
+        runtime: Some(Runtime {
+            runtime_session_id: turn.session().to_owned(),
+            runtime_status: status,
+        }),
+        ..ran.into_answer(session_id, collected)
+    })
+}
+
+/// Puts the code into the box, and the inputs that it does not have.
+async fn put_into(
+    app: &App,
+    turn: &Arc<Turn>,
+    id: &BoxId,
+    known: &mut Known,
+    inputs: &Inputs,
+    code: Vec<FileIn>,
+) -> Result<(), ApiError> {
+    let mut missing = inputs.clone();
+    missing.retain(|name, input| {
+        let there = known.files().get(name);
+        there.is_none_or(|there| there.object.id != input.object.id)
+    });
+    let files = missing.values().map(|input| input.file(app));
+    let put = files.chain(code).collect();
+    let mut untouched = known.files().clone();
+    untouched.retain(|name, _| !missing.contains_key(name));
+    let mut given = untouched.clone();
+    given.extend(missing);
+    // During the copy the box has the old or the new file of a name.
+    known.set(untouched).await?;
+    copy_into(app, turn, id, put).await?;
+    known.set(given).await
+}
+
+/// Processes and files that are left in a box can prevent the copy, for example with a full
+/// disk. Such a box would never take code again. It ends, and the next request gets a new one.
+async fn copy_into(
+    app: &App,
+    turn: &Arc<Turn>,
+    id: &BoxId,
+    put: Vec<FileIn>,
+) -> Result<(), ApiError> {
+    let (id, turn) = (id.clone(), Arc::clone(turn));
+    let put = app.ask_in_box(move |engine| {
+        let _turn = turn;
+        let put = files::put_all(engine, &id, put);
+        // A box that cannot be ended now is stuck, and on record.
+        put.inspect_err(|_| drop(engine.remove(&id, true)))
+    });
+    let ended = "its session has ended; the next request begins another";
+    put.await.map_err(|error| error.with_hint(ended))
+}
+
+async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ApiError> {
+    let id = id.clone();
+    app.ask(move |engine| Ok(engine.oom_kills(&id))).await
+}
+
+async fn collect(
+    app: &App,
+    turn: &Arc<Turn>,
+    id: &BoxId,
+    outputs: Outputs,
+    known: &mut Known,
+) -> Result<Collected, ApiError> {
+    let (id, turn, before) = (id.clone(), Arc::clone(turn), known.files().clone());
+    let collect = app.ask_in_box(move |engine| {
+        let _turn = turn;
+        Ok(outputs.collect(engine, &id, &before))
+    });
+    let collected = collect.await?;
+    // The outputs are stored. The client gets them even if this cannot be written.
+    known.set(now_known(&collected)).await.ok();
+    Ok(collected)
+}
+
+/// What the client has heard of, now.
+fn now_known(collected: &Collected) -> Inputs {
+    let input = |left: &Left| match left {
+        Left::Inherited(input) | Left::Kept(input) => (input.name.clone(), input.clone()),
+    };
+    collected.left.iter().map(input).collect()
+}
+
+/// One that has ended is replaced: nothing of it is kept.
+async fn find_or_make(
+    app: &App,
+    caller: &Caller,
+    turn: &Arc<Turn>,
+    mut spec: Spec,
+) -> Result<(BoxId, RuntimeStatus), ApiError> {
+    let name = box_name(turn.session())?;
+    let lease = lease(app);
+    let (wanted, held) = (name.clone(), Arc::clone(turn));
+    let found = app.ask(move |engine| {
+        let _turn = held;
+        reuse(engine, &wanted, lease)
+    });
+    if let Some(id) = found.await? {
+        return Ok((id, RuntimeStatus::Reused));
+    }
+    spec.name = Some(name);
+    if let Some(key) = &caller.0 {
+        spec.labels.insert(quota::KEY_LABEL.to_owned(), key.clone());
+    }
+    let request_id = request_log::current_request().unwrap_or_default();
+    let memory_bytes = spec.limits.memory_bytes.value();
+    let asking = Asking::new(request_id, caller.clone(), memory_bytes);
+    let admitted = asking.admit(app).await?;
+    let note = asking.note(app);
+    let options = DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
+    let held = Arc::clone(turn);
+    let made = app.ask_to_create(move |engine| {
+        let _turn = held;
+        let started = engine.start(&spec, &options)?;
+        let id = started.id.clone();
+        Created::watched(engine, &note, started, &spec, admitted)?;
+        Ok(id)
+    });
+    Ok((made.await?, RuntimeStatus::New))
+}
+
+fn box_name(session: &str) -> Result<Name, ApiError> {
+    Ok(name::parse(&format!("librechat-{session}"))?)
+}
+
+fn reuse(engine: &Engine, name: &Name, lease: Duration) -> Result<Option<BoxId>, Error> {
+    let id = match engine.find(name.as_str()) {
+        Ok(id) => id,
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let is_usable = engine.status(&id).is_ok_and(|status| status.state == State::Running);
+    if is_usable && renew_lease(engine, &id, lease).is_ok() {
+        return Ok(Some(id));
+    }
+    match engine.remove(&id, true) {
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn lease(app: &App) -> Duration {
+    let config = app.config();
+    let longest = config.limits.timeout_max + LEASE_MARGIN;
+    config.librechat.boxes.session_idle.max(longest)
+}
+
+/// From now on it is not used.
+async fn renew(app: &App, turn: &Arc<Turn>, id: BoxId) -> Result<(), ApiError> {
+    let idle = app.config().librechat.boxes.session_idle;
+    let turn = Arc::clone(turn);
+    // A box that has ended meanwhile is replaced by the next request.
+    let renewed = app.ask(move |engine| {
+        let _turn = turn;
+        Ok(renew_lease(engine, &id, idle).ok())
+    });
+    renewed.await.map(drop)
+}
+
+fn renew_lease(engine: &Engine, id: &BoxId, lease: Duration) -> Result<(), Error> {
+    let changes = Changes { lease: Some(Some(lease)), ..Changes::default() };
+    engine.update(id, &changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn principal(tenant: &str, user: &str) -> Principal {
+        Principal { tenant: tenant.to_owned(), user: Some(user.to_owned()) }
+    }
+
+    #[test]
+    fn a_session_is_of_one_hint_of_one_user() {
+        let hint = Hint::parse("v2:user:0123").expect("a hint");
+        let session = hint.session_of(&principal("a", "b"));
+        assert_eq!(session, hint.session_of(&principal("a", "b")));
+        assert_ne!(session, hint.session_of(&principal("ab", "")));
+        assert_ne!(session, hint.session_of(&principal("a", "c")));
+        assert!(box_name(&session).is_ok());
+        for wrong in ["", "a b", "a/b", "ä", &"x".repeat(129)] {
+            assert!(Hint::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn one_at_a_time_uses_a_session() {
+        let sessions = Sessions::default();
+        let turn = sessions.enter("a".to_owned());
+        assert_eq!(
+            sessions.enter("a".to_owned()).err().map(|busy| busy.code),
+            Some("runtime_session_busy")
+        );
+        assert!(sessions.enter("b".to_owned()).is_ok());
+        let in_a_thread = turn.as_ref().ok().cloned();
+        drop(turn);
+        assert!(sessions.enter("a".to_owned()).is_err(), "a thread works on");
+        drop(in_a_thread);
+        assert!(sessions.enter("a".to_owned()).is_ok());
+    }
+}

@@ -1,0 +1,113 @@
+//! What code in a box asks for. It may have written anything.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::value::{RawValue, to_raw_value};
+use tare_archive::{Kind, Reader};
+use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
+
+use crate::librechat::run::box_spec::CODE;
+use crate::librechat::tools::request::Tongue;
+use crate::work::pipe::Pipe;
+
+/// In one round.
+const CALLS_MAX: usize = 100;
+/// Of one call.
+const CALL_BYTES_MAX: u64 = 1 << 20;
+/// Of all calls of a round.
+const ROUND_BYTES_MAX: u64 = 8 << 20;
+
+/// A call that nobody has replied to.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Call {
+    /// The same for calls that are alike.
+    pub key: String,
+    /// As the code calls the tool.
+    pub name: String,
+    /// As it is written: taken apart, a list of digits has sixteen times its bytes.
+    pub input: Box<RawValue>,
+}
+
+pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>, Error> {
+    // Code that removed the place asks for nothing.
+    let Ok(copying) = engine.copy_files_out(id, &Path::new(CODE).join("calls")) else {
+        return Ok(Vec::new());
+    };
+    let doing = || "cannot read the calls of the code".to_owned();
+    let mut stream = Pipe::of(&copying.stream).doing(doing)?;
+    let mut archive = Reader::new(&mut stream);
+    let mut calls = Vec::new();
+    let mut left_bytes = ROUND_BYTES_MAX;
+    while let Some(entry) = archive.next_entry().doing(doing)? {
+        let Kind::File { size } = entry.kind else {
+            continue;
+        };
+        if entry.name.ends_with(b"/.keep") {
+            continue;
+        }
+        if size > CALL_BYTES_MAX || calls.len() >= CALLS_MAX {
+            return Err(too_much());
+        }
+        left_bytes = left_bytes.checked_sub(size).ok_or_else(too_much)?;
+        calls.push((entry.name, archive.content().doing(doing)?));
+    }
+    drop(stream);
+    copying.finish()?;
+    // In the order in which they came, as far as their names tell.
+    calls.sort_by_key(|(name, _)| (name.len(), name.clone()));
+    let parse = |(_, content): &(Vec<u8>, Vec<u8>)| tongue.parse(content).ok_or_else(not_a_call);
+    calls.iter().map(parse).collect()
+}
+
+fn too_much() -> Error {
+    let message =
+        format!("the code asks for more than {CALLS_MAX} calls at once, or too large ones");
+    Error::new(ErrorKind::BadRequest, message)
+}
+
+fn not_a_call() -> Error {
+    Error::new(ErrorKind::BadRequest, "the code wrote something that is no call")
+}
+
+impl Tongue {
+    fn parse(self, content: &[u8]) -> Option<Call> {
+        match self {
+            Self::Python => serde_json::from_slice(content).ok(),
+            Self::Bash => {
+                let text = std::str::from_utf8(content).ok()?;
+                let (key, rest) = text.split_once('\n')?;
+                let (name, input) = rest.split_once('\n')?;
+                // What is no JSON is for the tool to judge.
+                let input = serde_json::from_str(input).or_else(|_| to_raw_value(input));
+                let input = input.ok()?;
+                Some(Call { key: key.to_owned(), name: name.to_owned(), input })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(tongue: Tongue, text: &[u8]) -> (String, String, Value) {
+        let Call { key, name, input } = tongue.parse(text).expect("a call");
+        let input = serde_json::from_str(input.get()).expect("JSON");
+        (key, name, input)
+    }
+
+    #[test]
+    fn a_call_is_read_as_its_language_writes_it() {
+        let python = br#"{"key":"k","name":"f","input":{"a":1}}"#;
+        let call = ("k".to_owned(), "f".to_owned(), json!({ "a": 1 }));
+        assert_eq!(parsed(Tongue::Python, python), call);
+        assert_eq!(parsed(Tongue::Bash, b"k\nf\n{\"a\":\n1}"), call);
+        let (_, _, bare) = parsed(Tongue::Bash, b"k\nf\nplain text");
+        assert_eq!(bare, json!("plain text"));
+        assert!(Tongue::Bash.parse(b"k").is_none());
+        assert!(Tongue::Python.parse(b"[]").is_none());
+    }
+}

@@ -1,0 +1,486 @@
+//! `POST /v1/exec/programmatic`: code that calls the client's tools.
+//!
+//! ```text
+//! start ─▶ box ─▶ calls without a reply? ── no ──▶ completed
+//!           ▲            │ yes
+//!           └─ continue ─┴─ tool_call_required, and nothing runs meanwhile
+//! ```
+//!
+//! While the client looks for replies there is no box: the code is run again from its
+//! beginning, and calls that were replied to before return what was said then. A call is
+//! known by its tool and its input, and by how many like it came before.
+
+pub mod calls;
+pub mod request;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::http::auth::Caller;
+use crate::http::extract::Json;
+use crate::librechat::answer::{Answer, FileShown};
+use crate::librechat::cancel;
+use crate::librechat::run::box_spec::{Work, beside_code};
+use crate::librechat::run::exec::Task;
+use crate::librechat::run::inputs::FileRef;
+use crate::librechat::tools::calls::Call;
+use crate::librechat::tools::request::{Reply, Request, Start, Tongue};
+use crate::store::id::Id;
+use crate::store::owner::Principal;
+
+/// Executions that wait for their client.
+const WAITING_MAX: usize = 256;
+/// Of code, calls and replies of one execution.
+const BYTES_MAX: usize = 16 << 20;
+/// Of all of them.
+const BYTES_IN_ALL_MAX: usize = 256 << 20;
+/// A client that does not come back for so long has given up.
+const WAITS_AT_MOST: Duration = Duration::from_secs(600);
+
+/// Executions that go on when their client has replies, by their token.
+#[derive(Debug, Default)]
+pub struct Waiting(Mutex<HashMap<Id, Slot>>);
+
+#[derive(Debug)]
+enum Slot {
+    Waits {
+        execution: Box<Execution>,
+        since: Instant,
+    },
+    /// It runs with the replies that came.
+    Runs,
+}
+
+/// What is known of one between two rounds.
+#[derive(Debug)]
+struct Execution {
+    principal: Principal,
+    start: Start,
+    /// What was said to each call, in the order of calls that are alike.
+    history: BTreeMap<String, Vec<Reply>>,
+    /// Which call it is that the client was asked for under this id.
+    asked: BTreeMap<String, String>,
+    calls_made: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum Round {
+    ToolCallRequired {
+        continuation_token: Id,
+        session_id: Id,
+        tool_calls: Vec<ToolCall>,
+        partial_stdout: String,
+        partial_stderr: String,
+    },
+    Completed {
+        session_id: Id,
+        stdout: String,
+        stderr: String,
+        files: Vec<FileShown>,
+        tool_calls_made: usize,
+        /// In milliseconds.
+        execution_time: u64,
+    },
+    Error {
+        session_id: Id,
+        error: String,
+        stdout: String,
+        stderr: String,
+    },
+}
+
+#[derive(Debug, Serialize)]
+pub struct ToolCall {
+    id: String,
+    name: String,
+    input: Box<RawValue>,
+}
+
+pub async fn programmatic(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Json(request): Json<Request>,
+) -> Result<axum::Json<Round>, ApiError> {
+    let round = round(&app, &principal, &caller, request);
+    let round = cancel::unless_cancelled(&app, &principal, &headers, round).await?;
+    Ok(axum::Json(round))
+}
+
+async fn round(
+    app: &App,
+    principal: &Principal,
+    caller: &Caller,
+    request: Request,
+) -> Result<Round, ApiError> {
+    let (turn, execution, taken) = match request.parse()? {
+        request::Asked::Start(start) => {
+            let execution = Execution::new(principal.clone(), *start);
+            (Turn::new(app)?, execution, Vec::new())
+        }
+        request::Asked::Continue { token, replies } => {
+            let (turn, mut execution) = Turn::again(app, &token, principal)?;
+            if let Err(wrong) = execution.check(&replies) {
+                // It waits on for better ones.
+                turn.waits(execution);
+                return Err(wrong);
+            }
+            let taken = execution.take(replies);
+            execution.check_bytes()?;
+            (turn, execution, taken)
+        }
+    };
+    execution.run(app, caller, turn, taken).await
+}
+
+/// A call that got its reply: the id that the client knows, and the key of the call.
+type Taken = (String, String);
+
+/// The right to run one execution; when it is dropped the execution is over.
+struct Turn<'a> {
+    app: &'a App,
+    token: Id,
+}
+
+impl<'a> Turn<'a> {
+    fn new(app: &'a App) -> Result<Self, ApiError> {
+        let token = Id::random();
+        let mut slots = app.waiting.slots();
+        let is_old = |slot: &Slot| matches!(slot, Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST);
+        slots.retain(|_, slot| !is_old(slot));
+        while slots.len() >= WAITING_MAX {
+            let message = "too many executions run for their clients";
+            let busy = || ApiError::unavailable("busy", message);
+            let given_up = oldest_of_the_greediest(&slots, |_| 1).ok_or_else(busy)?;
+            slots.remove(&given_up);
+        }
+        slots.insert(token.clone(), Slot::Runs);
+        drop(slots);
+        Ok(Self { app, token })
+    }
+
+    /// One that waits. Only whoever began it goes on with it.
+    fn again(
+        app: &'a App,
+        token: &Id,
+        principal: &Principal,
+    ) -> Result<(Self, Box<Execution>), ApiError> {
+        let gone = || {
+            let message = "Execution not found or expired";
+            ApiError::new(StatusCode::NOT_FOUND, "no_such_execution", message)
+        };
+        let mut slots = app.waiting.slots();
+        let slot = slots.get_mut(token).ok_or_else(gone)?;
+        match slot {
+            Slot::Runs => Err(ApiError::new(
+                StatusCode::CONFLICT,
+                "in_flight",
+                "Another continuation is already in flight for this execution",
+            )),
+            Slot::Waits { execution, .. } if execution.principal != *principal => {
+                Err(ApiError::new(
+                    StatusCode::FORBIDDEN,
+                    "forbidden",
+                    "this execution is somebody else's",
+                ))
+            }
+            Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST => {
+                slots.remove(token);
+                Err(gone())
+            }
+            Slot::Waits { .. } => match std::mem::replace(slot, Slot::Runs) {
+                Slot::Waits { execution, .. } => {
+                    let token = token.clone();
+                    Ok((Self { app, token }, execution))
+                }
+                Slot::Runs => unreachable!("it was looked at under the same lock"),
+            },
+        }
+    }
+
+    /// Its client is asked for replies.
+    fn waits(self, execution: Box<Execution>) -> Id {
+        let mut slots = self.app.waiting.slots();
+        let since = Instant::now();
+        slots.insert(self.token.clone(), Slot::Waits { execution, since });
+        while slots.values().map(Slot::bytes).sum::<usize>() > BYTES_IN_ALL_MAX {
+            match oldest_of_the_greediest(&slots, |execution| execution.bytes) {
+                Some(given_up) => slots.remove(&given_up),
+                None => break,
+            };
+        }
+        drop(slots);
+        self.token.clone()
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut slots = self.app.waiting.slots();
+        if let Some(Slot::Runs) = slots.get(&self.token) {
+            slots.remove(&self.token);
+        }
+    }
+}
+
+impl Waiting {
+    pub fn count(&self) -> usize {
+        let is_waiting = |slot: &&Slot| matches!(slot, Slot::Waits { .. });
+        self.slots().values().filter(is_waiting).count()
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<Id, Slot>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is given up where there is no room: most of those who never come back began
+/// long ago, and whoever has the most is not to take it from the others.
+fn oldest_of_the_greediest(
+    slots: &HashMap<Id, Slot>,
+    weigh: impl Fn(&Execution) -> usize,
+) -> Option<Id> {
+    let waits = || {
+        slots.iter().filter_map(|(token, slot)| match slot {
+            Slot::Waits { execution, since } => Some((token, execution, since)),
+            Slot::Runs => None,
+        })
+    };
+    let mut has: HashMap<&Principal, usize> = HashMap::new();
+    for (_, execution, _) in waits() {
+        *has.entry(&execution.principal).or_default() += weigh(execution);
+    }
+    let (greediest, _) = has.into_iter().max_by_key(|(_, weight)| *weight)?;
+    let his = waits().filter(|(_, execution, _)| execution.principal == *greediest);
+    let (oldest, _, _) = his.min_by_key(|(_, _, since)| *since)?;
+    Some(oldest.clone())
+}
+
+impl Slot {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Waits { execution, .. } => execution.bytes,
+            Self::Runs => 0,
+        }
+    }
+}
+
+impl Execution {
+    fn new(principal: Principal, start: Start) -> Box<Self> {
+        let bytes = start.code.len();
+        Box::new(Self {
+            principal,
+            start,
+            history: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            calls_made: 0,
+            bytes,
+        })
+    }
+
+    /// Whether each call that was asked for is replied to once, and nothing else is.
+    fn check(&self, replies: &[(String, Reply)]) -> Result<(), ApiError> {
+        let wrong = |message: String| ApiError::bad_request("invalid_tool_results", message);
+        let mut open: BTreeSet<&String> = self.asked.keys().collect();
+        for (id, _) in replies {
+            if !open.remove(id) {
+                return Err(wrong(format!("tool_results: {id:?} was not asked for")));
+            }
+        }
+        match open.first() {
+            Some(id) => Err(wrong(format!("tool_results: {id:?} is missing"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds replies that were checked to the history.
+    fn take(&mut self, replies: Vec<(String, Reply)>) -> Vec<Taken> {
+        let mut taken = Vec::new();
+        for (id, reply) in replies {
+            if let Some(key) = self.asked.remove(&id) {
+                self.bytes = self.bytes.saturating_add(reply.bytes());
+                self.history.entry(key.clone()).or_default().push(reply);
+                taken.push((id, key));
+            }
+        }
+        taken
+    }
+
+    /// Undoes [`Self::take`]: the client is expected to send the same replies again.
+    fn give_back(&mut self, taken: Vec<Taken>) {
+        // Calls that are alike share a key, and the last reply is the last of its key.
+        for (id, key) in taken.into_iter().rev() {
+            let reply = self.history.get_mut(&key).and_then(Vec::pop);
+            let bytes = reply.as_ref().map_or(0, Reply::bytes);
+            self.bytes = self.bytes.saturating_sub(bytes);
+            self.asked.insert(id, key);
+        }
+    }
+
+    fn check_bytes(&self) -> Result<(), ApiError> {
+        if self.bytes <= BYTES_MAX {
+            Ok(())
+        } else {
+            Err(ApiError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too_large",
+                "the calls and the results of the tools are too large",
+            ))
+        }
+    }
+
+    async fn run(
+        mut self: Box<Self>,
+        app: &App,
+        caller: &Caller,
+        turn: Turn<'_>,
+        taken: Vec<Taken>,
+    ) -> Result<Round, ApiError> {
+        let (answer, calls) = match self.execute(app, caller).await {
+            Err(error) if !taken.is_empty() && error.may_work_later() => {
+                self.give_back(taken);
+                turn.waits(self);
+                return Err(error);
+            }
+            executed => executed?,
+        };
+        if calls.is_empty() || answer.status.is_some() {
+            return Ok(Round::of(answer, self.calls_made));
+        }
+        let tool_calls = self.ask(calls)?;
+        let token = turn.waits(self);
+        Ok(Round::ToolCallRequired {
+            continuation_token: token,
+            session_id: answer.session_id,
+            tool_calls,
+            partial_stdout: answer.stdout,
+            partial_stderr: answer.stderr,
+        })
+    }
+
+    async fn execute(&self, app: &App, caller: &Caller) -> Result<(Answer, Vec<Call>), ApiError> {
+        let work = self.work(app)?;
+        let files: Vec<FileRef> = self.start.files.clone();
+        let user_id = self.start.user_id.clone();
+        let task = Task::of(app, &self.principal, work, files, user_id).await?;
+        task.run(app, caller, Some(self.start.tongue)).await
+    }
+
+    fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ApiError> {
+        self.calls_made += calls.len();
+        // What a call is known by is the code's own choice, and remembered.
+        self.bytes += calls.iter().map(|call| call.key.len()).sum::<usize>();
+        self.check_bytes()?;
+        let ask = |call: Call| {
+            let id = format!("call_{}", Id::random());
+            let name = self.start.tool(&call.name).ok_or_else(|| {
+                ApiError::bad_request("invalid_tool", format!("there is no tool {:?}", call.name))
+            })?;
+            self.asked.insert(id.clone(), call.key);
+            Ok(ToolCall { id, name: name.to_owned(), input: call.input })
+        };
+        calls.into_iter().map(ask).collect()
+    }
+
+    /// What is run, with what was said so far.
+    fn work(&self, app: &App) -> Result<Work, ApiError> {
+        let config = app.config();
+        let (language, runner) = self.start.tongue.runner();
+        let timeout = self.start.timeout;
+        let mut work = Work::of(&config, language, runner.to_owned(), &[], timeout)?;
+        work.code.push(beside_code("calls/.keep", Vec::new()));
+        let code = self.start.code.clone().into_bytes();
+        match self.start.tongue {
+            Tongue::Python => work.code.extend([
+                beside_code("user.py", code),
+                beside_code("tools.json", json(&self.start.functions())),
+                beside_code("history.json", json(&self.history)),
+            ]),
+            Tongue::Bash => {
+                work.code.push(beside_code("user.sh", code));
+                work.code.push(beside_code("tools.sh", self.start.shell_functions()));
+                let replies = self.history.iter().flat_map(|(key, replies)| {
+                    let numbered = replies.iter().enumerate();
+                    numbered.map(move |(turn, reply)| reply.for_shell(key, turn))
+                });
+                work.code.extend(replies);
+            }
+        }
+        Ok(work)
+    }
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("texts and JSON can be written as JSON")
+}
+
+impl Round {
+    /// What was run to its end.
+    fn of(answer: Answer, tool_calls_made: usize) -> Self {
+        match (answer.status, answer.message) {
+            (Some(_), Some(error)) => Self::Error {
+                session_id: answer.session_id,
+                error,
+                stdout: answer.stdout,
+                stderr: answer.stderr,
+            },
+            (_, _) => Self::Completed {
+                session_id: answer.session_id,
+                stdout: answer.stdout,
+                stderr: answer.stderr,
+                files: answer.files,
+                tool_calls_made,
+                execution_time: answer.wall_time,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits_of(user: &str, code_bytes: usize, seconds: u64) -> Slot {
+        let principal = Principal { tenant: "t".to_owned(), user: Some(user.to_owned()) };
+        let request = serde_json::json!({
+            "code": "x".repeat(code_bytes), "tools": [{ "name": "f" }],
+        });
+        let request: Request = serde_json::from_value(request).expect("a request");
+        let Ok(request::Asked::Start(start)) = request.parse() else {
+            panic!("it begins something");
+        };
+        Slot::Waits {
+            execution: Execution::new(principal, *start),
+            since: Instant::now() + Duration::from_secs(seconds),
+        }
+    }
+
+    #[test]
+    fn whoever_has_the_most_gives_up_his_oldest() {
+        let ids = [(); 5].map(|()| Id::random());
+        let slots = [
+            waits_of("ann", 100, 0),
+            waits_of("ben", 1, 2),
+            waits_of("ben", 2, 1),
+            waits_of("ben", 3, 3),
+            Slot::Runs,
+        ];
+        let mut slots: HashMap<Id, Slot> = ids.iter().cloned().zip(slots).collect();
+        assert_eq!(oldest_of_the_greediest(&slots, |_| 1).as_ref(), Some(&ids[2]));
+        let of_bytes = oldest_of_the_greediest(&slots, |execution| execution.bytes);
+        assert_eq!(of_bytes.as_ref(), Some(&ids[0]));
+        slots.retain(|id, _| *id == ids[4]);
+        assert_eq!(oldest_of_the_greediest(&slots, |_| 1), None);
+    }
+}

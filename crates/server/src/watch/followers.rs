@@ -1,0 +1,131 @@
+//! Followers of logs: all of them share one inotify instance, of which a user of the host
+//! has few. A task reads it and wakes the followers of the logs that have changed.
+//!
+//! How many followers there are is limited by [`crate::admission::streams`].
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tare_engine::Doing;
+use tare_engine::logs::Logs;
+use tare_kernel::watch::{Changes, Mark, Watch};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use crate::error::ApiError;
+use crate::work::fd;
+
+/// Creates the inotify instance for the first follower, because the host may have none left.
+#[derive(Debug, Default)]
+pub struct Followers(Mutex<Option<Arc<Shared>>>);
+
+#[derive(Debug)]
+struct Shared {
+    watch: Watch,
+    files: Mutex<HashMap<Mark, File>>,
+}
+
+/// A log file with at least one follower.
+#[derive(Debug)]
+struct File {
+    followers: usize,
+    /// The same for both files of a log.
+    written: watch::Sender<()>,
+}
+
+/// One follower of one log, until it is dropped.
+#[derive(Debug)]
+pub struct Follower {
+    shared: Arc<Shared>,
+    marks: [Mark; 2],
+    written: watch::Receiver<()>,
+}
+
+impl Followers {
+    /// Whatever is written to the log from now on wakes the follower.
+    pub fn follow(&self, logs: &Logs) -> Result<Follower, ApiError> {
+        let shared = self.shared().doing(|| "cannot watch logs".to_owned())?;
+        let mut files = shared.files();
+        let marks = logs.watch_with(&shared.watch)?;
+        let known = files.get(&marks[0]).map(|file| file.written.clone());
+        let sender = known.unwrap_or_default();
+        let written = sender.subscribe();
+        for mark in marks {
+            let file =
+                files.entry(mark).or_insert_with(|| File { followers: 0, written: sender.clone() });
+            file.followers += 1;
+        }
+        drop(files);
+        Ok(Follower { shared, marks, written })
+    }
+
+    fn shared(&self) -> io::Result<Arc<Shared>> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = &*held {
+            return Ok(Arc::clone(shared));
+        }
+        let watch = Watch::new()?;
+        let events = watch.as_fd().try_clone_to_owned()?;
+        let events = fd::watched(events, Interest::READABLE)?;
+        let shared = Arc::new(Shared { watch, files: Mutex::default() });
+        tokio::spawn(wake(Arc::clone(&shared), events));
+        *held = Some(Arc::clone(&shared));
+        Ok(shared)
+    }
+}
+
+/// For as long as the server lives.
+async fn wake(shared: Arc<Shared>, events: AsyncFd<OwnedFd>) {
+    while let Ok(mut ready) = events.readable().await {
+        // Before the events are read: one that comes meanwhile makes it ready again.
+        ready.clear_ready();
+        shared.wake();
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        let changed = self.watch.changes().unwrap_or(Changes::Unknown);
+        for (mark, file) in &*self.files() {
+            let is_changed = match &changed {
+                Changes::Of(marks) => marks.contains(mark),
+                Changes::Unknown => true,
+            };
+            if is_changed {
+                file.written.send_replace(());
+            }
+        }
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<Mark, File>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Follower {
+    /// Returns when something was written since the last call. May be given up at any
+    /// moment.
+    pub async fn written(&mut self) {
+        // Its sender lives as long as this follower is counted.
+        self.written.changed().await.ok();
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let mut files = self.shared.files();
+        for mark in self.marks {
+            let Some(file) = files.get_mut(&mark) else {
+                continue;
+            };
+            file.followers -= 1;
+            if file.followers == 0 {
+                files.remove(&mark);
+                self.shared.watch.remove(mark);
+            }
+        }
+    }
+}

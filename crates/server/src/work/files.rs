@@ -1,0 +1,198 @@
+//! Files that go into a box before its command, and those that come out after it.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use tare_archive::{Kind, Reader, Writer};
+use tare_engine::spec::defaults::HOME;
+use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind, Timestamp};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::work::pipe::Pipe;
+
+/// A file that is put into a box.
+pub struct FileIn {
+    /// Below the root; no part of it is empty, `.` or `..`.
+    pub path: String,
+    /// When it was changed last, in seconds since 1970.
+    pub mtime: i64,
+    pub content: Content,
+}
+
+pub enum Content {
+    Bytes(Vec<u8>),
+    /// So many bytes of a file that is opened when its turn comes.
+    File {
+        open: OpenFile,
+        size: u64,
+    },
+}
+
+pub type OpenFile = Box<dyn FnOnce() -> io::Result<File> + Send>;
+
+/// A file that the command left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileOut {
+    /// In the working directory where it is in there, else absolute.
+    pub path: String,
+    pub content: Vec<u8>,
+}
+
+impl FileIn {
+    /// Nothing but names below the working directory.
+    pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ApiError> {
+        let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
+            "" => path,
+            rest => rest.strip_prefix('/').unwrap_or(path),
+        });
+        let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
+        if relative.split('/').all(is_name) {
+            Ok(Self {
+                path: format!("{}/{relative}", HOME.trim_start_matches('/')),
+                mtime: now(),
+                content: Content::Bytes(content),
+            })
+        } else {
+            Err(ApiError::bad_request("invalid_path", format!("{path:?} is no file in {HOME}"))
+                .with_hint("write names below it, such as data/input.csv"))
+        }
+    }
+}
+
+/// In seconds since 1970.
+pub fn now() -> i64 {
+    i64::try_from(Timestamp::now().as_ms() / 1000).unwrap_or(i64::MAX)
+}
+
+pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiError> {
+    app.ask(move |engine| put_all(engine, &id, files)).await
+}
+
+pub fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
+    let copying = engine.copy_in(id, Path::new("/"))?;
+    let mut stream = Pipe::of(&copying.stream).doing(|| "cannot send files".into())?;
+    let sent = send(&mut stream, files);
+    drop(stream);
+    // What the box says of it is more telling than a pipe that closed.
+    copying.finish()?;
+    sent.doing(|| format!("cannot send files to box {id}"))
+}
+
+fn send(stream: &mut dyn Write, files: Vec<FileIn>) -> io::Result<()> {
+    let mut archive = Writer::new(stream);
+    for file in files {
+        let (path, mtime) = (file.path.as_bytes(), file.mtime);
+        match file.content {
+            Content::Bytes(bytes) => archive.file(path, mtime, &bytes)?,
+            Content::File { open, size } => {
+                archive.file_from(path, mtime, size, &mut open()?)?;
+            }
+        }
+    }
+    archive.finish()
+}
+
+/// What is there of `paths`, files and whole directories.
+pub fn collect(
+    engine: &Engine,
+    id: &BoxId,
+    paths: &[PathBuf],
+    bytes_max: u64,
+) -> Result<Vec<FileOut>, Error> {
+    let mut found = Vec::new();
+    let mut left = bytes_max;
+    for path in paths {
+        collect_one(engine, id, path, &mut left, &mut found)?;
+    }
+    Ok(found)
+}
+
+fn collect_one(
+    engine: &Engine,
+    id: &BoxId,
+    path: &Path,
+    left: &mut u64,
+    found: &mut Vec<FileOut>,
+) -> Result<(), Error> {
+    let whole = Path::new(HOME).join(path);
+    let copying = match engine.copy_files_out(id, &whole) {
+        Err(error) if is_refusal(&error) => return Ok(()),
+        copying => copying?,
+    };
+    let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
+    let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
+    let found_before = found.len();
+    let received = receive(&mut stream, &parent, left, found);
+    drop(stream);
+    let is_nothing = found.len() == found_before;
+    // What the box says of it is more telling than where its archive ends.
+    match (received, copying.finish()) {
+        (Err(Broken::TooMuch), _) => Err(too_much()),
+        (_, Err(error)) if is_refusal(&error) && is_nothing => Ok(()),
+        (_, Err(error)) => Err(error),
+        (Err(Broken::Archive(error)), Ok(())) => Err(error),
+        (Ok(()), Ok(())) => Ok(()),
+    }
+}
+
+/// The box's own word: what is not there, or no file, does not come back.
+fn is_refusal(error: &Error) -> bool {
+    error.kind() == ErrorKind::BadRequest
+}
+
+/// Why not all of an archive was taken.
+enum Broken {
+    TooMuch,
+    Archive(Error),
+}
+
+fn receive(
+    stream: &mut dyn Read,
+    parent: &Path,
+    left: &mut u64,
+    found: &mut Vec<FileOut>,
+) -> Result<(), Broken> {
+    let mut archive = Reader::new(stream);
+    let broken = |error| {
+        let message = "cannot read the files of the box";
+        Broken::Archive(Error::new(ErrorKind::Failed, message).because(error))
+    };
+    while let Some(entry) = archive.next_entry().map_err(broken)? {
+        let Kind::File { size } = entry.kind else {
+            continue;
+        };
+        *left = left.checked_sub(size).ok_or(Broken::TooMuch)?;
+        let content = archive.content().map_err(broken)?;
+        let name = String::from_utf8_lossy(&entry.name).into_owned();
+        let path = parent.join(name);
+        let path = path.strip_prefix(HOME).unwrap_or(&path);
+        found.push(FileOut { path: path.to_string_lossy().into_owned(), content });
+    }
+    Ok(())
+}
+
+fn too_much() -> Error {
+    let message = "the files that were to come back are too large";
+    Error::new(ErrorKind::BadRequest, message)
+        .with_hint("ask for fewer, or raise [limits] output_bytes in the configuration")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_goes_below_the_working_directory_and_nowhere_else() {
+        let path = |text: &str| FileIn::new(text, Vec::new()).map(|file| file.path).ok();
+        assert_eq!(path("a.txt").as_deref(), Some("work/a.txt"));
+        assert_eq!(path("a/b.txt").as_deref(), Some("work/a/b.txt"));
+        assert_eq!(path("/work/a.txt").as_deref(), Some("work/a.txt"));
+        for wrong in
+            ["", "/", "..", "../a", "a/../b", "/etc/passwd", "/work", "/workx", "a//b", "a/"]
+        {
+            assert_eq!(path(wrong), None, "{wrong:?}");
+        }
+    }
+}

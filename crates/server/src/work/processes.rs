@@ -1,0 +1,280 @@
+//! How many processes are looked after in boxes, and those that nobody waits for.
+//!
+//! What is here is this server's memory and nothing else: a server that ends takes
+//! along whom it looks after, and the next one knows of none of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use tare_engine::{BoxId, Exit, Timestamp};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::admission::{Counted, Turn};
+use crate::error::ApiError;
+use crate::work::recent_output::Memory;
+use crate::work::relay::Order;
+
+/// How many are remembered, running or ended.
+const REMEMBERED_MAX: usize = 512;
+const REMEMBERED_OF_ONE_BOX_MAX: usize = 64;
+/// How long after its end one is remembered.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+
+#[derive(Debug)]
+pub struct Execs {
+    running: Counted,
+    /// Of those that run, what may be transfers.
+    transfers: Arc<Semaphore>,
+    remembered: Mutex<HashMap<String, Arc<Exec>>>,
+}
+
+/// A process that nobody waits for.
+#[derive(Debug)]
+pub struct Exec {
+    /// Random, as a box's.
+    pub id: String,
+    pub box_id: BoxId,
+    pub command: Vec<String>,
+    pub started_at: Timestamp,
+    pub memory: Arc<Memory>,
+    pub orders: mpsc::Sender<Order>,
+    /// `None`: closed.
+    input: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
+    end: Mutex<Option<End>>,
+}
+
+/// The right to send or receive a file. A client may be slow with it, and no process runs
+/// meanwhile.
+#[derive(Debug)]
+pub struct Transfer {
+    _running: Turn,
+    _share: OwnedSemaphorePermit,
+}
+
+/// A place for a process. Dropped before the process runs, it is free again.
+#[derive(Debug)]
+pub struct Reserved<'a> {
+    execs: &'a Execs,
+    exec: Option<Arc<Exec>>,
+}
+
+impl Reserved<'_> {
+    /// The process runs.
+    pub fn keep(mut self) {
+        self.exec = None;
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if let Some(exec) = &self.exec {
+            self.execs.remembered().remove(&exec.id);
+        }
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy)]
+pub struct End {
+    pub exit: Exit,
+    pub timed_out: bool,
+    pub at: Timestamp,
+    since: Instant,
+}
+
+impl Execs {
+    pub fn new(running_max: usize) -> Self {
+        Self {
+            running: Counted::new(running_max),
+            transfers: Arc::new(Semaphore::new((running_max / 2).max(1))),
+            remembered: Mutex::default(),
+        }
+    }
+
+    /// The right to have one run.
+    pub fn permit(&self) -> Result<Turn, ApiError> {
+        let permit = self.running.take();
+        permit.ok_or_else(|| busy("server busy: as many processes run as [limits] execs allows"))
+    }
+
+    /// The same for a file of a client: however many are slow, half of it is left to
+    /// processes.
+    pub fn transfer(&self) -> Result<Transfer, ApiError> {
+        let share = Arc::clone(&self.transfers).try_acquire_owned();
+        Ok(Transfer {
+            _share: share.map_err(|_| busy("as many files are sent and received as may be"))?,
+            _running: self.permit()?,
+        })
+    }
+
+    /// Returns when none runs any more.
+    pub async fn idle(&self) {
+        self.running.all().await;
+    }
+
+    pub fn running(&self) -> usize {
+        self.running.taken()
+    }
+
+    /// Reserves a place for a process that is about to start. Of those that have ended,
+    /// the first is forgotten where there are too many.
+    pub fn reserve(&self, exec: Arc<Exec>) -> Result<Reserved<'_>, ApiError> {
+        let mut remembered = self.remembered();
+        forget_old(&mut remembered);
+        let of_box = |one: &&Arc<Exec>| one.box_id == exec.box_id;
+        if remembered.values().filter(of_box).count() >= REMEMBERED_OF_ONE_BOX_MAX {
+            forget_one(&mut remembered, |one| one.box_id == exec.box_id)?;
+        }
+        if remembered.len() >= REMEMBERED_MAX {
+            forget_one(&mut remembered, |_| true)?;
+        }
+        remembered.insert(exec.id.clone(), Arc::clone(&exec));
+        Ok(Reserved { execs: self, exec: Some(exec) })
+    }
+
+    pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<Exec>, ApiError> {
+        let remembered = self.remembered();
+        let found = remembered.get(id).filter(|exec| exec.box_id == *box_id);
+        found.cloned().ok_or_else(|| {
+            let message = format!("box {box_id} has no such exec");
+            ApiError::new(StatusCode::NOT_FOUND, "no_such_exec", message).with_hint(
+                "one is remembered for ten minutes after its end, and not by another server",
+            )
+        })
+    }
+
+    pub fn forget_old(&self) {
+        forget_old(&mut self.remembered());
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Exec>>> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn forget_old(remembered: &mut HashMap<String, Arc<Exec>>) {
+    remembered.retain(|_, exec| {
+        let end = exec.end();
+        end.is_none_or(|end| end.since.elapsed() < FORGOTTEN_AFTER)
+    });
+}
+
+fn forget_one(
+    remembered: &mut HashMap<String, Arc<Exec>>,
+    among: impl Fn(&Exec) -> bool,
+) -> Result<(), ApiError> {
+    let ended = remembered.values().filter(|exec| among(exec));
+    let ended = ended.filter_map(|exec| Some((exec.end()?.since, exec.id.clone())));
+    match ended.min() {
+        Some((_, id)) => {
+            remembered.remove(&id);
+            Ok(())
+        }
+        None => {
+            let message = "as many detached processes run as are remembered";
+            Err(ApiError::unavailable("busy", message).with_hint("wait for one to end"))
+        }
+    }
+}
+
+impl Exec {
+    pub fn new(
+        box_id: BoxId,
+        command: Vec<String>,
+        orders: mpsc::Sender<Order>,
+        input: Option<mpsc::Sender<Vec<u8>>>,
+    ) -> Self {
+        Self {
+            id: BoxId::random().to_string(),
+            box_id,
+            command,
+            started_at: Timestamp::now(),
+            memory: Arc::default(),
+            orders,
+            input: Mutex::new(input),
+            end: Mutex::default(),
+        }
+    }
+
+    pub fn end(&self) -> Option<End> {
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn ended(&self, exit: Exit, timed_out: bool) {
+        let end = End { exit, timed_out, at: Timestamp::now(), since: Instant::now() };
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        self.close_input();
+        self.memory.end();
+    }
+
+    pub fn input(&self) -> Option<mpsc::Sender<Vec<u8>>> {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn close_input(&self) {
+        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
+        *input = None;
+    }
+}
+
+fn busy(message: &str) -> ApiError {
+    ApiError::unavailable("busy", message)
+        .with_hint("try again, or raise [limits] execs in the configuration")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exec(box_id: &BoxId) -> Arc<Exec> {
+        let (orders, _) = mpsc::channel(1);
+        Arc::new(Exec::new(box_id.clone(), Vec::new(), orders, None))
+    }
+
+    #[test]
+    fn however_many_files_are_on_their_way_half_is_left_to_processes() {
+        let execs = Execs::new(4);
+        let transfers = [(); 2].map(|()| execs.transfer().expect("there is room"));
+        assert!(execs.transfer().is_err());
+        let running = [(); 2].map(|()| execs.permit().expect("there is room"));
+        assert!(execs.permit().is_err());
+        drop((transfers, running));
+        assert!(execs.transfer().is_ok());
+        assert_eq!(execs.running(), 0);
+    }
+
+    #[test]
+    fn of_one_box_so_many_are_remembered_and_those_that_run_always() {
+        let execs = Execs::new(1);
+        let (one, other) = (BoxId::random(), BoxId::random());
+        let all: Vec<_> = (0..REMEMBERED_OF_ONE_BOX_MAX).map(|_| exec(&one)).collect();
+        for exec in &all {
+            let place = execs.reserve(Arc::clone(exec)).expect("there is room");
+            place.keep();
+        }
+        let refused = execs.reserve(exec(&one)).expect_err("all of them run");
+        assert_eq!(refused.code, "busy");
+        let another = execs.reserve(exec(&other));
+        another.expect("another box has room").keep();
+        all[3].ended(Exit::Code(0), false);
+        let unused = exec(&one);
+        drop(execs.reserve(Arc::clone(&unused)).expect("one has ended"));
+        assert!(execs.find(&one, &unused.id).is_err(), "it did not start");
+        assert!(execs.find(&one, &all[3].id).is_err(), "it is forgotten");
+        assert!(execs.find(&one, &all[4].id).is_ok());
+        assert!(execs.find(&other, &all[4].id).is_err(), "it is not its own");
+    }
+
+    #[tokio::test]
+    async fn no_more_run_than_may() {
+        let execs = Execs::new(1);
+        let one = execs.permit().expect("none runs");
+        assert!(execs.permit().is_err());
+        assert_eq!(execs.running(), 1);
+        drop(one);
+        execs.idle().await;
+        assert_eq!(execs.running(), 0);
+    }
+}

@@ -1,0 +1,174 @@
+//! The last output of a process that nobody has to watch: a bounded piece, which
+//! whoever comes reads from its beginning on, and in which whoever is too slow misses
+//! some and is told how much.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::work::relay::{CHUNK_BYTES, Chunk};
+
+/// So much of the output is kept.
+pub const KEPT_BYTES_MAX: usize = 256 << 10;
+
+#[derive(Debug, Default)]
+pub struct Memory {
+    held: Mutex<Held>,
+    /// Changes with everything that is added, and at the end.
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    chunks: VecDeque<Chunk>,
+    /// Of the first chunk, in all that was ever added.
+    begin: u64,
+    /// Of the next.
+    end: u64,
+    is_over: bool,
+}
+
+impl Held {
+    /// Small ones become one, so that what is held for each is little.
+    fn put(&mut self, chunk: Chunk) {
+        match (self.chunks.back_mut(), chunk) {
+            (Some(Chunk::Stdout(last)), Chunk::Stdout(more))
+            | (Some(Chunk::Stderr(last)), Chunk::Stderr(more))
+                if last.len() + more.len() <= CHUNK_BYTES =>
+            {
+                last.extend_from_slice(&more);
+            }
+            (_, chunk) => self.chunks.push_back(chunk),
+        }
+    }
+}
+
+/// Where somebody has come to.
+#[derive(Debug, Default)]
+pub struct Place(u64);
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    Chunk(Chunk),
+    /// So many bytes are not there any more.
+    Missed(u64),
+    Over,
+}
+
+impl Memory {
+    pub fn add(&self, chunk: Chunk) {
+        let mut held = self.held();
+        held.end += chunk.bytes().len() as u64;
+        held.put(chunk);
+        while held.end - held.begin > KEPT_BYTES_MAX as u64 {
+            let Some(first) = held.chunks.pop_front() else {
+                break;
+            };
+            held.begin += first.bytes().len() as u64;
+        }
+        drop(held);
+        self.changed.send_replace(());
+    }
+
+    /// Nothing comes any more.
+    pub fn end(&self) {
+        self.held().is_over = true;
+        self.changed.send_replace(());
+    }
+
+    /// All that ever came, and how much of it is not there any more.
+    pub fn counts(&self) -> (u64, u64) {
+        let held = self.held();
+        (held.end, held.begin)
+    }
+
+    /// What comes after this place, as soon as it is there.
+    pub async fn next(&self, place: &mut Place) -> Next {
+        let mut changes = self.changed.subscribe();
+        loop {
+            if let Some(next) = self.look(place) {
+                return next;
+            }
+            // Its sender is in this very value.
+            changes.changed().await.ok();
+        }
+    }
+
+    fn look(&self, Place(place): &mut Place) -> Option<Next> {
+        let held = self.held();
+        if *place < held.begin {
+            let missed = held.begin - *place;
+            *place = held.begin;
+            return Some(Next::Missed(missed));
+        }
+        let mut at = held.begin;
+        for chunk in &held.chunks {
+            let end = at + chunk.bytes().len() as u64;
+            if *place < end {
+                let seen = usize::try_from(*place - at).unwrap_or(0);
+                *place = end;
+                return Some(Next::Chunk(chunk.from(seen)));
+            }
+            at = end;
+        }
+        held.is_over.then_some(Next::Over)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(byte: u8, count: usize) -> Chunk {
+        Chunk::Stdout(vec![byte; count])
+    }
+
+    #[tokio::test]
+    async fn who_comes_late_reads_from_the_beginning_and_to_the_end() {
+        let memory = Memory::default();
+        let mut place = Place::default();
+        memory.add(chunk(1, 1));
+        assert_eq!(memory.next(&mut place).await, Next::Chunk(chunk(1, 1)));
+        memory.add(chunk(1, 1));
+        memory.add(Chunk::Stderr(vec![2]));
+        memory.end();
+        assert_eq!(memory.next(&mut place).await, Next::Chunk(chunk(1, 1)));
+        let second = Next::Chunk(Chunk::Stderr(vec![2]));
+        assert_eq!(memory.next(&mut place).await, second);
+        assert_eq!(memory.next(&mut place).await, Next::Over);
+        assert_eq!(memory.counts(), (3, 0));
+        let whole = memory.next(&mut Place::default()).await;
+        assert_eq!(whole, Next::Chunk(chunk(1, 2)));
+    }
+
+    /// B066
+    #[tokio::test]
+    async fn who_is_too_slow_is_told_how_much_is_missing() {
+        let memory = Memory::default();
+        let mut place = Place::default();
+        for _chunk in 0..8 {
+            memory.add(chunk(0, KEPT_BYTES_MAX / 4));
+        }
+        assert_eq!(memory.counts().1, KEPT_BYTES_MAX as u64);
+        assert_eq!(memory.next(&mut place).await, Next::Missed(KEPT_BYTES_MAX as u64));
+        for _chunk in 0..4 {
+            assert!(matches!(memory.next(&mut place).await, Next::Chunk(_)));
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_woken() {
+        let memory = Memory::default();
+        let mut place = Place::default();
+        let (next, ()) = tokio::join!(memory.next(&mut place), async {
+            tokio::task::yield_now().await;
+            memory.add(chunk(1, 1));
+        });
+        assert_eq!(next, Next::Chunk(chunk(1, 1)));
+    }
+}
