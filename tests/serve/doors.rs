@@ -5,9 +5,11 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::json;
-use tare_harness::{Answer, Running, Server, Tare, TemporaryDirectory, eventually, tare};
+use tare_harness::skip::has_program;
+use tare_harness::{Answer, Running, Server, Tare, TemporaryDirectory, eventually, skip, tare};
 
 /// B079
 #[test]
@@ -116,6 +118,36 @@ fn a_socket_is_its_owners_alone() {
     running.signal(rustix::process::Signal::TERM);
     running.wait().ok();
     assert!(!path.exists());
+}
+
+/// A server that SIGKILL ends on its way to the socket leaves no other path, and the next one
+/// starts.
+#[test]
+fn server_killed_while_it_binds_leaves_only_the_socket_that_it_was_given() {
+    if !has_program("strace") {
+        skip!("strace is not installed");
+    }
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let path = directory.path().join("tare.sock");
+    for call in ["fchmod,chmod", "listen"] {
+        let mut command = tare.shell_command("exec strace -f -o /dev/null -e \"$@\"");
+        command.arg("sh").arg(format!("inject={call}:signal=KILL")).arg(tare.program());
+        command.args(["serve", "--listen", &format!("unix:{}", path.display())]);
+        let output = tare.start_command(with_pipes(command)).wait();
+        assert_eq!(output.code, -9, "{call}: {output}");
+        let found = fs::read_dir(directory.path()).expect("a directory");
+        let found: Vec<_> = found.map(|it| it.expect("an entry").path()).collect();
+        assert!(found.iter().all(|it| *it == path), "{call}: {found:?}");
+    }
+    let (running, _) = serve_through(&tare, &path);
+    running.signal(rustix::process::Signal::TERM);
+    running.wait().ok();
+}
+
+fn with_pipes(mut command: Command) -> Command {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
 }
 
 /// Its clients have to write some name, and no web page reaches it.

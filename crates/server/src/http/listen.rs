@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,10 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use tare_engine::{Doing, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -26,6 +31,8 @@ use crate::http::write_timeout::Patient;
 /// For the head of a request to come, also between two requests of a connection, where
 /// the configuration has no less patience with clients.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// Connections that wait to be accepted: as many as the kernel allows (net.core.somaxconn).
+const BACKLOG: i32 = 4096;
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
 /// Where accepting fails, most likely for want of descriptors, it is tried again so
@@ -66,10 +73,10 @@ impl Listener {
     }
 }
 
-/// A socket that nobody listens on any more is in nobody's way. Made by another name
-/// and moved: before its mode is set nobody can find it.
+/// Listens on a socket that only its owner can use. The socket of a server that is gone is
+/// replaced. On Linux a socket takes its mode along when it is bound (unix(7)), so there is
+/// no moment with a wider mode and no second path that a killed server could leave.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
             return Err(io::Error::other("something is there that is no socket"));
@@ -77,16 +84,14 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::other("another server listens there"));
         }
+        std::fs::remove_file(path)?;
     }
-    let mut hidden = path.as_os_str().to_owned();
-    hidden.push(format!(".{}", std::process::id()));
-    let hidden = Path::new(&hidden);
-    let listener = UnixListener::bind(hidden)?;
-    let private = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(hidden, private)
-        .and_then(|()| std::fs::rename(hidden, path))
-        .inspect_err(|_| drop(std::fs::remove_file(hidden)))?;
-    Ok(listener)
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
 }
 
 /// Connections beyond `[limits] connections`, for [`ESSENTIAL`] routes alone: an operator
