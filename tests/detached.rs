@@ -99,8 +99,7 @@ fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
     let (mut whole, mut nothing) = (0, 0);
     for step in 0..80 {
         let creator = tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(300 * step));
+        tare_harness::let_pass(Duration::from_micros(300 * step));
         creator.signal(Signal::KILL);
         let printed = creator.wait().stdout_text().trim().to_owned();
         eventually("a box is listed as running, or none is", || {

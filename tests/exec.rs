@@ -322,8 +322,7 @@ fn a_client_that_is_killed_while_it_asks_leaves_nothing() {
     let before = members(&tare, &id);
     for step in 0..40 {
         let client = tare.spawn_call(["exec", &id, "--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(150 * step));
+        tare_harness::let_pass(Duration::from_micros(150 * step));
         client.signal(Signal::KILL);
         client.wait().exited(-9);
     }

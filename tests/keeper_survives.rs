@@ -75,8 +75,7 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
     let script = "setsid sleep 1000 & head -c 3000000 /dev/zero; exec sleep 1000";
     for _ in 0..100 {
         let client = tare.spawn_call(["exec", &id, "--", "sh", "-c", script]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(random.below(15_000)));
+        tare_harness::let_pass(Duration::from_micros(random.below(15_000)));
         client.signal(Signal::KILL);
         client.wait().exited(-9);
     }

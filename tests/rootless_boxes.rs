@@ -99,8 +99,7 @@ fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
     for step in 0..30 {
         let call = ["run", "-d", "--quiet", "--name", "a", "--", "sleep", "1000"];
         let creator = tare.spawn_call(call);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(700 * step));
+        tare_harness::let_pass(Duration::from_micros(700 * step));
         creator.signal(Signal::KILL);
         creator.wait();
         eventually("a box is listed as running, or none is", || {

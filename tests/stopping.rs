@@ -116,8 +116,7 @@ fn a_box_is_removed_while_it_starts() {
     let tare = tare!();
     for step in 0..40 {
         let creator = tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(500 * step));
+        tare_harness::let_pass(Duration::from_micros(500 * step));
         let removed = tare.call(["rm", "-f", "a"]);
         let created = creator.wait();
         assert!([0, 1].contains(&removed.code), "{removed}");

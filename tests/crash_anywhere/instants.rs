@@ -196,8 +196,7 @@ impl Crash {
             .filter(|_| self.is_for_keeper())
             .map(|id| pidfd(keeper_of(scene, &id)).expect("nobody has ended the box"));
         let running = self.start(scene);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(self.after);
+        tare_harness::let_pass(self.after);
         let keepers = if self.is_for_keeper() {
             keeper.into_iter().chain(children(running.pid())).collect()
         } else {

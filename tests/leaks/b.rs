@@ -41,8 +41,7 @@ fn a_tare_that_is_killed_within_its_first_50_ms_leaves_a_whole_box_or_none() {
         in_lanes(&delays, |(name, delay)| {
             let call = ["run", "-d", "--name", name, "--", "sleep", "1000"];
             let creator = scene.tare.spawn_call(call);
-            // Not a wait for something, and bounded: the moment itself is the input.
-            std::thread::sleep(*delay);
+            tare_harness::let_pass(*delay);
             creator.signal(Signal::KILL);
             creator.wait();
         });
@@ -323,8 +322,7 @@ fn a_box_stays_paused_while_the_server_that_paused_it_is_stopped_or_killed() {
     assert!(paused.status < 300, "{}", paused.text());
     let before = count();
     server.signal(Signal::STOP);
-    // Not a wait for something, and bounded: a box that ran would count meanwhile.
-    std::thread::sleep(Duration::from_secs(times(1, 60) as u64));
+    tare_harness::let_pass(Duration::from_secs(times(1, 60) as u64));
     assert_eq!(count(), before);
     server.signal(Signal::CONT);
     server.kill();

@@ -206,8 +206,7 @@ fn thirty_eight_boxes_are_all_there_after_their_tares_were_killed_with_the_locks
     let mut random = Random::seeded(fresh_seed());
     for id in &boxes {
         let update = case.spawn_call(["update", "--lease", "1h", id]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(random.below(8_000)));
+        tare_harness::let_pass(Duration::from_micros(random.below(8_000)));
         update.signal(Signal::KILL);
         update.wait();
     }

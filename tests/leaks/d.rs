@@ -318,8 +318,7 @@ fn a_paused_box_stands_still_in_every_cgroup_that_it_made() {
     for _ in 0..3 {
         case.call(["pause", &id]).ok();
         let before = counts();
-        // Not a wait for something, and bounded: what ran would count meanwhile.
-        std::thread::sleep(Duration::from_millis(200));
+        tare_harness::let_pass(Duration::from_millis(200));
         assert_eq!(counts(), before);
         assert_eq!(case.state(&id), "paused");
         case.call(["resume", &id]).ok();

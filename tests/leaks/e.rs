@@ -173,8 +173,7 @@ fn who_is_cancelled_or_refused_before_it_is_there_leaves_nothing_in_the_keeper()
     }
     for step in 0..times(40, 400) {
         let client = case.spawn_call(["exec", &id, "--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        thread::sleep(Duration::from_micros(100 * u64::try_from(step % 40).unwrap_or(0)));
+        tare_harness::let_pass(Duration::from_micros(100 * u64::try_from(step % 40).unwrap_or(0)));
         client.signal(Signal::KILL);
         client.wait();
     }

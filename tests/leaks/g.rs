@@ -166,8 +166,7 @@ fn who_is_killed_between_taking_and_writing_down_keeps_nothing() {
     let mut random = Random::seeded(fresh_seed());
     for _ in 0..times(40, 600) {
         let creator = case.spawn(["--name", "wanted", "--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(random.below(12_000)));
+        tare_harness::let_pass(Duration::from_micros(random.below(12_000)));
         creator.signal(Signal::KILL);
         creator.wait();
         eventually("its user ids are free", || case.uid_claims() == 0);

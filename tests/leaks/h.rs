@@ -206,8 +206,7 @@ fn a_client_that_gives_up_while_its_box_is_made_leaves_nothing() {
     for step in 0..times(80, 400) {
         let signal = signals[step % signals.len()];
         let client = case.spawn(["--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(100 * u64::try_from(step % 80).unwrap_or(0)));
+        tare_harness::let_pass(Duration::from_micros(100 * u64::try_from(step % 80).unwrap_or(0)));
         client.signal(signal);
         // One is enough at any moment: it ends tare, or the command that tare passes it to.
         let output = client.wait();

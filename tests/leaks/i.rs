@@ -210,8 +210,7 @@ fn a_box_is_removed_in_every_state() {
     // One that starts: whoever comes first, both are over then and nothing is left.
     for step in 0..20 {
         let creator = case.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
-        // Not a wait for something, and bounded: the moment itself is the input.
-        std::thread::sleep(Duration::from_micros(500 * step));
+        tare_harness::let_pass(Duration::from_micros(500 * step));
         case.call(["rm", "-f", "a"]);
         creator.wait();
         case.call(["rm", "-f", "a"]);

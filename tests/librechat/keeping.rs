@@ -140,8 +140,7 @@ fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
                 eventually_within(PATIENT, "it answers", || {
                     answers_now.load(Ordering::Relaxed) >= answers
                 });
-                // The moment within an upload is what is tried; bounded by the constant.
-                std::thread::sleep(Duration::from_micros(later));
+                tare_harness::let_pass(Duration::from_micros(later));
                 server.kill();
             };
             let next = chat.after(&tare, kill, "");

@@ -123,8 +123,7 @@ fn a_server_that_is_killed_in_between_does_not_make_a_second_box() {
         // From before the record to after the answer.
         if round > 0 {
             eventually("it is being made", || !tare.footprint().records.is_empty());
-            // This is bounded, and no wait: the kill comes at another moment each round.
-            thread::sleep(std::time::Duration::from_millis(u64::from(round) * 3));
+            tare_harness::let_pass(std::time::Duration::from_millis(u64::from(round) * 3));
         }
         server.kill();
         drop(stream);

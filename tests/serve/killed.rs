@@ -45,8 +45,7 @@ fn killed_once(scene: &Scene, seed: u64) {
             }
         };
         let clients: Vec<_> = (0..CLIENTS).map(|it| threads.spawn(client(it))).collect();
-        // The moment is what is tried; bounded by the constant.
-        std::thread::sleep(Duration::from_millis(after));
+        tare_harness::let_pass(Duration::from_millis(after));
         server.kill();
         let joined = clients.into_iter().map(|client| client.join());
         joined.flat_map(|known| known.expect("it has said why")).collect()

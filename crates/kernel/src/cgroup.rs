@@ -239,7 +239,7 @@ pub fn kill_until_empty(cgroup: &Cgroup, bound: Duration) -> io::Result<bool> {
         if start.elapsed() > ESCALATE_AFTER {
             kill_members(cgroup)?;
         }
-        // A bounded look-again, not a hope: the loop ends at `bound`.
+        #[expect(clippy::disallowed_methods, reason = "bounded by `bound`")]
         std::thread::sleep(LOOK_AGAIN);
     }
     Ok(true)

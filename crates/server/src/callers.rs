@@ -258,7 +258,7 @@ mod tests {
         let start = std::time::Instant::now();
         while callers.desk.lock().threads > STAYING {
             assert!(start.elapsed() < GOES_AFTER * 10, "they do not go");
-            // A bounded look-again.
+            #[expect(clippy::disallowed_methods, reason = "bounded by the assertion above")]
             thread::sleep(Duration::from_millis(10));
         }
         runtime.block_on(callers.call(|| ()));
@@ -299,7 +299,7 @@ mod tests {
         let start = std::time::Instant::now();
         while callers.desk.lock().calls.is_empty() {
             assert!(start.elapsed() < GOES_AFTER * 10, "it is not queued");
-            // A bounded look-again.
+            #[expect(clippy::disallowed_methods, reason = "bounded by the assertion above")]
             thread::sleep(Duration::from_millis(1));
         }
         drop(held);

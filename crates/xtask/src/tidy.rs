@@ -1,9 +1,9 @@
 //! The rules of style that a program can check.
 //!
-//! A rule that nothing checks is an opinion. Each rule is one function from a
-//! file to what it finds there; [`source`] tells them code from comments. The
-//! limits are walls for the tail, not targets.
+//! Lints of rustc and clippy check what they can. The rest is here: each rule is a function from
+//! files to findings.
 
+mod arrows;
 mod catalogue;
 mod rules;
 mod source;
@@ -16,15 +16,15 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where our own Rust is.
+/// The directories of our own Rust files.
 const ROOMS: [&str; 2] = ["crates", "tests"];
 
-/// What is held against the tests, and by which rule.
+/// Documents that name tests, and the rule that compares them.
 type Rule = fn(&str, &str, &[Source]) -> Vec<Finding>;
 const DOCUMENTS: [(&str, Rule); 2] =
     [("SPECIFICATION.md", specification::check), ("README.md", catalogue::check)];
 
-/// How deep directories may nest before this looks like a loop.
+/// A limit on nested directories, against loops.
 const DEPTH_MAX: usize = 16;
 
 /// One breach of one rule.
@@ -41,11 +41,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Fails with everything that any rule finds in this workspace.
+/// Fails if any rule finds something in this workspace, and lists all findings.
 pub fn check() -> Result<(), Failure> {
     let root = Workspace::alone()?.workspace_root;
     let sources = read_sources(&root)?;
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::all).collect();
+    let exceptions = fs::read_to_string(root.join(arrows::EXCEPTIONS));
+    let exceptions = exceptions.doing(|| format!("cannot read {}", arrows::EXCEPTIONS))?;
+    findings.extend(arrows::check(&sources, &exceptions));
     for (document, rule) in DOCUMENTS {
         match fs::read_to_string(root.join(document)) {
             Ok(text) => findings.extend(rule(document, &text, &sources)),
@@ -77,7 +80,7 @@ fn read_sources(root: &Path) -> Result<Vec<Source>, Failure> {
     sources.collect()
 }
 
-/// Files of Rust, except what a build made.
+/// Collects Rust files, except in build output.
 fn collect(directory: &Path, depth_left: usize, paths: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let (path, kind) = entry.and_then(|it| Ok((it.path(), it.file_type()?)))?;

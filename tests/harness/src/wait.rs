@@ -29,7 +29,14 @@ pub fn poll(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
         if Instant::now() >= deadline {
             return false;
         }
-        // A bounded look-again: the loop ends at its deadline.
+        #[expect(clippy::disallowed_methods, reason = "bounded by the deadline")]
         std::thread::sleep(STEP);
     }
+}
+
+/// Lets a time pass. For tests whose input is the moment of an action, such as a kill, or that
+/// measure what happens meanwhile. Never use it to wait for something.
+#[expect(clippy::disallowed_methods, reason = "bounded by its argument")]
+pub fn let_pass(time: Duration) {
+    std::thread::sleep(time);
 }

@@ -55,7 +55,7 @@ impl Engine {
             if !is_at_work && since.elapsed() >= STILL_FOR {
                 return;
             }
-            // A bounded look-again: ends at `FADED_WITHIN`.
+            #[expect(clippy::disallowed_methods, reason = "bounded by FADED_WITHIN")]
             std::thread::sleep(LOOK_AGAIN);
             let now = self.fading();
             if now != last {

@@ -45,7 +45,10 @@ pub fn lock_within(
             let why = held(file.as_fd());
             return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
         }
-        // A bounded look-again: a blocking `flock` cannot be given up.
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "bounded by the deadline; a blocking flock cannot be given up"
+        )]
         std::thread::sleep(LOOK_AGAIN);
     }
 }

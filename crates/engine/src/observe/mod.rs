@@ -353,7 +353,7 @@ const GOES_WITHIN: Duration = Duration::from_millis(200);
 fn is_populated(of: Tagged<'_>, host: &Host) -> io::Result<bool> {
     for look in 0..POPULATED_LOOKS {
         if look > 0 {
-            // A bounded look-again.
+            #[expect(clippy::disallowed_methods, reason = "bounded by POPULATED_LOOKS")]
             std::thread::sleep(LOOK_AGAIN);
         }
         if !host.meters().is_populated(of)? {

@@ -168,7 +168,10 @@ impl Engine {
             match self.look_for_end(watch)? {
                 Looked::Ended(ended) => return Ok(ended),
                 Looked::Lives(keeper) => drop(keeper.wait_dead(WAIT)),
-                // A look-again, bounded by what making or ending a box may take.
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "bounded by the time to create or end a box"
+                )]
                 Looked::Between => std::thread::sleep(LOOK_AGAIN),
             }
         }

@@ -165,7 +165,7 @@ impl Supervisor {
             // Somebody with our ids has taken our right to so many descriptors: what
             // can be asked without waiting is asked, again and again.
             Err(_) => {
-                // A bounded look-again: it ends with the box.
+                #[expect(clippy::disallowed_methods, reason = "bounded by the life of the box")]
                 std::thread::sleep(LOOK_AGAIN);
                 return sources.filter(|it| *it != Source::Listener).collect();
             }

@@ -217,7 +217,10 @@ fn until_gone(path: &Path, remove: impl Fn() -> std::io::Result<()>) -> Result<(
         }
         last = remove();
         if last.is_err() {
-            // Bounded by REMOVAL_ATTEMPTS: there is no event for "no longer in use".
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "bounded by REMOVAL_ATTEMPTS; no event says that it is unused"
+            )]
             std::thread::sleep(REMOVAL_PAUSE);
         }
     }

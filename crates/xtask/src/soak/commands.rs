@@ -64,7 +64,7 @@ impl Caller {
     /// what was started.
     pub fn crash(&self, launch: &Launch, after: Duration, victim: Victim) -> io::Result<()> {
         let mut child = self.spawn(launch)?;
-        // Not a wait for something, and bounded: the moment itself is the input.
+        #[expect(clippy::disallowed_methods, reason = "the moment of the kill is the input")]
         std::thread::sleep(after);
         match victim {
             Victim::Itself => child.kill()?,

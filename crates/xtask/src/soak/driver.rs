@@ -220,7 +220,10 @@ impl Driver<'_> {
             if start.elapsed() >= bound {
                 return false;
             }
-            // Bounded by `bound`: the kernel tells nobody when it has freed something.
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "bounded by `bound`; the kernel does not report what it frees"
+            )]
             thread::sleep(SETTLE_PAUSE);
         }
     }

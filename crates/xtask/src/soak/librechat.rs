@@ -170,7 +170,7 @@ fn within(otherwise: &str, mut is_so: impl FnMut() -> bool) -> Result<(), Surpri
         if start.elapsed() > SETTLES_WITHIN {
             return Err(otherwise.to_owned());
         }
-        // Bounded by the check above.
+        #[expect(clippy::disallowed_methods, reason = "bounded by the check above")]
         thread::sleep(LOOK_AGAIN);
     }
     Ok(())

@@ -152,7 +152,10 @@ fn innermost(pid: u32) -> Option<i32> {
         if inner.is_some() {
             return inner;
         }
-        // Bounded by RESIDENT_START_MAX: there is no event for a grandchild.
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "bounded by RESIDENT_START_MAX; no event reports a grandchild"
+        )]
         std::thread::sleep(Duration::from_millis(2));
     }
     None

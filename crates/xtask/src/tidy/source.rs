@@ -1,9 +1,7 @@
-//! A Rust file as the rules of style see it: code and comments apart.
+//! A Rust file as the rules of style see it: code separate from comments.
 //!
-//! Not a parser. It knows where comments, strings and characters begin and end,
-//! which is enough to tell a brace from a picture of one, and counts braces from
-//! there. What a macro makes of its tokens it does not know: a function inside
-//! `macro_rules!` is measured as it is written.
+//! This is not a parser. It knows where comments, strings and characters begin and end, and it
+//! counts braces. It does not expand macros.
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +14,8 @@ pub struct Source {
     pub text: String,
     pub code: String,
     pub comments: String,
+    /// First and last line of each item below `#[cfg(test)]`.
+    test_items: Vec<(usize, usize)>,
 }
 
 /// A function with a body.
@@ -24,8 +24,6 @@ pub struct Function {
     pub name: String,
     /// Counted from 1: where `fn` stands.
     pub line: usize,
-    /// From `fn` to the closing brace.
-    pub lines: usize,
     pub is_test: bool,
 }
 
@@ -33,55 +31,33 @@ impl Source {
     pub fn new(path: impl AsRef<Path>, text: impl Into<String>) -> Self {
         let text = text.into();
         let (code, comments) = split(&text);
-        Self { path: path.as_ref().to_owned(), text, code, comments }
+        let test_items = test_items(&code);
+        Self { path: path.as_ref().to_owned(), text, code, comments, test_items }
     }
 
-    /// Lines that are not in a `#[cfg(test)]` module.
+    /// The number of lines that are not test code.
     pub fn lines_without_tests(&self) -> usize {
-        let test_lines: usize = self.test_modules().map(|(first, last)| last - first + 1).sum();
-        self.text.lines().count() - test_lines
+        let lines = 1..=self.text.lines().count();
+        lines.filter(|line| !self.is_test_code(*line)).count()
     }
 
-    /// First and last line of each `#[cfg(test)] mod x { ... }`.
-    fn test_modules(&self) -> impl Iterator<Item = (usize, usize)> {
-        const MARK: &str = "#[cfg(test)]";
-        self.code.match_indices(MARK).filter_map(|(start, _)| {
-            let after = start + MARK.len();
-            let rest = self.code[after..].trim_start();
-            let is_module = rest.starts_with("mod ") || rest.starts_with("pub mod ");
-            let (_, end) = body(&self.code[after..]).filter(|_| is_module)?;
-            Some((self.line_of(start), self.line_of(after + end)))
-        })
+    /// Whether a line belongs to an item that only test builds have.
+    pub fn is_test_code(&self, line: usize) -> bool {
+        self.test_items.iter().any(|(first, last)| (*first..=*last).contains(&line))
     }
 
     pub fn functions(&self) -> Vec<Function> {
         let found = words(&self.code, "fn").filter_map(|start| {
             let name = identifier(self.code[start + 2..].trim_start())?;
-            let (_, end) = body(&self.code[start..])?;
-            let line = self.line_of(start);
-            let lines = self.line_of(start + end) - line + 1;
+            body(&self.code[start..])?;
             let is_test = is_test(&self.code[..start]);
-            Some(Function { name: name.to_owned(), line, lines, is_test })
+            Some(Function { name: name.to_owned(), line: self.line_of(start), is_test })
         });
         found.collect()
     }
 
-    /// Lines of code on which this stands as a word of its own, counted from 1.
-    pub fn code_lines_with(&self, word: &str) -> Vec<usize> {
-        words(&self.code, word).map(|at| self.line_of(at)).collect()
-    }
-
-    /// The comment that ends on the line above, however many lines it has.
-    pub fn comment_above(&self, line: usize) -> String {
-        let comments: Vec<&str> = self.comments.lines().collect();
-        let code: Vec<&str> = self.code.lines().collect();
-        let above = (0..line - 1).rev();
-        let block =
-            above.take_while(|&it| code[it].trim().is_empty() && !comments[it].trim().is_empty());
-        block.map(|it| comments[it]).collect::<Vec<_>>().join("\n")
-    }
-
-    fn line_of(&self, offset: usize) -> usize {
+    /// The line of an offset into `code`, counted from 1.
+    pub fn line_of(&self, offset: usize) -> usize {
         self.code[..offset].matches('\n').count() + 1
     }
 }
@@ -98,7 +74,20 @@ pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 
     })
 }
 
-fn identifier(text: &str) -> Option<&str> {
+/// First and last line of each `#[cfg(test)]` item: up to its closing brace, or to its `;`.
+fn test_items(code: &str) -> Vec<(usize, usize)> {
+    const MARK: &str = "#[cfg(test)]";
+    let line_of = |offset: usize| code[..offset].matches('\n').count() + 1;
+    let items = code.match_indices(MARK).map(|(start, _)| {
+        let after = start + MARK.len();
+        let end = body(&code[after..]).map(|(_, end)| end).or_else(|| code[after..].find(';'));
+        (line_of(start), line_of(after + end.unwrap_or_default()))
+    });
+    items.collect()
+}
+
+/// The name that a text begins with.
+pub fn identifier(text: &str) -> Option<&str> {
     let end = text.find(|it: char| !it.is_alphanumeric() && it != '_').unwrap_or(text.len());
     Some(&text[..end]).filter(|it| !it.is_empty())
 }
@@ -263,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_measured_from_fn_to_the_brace_that_closes_them() {
+    fn functions_with_a_body_are_found() {
         let text = "\
 fn one() {}
 #[test]
@@ -278,39 +267,32 @@ trait T { fn declared(&self); fn given(&self) { 1 } }
 ";
         let functions = Source::new("x.rs", text).functions();
         let seen: Vec<_> =
-            functions.iter().map(|it| (it.name.as_str(), it.line, it.lines, it.is_test)).collect();
-        let expected = [("one", 1, 1, false), ("two", 3, 7, true), ("given", 10, 1, false)];
-        assert_eq!(seen, expected);
+            functions.iter().map(|it| (it.name.as_str(), it.line, it.is_test)).collect();
+        assert_eq!(seen, [("one", 1, false), ("two", 3, true), ("given", 10, false)]);
     }
 
     #[test]
-    fn test_modules_are_not_counted_as_lines() {
+    fn items_below_cfg_test_are_test_code() {
         let text = "\
 fn a() {}
 #[cfg(test)]
-fn only_in_tests() {}
+fn only_in_tests() {
+}
 #[cfg(test)]
-mod tests {
+mod tests;
+#[cfg(test)]
+mod more {
     fn b() {}
 }
 ";
-        assert_eq!(Source::new("x.rs", text).lines_without_tests(), 3);
-        let declared = "#[cfg(test)]\nmod tests;\nfn a() {}\n";
-        assert_eq!(Source::new("x.rs", declared).lines_without_tests(), 3);
+        let source = Source::new("x.rs", text);
+        let test_code: Vec<_> = (1..=10).filter(|it| source.is_test_code(*it)).collect();
+        assert_eq!(test_code, [2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(source.lines_without_tests(), 1);
     }
 
     #[test]
     fn a_word_is_not_a_part_of_a_name() {
-        let source = Source::new("x.rs", "unsafe_code\nunsafe {}\nnot_unsafe\n// unsafe\n");
-        assert_eq!(source.code_lines_with("unsafe"), [2]);
-    }
-
-    #[test]
-    fn the_comment_above_ends_at_code_and_at_empty_lines() {
-        let text = "// far\n\n// one\n// two\ncall();\ncall();\n";
-        let source = Source::new("x.rs", text);
-        assert_eq!(source.comment_above(5), "// two\n// one");
-        assert_eq!(source.comment_above(6), "");
-        assert_eq!(source.comment_above(1), "");
+        assert_eq!(words("fn_a fn not_fn", "fn").collect::<Vec<_>>(), [5]);
     }
 }

@@ -225,7 +225,10 @@ fn processes_left() -> Vec<String> {
         if left.is_empty() || Instant::now() > deadline {
             return left;
         }
-        // Bounded by the deadline above: no event says that a foreign process died.
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "bounded by the deadline; no event reports the death of a foreign process"
+        )]
         std::thread::sleep(Duration::from_millis(2));
     }
 }

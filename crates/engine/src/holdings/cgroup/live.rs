@@ -232,7 +232,7 @@ pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), E
             let why = "a process in it hangs in the kernel";
             return Err(Error::new(ErrorKind::Failed, doing()).because(why));
         }
-        // A bounded look-again: ends at `FREEZE_WITHIN`.
+        #[expect(clippy::disallowed_methods, reason = "bounded by FREEZE_WITHIN")]
         std::thread::sleep(LOOK_AGAIN);
     }
 }

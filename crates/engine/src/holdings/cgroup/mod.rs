@@ -426,7 +426,7 @@ fn remove(path: &Path, within: Duration) -> io::Result<()> {
             Err(error)
                 if error.kind() == io::ErrorKind::ResourceBusy && start.elapsed() < within =>
             {
-                // A bounded look-again: gives up at `within`.
+                #[expect(clippy::disallowed_methods, reason = "bounded by `within`")]
                 std::thread::sleep(Duration::from_micros(200));
             }
             other => return other,

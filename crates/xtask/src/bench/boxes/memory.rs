@@ -111,7 +111,7 @@ fn cost_of_boxes(tare: &mut Tare, count: usize) -> Result<(Use, Vec<Anatomy>), F
 fn at_rest() -> Result<Meminfo, Failure> {
     let mut last = Meminfo::read()?;
     for _ in 0..REST_LOOKS_MAX {
-        // Bounded by REST_LOOKS_MAX.
+        #[expect(clippy::disallowed_methods, reason = "bounded by REST_LOOKS_MAX")]
         std::thread::sleep(REST_PAUSE);
         let now = Meminfo::read()?;
         let moved = now.accounted_kb().abs_diff(last.accounted_kb());

@@ -140,7 +140,7 @@ impl Server {
             if started.elapsed() > LISTENS_WITHIN {
                 return Err(Failure::new(format!("{name} does not listen")));
             }
-            // Bounded by the check above.
+            #[expect(clippy::disallowed_methods, reason = "bounded by the check above")]
             std::thread::sleep(LOOK_AGAIN);
         }
         Ok(server)
