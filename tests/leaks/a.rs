@@ -1,6 +1,8 @@
 //! A. A kill that does not reach the whole tree.
 
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -207,6 +209,50 @@ fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
     eventually("whoever looks next ends it", || case.state(&id) == "exited");
     case.assert_over(&id);
     case.remove(&id);
+}
+
+/// A process whose request a file server in user space has taken cannot be killed before the
+/// server answers (D state, `request_wait_answer` of fs/fuse/dev.c).
+#[test]
+fn box_that_waits_for_a_file_server_is_stuck_until_the_server_answers() {
+    let case = case();
+    if !has_program("bindfs") || !is_root() || !Path::new("/dev/fuse").exists() {
+        skip!("bindfs or /dev/fuse is not there, or we are not root");
+    }
+    let [source, below, above] = [(); 3].map(|()| TemporaryDirectory::new());
+    source.write("file", "content");
+    // The server above takes the request, and waits for the stopped one below.
+    let [lower, upper] = [(&source, &below), (&below, &above)].map(|(from, to)| {
+        let mut bindfs = Command::new("bindfs");
+        bindfs.args(["-f", from.text(), to.text()]);
+        let server = case.start_piped(bindfs);
+        let table = || fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
+        eventually("it is mounted", || table().contains(to.text()));
+        server
+    });
+    lower.signal(Signal::STOP);
+    let file = above.path().join("file");
+    let id = case.up(&["--contain"], &format!("echo up; read line < {}", file.display()));
+    eventually("the command opens the file", || {
+        case.workload(&id).first().is_some_and(|shell| is_opening(shell.pid))
+    });
+    let output = case.call(["rm", "-f", &id]).exited(1);
+    assert!(output.lasted < SOON, "{output}");
+    output.printed("").said(&["tare: ", "does not die"]);
+    assert_eq!(case.state(&id), "stuck");
+    case.call(["audit"]).exited(1);
+    lower.signal(Signal::CONT);
+    eventually("the next command ends it", || case.listed(&id).is_none());
+    for (mounted, server) in [(above, upper), (below, lower)] {
+        unmount(mounted.path(), UnmountFlags::empty()).expect("no process holds it");
+        server.wait();
+    }
+}
+
+/// Whether a process is in open(2) or openat(2) (proc_pid_syscall(5)).
+fn is_opening(pid: u32) -> bool {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    ["2 ", "257 "].iter().any(|number| call.starts_with(number))
 }
 
 /// A process of a box that everything else of it depends on.
