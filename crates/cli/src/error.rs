@@ -60,12 +60,12 @@ pub fn cause_and_hint(error: &Error) -> (String, Option<String>) {
 
 /// A refusal of what was asked for, with what would be accepted as its hint.
 pub fn bad(message: impl Into<String>, hint: &str) -> Error {
-    Error::new(ErrorKind::BadRequest, message).with_hint(hint)
+    Error::bad_request(message).with_hint(hint)
 }
 
 /// `error` with the option that it came by.
 pub fn of_option(option: &str, error: Error) -> Error {
-    Error::new(error.kind(), format!("bad value for {option}")).because(error)
+    Error::new(error.kind(), format!("bad value for {option}")).caused_by(error)
 }
 
 pub fn print_error(error: &Error) {
@@ -108,9 +108,7 @@ pub fn print_to_reader(text: &str) -> Result<Reader, Error> {
     match written.and_then(|()| stdout.flush()) {
         Ok(()) => Ok(Reader::There),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
-        Err(error) => {
-            Err(Error::new(ErrorKind::Failed, "cannot write the result to stdout").because(error))
-        }
+        Err(error) => Err(Error::failed("cannot write the result to stdout").caused_by(error)),
     }
 }
 
@@ -132,7 +130,7 @@ mod tests {
             Box::<dyn StdError + Send + Sync>::from(Errno::MFILE),
             io::Error::from(Errno::MFILE).into(),
         ] {
-            let error = Error::new(ErrorKind::Failed, "cannot set pids.max").because(cause);
+            let error = Error::failed("cannot set pids.max").caused_by(cause);
             let text = sentence(&error.with_hint("is it in range?"));
             assert!(text.contains("ulimit -n 256"), "{text}");
             assert!(!text.contains("in range") && !text.contains("os error"), "{text}");
@@ -141,11 +139,11 @@ mod tests {
 
     #[test]
     fn an_error_is_its_message_its_causes_and_a_hint() {
-        let cause = Error::new(ErrorKind::BadRequest, "'x\ny' is bad").with_hint("try z");
+        let cause = Error::bad_request("'x\ny' is bad").with_hint("try z");
         let error = of_option("--thing", cause);
         assert_eq!(sentence(&error), "bad value for --thing: 'x\\ny' is bad (try z)");
         let io_error = io::Error::from_raw_os_error(2);
-        let error = Error::new(ErrorKind::Failed, "cannot open it").because(io_error);
+        let error = Error::failed("cannot open it").caused_by(io_error);
         assert_eq!(sentence(&error), "cannot open it: No such file or directory");
     }
 

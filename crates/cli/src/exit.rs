@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tare_engine::spec::duration;
-use tare_engine::{Ended, EndedBy, Error, ErrorKind, Exit};
+use tare_engine::{Ended, EndedBy, Error, Exit};
 
 use crate::error::{print_error, print_note, run_code};
 
@@ -65,9 +65,7 @@ impl Verdict {
     }
 
     pub fn lost(error: std::io::Error) -> Self {
-        Self::failed(
-            Error::new(ErrorKind::Failed, "cannot stay attached to the box").because(error),
-        )
+        Self::failed(Error::failed("cannot stay attached to the box").caused_by(error))
     }
 
     pub fn signalled(signal: i32) -> Self {

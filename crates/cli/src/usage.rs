@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
+use tare_engine::Error;
 use tare_engine::spec::received::quoted;
-use tare_engine::{Error, ErrorKind};
 
 use crate::cli::Cli;
 
@@ -42,14 +42,14 @@ pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
         Some(nearest) => format!("did you mean {nearest}? {help}"),
         None => help,
     };
-    Error::new(ErrorKind::BadRequest, message(error)).with_hint(hint)
+    Error::bad_request(message(error)).with_hint(hint)
 }
 
 fn refused_value(error: &clap::Error) -> Option<Error> {
     let argument = text(error, ContextKind::InvalidArg)?;
     let reason: &Error = error.source()?.downcast_ref()?;
     let message = format!("bad value for {}", flag_of(&argument));
-    let refused = Error::new(ErrorKind::BadRequest, message).because(reason.to_string());
+    let refused = Error::bad_request(message).caused_by(reason.to_string());
     Some(match reason.hint() {
         Some(hint) => refused.with_hint(hint),
         None => refused,

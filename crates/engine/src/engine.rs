@@ -11,7 +11,7 @@ use tare_kernel::process::check_proc;
 
 use crate::care::reclaiming::Listener;
 use crate::create::{Ends, Reserve};
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::host::layout::Layout;
 use crate::host::obstacle::{Step, explained};
 use crate::host::state_root;
@@ -101,16 +101,16 @@ impl Engine {
         if host.boot_id.is_empty() {
             // Every box would be one of an earlier boot, and over.
             let message = "cannot tell which boot of the host this is";
-            let error = Error::new(ErrorKind::Failed, message).with_hint("is /proc mounted?");
+            let error = Error::failed(message).with_hint("is /proc mounted?");
             return Err(match File::open(BOOT_ID) {
-                Err(why) => error.because(why),
+                Err(why) => error.caused_by(why),
                 Ok(_) => error,
             });
         }
         check_proc().map_err(|why| {
             let message = "cannot identify processes: /proc is not usable";
-            Error::new(ErrorKind::Failed, message)
-                .because(why)
+            Error::failed(message)
+                .caused_by(why)
                 .with_hint("mount /proc for this PID namespace: mount -t proc proc /proc")
         })?;
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -152,7 +152,7 @@ impl Engine {
     /// Makes a box whose life hangs on the returned value and on this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Attached, Error> {
         let id = BoxId::random();
-        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let mut record = self.record(&id, spec, None)?;
         match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
             Ok(made) => {

@@ -1,33 +1,36 @@
-//! One error: what was being done to what, why it failed, what to do about it.
+//! The engine's only error type: what failed and on what (the message), why (the source), and
+//! what the user can do about it (the hint).
+//!
+//! The message never repeats its source. The engine never prints an error: the command line and
+//! the server show it once, at the edge.
 
 use std::error::Error as StdError;
 use std::{fmt, io, iter};
 
 use rustix::io::Errno;
 
-/// Who can do something about an error; decides exit codes and statuses.
+/// The class of an error. It decides the exit code and the HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The request is wrong: a value, a path that does not exist.
+    /// The request is wrong: for example a bad value, or a path that does not exist.
     BadRequest,
     /// There is no such box.
     NoSuchBox,
-    /// It cannot be done to this box now, or not beside another one.
+    /// The request conflicts with the state of this box or with another box.
     Conflict,
-    /// The keeper of the box does not answer. It may later.
+    /// The keeper of the box does not answer. A later request may succeed.
     NoAnswer,
-    /// The host cannot do what was asked for.
+    /// This host cannot do what was requested.
     Unsupported,
-    /// The command is not in the box.
+    /// The command does not exist in the box.
     CommandNotFound,
-    /// The command is there but cannot be executed.
+    /// The command exists but is not executable.
     CommandNotExecutable,
     /// Another process is changing the box, and did not finish in time.
     Busy,
-    /// Something of a box could not be ended. It stays on record as stuck, and tare
-    /// tries again.
+    /// Part of a box could not be removed. The box stays on record as stuck, and tare tries again.
     Stuck,
-    /// Something that should have worked did not.
+    /// Anything else: an operation that should have worked failed.
     Failed,
 }
 
@@ -44,7 +47,20 @@ impl Error {
         Self { kind, message: message.into(), hint: None, source: None }
     }
 
-    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Failed, message)
+    }
+
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Conflict, message)
+    }
+
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::BadRequest, message)
+    }
+
+    /// Sets the source: the reason why the operation failed.
+    pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
@@ -54,7 +70,7 @@ impl Error {
         self
     }
 
-    /// Adds to the hint that something else failed on the way, and what to do about it.
+    /// Adds a second failure and its own hint to the hint, for example that a roll-back failed too.
     pub fn with_note(self, other: &Self, hint: &str) -> Self {
         let why = StdError::source(other).map(|why| format!(": {}", reason(why)));
         let note = format!("{other}{}; {hint}", why.unwrap_or_default());
@@ -65,7 +81,7 @@ impl Error {
         self.with_hint(hint)
     }
 
-    /// The same error for a box that is stuck because of it.
+    /// Changes the kind to [`ErrorKind::Stuck`].
     pub(crate) fn stuck(mut self) -> Self {
         self.kind = ErrorKind::Stuck;
         self
@@ -79,11 +95,11 @@ impl Error {
         self.hint.as_deref()
     }
 
-    /// The number of the system call that failed, if that is where the error began.
+    /// Returns the errno in the chain of sources, if a system call failed.
     pub fn errno(&self) -> Option<Errno> {
         let of_one = |cause: &(dyn StdError + 'static)| {
             let of_io = cause.downcast_ref().and_then(io::Error::raw_os_error);
-            // A keeper may report any number, and rustix panics on one that is no errno.
+            // A keeper may report any number, and rustix panics on a number that is not an errno.
             let of_io = of_io.filter(|number| (1..4096).contains(number));
             let errno = cause.downcast_ref::<Errno>().copied();
             errno.or(of_io.map(Errno::from_raw_os_error))
@@ -92,7 +108,7 @@ impl Error {
     }
 }
 
-/// The message alone; the chain of sources says why.
+/// Shows the message without its sources.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -105,7 +121,7 @@ impl StdError for Error {
     }
 }
 
-/// The kernel's reason without its number, which says the same again.
+/// Returns the text of a source without the `(os error N)` that std appends.
 pub fn reason(cause: &dyn StdError) -> String {
     let text = cause.to_string();
     match text.rsplit_once(" (os error ") {
@@ -114,13 +130,13 @@ pub fn reason(cause: &dyn StdError) -> String {
     }
 }
 
-/// `result.doing(|| format!("cannot make cgroup {path}"))`.
-pub trait Doing<T> {
-    fn doing(self, message: impl FnOnce() -> String) -> Result<T, Error>;
+/// Adds a message to an error: `result.context(|| format!("cannot make cgroup {path}"))`.
+pub trait Context<T> {
+    fn context(self, message: impl FnOnce() -> String) -> Result<T, Error>;
 }
 
-impl<T, E: Into<Box<dyn StdError + Send + Sync>>> Doing<T> for Result<T, E> {
-    fn doing(self, message: impl FnOnce() -> String) -> Result<T, Error> {
-        self.map_err(|source| Error::new(ErrorKind::Failed, message()).because(source))
+impl<T, E: Into<Box<dyn StdError + Send + Sync>>> Context<T> for Result<T, E> {
+    fn context(self, message: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::failed(message()).caused_by(source))
     }
 }

@@ -29,7 +29,7 @@ pub use care::sweep::{Outcome, Subject, Swept};
 pub use create::detach::Started;
 pub use create::seccomp;
 pub use engine::Engine;
-pub use error::{Doing, Error, ErrorKind, reason};
+pub use error::{Context, Error, ErrorKind, reason};
 pub use gauge::{Change, Gauge, GaugeSettings, Gauges, Level, Reading, Refusal, Thresholds, Unit};
 pub use history::Explanation;
 pub use history::steps::{Step, StepKind, Story};

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::history::keep_story;
 use crate::history::steps::Removal;
 use crate::holdings::name::Names;
@@ -75,8 +75,8 @@ impl Site<'_> {
     ) -> Result<(), Error> {
         if let Some(flaw @ Flaw::Foreign { .. }) = &record.flaw {
             let message = format!("cannot remove {} from boxes/", self.id);
-            return Err(Error::new(ErrorKind::Conflict, message)
-                .because(flaw.to_string())
+            return Err(Error::conflict(message)
+                .caused_by(flaw.to_string())
                 .with_hint(flaw.remedy()));
         }
         let is_over = record.account.ended.is_some();
@@ -122,8 +122,8 @@ impl Site<'_> {
         leave: Leave,
     ) -> Result<(), Error> {
         let doing = || format!("cannot look for the keeper of box {}", self.id);
-        let keeper = provable_keeper(record, self.tagged(), self.host).doing(doing)?;
-        if keeper.is_none() && record.is_kept_out_of_sight().doing(doing)? {
+        let keeper = provable_keeper(record, self.tagged(), self.host).context(doing)?;
+        if keeper.is_none() && record.is_kept_out_of_sight().context(doing)? {
             return Err(out_of_sight(self.id));
         }
         note_kill(record, keeper.as_ref(), why);
@@ -138,7 +138,7 @@ impl Site<'_> {
         within: Duration,
     ) -> Result<(), Error> {
         if let Some(keeper) = keeper {
-            keeper.kill().doing(|| format!("cannot kill the keeper of box {}", self.id))?;
+            keeper.kill().context(|| format!("cannot kill the keeper of box {}", self.id))?;
             wait_gone(keeper, self.id, within)?;
         }
         cgroup::release(&self.roots(record), self.tagged(), within)
@@ -187,7 +187,7 @@ impl Site<'_> {
     /// The names, locked, if the box may have one.
     fn names_of(&self, account: &Account) -> Result<Option<Names>, Error> {
         if account.intent.is_none() || account.may_hold().next().is_some() {
-            Names::lock(self.layout).doing(|| self.cannot_release())
+            Names::lock(self.layout).context(|| self.cannot_release())
         } else {
             Ok(None)
         }
@@ -199,10 +199,10 @@ impl Site<'_> {
         let mut is_right = account.intent.is_some();
         for name in account.may_hold() {
             let released = names.release(name.as_str(), self.id);
-            let was_held = released.doing(|| self.cannot_release())?;
+            let was_held = released.context(|| self.cannot_release())?;
             is_right &= was_held || account.name() != Some(name);
         }
-        if is_right { Ok(()) } else { names.release_all(self.id).doing(|| self.cannot_release()) }
+        if is_right { Ok(()) } else { names.release_all(self.id).context(|| self.cannot_release()) }
     }
 
     fn cannot_release(&self) -> String {
@@ -261,8 +261,8 @@ fn may_keep_scratch(record: &Locked) -> bool {
 /// Whoever cannot see the keeper sees nothing of the box, and would take it for gone.
 fn out_of_sight(id: &BoxId) -> Error {
     let message = format!("cannot end box {id}");
-    Error::new(ErrorKind::Failed, message)
-        .because("its keeper lives where this tare cannot see it")
+    Error::failed(message)
+        .caused_by("its keeper lives where this tare cannot see it")
         .with_hint("end it from the PID namespace that it was started in")
 }
 
@@ -270,15 +270,15 @@ fn out_of_sight(id: &BoxId) -> Error {
 pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
     let doing = || format!("cannot wait for the keeper of box {id}");
     let start = Instant::now();
-    while !keeper.wait_dead(within).doing(doing)? {
+    while !keeper.wait_dead(within).context(doing)? {
         if start.elapsed() >= within {
             let message = format!("cannot end the keeper of box {id}");
             return Err(Error::new(ErrorKind::Stuck, message)
-                .because(format!("process {} does not die", keeper.pid()))
+                .caused_by(format!("process {} does not die", keeper.pid()))
                 .with_hint(
                     "a process in it may hang in the kernel; it is tried again by the next command",
                 ));
         }
     }
-    keeper.reap().doing(doing).map(drop)
+    keeper.reap().context(doing).map(drop)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::spec::received::quoted;
 
 /// Milliseconds since 1970, within the four-digit years.
@@ -62,7 +62,7 @@ impl Timestamp {
     pub fn parse(text: &str) -> Result<Self, Error> {
         parse_ms(text).map(Self::from_ms).ok_or_else(|| {
             let message = format!("{} is not a time since 1970", quoted(text));
-            Error::new(ErrorKind::BadRequest, message).with_hint(FORM)
+            Error::bad_request(message).with_hint(FORM)
         })
     }
 }

@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn what_went_wrong_here_is_not_told_to_a_client() {
         let error = EngineError::new(ErrorKind::Failed, "cannot open /secret/path")
-            .because(io::Error::from(Errno::IO));
+            .caused_by(io::Error::from(Errno::IO));
         let error = ApiError::from(error);
         assert_eq!(error.status, StatusCode::INTERNAL_SERVER_ERROR);
         assert!(!error.message.contains("secret"));
@@ -235,7 +235,7 @@ mod tests {
             [(Errno::MFILE, "descriptors"), (Errno::AGAIN, "processes"), (Errno::NOSPC, "space")]
         {
             let source = io::Error::from(errno);
-            let error = EngineError::new(ErrorKind::Failed, "cannot make it").because(source);
+            let error = EngineError::new(ErrorKind::Failed, "cannot make it").caused_by(source);
             let error = ApiError::from(error);
             assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
             assert!(error.message.contains(what), "{}", error.message);
@@ -277,7 +277,7 @@ mod tests {
     fn what_the_host_cannot_do_is_a_field_here() {
         let message = "cannot enforce --memory on this host";
         let error = EngineError::new(ErrorKind::Unsupported, message)
-            .because(io::Error::from(Errno::ACCESS))
+            .caused_by(io::Error::from(Errno::ACCESS))
             .with_hint("leave --memory out");
         let error = ApiError::from(error);
         let said = "cannot enforce limits.memory_bytes on this host: Permission denied";

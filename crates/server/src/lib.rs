@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Change, Doing, Engine, Error, State, Status};
+use tare_engine::{BoxId, Change, Context as _, Engine, Error, State, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -103,19 +103,20 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let no_threads = || "cannot start threads".to_owned();
     let waiting_max = config.limits.runs.saturating_add(config.limits.runs_waiting);
     let hands = Hands {
-        makers: Makers::start(waiting_max).doing(no_threads)?,
-        callers: Callers::start(room.calls()).doing(no_threads)?,
+        makers: Makers::start(waiting_max).context(no_threads)?,
+        callers: Callers::start(room.calls()).context(no_threads)?,
     };
     let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().doing(no_threads)?;
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context(no_threads)?;
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
-    let watch = Watch::start(move |id| drop(ends.blocking_send(id))).doing(no_threads)?;
+    let watch = Watch::start(move |id| drop(ends.blocking_send(id))).context(no_threads)?;
     let settings = config.gauge_settings();
     let gauges = engine.gauges(settings)?;
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
-    let pressure = Pressure::start(gauges, settings, Arc::clone(&watch), tell).doing(no_threads)?;
-    let app = App::new(engine, hands, watch, pressure, options, config).doing(no_threads)?;
-    telemetry::hook::start(&app).doing(no_threads)?;
+    let pressure =
+        Pressure::start(gauges, settings, Arc::clone(&watch), tell).context(no_threads)?;
+    let app = App::new(engine, hands, watch, pressure, options, config).context(no_threads)?;
+    telemetry::hook::start(&app).context(no_threads)?;
     let result = runtime.block_on(live(app.clone(), ended, changes));
     app.hooks.end();
     app.journal.flush();
@@ -130,9 +131,9 @@ async fn live(
     changes: mpsc::Receiver<Change>,
 ) -> Result<(), Error> {
     let failed = || "cannot wait for signals".to_owned();
-    let mut terminated = signal(SignalKind::terminate()).doing(failed)?;
-    let mut interrupted = signal(SignalKind::interrupt()).doing(failed)?;
-    let mut hung_up = signal(SignalKind::hangup()).doing(failed)?;
+    let mut terminated = signal(SignalKind::terminate()).context(failed)?;
+    let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
+    let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
     let listen = app.config().listen.clone();
     let listener = Listener::bind(&listen).await?;
     let on = listener.address(&listen);

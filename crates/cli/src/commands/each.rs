@@ -57,13 +57,12 @@ pub fn gather<B, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tare_engine::ErrorKind;
 
     #[test]
     fn a_box_that_fails_is_gone_past_and_remembered() {
         let boxes = ["a", "bad", "c"].map(str::to_owned);
         let (found, code) = gather(&boxes, |reference| match reference.as_str() {
-            "bad" => Err(Error::new(ErrorKind::Failed, "a box of this test")),
+            "bad" => Err(Error::failed("a box of this test")),
             other => Ok(other.to_owned()),
         });
         assert_eq!((found, code), (vec!["a".to_owned(), "c".to_owned()], FAILED));

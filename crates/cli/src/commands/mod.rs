@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::error::ErrorKind as Clap;
-use tare_engine::{Doing, Error};
+use tare_engine::{Context as _, Error};
 use tare_kernel::memory;
 
 use crate::cli::{Cli, Command};
@@ -120,5 +120,5 @@ fn state_root(asked: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
         .filter(|path| !path.as_os_str().is_empty())
         .map(std::path::absolute)
         .transpose()
-        .doing(|| "cannot make the state root's path absolute".to_owned())
+        .context(|| "cannot make the state root's path absolute".to_owned())
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use tare_engine::spec::received::quoted;
 use tare_engine::spec::{Terminal, arguments, env};
-use tare_engine::{Error, ErrorKind, Stdin};
+use tare_engine::{Error, Stdin};
 
 use crate::error::{bad, of_option};
 
@@ -98,7 +98,7 @@ pub fn workdir(path: PathBuf) -> Result<PathBuf, Error> {
 fn env_file(path: &Path) -> Result<Vec<env::Pair>, Error> {
     let failed = |error: std::io::Error| {
         let message = format!("cannot read {}", quoted(path));
-        Error::new(ErrorKind::BadRequest, message).because(error)
+        Error::bad_request(message).caused_by(error)
     };
     let mut content = Vec::new();
     let file = File::open(path).map_err(failed)?;

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::stdio::stdout;
 use rustix::termios::isatty;
-use tare_engine::{Doing, Error};
+use tare_engine::{Context as _, Error};
 use tare_kernel::clock::timespec;
 use tare_kernel::signals::SignalFd;
 
@@ -45,8 +45,8 @@ pub fn show(
 }
 
 fn watch(mut draw: impl FnMut() -> Result<Option<String>, Error>) -> Result<(), Error> {
-    let interrupts =
-        SignalFd::open(&[Signal::INT.as_raw()]).doing(|| "cannot take over signals".to_owned())?;
+    let interrupts = SignalFd::open(&[Signal::INT.as_raw()])
+        .context(|| "cannot take over signals".to_owned())?;
     let clear = if isatty(stdout()) { CLEAR } else { "" };
     while let Some(picture) = draw()? {
         let reader = print_to_reader(&format!("{clear}{picture}"))?;
@@ -68,6 +68,6 @@ fn is_over(interrupts: &SignalFd) -> Result<bool, Error> {
     match poll(&mut fds, Some(&timespec(INTERVAL))) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),
-        Err(errno) => Err(errno).doing(|| "cannot wait for the next turn".to_owned()),
+        Err(errno) => Err(errno).context(|| "cannot wait for the next turn".to_owned()),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use tare_engine::{Doing, Error, ErrorKind, Event};
+use tare_engine::{Context as _, Error, Event};
 use tare_kernel::signals::SignalFd;
 
 use crate::stdio::{Caller, Outcome, Relay, Session, Settings};
@@ -30,7 +30,7 @@ pub fn attend<S: Session, T>(
     end: impl FnOnce(S) -> Result<T, Error>,
 ) -> Result<Attended<T>, Error> {
     let relay = Relay::new(Caller::of_this_process(), session.streams(), settings)
-        .doing(|| "cannot pass on the streams of the box".to_owned());
+        .context(|| "cannot pass on the streams of the box".to_owned());
     let mut relay = match relay {
         Ok(relay) => relay,
         Err(error) => {
@@ -62,12 +62,12 @@ pub fn until_started(session: &mut impl Session) -> Result<(), Error> {
             Some(Event::Failed(error)) => return Err(error),
             Some(Event::Gone) => {
                 let message = "the box ended before the command was started";
-                return Err(Error::new(ErrorKind::Failed, message).with_hint("see 'tare ls -a'"));
+                return Err(Error::failed(message).with_hint("see 'tare ls -a'"));
             }
             None => {
                 let mut fds = [PollFd::from_borrowed_fd(session.events_fd(), PollFlags::IN)];
                 retry_on_intr(|| poll(&mut fds, None))
-                    .doing(|| "cannot wait for the command to start".to_owned())?;
+                    .context(|| "cannot wait for the command to start".to_owned())?;
             }
         }
     }

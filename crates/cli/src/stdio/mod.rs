@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Doing, Error, Event, Exit, Streams};
+use tare_engine::{Context as _, Error, Event, Exit, Streams};
 use tare_kernel::signals::SignalFd;
 
 mod attend;
@@ -202,7 +202,7 @@ impl<'fd> Relay<'fd> {
         };
         let errno = self.outputs.iter().flatten().find_map(failure)?;
         let failed: Result<(), _> = Err(errno);
-        failed.doing(|| "cannot pass on the command's output".to_owned()).err()
+        failed.context(|| "cannot pass on the command's output".to_owned()).err()
     }
 
     /// What was kept of stdout and stderr.

@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::process::Signal;
-use tare_engine::{Doing, Error};
+use tare_engine::{Context as _, Error};
 use tare_kernel::signals::SignalFd;
 
 /// What tare takes over from its own process while a box is attached.
@@ -19,7 +19,7 @@ const SIGNALS: [Signal; 7] = [
 
 /// Before there is anything that a signal could end tare without.
 pub fn take_over() -> Result<SignalFd, Error> {
-    SignalFd::open(&SIGNALS.map(Signal::as_raw)).doing(|| "cannot take over signals".to_owned())
+    SignalFd::open(&SIGNALS.map(Signal::as_raw)).context(|| "cannot take over signals".to_owned())
 }
 
 /// What the loop does about a signal to tare.

@@ -7,7 +7,7 @@ use rustix::stdio::stdin;
 use rustix::termios::{
     OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
-use tare_engine::{Doing, Error};
+use tare_engine::{Context as _, Error};
 
 /// Rows and columns of a terminal that does not know its size.
 pub const WINDOW_DEFAULT: (u16, u16) = (24, 80);
@@ -48,7 +48,7 @@ pub fn window(terminal: BorrowedFd<'_>) -> io::Result<(u16, u16)> {
 /// The size of the terminal that standard input is, if it is one.
 pub fn callers_window() -> Result<Option<(u16, u16)>, Error> {
     if isatty(stdin()) {
-        window(stdin()).map(Some).doing(|| "cannot read the terminal's size".to_owned())
+        window(stdin()).map(Some).context(|| "cannot read the terminal's size".to_owned())
     } else {
         Ok(None)
     }

@@ -19,7 +19,7 @@ use tare_kernel::process::Process;
 
 use crate::audit::host_objects;
 use crate::engine::Engine;
-use crate::error::{Doing, Error};
+use crate::error::{Context, Error};
 use crate::holdings::name;
 use crate::host::parallel::look_at_each;
 use crate::host::tag::Tag;
@@ -93,7 +93,7 @@ impl Engine {
         let mut on_record = BTreeMap::new();
         let mut keepers = HashSet::new();
         if let Some(boxes) = self.boxes_if_any()? {
-            let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+            let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
             let look = |id: &BoxId| self.looked_at(boxes.as_fd(), id, traces, depth, &know);
             let looked = look_at_each(&ids, look);
             for (id, one) in ids.into_iter().zip(looked) {

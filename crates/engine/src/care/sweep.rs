@@ -15,7 +15,7 @@ use crate::audit::findings::{OrphanKind, Would, awaits_cleanup, left_behind, wou
 use crate::audit::host_objects;
 use crate::care::tend::{Effort, Taken, take};
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::holdings::name;
 use crate::host::layout;
 use crate::host::state_root;
@@ -187,7 +187,7 @@ impl Engine {
         within: Duration,
     ) -> Result<Outcome, Error> {
         let doing = || format!("cannot open the record of box {id}");
-        let Some(record) = Record::look(boxes, id).doing(doing)? else {
+        let Some(record) = Record::look(boxes, id).context(doing)? else {
             return self.end_orphan(boxes, id, found, within);
         };
         match take(boxes, id, record) {
@@ -208,7 +208,7 @@ impl Engine {
     ) -> Result<Outcome, Error> {
         let mut locked = match Locked::claim(boxes, id) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Outcome::Busy),
-            other => other.doing(|| format!("cannot make a record of box {id}"))?,
+            other => other.context(|| format!("cannot make a record of box {id}"))?,
         };
         // Somebody else may have ended it since it was found.
         let has_name = || name::all(&self.layout).iter().any(|(_, it)| it == id);
@@ -238,7 +238,7 @@ impl Engine {
         within: Duration,
     ) -> Result<Outcome, Error> {
         let site = self.site(id);
-        let looked = Record::look(boxes, id).doing(|| format!("cannot look at box {id}"))?;
+        let looked = Record::look(boxes, id).context(|| format!("cannot look at box {id}"))?;
         let Some(record) = looked else {
             return Ok(Outcome::Done);
         };
@@ -293,11 +293,11 @@ fn end_newborn(pid: i32, within: Duration) -> Result<Outcome, Error> {
     let Some(stray) = host_objects::strays(&[pid]).pop() else {
         return Ok(Outcome::Done);
     };
-    stray.kill().doing(doing)?;
-    if stray.wait_dead(within).doing(doing)? {
+    stray.kill().context(doing)?;
+    if stray.wait_dead(within).context(doing)? {
         Ok(Outcome::Done)
     } else {
-        Err(Error::new(ErrorKind::Failed, doing()).because("it does not die"))
+        Err(Error::failed(doing()).caused_by("it does not die"))
     }
 }
 

@@ -13,7 +13,7 @@ use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
 use tare_kernel::step::step;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::holdings::uids;
 use crate::host::Host;
 use crate::host::obstacle::{Step, explained};
@@ -93,9 +93,9 @@ pub fn bear(
     inheritance: &Inheritance<'_>,
 ) -> Result<Waiting, Unmade> {
     let (control, theirs) = step("control socket made", UnixStream::pair)
-        .doing(|| "cannot make a control socket".into())?;
+        .context(|| "cannot make a control socket".into())?;
     let program = program(host)
-        .doing(|| "cannot open the keeper's program".into())
+        .context(|| "cannot open the keeper's program".into())
         .map_err(|error| explained(error, Step::Keeper))?;
     let [stdin, stdout, stderr] = inheritance.stdio;
     let mut descriptors = vec![stdin, stdout, stderr, theirs.as_fd()];
@@ -119,9 +119,9 @@ pub fn bear(
         },
     };
     let newborn = spawn(birth)
-        .doing(|| "cannot start the box's keeper in new namespaces".into())
+        .context(|| "cannot start the box's keeper in new namespaces".into())
         .map_err(|error| explained(error, Step::Keeper))?;
-    match write_id_maps(host, map, &newborn).doing(|| "cannot map the box's user ids".into()) {
+    match write_id_maps(host, map, &newborn).context(|| "cannot map the box's user ids".into()) {
         Ok(()) => Ok(Waiting { newborn, control }),
         Err(error) => {
             let error = explained(error, Step::IdMap);
@@ -188,12 +188,12 @@ fn write_id_maps(host: &Host, map: IdMap, newborn: &Newborn) -> io::Result<()> {
 /// why, or its death will.
 pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
     let frame = encode(plan, PLAN_BYTES_MAX).map_err(|error| {
-        Error::new(ErrorKind::BadRequest, "the command and its environment are too large")
-            .because(error)
+        Error::bad_request("the command and its environment are too large")
+            .caused_by(error)
             .with_hint("pass large data through stdin or a volume")
     })?;
     unless_gone(step("plan sent", || control.write_all(&frame)))
-        .doing(|| "cannot hand the plan to the keeper".into())
+        .context(|| "cannot hand the plan to the keeper".into())
 }
 
 /// What was sent to a keeper that is gone is no failure of ours.

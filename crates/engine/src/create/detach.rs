@@ -19,7 +19,7 @@ use tare_kernel::process::Process;
 use crate::create::birth::{self, Unmade};
 use crate::create::{Ends, Made, Reserve};
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::history::steps::StepKind;
 use crate::observe::state::Tie;
 use crate::observe::view::Status;
@@ -50,7 +50,7 @@ impl Engine {
     pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
         let options = &with_log_in_memory(options, spec)?;
         let id = BoxId::random();
-        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let record = self.record(&id, spec, Some(options))?;
         self.start_recorded(id, record, reserve, (spec, options))
     }
@@ -65,7 +65,7 @@ impl Engine {
         options: &DetachOptions,
     ) -> Result<Option<Started>, Error> {
         let options = &with_log_in_memory(options, spec)?;
-        let reserve = Reserve::take().doing(|| "cannot reserve descriptors".into())?;
+        let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let record = match self.record(id, spec, Some(options)) {
             Err(error) if is_taken(&error) => return Ok(None),
             record => record?,
@@ -141,7 +141,7 @@ fn is_taken(error: &Error) -> bool {
 
 fn removed(id: &BoxId) -> Error {
     let message = format!("box {id} is removed, and is not made again");
-    Error::new(ErrorKind::Conflict, message).with_hint("'tare explain' says what became of it")
+    Error::conflict(message).with_hint("'tare explain' says what became of it")
 }
 
 /// The log is memory of the box where the state root is in memory, as it is by
@@ -157,8 +157,8 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
                 "it counts as memory of the box, of which it gets a quarter: {}",
                 bytes::show(most)
             );
-            return Err(Error::new(ErrorKind::BadRequest, message)
-                .because(why)
+            return Err(Error::bad_request(message)
+                .caused_by(why)
                 .with_hint("give less --output-limit, or more --memory"));
         }
         Limit::Asked(asked) => Limit::Asked(asked),
@@ -171,7 +171,7 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
 /// From then on nothing may fail: a start that fails leaves nothing.
 fn let_go(made: &Made, spec: &Spec) -> Result<Process, Error> {
     let keeper = made.keeper.process.try_clone();
-    let keeper = keeper.doing(|| "cannot watch the keeper of the box".into())?;
+    let keeper = keeper.context(|| "cannot watch the keeper of the box".into())?;
     let mut reports = Reports::default();
     let until = Instant::now() + START_WITHIN;
     loop {
@@ -183,7 +183,7 @@ fn let_go(made: &Made, spec: &Spec) -> Result<Process, Error> {
             return Err(failed(report, &mut reports, spec));
         }
         birth::send_request(&made.control, &Request::Detach)
-            .doing(|| "cannot leave the box to itself".into())?;
+            .context(|| "cannot leave the box to itself".into())?;
     }
 }
 
@@ -199,8 +199,8 @@ fn await_report(made: &Made, reports: &mut Reports, until: Instant) -> Result<Re
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::new(ErrorKind::Failed, "the box did not start in time")
-                .because(format!("it took more than {} s", START_WITHIN.as_secs()))
+            return Err(Error::failed("the box did not start in time")
+                .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
                 .with_hint("does the file system of a volume or of --rootfs answer?"));
         }
         // An interrupted wait is one more look.
@@ -222,7 +222,7 @@ fn failed(report: Report, reports: &mut Reports, spec: &Spec) -> Error {
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::Failed, "the box ended before it could be left to itself")
-        .because("its keeper was killed")
+    Error::failed("the box ended before it could be left to itself")
+        .caused_by("its keeper was killed")
         .with_hint("is --memory too small?")
 }

@@ -25,7 +25,7 @@ use crate::create::birth::{IdMap, Inheritance, Unmade, Waiting};
 use crate::create::plan::Trees;
 use crate::create::trees::{Mapping, Tree};
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::holdings::cgroup::{self, CgroupHolding, Residence};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{name, scratch, uids};
@@ -149,7 +149,7 @@ impl Engine {
             stdio: stdio(spec, ends, map)?,
             socket: record
                 .bind_control()
-                .doing(|| format!("cannot make a socket for box {id}"))
+                .context(|| format!("cannot make a socket for box {id}"))
                 .map_err(in_state_root)?,
             files: detached_files(ends, record)?,
         })
@@ -198,23 +198,23 @@ impl Engine {
         let doing = || "cannot record the keeper's identity".to_owned();
         let process = &made.keeper.process;
         let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
-        let pidfd_inode = process.inode().doing(doing)?;
+        let pidfd_inode = process.inode().context(doing)?;
         let identity = KeeperIdentity {
             boot_id: self.host.boot_id.clone(),
             pid: process.pid(),
             pidfd_inode,
             birth_tick: match pidfd_inode {
                 Some(_) => None,
-                None => Some(process.birth_tick().doing(doing)?),
+                None => Some(process.birth_tick().context(doing)?),
             },
-            cgroup_inode: cgroup_inode.transpose().doing(doing)?,
+            cgroup_inode: cgroup_inode.transpose().context(doing)?,
             first_uid: made.first_uid,
             lease: made.lease,
             at_ns: boot_ns(),
         };
-        record.add_keeper(identity).doing(doing)?;
+        record.add_keeper(identity).context(doing)?;
         let go = birth::send_request(&made.control, &Request::Go);
-        birth::unless_gone(go).doing(|| "cannot tell the keeper to go".into())
+        birth::unless_gone(go).context(|| "cannot tell the keeper to go".into())
     }
 
     fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
@@ -315,7 +315,7 @@ fn check_memory(spec: &Spec) -> Result<(), Error> {
     }
     let (memory, least) = (bytes::show(memory), bytes::show(bytes::MEMORY_BYTES_MIN));
     let message = format!("a memory limit of {memory} is too small for a box");
-    Err(Error::new(ErrorKind::BadRequest, message).with_hint(format!("the least is {least}")))
+    Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
 }
 
 /// What a box writes to its scratch space is memory of the box. A size that was asked
@@ -328,8 +328,8 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
         {
             let (scratch, memory) = (bytes::show(scratch), bytes::show(memory));
             let message = format!("a scratch space of {scratch} is more than the box can fill");
-            Err(Error::new(ErrorKind::BadRequest, message)
-                .because(format!("it counts as memory of the box, which is {memory}"))
+            Err(Error::bad_request(message)
+                .caused_by(format!("it counts as memory of the box, which is {memory}"))
                 .with_hint("give less --scratch, or more --memory"))
         }
         Limit::Asked(_) | Limit::Default(_) => Ok(()),
@@ -341,7 +341,7 @@ fn detached_files(ends: &Ends<'_>, record: &Locked) -> Result<Option<DetachedFil
         Ends::Callers(_) => Ok(None),
         Ends::Keepers(_) => {
             let files = record.make_detached_files();
-            Ok(Some(files.doing(|| "cannot make the box's log".into())?))
+            Ok(Some(files.context(|| "cannot make the box's log".into())?))
         }
     }
 }
@@ -353,7 +353,7 @@ fn stdio(spec: &Spec, ends: &Ends<'_>, map: IdMap) -> Result<Stdio, Error> {
         (Terminal::Pty { .. }, _) | (_, Ends::Keepers(_)) => Stdio::nothing(),
         (Terminal::Pipes, Ends::Callers(stdin)) => Stdio::pipes(*stdin, owner),
     };
-    made.doing(|| "cannot make pipes for the command".into())
+    made.context(|| "cannot make pipes for the command".into())
 }
 
 fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {

@@ -16,7 +16,7 @@ use tare_control::TreeSource;
 use tare_kernel::idmap::{Extent, carrier};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::holdings::uids;
 use crate::spec::{Access, User, Volume};
 
@@ -43,19 +43,20 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
     let doing = || format!("cannot use {} as the root", path.display());
     let opened = open(path).map_err(|error| refused("--rootfs", path, error))?;
     keep_apart(path, state_root, doing)?;
-    let stat = fstat(&opened).doing(doing)?;
+    let stat = fstat(&opened).context(doing)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Err(Error::new(ErrorKind::BadRequest, doing()).because("it is not a directory"));
+        return Err(Error::bad_request(doing()).caused_by("it is not a directory"));
     }
     let Mapping::Range { first, .. } = mapping else {
         return Ok(by_path(path, true));
     };
     let whole = Extent { inside: 0, outside: first, count: uids::COUNT };
-    let mounted =
-        detach(&opened, Access::ReadOnly, Some((whole, whole))).doing(doing).map_err(|error| {
+    let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole))).context(doing).map_err(
+        |error| {
             // tmpfs: from Linux 6.3 on. Unmapped, its files would be nobody's.
             error.with_hint("its file system may not support id-mapped mounts; copy it to a disk")
-        })?;
+        },
+    )?;
     Ok(inherited(mounted, true))
 }
 
@@ -65,7 +66,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
     let doing = || format!("cannot bind {} into the box", path.display());
     let opened = open(path).map_err(|error| refused("-v", path, error))?;
     keep_apart(path, state_root, doing)?;
-    let stat = fstat(&opened).doing(doing)?;
+    let stat = fstat(&opened).context(doing)?;
     let is_directory = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => true,
         FileType::RegularFile => false,
@@ -75,14 +76,14 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
         | FileType::CharacterDevice
         | FileType::BlockDevice
         | FileType::Unknown) => {
-            return Err(Error::new(ErrorKind::BadRequest, doing())
-                .because(format!("it is a {}", kind_name(kind)))
+            return Err(Error::bad_request(doing())
+                .caused_by(format!("it is a {}", kind_name(kind)))
                 .with_hint("only directories and regular files can be bound"));
         }
     };
     if let Some(socket) = live_socket_beneath(path) {
-        return Err(Error::new(ErrorKind::BadRequest, doing())
-            .because(format!("{} is a socket that somebody listens on", socket.display()))
+        return Err(Error::bad_request(doing())
+            .caused_by(format!("{} is a socket that somebody listens on", socket.display()))
             .with_hint(
                 "the box could talk to a service of the host; bind a directory without one",
             ));
@@ -95,7 +96,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
         Err(_) if volume.access == Access::ReadOnly => detach(&opened, volume.access, None),
         other => other,
     };
-    let mounted = mounted.doing(doing).map_err(|error| {
+    let mounted = mounted.context(doing).map_err(|error| {
         error.with_hint("its file system may not support id-mapped mounts; ':ro' needs none")
     })?;
     Ok(inherited(mounted, is_directory))
@@ -106,9 +107,9 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
 /// The host's whole root holds it too.
 fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Result<(), Error> {
     // By their real names: `..` or a link in either could hide the other.
-    let real = |path: &Path| fs::canonicalize(path).doing(&doing);
+    let real = |path: &Path| fs::canonicalize(path).context(&doing);
     let (path, state_root) = (real(path)?, real(state_root)?);
-    let own = fs::metadata(&path).doing(&doing)?;
+    let own = fs::metadata(&path).context(&doing)?;
     // By their inodes too: a bind mount gives either another name.
     let is_same = |above: &Path| {
         let above = fs::metadata(above);
@@ -118,8 +119,8 @@ fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Res
         return Ok(());
     }
     let why = format!("tare keeps its own state in {}", state_root.display());
-    Err(Error::new(ErrorKind::BadRequest, doing())
-        .because(why)
+    Err(Error::bad_request(doing())
+        .caused_by(why)
         .with_hint("give a directory beside it, or choose another state root"))
 }
 
@@ -150,8 +151,8 @@ fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
 fn refused(option: &str, path: &Path, errno: Errno) -> Error {
     let shown = path.display();
     let error = |why: &str, hint: &str| {
-        Error::new(ErrorKind::BadRequest, format!("cannot use {shown} for {option}"))
-            .because(why)
+        Error::bad_request(format!("cannot use {shown} for {option}"))
+            .caused_by(why)
             .with_hint(hint)
     };
     match errno {

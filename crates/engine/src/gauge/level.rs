@@ -15,7 +15,7 @@
 
 use std::fmt;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
 /// In order: the fuller, the greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,8 +80,8 @@ impl Thresholds {
         }
         let given = format!("warn {warn}, alert {alert}, full {full}, margin {margin}");
         let message = format!("cannot use these thresholds in percent: {given}");
-        Err(Error::new(ErrorKind::BadRequest, message)
-            .because("they must rise up to 100, and the margin be less than the first"))
+        Err(Error::bad_request(message)
+            .caused_by("they must rise up to 100, and the margin be less than the first"))
     }
 
     /// The same for a number that somebody chose: it may be reached, and one less is

@@ -28,7 +28,7 @@ pub use crate::gauge::level::{Level, Thresholds};
 pub use crate::gauge::reading::{Gauge, Reading, Unit};
 
 use crate::engine::Engine;
-use crate::error::{Doing, Error};
+use crate::error::{Context, Error};
 use crate::gauge::descriptors::{HostDescriptors, OwnDescriptors};
 use crate::gauge::membership::Membership;
 use crate::gauge::memory::Memory;
@@ -81,7 +81,7 @@ impl Engine {
     pub fn gauges(&self, settings: GaugeSettings) -> Result<Gauges, Error> {
         let root = self.layout.root().display();
         let boxes = record::open_all(&self.layout)
-            .doing(|| format!("cannot open the boxes of {root} to measure them"))?;
+            .context(|| format!("cannot open the boxes of {root} to measure them"))?;
         let state_root = StateRoot { boxes, boxes_max: None, boxes_live: None };
         let mut gauges = Gauges {
             sources: Sources::open(state_root, self.host.is_in_first_user_namespace()),

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::history::file::History;
 use crate::history::steps::{Now, Removal, Sources, Story};
 use crate::host::Host;
@@ -71,10 +71,10 @@ impl Engine {
         let stories = self.stories()?;
         match find(stories, reference) {
             Found::One(story) => Ok(Explanation { state: None, story }),
-            Found::Several => Err(Error::new(
-                ErrorKind::BadRequest,
-                format!("{} is the beginning of several removed boxes", quoted(reference)),
-            )
+            Found::Several => Err(Error::bad_request(format!(
+                "{} is the beginning of several removed boxes",
+                quoted(reference)
+            ))
             .with_hint("give more of the id")),
             Found::None => Err(no_box(reference).with_hint(UNKNOWN)),
         }
@@ -87,7 +87,7 @@ impl Engine {
         let boxes = record::count(self.boxes()?.as_fd()).max(1);
         history
             .reserve(boxes)
-            .doing(|| format!("cannot make room for the history in {}", path.display()))
+            .context(|| format!("cannot make room for the history in {}", path.display()))
     }
 
     /// Of the boxes that are removed, as far as they are kept.
@@ -96,9 +96,7 @@ impl Engine {
         let history = History { path: &path, boot_id: &self.host.boot_id };
         history.stories().map_err(|error| {
             let message = format!("cannot read the history of removed boxes, {}", quoted(&path));
-            Error::new(ErrorKind::Failed, message)
-                .because(error)
-                .with_hint("if it is not tare's, remove it")
+            Error::failed(message).caused_by(error).with_hint("if it is not tare's, remove it")
         })
     }
 }

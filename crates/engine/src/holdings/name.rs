@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat,
 use rustix::io::Errno;
 use tare_kernel::step::step;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::host::layout::Layout;
 use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::make_private;
@@ -18,15 +18,14 @@ use crate::spec::id::BoxId;
 
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot take the name {}", name.as_str());
-    let names = open_or_make(layout).doing(doing)?;
+    let names = open_or_make(layout).context(doing)?;
     let take = || symlinkat(id.as_str(), &names, name.as_str());
     match step("name taken", take) {
-        Err(Errno::EXIST) => Err(Error::new(
-            ErrorKind::Conflict,
-            format!("the name {} is taken by another box", name.as_str()),
-        )
-        .with_hint("choose another, or 'tare rm -f' removes that box")),
-        other => other.doing(doing),
+        Err(Errno::EXIST) => {
+            Err(Error::conflict(format!("the name {} is taken by another box", name.as_str()))
+                .with_hint("choose another, or 'tare rm -f' removes that box"))
+        }
+        other => other.context(doing),
     }
 }
 
@@ -60,8 +59,8 @@ pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
 /// Lets go of the name if it is this box's. Absent is as wanted.
 pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
-    match Names::lock(layout).doing(doing)? {
-        Some(names) => names.release(name.as_str(), id).doing(doing).map(drop),
+    match Names::lock(layout).context(doing)? {
+        Some(names) => names.release(name.as_str(), id).context(doing).map(drop),
         None => Ok(()),
     }
 }

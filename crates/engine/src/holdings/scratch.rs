@@ -18,7 +18,7 @@ use tare_kernel::tree;
 
 use crate::create::plan::scratch_inodes;
 use crate::create::trees::Tree;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout::{Layout, SCRATCH};
 use crate::spec::Limits;
 use crate::spec::id::BoxId;
@@ -39,9 +39,9 @@ pub fn acquire(
     step("place of the scratch space made", || {
         mkdirat(record, SCRATCH, Mode::from_raw_mode(0o700))
     })
-    .doing(doing)?;
+    .context(doing)?;
     match first_uid {
-        Some(first) => mounted(record, limits, first).doing(doing),
+        Some(first) => mounted(record, limits, first).context(doing),
         None => {
             let path = layout.scratch(id);
             Ok(Tree {
@@ -70,7 +70,7 @@ fn mounted(record: BorrowedFd<'_>, limits: &Limits, first: u32) -> io::Result<Tr
 
 fn cannot_limit() -> Error {
     Error::new(ErrorKind::Unsupported, "cannot enforce --scratch with --keep on this host")
-        .because("without privileges nothing of a size can be mounted for it")
+        .caused_by("without privileges nothing of a size can be mounted for it")
         .with_hint("run as root, or leave one of the two out")
 }
 
@@ -78,7 +78,7 @@ fn cannot_limit() -> Error {
 /// wanted.
 pub fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the scratch space of box {id}");
-    unmount(layout, id).and_then(|()| tree::remove_deep(record, c"scratch")).doing(doing)
+    unmount(layout, id).and_then(|()| tree::remove_deep(record, c"scratch")).context(doing)
 }
 
 fn unmount(layout: &Layout, id: &BoxId) -> io::Result<()> {

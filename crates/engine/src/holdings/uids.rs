@@ -15,7 +15,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::fds::{claim_byte, open_regular};
 use tare_kernel::step::step;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout::Layout;
 use crate::record::make_private;
 
@@ -44,17 +44,17 @@ pub struct UidRange {
 pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
     let path = layout.uid_claims();
     let doing = || format!("cannot claim a uid range in {}", path.display());
-    let directory = open_claims(&path).doing(doing)?;
+    let directory = open_claims(&path).context(doing)?;
     let start = random_slot();
     for step in 0..SLOTS {
         let slot = (start + step) % SLOTS;
-        let file = open_file(&directory, slot % FILES).doing(doing)?;
-        if claim_byte(file.as_fd(), u64::from(slot)).doing(doing)? {
+        let file = open_file(&directory, slot % FILES).context(doing)?;
+        if claim_byte(file.as_fd(), u64::from(slot)).context(doing)? {
             return Ok(UidRange { first: FIRST + slot * STRIDE, claim: file });
         }
     }
     Err(Error::new(ErrorKind::Unsupported, doing())
-        .because(format!("all {SLOTS} are taken"))
+        .caused_by(format!("all {SLOTS} are taken"))
         .with_hint("end some boxes first"))
 }
 

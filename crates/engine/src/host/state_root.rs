@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use tare_kernel::step::step;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::host::layout::Layout;
 use crate::host::obstacle::{Step, explained};
 use crate::record::make_private;
@@ -25,13 +25,13 @@ pub fn prepare(layout: &Layout) -> Result<(), Error> {
 
 fn cannot_use(layout: &Layout, error: io::Error) -> Error {
     let message = format!("cannot use {} as a state root", layout.root().display());
-    let failed = Error::new(ErrorKind::Failed, message);
+    let failed = Error::failed(message);
     let hint = "choose another with --state-root or TARE_STATE_ROOT";
     match missing_parent(layout, &error) {
         Some(parent) => failed
-            .because(format!("there is no directory {}", parent.display()))
+            .caused_by(format!("there is no directory {}", parent.display()))
             .with_hint(format!("make that first, or {hint}")),
-        None => explained(failed.because(error).with_hint(hint), Step::StateRoot),
+        None => explained(failed.caused_by(error).with_hint(hint), Step::StateRoot),
     }
 }
 
@@ -48,19 +48,19 @@ pub fn inspect(layout: &Layout) -> Result<(), Error> {
     match openat(CWD, layout.root(), DIRECTORY, Mode::empty()) {
         Ok(root) => check(layout, &root),
         Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno).doing(|| format!("cannot look at {}", layout.root().display())),
+        Err(errno) => Err(errno).context(|| format!("cannot look at {}", layout.root().display())),
     }
 }
 
 fn check(layout: &Layout, root: &OwnedFd) -> Result<(), Error> {
     let doing = || format!("cannot use {} as a state root", layout.root().display());
-    let stat = fstat(root).doing(doing)?;
+    let stat = fstat(root).context(doing)?;
     let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
     if ours {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::BadRequest, doing())
-        .because("it is owned by another user or writable by others")
+    Err(Error::bad_request(doing())
+        .caused_by("it is owned by another user or writable by others")
         .with_hint("it must belong to you, and only you may have the right to write"))
 }
 

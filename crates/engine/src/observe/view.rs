@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::Serialize;
 pub use tare_control::EndedBy;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::spec::id::BoxId;
 use crate::spec::received::quoted;
 use crate::time::Timestamp;
@@ -58,7 +58,7 @@ impl FromStr for State {
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut known = Self::ALL.into_iter();
         known.find(|state| state.as_str() == text).ok_or_else(|| {
-            Error::new(ErrorKind::BadRequest, format!("{} is not a state", quoted(text)))
+            Error::bad_request(format!("{} is not a state", quoted(text)))
                 .with_hint("a box is starting, running, paused, stopping, exited or stuck")
         })
     }

@@ -10,7 +10,7 @@ use tare_kernel::process::Process;
 
 use crate::audit::census::Census;
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::host::lock::LOCK_WITHIN;
@@ -73,7 +73,7 @@ impl Engine {
             }
             // It has a grace to use.
             (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => {
-                Err(Error::new(ErrorKind::Failed, format!("box {id} is {state}")))
+                Err(Error::failed(format!("box {id} is {state}")))
             }
             (State::Exited, _) => Err(has_ended(id)),
         }
@@ -113,9 +113,9 @@ impl Engine {
         let doing = || format!("cannot record the name of box {id}");
         let renaming = Renaming { name: wanted.clone(), at_ns: boot_ns() };
         let naming = Entry::Naming(Some(renaming.clone()));
-        record.add(naming).doing(doing)?;
+        record.add(naming).context(doing)?;
         let taken = name::acquire(&self.layout, wanted, id)
-            .and_then(|()| record.add(Entry::Renamed(renaming)).doing(doing));
+            .and_then(|()| record.add(Entry::Renamed(renaming)).context(doing));
         // What was not written down is not so.
         let settled = self.settle_names(&mut record, id);
         taken.and(settled)
@@ -131,7 +131,7 @@ impl Engine {
         match record.account.naming {
             Some(_) => record
                 .add(Entry::Naming(None))
-                .doing(|| format!("cannot record the name of box {id}")),
+                .context(|| format!("cannot record the name of box {id}")),
             None => Ok(()),
         }
     }
@@ -174,20 +174,22 @@ impl Engine {
             cpus: changes.cpus,
             lease,
         };
-        record.add(Entry::Updated(update)).doing(|| format!("cannot record the limits of box {id}"))
+        record
+            .add(Entry::Updated(update))
+            .context(|| format!("cannot record the limits of box {id}"))
     }
 
     /// For as long as this is held nobody else changes the box.
     pub(crate) fn lock(&self, id: &BoxId) -> Result<Locked, Error> {
         let boxes = self.boxes()?;
         let doing = || format!("cannot open the record of box {id}");
-        let record = Record::look(boxes.as_fd(), id).doing(doing)?;
+        let record = Record::look(boxes.as_fd(), id).context(doing)?;
         let record = record.ok_or_else(|| no_box(id.as_str()))?;
         let locked = record.lock(boxes.as_fd(), id, LOCK_WITHIN)?;
         let locked = locked.ok_or_else(|| no_box(id.as_str()))?;
         match &locked.flaw {
             // Whoever does not know what it is cannot say what it is to be.
-            Some(flaw) => Err(damaged(id).because(flaw.to_string())),
+            Some(flaw) => Err(damaged(id).caused_by(flaw.to_string())),
             None => Ok(locked),
         }
     }
@@ -197,8 +199,8 @@ impl Engine {
     fn lock_detached(&self, id: &BoxId) -> Result<Locked, Error> {
         if self.observe(id)?.is_attached() {
             let message = format!("box {id} cannot be changed");
-            return Err(Error::new(ErrorKind::BadRequest, message)
-                .because("it is attached to the tare that started it")
+            return Err(Error::bad_request(message)
+                .caused_by("it is attached to the tare that started it")
                 .with_hint("start it with 'tare run -d' to change it later"));
         }
         self.lock(id)
@@ -206,8 +208,8 @@ impl Engine {
 }
 
 fn moved_away(id: &BoxId, pid: i32) -> Error {
-    Error::new(ErrorKind::Conflict, format!("cannot pause box {id}"))
-        .because(format!("its process {pid} has moved to a cgroup that is not the box's"))
+    Error::conflict(format!("cannot pause box {id}"))
+        .caused_by(format!("its process {pid} has moved to a cgroup that is not the box's"))
         .with_hint("move it back or end it, then pause the box again")
 }
 
@@ -217,10 +219,10 @@ fn note_pausing(record: &mut Locked, id: &BoxId) -> Result<(), Error> {
         return Ok(());
     }
     let pausing = PausingEntry { at_ns: boot_ns() };
-    record.add(Entry::Pausing(pausing)).doing(|| format!("cannot record that box {id} is paused"))
+    record.add(Entry::Pausing(pausing)).context(|| format!("cannot record that box {id} is paused"))
 }
 
 fn damaged(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Failed, format!("the record of box {id} is damaged"))
+    Error::failed(format!("the record of box {id} is damaged"))
         .with_hint("'tare rm -f' ends the box all the same")
 }

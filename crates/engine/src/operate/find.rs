@@ -8,7 +8,7 @@ use serde_json::json;
 use tare_control::{Call, KeeperUsage, Report};
 
 use crate::engine::{Engine, Manner};
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::cgroup::{self, CgroupUsage};
 use crate::holdings::name;
 use crate::host::layout;
@@ -43,7 +43,7 @@ impl Engine {
             return Ok(Some(id));
         }
         // Only whoever gives a part of an id pays for reading all of them.
-        let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+        let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
         by_prefix(reference, ids, self.tended())
     }
 
@@ -52,7 +52,7 @@ impl Engine {
         let Some(boxes) = self.boxes_if_any()? else {
             return Ok(Vec::new());
         };
-        let ids = record::ids(boxes.as_fd()).doing(|| "cannot list the boxes".into())?;
+        let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
         let status = |id: &BoxId| match self.tend_in(boxes.as_fd(), id, Depth::List) {
             Ok(observed) => Some(self.status_of(id, &observed?)),
             // It is there: what is not known of it is no reason to hide it.
@@ -115,10 +115,10 @@ impl Engine {
     pub(crate) fn boxes(&self) -> Result<OwnedFd, Error> {
         let doing = || format!("cannot open {}", self.layout.boxes().display());
         match self.manner {
-            Manner::Tending => record::open_all(&self.layout).doing(doing),
+            Manner::Tending => record::open_all(&self.layout).context(doing),
             Manner::Looking => {
                 let boxes = self.boxes_if_any()?;
-                boxes.ok_or(rustix::io::Errno::NOENT).doing(doing)
+                boxes.ok_or(rustix::io::Errno::NOENT).context(doing)
             }
         }
     }
@@ -126,7 +126,7 @@ impl Engine {
     /// `None` where there has never been a box.
     pub(crate) fn boxes_if_any(&self) -> Result<Option<OwnedFd>, Error> {
         let doing = || format!("cannot open {}", self.layout.boxes().display());
-        record::open_all_if_any(&self.layout).doing(doing)
+        record::open_all_if_any(&self.layout).context(doing)
     }
 
     /// A box as it is now, after it was looked after.
@@ -134,16 +134,15 @@ impl Engine {
         let boxes = self.boxes()?;
         let observed = self.tend_in(boxes.as_fd(), id, Depth::State);
         observed
-            .doing(|| format!("cannot open the record of box {id}"))?
+            .context(|| format!("cannot open the record of box {id}"))?
             .ok_or_else(|| no_box(id.as_str()))
     }
 
     /// The record of a box whose keeper is to be asked for something.
     pub(crate) fn awake(&self, id: &BoxId) -> Result<Record, Error> {
         let observed = self.observe(id)?;
-        let problem = |what: &str, hint: &str| {
-            Error::new(ErrorKind::Conflict, format!("box {id} {what}")).with_hint(hint)
-        };
+        let problem =
+            |what: &str, hint: &str| Error::conflict(format!("box {id} {what}")).with_hint(hint);
         match observed.state() {
             State::Running | State::Stopping => Ok(observed.record),
             State::Paused => Err(problem("is paused", "'tare resume' lets it go on")),
@@ -285,9 +284,7 @@ fn ambiguous(reference: &str, several: &[BoxId]) -> Error {
         shown.push("...");
     }
     let message = format!("{} is the beginning of several boxes", quoted(reference));
-    Error::new(ErrorKind::BadRequest, message)
-        .because(shown.join(", "))
-        .with_hint("give more of the id")
+    Error::bad_request(message).caused_by(shown.join(", ")).with_hint("give more of the id")
 }
 
 pub(crate) fn no_box(reference: &str) -> Error {
@@ -296,7 +293,7 @@ pub(crate) fn no_box(reference: &str) -> Error {
 }
 
 pub(crate) fn has_ended(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Conflict, format!("box {id} has ended"))
+    Error::conflict(format!("box {id} has ended"))
         .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
 }
 

@@ -9,7 +9,7 @@ use tare_control::life::{self, LifeEvent};
 use tare_kernel::process::Process;
 
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::cgroup;
 use crate::observe::view::{Ended, State};
 use crate::observe::{Observed, provable_keeper};
@@ -139,8 +139,9 @@ impl Engine {
             };
             if observed.is_live() {
                 let message = format!("box {id} is {}", observed.state());
-                return Err(Error::new(ErrorKind::Conflict, message)
-                    .with_hint("stop it first, or use 'tare rm -f'"));
+                return Err(
+                    Error::conflict(message).with_hint("stop it first, or use 'tare rm -f'")
+                );
             }
         }
         self.end(id, Leave::Nothing)
@@ -205,8 +206,8 @@ impl Engine {
         if let (Leave::Record, Some(flaw @ Flaw::Unreadable(_))) = (leave, &locked.flaw) {
             // It may say that it is to be kept.
             let message = format!("cannot end box {id}");
-            return Err(Error::new(ErrorKind::Failed, message)
-                .because(flaw.to_string())
+            return Err(Error::failed(message)
+                .caused_by(flaw.to_string())
                 .with_hint("'tare rm -f' ends it all the same, and keeps nothing of it"));
         }
         let site = self.site(id);
@@ -224,7 +225,7 @@ impl Engine {
     fn kill_attached(&self, record: &Record, id: &BoxId) -> Result<(), Error> {
         let attached = record.account.detached().is_none();
         let keeper = provable_keeper(record, self.layout.tagged(id), &self.host);
-        match keeper.doing(|| format!("cannot look for the keeper of box {id}"))? {
+        match keeper.context(|| format!("cannot look for the keeper of box {id}"))? {
             Some(keeper) if attached => kill(&keeper, id, self.end_within),
             Some(_) | None => Ok(()),
         }
@@ -262,11 +263,11 @@ fn is_kept(record: &Locked) -> bool {
 }
 
 fn cannot_look(id: &BoxId, error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Failed, format!("cannot open the record of box {id}")).because(error)
+    Error::failed(format!("cannot open the record of box {id}")).caused_by(error)
 }
 
 fn removed(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Failed, format!("box {id} was removed while it was waited for"))
-        .because("nobody kept its exit code")
+    Error::failed(format!("box {id} was removed while it was waited for"))
+        .caused_by("nobody kept its exit code")
         .with_hint("an attached box tells it to its own tare; leave --rm out to have it kept")
 }

@@ -38,7 +38,7 @@ use tare_kernel::fds::{open_regular, peer_pid};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::host::Host;
 use crate::host::layout::Layout;
 use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
@@ -253,19 +253,19 @@ impl Record {
     ) -> Result<Option<Locked>, Error> {
         let doing = || format!("cannot lock box {id}");
         if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
-            return Ok(Some(Locked::replace(boxes, id).doing(doing)?));
+            return Ok(Some(Locked::replace(boxes, id).context(doing)?));
         }
         match lock_within("record locked", &self.directory, Lock::Exclusive, within) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy(id, error)),
-            locked => locked.doing(doing)?,
+            locked => locked.context(doing)?,
         }
         let open = || openat(boxes, id.as_str(), DIRECTORY, Mode::empty());
         let now = match step("locked record looked at", open) {
-            Ok(directory) => fstat(&directory).doing(doing)?,
+            Ok(directory) => fstat(&directory).context(doing)?,
             Err(Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(errno).doing(doing),
+            Err(errno) => return Err(errno).context(doing),
         };
-        let ours = fstat(&self.directory).doing(doing)?;
+        let ours = fstat(&self.directory).context(doing)?;
         let same = (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino);
         Ok(same.then(|| Locked(Self::read(self.directory))))
     }
@@ -284,7 +284,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 fn busy(id: &BoxId, why: io::Error) -> Error {
     Error::new(ErrorKind::Busy, format!("box {id} is busy"))
-        .because(why)
+        .caused_by(why)
         .with_hint("another tare command is changing it; try again when that is done")
 }
 
@@ -314,8 +314,8 @@ impl Locked {
     ) -> Result<Self, Error> {
         let boxes = layout.boxes();
         let doing = || format!("cannot make the record of box {id} in {}", boxes.display());
-        let opened = open_boxes(&boxes).doing(doing)?;
-        let mut record = Self::make(opened, id).doing(doing)?;
+        let opened = open_boxes(&boxes).context(doing)?;
+        let mut record = Self::make(opened, id).context(doing)?;
         let intent = Intent {
             version: VERSION,
             boot_id: host.boot_id.clone(),
@@ -325,7 +325,7 @@ impl Locked {
             spec: spec.clone(),
             detached: detached.cloned(),
         };
-        if let Err(error) = record.add(Entry::Intent(Box::new(intent))).doing(doing) {
+        if let Err(error) = record.add(Entry::Intent(Box::new(intent))).context(doing) {
             // Nothing of the box exists yet but this directory.
             return Err(match remove(layout, id) {
                 Ok(()) => error,
@@ -451,10 +451,10 @@ impl Locked {
             match step("account or life removed", remove) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(Errno::ISDIR) => {
-                    let name = CString::new(name).doing(doing)?;
-                    tree::remove(self.directory.as_fd(), &name).doing(doing)?;
+                    let name = CString::new(name).context(doing)?;
+                    tree::remove(self.directory.as_fd(), &name).context(doing)?;
                 }
-                Err(errno) => return Err(errno).doing(doing),
+                Err(errno) => return Err(errno).context(doing),
             }
         }
         Ok(())
@@ -585,13 +585,13 @@ pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
 pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot remove the record of box {id}");
     let open = || openat(CWD, layout.boxes(), DIRECTORY, Mode::empty());
-    let boxes = step("records opened to remove one", open).doing(doing)?;
-    let name = CString::new(id.as_str()).doing(doing)?;
+    let boxes = step("records opened to remove one", open).context(doing)?;
+    let name = CString::new(id.as_str()).context(doing)?;
     let mut account = Vec::new();
     if let Ok(directory) = openat(&boxes, &name, DIRECTORY, Mode::empty()) {
-        for entry in tree::names(directory.as_fd()).doing(doing)? {
+        for entry in tree::names(directory.as_fd()).context(doing)? {
             if entry.as_bytes() != FILE.as_bytes() {
-                tree::remove(directory.as_fd(), &entry).doing(doing)?;
+                tree::remove(directory.as_fd(), &entry).context(doing)?;
             }
         }
         let file = open_file(directory.as_fd(), FILE).ok().flatten();
@@ -601,7 +601,7 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     if removed.is_err() && !account.is_empty() {
         write_again(boxes.as_fd(), &name, &account);
     }
-    removed.doing(doing)
+    removed.context(doing)
 }
 
 /// What is there already is not touched, and what cannot be written is missing.

@@ -8,7 +8,7 @@ use tare_control::{Call, Report};
 use tare_kernel::process::Process;
 
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::observe::Observed;
 use crate::session::link;
 use crate::session::logs::Logs;
@@ -54,8 +54,8 @@ impl Engine {
 fn logs(observed: &Observed, id: &BoxId) -> Result<Logs, Error> {
     if observed.is_attached() {
         let message = format!("box {id} has no log");
-        return Err(Error::new(ErrorKind::BadRequest, message)
-            .because("its output goes to the tare that started it")
+        return Err(Error::bad_request(message)
+            .caused_by("its output goes to the tare that started it")
             .with_hint("start a box with 'tare run -d' to have its output kept"));
     }
     Logs::open(rustix::fd::AsFd::as_fd(&observed.record))

@@ -9,7 +9,7 @@ use tare_kernel::process::Process;
 
 use crate::create::birth;
 use crate::create::{Made, Reserve};
-use crate::error::{Doing, Error};
+use crate::error::{Context, Error};
 use crate::host::Host;
 use crate::host::layout::Layout;
 use crate::record::Locked;
@@ -151,7 +151,7 @@ impl Attached {
     /// Passes a signal to the command.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
         birth::send_request(&self.made.control, &Request::Signal(signal))
-            .doing(|| format!("cannot pass signal {signal} to box {}", self.id))
+            .context(|| format!("cannot pass signal {signal} to box {}", self.id))
     }
 
     /// SIGKILL to the whole box, now; [`Self::end`] is still to be called.

@@ -15,7 +15,7 @@ use tare_kernel::clock::timespec;
 pub use tare_control::Found;
 
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::session::attached::Event;
 use crate::session::executed::Executed;
 use crate::session::exit::Exit;
@@ -148,7 +148,7 @@ impl Copying {
         match self.other {
             OtherSide::Box { executed, words } => finish_box(executed, words, &self.id),
             OtherSide::Kept(packer) => match packer.join() {
-                Ok(packed) => packed.doing(|| format!("cannot read what box {} left", self.id)),
+                Ok(packed) => packed.context(|| format!("cannot read what box {} left", self.id)),
                 Err(panic) => std::panic::resume_unwind(panic),
             },
         }
@@ -159,11 +159,9 @@ fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Erro
     match last_word(executed, words, FINISHED_WITHIN)? {
         (Some(Exit::Code(0)), _) => Ok(()),
         (Some(_), said) if !said.is_empty() => Err(cannot_copy(id, said.trim_end())),
-        (Some(_) | None, _) => {
-            Err(Error::new(ErrorKind::Conflict, format!("box {id} did not finish the copy"))
-                .because("its side of the copy ended too early")
-                .with_hint("a file that did not arrive completely is as it was before"))
-        }
+        (Some(_) | None, _) => Err(Error::conflict(format!("box {id} did not finish the copy"))
+            .caused_by("its side of the copy ended too early")
+            .with_hint("a file that did not arrive completely is as it was before")),
     }
 }
 
@@ -221,19 +219,19 @@ fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
         poll(&mut [events], Some(&timespec(left))).ok();
     }
     let message = format!("box {id} does not say what it found");
-    Error::new(ErrorKind::Conflict, message).because(error)
+    Error::conflict(message).caused_by(error)
 }
 
 /// The box's words, which may be anything.
 fn cannot_copy(id: &BoxId, why: &str) -> Error {
-    let error = Error::new(ErrorKind::BadRequest, format!("box {id} did not copy"));
+    let error = Error::bad_request(format!("box {id} did not copy"));
     let is_full = ["No space left", "File too large"];
     if is_full.iter().any(|words| why.contains(words)) {
         error
-            .because(why.to_owned())
+            .caused_by(why.to_owned())
             .with_hint("its scratch space has a size: --scratch of 'tare run'")
     } else {
-        error.because(why.to_owned())
+        error.caused_by(why.to_owned())
     }
 }
 

@@ -12,7 +12,7 @@ use tare_kernel::clock::boot_ns;
 
 use crate::create::plan::from_now;
 use crate::engine::Engine;
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::record::Record;
 use crate::session::attached::{Event, GRACE, Streams, event};
 use crate::session::failure;
@@ -123,7 +123,7 @@ impl Executed {
         let stdio = match exec.streams {
             ExecStreams::Passed => {
                 let made = Stdio::pipes(stdin, owner(record, user));
-                Some(made.doing(|| "cannot make pipes for the command".into())?)
+                Some(made.context(|| "cannot make pipes for the command".into())?)
             }
             ExecStreams::Terminal(_) | ExecStreams::Log => None,
         };
@@ -185,7 +185,7 @@ impl Executed {
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
         self.line
             .request(&Request::Signal(signal))
-            .doing(|| format!("cannot pass signal {signal} into box {}", self.id))
+            .context(|| format!("cannot pass signal {signal} into box {}", self.id))
     }
 
     /// Ends the process and everyone that it started.
@@ -201,8 +201,8 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
     if spec.user.is_none() || !contained {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::BadRequest, format!("box {id} has no users of its own"))
-        .because("it was started with --contain")
+    Err(Error::bad_request(format!("box {id} has no users of its own"))
+        .caused_by("it was started with --contain")
         .with_hint("leave -u out"))
 }
 

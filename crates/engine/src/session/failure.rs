@@ -25,14 +25,14 @@ pub fn birth(step: BirthStep, error: io::Error) -> Error {
             "see 'tare doctor' for what this host can do"
         }
     };
-    Error::new(ErrorKind::Failed, doing).because(error).with_hint(hint)
+    Error::failed(doing).caused_by(error).with_hint(hint)
 }
 
 /// The box could not be made.
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &subject.escape_debug().to_string());
-    let error = Error::new(kind, doing).because(io::Error::from_raw_os_error(errno));
+    let error = Error::new(kind, doing).caused_by(io::Error::from_raw_os_error(errno));
     let error = match setup_hint(step, errno) {
         Some(hint) => error.with_hint(hint),
         None => error,
@@ -119,7 +119,7 @@ pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
             let shown = subject.workdir;
             let shown = shown.map_or("/work".into(), |path| path.to_string_lossy());
             let message = format!("cannot use {} as the working directory", shown.escape_debug());
-            Error::new(ErrorKind::BadRequest, message).because(why).with_hint(
+            Error::bad_request(message).caused_by(why).with_hint(
                 "-w takes a directory that exists in the box and that its user may enter",
             )
         }
@@ -134,7 +134,7 @@ pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
 }
 
 fn failed(doing: &str, why: io::Error) -> Error {
-    Error::new(ErrorKind::Failed, doing).because(why)
+    Error::failed(doing).caused_by(why)
 }
 
 fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
@@ -143,18 +143,18 @@ fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
             ErrorKind::CommandNotFound,
             format!("cannot run {command} in the box"),
         )
-        .because("there is no such program")
+        .caused_by("there is no such program")
         .with_hint("the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is the program, or the interpreter it names, there?"),
         EACCES => Error::new(
             ErrorKind::CommandNotExecutable,
             format!("cannot run {command} in the box"),
         )
-        .because(why)
+        .caused_by(why)
         .with_hint("it must be a file that the box's user may execute"),
         _ => Error::new(
             ErrorKind::CommandNotExecutable,
             format!("cannot run {command} in the box"),
         )
-        .because(why),
+        .caused_by(why),
     }
 }

@@ -12,7 +12,7 @@ use tare_control::files::FileWord;
 pub use tare_control::files::{LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, piece_head};
 
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::session::copying::{FINISHED_WITHIN, last_word};
 use crate::session::executed::Executed;
 use crate::session::exit::Exit;
@@ -86,8 +86,9 @@ impl Engine {
                 rest: Rest { executed: own.executed, words: own.words, doing },
             }),
             Ok(FileWord::Failed { errno }) => Err(failed(doing, errno)),
-            Err(()) => Err(Error::new(ErrorKind::BadRequest, doing)
-                .because("the box does not say what it found")),
+            Err(()) => {
+                Err(Error::bad_request(doing).caused_by("the box does not say what it found"))
+            }
         }
     }
 }
@@ -109,8 +110,8 @@ impl Rest {
         match (exit, said.trim_end().parse()) {
             (Some(Exit::Code(0)), _) => Ok(()),
             (Some(_), Ok(FileWord::Failed { errno })) => Err(failed(self.doing, errno)),
-            (Some(_) | None, _) => Err(Error::new(ErrorKind::Conflict, self.doing)
-                .because("the process that did it in the box ended too early")),
+            (Some(_) | None, _) => Err(Error::conflict(self.doing)
+                .caused_by("the process that did it in the box ended too early")),
         }
     }
 }
@@ -121,5 +122,5 @@ fn bytes(path: &Path) -> Vec<u8> {
 
 /// The errno is the reason; where it is about the request, the caller can act on it.
 fn failed(doing: String, errno: i32) -> Error {
-    Error::new(ErrorKind::BadRequest, doing).because(io::Error::from_raw_os_error(errno))
+    Error::bad_request(doing).caused_by(io::Error::from_raw_os_error(errno))
 }

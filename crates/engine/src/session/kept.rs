@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, ope
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::Found;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::spec::id::BoxId;
 use crate::spec::received::quoted;
 
@@ -33,8 +33,8 @@ pub struct Packing {
 pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
     let doing = || format!("cannot read {} of box {id}", quoted(path));
     let place = place(scratch, path).ok_or_else(|| {
-        Error::new(ErrorKind::BadRequest, doing())
-            .because("box has ended, and only its /work, /tmp and /dev/shm are kept")
+        Error::bad_request(doing())
+            .caused_by("box has ended, and only its /work, /tmp and /dev/shm are kept")
     })?;
     // `Path` hides a dot at the end, which says that the directory is meant.
     let is_directory = path.as_os_str().as_bytes().ends_with(b"/.");
@@ -42,9 +42,9 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
         Some(name) => (place.parent().unwrap_or(Path::new(".")), name.to_owned()),
         None => (place.as_path(), ".".into()),
     };
-    let directory = open_beneath(scratch, parent).doing(doing)?;
-    let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).doing(doing)?;
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC).doing(doing)?;
+    let directory = open_beneath(scratch, parent).context(doing)?;
+    let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).context(doing)?;
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).context(doing)?;
     let packer = std::thread::Builder::new().spawn(move || {
         let mut output = io::BufWriter::new(File::from(write));
         let name = name.as_bytes();
@@ -53,7 +53,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
         output.flush().ok();
         Ok(())
     });
-    let packer = packer.doing(|| format!("cannot start a thread that reads box {id}"))?;
+    let packer = packer.context(|| format!("cannot start a thread that reads box {id}"))?;
     Ok(Packing {
         stream: read,
         found: match FileType::from_raw_mode(stat.st_mode) {

@@ -38,8 +38,8 @@ impl Line {
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
         let frame = encode(call, CALL_BYTES_MAX).map_err(|error| {
-            Error::new(ErrorKind::BadRequest, "the command and its environment are too large")
-                .because(error)
+            Error::bad_request("the command and its environment are too large")
+                .caused_by(error)
                 .with_hint("pass large data through stdin or 'tare cp'")
         })?;
         let patience = patience(call);
@@ -152,8 +152,8 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
             ("its keeper does not understand", "was it started by another version of tare?")
         }
     };
-    Error::new(ErrorKind::Conflict, format!("box {id} does not do what was asked for"))
-        .because(why)
+    Error::conflict(format!("box {id} does not do what was asked for"))
+        .caused_by(why)
         .with_hint(hint)
 }
 
@@ -173,14 +173,12 @@ fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<&OwnedFd>) ->
             ended_meanwhile(id)
         }
         Some(Errno::AGAIN) => silent(id, socket),
-        Some(_) | None => {
-            Error::new(ErrorKind::Failed, format!("cannot reach box {id}")).because(error)
-        }
+        Some(_) | None => Error::failed(format!("cannot reach box {id}")).caused_by(error),
     }
 }
 
 fn ended_meanwhile(id: &BoxId) -> Error {
-    Error::new(ErrorKind::Conflict, format!("box {id} has ended"))
+    Error::conflict(format!("box {id} has ended"))
         .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
 }
 
@@ -189,7 +187,7 @@ fn silent(id: &BoxId, socket: Option<&OwnedFd>) -> Error {
     let error = Error::new(ErrorKind::NoAnswer, format!("box {id} does not answer"));
     if socket.is_some_and(|socket| is_stopped(socket.as_fd())) {
         error
-            .because("its keeper is stopped, by a signal or by a debugger")
+            .caused_by("its keeper is stopped, by a signal or by a debugger")
             .with_hint("continue the keeper with SIGCONT, or use 'tare rm -f'")
     } else {
         error.with_hint("'tare inspect' says what it is doing; 'tare rm -f' ends it in any case")

@@ -18,7 +18,7 @@ use tare_control::ring::{End, Entry, FILE_NAMES, ReadError, Reader};
 use tare_kernel::fds::open_regular;
 use tare_kernel::watch::{Mark, Watch};
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error};
 use crate::time::Timestamp;
 
 pub use tare_control::ring::Stream;
@@ -70,7 +70,7 @@ impl Logs {
     pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Error> {
         let open = |name| {
             open_regular(directory, name, OFlags::RDONLY, Mode::empty())
-                .doing(|| format!("cannot open {name}"))
+                .context(|| format!("cannot open {name}"))
         };
         let files: [OwnedFd; 2] = [open(FILE_NAMES[0])?, open(FILE_NAMES[1])?];
         Ok(Self { reader: Reader::new(files), since: None, skip: Skip::default(), end: None })
@@ -135,7 +135,7 @@ impl Logs {
 
     /// Announces whatever is written from now on, and whatever is lost.
     pub fn watch(&self) -> Result<Watch, Error> {
-        Watch::files(self.reader.files()).doing(|| "cannot watch the log".to_owned())
+        Watch::files(self.reader.files()).context(|| "cannot watch the log".to_owned())
     }
 
     /// The same with an instance of the caller's, which may watch other logs too.
@@ -143,7 +143,7 @@ impl Logs {
         let [one, other] = self.reader.files();
         let marks = || Ok([watch.add(one)?, watch.add(other)?]);
         let marks: std::io::Result<_> = marks();
-        marks.doing(|| "cannot watch the log".to_owned())
+        marks.context(|| "cannot watch the log".to_owned())
     }
 
     fn rewind(&mut self) {
@@ -181,7 +181,7 @@ impl Logs {
 }
 
 fn unreadable(error: ReadError) -> Error {
-    Error::new(ErrorKind::Failed, "cannot read the log").because(error)
+    Error::failed("cannot read the log").caused_by(error)
 }
 
 impl Skip {

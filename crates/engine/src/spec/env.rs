@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::spec::received::{bad, quoted};
 
 pub type Pair = (OsString, OsString);
@@ -75,8 +75,8 @@ fn parse_line(line: &[u8]) -> Result<Pair, Error> {
 
 fn at_line(path: &Path, line: usize, error: Error) -> Error {
     let hint = error.hint().unwrap_or(FORM).to_owned();
-    Error::new(ErrorKind::BadRequest, format!("line {line} of {} is wrong", quoted(path)))
-        .because(error)
+    Error::bad_request(format!("line {line} of {} is wrong", quoted(path)))
+        .caused_by(error)
         .with_hint(hint)
 }
 

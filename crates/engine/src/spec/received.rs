@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fmt::Write;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
 /// Longer values are cut here; enough to recognise what was typed.
 const SHOWN_CHARS_MAX: usize = 64;
@@ -37,7 +37,7 @@ pub fn escaped(text: &str) -> String {
 
 /// A refusal of a value, with what would be accepted as its hint.
 pub(super) fn bad(message: impl Into<String>, hint: impl Into<String>) -> Error {
-    Error::new(ErrorKind::BadRequest, message).with_hint(hint)
+    Error::bad_request(message).with_hint(hint)
 }
 
 /// Line and paragraph separators, bidirectional controls.

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tare_engine::logs::{Logs, Stream};
 use tare_engine::spec::duration;
-use tare_engine::{Doing, Engine, Error, Keeper, Timestamp};
+use tare_engine::{Context as _, Engine, Error, Keeper, Timestamp};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use utoipa::IntoParams;
@@ -162,7 +162,7 @@ impl Opened {
         };
         let keeper = watched(keeper.as_fd());
         Ok(Some(Following {
-            keeper: keeper.doing(|| "cannot wait for the box".to_owned())?,
+            keeper: keeper.context(|| "cannot wait for the box".to_owned())?,
             follower: app.followers.follow(&self.logs)?,
         }))
     }

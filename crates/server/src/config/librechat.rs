@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use tare_engine::{Error, ErrorKind};
+use tare_engine::Error;
 
 use crate::config::{Key, Listen, Reach, time};
 use crate::librechat::auth::{ANONYMOUS, Keyring};
@@ -100,9 +100,7 @@ impl LibreChatConfig {
     }
 
     pub fn check(&self, keys: &[Key], listen: &Listen) -> Result<(), Error> {
-        let wrong = |message: &str, hint: &str| {
-            Err(Error::new(ErrorKind::BadRequest, message).with_hint(hint))
-        };
+        let wrong = |message: &str, hint: &str| Err(Error::bad_request(message).with_hint(hint));
         if self.is_open(keys, listen.reach()) {
             let message = format!("refusing to run what anybody sends to {listen}");
             let hint = "under [librechat] say auth = \"key\" or \"jwt\", or allow_anonymous = true";

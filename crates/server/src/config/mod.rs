@@ -14,7 +14,7 @@ use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 use tare_engine::spec::{bytes, duration};
-use tare_engine::{Error, ErrorKind, GaugeSettings, Thresholds};
+use tare_engine::{Error, GaugeSettings, Thresholds};
 
 use crate::admission::descriptors::Room;
 use crate::admission::quota::Quota;
@@ -222,7 +222,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
             let message = format!("cannot use the configuration {}", path.display());
-            Error::new(ErrorKind::BadRequest, message).because(source)
+            Error::bad_request(message).caused_by(source)
         };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.into()))?;
         toml::from_str(&text).map_err(|error| failed(in_a_line(&text, &error).into()))
@@ -233,7 +233,7 @@ impl Config {
         let is_open = self.librechat.is_open(&self.keys, self.listen.reach());
         if self.keys.is_empty() && is_open {
             let message = format!("refusing to listen on {} without an API key", self.listen);
-            return Err(Error::new(ErrorKind::BadRequest, message)
+            return Err(Error::bad_request(message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
         self.check_host_network(self.listen.reach())?;
@@ -252,7 +252,7 @@ impl Config {
             return Ok(());
         }
         let message = "host_network gives boxes this API: set [[keys]] or listen on unix:PATH";
-        Err(Error::new(ErrorKind::BadRequest, message)
+        Err(Error::bad_request(message)
             .with_hint("with auth = \"none\" under [librechat], boxes need no key there either"))
     }
 
@@ -265,7 +265,7 @@ impl Config {
 
     /// A name is a label of what was made with the key, and whose quota that is.
     fn check_keys(&self) -> Result<(), Error> {
-        let wrong = |message| Err(Error::new(ErrorKind::BadRequest, message));
+        let wrong = |message| Err(Error::bad_request(message));
         for (place, key) in self.keys.iter().enumerate() {
             let name = &key.name;
             tare_engine::spec::name::parse(name)?;
@@ -310,7 +310,7 @@ impl Limits {
             None => Ok(()),
             Some((name, _)) => {
                 let message = format!("cannot serve with [limits] {name} = 0");
-                Err(Error::new(ErrorKind::BadRequest, message).with_hint("write 1 or more"))
+                Err(Error::bad_request(message).with_hint("write 1 or more"))
             }
         }
     }
@@ -349,10 +349,10 @@ impl FromStr for Listen {
 /// who is let in. As without a name, IPv4 is taken where there is both.
 fn at_loopback(name: &str, port: u16) -> Result<SocketAddr, Error> {
     let found = (name, port).to_socket_addrs();
-    let found: Vec<_> = found.map_err(|error| no_address(name).because(error))?.collect();
+    let found: Vec<_> = found.map_err(|error| no_address(name).caused_by(error))?.collect();
     if let Some(other) = found.iter().find(|it| !it.ip().is_loopback()) {
         let message = format!("{name:?} is {}, which is not loopback", other.ip());
-        return Err(Error::new(ErrorKind::BadRequest, message)
+        return Err(Error::bad_request(message)
             .with_hint("to listen beyond this host, write the address itself"));
     }
     let address = found.iter().find(|it| it.is_ipv4()).or(found.first());
@@ -361,7 +361,7 @@ fn at_loopback(name: &str, port: u16) -> Result<SocketAddr, Error> {
 
 fn no_address(text: &str) -> Error {
     let message = format!("{text:?} is no address to listen on");
-    Error::new(ErrorKind::BadRequest, message)
+    Error::bad_request(message)
         .with_hint("write ADDRESS:PORT, such as 127.0.0.1:8080, or unix:PATH")
 }
 
@@ -407,7 +407,7 @@ impl Key {
     pub fn read_file(path: &Path) -> Result<Vec<Self>, Error> {
         let message = || format!("cannot use the keys in {}", path.display());
         let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::new(ErrorKind::BadRequest, message()).because(error))?;
+            .map_err(|error| Error::bad_request(message()).caused_by(error))?;
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         // A key that stands there twice is one key: its name is its hash.
@@ -415,7 +415,7 @@ impl Key {
         let keys = keys.into_iter().map(|key| Self::by_hash(key.as_bytes()));
         let keys: Vec<Self> = keys.collect();
         if keys.is_empty() {
-            Err(Error::new(ErrorKind::BadRequest, message()).because("there is none"))
+            Err(Error::bad_request(message()).caused_by("there is none"))
         } else {
             Ok(keys)
         }
@@ -452,7 +452,7 @@ pub fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
 fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
     let wrong = || {
         let message = "a sha256 has 64 hexadecimal digits";
-        Error::new(ErrorKind::BadRequest, message).with_hint("printf %s KEY | sha256sum")
+        Error::bad_request(message).with_hint("printf %s KEY | sha256sum")
     };
     with(input, &"0a".repeat(32), |text| {
         let digits = text.as_bytes().as_chunks::<2>();

@@ -18,7 +18,7 @@ use rustix::fs::{Mode, fchmod};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
-use tare_engine::{Doing, Error};
+use tare_engine::{Context as _, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -52,7 +52,9 @@ impl Listener {
             Listen::Unix(path) => bind_unix(path).map(Self::Unix),
         };
         let hint = "another place is named with --listen, or with 'listen' in the configuration";
-        bound.doing(|| format!("cannot listen on {listen}")).map_err(|error| error.with_hint(hint))
+        bound
+            .context(|| format!("cannot listen on {listen}"))
+            .map_err(|error| error.with_hint(hint))
     }
 
     pub fn port(&self) -> Option<u16> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use serde::Deserialize;
-use tare_engine::{Error, ErrorKind, Timestamp};
+use tare_engine::{Error, Timestamp};
 
 use crate::app::App;
 use crate::config::{size, time};
@@ -57,7 +57,7 @@ impl FilesConfig {
         match &self.directory {
             Some(path) if !path.is_absolute() => {
                 let message = format!("[files] directory {} is not absolute", path.display());
-                Err(Error::new(ErrorKind::BadRequest, message))
+                Err(Error::bad_request(message))
             }
             Some(_) | None => Ok(()),
         }
@@ -71,7 +71,7 @@ impl FilesConfig {
         };
         let wrong = |why: Box<dyn std::error::Error + Send + Sync>| {
             let message = format!("[files] directory {} cannot be used", directory.display());
-            Err(Error::new(ErrorKind::BadRequest, message).because(why))
+            Err(Error::bad_request(message).caused_by(why))
         };
         for place in directory.ancestors() {
             match std::fs::metadata(place) {

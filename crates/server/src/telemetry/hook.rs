@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 use serde::{Deserialize, Deserializer};
-use tare_engine::{Error, ErrorKind, Keeper};
+use tare_engine::{Error, Keeper};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::app::App;
@@ -62,7 +62,7 @@ impl HooksConfig {
             Ok(())
         } else {
             let message = format!("[hooks] command: {program:?} is no program that is here");
-            Err(Error::new(ErrorKind::BadRequest, message)
+            Err(Error::bad_request(message)
                 .with_hint("name a file that can be executed, or one that is in PATH"))
         }
     }

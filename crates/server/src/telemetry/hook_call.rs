@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use tare_engine::{Doing, Error, ErrorKind};
+use tare_engine::{Context as _, Error};
 
 use crate::telemetry::hook::Hooks;
 use crate::telemetry::hook_runner;
@@ -31,7 +31,7 @@ impl FromStr for Url {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
             let message = format!("{text:?} is no URL that can be called");
-            Error::new(ErrorKind::BadRequest, message)
+            Error::bad_request(message)
                 .with_hint("give http://HOST[:PORT][/PATH]; for https let a command call it")
         };
         let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -68,7 +68,7 @@ pub fn command(hooks: &Hooks, argv: &[String], stdin: &str, within: Duration) ->
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .process_group(0);
-    let Some(mut child) = hooks.begin(&mut command).doing(doing)? else {
+    let Some(mut child) = hooks.begin(&mut command).context(doing)? else {
         return Ok(());
     };
     if let Some(mut pipe) = child.stdin.take() {
@@ -77,8 +77,8 @@ pub fn command(hooks: &Hooks, argv: &[String], stdin: &str, within: Duration) ->
     }
     let status = child.wait();
     hooks.ended();
-    let status = status.doing(doing)?;
-    let failed = |why: String| Error::new(ErrorKind::Failed, doing()).because(why);
+    let status = status.context(doing)?;
+    let failed = |why: String| Error::failed(doing()).caused_by(why);
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(0) => Ok(()),
         Some(hook_runner::LATE) => {
@@ -95,12 +95,12 @@ pub fn command(hooks: &Hooks, argv: &[String], stdin: &str, within: Duration) ->
 /// Posts this as JSON.
 pub fn post(url: &Url, body: &str, within: Duration) -> Result<(), Error> {
     let doing = || format!("cannot post to http://{}{}", url.authority, url.path);
-    let status = exchange(url, body, within).doing(doing)?;
+    let status = exchange(url, body, within).context(doing)?;
     match status {
         200..300 => Ok(()),
         status => {
             let why = format!("it answered {status}");
-            Err(Error::new(ErrorKind::Failed, doing()).because(why))
+            Err(Error::failed(doing()).caused_by(why))
         }
     }
 }

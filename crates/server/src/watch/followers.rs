@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tare_engine::Doing;
+use tare_engine::Context as _;
 use tare_engine::logs::Logs;
 use tare_kernel::watch::{Changes, Mark, Watch};
 use tokio::io::Interest;
@@ -47,7 +47,7 @@ pub struct Follower {
 impl Followers {
     /// Whatever is written to the log from now on wakes the follower.
     pub fn follow(&self, logs: &Logs) -> Result<Follower, ApiError> {
-        let shared = self.shared().doing(|| "cannot watch logs".to_owned())?;
+        let shared = self.shared().context(|| "cannot watch logs".to_owned())?;
         let mut files = shared.files();
         let marks = logs.watch_with(&shared.watch)?;
         let known = files.get(&marks[0]).map(|file| file.written.clone());

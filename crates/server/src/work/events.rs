@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use tare_engine::{Doing, Event};
+use tare_engine::{Context as _, Event};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -23,7 +23,7 @@ impl Events {
             socket.set_nonblocking(true)?;
             UnixStream::from_std(socket)
         };
-        let socket = registered().doing(|| "cannot hear the box".into())?;
+        let socket = registered().context(|| "cannot hear the box".into())?;
         Ok(Self { socket })
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tare_archive::{Kind, Reader, Writer};
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind, Timestamp};
+use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Timestamp};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -72,12 +72,12 @@ pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiErro
 
 pub fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
     let copying = engine.copy_in(id, Path::new("/"))?;
-    let mut stream = Pipe::of(&copying.stream).doing(|| "cannot send files".into())?;
+    let mut stream = Pipe::of(&copying.stream).context(|| "cannot send files".into())?;
     let sent = send(&mut stream, files);
     drop(stream);
     // What the box says of it is more telling than a pipe that closed.
     copying.finish()?;
-    sent.doing(|| format!("cannot send files to box {id}"))
+    sent.context(|| format!("cannot send files to box {id}"))
 }
 
 fn send(stream: &mut dyn Write, files: Vec<FileIn>) -> io::Result<()> {
@@ -122,7 +122,7 @@ fn collect_one(
         copying => copying?,
     };
     let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
-    let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
+    let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
     let found_before = found.len();
     let received = receive(&mut stream, &parent, left, found);
     drop(stream);
@@ -157,7 +157,7 @@ fn receive(
     let mut archive = Reader::new(stream);
     let broken = |error| {
         let message = "cannot read the files of the box";
-        Broken::Archive(Error::new(ErrorKind::Failed, message).because(error))
+        Broken::Archive(Error::failed(message).caused_by(error))
     };
     while let Some(entry) = archive.next_entry().map_err(broken)? {
         let Kind::File { size } = entry.kind else {
@@ -175,7 +175,7 @@ fn receive(
 
 fn too_much() -> Error {
     let message = "the files that were to come back are too large";
-    Error::new(ErrorKind::BadRequest, message)
+    Error::bad_request(message)
         .with_hint("ask for fewer, or raise [limits] output_bytes in the configuration")
 }
 

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind, Keeper, State, Status, Stopping};
+use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Keeper, State, Status, Stopping};
 use tokio::time::Instant;
 
 use crate::app::{App, Phase};
@@ -130,7 +130,7 @@ pub async fn is_dead(
 ) -> Result<bool, ApiError> {
     tokio::select! {
         dead = fd::readable(process) => {
-            dead.doing(|| "cannot wait for the box".into())?;
+            dead.context(|| "cannot wait for the box".into())?;
             Ok(true)
         }
         () = tokio::time::sleep(within) => Ok(false),

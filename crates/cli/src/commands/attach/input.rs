@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::termios::isatty;
-use tare_engine::{Doing, Error};
+use tare_engine::{Context as _, Error};
 
 use crate::commands::attach::keys::{Keys, Typed};
 use crate::commands::attach::outlet::{Outlet, Taker};
@@ -55,7 +55,7 @@ impl<'fd> Input<'fd> {
                 terminal,
             })
         };
-        let input = make().doing(|| "cannot pass input to the box".to_owned())?;
+        let input = make().context(|| "cannot pass input to the box".to_owned())?;
         input.resize();
         Ok(input)
     }

@@ -10,7 +10,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::Signal;
 use tare_engine::logs::{Logs, Stream};
 use tare_engine::spec::bytes;
-use tare_engine::{Attachment, Doing, Error};
+use tare_engine::{Attachment, Context as _, Error};
 use tare_kernel::process::Process;
 use tare_kernel::signals::SignalFd;
 use tare_kernel::watch::Watch;
@@ -78,7 +78,7 @@ impl<'a> Wire<'a> {
         caller: Caller<'a>,
         tell: &'a dyn Fn(i32) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let outputs = outputs(caller).doing(|| "cannot use the caller's streams".to_owned())?;
+        let outputs = outputs(caller).context(|| "cannot use the caller's streams".to_owned())?;
         let input = match attachment.input {
             Some(fd) => Some(Input::new(caller.stdin, fd, attachment.is_terminal)?),
             None => None,
@@ -126,7 +126,7 @@ impl<'a> Wire<'a> {
             };
             say_missed(record.missed_bytes);
             let output = &mut self.outputs[index(record.stream)];
-            if output.put(record.bytes).doing(cannot_pass_on)? == Taker::Gone {
+            if output.put(record.bytes).context(cannot_pass_on)? == Taker::Gone {
                 return Ok(Passed::Gone);
             }
         }
@@ -141,7 +141,7 @@ impl<'a> Wire<'a> {
     ) -> Result<Vec<Ready>, Error> {
         let (mut fds, meanings): (Vec<_>, Vec<_>) =
             self.interests(signals, ended).into_iter().unzip();
-        retry_on_intr(|| poll(&mut fds, wait)).doing(|| "cannot wait for the box".to_owned())?;
+        retry_on_intr(|| poll(&mut fds, wait)).context(|| "cannot wait for the box".to_owned())?;
         let found = fds.iter().zip(meanings);
         let ready = found.filter(|(fd, _)| !fd.revents().is_empty());
         Ok(ready.map(|(_, meaning)| meaning).collect())
@@ -178,10 +178,10 @@ impl<'a> Wire<'a> {
             Ready::Ended => {}
             Ready::Log => {
                 let drained = self.watch.drain();
-                drained.doing(|| "cannot watch the log".to_owned())?;
+                drained.context(|| "cannot watch the log".to_owned())?;
             }
             Ready::Output(index) => {
-                let taker = self.outputs[index].advance().doing(cannot_pass_on)?;
+                let taker = self.outputs[index].advance().context(cannot_pass_on)?;
                 return Ok((taker == Taker::Gone).then_some(Left::Detached));
             }
             Ready::NobodyReads => return Ok(Some(Left::Detached)),
@@ -204,7 +204,7 @@ impl<'a> Wire<'a> {
     }
 
     fn take_signals(&mut self, signals: &SignalFd) -> Result<Option<Left>, Error> {
-        let next = || signals.next().doing(|| "cannot read signals".to_owned());
+        let next = || signals.next().context(|| "cannot read signals".to_owned());
         while let Some(signal) = next()? {
             let left = self.take_signal(signal);
             if left.is_some() {

@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
 use tare_archive::{Options, Top};
 use tare_engine::spec::received::quoted;
-use tare_engine::{Doing, Error, ErrorKind, Found};
+use tare_engine::{Context as _, Error, Found};
 use tare_kernel::step::step;
 
 use crate::commands::cp::landing::{self, Landing, Subject};
@@ -29,7 +29,7 @@ impl<'a> Source<'a> {
     pub fn open(path: &'a Path) -> Result<Self, Error> {
         let missing = |error: rustix::io::Errno| {
             let message = format!("cannot read {}", quoted(path));
-            Error::new(ErrorKind::BadRequest, message).because(error)
+            Error::bad_request(message).caused_by(error)
         };
         // With a slash behind it a symlink means the directory it leads to.
         let is_itself = landing::name(path).is_none() || landing::ends_with_slash(path);
@@ -77,7 +77,7 @@ impl<'a> Destination<'a> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Missing,
             // A file with a slash behind it.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Found::File,
-            Err(error) => return Err(error).doing(|| format!("cannot look at {}", quoted(path))),
+            Err(error) => return Err(error).context(|| format!("cannot look at {}", quoted(path))),
         };
         Ok(Self { path, found })
     }
@@ -95,7 +95,7 @@ impl<'a> Destination<'a> {
     pub fn unpack(&self, stream: &mut File, landing: &Landing) -> Result<Unpacked, Error> {
         if let Landing::Make { .. } = landing {
             let made = step("directory for a copy made", || fs::create_dir(self.path));
-            made.doing(|| format!("cannot make the directory {}", quoted(self.path)))?;
+            made.context(|| format!("cannot make the directory {}", quoted(self.path)))?;
         }
         let (directory, top) = match landing {
             Landing::Into { name } => (self.path, only(name, name)),
@@ -103,7 +103,7 @@ impl<'a> Destination<'a> {
             Landing::Onto | Landing::Make { .. } => (self.path, Top::Any),
         };
         let opened = open_directory(directory)
-            .doing(|| format!("cannot open the directory {}", quoted(directory)))?;
+            .context(|| format!("cannot open the directory {}", quoted(directory)))?;
         let options = Options { top, ..Options::default() };
         let unpacked = tare_archive::unpack(stream, opened.as_fd(), options);
         Ok(unpacked.map(drop))

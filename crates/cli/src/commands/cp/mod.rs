@@ -20,7 +20,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::isatty;
 use tare_engine::spec::received::quoted;
-use tare_engine::{Copying, Doing, Engine, Error, Found};
+use tare_engine::{Context as _, Copying, Engine, Error, Found};
 use tare_kernel::signals;
 
 use crate::commands::{DONE, WRONG_USAGE};
@@ -179,7 +179,7 @@ fn both_sides<E: StdError + Send + Sync + 'static>(
     match ours {
         Ok(()) => theirs,
         Err(error) if is_consequence(&error) && theirs.is_err() => theirs,
-        Err(error) => Err(error).doing(doing),
+        Err(error) => Err(error).context(doing),
     }
 }
 
@@ -195,13 +195,13 @@ fn is_consequence(error: &(dyn StdError + 'static)) -> bool {
 /// The box's end, to be closed before [`Copying::finish`].
 fn stream_of(copying: &Copying) -> Result<File, Error> {
     let stream = copying.stream.try_clone();
-    stream.map(File::from).doing(|| "cannot use the stream of the box".to_owned())
+    stream.map(File::from).context(|| "cannot use the stream of the box".to_owned())
 }
 
 /// Without the buffer and the lines of `std::io::stdout`.
 fn caller_file(fd: BorrowedFd<'_>) -> Result<File, Error> {
     let owned = fd.try_clone_to_owned();
-    owned.map(File::from).doing(|| "cannot use the caller's streams".to_owned())
+    owned.map(File::from).context(|| "cannot use the caller's streams".to_owned())
 }
 
 #[cfg(test)]

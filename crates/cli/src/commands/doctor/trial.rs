@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use tare_engine::spec::{Spec, duration};
-use tare_engine::{Attached, Doing, Engine, Error, ErrorKind, Exit, Stdin};
+use tare_engine::{Attached, Context as _, Engine, Error, ErrorKind, Exit, Stdin};
 use tare_kernel::signals;
 
 use crate::commands::doctor::{Check, Status};
@@ -46,11 +46,11 @@ fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
     signals::keep_ended_children();
     let (report, reported) = mpsc::channel();
     let act = move || drop(report.send(make_and_end(state_root)));
-    thread::Builder::new().spawn(act).doing(|| "cannot start a thread".to_owned())?;
+    thread::Builder::new().spawn(act).context(|| "cannot start a thread".to_owned())?;
     reported.recv_timeout(WITHIN).unwrap_or_else(|_| {
         let message = "cannot make and end a box in time";
-        Err(Error::new(ErrorKind::Failed, message)
-            .because(format!("it took more than {}", duration::show(WITHIN)))
+        Err(Error::failed(message)
+            .caused_by(format!("it took more than {}", duration::show(WITHIN)))
             .with_hint("does the file system of the state root answer, and is the host busy?"))
     })
 }
@@ -85,5 +85,5 @@ fn judge(outcome: Outcome) -> Result<(), Error> {
         Outcome::Interrupted(signal) => format!("signal {signal} ended the box"),
         Outcome::Lost(error) => error.to_string(),
     };
-    Err(Error::new(ErrorKind::Failed, "cannot run 'true' in a box").because(why))
+    Err(Error::failed("cannot run 'true' in a box").caused_by(why))
 }

@@ -13,7 +13,7 @@ use rustix::stdio::{stderr, stdout};
 use tare_engine::logs::Logs;
 use tare_engine::spec::received::quoted;
 use tare_engine::spec::{count, duration};
-use tare_engine::{Doing, Engine, Error, ErrorKind, Timestamp};
+use tare_engine::{Context as _, Engine, Error, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
 
@@ -111,9 +111,7 @@ impl From<Errno> for Stop {
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::PIPE | Errno::CONNRESET => Self::NobodyReads,
-            errno => {
-                Self::Failed(Error::new(ErrorKind::Failed, "cannot pass on the log").because(errno))
-            }
+            errno => Self::Failed(Error::failed("cannot pass on the log").caused_by(errno)),
         }
     }
 }
@@ -125,7 +123,7 @@ fn moment(text: &str) -> Result<Timestamp, Error> {
     }
     Timestamp::parse(text).map_err(|_| {
         let message = format!("{} is neither a duration nor a time", quoted(text));
-        Error::new(ErrorKind::BadRequest, message)
+        Error::bad_request(message)
             .with_hint("write 10m for ten minutes ago, or 2026-11-15T22:09:05Z")
     })
 }
@@ -142,8 +140,8 @@ fn follow(logs: &mut Logs, keeper: &Process, printer: &mut Printer<'_>) -> Resul
     let watch = logs.watch()?;
     loop {
         show_more(logs, printer)?;
-        match wait(&watch, keeper, printer.stdout()).doing(|| "cannot wait for the box".into())? {
-            Woken::Written => watch.drain().doing(|| "cannot watch the log".into())?,
+        match wait(&watch, keeper, printer.stdout()).context(|| "cannot wait for the box".into())? {
+            Woken::Written => watch.drain().context(|| "cannot watch the log".into())?,
             Woken::Ended => return show_more(logs, printer),
             Woken::NobodyReads => return Err(Stop::NobodyReads),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::{Limit, defaults, duration};
-use tare_engine::{BoxId, DetachOptions, Doing, Engine, Error};
+use tare_engine::{BoxId, Context as _, DetachOptions, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
 use crate::commands::DONE;
@@ -76,7 +76,7 @@ pub fn start(
     signals: &SignalFd,
 ) -> Result<u8, Error> {
     let started = engine.start(&request.spec, &options(args))?;
-    let asked = stdio::asked_to_stop(signals).doing(|| "cannot read signals".to_owned())?;
+    let asked = stdio::asked_to_stop(signals).context(|| "cannot read signals".to_owned())?;
     if let Some(signal) = asked {
         engine.remove(&started.id, true)?;
         return Ok(Verdict::signalled(signal).code);

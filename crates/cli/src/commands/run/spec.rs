@@ -7,7 +7,7 @@ use tare_engine::spec::{
     Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
     Volume, arguments, defaults, env, name, volume,
 };
-use tare_engine::{Error, ErrorKind, Stdin};
+use tare_engine::{Error, Stdin};
 
 use crate::commands::process_args::{self, Window};
 use crate::commands::run::args::{Net, RunArgs, Seccomp};
@@ -41,8 +41,8 @@ impl Surroundings {
     fn current_dir(&self) -> Result<&Path, Error> {
         let message = "cannot find the current directory";
         self.current_dir.as_deref().ok_or_else(|| {
-            Error::new(ErrorKind::BadRequest, message)
-                .because("it has been removed")
+            Error::bad_request(message)
+                .caused_by("it has been removed")
                 .with_hint("change to one that exists, or give absolute paths")
         })
     }

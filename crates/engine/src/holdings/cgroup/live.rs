@@ -13,7 +13,7 @@ use tare_kernel::cgroup::tree::{self, CgroupTree, Members};
 use tare_kernel::cgroup::{Cgroup, keyed_number};
 use tare_kernel::fds::read_text;
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::cgroup::{
     ALL, Controller, cannot_enforce, unified_settings, v1_settings, write_settings,
 };
@@ -212,25 +212,25 @@ pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), E
             format!("cannot resume box {}", of.id)
         }
     };
-    let mut cgroups = workloads(roots, of).doing(doing)?;
+    let mut cgroups = workloads(roots, of).context(doing)?;
     if cgroups.is_empty() {
         return Err(Error::new(ErrorKind::Unsupported, doing())
-            .because("it has no cgroup: none is writable here")
+            .caused_by("it has no cgroup: none is writable here")
             .with_hint("see 'tare doctor'"));
     }
     let start = Instant::now();
     loop {
-        let stand_still = set_frozen(&cgroups, frozen).doing(doing)?;
+        let stand_still = set_frozen(&cgroups, frozen).context(doing)?;
         // A process that still ran may have made one more and moved there.
-        let now = workloads(roots, of).doing(doing)?;
+        let now = workloads(roots, of).context(doing)?;
         if stand_still && now == cgroups {
             return Ok(());
         }
         cgroups = now;
         if start.elapsed() >= FREEZE_WITHIN {
-            set_frozen(&cgroups, !frozen).doing(doing)?;
+            set_frozen(&cgroups, !frozen).context(doing)?;
             let why = "a process in it hangs in the kernel";
-            return Err(Error::new(ErrorKind::Failed, doing()).because(why));
+            return Err(Error::failed(doing()).caused_by(why));
         }
         #[expect(clippy::disallowed_methods, reason = "bounded by FREEZE_WITHIN")]
         std::thread::sleep(LOOK_AGAIN);

@@ -13,7 +13,7 @@ use tare_kernel::cgroup::{self, Cgroup};
 
 pub use crate::holdings::cgroup::live::{CgroupUsage, Lodging, Meters, Which, change, freeze};
 
-use crate::error::{Doing, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout;
 use crate::host::tag::Tagged;
 use crate::host::{CgroupRoots, Host};
@@ -121,7 +121,8 @@ pub fn acquire(
     }
     if let (Some(unified), Residence::Below { keeper_uid }) = (&holding.unified, residence) {
         let workload = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
-        holding.workload = Some(workload.doing(|| format!("cannot make box {} a cgroup", of.id))?);
+        holding.workload =
+            Some(workload.context(|| format!("cannot make box {} a cgroup", of.id))?);
     }
     let on_unified = match &holding.unified {
         Some(_) => unified_controllers(roots.unified.as_deref()),
@@ -160,7 +161,7 @@ fn make(root: &Path, of: Tagged<'_>) -> Result<Option<Cgroup>, Error> {
     match Cgroup::create(&path) {
         Ok(cgroup) => Ok(Some(cgroup)),
         Err(error) if is_refusal(&error) => Ok(None),
-        Err(error) => Err(error).doing(|| format!("cannot make cgroup {}", path.display())),
+        Err(error) => Err(error).context(|| format!("cannot make cgroup {}", path.display())),
     }
 }
 
@@ -251,7 +252,8 @@ fn enforce_v1(
     if controller.limited(limits) {
         write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
     }
-    let tasks = cgroup.tasks().doing(|| format!("cannot open the {} tasks", controller.name()))?;
+    let tasks =
+        cgroup.tasks().context(|| format!("cannot open the {} tasks", controller.name()))?;
     holding.join.push(tasks);
     holding.note_enforced(controller);
     if controller == Controller::Memory {
@@ -326,11 +328,11 @@ fn write_settings(
         match cgroup.write(file, value) {
             Err(_) if *presence == Presence::Optional => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                return Err(error).doing(doing).map_err(|error| {
+                return Err(error).context(doing).map_err(|error| {
                     error.with_hint(format!("is the {name} limit in the host's range?"))
                 });
             }
-            other => other.doing(doing)?,
+            other => other.context(doing)?,
         }
     }
     Ok(())
@@ -344,7 +346,7 @@ fn cannot_enforce(controller: Controller) -> Error {
         Controller::Cpu => "--cpus",
     };
     Error::new(ErrorKind::Unsupported, format!("cannot enforce {option} on this host"))
-        .because(format!("no writable cgroup with the {name} controller"))
+        .caused_by(format!("no writable cgroup with the {name} controller"))
         .with_hint(format!(
             "run as root or with a delegated cgroup, or leave {option} out; see 'tare doctor'"
         ))
@@ -395,11 +397,11 @@ pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<()
     // The kernel removes none that is not empty, and most are empty by now.
     left.retain(|path| cgroup::remove(path).is_err());
     for path in &left {
-        empty(path, within).doing(|| format!("cannot empty cgroup {}", path.display()))?;
+        empty(path, within).context(|| format!("cannot empty cgroup {}", path.display()))?;
     }
     for path in &left {
         remove(path, within.min(REMOVE_WITHIN))
-            .doing(|| format!("cannot remove cgroup {}", path.display()))?;
+            .context(|| format!("cannot remove cgroup {}", path.display()))?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor, value::SeqAccessDeserializer};
 use serde::{Deserialize, Deserializer};
-use tare_engine::{Error, ErrorKind};
+use tare_engine::Error;
 use tokio::sync::Mutex;
 
 use crate::callers::Callers;
@@ -142,8 +142,8 @@ fn with_path<T>(
     let text = text_of(path).map_err(Into::into);
     text.and_then(|text| parse(&text)).map_err(|why| {
         let message = format!("cannot use the keys in {}", path.display());
-        Error::new(ErrorKind::BadRequest, message)
-            .because(why)
+        Error::bad_request(message)
+            .caused_by(why)
             .with_hint("'openssl pkey -in PRIVATE -pubout' writes a public key")
     })
 }

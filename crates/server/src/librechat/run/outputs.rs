@@ -10,7 +10,7 @@ use std::path::Path;
 
 use tare_archive::{Entry, Kind, Reader};
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{BoxId, Doing, Engine, Error};
+use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::app::App;
 use crate::librechat::files::name::{self, Form};
@@ -104,12 +104,12 @@ impl Outputs {
         collected: &mut Collected,
     ) -> Result<(), Error> {
         let copying = engine.copy_files_out(id, Path::new(HOME))?;
-        let mut stream = Pipe::of(&copying.stream).doing(|| "cannot receive files".into())?;
+        let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
         let received = self.receive(&mut stream, inputs, seen, collected);
         drop(stream);
         // What the box says of it is more telling than a pipe that closed.
         copying.finish()?;
-        received.doing(|| format!("cannot read the files of box {id}"))
+        received.context(|| format!("cannot read the files of box {id}"))
     }
 
     fn receive(

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use tare_archive::{Kind, Reader};
-use tare_engine::{BoxId, Doing, Engine, Error, ErrorKind};
+use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::librechat::run::box_spec::CODE;
 use crate::librechat::tools::request::Tongue;
@@ -35,11 +35,11 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
         return Ok(Vec::new());
     };
     let doing = || "cannot read the calls of the code".to_owned();
-    let mut stream = Pipe::of(&copying.stream).doing(doing)?;
+    let mut stream = Pipe::of(&copying.stream).context(doing)?;
     let mut archive = Reader::new(&mut stream);
     let mut calls = Vec::new();
     let mut left_bytes = ROUND_BYTES_MAX;
-    while let Some(entry) = archive.next_entry().doing(doing)? {
+    while let Some(entry) = archive.next_entry().context(doing)? {
         let Kind::File { size } = entry.kind else {
             continue;
         };
@@ -50,7 +50,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
             return Err(too_much());
         }
         left_bytes = left_bytes.checked_sub(size).ok_or_else(too_much)?;
-        calls.push((entry.name, archive.content().doing(doing)?));
+        calls.push((entry.name, archive.content().context(doing)?));
     }
     drop(stream);
     copying.finish()?;
@@ -63,11 +63,11 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
 fn too_much() -> Error {
     let message =
         format!("the code asks for more than {CALLS_MAX} calls at once, or too large ones");
-    Error::new(ErrorKind::BadRequest, message)
+    Error::bad_request(message)
 }
 
 fn not_a_call() -> Error {
-    Error::new(ErrorKind::BadRequest, "the code wrote something that is no call")
+    Error::bad_request("the code wrote something that is no call")
 }
 
 impl Tongue {
