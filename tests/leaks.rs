@@ -1,10 +1,11 @@
-//! The leak catalogue: failures that other sandboxes have shipped, each as a test that
-//! tare passes. One file for each letter; each test opens with the number of its case,
-//! who had it, and what went wrong there. The README has the same as a table, and
-//! `cargo xtask tidy` holds the two together.
+//! The leak catalogue: failures that other sandboxes shipped, each as a test that tare passes.
 //!
-//! A case that repeats itself does so often enough to show a leak; with
-//! `TARE_LONG=1` as often as it was asked for.
+//! One file per letter. Each test opens with the number of its case, who had it, and what went
+//! wrong there. docs/leaks.md contains the same as a table, and `cargo xtask tidy` checks that
+//! table and tests agree.
+//!
+//! A test that repeats its case does so often enough to show a leak, and with `TARE_LONG=1` as
+//! often as the original report needed.
 
 mod a;
 mod b;

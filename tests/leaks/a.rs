@@ -19,9 +19,9 @@ use crate::leaks::case::{Case, case, times};
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A1, e2b: `ip netns exec` forwards no signal, and only the wrapper was killed.
+/// A1, e2b: `ip netns exec` forwards no signals; only the wrapper was killed.
 #[test]
-fn a_wrapper_that_forwards_no_signal_goes_with_what_it_wraps() {
+fn a_wrapper_that_forwards_no_signal_ends_with_its_children() {
     let case = case();
     let chain = "sh -c 'sh -c \"echo up; sleep 1000; :\"; :'; :";
     for end in [&["stop"][..], &["stop", "-t", "0"], &["kill"]] {
@@ -33,9 +33,10 @@ fn a_wrapper_that_forwards_no_signal_goes_with_what_it_wraps() {
     }
 }
 
-/// A2, boxlite: the outer bwrap was killed and the tree in its own PID namespace lived on.
+/// A2, boxlite: the outer bwrap was killed, and the processes in its own PID namespace kept
+/// running.
 #[test]
-fn bubblewrap_in_a_box_goes_with_its_inner_tree() {
+fn bubblewrap_in_a_box_ends_with_its_inner_tree() {
     let case = case();
     if !has_program("bwrap") {
         skip!("bwrap is not installed");
@@ -51,10 +52,10 @@ fn bubblewrap_in_a_box_goes_with_its_inner_tree() {
     }
 }
 
-/// A3, boxlite: where no cgroup could be made `cgroup.kill` did nothing, and stop said
-/// that it was done.
+/// A3, boxlite: where no cgroup could be created, `cgroup.kill` did nothing, and stop
+/// reported success.
 #[test]
-fn without_a_cgroup_of_its_own_a_box_ends_all_the_same() {
+fn a_box_without_a_cgroup_of_its_own_still_ends() {
     let case = Case::of(unprivileged!());
     let script = "setsid sleep 1000 & echo up; sleep 1000";
     for end in ["stop", "kill"] {
@@ -68,9 +69,9 @@ fn without_a_cgroup_of_its_own_a_box_ends_all_the_same() {
     case.nothing_left();
 }
 
-/// A4, Clawith: only the launcher was killed, and what it had forked filled the PID table.
+/// A4, Clawith: only the launcher was killed; its children filled the PID table.
 #[test]
-fn fifty_sleepers_are_gone_after_their_timeout_every_time() {
+fn a_timeout_always_ends_fifty_sleeping_children() {
     let case = case();
     let script = "for i in $(seq 50); do sleep 1000000 & done; echo ready; wait";
     let call = ["--timeout", "2s", "--", "sh", "-c", script];
@@ -83,9 +84,10 @@ fn fifty_sleepers_are_gone_after_their_timeout_every_time() {
     }
 }
 
-/// A5, Clawith: TERM to the process group, no KILL, and a wait for the end of its output.
+/// A5, Clawith: the supervisor sent TERM to the process group, never KILL, and waited for
+/// the end of the output.
 #[test]
-fn who_ignores_term_and_holds_stdout_in_another_session_ends_with_the_timeout() {
+fn a_child_in_another_session_that_ignores_term_and_holds_stdout_ends_at_the_timeout() {
     let case = case();
     let script = "trap '' TERM INT HUP QUIT; setsid sleep 1000000 & echo up; \
                   while :; do sleep 1000000; done";
@@ -96,10 +98,10 @@ fn who_ignores_term_and_holds_stdout_in_another_session_ends_with_the_timeout() 
     case.nothing_left();
 }
 
-/// A7, boxlite and microsandbox: the timeout of an exec signalled its leader only, and a
-/// child that held stdout held the call.
+/// A7, boxlite and microsandbox: the timeout of an exec signalled only its leader, and a
+/// child that held stdout blocked the call.
 #[test]
-fn the_timeout_of_an_exec_ends_its_children_and_leaves_the_box_usable() {
+fn an_exec_timeout_ends_its_children_and_leaves_the_box_usable() {
     let case = case();
     let id = case.idle_box();
     let before = case.members(&id);
@@ -112,7 +114,7 @@ fn the_timeout_of_an_exec_ends_its_children_and_leaves_the_box_usable() {
     case.remove(&id);
 }
 
-/// A8, langfuse and pc2v9: killpg missed who had made a session of its own.
+/// A8, langfuse and pc2v9: killpg missed processes that had created their own session.
 #[test]
 fn a_fork_bomb_of_daemons_is_stopped() {
     let case = case();
@@ -137,10 +139,10 @@ time.sleep(1000000)";
     }
 }
 
-/// A10, kata and firecracker-containerd: a launcher that was killed left the machine that
-/// it had launched, and its directory.
+/// A10, kata and firecracker-containerd: a killed launcher left its virtual machine and the
+/// machine's directory behind.
 #[test]
-fn a_launcher_that_is_killed_leaves_neither_a_box_nor_its_directory() {
+fn a_killed_launcher_leaves_neither_a_box_nor_its_directory() {
     let case = case();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox");
@@ -156,9 +158,9 @@ fn a_launcher_that_is_killed_leaves_neither_a_box_nor_its_directory() {
     case.nothing_left();
 }
 
-/// A11, rivet: to destroy a session marked its record, and 7,029 processes piled up.
+/// A11, rivet: destroying a session only marked its record; 7,029 processes accumulated.
 #[test]
-fn sessions_that_are_destroyed_leave_no_process() {
+fn destroyed_sessions_leave_no_process() {
     let case = case();
     for _ in 0..times(40, 300) {
         let id = case.idle_box();
@@ -170,9 +172,9 @@ fn sessions_that_are_destroyed_leave_no_process() {
     }
 }
 
-/// A12, boxlite: a descriptor of a pipe that was closed twice broke the next exec.
+/// A12, boxlite: a pipe descriptor was closed twice, which broke the next exec.
 #[test]
-fn every_exec_has_its_three_streams_and_the_keeper_as_many_descriptors_as_before() {
+fn every_exec_gets_its_three_streams_and_the_keeper_leaks_no_descriptor() {
     let case = case();
     let id = case.idle_box();
     case.exec(&id, ["true"]).ok();
@@ -187,7 +189,7 @@ fn every_exec_has_its_three_streams_and_the_keeper_as_many_descriptors_as_before
     case.remove(&id);
 }
 
-/// A14, crun: with a process that cannot die, delete went round for ever.
+/// A14, crun: delete looped forever on a process that could not die.
 #[test]
 fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
     let case = case();
@@ -262,10 +264,10 @@ enum Anchor {
     Command,
 }
 
-/// A18, pelagos: the anchor process was gone, so the record was dropped, and no record
-/// named the other processes of the box.
+/// A18, pelagos: the anchor process died, the record was dropped, and no record named the
+/// other processes of the box.
 #[test]
-fn whichever_anchor_is_killed_the_rest_of_the_box_ends_and_its_port_binds() {
+fn killing_any_anchor_process_ends_the_box_and_frees_its_port() {
     let case = case();
     for anchor in [Anchor::Keeper, Anchor::Command] {
         let (id, port) = listener(&case);
@@ -290,7 +292,7 @@ fn whichever_anchor_is_killed_the_rest_of_the_box_ends_and_its_port_binds() {
     }
 }
 
-/// A18, pelagos: the record of a box was dropped while a process of it lived.
+/// A18, pelagos: the record of a box was dropped while one of its processes was alive.
 #[test]
 fn the_record_of_a_killed_keeper_stays_while_a_process_of_its_box_lives() {
     let case = case();
@@ -334,10 +336,10 @@ print((space.f_blocks - space.f_bfree) * space.f_frsize)";
     output.stdout_text().trim().parse().expect("a number")
 }
 
-/// A19, codex: a child that no record named wrote 205 GB into a deleted file, which `du`
-/// does not see.
+/// A19, codex: an unrecorded child wrote 205 GB into a deleted file, which `du` does not
+/// show.
 #[test]
-fn an_unlinked_file_counts_while_it_is_open_and_no_longer() {
+fn an_unlinked_file_counts_only_while_it_is_open() {
     let case = case();
     if !is_root() {
         skip!("only root may mount a volume of its own size");
@@ -407,9 +409,9 @@ impl Drop for Disk {
     }
 }
 
-/// A16, e2b: a once-cell kept the failure of a stop, so that no later stop tried again.
+/// A16, e2b: a once-cell stored the failure of a stop, so no later stop tried again.
 #[test]
-fn a_stop_that_failed_is_tried_again_by_the_next_stop_and_by_the_server() {
+fn a_failed_stop_is_retried_by_the_next_stop_and_by_the_server() {
     let case = case();
     let Some(freezer) = Freezer::new() else {
         skip!("there is no freezer of cgroup version 1");

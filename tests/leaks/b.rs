@@ -1,5 +1,5 @@
-//! B. The parent or the daemon dies. tare has no daemon: whatever tares there are get
-//! SIGKILL, and the next one is the restart.
+//! B. The parent or the daemon dies. tare has no daemon, so these tests send SIGKILL to every
+//! tare process; the next tare command takes the place of the restart.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ const CHANGES_MAX: usize = 500;
 
 /// B1, bubblewrap: the parent died between fork and prctl, and the child lived on.
 #[test]
-fn a_tare_that_is_killed_within_its_first_50_ms_leaves_a_whole_box_or_none() {
+fn a_tare_killed_in_its_first_50_ms_leaves_a_complete_box_or_none() {
     let scene = Scene::new(tare!());
     let mut random = Random::seeded(fresh_seed());
     for _ in 0..times(150, 500) / 50 {
@@ -54,9 +54,9 @@ fn a_tare_that_is_killed_within_its_first_50_ms_leaves_a_whole_box_or_none() {
     drop(Case::of(scene.tare));
 }
 
-/// B3, bubblewrap: without a PID namespace the grandchildren outlived a killed launcher.
+/// B3, bubblewrap: without a PID namespace, grandchildren outlived a killed launcher.
 #[test]
-fn grandchildren_go_with_a_tare_that_is_killed() {
+fn a_killed_tare_takes_grandchildren_with_it() {
     let case = case();
     for options in [&[][..], &["--contain"]] {
         let mut call = options.to_vec();
@@ -101,9 +101,10 @@ fn clients_of(case: &Case, id: &str) -> Vec<Running> {
     clients
 }
 
-/// B4, e2b: after a restart of the orchestrator the machines of its last life ran on.
+/// B4, e2b: after a restart of the orchestrator, virtual machines of its previous run kept
+/// running.
 #[test]
-fn ten_boxes_are_as_they_were_when_every_tare_was_killed() {
+fn ten_boxes_are_unchanged_after_every_tare_was_killed() {
     let case = case();
     for id in ten_boxes_whose_tares_were_killed(&case) {
         assert_eq!(case.state(&id), "running");
@@ -113,9 +114,9 @@ fn ten_boxes_are_as_they_were_when_every_tare_was_killed() {
     }
 }
 
-/// B5, e2b: sockets, pipes and rules of the packet filter were left by a killed daemon.
+/// B5, e2b: a killed daemon left sockets, pipes and packet filter rules behind.
 #[test]
-fn no_name_and_no_rule_is_left_anywhere_by_tares_that_were_killed() {
+fn killed_tares_leave_no_name_and_no_packet_filter_rule() {
     let case = case();
     let outside = TemporaryDirectory::new();
     let before = (names_of_the_host(), rules());
@@ -154,9 +155,9 @@ fn rules() -> Vec<Vec<u8>> {
     present.map(|tool| output(tool).expect("it can be started").stdout).collect()
 }
 
-/// B6, containerd: a crash between two steps of a create left what the first had made.
+/// B6, containerd: a crash between two steps of a create left what the first step had made.
 #[test]
-fn a_create_that_is_killed_at_any_of_its_changes_leaves_a_whole_box_or_none() {
+fn a_create_killed_at_any_change_leaves_a_complete_box_or_none() {
     let case = case();
     if !has_program("strace") {
         skip!("strace is not installed");
@@ -180,7 +181,7 @@ fn a_create_that_is_killed_at_any_of_its_changes_leaves_a_whole_box_or_none() {
 
 /// B7, containerd: a workload that exited while the daemon was down was never noticed.
 #[test]
-fn a_box_that_ends_while_no_tare_is_there_has_its_exit_code_and_no_keeper() {
+fn a_box_that_ends_without_any_tare_running_keeps_its_exit_code_and_no_keeper() {
     let case = case();
     let id = case.detached(["-i", "--name", "a", "--", "sh", "-c", "read line; exit 7"]);
     let mut last = case.spawn_call(["attach", "a"]);
@@ -194,9 +195,9 @@ fn a_box_that_ends_while_no_tare_is_there_has_its_exit_code_and_no_keeper() {
     case.remove(&id);
 }
 
-/// B8, iii: helpers in sessions of their own outlived a killed engine, 19 of them.
+/// B8, iii: 19 helpers in their own sessions outlived a killed engine.
 #[test]
-fn nineteen_keepers_end_with_the_tares_that_they_hang_on() {
+fn nineteen_attached_keepers_end_with_their_creators() {
     let case = case();
     let call = ["--", "sh", "-c", "setsid sleep 1000 & echo ready; sleep 1000"];
     let tares: Vec<Running> = (0..19).map(|_| case.spawn(call)).collect();
@@ -215,7 +216,7 @@ fn nineteen_keepers_end_with_the_tares_that_they_hang_on() {
 
 /// B9, h5i, deepagents and llxprt-code: only an orderly exit of the client cleaned up.
 #[test]
-fn however_its_client_ends_the_box_does() {
+fn an_attached_box_ends_however_its_client_ends() {
     let case = case();
     let script = "trap '' TERM; setsid sleep 1000 & echo ready; while :; do sleep 1000; done";
     for signal in [Signal::TERM, Signal::KILL, Signal::ABORT, Signal::HUP] {
@@ -246,9 +247,9 @@ fn a_box_outlives_its_creator() {
     case.remove(&id);
 }
 
-/// B13, eve and hermes: what was to be cleaned up was known to a dead process only.
+/// B13, eve and hermes: only a dead process knew what had to be cleaned up.
 #[test]
-fn boxes_are_found_by_whoever_comes_next_and_has_never_heard_of_them() {
+fn a_new_process_finds_boxes_that_it_did_not_create() {
     let case = case();
     for number in 0..5 {
         let name = format!("box-{number}");
@@ -266,10 +267,10 @@ fn boxes_are_found_by_whoever_comes_next_and_has_never_heard_of_them() {
     case.nothing_left();
 }
 
-/// B15, OpenShell: the row that said which server owns a box outlived the server, and
-/// every new one was refused for 260 s.
+/// B15, OpenShell: the row that named the owning server outlived the server, and every new
+/// server was refused for 260 s.
 #[test]
-fn the_next_server_uses_a_box_at_once_however_the_last_one_ended() {
+fn the_next_server_uses_a_box_at_once_however_the_previous_one_ended() {
     let case = case();
     let before = case.uid_claims();
     for signal in [Signal::TERM, Signal::KILL] {
@@ -302,8 +303,8 @@ const JSON: (&str, &str) = ("Content-Type", "application/json");
 const LEASE: &[u8] = br#"{"lease_ms":60000}"#;
 const SLEEPING: &[u8] = br#"{"command":["sleep","1000"]}"#;
 
-/// B16, CubeSandbox: the process that had paused a box had to renew the pause, and a
-/// stop of that process for 30 s thawed the box.
+/// B16, CubeSandbox: the process that paused a box had to renew the pause; stopping that
+/// process for 30 s thawed the box.
 #[test]
 fn a_box_stays_paused_while_the_server_that_paused_it_is_stopped_or_killed() {
     let case = case();

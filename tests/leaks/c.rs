@@ -39,10 +39,10 @@ pub fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
-/// C1, boxlite: liveness was asked of a command line, so that a live box was marked as
-/// stopped and its shim kept the port.
+/// C1, boxlite: liveness was judged by a command line; a live box was marked as stopped
+/// while its shim kept the port.
 #[test]
-fn a_live_box_is_running_whoever_looks_and_its_port_is_free_after_rm() {
+fn every_observer_sees_a_live_box_as_running_and_rm_frees_its_port() {
     let case = case();
     let (id, port) = listener(&case);
     let keeper = case.keeper(&id);
@@ -68,9 +68,10 @@ fn keeper_on_record(case: &Case, id: &str) -> Option<u32> {
     keeper["what"].as_str()?.strip_prefix("pid ")?.parse().ok()
 }
 
-/// C2, boxlite: a save from stale memory overwrote the pid that another had written.
+/// C2, boxlite: a save from stale memory overwrote the pid that another process had
+/// written.
 #[test]
-fn the_keeper_stays_on_record_whatever_is_saved() {
+fn no_later_save_overwrites_the_recorded_keeper() {
     let case = case();
     let id = case.idle_box();
     let keeper = case.keeper(&id).pid;
@@ -89,10 +90,10 @@ fn the_keeper_stays_on_record_whatever_is_saved() {
     case.remove(&id);
 }
 
-/// C3, boxlite, background-agents and Hugging Face: a pid that somebody else had by then
-/// was killed.
+/// C3, boxlite, background-agents and Hugging Face: a pid that the kernel had reused for
+/// another process was killed.
 #[test]
-fn a_stranger_with_the_pid_on_record_is_not_killed_and_the_box_is_gone() {
+fn a_reused_pid_on_record_is_not_killed_and_the_box_is_removed() {
     let case = case();
     for end in [&["stop"][..], &["kill"], &["rm", "-f"], &["ls"]] {
         let id = case.idle_box();
@@ -131,9 +132,10 @@ fn on_a_disk(case: &Case, options: &str, flags: MountFlags) -> [Output; 2] {
     outputs
 }
 
-/// C6, boxlite: a machine was made, could not be written down, and nobody knew of it.
+/// C6, boxlite: a virtual machine was created, its record could not be written, and nothing
+/// tracked it.
 #[test]
-fn a_box_that_cannot_be_written_down_is_not_made() {
+fn a_box_whose_record_cannot_be_written_is_not_created() {
     let case = case();
     if !is_root() {
         skip!("only root may mount");
@@ -159,9 +161,9 @@ fn a_box_that_cannot_be_written_down_is_not_made() {
     case.nothing_left();
 }
 
-/// C7, boxlite: a boot that failed deleted the record of a live machine.
+/// C7, boxlite: a failed boot deleted the record of a live virtual machine.
 #[test]
-fn a_start_that_fails_says_why_has_nothing_and_spares_the_box_that_lives() {
+fn a_failed_start_reports_why_leaves_nothing_and_spares_the_live_box() {
     let case = case();
     let id = case.detached(["--name", "a", "--", "sleep", "1000"]);
     let before = (case.footprint(), case.record_files(&id));
@@ -180,9 +182,9 @@ fn a_start_that_fails_says_why_has_nothing_and_spares_the_box_that_lives() {
     case.remove(&id);
 }
 
-/// C8, boxlite: that a supervisor had crashed was noticed by the next operation only.
+/// C8, boxlite: a crashed supervisor was noticed only by the next operation.
 #[test]
-fn a_box_whose_keeper_is_killed_gives_all_back_without_a_call() {
+fn a_box_whose_keeper_is_killed_releases_everything_without_any_command() {
     let case = case();
     let (id, port) = listener(&case);
     assert_eq!(case.uid_claims(), 1);
@@ -198,9 +200,9 @@ fn a_box_whose_keeper_is_killed_gives_all_back_without_a_call() {
     case.remove(&id);
 }
 
-/// C9, boxlite: locks of the dead were in the way of the recovery.
+/// C9, boxlite: locks of dead processes blocked the recovery.
 #[test]
-fn thirty_eight_boxes_are_all_there_after_their_tares_were_killed_with_the_locks() {
+fn recovery_finds_all_38_boxes_after_lock_holders_were_killed() {
     let case = case();
     let boxes: Vec<String> = (0..38).map(|_| case.idle_box()).collect();
     let mut random = Random::seeded(fresh_seed());
@@ -220,9 +222,9 @@ fn thirty_eight_boxes_are_all_there_after_their_tares_were_killed_with_the_locks
     case.nothing_left();
 }
 
-/// C11, containerd: a live container that had made cgroups was taken for a leak.
+/// C11, containerd: a live container that had created cgroups was treated as a leak.
 #[test]
-fn a_box_with_cgroups_of_its_own_is_one_box_and_lives() {
+fn a_box_with_nested_cgroups_is_one_box_and_stays_alive() {
     let case = case();
     let Some(script) = case.nested_cgroups() else {
         skip!("boxes cannot make cgroups here");
@@ -239,9 +241,9 @@ fn a_box_with_cgroups_of_its_own_is_one_box_and_lives() {
     case.remove(&id);
 }
 
-/// C12, hezo: a sweep whose list was incomplete destroyed live boxes.
+/// C12, hezo: a sweep with an incomplete list destroyed live boxes.
 #[test]
-fn a_box_that_is_being_made_or_is_paused_is_not_swept_away() {
+fn sweep_leaves_starting_and_paused_boxes_alone() {
     let case = case();
     let paused = case.idle_box();
     case.call(["pause", &paused]).ok();
@@ -261,9 +263,10 @@ fn a_box_that_is_being_made_or_is_paused_is_not_swept_away() {
     case.call(["rm", "-f", "--all"]).ok();
 }
 
-/// C14, e2b: of several boxes of one id the later overwrote the earlier, which ran on.
+/// C14, e2b: several boxes had the same id; the later one overwrote the earlier one, which
+/// kept running.
 #[test]
-fn of_ten_concurrent_boxes_of_one_name_exactly_one_wins() {
+fn exactly_one_of_ten_concurrent_boxes_gets_a_name() {
     let case = case();
     for _ in 0..3 {
         let start = |_| case.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
@@ -283,9 +286,9 @@ fn of_ten_concurrent_boxes_of_one_name_exactly_one_wins() {
     }
 }
 
-/// C15, mirendev: boxes of an earlier version or specification were not seen any more.
+/// C15, mirendev: boxes of an earlier version or specification were no longer seen.
 #[test]
-fn a_box_is_listed_and_removed_whatever_its_record_has_become() {
+fn a_box_with_any_damaged_record_is_listed_and_removed() {
     let case = case();
     let update = ["update", "--pids", "50", "--memory", "64m", "--lease", "1h"];
     let id = case.detached(["--name", "a", "--label", "team=blue", "--", "sleep", "1000"]);
@@ -346,8 +349,8 @@ const OPENING: &str = "open,openat,openat2,pidfd_open,socket";
 /// More than `ls` and `sweep` take of them.
 const DESCRIPTORS_MAX: usize = 80;
 
-/// C21, vm0: a collector without descriptors took a process that it could not see for
-/// gone, and deleted the directory of a live machine.
+/// C21, vm0: a collector without free descriptors took a process that it could not see for
+/// dead, and deleted the directory of a live virtual machine.
 #[test]
 fn a_sweep_that_cannot_see_a_live_box_leaves_it_and_names_it() {
     if !has_program("strace") {
@@ -372,7 +375,7 @@ fn where_keepers_are_hidden(case: &Case, args: &[&str]) -> Output {
     case.start_piped(command).wait()
 }
 
-/// C21, vm0: where processes are hidden from the collector it took them for gone.
+/// C21, vm0: a collector took processes that were hidden from it for dead.
 #[test]
 fn a_box_whose_keeper_is_hidden_from_its_owner_is_listed_kept_and_removed() {
     if !is_root() {
@@ -399,10 +402,10 @@ fn a_box_whose_keeper_is_hidden_from_its_owner_is_listed_kept_and_removed() {
 /// Runs tare as the first process of a PID namespace, as a container does.
 const FIRST: &str = "exec unshare --pid --fork --kill-child --mount-proc \"$TARE\" \"$@\"";
 
-/// C23, gominimal: directories bore the pid of their maker, which in a container is 1
-/// before and after a restart, and nothing was ever reclaimed.
+/// C23, gominimal: directories were named after their creator's pid, which in a container
+/// is 1 before and after a restart, so nothing was ever reclaimed.
 #[test]
-fn a_server_that_is_pid_1_again_reclaims_dead_boxes_and_no_other() {
+fn a_restarted_server_with_pid_1_reclaims_only_dead_boxes() {
     let case = case();
     if !is_root() {
         skip!("only root can make a PID namespace alone");
@@ -432,10 +435,10 @@ fn a_server_that_is_pid_1_again_reclaims_dead_boxes_and_no_other() {
     case.call(["rm", "-f", "--all"]).ok();
 }
 
-/// C28, opengeni: writing the tag of a machine failed silently, and the sweep killed it
-/// because it had no tag.
+/// C28, opengeni: writing the tag of a virtual machine failed silently, and the sweep
+/// killed the machine because it had no tag.
 #[test]
-fn a_box_that_cannot_be_marked_is_not_made() {
+fn a_box_that_cannot_be_tagged_is_not_created() {
     let case = case();
     if !has_program("strace") {
         skip!("strace is not installed");
@@ -468,9 +471,9 @@ fn a_box_that_cannot_be_marked_is_not_made() {
 /// More than a creator makes of them.
 const MARKS_MAX: usize = 12;
 
-/// C28, opengeni: the sweep killed a live machine because it was old.
+/// C28, opengeni: the sweep killed a live virtual machine because it was old.
 #[test]
-fn a_sweep_ends_no_box_for_its_age() {
+fn sweep_never_ends_a_box_because_of_its_age() {
     let case = case();
     let old = case.detached(["--lease", "never", "--", "sleep", "1000"]);
     let unmarked = case.idle_box();
@@ -490,9 +493,9 @@ fn a_sweep_ends_no_box_for_its_age() {
     case.remove(&unmarked);
 }
 
-/// C19, Hugging Face: to kill an id that did not exist was a success.
+/// C19, Hugging Face: killing an id that did not exist reported success.
 #[test]
-fn who_ends_what_is_not_there_is_told_so() {
+fn ending_an_unknown_box_is_an_error() {
     let case = case();
     let id = case.idle_box();
     for end in ["stop", "kill", "rm"] {
@@ -508,9 +511,9 @@ fn who_ends_what_is_not_there_is_told_so() {
     case.call(["rm", "-f", &id]).exited(1).printed("");
 }
 
-/// C27, e2b: one index was swept, and a second one kept the boxes that were gone.
+/// C27, e2b: one index was swept; a second one kept boxes that were gone.
 #[test]
-fn a_record_that_vanishes_under_the_server_leaves_every_count() {
+fn a_record_that_vanishes_under_the_server_is_dropped_from_every_count() {
     let case = case();
     // The key is `secret`.
     let key = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";

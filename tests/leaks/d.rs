@@ -40,10 +40,10 @@ fn assert_no_cgroup(case: &Case, dying_before: u64) {
     eventually("cgroups that are gone are freed", || dying() <= dying_before + DYING_MAX);
 }
 
-/// D1, e2b, runc, containerd, gvisor and kata: a cgroup that was busy when it was to be
-/// removed was forgotten.
+/// D1, e2b, runc, containerd, gvisor and kata: a cgroup that was busy at removal was
+/// forgotten.
 #[test]
-fn nested_cgroups_of_slow_workloads_are_removed_every_time() {
+fn nested_cgroups_of_slow_workloads_are_always_removed() {
     let case = case();
     let Some(script) = case.nested_cgroups() else {
         skip!("boxes cannot make cgroups here");
@@ -65,9 +65,9 @@ fn nested_cgroups_of_slow_workloads_are_removed_every_time() {
     assert_no_cgroup(&case, before);
 }
 
-/// D2, boxlite: cgroups were made and never removed.
+/// D2, boxlite: cgroups were created and never removed.
 #[test]
-fn no_cgroup_is_left_of_boxes_that_are_removed() {
+fn removed_boxes_leave_no_cgroup() {
     let case = case();
     let before = dying();
     let numbers: Vec<usize> = (0..times(150, 1000)).collect();
@@ -75,9 +75,9 @@ fn no_cgroup_is_left_of_boxes_that_are_removed() {
     assert_no_cgroup(&case, before);
 }
 
-/// D3, moby: 119,998 cgroups were left, and no more could be made.
+/// D3, moby: 119,998 cgroups were left behind until no more could be created.
 #[test]
-fn no_cgroup_is_left_of_runs_of_all_kinds() {
+fn runs_of_every_kind_leave_no_cgroup() {
     let case = case();
     let before = dying();
     let numbers: Vec<usize> = (0..times(200, 10_000)).collect();
@@ -95,9 +95,9 @@ fn no_cgroup_is_left_of_runs_of_all_kinds() {
     assert_no_cgroup(&case, before);
 }
 
-/// D5, kata: a helper ran outside of the cgroup of its box, and outlived it.
+/// D5, kata: a helper ran outside its box's cgroup and outlived the box.
 #[test]
-fn whoever_works_for_a_box_is_in_its_cgroups_and_ends_with_it() {
+fn every_process_that_serves_a_box_is_in_its_cgroups_and_ends_with_it() {
     let case = case();
     if !is_root() {
         skip!("without root a box has no cgroup");
@@ -127,7 +127,7 @@ fn whoever_works_for_a_box_is_in_its_cgroups_and_ends_with_it() {
     case.remove(&id);
 }
 
-/// D6, kata: processes could not be moved out of the way, to a parent that may have none.
+/// D6, kata: processes could not be moved to a parent cgroup that may not contain any.
 #[test]
 fn a_box_that_delegates_its_cgroups_is_cleaned_up() {
     let case = case();
@@ -178,10 +178,10 @@ for pid in crowd:
 for pid in crowd:
     os.waitpid(pid, 0)";
 
-/// D8, boxlite: a limit of processes counted all that the user had, and with many of
-/// them no box could start.
+/// D8, boxlite: a process limit counted all processes of the user; a user with many
+/// processes could start no box.
 #[test]
-fn a_user_with_two_thousand_processes_gets_a_box_with_a_limit_of_its_own() {
+fn the_process_limit_of_a_box_does_not_count_the_users_other_processes() {
     let case = Case::of(unprivileged!());
     let mut crowd = case.shell_command("exec python3 -c \"$0\"");
     crowd.arg(CROWD);
@@ -255,10 +255,10 @@ fn waiting_run(case: &Case, server: &Server, body: &[u8]) -> TcpStream {
     run
 }
 
-/// D9, codex: without a limit on processes a shell that started itself used up kernel
-/// memory, and the host froze twice.
+/// D9, codex: without a process limit, a shell that started itself used up kernel memory,
+/// and the host froze twice.
 #[test]
-fn by_default_a_shell_that_starts_itself_is_refused_inside_and_the_host_recovers() {
+fn the_default_process_limit_stops_a_self_starting_shell_and_the_host_recovers() {
     let case = case();
     if !is_root() {
         skip!("without root a box has no cgroup");
@@ -302,10 +302,10 @@ fn counting_in_cgroups(out: &TemporaryDirectory) -> Option<String> {
     ))
 }
 
-/// D10, e2b: a pause froze the cgroups of the machine's agent and none of those that
-/// its customer had made.
+/// D10, e2b: a pause froze the cgroups of the machine's agent but not those that the
+/// customer had created.
 #[test]
-fn a_paused_box_stands_still_in_every_cgroup_that_it_made() {
+fn pause_freezes_every_cgroup_that_the_box_created() {
     let case = case();
     let counted = TemporaryDirectory::new();
     let Some(script) = counting_in_cgroups(&counted) else {
@@ -330,10 +330,10 @@ fn a_paused_box_stands_still_in_every_cgroup_that_it_made() {
     case.remove(&id);
 }
 
-/// D10, e2b: what had left the frozen cgroups ran on, and the machine was said to be
-/// paused.
+/// D10, e2b: processes that had left the frozen cgroups kept running while the machine was
+/// reported as paused.
 #[test]
-fn a_box_whose_process_left_its_cgroups_is_not_said_to_be_paused() {
+fn a_box_with_a_process_outside_its_cgroups_is_not_reported_as_paused() {
     let case = case();
     let Some((point, _)) = unified_hierarchy().filter(|_| is_root()) else {
         skip!("boxes cannot move between cgroups here");

@@ -42,9 +42,10 @@ for one in held: one.close()
 assert names() == before
 print('as before', flush=True)";
 
-/// E2, microsandbox: without descriptors files seemed to vanish, and close was blocked.
+/// E2, microsandbox: without free descriptors, files seemed to vanish and close was
+/// blocked.
 #[test]
-fn without_descriptors_the_error_says_so_and_all_is_well_after_close() {
+fn running_out_of_descriptors_is_reported_and_recovers_after_close() {
     let case = case();
     let options = ["run", "-i", "--name", "a", "--nofile", "256", "--"];
     let command = options.iter().chain(&["python3", "-c", GREEDY]);
@@ -64,9 +65,10 @@ fn without_descriptors_the_error_says_so_and_all_is_well_after_close() {
 const IDLE_THREADS_MAX: usize = 16;
 const SERVER_GROWTH_BYTES_MAX: u64 = 1 << 20;
 
-/// E3, e2b: 37 GB, 3,983 threads and mappings that were never given back after two days.
+/// E3, e2b: after two days, 37 GB of memory, 3,983 threads and mappings had not been
+/// returned.
 #[test]
-fn a_server_that_has_made_and_removed_boxes_has_no_more_than_before() {
+fn a_server_returns_to_its_baseline_after_boxes_were_removed() {
     let case = case();
     let server = Server::start(&case, &[]);
     let make_and_remove = || {
@@ -91,9 +93,9 @@ fn a_server_that_has_made_and_removed_boxes_has_no_more_than_before() {
 /// More descriptors than any command has open.
 const ENOUGH_DESCRIPTORS: usize = 40;
 
-/// E4, e2b: who failed or gave up on the way kept a descriptor, or a device.
+/// E4, e2b: requests that failed or were cancelled halfway kept a descriptor or a device.
 #[test]
-fn who_fails_at_any_descriptor_has_taken_nothing_and_keeps_none_of_the_keepers() {
+fn commands_out_of_descriptors_leak_none_here_or_in_the_keeper() {
     let case = case();
     let id = case.detached(["--name", "a", "--", "sleep", "1000"]);
     case.exec("a", ["true"]).ok();
@@ -119,9 +121,10 @@ fn who_fails_at_any_descriptor_has_taken_nothing_and_keeps_none_of_the_keepers()
     case.remove(&id);
 }
 
-/// E5, e2b and containerd: what served a stream whose client had vanished went on.
+/// E5, e2b and containerd: the server side of a stream kept running after its client had
+/// vanished.
 #[test]
-fn clients_that_vanish_in_the_middle_of_a_stream_cost_the_keeper_nothing() {
+fn clients_that_vanish_mid_stream_cost_the_keeper_nothing() {
     let case = case();
     let id = case.idle_box();
     let vanish = |_: &usize| {
@@ -144,7 +147,7 @@ fn clients_that_vanish_in_the_middle_of_a_stream_cost_the_keeper_nothing() {
     case.remove(&id);
 }
 
-/// E8, boxlite: who read one stream to its end and then the other waited for ever.
+/// E8, boxlite: a reader that read one stream to its end before the other waited forever.
 #[test]
 fn a_megabyte_to_stderr_and_then_to_stdout_does_not_block() {
     let case = case();
@@ -160,9 +163,9 @@ fn a_megabyte_to_stderr_and_then_to_stdout_does_not_block() {
     case.remove(&id);
 }
 
-/// E10, code-interpreter: what ended before it was spawned was not cleaned up.
+/// E10, code-interpreter: a process that ended before it was spawned was not cleaned up.
 #[test]
-fn who_is_cancelled_or_refused_before_it_is_there_leaves_nothing_in_the_keeper() {
+fn requests_cancelled_or_refused_before_spawn_leave_nothing_in_the_keeper() {
     let case = case();
     let id = case.detached(["--pids", "6", "--", "sleep", "1000"]);
     let library = Library::open(&case, &id);
@@ -192,7 +195,7 @@ fn who_is_cancelled_or_refused_before_it_is_there_leaves_nothing_in_the_keeper()
     case.remove(&id);
 }
 
-/// E11, dify-sandbox: its memory grew with every run.
+/// E11, dify-sandbox: memory grew with every run.
 #[test]
 fn ten_thousand_processes_in_a_row_cost_the_keeper_nothing() {
     let case = case();
@@ -246,7 +249,7 @@ impl Steady {
 /// The most that a server takes to stop when nothing runs.
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
-/// E16, e2b: a message to a subscriber that had left blocked the sender and its end.
+/// E16, e2b: a message to a subscriber that had left blocked the sender and its shutdown.
 #[test]
 fn clients_that_leave_during_a_burst_delay_no_other_client() {
     let case = case();
@@ -309,9 +312,9 @@ fn connect_from(server: &Server, number: usize) -> TcpStream {
     TcpStream::from(socket)
 }
 
-/// E18, e2b: a limiter kept an entry for every key that it had ever seen.
+/// E18, e2b: a rate limiter kept an entry for every key that it had ever seen.
 #[test]
-fn names_keys_and_addresses_that_were_seen_once_are_not_kept() {
+fn names_keys_and_addresses_seen_once_are_not_kept() {
     let case = case();
     let directory = TemporaryDirectory::new();
     let keys = directory.join("keys");
@@ -384,8 +387,8 @@ fn assert_threads_are_at_home(server: &Server) {
     }
 }
 
-/// E13, e2b: a thread that had entered the network of one machine built the networks of
-/// all later ones inside of it.
+/// E13, e2b: a thread that had entered the network of one machine built the networks of all
+/// later ones inside it.
 #[test]
 fn a_server_stays_in_its_own_namespaces_and_every_box_has_its_own_network() {
     let case = case();
@@ -413,7 +416,7 @@ fn failing(case: &Case, fault: &str, args: &[&str]) -> Command {
     command
 }
 
-/// E13, e2b: a thread that failed to return to where it came from went on serving.
+/// E13, e2b: a thread that failed to return to its own namespace kept serving.
 #[test]
 fn a_process_that_cannot_return_to_its_namespace_or_user_exits() {
     let case = case();
@@ -450,10 +453,10 @@ fn a_process_that_cannot_return_to_its_namespace_or_user_exits() {
 
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 
-/// E17, OpenShell: a child of a process with threads allocated before it executed, and
-/// waited for ever for a lock that no thread of its own held.
+/// E17, OpenShell: a child of a multithreaded process allocated memory before exec, and
+/// waited forever for a lock that a thread of its parent held.
 #[test]
-fn boxes_born_of_sixteen_threads_that_allocate_all_start() {
+fn boxes_created_by_sixteen_allocating_threads_all_start() {
     let case = case();
     let server = Server::start(&case, &[]);
     let runs: Vec<usize> = (0..times(25, 625)).collect();
@@ -472,9 +475,10 @@ fn boxes_born_of_sixteen_threads_that_allocate_all_start() {
     case.nothing_left();
 }
 
-/// E15, e2b: calls to an outside store had no deadline, and a silent peer held the shutdown.
+/// E15, e2b: calls to an external store had no deadline, and a silent peer delayed the
+/// shutdown.
 #[test]
-fn a_hook_whose_peer_never_answers_does_not_hold_the_end_of_the_server() {
+fn a_hook_whose_peer_never_answers_does_not_delay_the_servers_shutdown() {
     let case = case();
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("an address");

@@ -7,10 +7,10 @@ use tare_harness::{Server, eventually, processes, skip};
 
 use crate::leaks::case::{case, times, traced};
 
-/// F1, openclaw, subfloor, nsjail and OpenShell: the first process of a box reaped
-/// nobody, until there were 18,036 zombies.
+/// F1, openclaw, subfloor, nsjail and OpenShell: the first process of a box did not reap,
+/// until there were 18,036 zombies.
 #[test]
-fn orphans_are_reaped_inside() {
+fn the_keeper_reaps_orphans() {
     let case = case();
     let script = "import os, time
 def zombies():
@@ -55,9 +55,9 @@ for name in os.listdir('/proc'):
         if stat.rsplit(') ')[1][0] == 'Z': zombies.append(stat)
 print(zombies)";
 
-/// F2, bubblewrap: the launcher left a zombie to a first process that reaps nobody.
+/// F2, bubblewrap: the launcher left a zombie to a PID 1 that does not reap.
 #[test]
-fn a_first_process_that_reaps_nobody_gets_no_zombie() {
+fn a_host_whose_pid_1_does_not_reap_gets_no_zombie() {
     let case = case();
     if !is_root() {
         skip!("only root can make a PID namespace alone");
@@ -72,9 +72,9 @@ fn a_first_process_that_reaps_nobody_gets_no_zombie() {
     case.nothing_left();
 }
 
-/// F4, cri-o: a child that was killed because something failed was not waited for.
+/// F4, cri-o: a child that was killed after a failure was never waited for.
 #[test]
-fn whatever_write_fails_after_the_birth_of_a_keeper_leaves_no_zombie() {
+fn a_failed_write_after_the_keeper_was_spawned_leaves_no_zombie() {
     let case = case();
     if !has_program("strace") || !is_root() {
         skip!("strace is not installed, or may not trace a keeper");
@@ -95,9 +95,10 @@ fn whatever_write_fails_after_the_birth_of_a_keeper_leaves_no_zombie() {
 /// More than tare or a keeper makes of them.
 const WRITES: u32 = 20;
 
-/// F6, boxlite: `rm --force` killed without a wait, one zombie for each call to the server.
+/// F6, boxlite: `rm --force` killed without waiting: one zombie for each call to the
+/// server.
 #[test]
-fn no_way_in_which_a_box_ends_under_the_server_leaves_a_zombie() {
+fn no_end_of_a_box_leaves_a_zombie_of_the_server() {
     let case = case();
     let server = Server::start(&case, &[]);
     let make = |more: Value| {

@@ -1,5 +1,5 @@
-//! G. Network, ports, addresses, devices. What a box of tare has of these are ports of
-//! the host (`--net host`), a network namespace without a name, and a range of user ids.
+//! G. Networks, ports, addresses, devices. Of these a tare box has ports of the host
+//! (`--net host`), an unnamed network namespace, and a range of user ids.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,9 +27,9 @@ fn server(tare: &Tare, port: u16) -> String {
     id
 }
 
-/// G1, boxlite: an orphan held the port, and the next box had no network and said nothing.
+/// G1, boxlite: an orphan held the port; the next box had no network and reported nothing.
 #[test]
-fn a_port_can_be_had_again_at_once_and_again() {
+fn a_port_is_free_again_at_once_and_repeatedly() {
     let case = case();
     let first = server(&case, 0);
     let log = case.call(["logs", &first]).ok().stdout_text();
@@ -61,9 +61,9 @@ const NETWORK_FAULTS: [&str; 5] = [
     "sendto:error=ENOBUFS:when=1",
 ];
 
-/// G2, e2b: who failed while its network was set up kept its slot.
+/// G2, e2b: a box that failed during network set-up kept its slot.
 #[test]
-fn a_network_that_cannot_be_made_fails_the_box_and_its_slot_is_free() {
+fn a_failed_network_set_up_fails_the_box_and_frees_its_slot() {
     let case = case();
     if !has_program("strace") || !is_root() {
         skip!("strace is not installed, or may not trace a keeper");
@@ -86,9 +86,9 @@ fn a_network_that_cannot_be_made_fails_the_box_and_its_slot_is_free() {
     assert!(failed > 0, "no network failed");
 }
 
-/// G3, e2b: what was returned while the pool closed was lost, or a panic.
+/// G3, e2b: slots returned while the pool was closing were lost, or caused a panic.
 #[test]
-fn a_hundred_stops_that_are_broken_off_at_once_lose_no_slot() {
+fn a_hundred_interrupted_stops_lose_no_slot() {
     let case = case();
     let boxes: Vec<String> = (0..100).map(|_| case.idle_box()).collect();
     let stop = |id: &String| case.spawn_call(["stop", "-t", "0", id]);
@@ -112,10 +112,10 @@ fn first_uid(tare: &Tare, id: &str) -> String {
     fs::read_to_string(map).expect("the keeper is ours to look at")
 }
 
-/// G4, CubeSandbox: a paused machine had to run again to be deleted, and its address was
-/// given away while it lived.
+/// G4, CubeSandbox: a paused machine had to be resumed to be deleted, and its address was
+/// reassigned while it lived.
 #[test]
-fn a_paused_box_is_removed_as_it_is_and_has_its_slot_until_then() {
+fn a_paused_box_is_removed_without_resuming_and_keeps_its_slot_until_then() {
     let case = case();
     if !is_root() {
         skip!("without root a box is not paused and has no user ids of its own");
@@ -134,9 +134,9 @@ fn a_paused_box_is_removed_as_it_is_and_has_its_slot_until_then() {
     case.nothing_left();
 }
 
-/// G5, e2b: nobody was served for half an hour, until all leftovers were reclaimed.
+/// G5, e2b: no request was served for half an hour, until all leftovers were reclaimed.
 #[test]
-fn no_command_waits_until_everything_that_was_left_is_reclaimed() {
+fn no_command_waits_for_the_recovery_of_leftovers() {
     let case = case();
     let count = times(100, 2_000);
     for _ in 0..count {
@@ -159,9 +159,10 @@ fn no_command_waits_until_everything_that_was_left_is_reclaimed() {
     case.nothing_left();
 }
 
-/// G6, mirendev: who was cancelled between taking an address and writing it down kept it.
+/// G6, mirendev: a process that was cancelled between taking an address and recording it
+/// kept the address.
 #[test]
-fn who_is_killed_between_taking_and_writing_down_keeps_nothing() {
+fn create_killed_before_record_frees_its_uid_range() {
     let case = case();
     let mut random = Random::seeded(fresh_seed());
     for _ in 0..times(40, 600) {
@@ -177,10 +178,10 @@ fn who_is_killed_between_taking_and_writing_down_keeps_nothing() {
     case.nothing_left();
 }
 
-/// G11, A3S Box: a sweep deleted the directory with the record of a device before the
+/// G11, A3S Box: a sweep deleted the directory that held the record of a device before the
 /// device was released.
 #[test]
-fn a_dead_box_whose_record_cannot_be_read_keeps_what_it_holds_until_it_can() {
+fn a_dead_box_with_an_unreadable_record_keeps_its_holdings_until_it_is_readable() {
     let case = case();
     if !is_root() {
         skip!("without root no mount outlives a box");

@@ -20,9 +20,9 @@ fn mounts_of(process: &str) -> String {
     fs::read_to_string(path).expect("it is there and ours to look at")
 }
 
-/// H1, boxlite: every exec put its masks on top of those of the last.
+/// H1, boxlite: every exec stacked its masks on top of those of the previous one.
 #[test]
-fn five_hundred_execs_later_the_box_has_the_mounts_of_before() {
+fn five_hundred_execs_add_no_mount_to_the_box() {
     let case = case();
     let id = case.idle_box();
     let keeper = case.keeper(&id).pid.to_string();
@@ -37,7 +37,7 @@ fn five_hundred_execs_later_the_box_has_the_mounts_of_before() {
     case.remove(&id);
 }
 
-/// H2, kata: mounts of containers that crashed again and again were left.
+/// H2, kata: containers that crashed repeatedly left their mounts behind.
 #[test]
 fn boxes_and_processes_that_crash_in_a_loop_leave_no_mount() {
     let case = case();
@@ -59,9 +59,9 @@ fn boxes_and_processes_that_crash_in_a_loop_leave_no_mount() {
     case.remove(&id);
 }
 
-/// H3, Daytona: directories that volumes had been mounted on were left.
+/// H3, Daytona: directories on which volumes had been mounted were left behind.
 #[test]
-fn a_volume_is_gone_from_the_host_with_its_box_and_its_data_is_not() {
+fn removing_a_box_unmounts_its_volume_and_keeps_the_data() {
     let case = case();
     let data = TemporaryDirectory::new();
     let file = data.write("precious", "precious\n");
@@ -93,9 +93,10 @@ fn bytes_below(directory: &Path) -> u64 {
     sizes.sum()
 }
 
-/// H5, smolvm, CubeSandbox and hermes: every delete left a tree of the host, or 1.1 GB.
+/// H5, smolvm, CubeSandbox and hermes: every delete left a directory tree on the host, up
+/// to 1.1 GB.
 #[test]
-fn the_state_root_is_as_small_after_fifty_boxes_as_after_one() {
+fn fifty_boxes_leave_the_state_root_as_small_as_one_box() {
     let case = case();
     let make_and_remove = || {
         let script = "head -c 300000 /dev/zero | tee /work/file; echo; echo up; sleep 1000";
@@ -112,9 +113,9 @@ fn the_state_root_is_as_small_after_fifty_boxes_as_after_one() {
     case.nothing_left();
 }
 
-/// H6, OpenSandbox: upper directories of a daemon's last life were never removed.
+/// H6, OpenSandbox: upper directories of a daemon's previous run were never removed.
 #[test]
-fn kept_files_and_upper_directories_of_the_killed_are_gone_with_later_commands() {
+fn later_commands_remove_kept_files_and_upper_directories_of_killed_boxes() {
     let case = case();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox");
@@ -140,9 +141,9 @@ fn kept_files_and_upper_directories_of_the_killed_are_gone_with_later_commands()
 /// More than any removal makes of one kind.
 const CALLS_MAX: usize = 100;
 
-/// H8, boxlite: what was deleted from the database and not from the disk came back.
+/// H8, boxlite: boxes that were deleted from the database but not from the disk came back.
 #[test]
-fn a_removal_that_is_killed_at_any_of_its_deletions_is_finished_by_the_next() {
+fn a_removal_killed_at_any_deletion_is_finished_by_the_next_command() {
     let case = case();
     if !has_program("strace") {
         skip!("strace is not installed");
@@ -172,9 +173,9 @@ fn a_removal_that_is_killed_at_any_of_its_deletions_is_finished_by_the_next() {
     assert!((10..CALLS_MAX).contains(&met), "{met} deletions were met");
 }
 
-/// H9, containerd and sysbox: a supervisor that got SIGKILL left its directory.
+/// H9, containerd and sysbox: a supervisor that got SIGKILL left its directory behind.
 #[test]
-fn the_record_of_a_box_whose_keeper_is_killed_goes() {
+fn the_record_of_a_box_whose_keeper_was_killed_is_removed() {
     let case = case();
     let attached = case.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
     attached.see("up");
@@ -198,9 +199,9 @@ fn only_box(case: &Case) -> String {
     listed[0]["id"].as_str().expect("an id").to_owned()
 }
 
-/// H12, e2b: a client that gave up while its box was made left the box.
+/// H12, e2b: a client that gave up while its box was being created left the box behind.
 #[test]
-fn a_client_that_gives_up_while_its_box_is_made_leaves_nothing() {
+fn a_client_that_gives_up_during_creation_leaves_nothing() {
     let case = case();
     let signals = [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL];
     for step in 0..times(80, 400) {
@@ -238,8 +239,8 @@ fn end_holding(case: &Case, options: &[&str], directory: &str, outside: &Path) {
     }
 }
 
-/// H14, e2b: files that were deleted while they were open came back under other names
-/// when their box ended.
+/// H14, e2b: files that were deleted while open came back under other names when their box
+/// ended.
 #[test]
 fn a_deleted_file_that_a_box_held_open_is_gone_with_the_box() {
     let case = case();
@@ -261,7 +262,7 @@ fn a_deleted_file_that_a_box_held_open_is_gone_with_the_box() {
     }
 }
 
-/// H14, e2b: a file server in user space kept deleted files under hidden names.
+/// H14, e2b: a FUSE file server kept deleted files under hidden names.
 #[test]
 fn a_deleted_file_on_fuse_that_a_box_held_open_is_gone_with_the_box() {
     let case = case();
@@ -283,10 +284,10 @@ fn a_deleted_file_on_fuse_that_a_box_held_open_is_gone_with_the_box() {
     fs::remove_dir(source.path()).expect("nobody holds it");
 }
 
-/// H18, boxlite: another limit applied before the disk size that was asked for, and the
-/// machine died without a record.
+/// H18, boxlite: another limit applied before the requested disk size, and the machine died
+/// without a record.
 #[test]
-fn a_box_can_fill_its_scratch_to_the_size_that_it_asked_for_and_lives() {
+fn a_box_can_fill_its_scratch_to_the_requested_size() {
     let case = case();
     let fill = "import os, sys
 written = 0
@@ -314,10 +315,10 @@ os.unlink('/work/fill')";
 const BUILDING: [&str; 6] =
     ["move_mount", "mount_setattr", "pivot_root", "fchdir", "seccomp", "setresuid"];
 
-/// H19, mirendev: a box that had failed to boot kept its volume, and its successors
-/// failed because of it.
+/// H19, mirendev: a box that failed to boot kept its volume, and its successors failed
+/// because of it.
 #[test]
-fn the_volume_of_a_box_that_could_not_be_made_is_free_at_once() {
+fn a_failed_create_frees_its_volume_at_once() {
     let case = case();
     if !has_program("strace") || !is_root() {
         skip!("strace is not installed, or may not trace a keeper");

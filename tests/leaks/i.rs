@@ -22,9 +22,9 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 const STUBBORN: &str =
     "trap '' TERM INT HUP; setsid sleep 1000 & echo up; while :; do sleep 1000; done";
 
-/// I1, e2b: only somebody far away enforced the time that a box had.
+/// I1, e2b: only a remote service enforced the lifetime of a box.
 #[test]
-fn a_lease_ends_the_box_by_itself() {
+fn a_lease_ends_the_box_without_any_tare_running() {
     let case = case();
     let started = Instant::now();
     let id = case.detached(["--lease", "1s", "--", "sh", "-c", STUBBORN]);
@@ -42,9 +42,9 @@ fn a_lease_ends_the_box_by_itself() {
     case.nothing_left();
 }
 
-/// I3, e2b: a box was `killing` for ever after its client had hung up.
+/// I3, e2b: a box stayed in the state `killing` forever after its client had hung up.
 #[test]
-fn a_stop_goes_on_when_its_caller_is_killed() {
+fn a_stop_continues_when_its_caller_is_killed() {
     let case = case();
     let id = case.up(&["--name", "a"], STUBBORN);
     let caller = case.spawn_call(["stop", "-t", "1s", "a"]);
@@ -57,9 +57,9 @@ fn a_stop_goes_on_when_its_caller_is_killed() {
     case.remove(&id);
 }
 
-/// I4, code-interpreter: a job of five minutes ran on when its client was gone.
+/// I4, code-interpreter: a five-minute job kept running after its client was gone.
 #[test]
-fn a_client_that_hangs_up_ends_its_job_and_nothing_else() {
+fn a_client_that_hangs_up_ends_only_its_own_job() {
     let case = case();
     let id = case.idle_box();
     let (before, held) = (case.members(&id), case.keeper_descriptors(&id));
@@ -100,9 +100,9 @@ fn a_box_that_is_starved_or_silent_is_not_taken_for_dead() {
     case.remove(&silent);
 }
 
-/// I9, ClickHouse: every spawn that failed took a slot of the pool with it.
+/// I9, ClickHouse: every failed spawn leaked a slot of the pool.
 #[test]
-fn more_births_that_fail_than_there_are_slots_take_none() {
+fn failed_spawns_release_their_slots() {
     let case = case();
     let id = case.detached(["--pids", "3", "--", "sleep", "1000"]);
     let library = Library::open(&case, &id);
@@ -123,9 +123,9 @@ fn more_births_that_fail_than_there_are_slots_take_none() {
     case.remove(&id);
 }
 
-/// I10, microsandbox: to replace a box that ignored TERM waited for 30 s, and failed.
+/// I10, microsandbox: replacing a box that ignored TERM took 30 s and then failed.
 #[test]
-fn a_box_that_ignores_term_is_replaced_and_there_is_one() {
+fn replacing_a_box_that_ignores_term_leaves_exactly_one() {
     let case = case();
     case.up(&["--name", "a"], STUBBORN);
     let replace = "\"$TARE\" rm -f a; exec \"$TARE\" run -d --name a -- sleep 1000";
@@ -155,9 +155,9 @@ fn lease_of(case: &Case, options: &[&str]) -> Option<i64> {
     lease.map(|text| unix_seconds(text) - created)
 }
 
-/// I11, harbor: without a time of its own the box of a dead client was never ended.
+/// I11, harbor: without a lease, the box of a dead client was never ended.
 #[test]
-fn the_lease_is_a_day_unless_asked() {
+fn the_default_lease_is_24_hours() {
     let case = case();
     let is_about =
         |left: Option<i64>, seconds: i64| left.is_some_and(|it| (it - seconds).abs() <= 2);
@@ -173,7 +173,7 @@ type Make = fn(&Case) -> String;
 
 /// I12, OpenShell: there was a state in which neither stop nor start was accepted.
 #[test]
-fn a_box_is_removed_in_every_state() {
+fn rm_force_works_in_every_state() {
     let case = case();
     let states: [(&str, Make); 5] = [
         ("running", |case| case.up(&["--name", "a"], STUBBORN)),
@@ -218,9 +218,9 @@ fn a_box_is_removed_in_every_state() {
     }
 }
 
-/// I14, code-interpreter: the answer with the id was lost, and with it the machine.
+/// I14, code-interpreter: the response with the id was lost, and the machine with it.
 #[test]
-fn a_box_whose_id_nobody_has_read_is_found_by_its_name_and_made_once() {
+fn a_box_whose_id_was_lost_is_found_by_name_and_created_once() {
     let case = case();
     let make = ["run", "-d", "--name", "job-7", "--label", "job=7", "--", "sleep", "1000"];
     for lost in [LostAnswer::ClosedPipe, LostAnswer::NoDescriptor] {
@@ -255,10 +255,10 @@ enum LostAnswer {
     NoDescriptor,
 }
 
-/// I15, agent-sandbox: the time to live began at the end, so that what never ended, or
-/// was started again, had none.
+/// I15, agent-sandbox: the time to live began at the end, so boxes that never ended, or
+/// were restarted, had none.
 #[test]
-fn every_box_has_a_deadline_from_its_creation_on() {
+fn every_box_has_a_deadline_from_its_creation() {
     let case = case();
     let server = Server::start(&case, &[]);
     let made = server.post("/v1/boxes", &json!({"command": ["sleep", "1000"]}));
@@ -307,8 +307,7 @@ fn alone(case: &Case, args: &[&str]) -> (Output, String) {
     (output, asked)
 }
 
-/// I16, agent-glovebox: to remove a machine one had to sign in first, which was not
-/// possible.
+/// I16, agent-glovebox: removing a machine required a login that was not possible.
 #[test]
 fn ending_a_box_needs_no_network_and_no_credentials() {
     let case = case();
@@ -338,9 +337,9 @@ fn ending_a_box_needs_no_network_and_no_credentials() {
     }
 }
 
-/// I20, boxlite: boxes that were to remove themselves did so for some clients only.
+/// I20, boxlite: boxes that should have removed themselves did so only for some clients.
 #[test]
-fn a_box_that_is_to_remove_itself_does_however_its_client_ends() {
+fn a_box_with_rm_removes_itself_however_its_client_ends() {
     let case = case();
     let clients: [(&[&str], &str); 4] = [
         (&["run"], "exit 3"),
@@ -367,9 +366,9 @@ fn a_box_that_is_to_remove_itself_does_however_its_client_ends() {
     case.nothing_left();
 }
 
-/// I20, boxlite: a box that was to remove itself did so locally, and not over the API.
+/// I20, boxlite: a box with automatic removal was removed locally, but not over the API.
 #[test]
-fn a_box_that_removes_itself_does_so_over_http_when_its_client_is_gone() {
+fn a_box_with_remove_removes_itself_over_http_when_its_client_is_gone() {
     let case = case();
     let server = Server::start(&case, &[]);
     let headers = [("Content-Type", "application/json")];
@@ -390,9 +389,9 @@ fn a_box_that_removes_itself_does_so_over_http_when_its_client_is_gone() {
     server.stop().ok();
 }
 
-/// I21, ml-intern: a delete that failed was logged and forgotten, and 2,310 boxes were left.
+/// I21, ml-intern: a failed delete was logged and forgotten; 2,310 boxes were left behind.
 #[test]
-fn a_removal_that_fails_is_reported_listed_and_tried_again_until_it_succeeds() {
+fn a_failed_removal_is_reported_listed_and_retried_until_it_succeeds() {
     let case = case();
     let Some(freezer) = Freezer::new() else {
         skip!("there is no freezer of cgroup version 1");

@@ -1,5 +1,4 @@
-//! K. Machines. What a box of tare has in common with them is that it is paused and
-//! resumed.
+//! K. Virtual machines. A tare box shares one operation with them: pause and resume.
 
 use std::time::Duration;
 
@@ -11,9 +10,9 @@ use crate::leaks::case::{case, times};
 /// An exec has nothing to wait for; this is well above what a busy machine takes.
 const SOON: Duration = Duration::from_secs(10);
 
-/// K4, firecracker: after a bare pause and resume every new connection hung.
+/// K4, firecracker: after a plain pause and resume, every new connection hung.
 #[test]
-fn a_box_that_is_paused_and_resumed_under_traffic_answers_every_time() {
+fn a_box_paused_and_resumed_under_traffic_answers_every_request() {
     let case = case();
     let id = case.up(&[], "echo up; while :; do echo more; sleep 0.01; done");
     if case.call(["pause", &id]).code != 0 {

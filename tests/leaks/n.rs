@@ -1,4 +1,4 @@
-//! N. Networks. A box of tare has none by default, and no rule that denies a part of one.
+//! N. Networks. A tare box has no network by default, and no rules that deny parts of one.
 
 use crate::leaks::case::case;
 
@@ -15,8 +15,8 @@ tried(lambda: socket.create_connection(('192.0.2.1', 80), timeout=20))
 tried(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53)))
 tried(lambda: socket.getaddrinfo('name.invalid', 80))";
 
-/// N4, mitos, microsandbox and CubeSandbox: a connection that was denied looked like a
-/// hang, for hours.
+/// N4, mitos, microsandbox and CubeSandbox: a denied connection looked like a hang, for
+/// hours.
 #[test]
 fn without_a_network_connections_fail_at_once_and_do_not_time_out() {
     let case = case();

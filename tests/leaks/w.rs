@@ -1,5 +1,5 @@
-//! W. The user's own directories. tare makes no place for a mount in a volume: what a
-//! mount inside of a volume needs must be there.
+//! W. The user's own directories. tare creates no mount point in a volume: a directory that a
+//! mount inside a volume needs must exist already.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,8 +28,8 @@ fn writable() -> TemporaryDirectory {
     directory
 }
 
-/// W1, sandbox-runtime, pi-sandbox and opencode: to mount on a path that did not exist
-/// it was created in the user's directory, and stayed.
+/// W1, sandbox-runtime, pi-sandbox and opencode: to mount on a path that did not exist, the
+/// tool created it in the user's directory and left it there.
 #[test]
 fn no_mount_point_is_created_in_a_directory_of_the_user() {
     let case = case();
@@ -57,10 +57,10 @@ fn no_mount_point_is_created_in_a_directory_of_the_user() {
     case.nothing_left();
 }
 
-/// W5, bubblewrap: while it built the root it created files and directories through
-/// absolute symlinks, on the host.
+/// W5, bubblewrap: while it built the root, the tool created files and directories on the
+/// host through absolute symlinks.
 #[test]
-fn a_symlink_in_a_volume_leads_no_mount_to_the_host() {
+fn no_mount_follows_a_symlink_in_a_volume_to_the_host() {
     let case = case();
     let (volume, inner, host) = (writable(), writable(), writable());
     symlink(host.path(), volume.join("link")).expect("it is ours");

@@ -1,7 +1,8 @@
-//! The leak catalogue: the README's table and the tests in `tests/leaks/` agree.
+//! The leak catalogue: the table in docs/leaks.md and the tests in `tests/leaks/` agree.
 //!
-//! Each test there opens with `/// A1, who had it: what went wrong.`, in the file of its
-//! letter, and that is its row in the table. A row without a test says what it waits for.
+//! Each of these tests is in the file of its letter and opens with
+//! `/// A1, who had it: what went wrong.`, which is its row in the table. A row without a test
+//! names the feature that it waits for.
 
 use super::Finding;
 use super::source::{Function, Source};
@@ -95,7 +96,7 @@ mod tests {
 
     fn found(file: &str, code: &str, text: &str) -> Vec<String> {
         let source = Source::new(format!("tests/leaks/{file}.rs"), code);
-        let findings = check("README.md", text, &[source]);
+        let findings = check("leaks.md", text, &[source]);
         findings.iter().map(Finding::to_string).collect()
     }
 
@@ -106,14 +107,14 @@ mod tests {
 
     #[test]
     fn a_case_that_is_not_in_the_table_is_told_with_its_row() {
-        let told = format!("README.md:1: this case is not in the table: {ROW}");
+        let told = format!("leaks.md:1: this case is not in the table: {ROW}");
         assert_eq!(found("b", TEST, "x"), [told]);
         assert_eq!(found("b", TEST, &ROW.replace("somebody", "others")).len(), 2);
     }
 
     #[test]
     fn a_row_whose_test_is_gone_is_found() {
-        let told = "README.md:2: no test is the case of this row";
+        let told = "leaks.md:2: no test is the case of this row";
         assert_eq!(found("b", "//! x\n", &format!("x\n{ROW}")), [told]);
     }
 
