@@ -215,8 +215,10 @@ fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
 
 /// A process whose request a file server in user space has taken cannot be killed before the
 /// server answers (D state, `request_wait_answer` of fs/fuse/dev.c).
+///
+/// A14, crun: delete looped forever on a process that waited for a file server.
 #[test]
-fn box_that_waits_for_a_file_server_is_stuck_until_the_server_answers() {
+fn a_box_that_waits_for_a_file_server_is_stuck_until_the_server_answers() {
     let case = case();
     if !has_program("bindfs") || !is_root() || !Path::new("/dev/fuse").exists() {
         skip!("bindfs or /dev/fuse is not there, or we are not root");
