@@ -12,7 +12,7 @@ use tare_kernel::process::check_proc;
 use crate::care::reclaiming::Listener;
 use crate::create::{Ends, Reserve};
 use crate::error::{Context, Error};
-use crate::host::layout::Layout;
+use crate::host::layout::{BoxAt, Layout, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::host::state_root;
 use crate::host::tag::Tag;
@@ -23,7 +23,7 @@ use crate::session::attached::Attached;
 use crate::session::stdio::Stdin;
 use crate::spec::Spec;
 use crate::spec::id::BoxId;
-use crate::teardown::{OWN_WITHIN, Site};
+use crate::teardown::OWN_WITHIN;
 
 /// A server has few threads. It waits for a box that takes longer without one, and tries
 /// again.
@@ -31,8 +31,7 @@ const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Engine {
-    pub(crate) layout: Layout,
-    pub(crate) host: Host,
+    pub(crate) root: StateRoot,
     pub(crate) manner: Manner,
     /// How long an attempt to end a box may hold the thread that makes it.
     pub(crate) end_within: Duration,
@@ -62,8 +61,8 @@ impl Engine {
     /// Opens the state root for a command that makes a box or names one. It looks after other
     /// boxes later: while the new keeper works, or after the named box was found.
     pub fn open_to_make(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::at(state_root, Manner::Tending)?;
-        state_root::prepare(&engine.layout)?;
+        let engine = Self::new(state_root, Manner::Tending)?;
+        state_root::prepare(&engine.root.layout)?;
         Ok(engine)
     }
 
@@ -71,7 +70,7 @@ impl Engine {
     pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::open_to_make(state_root)?.lasting();
         // Now, because a server may have no descriptor left when it first needs them.
-        engine.host.meters().open();
+        engine.root.host.meters().open();
         Ok(Self { end_within: SERVED_WITHIN, ..engine })
     }
 
@@ -84,19 +83,19 @@ impl Engine {
     /// The same to look only: nothing is made, and nothing changed. A state root
     /// that is not there has no boxes.
     pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::at(state_root, Manner::Looking)?;
-        state_root::inspect(&engine.layout)?;
+        let engine = Self::new(state_root, Manner::Looking)?;
+        state_root::inspect(&engine.root.layout)?;
         Ok(engine.lasting())
     }
 
     /// The same to sweep: nothing is done before it is asked for.
     pub fn open_to_sweep(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::at(state_root, Manner::Tending)?;
-        state_root::inspect(&engine.layout)?;
+        let engine = Self::new(state_root, Manner::Tending)?;
+        state_root::inspect(&engine.root.layout)?;
         Ok(engine.lasting())
     }
 
-    fn at(state_root: Option<PathBuf>, manner: Manner) -> Result<Self, Error> {
+    fn new(state_root: Option<PathBuf>, manner: Manner) -> Result<Self, Error> {
         let host = Host::probe();
         if host.boot_id.is_empty() {
             // Every box would be one of an earlier boot, and over.
@@ -117,8 +116,7 @@ impl Engine {
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
         let tag = Tag::of(&root);
         Ok(Self {
-            layout: Layout::new(root, tag),
-            host,
+            root: StateRoot { layout: Layout::new(root, tag), host },
             manner,
             end_within: OWN_WITHIN,
             tended: OnceLock::new(),
@@ -138,15 +136,15 @@ impl Engine {
         spec: &Spec,
         options: Option<&DetachOptions>,
     ) -> Result<Locked, Error> {
-        let made = Locked::create(&self.layout, id, &self.host, spec, options);
+        let made = Locked::create(&self.root.layout, id, &self.root.host, spec, options);
         made.map_err(|error| {
             self.tended();
             explained(error, Step::StateRoot)
         })
     }
 
-    pub(crate) fn site<'a>(&'a self, id: &'a BoxId) -> Site<'a> {
-        Site { layout: &self.layout, host: &self.host, id }
+    pub(crate) fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
+        self.root.at(id)
     }
 
     /// Makes a box whose life hangs on the returned value and on this process.
@@ -155,9 +153,7 @@ impl Engine {
         let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let mut record = self.record(&id, spec, None)?;
         match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
-            Ok(made) => {
-                Ok(Attached::new(self.layout.clone(), self.host.clone(), id, record, made, reserve))
-            }
+            Ok(made) => Ok(Attached::new(self.root.clone(), id, record, made, reserve)),
             Err(unmade) => {
                 drop(reserve);
                 Err(self.unmake(&id, record, unmade))

@@ -1,15 +1,20 @@
-//! The one way out. Exit, timeout, lease, stop, `rm -f`, a failed start, a
-//! creator that died: every box ends here, by its id alone.
-//!
-//! Each step accepts what is absent, half-made or already released, returns
-//! only after it saw the thing gone, and comes before the one that removes the
-//! record: if a step fails, the box stays on record and can be tried again.
+//! Ends a box and releases what it holds. Exit, timeout, lease, `stop`, `rm -f`, a failed create,
+//! recovery and sweep all end here. The caller has locked the record; the id alone names the box.
 //!
 //! ```text
-//! keeper killed ─▶ keeper reaped ─▶ cgroups seen empty ─▶ cgroups removed    (end)
-//!     ─▶ story kept ─▶ removal on record ─▶ scratch unmounted
-//!     ─▶ record removed, its account last ─▶ names released                  (remove)
+//! find keeper ─▶ note the kill ─▶ kill it, see it dead ─▶ release cgroups ─┬▶ note the end (Leave::Record)
+//!                                                                           └▶ keep the history ─▶ note the removal
+//!     ─▶ release scratch ─▶ lock the names ─▶ remove the record, its lines last ─▶ release the names (Leave::Nothing)
 //! ```
+//!
+//! Invariants:
+//! - Each step accepts objects that are absent, half-made or already released, so a teardown can
+//!   be repeated.
+//! - A step succeeds only after it has seen that the object is gone. Otherwise the box stays on
+//!   record as `stuck`, with the step and the reason, and the next command tries again.
+//! - Teardown signals only processes that are proven to belong to the box.
+//! - While the record exists it is complete and its name leads to it.
+//! - This file never prints, and waits at most `Order::within` for each object.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -23,9 +28,7 @@ use crate::history::keep_story;
 use crate::history::steps::Removal;
 use crate::holdings::name::Names;
 use crate::holdings::{cgroup, scratch};
-use crate::host::Host;
-use crate::host::layout::Layout;
-use crate::host::tag::Tagged;
+use crate::host::layout::BoxAt;
 use crate::observe::provable_keeper;
 use crate::record::damage::Flaw;
 use crate::record::lines::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
@@ -33,241 +36,79 @@ use crate::record::reason::Reason;
 use crate::record::{self, Locked};
 use crate::spec::id::BoxId;
 
-/// How long a box may take to die before it counts as stuck.
+/// How long the owner of a box waits for each object before the box counts as stuck.
 pub const OWN_WITHIN: Duration = Duration::from_secs(10);
-/// The same for somebody else's: no command waits long for another's mess.
+/// How long a command waits when it cleans up after another one. It is short, because the command
+/// has its own work to do.
 pub const OTHERS_WITHIN: Duration = Duration::from_millis(200);
 
-/// What is to be left of a box.
+/// How to tear down one box.
+#[derive(Debug, Clone, Copy)]
+pub struct Order<'a> {
+    pub reason: Reason,
+    pub leave: Leave,
+    pub within: Duration,
+    /// The keeper, if it is a child of this process. A child needs no proof, and must be reaped
+    /// here.
+    pub child: Option<&'a Process>,
+}
+
+/// What remains of the box after teardown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leave {
+    /// The record with its `ended` line, the log, and the files kept by `--keep`.
     Record,
     Nothing,
 }
 
-/// A box that is to end.
+/// Facts that teardown observed.
 #[derive(Debug, Clone, Copy)]
-pub struct Site<'a> {
-    pub layout: &'a Layout,
-    pub host: &'a Host,
-    pub id: &'a BoxId,
+struct Seen {
+    /// Whether the kernel killed a process of the box at the memory limit.
+    oom: bool,
+    took: Duration,
 }
 
-impl Site<'_> {
-    /// Ends a box whose keeper is our child, and removes all of it.
-    pub fn tear_down_own(
-        &self,
-        record: &mut Locked,
-        keeper: &Process,
-        within: Duration,
-    ) -> Result<(), Error> {
-        let ended = self.end(record, Some(keeper), within);
-        let result = ended.and_then(|()| self.remove(record, None));
-        note_stuck(record, result, Leave::Nothing)
+/// Ends the box and removes what the order says. Success means that tare has seen everything gone.
+/// A failure is on record as `stuck`, and the same call can be repeated.
+pub fn tear_down(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>) -> Result<(), Error> {
+    if let Some(flaw @ Flaw::Foreign { .. }) = &record.flaw {
+        let message = format!("cannot remove {} from boxes/", at.id);
+        return Err(Error::conflict(message).caused_by(flaw.to_string()).with_hint(flaw.remedy()));
     }
-
-    /// Ends any box, and removes all of it.
-    pub fn tear_down(
-        &self,
-        mut record: Locked,
-        within: Duration,
-        why: Reason,
-    ) -> Result<(), Error> {
-        if let Some(flaw @ Flaw::Foreign { .. }) = &record.flaw {
-            let message = format!("cannot remove {} from boxes/", self.id);
-            return Err(Error::conflict(message)
-                .caused_by(flaw.to_string())
-                .with_hint(flaw.remedy()));
-        }
-        let is_over = record.account.ended.is_some();
-        let oom = !is_over && self.was_out_of_memory(&record, why);
-        let start = Instant::now();
-        self.end_recorded(&mut record, within, why, Leave::Nothing)?;
-        let removal = Removal {
-            why,
-            pid: std::process::id(),
-            emptied: (!is_over).then(|| start.elapsed()),
-            oom,
-        };
-        let result = self.remove(&mut record, Some(&removal));
-        note_stuck(&mut record, result, Leave::Nothing)
-    }
-
-    /// Ends what is left of a box whose end is on record already.
-    pub fn clear(&self, mut record: Locked, within: Duration) -> Result<(), Error> {
-        self.end_recorded(&mut record, within, Reason::Asked, Leave::Record)
-    }
-
-    /// Ends a detached box and writes down how it ended, if nobody has.
-    pub fn finish(&self, mut record: Locked, within: Duration, why: Reason) -> Result<(), Error> {
-        if record.account.ended.is_some() {
-            return Ok(());
-        }
-        let oom = self.was_out_of_memory(&record, why);
-        let start = Instant::now();
-        self.end_recorded(&mut record, within, why, Leave::Record)?;
-        let life = record.life().unwrap_or_default();
-        let ended = EndedEntry::of(&life, record.last_sign(), oom, start.elapsed());
-        // The box is over, and what its keeper wrote says how. What finds no room on a
-        // full disk is written down by whoever looks next.
-        record.add(Entry::Ended(ended)).ok();
-        Ok(())
-    }
-
-    fn end_recorded(
-        &self,
-        record: &mut Locked,
-        within: Duration,
-        why: Reason,
-        leave: Leave,
-    ) -> Result<(), Error> {
-        let doing = || format!("cannot look for the keeper of box {}", self.id);
-        let keeper = provable_keeper(record, self.tagged(), self.host).context(doing)?;
-        if keeper.is_none() && record.is_kept_out_of_sight().context(doing)? {
-            return Err(out_of_sight(self.id));
-        }
-        note_kill(record, keeper.as_ref(), why);
-        let result = self.end(record, keeper.as_ref(), within);
-        note_stuck(record, result, leave)
-    }
-
-    fn end(
-        &self,
-        record: &Locked,
-        keeper: Option<&Process>,
-        within: Duration,
-    ) -> Result<(), Error> {
-        if let Some(keeper) = keeper {
-            keeper.kill().context(|| format!("cannot kill the keeper of box {}", self.id))?;
-            wait_gone(keeper, self.id, within)?;
-        }
-        cgroup::release(&self.roots(record), self.tagged(), within)
-    }
-
-    /// While the directories are there: afterwards nobody can tell.
-    fn was_out_of_memory(&self, record: &Locked, why: Reason) -> bool {
-        why != Reason::Own && cgroup::oom_kills(&self.roots(record), self.tagged()) > 0
-    }
-
-    /// Removes the record and the name, and keeps the story unless the creator has it. While the
-    /// record exists it is complete and its name leads to it, so a removal that fails can be
-    /// tried again.
-    fn remove(&self, record: &mut Locked, told: Option<&Removal>) -> Result<(), Error> {
-        if let Some(removal) = told {
-            keep_story(self.layout, self.host, self.id, record, removal);
-        }
-        if !self.mark_removal(record) {
-            // A removal that is killed leaves half a box, which the next command removes.
-            record.forget(self.id)?;
-        }
-        if may_keep_scratch(record) {
-            scratch::release(self.layout, record.as_fd(), self.id)?;
-        }
-        let names = self.names_of(&record.account)?;
-        record::remove(self.layout, self.id)?;
-        match names {
-            Some(names) => self.release_names(&names, &record.account),
-            None => Ok(()),
-        }
-    }
-
-    /// Records that the removal has begun, so that the next command finishes it. An attached
-    /// box needs no mark, because it goes with its creator. Returns false if the record
-    /// cannot say it.
-    fn mark_removal(&self, record: &mut Locked) -> bool {
-        if record.flaw.is_some() || record.account.intent.is_none() {
-            return false;
-        }
-        let at_ns = boot_ns();
-        record.account.detached().is_none()
-            || record.account.removing
-            || record.add(Entry::Removing(RemovingEntry { at_ns })).is_ok()
-    }
-
-    /// The names, locked, if the box may have one.
-    fn names_of(&self, account: &Account) -> Result<Option<Names>, Error> {
-        if account.intent.is_none() || account.may_hold().next().is_some() {
-            Names::lock(self.layout).context(|| self.cannot_release())
-        } else {
-            Ok(None)
-        }
-    }
-
-    /// Of a record that does not say which they are, or says what is not so, all that
-    /// are the box's.
-    fn release_names(&self, names: &Names, account: &Account) -> Result<(), Error> {
-        let mut is_right = account.intent.is_some();
-        for name in account.may_hold() {
-            let released = names.release(name.as_str(), self.id);
-            let was_held = released.context(|| self.cannot_release())?;
-            is_right &= was_held || account.name() != Some(name);
-        }
-        if is_right { Ok(()) } else { names.release_all(self.id).context(|| self.cannot_release()) }
-    }
-
-    fn cannot_release(&self) -> String {
-        format!("cannot release the names of box {}", self.id)
-    }
-
-    fn tagged(&self) -> Tagged<'_> {
-        self.layout.tagged(self.id)
-    }
-
-    fn roots(&self, record: &Locked) -> Vec<PathBuf> {
-        let intent = record.account.intent.as_ref();
-        let recorded = intent.map(|intent| intent.cgroup_roots.clone());
-        recorded.unwrap_or_else(|| {
-            let roots = self.host.cgroups.all().into_iter();
-            roots.map(Path::to_owned).collect()
-        })
-    }
-}
-
-/// A kill is told before it is done, once however often it is tried. That it cannot
-/// be told, for want of room, is no reason to leave it.
-fn note_kill(record: &mut Locked, keeper: Option<&Process>, why: Reason) {
-    let is_alive = |keeper: &Process| matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
-    if record.account.ending.is_none() && keeper.is_some_and(is_alive) {
-        record.add(Entry::Ending(EndingEntry::now(why))).ok();
-    }
-}
-
-/// Records why a box cannot be ended, and whether its record was to go too: the next
-/// command, or the server's next sweep, tries the same again.
-fn note_stuck(record: &mut Locked, result: Result<(), Error>, leave: Leave) -> Result<(), Error> {
-    let error = match result {
-        Ok(()) => return Ok(()),
-        Err(error) => error.stuck(),
+    let keeper = match order.child {
+        Some(_) => None,
+        None => found_keeper(at, record)?,
     };
-    let why = std::error::Error::source(&error).map(ToString::to_string);
-    let last = record.account.stuck.as_ref();
-    let entry = StuckEntry {
-        remove: leave == Leave::Nothing || record.account.removing,
-        ..StuckEntry::after(last, error.to_string(), why.unwrap_or_default())
-    };
-    if !entry.is_said(last) {
-        // A record that cannot be written is no reason to say less now.
-        record.add(Entry::Stuck(entry)).ok();
+    let result = end(at, record, order, keeper.as_ref()).and_then(|seen| match order.leave {
+        Leave::Record => {
+            note_ended(record, seen);
+            Ok(())
+        }
+        Leave::Nothing => remove(at, record, order, seen),
+    });
+    result.map_err(|error| note_stuck(record, error, order.leave))
+}
+
+/// Undoes a create that failed, and returns the error for the user.
+///
+/// The error says why the create failed. If the roll-back fails too, that failure is on record as
+/// `stuck`, and is added to the error as a note.
+pub fn roll_back(at: BoxAt<'_>, mut record: Locked, child: Option<&Process>, why: Error) -> Error {
+    let order = Order { reason: Reason::Own, leave: Leave::Nothing, within: OWN_WITHIN, child };
+    match tear_down(at, &mut record, order) {
+        Ok(()) => why,
+        Err(left) => why.with_note(&left, &format!("'tare rm -f {}' tries again", at.id)),
     }
-    Err(error)
 }
 
-/// A record that does not say counts as one that may.
-fn may_keep_scratch(record: &Locked) -> bool {
-    let intent = record.account.intent.as_ref();
-    intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
-}
-
-/// Whoever cannot see the keeper sees nothing of the box, and would take it for gone.
-fn out_of_sight(id: &BoxId) -> Error {
-    let message = format!("cannot end box {id}");
-    Error::failed(message)
-        .caused_by("its keeper lives where this tare cannot see it")
-        .with_hint("end it from the PID namespace that it was started in")
-}
-
-/// The first process of a PID namespace is only gone when all others are.
-pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
+/// Waits until the keeper is dead, and reaps it if it is our child.
+///
+/// The keeper is PID 1 of the box's PID namespace. When it dies, the kernel kills every other
+/// process of the box, and reports the keeper dead only after all of them are
+/// (pid_namespaces(7)). A process that hangs in the kernel therefore shows up here as a keeper
+/// that does not die.
+pub fn await_death(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
     let doing = || format!("cannot wait for the keeper of box {id}");
     let start = Instant::now();
     while !keeper.wait_dead(within).context(doing)? {
@@ -281,4 +122,161 @@ pub fn wait_gone(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), E
         }
     }
     keeper.reap().context(doing).map(drop)
+}
+
+/// A keeper that cannot be seen is an error: the box may look empty from here although it is not.
+fn found_keeper(at: BoxAt<'_>, record: &Locked) -> Result<Option<Process>, Error> {
+    let doing = || format!("cannot look for the keeper of box {}", at.id);
+    let keeper = provable_keeper(record, at.tagged(), &at.root.host).context(doing)?;
+    if keeper.is_none() && record.is_kept_out_of_sight().context(doing)? {
+        return Err(keeper_hidden(at.id));
+    }
+    Ok(keeper)
+}
+
+fn keeper_hidden(id: &BoxId) -> Error {
+    let message = format!("cannot end box {id}");
+    Error::failed(message)
+        .caused_by("its keeper lives where this tare cannot see it")
+        .with_hint("end it from the PID namespace that it was started in")
+}
+
+/// Kills the box and releases the holdings that must not outlive it.
+fn end(
+    at: BoxAt<'_>,
+    record: &mut Locked,
+    order: Order<'_>,
+    found: Option<&Process>,
+) -> Result<Seen, Error> {
+    let start = Instant::now();
+    let roots = roots(at, record);
+    // Read this first: the counter is a file in the cgroup directory, which is removed below. The
+    // creator has read it already.
+    let is_counted = order.reason != Reason::Own && record.account.ended.is_none();
+    let oom = is_counted && cgroup::oom_kills(&roots, at.tagged()) > 0;
+    if let Some(keeper) = found {
+        note_kill(record, keeper, order.reason);
+    }
+    if let Some(keeper) = order.child.or(found) {
+        keeper.kill().context(|| format!("cannot kill the keeper of box {}", at.id))?;
+        await_death(keeper, at.id, order.within)?;
+    }
+    cgroup::release(&roots, at.tagged(), order.within)?;
+    Ok(Seen { oom, took: start.elapsed() })
+}
+
+/// Removes the box's kept files, record and names, and keeps its history unless its creator
+/// removes it.
+fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> Result<(), Error> {
+    if order.reason != Reason::Own {
+        let removal = Removal {
+            why: order.reason,
+            pid: std::process::id(),
+            emptied: record.account.ended.is_none().then_some(seen.took),
+            oom: seen.oom,
+        };
+        keep_story(&at.root.layout, &at.root.host, at.id, record, &removal);
+    }
+    if !mark_removal(record) {
+        // A removal that is killed leaves half a box, which the next command removes.
+        record.forget(at.id)?;
+    }
+    if may_keep_scratch(record) {
+        scratch::release(&at.root.layout, record.as_fd(), at.id)?;
+    }
+    let names = lock_names(at, &record.account)?;
+    record::remove(&at.root.layout, at.id)?;
+    match names {
+        Some(names) => release_names(at, &names, &record.account),
+        None => Ok(()),
+    }
+}
+
+/// Records that the removal has begun, so that the next command finishes it. An attached
+/// box needs no mark, because it goes with its creator. Returns false if the record
+/// cannot say it.
+fn mark_removal(record: &mut Locked) -> bool {
+    if record.flaw.is_some() || record.account.intent.is_none() {
+        return false;
+    }
+    let at_ns = boot_ns();
+    record.account.detached().is_none()
+        || record.account.removing
+        || record.add(Entry::Removing(RemovingEntry { at_ns })).is_ok()
+}
+
+/// The names, locked, if the box may have one.
+fn lock_names(at: BoxAt<'_>, account: &Account) -> Result<Option<Names>, Error> {
+    if account.intent.is_none() || account.may_hold().next().is_some() {
+        Names::lock(&at.root.layout).context(|| cannot_release(at.id))
+    } else {
+        Ok(None)
+    }
+}
+
+/// Of a record that does not say which they are, or says what is not so, all that
+/// are the box's.
+fn release_names(at: BoxAt<'_>, names: &Names, account: &Account) -> Result<(), Error> {
+    let mut is_right = account.intent.is_some();
+    for name in account.may_hold() {
+        let released = names.release(name.as_str(), at.id);
+        let was_held = released.context(|| cannot_release(at.id))?;
+        is_right &= was_held || account.name() != Some(name);
+    }
+    if is_right { Ok(()) } else { names.release_all(at.id).context(|| cannot_release(at.id)) }
+}
+
+fn cannot_release(id: &BoxId) -> String {
+    format!("cannot release the names of box {id}")
+}
+
+fn roots(at: BoxAt<'_>, record: &Locked) -> Vec<PathBuf> {
+    let intent = record.account.intent.as_ref();
+    let recorded = intent.map(|intent| intent.cgroup_roots.clone());
+    recorded.unwrap_or_else(|| {
+        let roots = at.root.host.cgroups.all().into_iter();
+        roots.map(Path::to_owned).collect()
+    })
+}
+
+/// Records the kill once, before it happens. A full disk does not stop the kill.
+fn note_kill(record: &mut Locked, keeper: &Process, reason: Reason) {
+    let is_alive = matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
+    if is_alive && record.account.ending.is_none() {
+        record.add(Entry::Ending(EndingEntry::now(reason))).ok();
+    }
+}
+
+/// Records how the box ended: as its keeper wrote it, or "killed" if the keeper wrote nothing. If
+/// the disk is full, the next command that observes the box records it.
+fn note_ended(record: &mut Locked, seen: Seen) {
+    if record.account.ended.is_none() {
+        let life = record.life().unwrap_or_default();
+        let ended = EndedEntry::of(&life, record.last_sign(), seen.oom, seen.took);
+        record.add(Entry::Ended(ended)).ok();
+    }
+}
+
+/// Records the failed step and the reason, and whether the record was to go too. The same failure
+/// is not recorded again before the next attempt is due, so that frequent commands do not fill
+/// the record.
+fn note_stuck(record: &mut Locked, error: Error, leave: Leave) -> Error {
+    let error = error.stuck();
+    let why = std::error::Error::source(&error).map(ToString::to_string);
+    let last = record.account.stuck.as_ref();
+    let entry = StuckEntry {
+        remove: leave == Leave::Nothing || record.account.removing,
+        ..StuckEntry::after(last, error.to_string(), why.unwrap_or_default())
+    };
+    if !entry.is_said(last) {
+        // A record that cannot be written is no reason to say less now.
+        record.add(Entry::Stuck(entry)).ok();
+    }
+    error
+}
+
+/// A record that does not say counts as one that may.
+fn may_keep_scratch(record: &Locked) -> bool {
+    let intent = record.account.intent.as_ref();
+    intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
 }

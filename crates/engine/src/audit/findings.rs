@@ -109,7 +109,7 @@ impl Engine {
 
     pub(crate) fn traces(&self) -> Traces {
         Traces {
-            cgroups: host_objects::cgroups(&self.host.cgroups, self.layout.tag()),
+            cgroups: host_objects::cgroups(&self.root.host.cgroups, self.root.layout.tag()),
             pids: host_objects::everyone(),
             claims: OnceLock::new(),
             strays: OnceLock::new(),
@@ -158,7 +158,7 @@ impl Engine {
             let Some(record) = Record::look(boxes, id)? else {
                 return Ok(None);
             };
-            let observed = Observed::of(record, self.layout.tagged(id), &self.host, depth);
+            let observed = Observed::of(record, self.at(id).tagged(), &self.root.host, depth);
             let missing = self.missing(boxes, id, &observed, traces);
             let is_well = missing.is_empty();
             seen = Some((observed, missing));
@@ -212,7 +212,7 @@ impl Engine {
             note(LostKind::Scratch, Would::Leave);
         }
         if let Some(name) = observed.record.account.name()
-            && name::holder(&self.layout, name).as_ref() != Some(id)
+            && name::holder(&self.root.layout, name).as_ref() != Some(id)
         {
             let name = name.to_string();
             note(LostKind::Name { name }, Would::Leave);
@@ -235,12 +235,12 @@ impl Engine {
     fn lacks_cgroup(&self, id: &BoxId, observed: &Observed) -> bool {
         let identity = observed.record.account.keeper.as_ref();
         let had_one = identity.is_some_and(|identity| identity.cgroup_inode.is_some());
-        had_one && observed.keeper.is_some() && !self.host.meters().has(self.layout.tagged(id))
+        had_one && observed.keeper.is_some() && !self.root.host.meters().has(self.at(id).tagged())
     }
 
     fn lacks_scratch(&self, id: &BoxId, observed: &Observed) -> bool {
         let is_made = observed.record.account.keeper.is_some();
-        is_made && observed.record.keeps_scratch() && !self.layout.scratch(id).is_dir()
+        is_made && observed.record.keeps_scratch() && !self.at(id).scratch().is_dir()
     }
 
     /// `keepers` are those of boxes on record, who are nobody's orphans.
@@ -263,7 +263,7 @@ impl Engine {
                 None => {}
             }
         }
-        for (id, pids) in traces.claims_beside(keepers, self.layout.tag()) {
+        for (id, pids) in traces.claims_beside(keepers, self.root.layout.tag()) {
             let is_nobodys = || on_record.get(&id) == Some(&OnRecord::Over) || is_orphan(&id);
             if traces.cgroups.contains_key(&id) || !is_nobodys() {
                 continue;
@@ -276,8 +276,8 @@ impl Engine {
             orphans.push(Orphan::of(OrphanKind::Newborn { pid: stray.pid() }));
         }
         orphans.retain(Orphan::is_something);
-        for (name, id) in name::all(&self.layout) {
-            let still_its = || name::holder_of(&self.layout, &name).as_ref() == Some(&id);
+        for (name, id) in name::all(&self.root.layout) {
+            let still_its = || name::holder_of(&self.root.layout, &name).as_ref() == Some(&id);
             if is_orphan(&id) && still_its() {
                 orphans.push(Orphan::of(OrphanKind::Name { id, name }));
             }
@@ -287,8 +287,7 @@ impl Engine {
 
     /// By its path: a box that was listed is asked for by nobody.
     pub(crate) fn has_record(&self, id: &BoxId) -> bool {
-        let path = self.layout.boxes().join(id.as_str());
-        !matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
+        !matches!(self.at(id).record().symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
     }
 }
 
@@ -332,7 +331,7 @@ fn would_care(observed: &Observed) -> Option<Would> {
 impl Engine {
     /// The living keeper of the box among those who are called so.
     fn living_keeper(&self, id: &BoxId, claims: &[i32]) -> Option<i32> {
-        let tagged = self.layout.tagged(id);
+        let tagged = self.at(id).tagged();
         let is_it = |pid: &&i32| {
             let keeper = host_objects::keeper_with(tagged, **pid);
             keeper.is_some_and(|it| matches!(it.wait_dead(Duration::ZERO), Ok(false)))
@@ -343,10 +342,10 @@ impl Engine {
 
 impl Traces {
     fn has_life(&self, id: &BoxId, engine: &Engine) -> bool {
-        let claims = || by_box(host_objects::claims(&self.pids, engine.layout.tag()));
+        let claims = || by_box(host_objects::claims(&self.pids, engine.root.layout.tag()));
         let its = self.claims.get_or_init(claims).get(id);
         // What cannot be seen may live.
-        let is_populated = engine.host.meters().is_populated(engine.layout.tagged(id));
+        let is_populated = engine.root.host.meters().is_populated(engine.root.layout.tagged(id));
         its.is_some_and(|its| engine.living_keeper(id, its).is_some())
             || is_populated.unwrap_or(true)
     }

@@ -78,7 +78,7 @@ struct Seen {
 impl Engine {
     pub(super) fn held_by(&self, id: &BoxId, observed: &Observed, census: &Census) -> Held {
         let mut held = Held::default();
-        let tree = self.host.meters().tree(self.layout.tagged(id));
+        let tree = self.root.host.meters().tree(self.at(id).tagged());
         let members = members(observed, &tree, census);
         let mut seen = Seen::default();
         let keeper = observed.keeper.as_ref().map(|keeper| keeper.pid());
@@ -92,7 +92,7 @@ impl Engine {
             }
         }
         held.memory_bytes = if observed.is_live() {
-            self.host.meters().memory(self.layout.tagged(id))
+            self.root.host.meters().memory(self.at(id).tagged())
         } else {
             None
         };
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     fn unified_directories(&self, tree: &CgroupTree) -> Vec<PathBuf> {
-        let unified = self.host.cgroups.unified.as_deref();
+        let unified = self.root.host.cgroups.unified.as_deref();
         let directories = tree.directories.iter();
         directories.filter_map(|it| Some(unified?.join(&it.path))).collect()
     }

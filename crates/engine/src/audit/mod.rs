@@ -123,7 +123,7 @@ impl Engine {
         if !observed.record.keeps_scratch() {
             return None;
         }
-        let path = self.layout.scratch(id);
+        let path = self.root.layout.scratch(id);
         let device = |path: &Path| Some(path.symlink_metadata().ok()?.dev());
         (device(&path)? != device(path.parent()?)?).then_some(path)
     }

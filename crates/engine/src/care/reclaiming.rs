@@ -38,6 +38,6 @@ impl Engine {
     /// What is to be told of a box when it is gone; nothing of one whose time is over.
     pub(crate) fn to_tell(&self, id: &BoxId, observed: &Observed) -> Option<String> {
         let lost = left_behind(id, observed)?;
-        observed.is_leftover(&self.host).then_some(lost.sentence)
+        observed.is_leftover(&self.root.host).then_some(lost.sentence)
     }
 }

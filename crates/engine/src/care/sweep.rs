@@ -25,7 +25,7 @@ use crate::record::lines::{EndingEntry, Entry};
 use crate::record::reason::Reason;
 use crate::record::{Locked, Record};
 use crate::spec::id::BoxId;
-use crate::teardown::OTHERS_WITHIN;
+use crate::teardown::{Leave, OTHERS_WITHIN, Order, tear_down};
 
 /// What a box gets that did not end at once, when all others are done.
 const PATIENT_WITHIN: Duration = Duration::from_secs(2);
@@ -133,7 +133,7 @@ impl Engine {
         if plan.iter().all(|one| one.would == Would::Leave) {
             return Ok(plan);
         }
-        state_root::prepare(&self.layout)?;
+        state_root::prepare(&self.root.layout)?;
         let boxes = self.boxes()?;
         for one in &mut plan {
             self.sweep_one(boxes.as_fd(), one, OTHERS_WITHIN);
@@ -157,7 +157,7 @@ impl Engine {
         if !observed.is_over() || observed.care(When::Now) != Care::Remove {
             return None;
         }
-        let sentence = match observed.reason(&self.host) {
+        let sentence = match observed.reason(&self.root.host) {
             Reason::Rebooted => format!("box {id} is of an earlier boot"),
             Reason::NotKept => format!("box {id} is over, and was not to be kept"),
             Reason::Own | Reason::Asked | Reason::Abandoned | Reason::Overdue | Reason::Expired => {
@@ -211,12 +211,12 @@ impl Engine {
             other => other.context(|| format!("cannot make a record of box {id}"))?,
         };
         // Somebody else may have ended it since it was found.
-        let has_name = || name::all(&self.layout).iter().any(|(_, it)| it == id);
+        let has_name = || name::all(&self.root.layout).iter().any(|(_, it)| it == id);
         let is_there = self.has_remains(id) || has_name();
         let why = Reason::Abandoned;
         // Without it, whoever lives in there would seem to be none of our business.
         locked.add(Entry::Ending(EndingEntry::now(why))).ok();
-        self.site(id).tear_down(locked, within, why)?;
+        tear_down(self.at(id), &mut locked, order(Leave::Nothing, why, within))?;
         if is_there {
             self.tell_reclaimed(id, found);
         }
@@ -225,8 +225,8 @@ impl Engine {
 
     /// Whether anything of a box is on the host, apart from its record and names.
     fn has_remains(&self, id: &BoxId) -> bool {
-        let of = self.layout.tagged(id);
-        let mut roots = self.host.cgroups.all().into_iter();
+        let of = self.at(id).tagged();
+        let mut roots = self.root.host.cgroups.all().into_iter();
         roots.any(|root| layout::cgroup(root, of).is_dir()) || host_objects::keeper_of(of).is_some()
     }
 
@@ -234,20 +234,20 @@ impl Engine {
         &self,
         boxes: BorrowedFd<'_>,
         (id, found): (&BoxId, &[String]),
-        locked: Locked,
+        mut locked: Locked,
         within: Duration,
     ) -> Result<Outcome, Error> {
-        let site = self.site(id);
         let looked = Record::look(boxes, id).context(|| format!("cannot look at box {id}"))?;
         let Some(record) = looked else {
             return Ok(Outcome::Done);
         };
-        let observed = Observed::of(record, self.layout.tagged(id), &self.host, Depth::Care);
+        let observed = Observed::of(record, self.at(id).tagged(), &self.root.host, Depth::Care);
         if let Some(flaw) = &observed.record.flaw {
             return match would_about(flaw, self.has_life(id)) {
                 Would::Leave => Ok(Outcome::Left),
                 Would::Remove | Would::Finish | Would::End => {
-                    site.tear_down(locked, within, Reason::Asked)?;
+                    let order = order(Leave::Nothing, Reason::Asked, within);
+                    tear_down(self.at(id), &mut locked, order)?;
                     self.tell_reclaimed(id, found);
                     Ok(Outcome::Done)
                 }
@@ -256,9 +256,10 @@ impl Engine {
         let effort = Effort { when: When::Now, within };
         match self.act(boxes, id, locked, effort)? {
             // What is left of it apart from its record.
-            Some(locked) if observed.is_over() => {
+            Some(mut locked) if observed.is_over() => {
                 let is_there = self.has_remains(id);
-                site.clear(locked, within)?;
+                let order = order(Leave::Record, Reason::Asked, within);
+                tear_down(self.at(id), &mut locked, order)?;
                 if is_there {
                     self.tell_reclaimed(id, found);
                 }
@@ -284,6 +285,10 @@ impl Swept {
         self.found.push(sentence.to_owned());
         self.would = self.would.max(would);
     }
+}
+
+fn order(leave: Leave, reason: Reason, within: Duration) -> Order<'static> {
+    Order { reason, leave, within, child: None }
 }
 
 /// Kills a newborn that is still one: nothing of a box was started in it, and no process

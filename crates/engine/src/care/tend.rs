@@ -16,7 +16,7 @@ use crate::record::damage::Flaw;
 use crate::record::{self, Locked, Record};
 use crate::spec::Name;
 use crate::spec::id::BoxId;
-use crate::teardown::OTHERS_WITHIN;
+use crate::teardown::{Leave, OTHERS_WITHIN, Order, tear_down};
 
 /// How many records one command looks at, so that on a host with thousands of
 /// live boxes it does not pay for all of them. Whoever lists boxes looks at all.
@@ -30,7 +30,7 @@ impl Engine {
     /// Looks after some boxes, from a random one on, and returns those that are
     /// gone. What cannot be ended now stays on record and is tried again.
     pub(crate) fn tend_some(&self) -> Vec<BoxId> {
-        let Ok(boxes) = record::open_all(&self.layout) else {
+        let Ok(boxes) = record::open_all(&self.root.layout) else {
             return Vec::new();
         };
         let turns = record::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
@@ -53,7 +53,7 @@ impl Engine {
     /// Releases names that lead to no record. A removal deletes the record before the name, and
     /// may have been killed in between.
     fn tend_names_of_none(&self, boxes: BorrowedFd<'_>, most: usize) {
-        let mut named = name::all(&self.layout);
+        let mut named = name::all(&self.root.layout);
         if named.len() > most {
             let start = random_below(named.len());
             named.rotate_left(start);
@@ -64,7 +64,7 @@ impl Engine {
             return;
         }
         // The process that holds the lock may be removing that record now.
-        let Ok(Some(names)) = Names::lock_now(&self.layout) else {
+        let Ok(Some(names)) = Names::lock_now(&self.root.layout) else {
             return;
         };
         for (name, id) in named {
@@ -77,17 +77,17 @@ impl Engine {
 
     /// Looks after the holder of a name, which is free if there is no such box.
     pub(crate) fn tend_holder(&self, wanted: &Name) {
-        let Some(holder) = name::holder(&self.layout, wanted) else {
+        let Some(holder) = name::holder(&self.root.layout, wanted) else {
             return;
         };
-        let Ok(boxes) = record::open_all(&self.layout) else {
+        let Ok(boxes) = record::open_all(&self.root.layout) else {
             return;
         };
         // What cannot be looked at now keeps its name.
         self.tend_in(boxes.as_fd(), &holder, Depth::Care).ok();
         if matches!(Record::look(boxes.as_fd(), &holder), Ok(None)) {
             // If this fails, taking the name does, in its own words.
-            name::release(&self.layout, wanted, &holder).ok();
+            name::release(&self.root.layout, wanted, &holder).ok();
         }
     }
 
@@ -142,7 +142,8 @@ impl Engine {
     ) -> io::Result<Option<Observed>> {
         let look = || {
             let record = Record::look(boxes, id)?;
-            let observed = |record| Observed::of(record, self.layout.tagged(id), &self.host, depth);
+            let observed =
+                |record| Observed::of(record, self.at(id).tagged(), &self.root.host, depth);
             Ok::<_, io::Error>(record.map(observed))
         };
         match look()? {
@@ -157,22 +158,23 @@ impl Engine {
         &self,
         boxes: BorrowedFd<'_>,
         id: &BoxId,
-        locked: Locked,
+        mut locked: Locked,
         effort: Effort,
     ) -> Result<Option<Locked>, Error> {
         let Ok(Some(record)) = Record::look(boxes, id) else {
             return Ok(None);
         };
-        let observed = Observed::of(record, self.layout.tagged(id), &self.host, Depth::Care);
+        let observed = Observed::of(record, self.at(id).tagged(), &self.root.host, Depth::Care);
         let observed = observed.ours();
-        let why = observed.reason(&self.host);
+        let why = observed.reason(&self.root.host);
         let to_tell = self.to_tell(id, &observed);
-        let site = self.site(id);
-        match observed.care(effort.when) {
+        let leave = match observed.care(effort.when) {
             Care::Nothing => return Ok(Some(locked)),
-            Care::Finish => site.finish(locked, effort.within, why)?,
-            Care::Remove => site.tear_down(locked, effort.within, why)?,
-        }
+            Care::Finish => Leave::Record,
+            Care::Remove => Leave::Nothing,
+        };
+        let order = Order { reason: why, leave, within: effort.within, child: None };
+        tear_down(self.at(id), &mut locked, order)?;
         if let Some(sentence) = to_tell {
             self.tell_reclaimed(id, &[sentence]);
         }

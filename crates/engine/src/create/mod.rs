@@ -31,13 +31,12 @@ use crate::holdings::uids::UidRange;
 use crate::holdings::{name, scratch, uids};
 use crate::host::obstacle::{Step, explained};
 use crate::record::lines::{DetachOptions, KeeperIdentity, Lease};
-use crate::record::reason::Reason;
 use crate::record::{DetachedFiles, Locked};
 use crate::session::attached::Streams;
 use crate::session::stdio::{Owner, Stdin, Stdio, null};
 use crate::spec::id::BoxId;
 use crate::spec::{Isolation, Limit, Network, Spec, Terminal, bytes};
-use crate::teardown::OWN_WITHIN;
+use crate::teardown::roll_back;
 
 /// Who has the other ends of the command's standard streams.
 #[derive(Debug, Clone, Copy)]
@@ -108,17 +107,10 @@ impl Engine {
 
     /// Ends what could not be made whole, and returns why it could not. It may be
     /// others that are in its way. A failed roll-back is a note on that first error.
-    pub(crate) fn unmake(&self, id: &BoxId, mut record: Locked, unmade: Unmade) -> Error {
+    pub(crate) fn unmake(&self, id: &BoxId, record: Locked, unmade: Unmade) -> Error {
         self.tended();
-        let Unmade { error, keeper } = unmade;
-        let ended = match keeper {
-            Some(keeper) => self.site(id).tear_down_own(&mut record, &keeper.process, OWN_WITHIN),
-            None => self.site(id).tear_down(record, OWN_WITHIN, Reason::Own),
-        };
-        match ended {
-            Ok(()) => error,
-            Err(left) => error.with_note(&left, &format!("'tare rm -f {id}' tries again")),
-        }
+        let child = unmade.keeper.as_ref().map(|keeper| &keeper.process);
+        roll_back(self.at(id), record, child, unmade.error)
     }
 
     fn hold(
@@ -133,12 +125,12 @@ impl Engine {
         if let Some(wanted) = &spec.name {
             // A name of a box that nobody wants any more is free.
             self.tend_holder(wanted);
-            name::acquire(&self.layout, wanted, id).map_err(in_state_root)?;
+            name::acquire(&self.root.layout, wanted, id).map_err(in_state_root)?;
         }
-        let range = uids::acquire(&self.layout).map_err(in_state_root)?;
+        let range = uids::acquire(&self.root.layout).map_err(in_state_root)?;
         let map = self.id_map(spec, range.first);
-        let tagged = self.layout.tagged(id);
-        let cgroups = cgroup::acquire(&self.host, tagged, &spec.limits, residence(ends, map))?;
+        let tagged = self.at(id).tagged();
+        let cgroups = cgroup::acquire(&self.root.host, tagged, &spec.limits, residence(ends, map))?;
         check_scratch(spec, &cgroups)?;
         let scratch = self.kept_scratch(spec, ends, id, record, map)?;
         Ok(Held {
@@ -166,8 +158,8 @@ impl Engine {
     ) -> Result<Made, Unmade> {
         let Waiting { newborn, control } = birth::bear(
             spec,
-            self.layout.tagged(id),
-            &self.host,
+            self.at(id).tagged(),
+            &self.root.host,
             held.map,
             &held.inheritance(record),
         )?;
@@ -175,7 +167,7 @@ impl Engine {
         held.cgroups.join.clear();
         let lease = Lease::of(ends.options().and_then(|options| options.lease));
         let detached = ends.options().map(|options| (options, lease));
-        let plan = plan::plan(spec, id, &self.host, &held.cgroups, &held.trees, detached);
+        let plan = plan::plan(spec, id, &self.root.host, &held.cgroups, &held.trees, detached);
         if let Err(error) = birth::send_plan(&control, &plan) {
             return Err(Unmade::with(error, keeper));
         }
@@ -200,7 +192,7 @@ impl Engine {
         let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
         let pidfd_inode = process.inode().context(doing)?;
         let identity = KeeperIdentity {
-            boot_id: self.host.boot_id.clone(),
+            boot_id: self.root.host.boot_id.clone(),
             pid: process.pid(),
             pidfd_inode,
             birth_tick: match pidfd_inode {
@@ -218,11 +210,13 @@ impl Engine {
     }
 
     fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
-        match (spec.isolation, self.host.is_privileged()) {
+        match (spec.isolation, self.root.host.is_privileged()) {
             (Isolation::Full, true) => IdMap::Range { first },
             (Isolation::Contain, true) => IdMap::Host,
             (Isolation::Full, false) => IdMap::Single { uid: spec.user.uid, gid: spec.user.gid },
-            (Isolation::Contain, false) => IdMap::Single { uid: self.host.uid, gid: self.host.gid },
+            (Isolation::Contain, false) => {
+                IdMap::Single { uid: self.root.host.uid, gid: self.root.host.gid }
+            }
         }
     }
 
@@ -231,7 +225,7 @@ impl Engine {
             IdMap::Range { first } => Mapping::Range { first, user: spec.user },
             IdMap::Host | IdMap::Single { .. } => Mapping::Own,
         };
-        let state_root = self.layout.root();
+        let state_root = self.root.layout.root();
         let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
         let volumes = spec.volumes.iter().map(|volume| trees::volume(volume, state_root, mapping));
         Ok(Trees { scratch, root: root.transpose()?, volumes: volumes.collect::<Result<_, _>>()? })
@@ -252,7 +246,7 @@ impl Engine {
         }
         let first_uid = map.first_uid();
         let record = AsFd::as_fd(&**record);
-        let tree = scratch::acquire(&self.layout, record, id, &spec.limits, first_uid)?;
+        let tree = scratch::acquire(&self.root.layout, record, id, &spec.limits, first_uid)?;
         Ok(Some(tree))
     }
 
@@ -265,7 +259,7 @@ impl Engine {
                     .to_owned(),
             );
         }
-        if spec.isolation == Isolation::Full && !self.host.is_privileged() {
+        if spec.isolation == Isolation::Full && !self.root.host.is_privileged() {
             notes.push(
                 "running without privileges: the box's one user is you on the host, not a range \
                  of its own"

@@ -79,12 +79,12 @@ impl Engine {
     /// Opens everything that gauges of this process and this state root need, and
     /// measures nothing yet.
     pub fn gauges(&self, settings: GaugeSettings) -> Result<Gauges, Error> {
-        let root = self.layout.root().display();
-        let boxes = record::open_all(&self.layout)
+        let root = self.root.layout.root().display();
+        let boxes = record::open_all(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
         let state_root = StateRoot { boxes, boxes_max: None, boxes_live: None };
         let mut gauges = Gauges {
-            sources: Sources::open(state_root, self.host.is_in_first_user_namespace()),
+            sources: Sources::open(state_root, self.root.host.is_in_first_user_namespace()),
             levels: Levels::new(settings.thresholds),
         };
         gauges.configure(settings);

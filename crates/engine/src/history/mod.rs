@@ -82,8 +82,8 @@ impl Engine {
 
     /// Makes room for the story of one more box.
     pub(crate) fn reserve_story(&self) -> Result<(), Error> {
-        let path = self.layout.history();
-        let history = History { path: &path, boot_id: &self.host.boot_id };
+        let path = self.root.layout.history();
+        let history = History { path: &path, boot_id: &self.root.host.boot_id };
         let boxes = record::count(self.boxes()?.as_fd()).max(1);
         history
             .reserve(boxes)
@@ -92,8 +92,8 @@ impl Engine {
 
     /// Of the boxes that are removed, as far as they are kept.
     pub(crate) fn stories(&self) -> Result<Vec<Story>, Error> {
-        let path = self.layout.history();
-        let history = History { path: &path, boot_id: &self.host.boot_id };
+        let path = self.root.layout.history();
+        let history = History { path: &path, boot_id: &self.root.host.boot_id };
         history.stories().map_err(|error| {
             let message = format!("cannot read the history of removed boxes, {}", quoted(&path));
             Error::failed(message).caused_by(error).with_hint("if it is not tare's, remove it")

@@ -1,10 +1,50 @@
 //! Every name that a box may have on the host, as a pure function of the roots,
 //! the tag of its state root and its id. Nothing here touches the host.
+//!
+//! Functions of the engine take a [`StateRoot`], or a [`BoxAt`] if they are about one box.
 
 use std::path::{Path, PathBuf};
 
+use crate::host::Host;
 use crate::host::tag::{Tag, Tagged};
 use crate::spec::id::BoxId;
+
+/// One state root on this host.
+#[derive(Debug, Clone)]
+pub struct StateRoot {
+    pub layout: Layout,
+    pub host: Host,
+}
+
+impl StateRoot {
+    pub fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
+        BoxAt { root: self, id }
+    }
+}
+
+/// One box of a state root, whether or not it exists.
+#[derive(Debug, Clone, Copy)]
+pub struct BoxAt<'a> {
+    pub root: &'a StateRoot,
+    pub id: &'a BoxId,
+}
+
+impl<'a> BoxAt<'a> {
+    /// The box's name on the host: the tag of its state root, and its id.
+    pub fn tagged(self) -> Tagged<'a> {
+        self.root.layout.tagged(self.id)
+    }
+
+    /// The directory of the box's record.
+    pub fn record(self) -> PathBuf {
+        self.root.layout.boxes().join(self.id.as_str())
+    }
+
+    /// The scratch space of a box that keeps it.
+    pub fn scratch(self) -> PathBuf {
+        self.root.layout.scratch(self.id)
+    }
+}
 
 /// The names under one state root.
 #[derive(Debug, Clone, PartialEq, Eq)]

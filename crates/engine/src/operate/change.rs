@@ -54,17 +54,17 @@ impl Engine {
                     // Never while a process is born: its keeper waits for that.
                     link::tell(record, id, &Call::Freeze)?;
                 }
-                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), true)?;
+                cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), true)?;
                 match self.at_large(id, &observed) {
                     None => Ok(()),
                     Some(pid) => {
-                        cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)?;
+                        cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), false)?;
                         Err(moved_away(id, pid))
                     }
                 }
             }
             (State::Running | State::Paused | State::Stopping, false) => {
-                cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false)?;
+                cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), false)?;
                 if observed.is_frozen() && !observed.is_attached() {
                     // It goes on whether or not that is written down.
                     link::tell(&observed.record, id, &Call::Resumed).ok();
@@ -91,7 +91,7 @@ impl Engine {
         let lives = |pid: &i32| census.stat(*pid).is_some_and(|it| !it.is_zombie);
         // The keeper of a detached box goes on, in the cgroup above its workload.
         let above = usize::from(!observed.is_attached());
-        let of = self.layout.tagged(id);
+        let of = self.at(id).tagged();
         let is_held = |pid: &i32| {
             let cgroup = Process::open(*pid).and_then(|it| it.cgroup());
             cgroup.ok().flatten().is_none_or(|path| {
@@ -114,7 +114,7 @@ impl Engine {
         let renaming = Renaming { name: wanted.clone(), at_ns: boot_ns() };
         let naming = Entry::Naming(Some(renaming.clone()));
         record.add(naming).context(doing)?;
-        let taken = name::acquire(&self.layout, wanted, id)
+        let taken = name::acquire(&self.root.layout, wanted, id)
             .and_then(|()| record.add(Entry::Renamed(renaming)).context(doing));
         // What was not written down is not so.
         let settled = self.settle_names(&mut record, id);
@@ -126,7 +126,7 @@ impl Engine {
         let own = record.account.name().cloned();
         let others = record.account.may_hold().filter(|it| Some(*it) != own.as_ref());
         for other in others {
-            name::release(&self.layout, other, id)?;
+            name::release(&self.root.layout, other, id)?;
         }
         match record.account.naming {
             Some(_) => record
@@ -161,7 +161,7 @@ impl Engine {
             pids: changes.pids.is_some(),
             cpu: changes.cpus.is_some(),
         };
-        cgroup::change(&self.host.cgroups, self.layout.tagged(id), &limits, which)?;
+        cgroup::change(&self.root.host.cgroups, self.at(id).tagged(), &limits, which)?;
         let lease = changes.lease.map(Lease::of);
         if let Some(lease) = lease {
             let ends_ns = lease.ends_ns();

@@ -37,7 +37,7 @@ impl Engine {
         let is_there = |id: &BoxId| record::is_there(boxes.as_fd(), id);
         let named = || {
             let wanted = names::parse(reference).ok()?;
-            name::holder(&self.layout, &wanted).filter(is_there)
+            name::holder(&self.root.layout, &wanted).filter(is_there)
         };
         if let Some(id) = BoxId::parse(reference).filter(is_there).or_else(named) {
             return Ok(Some(id));
@@ -88,9 +88,9 @@ impl Engine {
 
     /// How many of its processes the kernel has killed for memory so far.
     pub fn oom_kills(&self, id: &BoxId) -> u64 {
-        let roots = self.host.cgroups.all().into_iter();
+        let roots = self.root.host.cgroups.all().into_iter();
         let roots: Vec<_> = roots.map(Path::to_owned).collect();
-        cgroup::oom_kills(&roots, self.layout.tagged(id))
+        cgroup::oom_kills(&roots, self.at(id).tagged())
     }
 
     /// Everything that is known of a box.
@@ -113,9 +113,9 @@ impl Engine {
     }
 
     pub(crate) fn boxes(&self) -> Result<OwnedFd, Error> {
-        let doing = || format!("cannot open {}", self.layout.boxes().display());
+        let doing = || format!("cannot open {}", self.root.layout.boxes().display());
         match self.manner {
-            Manner::Tending => record::open_all(&self.layout).context(doing),
+            Manner::Tending => record::open_all(&self.root.layout).context(doing),
             Manner::Looking => {
                 let boxes = self.boxes_if_any()?;
                 boxes.ok_or(rustix::io::Errno::NOENT).context(doing)
@@ -125,8 +125,8 @@ impl Engine {
 
     /// `None` where there has never been a box.
     pub(crate) fn boxes_if_any(&self) -> Result<Option<OwnedFd>, Error> {
-        let doing = || format!("cannot open {}", self.layout.boxes().display());
-        record::open_all_if_any(&self.layout).context(doing)
+        let doing = || format!("cannot open {}", self.root.layout.boxes().display());
+        record::open_all_if_any(&self.root.layout).context(doing)
     }
 
     /// A box as it is now, after it was looked after.
@@ -159,7 +159,7 @@ impl Engine {
         let account = &observed.record.account;
         let spec = spec_of(observed);
         let used = if observed.is_live() {
-            self.host.meters().usage(self.layout.tagged(id))
+            self.root.host.meters().usage(self.at(id).tagged())
         } else {
             CgroupUsage::default()
         };
@@ -186,7 +186,7 @@ impl Engine {
     }
 
     fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
-        let used = self.host.meters().usage_with_cpu(self.layout.tagged(id));
+        let used = self.root.host.meters().usage_with_cpu(self.at(id).tagged());
         let spec = spec_of(observed);
         let limits = spec.map(|spec| &spec.limits);
         // Containment has no scratch space of its own.
@@ -232,18 +232,17 @@ impl Engine {
 
     /// What of the host it holds now, by looking.
     fn holdings(&self, id: &BoxId, observed: &Observed) -> Vec<Holding> {
-        let path = self.layout.boxes().join(id.as_str());
-        let mut holdings = vec![holding("record", path.display())];
+        let mut holdings = vec![holding("record", self.at(id).record().display())];
         if let Some(keeper) = &observed.keeper {
             holdings.push(holding("keeper", format!("pid {}", keeper.pid())));
         }
-        for root in self.host.cgroups.all() {
-            let directory = layout::cgroup(root, self.layout.tagged(id));
+        for root in self.root.host.cgroups.all() {
+            let directory = layout::cgroup(root, self.at(id).tagged());
             if directory.exists() {
                 holdings.push(holding("cgroup", directory.display()));
             }
         }
-        let scratch = self.layout.scratch(id);
+        let scratch = self.at(id).scratch();
         if scratch.exists() {
             holdings.push(holding("scratch", scratch.display()));
         }

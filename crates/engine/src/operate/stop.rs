@@ -20,7 +20,7 @@ use crate::record::reason::Reason;
 use crate::record::{Locked, Record, life_of};
 use crate::session::link;
 use crate::spec::id::BoxId;
-use crate::teardown::{Leave, wait_gone};
+use crate::teardown::{Leave, Order, await_death, tear_down};
 
 /// What a keeper may need to end its box after the grace.
 const AFTER_GRACE: Duration = Duration::from_secs(1);
@@ -114,7 +114,7 @@ impl Engine {
         if !observed.is_frozen() {
             return Ok(());
         }
-        match cgroup::freeze(&self.host.cgroups, self.layout.tagged(id), false) {
+        match cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), false) {
             // It was frozen in cgroups that are gone by now: another command ended it.
             Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
             thawed => thawed,
@@ -200,7 +200,7 @@ impl Engine {
             return Ok(());
         };
         self.kill_attached(&record, id)?;
-        let Some(locked) = record.lock(boxes.as_fd(), id, self.end_within)? else {
+        let Some(mut locked) = record.lock(boxes.as_fd(), id, self.end_within)? else {
             return Ok(());
         };
         if let (Leave::Record, Some(flaw @ Flaw::Unreadable(_))) = (leave, &locked.flaw) {
@@ -210,13 +210,9 @@ impl Engine {
                 .caused_by(flaw.to_string())
                 .with_hint("'tare rm -f' ends it all the same, and keeps nothing of it"));
         }
-        let site = self.site(id);
-        match (leave, is_kept(&locked)) {
-            (Leave::Record, true) => site.finish(locked, self.end_within, Reason::Asked),
-            (Leave::Record, false) | (Leave::Nothing, _) => {
-                site.tear_down(locked, self.end_within, Reason::Asked)
-            }
-        }
+        let leave = if is_kept(&locked) { leave } else { Leave::Nothing };
+        let (reason, within) = (Reason::Asked, self.end_within);
+        tear_down(self.at(id), &mut locked, Order { reason, leave, within, child: None })
     }
 
     /// The lock of an attached box is its creator's until the box is gone. So it
@@ -224,7 +220,7 @@ impl Engine {
     /// does not say whose box it is may be that of one.
     fn kill_attached(&self, record: &Record, id: &BoxId) -> Result<(), Error> {
         let attached = record.account.detached().is_none();
-        let keeper = provable_keeper(record, self.layout.tagged(id), &self.host);
+        let keeper = provable_keeper(record, self.at(id).tagged(), &self.root.host);
         match keeper.context(|| format!("cannot look for the keeper of box {id}"))? {
             Some(keeper) if attached => kill(&keeper, id, self.end_within),
             Some(_) | None => Ok(()),
@@ -235,7 +231,7 @@ impl Engine {
 fn kill(keeper: &Process, id: &BoxId, within: Duration) -> Result<(), Error> {
     // A keeper that cannot be killed is met again, and reported, by what follows.
     keeper.kill().ok();
-    wait_gone(keeper, id, within)
+    await_death(keeper, id, within)
 }
 
 /// What the keeper of a box that is gone has said about its end.

@@ -10,14 +10,14 @@ use tare_kernel::process::Process;
 use crate::create::birth;
 use crate::create::{Made, Reserve};
 use crate::error::{Context, Error};
-use crate::host::Host;
-use crate::host::layout::Layout;
+use crate::host::layout::StateRoot;
 use crate::record::Locked;
+use crate::record::reason::Reason;
 use crate::session::exit::Exit;
 use crate::session::failure;
 use crate::session::reports::{Heard, Reports};
 use crate::spec::id::BoxId;
-use crate::teardown::{OWN_WITHIN, Site};
+use crate::teardown::{Leave, OWN_WITHIN, Order, tear_down};
 
 /// The host's ends of the command's standard streams. With a terminal they are
 /// all absent: its master side comes as [`Event::Terminal`].
@@ -57,8 +57,7 @@ pub const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Attached {
-    layout: Layout,
-    host: Host,
+    root: StateRoot,
     id: BoxId,
     record: Locked,
     made: Made,
@@ -69,16 +68,14 @@ pub struct Attached {
 
 impl Attached {
     pub(crate) fn new(
-        layout: Layout,
-        host: Host,
+        root: StateRoot,
         id: BoxId,
         record: Locked,
         made: Made,
         reserve: Reserve,
     ) -> Self {
         Self {
-            layout,
-            host,
+            root,
             id,
             record,
             made,
@@ -175,8 +172,10 @@ impl Attached {
     pub fn try_end(&mut self, within: Duration) -> Result<Ending, Error> {
         drop(self.reserve.take());
         let oom_kills = self.made.cgroups.oom_kills();
-        let site = Site { layout: &self.layout, host: &self.host, id: &self.id };
-        site.tear_down_own(&mut self.record, &self.made.keeper.process, within)?;
+        let at = self.root.at(&self.id);
+        let child = Some(&self.made.keeper.process);
+        let order = Order { reason: Reason::Own, leave: Leave::Nothing, within, child };
+        tear_down(at, &mut self.record, order)?;
         Ok(Ending { oom_kills })
     }
 }

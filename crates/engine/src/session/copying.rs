@@ -58,7 +58,7 @@ impl Engine {
     /// missing is an error.
     /// Of a box that has ended there is what it keeps.
     pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copying, Error> {
-        let scratch = self.layout.scratch(id);
+        let scratch = self.root.layout.scratch(id);
         if !self.observe(id)?.is_live() && scratch.is_dir() {
             let packing = kept::pack(&scratch, id, path)?;
             return Ok(Copying {
