@@ -6,31 +6,10 @@ use std::io::{self, Write};
 use rustix::io::Errno;
 use serde::Serialize;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Error, ErrorKind, reason};
+use tare_engine::{Error, reason};
 
 /// Longer lines are cut: an error has to be read, not scrolled through.
 const LINE_CHARS_MAX: usize = 1000;
-
-/// `run` keeps its own failures apart from the command's codes.
-pub const RUN_FAILED: u8 = 125;
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-
-/// The exit code of `run` for an error.
-pub fn run_code(error: &Error) -> u8 {
-    match error.kind() {
-        ErrorKind::CommandNotFound => NOT_FOUND,
-        ErrorKind::CommandNotExecutable => NOT_EXECUTABLE,
-        ErrorKind::BadRequest
-        | ErrorKind::NoSuchBox
-        | ErrorKind::Conflict
-        | ErrorKind::NoAnswer
-        | ErrorKind::Unsupported
-        | ErrorKind::Busy
-        | ErrorKind::Stuck
-        | ErrorKind::Failed => RUN_FAILED,
-    }
-}
 
 /// What was tried: why it failed (what to do), on one line.
 pub fn sentence(error: &Error) -> String {
@@ -145,23 +124,5 @@ mod tests {
         let io_error = io::Error::from_raw_os_error(2);
         let error = Error::failed("cannot open it").caused_by(io_error);
         assert_eq!(sentence(&error), "cannot open it: No such file or directory");
-    }
-
-    #[test]
-    fn codes_keep_the_commands_failures_apart_from_tares() {
-        for (kind, code) in [
-            (ErrorKind::CommandNotFound, 127),
-            (ErrorKind::CommandNotExecutable, 126),
-            (ErrorKind::BadRequest, 125),
-            (ErrorKind::NoSuchBox, 125),
-            (ErrorKind::Conflict, 125),
-            (ErrorKind::NoAnswer, 125),
-            (ErrorKind::Unsupported, 125),
-            (ErrorKind::Busy, 125),
-            (ErrorKind::Stuck, 125),
-            (ErrorKind::Failed, 125),
-        ] {
-            assert_eq!(run_code(&Error::new(kind, "x")), code);
-        }
     }
 }

@@ -1,16 +1,14 @@
 //! `tare audit`: the proof that records and host agree, or what is different.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use tare_engine::spec::received::escaped;
-use tare_engine::{
-    Audit, AuditedBox, BoxId, Engine, Error, Fading, KeptBy, LostKind, Timestamp, Would,
-};
+use tare_engine::{Audit, AuditedBox, BoxId, Error, Fading, KeptBy, LostKind, Timestamp, Would};
 
-use crate::commands::{DONE, FAILED};
+use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
+use crate::exit::{DONE, FAILED};
 use crate::output::format::{self, counted};
 use crate::output::table::{self, Column};
 
@@ -59,8 +57,8 @@ pub struct AuditArgs {
     wait: bool,
 }
 
-pub fn run(args: &AuditArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::look(state_root)?;
+pub fn run(args: &AuditArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Look)?;
     if args.wait {
         engine.await_faded();
     }

@@ -5,8 +5,8 @@ use clap::Args;
 use tare_engine::spec::received::escaped;
 use tare_engine::{BoxId, Engine, Error};
 
-use crate::commands::{DONE, FAILED};
 use crate::error::{print_error, print_result};
+use crate::exit::{DONE, FAILED};
 
 /// The boxes of a command that takes several.
 #[derive(Debug, Args)]

@@ -14,10 +14,10 @@ use tare_engine::spec::{Terminal, User, arguments, duration, env, user};
 use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
 use tare_kernel::signals;
 
-use crate::commands::DONE;
 use crate::commands::process_args::{self, ProcessArgs};
-use crate::exit::Verdict;
-use crate::stdio::{self, Outcome, Output, PastLimit, Settings, Writers};
+use crate::context::{Context, Purpose};
+use crate::exit::{DONE, Subject, Verdict};
+use crate::stdio::{self, Output, PastLimit, Settings, Writers};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,27 +86,27 @@ pub struct ExecArgs {
     user: Option<User>,
 }
 
-pub fn run(args: &ExecArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     let window = stdio::callers_window()?;
     let spec = spec(args, args.process.terminal(window)?, std::env::var_os("TERM"))?;
     if args.detach {
-        let engine = Engine::open(state_root)?;
+        let engine = context.engine(Purpose::Use)?;
         return leave(&engine, &engine.find(&args.reference)?, &spec);
     }
     let taken = stdio::take_over()?;
     signals::fail_past_file_limit();
-    let engine = Engine::open(state_root)?;
+    let engine = context.engine(Purpose::Use)?;
     let id = engine.find(&args.reference)?;
     let executed = engine.exec(&id, &spec, args.process.stdin(window))?;
     let attended = stdio::attend(executed, SETTINGS, &taken, |executed| {
         drop(executed);
         Ok(())
     })?;
-    let mut verdict = judge(attended.outcome, args.timeout);
-    verdict.say(false);
+    let mut verdict = attended.outcome.verdict(Subject::Command { timeout: args.timeout });
+    verdict.print(false);
     if let Some(error) = attended.relay.output_failure() {
         verdict = Verdict::failed(error);
-        verdict.say(false);
+        verdict.print(false);
     }
     Ok(verdict.code)
 }
@@ -148,24 +148,11 @@ fn spec(args: &ExecArgs, terminal: Terminal, term: Option<OsString>) -> Result<E
     })
 }
 
-fn judge(outcome: Outcome, timeout: Option<Duration>) -> Verdict {
-    match outcome {
-        Outcome::Exited(exit) => Verdict::exited(exit),
-        Outcome::TimedOut => Verdict::timed_out("the command", timeout),
-        Outcome::Failed(error) => Verdict::failed(error),
-        Outcome::Gone => Verdict::killed("the box ended before the command did"),
-        Outcome::OutputKilled => unreachable!("the output has no limit"),
-        Outcome::Interrupted(signal) => Verdict::interrupted("the command", signal),
-        Outcome::Lost(error) => Verdict::lost(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use clap::Parser;
-    use tare_engine::Exit;
 
     fn exec(words: &[&str]) -> ExecArgs {
         let line = ["tare", "exec"].iter().chain(words);
@@ -206,17 +193,5 @@ mod tests {
         let given = exec(&["-it", "-e", "TERM=dumb", "web", "sh"]);
         let made = spec(&given, terminal, None).unwrap();
         assert_eq!(made.env, [("TERM".into(), "dumb".into())]);
-    }
-
-    #[test]
-    fn each_end_has_its_code_and_its_sentence() {
-        let exited = judge(Outcome::Exited(Exit::Signal(15)), None);
-        assert_eq!((exited.code, exited.note), (143, None));
-        let late = judge(Outcome::TimedOut, Some(Duration::from_secs(2)));
-        assert_eq!(late.code, 124);
-        assert_eq!(late.note.unwrap(), "the command was ended after its timeout of 2s");
-        let gone = judge(Outcome::Gone, None);
-        assert_eq!(gone.code, 137);
-        assert_eq!(judge(Outcome::Interrupted(2), None).code, 130);
     }
 }

@@ -1,16 +1,16 @@
 //! `tare explain`: what became of a box, step by step, also after it is gone.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
 use tare_engine::spec::duration;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Engine, Error, Explanation, Step};
+use tare_engine::{Error, Explanation, Step};
 
-use crate::commands::DONE;
+use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
+use crate::exit::DONE;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,8 +37,8 @@ pub struct ExplainArgs {
     json: bool,
 }
 
-pub fn run(args: &ExplainArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::look(state_root)?;
+pub fn run(args: &ExplainArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Look)?;
     let explanation = engine.explain(&args.reference)?;
     if args.json {
         print_json(&as_json(&explanation))?

@@ -1,9 +1,8 @@
-//! `tare help` and `tare version`: other words for `--help` and `--version`.
+//! `tare help` and `tare version`: the same as `--help` and `--version`.
 
 use std::ffi::OsString;
 
 use clap::Args;
-use tare_engine::Error;
 
 /// Show the help of tare, or of a command
 ///
@@ -20,18 +19,17 @@ pub struct HelpArgs {
 #[derive(Debug, Args)]
 pub struct VersionArgs {}
 
-pub fn run(args: &HelpArgs) -> Result<u8, Error> {
-    let words = args.command.iter().cloned().chain(["--help".into()]);
-    Ok(instead(words.collect()))
+impl HelpArgs {
+    /// The command line that prints the help.
+    pub fn line(&self) -> Vec<OsString> {
+        let command = self.command.iter().cloned();
+        ["tare".into()].into_iter().chain(command).chain(["--help".into()]).collect()
+    }
 }
 
-pub fn version(_: &VersionArgs) -> Result<u8, Error> {
-    Ok(instead(vec!["--version".into()]))
-}
-
-/// What tare does with these words, with its refusals.
-fn instead(words: Vec<OsString>) -> u8 {
-    let mut line = vec!["tare".into()];
-    line.extend(words);
-    crate::commands::run(line)
+impl VersionArgs {
+    /// The command line that prints the version.
+    pub fn line(&self) -> Vec<OsString> {
+        vec!["tare".into(), "--version".into()]
+    }
 }

@@ -1,11 +1,10 @@
 //! `tare inspect`: everything that is known of a box, for programs.
 
-use std::path::PathBuf;
-
 use clap::Args;
-use tare_engine::{Engine, Error};
+use tare_engine::Error;
 
 use crate::commands::each::{Boxes, gather};
+use crate::context::{Context, Purpose};
 use crate::error::print_result;
 
 const EXAMPLES: &str = "\
@@ -29,8 +28,8 @@ pub struct InspectArgs {
     _json: bool,
 }
 
-pub fn run(args: &InspectArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &InspectArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     let (found, code) =
         gather(&args.boxes.boxes, |reference| engine.details(&engine.find(reference)?));
     let json = serde_json::to_string_pretty(&found).expect("texts, numbers and lists are JSON");

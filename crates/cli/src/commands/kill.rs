@@ -1,13 +1,12 @@
 //! `tare kill`: a signal to a box; KILL takes all of it.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use rustix::process::Signal;
+use tare_engine::Error;
 use tare_engine::spec::signal;
-use tare_engine::{Engine, Error};
 
 use crate::commands::each::{Boxes, each};
+use crate::context::{Context, Purpose};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,8 +35,8 @@ pub struct KillArgs {
     boxes: Boxes,
 }
 
-pub fn run(args: &KillArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &KillArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     let kill = Signal::KILL.as_raw();
     let code = each(&engine, &args.boxes.boxes, |id| match args.signal {
         Some(signal) if signal != kill => engine.signal(id, signal),

@@ -1,14 +1,15 @@
-//! One command, one file; here is which one, and what its failures exit with.
+//! Every command in its own file. This file picks the command and its exit code on failure.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
 
 use clap::error::ErrorKind as Clap;
-use tare_engine::{Context as _, Error};
+use tare_engine::Error;
 use tare_kernel::memory;
 
 use crate::cli::{Cli, Command};
-use crate::error::{RUN_FAILED, print_error, print_result, run_code};
+use crate::context::Context;
+use crate::error::{print_error, print_result};
+use crate::exit::{DONE, FAILED, RUN_FAILED, WRONG_USAGE, run_code};
 use crate::usage;
 
 pub mod attach;
@@ -38,15 +39,11 @@ pub mod sweep;
 pub mod update;
 pub mod wait;
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
-const WRONG_USAGE: u8 = 2;
+/// Printed when no memory is left to format an error.
+const EXHAUSTED: &str = "tare: cannot go on: Out of memory (the next tare command cleans up \
+                         what this one began)\n";
 
-/// For when there is no memory to make a sentence of.
-const EXHAUSTED: &str = "tare: cannot go on: Out of memory (the next tare command ends what \
-                         this one began)\n";
-
-/// The exit code of a whole command line.
+/// Carries out a command line and returns its exit code.
 pub fn run(args: Vec<OsString>) -> u8 {
     let command = usage::command_of(&args);
     let is_run = matches!(command.and_then(OsStr::to_str), Some("run" | "exec"));
@@ -65,43 +62,44 @@ pub fn run(args: Vec<OsString>) -> u8 {
     }
 }
 
-/// `run` and `exec` keep tare's failures apart from the command's own codes.
+/// `run` and `exec` exit with their command's code, so their own failures have other codes.
 fn dispatch(cli: Cli) -> u8 {
     let failure_code = if matches!(cli.command, Command::Run(_) | Command::Exec(_)) {
         run_code
     } else {
         |_: &Error| FAILED
     };
-    let result = state_root(cli.global.state_root).and_then(|root| perform(&cli.command, root));
+    let context = Context::new(cli.global.state_root);
+    let result = context.and_then(|context| perform(&cli.command, &context));
     exit_code(result, failure_code)
 }
 
-fn perform(command: &Command, state_root: Option<PathBuf>) -> Result<u8, Error> {
+fn perform(command: &Command, context: &Context) -> Result<u8, Error> {
     match command {
-        Command::Run(args) => run::run(args, state_root),
-        Command::Exec(args) => exec::run(args, state_root),
-        Command::Cp(args) => cp::run(args, state_root),
-        Command::Attach(args) => attach::run(args, state_root),
-        Command::Ls(args) => ls::run(args, state_root),
-        Command::Logs(args) => logs::run(args, state_root),
-        Command::Stats(args) => stats::run(args, state_root),
-        Command::Inspect(args) => inspect::run(args, state_root),
-        Command::Explain(args) => explain::run(args, state_root),
-        Command::Audit(args) => audit::run(args, state_root),
-        Command::Sweep(args) => sweep::run(args, state_root),
-        Command::Wait(args) => wait::run(args, state_root),
-        Command::Stop(args) => stop::run(args, state_root),
-        Command::Kill(args) => kill::run(args, state_root),
-        Command::Rm(args) => rm::run(args, state_root),
-        Command::Pause(args) => pause::run(args, state_root),
-        Command::Resume(args) => resume::run(args, state_root),
-        Command::Rename(args) => rename::run(args, state_root),
-        Command::Update(args) => update::run(args, state_root),
-        Command::Serve(args) => serve::run(args, state_root),
-        Command::Doctor(args) => doctor::run(args, state_root),
+        Command::Run(args) => run::run(args, context),
+        Command::Exec(args) => exec::run(args, context),
+        Command::Cp(args) => cp::run(args, context),
+        Command::Attach(args) => attach::run(args, context),
+        Command::Ls(args) => ls::run(args, context),
+        Command::Logs(args) => logs::run(args, context),
+        Command::Stats(args) => stats::run(args, context),
+        Command::Inspect(args) => inspect::run(args, context),
+        Command::Explain(args) => explain::run(args, context),
+        Command::Audit(args) => audit::run(args, context),
+        Command::Sweep(args) => sweep::run(args, context),
+        Command::Wait(args) => wait::run(args, context),
+        Command::Stop(args) => stop::run(args, context),
+        Command::Kill(args) => kill::run(args, context),
+        Command::Rm(args) => rm::run(args, context),
+        Command::Pause(args) => pause::run(args, context),
+        Command::Resume(args) => resume::run(args, context),
+        Command::Rename(args) => rename::run(args, context),
+        Command::Update(args) => update::run(args, context),
+        Command::Serve(args) => serve::run(args, context),
+        Command::Doctor(args) => doctor::run(args, context),
         Command::Completion(args) => completion::run(args),
-        Command::Help(args) => help::run(args),
-        Command::Version(args) => help::version(args),
+        Command::Help(args) => Ok(run(args.line())),
+        Command::Version(args) => Ok(run(args.line())),
     }
 }
 
@@ -110,15 +108,4 @@ fn exit_code(result: Result<u8, Error>, failure_code: fn(&Error) -> u8) -> u8 {
         print_error(&error);
         failure_code(&error)
     })
-}
-
-/// As asked for, else from the environment, else the engine's own choice.
-fn state_root(asked: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
-    let from_env = || std::env::var_os("TARE_STATE_ROOT").map(PathBuf::from);
-    asked
-        .or_else(from_env)
-        .filter(|path| !path.as_os_str().is_empty())
-        .map(std::path::absolute)
-        .transpose()
-        .context(|| "cannot make the state root's path absolute".to_owned())
 }

@@ -1,11 +1,10 @@
 //! `tare pause`: the processes of a box stand still until they are resumed.
 
-use std::path::PathBuf;
-
 use clap::Args;
-use tare_engine::{Engine, Error};
+use tare_engine::Error;
 
 use crate::commands::each::{Boxes, each};
+use crate::context::{Context, Purpose};
 
 /// Freeze every process of a box
 ///
@@ -19,7 +18,7 @@ pub struct PauseArgs {
     boxes: Boxes,
 }
 
-pub fn run(args: &PauseArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &PauseArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     Ok(each(&engine, &args.boxes.boxes, |id| engine.pause(id)))
 }

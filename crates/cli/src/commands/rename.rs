@@ -1,13 +1,12 @@
 //! `tare rename`: another name for a box.
 
-use std::path::PathBuf;
-
 use clap::Args;
+use tare_engine::Error;
 use tare_engine::spec::{Name, name};
-use tare_engine::{Engine, Error};
 
-use crate::commands::DONE;
 use crate::commands::each::print_line;
+use crate::context::{Context, Purpose};
+use crate::exit::DONE;
 
 /// Give a box another name
 ///
@@ -24,8 +23,8 @@ pub struct RenameArgs {
     name: Name,
 }
 
-pub fn run(args: &RenameArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &RenameArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     engine.rename(&engine.find(&args.reference)?, &args.name)?;
     print_line(args.name.as_str())?;
     Ok(DONE)

@@ -1,11 +1,10 @@
 //! `tare resume`: a paused box goes on.
 
-use std::path::PathBuf;
-
 use clap::Args;
-use tare_engine::{Engine, Error};
+use tare_engine::Error;
 
 use crate::commands::each::{Boxes, each};
+use crate::context::{Context, Purpose};
 
 /// Let a paused box go on
 ///
@@ -17,7 +16,7 @@ pub struct ResumeArgs {
     boxes: Boxes,
 }
 
-pub fn run(args: &ResumeArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &ResumeArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     Ok(each(&engine, &args.boxes.boxes, |id| engine.resume(id)))
 }

@@ -1,11 +1,10 @@
 //! `tare rm`: nothing of a box is left.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use tare_engine::{Engine, Error};
 
 use crate::commands::each::each;
+use crate::context::{Context, Purpose};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,10 +32,10 @@ pub struct RmArgs {
     boxes: Vec<String>,
 }
 
-pub fn run(args: &RmArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &RmArgs, context: &Context) -> Result<u8, Error> {
     // A box is looked up before others are looked after: one that has just ended by
     // itself is found, and is then as it was asked to be.
-    let engine = Engine::open_to_make(state_root)?;
+    let engine = context.engine(Purpose::CreateOrEnd)?;
     let boxes = if args.all { every_box(&engine)? } else { args.boxes.clone() };
     Ok(each(&engine, &boxes, |id| engine.remove(id, args.force)))
 }

@@ -7,7 +7,8 @@ use tare_engine::Error;
 use tare_kernel::signals;
 use tare_server::{Listen, LogFormat, Options};
 
-use crate::commands::DONE;
+use crate::context::Context;
+use crate::exit::DONE;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,11 +49,11 @@ enum Format {
     Json,
 }
 
-pub fn run(args: &ServeArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &ServeArgs, context: &Context) -> Result<u8, Error> {
     signals::keep_ended_children();
     signals::fail_past_file_limit();
     tare_server::serve(Options {
-        state_root,
+        state_root: context.state_root(),
         config: args.config.clone(),
         listen: args.listen.clone(),
         api_key_file: args.api_key_file.clone(),

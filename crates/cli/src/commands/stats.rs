@@ -1,15 +1,14 @@
 //! `tare stats`: what boxes use of what they may.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::bytes;
 use tare_engine::{BoxId, Engine, Error, State, Usage};
 
-use crate::commands::DONE;
 use crate::commands::each::gather;
+use crate::context::{Context, Purpose};
 use crate::error::to_json_line;
+use crate::exit::DONE;
 use crate::output::format;
 use crate::output::table::{self, Column};
 use crate::output::watch::{self, Times};
@@ -58,8 +57,8 @@ struct Sample {
     usage: Usage,
 }
 
-pub fn run(args: &StatsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &StatsArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     let mut code = DONE;
     watch::show(Times::watch(args.watch), || {
         if args.boxes.is_empty() {

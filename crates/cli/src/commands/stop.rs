@@ -1,13 +1,13 @@
 //! `tare stop`: a box is asked to end, and ended when it does not.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tare_engine::Error;
 use tare_engine::spec::duration;
-use tare_engine::{Engine, Error};
 
 use crate::commands::each::{Boxes, gather, print_line};
+use crate::context::{Context, Purpose};
 
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -39,10 +39,10 @@ pub struct StopArgs {
     boxes: Boxes,
 }
 
-pub fn run(args: &StopArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
     // A box is looked up before others are looked after: one that has just ended by
     // itself is found, and is then as it was asked to be.
-    let engine = Engine::open_to_make(state_root)?;
+    let engine = context.engine(Purpose::CreateOrEnd)?;
     let grace = args.grace.unwrap_or(GRACE);
     // All are asked before any is waited for: their graces run together.
     let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {

@@ -1,13 +1,12 @@
 //! `tare sweep`: what `tare audit` finds, done.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Engine, Error, Outcome, Subject, Swept, Would};
+use tare_engine::{Error, Outcome, Subject, Swept, Would};
 
-use crate::commands::{DONE, FAILED};
+use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
+use crate::exit::{DONE, FAILED};
 use crate::output::format::counted;
 
 const EXAMPLES: &str = "\
@@ -41,11 +40,11 @@ pub struct SweepArgs {
     json: bool,
 }
 
-pub fn run(args: &SweepArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &SweepArgs, context: &Context) -> Result<u8, Error> {
     let swept = if args.dry_run {
-        Engine::look(state_root)?.plan_sweep()?
+        context.engine(Purpose::Look)?.plan_sweep()?
     } else {
-        Engine::open_to_sweep(state_root)?.sweep()?
+        context.engine(Purpose::Sweep)?.sweep()?
     };
     if args.json {
         print_json(&swept)?

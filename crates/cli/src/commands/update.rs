@@ -1,13 +1,12 @@
 //! `tare update`: other limits for a box that lives.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use tare_engine::spec::{Cpus, bytes, count, cpus};
-use tare_engine::{Changes, Engine, Error};
+use tare_engine::{Changes, Error};
 
 use crate::commands::each::{Boxes, each};
 use crate::commands::lease::{self, Lease};
+use crate::context::{Context, Purpose};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,8 +59,8 @@ struct ChangeArgs {
     lease: Option<Lease>,
 }
 
-pub fn run(args: &UpdateArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &UpdateArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     let changes = changes(&args.changes);
     Ok(each(&engine, &args.boxes.boxes, |id| engine.update(id, &changes)))
 }

@@ -1,11 +1,10 @@
 //! `tare wait`: how boxes ended, as soon as they have.
 
-use std::path::PathBuf;
-
 use clap::Args;
-use tare_engine::{Engine, Error};
+use tare_engine::Error;
 
 use crate::commands::each::{Boxes, in_turn};
+use crate::context::{Context, Purpose};
 use crate::exit::ended_code;
 
 const EXAMPLES: &str = "\
@@ -25,8 +24,8 @@ pub struct WaitArgs {
     boxes: Boxes,
 }
 
-pub fn run(args: &WaitArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &WaitArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     let code = in_turn(&args.boxes.boxes, |reference| {
         let ended = engine.wait(&engine.find(reference)?)?;
         Ok(ended_code(&ended).to_string())

@@ -9,7 +9,8 @@ use rustix::io::retry_on_intr;
 use tare_engine::{Context as _, Error, Event};
 use tare_kernel::signals::SignalFd;
 
-use crate::stdio::{Caller, Outcome, Relay, Session, Settings};
+use crate::exit::Outcome;
+use crate::stdio::{Caller, Relay, Session, Settings};
 
 /// A session that has ended.
 #[derive(Debug)]

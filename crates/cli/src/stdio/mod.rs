@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Context as _, Error, Event, Exit, Streams};
+use tare_engine::{Context as _, Error, Event, Streams};
 use tare_kernel::signals::SignalFd;
 
 mod attend;
@@ -22,6 +22,7 @@ mod session;
 mod signals;
 mod terminal;
 
+use crate::exit::Outcome;
 pub use crate::stdio::attend::{Attended, attend, until_started};
 pub use crate::stdio::budget::Budget;
 use crate::stdio::copy::{Ended, Sink, Stream, Waiting};
@@ -38,21 +39,6 @@ const DRAIN_SILENCE: Duration = Duration::from_secs(3);
 const LAST_BYTES_MAX: u64 = 2 << 20;
 /// The silence for a caller who asked twice to stop: what is there at once.
 const HASTY_SILENCE: Duration = Duration::from_millis(50);
-
-/// How the loop ended.
-#[derive(Debug)]
-pub enum Outcome {
-    Exited(Exit),
-    TimedOut,
-    Failed(Error),
-    Gone,
-    /// The output passed its limit and `--output-kill` was given.
-    OutputKilled,
-    /// The caller asked a second time to stop, with this signal.
-    Interrupted(i32),
-    /// The loop itself could not go on.
-    Lost(io::Error),
-}
 
 /// Where the command's output goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -90,9 +90,9 @@ fn what_was_written_before_the_end_arrives_after_it() {
     err.write_all(b"oops").unwrap();
     let mut relay =
         Relay::new(caller(&null), streams(stdout, stderr), keep(100, PastLimit::Kill)).unwrap();
-    let mut session = told([Event::Started, Event::Exited(Exit::Code(3))]);
+    let mut session = told([Event::Started, Event::Exited(tare_engine::Exit::Code(3))]);
     let outcome = relay.until_end(&mut session, &signals());
-    assert!(matches!(outcome, Outcome::Exited(Exit::Code(3))));
+    assert!(matches!(outcome, Outcome::Exited(tare_engine::Exit::Code(3))));
     out.write_all(b"world").unwrap();
     drop((out, err));
     relay.drain(&outcome, &signals()).unwrap();

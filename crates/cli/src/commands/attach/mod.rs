@@ -3,14 +3,12 @@
 //! Output comes from the box's log, so that any number of callers may listen and
 //! none can hold the box up. The box lives on when its caller goes.
 
-use std::path::PathBuf;
-
 use clap::Args;
-use tare_engine::{Engine, Error};
+use tare_engine::Error;
 
-use crate::commands::DONE;
+use crate::context::{Context, Purpose};
 use crate::error::print_note;
-use crate::exit::{Verdict, ended_code};
+use crate::exit::{DONE, Verdict, ended_code};
 use crate::stdio::{self, Caller};
 
 mod input;
@@ -42,9 +40,9 @@ pub struct AttachArgs {
     reference: String,
 }
 
-pub fn run(args: &AttachArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &AttachArgs, context: &Context) -> Result<u8, Error> {
     let taken = stdio::take_over()?;
-    let engine = Engine::open(state_root)?;
+    let engine = context.engine(Purpose::Use)?;
     let id = engine.find(&args.reference)?;
     let end = engine.watch_end(&id)?;
     let tell = |signal| engine.signal(&id, signal);

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -23,8 +23,9 @@ use tare_engine::spec::received::quoted;
 use tare_engine::{Context as _, Copying, Engine, Error, Found};
 use tare_kernel::signals;
 
-use crate::commands::{DONE, WRONG_USAGE};
+use crate::context::{Context, Purpose};
 use crate::error::{bad, print_error};
+use crate::exit::{DONE, WRONG_USAGE};
 
 mod host;
 mod landing;
@@ -66,7 +67,7 @@ fn place() -> impl TypedValueParser<Value = Place> {
     OsStringValueParser::new().try_map(|text: OsString| place::parse(&text))
 }
 
-pub fn run(args: &CpArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &CpArgs, context: &Context) -> Result<u8, Error> {
     let route = match place::route(&args.source, &args.destination) {
         Ok(route) => route,
         Err(error) => {
@@ -75,7 +76,7 @@ pub fn run(args: &CpArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
         }
     };
     signals::fail_past_file_limit();
-    copy(&Engine::open(state_root)?, &route)?;
+    copy(&context.engine(Purpose::Use)?, &route)?;
     Ok(DONE)
 }
 

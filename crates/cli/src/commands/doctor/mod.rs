@@ -3,13 +3,12 @@
 //! One line for each thing: what it is, whether the host has it, and what tare does
 //! about it. Whether boxes can be made is not read from those: doctor makes one.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde::Serialize;
 use tare_engine::Error;
 
 use crate::commands::doctor::host::Host;
+use crate::context::Context;
 use crate::error::{print_json, print_result};
 
 mod cgroups;
@@ -67,8 +66,8 @@ struct Diagnosis {
     checks: Vec<Check>,
 }
 
-pub fn run(args: &DoctorArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let diagnosis = diagnose(&Host::new("/"), trial::check(state_root));
+pub fn run(args: &DoctorArgs, context: &Context) -> Result<u8, Error> {
+    let diagnosis = diagnose(&Host::new("/"), trial::check(context));
     if args.json {
         print_json(&diagnosis)?
     } else {

@@ -3,18 +3,19 @@
 //! It is an attached box like one of `tare run`: it dies with this process, and the
 //! next tare command removes what a killed doctor leaves.
 
-use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use tare_engine::spec::{Spec, duration};
-use tare_engine::{Attached, Context as _, Engine, Error, ErrorKind, Exit, Stdin};
+use tare_engine::{Attached, Context as _, Error, ErrorKind, Exit, Stdin};
 use tare_kernel::signals;
 
 use crate::commands::doctor::{Check, Status};
+use crate::context::{Context, Purpose};
 use crate::error::{cause_and_hint, one_line};
-use crate::stdio::{self, Outcome, Output, PastLimit, Settings, Writers};
+use crate::exit::Outcome;
+use crate::stdio::{self, Output, PastLimit, Settings, Writers};
 
 /// For the box to be made, to run its command and to be ended.
 const WITHIN: Duration = Duration::from_secs(9);
@@ -23,8 +24,8 @@ const BOX_WITHIN: Duration = Duration::from_secs(5);
 const OUTPUT_BYTES_MAX: u64 = 4096;
 
 /// Makes a box with `tare run`'s defaults and ends it.
-pub fn check(state_root: Option<PathBuf>) -> Check {
-    match bounded(state_root) {
+pub fn check(context: &Context) -> Check {
+    match bounded(context) {
         Ok(()) => Check::new("a box", Status::Ok, "made and ended", "runs commands in it"),
         Err(error) => {
             let (found, hint) = cause_and_hint(&error);
@@ -39,13 +40,14 @@ pub fn check(state_root: Option<PathBuf>) -> Check {
 
 /// A lock or a file system that does not answer holds the thread, not its caller. The
 /// thread ends with this process, and the box with the thread.
-fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
+fn bounded(context: &Context) -> Result<(), Error> {
     // The thread inherits this mask and reads the signals: none may end this process
     // between the box and its end.
     let _blocked = stdio::take_over()?;
     signals::keep_ended_children();
     let (report, reported) = mpsc::channel();
-    let act = move || drop(report.send(make_and_end(state_root)));
+    let context = context.clone();
+    let act = move || drop(report.send(make_and_end(&context)));
     thread::Builder::new().spawn(act).context(|| "cannot start a thread".to_owned())?;
     reported.recv_timeout(WITHIN).unwrap_or_else(|_| {
         let message = "cannot make and end a box in time";
@@ -55,9 +57,9 @@ fn bounded(state_root: Option<PathBuf>) -> Result<(), Error> {
     })
 }
 
-fn make_and_end(state_root: Option<PathBuf>) -> Result<(), Error> {
+fn make_and_end(context: &Context) -> Result<(), Error> {
     let signals = stdio::take_over()?;
-    let engine = Engine::open_to_make(state_root)?;
+    let engine = context.engine(Purpose::CreateOrEnd)?;
     let spec = Spec { timeout: Some(BOX_WITHIN), ..Spec::of(vec!["true".into()]) };
     let settings = Settings {
         output: Output::Keep,

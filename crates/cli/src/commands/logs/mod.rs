@@ -4,7 +4,6 @@
 //! dead shows it as well as any other, and no reader can hold a box up.
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,12 +12,13 @@ use rustix::stdio::{stderr, stdout};
 use tare_engine::logs::Logs;
 use tare_engine::spec::received::quoted;
 use tare_engine::spec::{count, duration};
-use tare_engine::{Context as _, Engine, Error, Timestamp};
+use tare_engine::{Context as _, Error, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
 
-use crate::commands::DONE;
+use crate::context::{Context, Purpose};
 use crate::error::print_note;
+use crate::exit::DONE;
 
 mod printer;
 mod visible;
@@ -70,8 +70,8 @@ pub struct LogsArgs {
     reference: String,
 }
 
-pub fn run(args: &LogsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     let (mut logs, keeper) = engine.logs(&engine.find(&args.reference)?)?;
     if let Some(since) = args.since {
         logs.since(since);

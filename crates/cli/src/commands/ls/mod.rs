@@ -1,14 +1,13 @@
 //! `tare ls`: the boxes of a state root.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use tare_engine::spec::received::escaped;
-use tare_engine::{Engine, Error, State, Status, Timestamp};
+use tare_engine::{Error, State, Status, Timestamp};
 use tare_server::RUN_LABEL;
 
-use crate::commands::DONE;
+use crate::context::{Context, Purpose};
 use crate::error::to_json_line;
+use crate::exit::DONE;
 use crate::output::format;
 use crate::output::table::{self, Column};
 use crate::output::watch::{self, Times};
@@ -64,8 +63,8 @@ pub struct LsArgs {
     watch: bool,
 }
 
-pub fn run(args: &LsArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
-    let engine = Engine::open(state_root)?;
+pub fn run(args: &LsArgs, context: &Context) -> Result<u8, Error> {
+    let engine = context.engine(Purpose::Use)?;
     watch::show(Times::watch(args.watch), || {
         let boxes = select(args, engine.list()?);
         Ok(Some(render(args, &boxes)))

@@ -8,12 +8,11 @@ use tare_engine::spec::{Limit, defaults, duration};
 use tare_engine::{BoxId, Context as _, DetachOptions, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
-use crate::commands::DONE;
 use crate::commands::lease::{self, Lease};
 use crate::commands::run::args::RunArgs;
 use crate::commands::run::spec::Request;
 use crate::error::{print_json, print_note, print_result};
-use crate::exit::Verdict;
+use crate::exit::{DONE, Verdict};
 use crate::stdio;
 
 #[derive(Debug, Args)]

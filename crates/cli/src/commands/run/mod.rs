@@ -8,33 +8,32 @@
 //! [`Attached::end`]. Signals are taken over before there is a box, so that
 //! none can end tare without its box.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use rustix::process::{getgid, getuid};
+use serde::Serialize;
 use tare_engine::spec::User;
-use tare_engine::{Attached, Ending, Engine, Error};
+use tare_engine::{Attached, Ending, Error};
 use tare_kernel::signals;
 
 mod args;
 mod detach;
-mod report;
 mod spec;
 
 pub use crate::commands::run::args::RunArgs;
-use crate::commands::run::report::Report;
 use crate::commands::run::spec::{Request, Surroundings};
+use crate::context::{Context, Purpose};
+use crate::exit::{Outcome, Subject, Verdict};
 
 use crate::error::{print_json, print_note};
-use crate::exit::Verdict;
-use crate::stdio::{self, Attended, Outcome, Output};
+use crate::stdio::{self, Attended, Output};
 
-pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
+pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
     let request = spec::make(args, &surroundings()?)?;
     let taken = stdio::take_over()?;
     signals::keep_ended_children();
     signals::fail_past_file_limit();
-    let engine = Engine::open_to_make(state_root)?;
+    let engine = context.engine(Purpose::CreateOrEnd)?;
     if args.detached.detach {
         return detach::start(&engine, args, &request, &taken);
     }
@@ -48,7 +47,23 @@ pub fn run(args: &RunArgs, state_root: Option<PathBuf>) -> Result<u8, Error> {
     conclude(id, attended, started, &request)
 }
 
-/// Says what is to be said, and returns the exit code.
+/// The object that `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    id: String,
+    name: Option<String>,
+    exit_code: u8,
+    signal: Option<i32>,
+    timed_out: bool,
+    oom: bool,
+    truncated: bool,
+    output_killed: bool,
+    duration_ms: u64,
+    stdout: String,
+    stderr: String,
+}
+
+/// Prints what there is to say, and returns the exit code.
 fn conclude(
     id: String,
     attended: Attended<Ending>,
@@ -59,17 +74,19 @@ fn conclude(
     let timed_out = matches!(outcome, Outcome::TimedOut);
     let output_killed = matches!(outcome, Outcome::OutputKilled);
     let oom_kills = ending.as_ref().map_or(0, |ending| ending.oom_kills);
-    let mut verdict = report::judge(outcome, oom_kills, request);
+    let output_bytes_max = request.relay.output_bytes_max;
+    let subject = Subject::Box { spec: &request.spec, output_bytes_max, oom_kills };
+    let mut verdict = outcome.verdict(subject);
     let truncated = relay.budget().is_passed();
     if truncated && !output_killed && !request.quiet {
-        print_note(&report::truncation(request, relay.budget().dropped_bytes()));
+        print_note(&subject.truncated(relay.budget().dropped_bytes()));
     }
-    verdict.say(request.quiet);
+    verdict.print(request.quiet);
     let was_run = verdict.error.is_none();
-    // What went wrong though the command had ended.
+    // What failed after the command had ended.
     if let Some(error) = ending.err().or_else(|| relay.output_failure()) {
         verdict = Verdict::failed(error);
-        verdict.say(request.quiet);
+        verdict.print(request.quiet);
     }
     if was_run && request.relay.output == Output::Keep {
         let duration_ms = ended_at.duration_since(started).as_millis();

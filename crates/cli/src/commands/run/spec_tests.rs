@@ -43,7 +43,7 @@ fn refusal(words: &[&str]) -> String {
         Ok(_) => make(&args(words), &around()).unwrap_err(),
         Err(error) => usage::explain(&error, Some("run".as_ref())),
     };
-    assert_eq!(crate::error::run_code(&error), 125);
+    assert_eq!(crate::exit::run_code(&error), 125);
     sentence(&error)
 }
 

@@ -1,0 +1,52 @@
+//! What every command gets from its surroundings: the state root, and the engine on it.
+
+use std::path::PathBuf;
+
+use tare_engine::{Context as _, Engine, Error};
+
+/// The surroundings of one command.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// `None` for the engine's default.
+    state_root: Option<PathBuf>,
+}
+
+/// What a command does with the engine. This decides when it cleans up after other boxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Uses boxes: cleans up first.
+    Use,
+    /// Creates or ends a box: cleans up meanwhile, or after the named box was found.
+    CreateOrEnd,
+    /// Reads only: never cleans up.
+    Look,
+    /// Sweeps: does nothing else.
+    Sweep,
+}
+
+impl Context {
+    /// Takes the state root from `--state-root`, else from `TARE_STATE_ROOT`.
+    pub fn new(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        let from_env = || std::env::var_os("TARE_STATE_ROOT").map(PathBuf::from);
+        let state_root = state_root.or_else(from_env);
+        let state_root = state_root.filter(|path| !path.as_os_str().is_empty());
+        let absolute = state_root.map(std::path::absolute).transpose();
+        let state_root =
+            absolute.context(|| "cannot find the path of the state root".to_owned())?;
+        Ok(Self { state_root })
+    }
+
+    pub fn state_root(&self) -> Option<PathBuf> {
+        self.state_root.clone()
+    }
+
+    pub fn engine(&self, purpose: Purpose) -> Result<Engine, Error> {
+        let state_root = self.state_root();
+        match purpose {
+            Purpose::Use => Engine::open(state_root),
+            Purpose::CreateOrEnd => Engine::open_to_make(state_root),
+            Purpose::Look => Engine::look(state_root),
+            Purpose::Sweep => Engine::open_to_sweep(state_root),
+        }
+    }
+}
