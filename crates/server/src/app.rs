@@ -17,7 +17,7 @@ use crate::admission::streams::Streams;
 use crate::admission::{Admission, Permit};
 use crate::callers::Callers;
 use crate::config::{Config, Reach};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
 use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::makers::Makers;
@@ -221,7 +221,7 @@ impl App {
     pub async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<T, ServiceError> {
         let engine = Arc::clone(&self.engine);
         Ok(self.call(move || ask(&engine)).await?)
     }
@@ -234,7 +234,11 @@ impl App {
 
 impl App {
     /// The right to run one command, on account of the caller's key. Waits for its turn.
-    pub async fn admit_run(&self, caller: &Caller, memory_bytes: u64) -> Result<Permit, ApiError> {
+    pub async fn admit_run(
+        &self,
+        caller: &Caller,
+        memory_bytes: u64,
+    ) -> Result<Permit, ServiceError> {
         let (config, asked) = (self.config(), quota::Asked::Run);
         let charge = self.quotas.charge(&config, caller, asked, memory_bytes)?;
         match self.admission.run().await {
@@ -261,7 +265,7 @@ impl App {
     pub async fn ask_in_box<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<T, ServiceError> {
         self.ask_in(&self.shares.in_boxes, ask).await
     }
 
@@ -269,7 +273,7 @@ impl App {
     pub async fn ask_to_create<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<T, ServiceError> {
         self.ask_in(&self.shares.creating, ask).await
     }
 
@@ -277,7 +281,7 @@ impl App {
     pub async fn ask_to_end<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<T, ServiceError> {
         self.ask_in(&self.shares.ending, ask).await
     }
 
@@ -285,7 +289,7 @@ impl App {
         &self,
         share: &Arc<Semaphore>,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<T, ServiceError> {
         let turn = Arc::clone(share).acquire_owned().await;
         let turn = turn.expect("the semaphore is never closed");
         self.ask(move |engine| {

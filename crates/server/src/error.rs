@@ -1,40 +1,63 @@
-//! Errors as HTTP has them: a status, a stable code, a sentence, a hint.
+//! The one error of the service: a kind, a stable code, a sentence, a hint.
 //!
-//! What a client did wrong is said in the engine's own words. What went wrong here is
-//! not: it may name paths of the host. That goes to the log, under the request's id.
+//! Each API maps the kind to its own statuses and shapes (`http/error.rs`,
+//! `librechat/errors.rs`). The message is for the client. A failure of the server itself can
+//! name paths of the host: it goes into `detail`, which only the log gets.
 
 use std::error::Error as StdError;
 
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use rustix::io::Errno;
 use tare_engine::{Error as EngineError, ErrorKind, reason};
 
-/// What is said to the client, and what only the log gets.
-#[derive(Debug, Clone)]
-pub struct ApiError {
-    pub status: StatusCode,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceError {
+    pub kind: Kind,
     pub code: &'static str,
     pub message: String,
     pub hint: Option<String>,
+    /// When the same request may succeed, in seconds.
     pub retry_after_s: Option<u32>,
-    /// What there was too little or too much of: a gauge, a quota. For the metrics.
+    /// The gauge, quota or limit that refused the request, for the metric `tare_refused`.
     pub refused_for: Option<&'static str>,
-    /// For the log alone.
+    /// For the log only.
     pub detail: Option<String>,
 }
 
-/// How long whoever was refused for want of something may as well wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Invalid,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    Conflict,
+    /// The client did not send or read in time.
+    TooSlow,
+    TooLarge,
+    /// The body has a media type that is not accepted.
+    WrongType,
+    /// The request is valid, and this host or this box cannot do it.
+    Unprocessable,
+    /// The caller has reached a limit of its own.
+    Limited,
+    /// A failure of the server.
+    Internal,
+    /// The server is busy or stopping, or the host lacks something.
+    Unavailable,
+    /// An upload took longer than it may.
+    TimedOut,
+    NoSpace,
+}
+
 const RETRY_AFTER_S: u32 = 2;
-/// The server sweeps that often, and tries to end what is stuck.
+/// The server sweeps this often, and tries again to end boxes that are stuck.
 const STUCK_RETRY_AFTER_S: u32 = 30;
 /// The code of a box that could not be ended.
 pub const STUCK: &str = "stuck";
 
-impl ApiError {
-    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+impl ServiceError {
+    fn new(kind: Kind, code: &'static str, message: impl Into<String>) -> Self {
         Self {
-            status,
+            kind,
             code,
             message: message.into(),
             hint: None,
@@ -44,42 +67,91 @@ impl ApiError {
         }
     }
 
-    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, code, message)
+    pub fn invalid(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::Invalid, code, message)
     }
 
-    /// Something is used up, or too much is asked for at once: later it may work.
+    pub fn unauthorized(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::Unauthorized, code, message)
+    }
+
+    pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::Forbidden, code, message)
+    }
+
+    pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::NotFound, code, message)
+    }
+
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::Conflict, code, message)
+    }
+
+    pub fn too_slow(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::TooSlow, code, message)
+    }
+
+    pub fn too_large(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::TooLarge, code, message)
+    }
+
+    pub fn wrong_type(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::WrongType, code, message)
+    }
+
+    pub fn unprocessable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::Unprocessable, code, message)
+    }
+
+    pub fn timed_out(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::TimedOut, code, message)
+    }
+
+    pub fn no_space(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Kind::NoSpace, code, message)
+    }
+
+    /// The caller has reached the limit that the code names.
+    pub fn limited(code: &'static str, message: impl Into<String>, retry_after_s: u32) -> Self {
+        Self {
+            retry_after_s: Some(retry_after_s),
+            refused_for: Some(code),
+            ..Self::new(Kind::Limited, code, message)
+        }
+    }
+
+    /// Something is used up, or too much is requested at once: it may work later.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             retry_after_s: Some(RETRY_AFTER_S),
             refused_for: Some(code),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+            ..Self::new(Kind::Unavailable, code, message)
         }
     }
 
-    /// A fault of ours.
-    pub fn internal(detail: impl Into<String>) -> Self {
+    pub fn stopping() -> Self {
+        Self::unavailable("stopping", "the server is stopping")
+    }
+
+    /// A failure of the server.
+    pub fn internal(detail: impl ToString) -> Self {
         let message = "something went wrong that should not have";
-        Self {
-            detail: Some(detail.into()),
-            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-        }
-        .with_hint("the server's log says more under this request's id")
+        Self { detail: Some(detail.to_string()), ..Self::new(Kind::Internal, "internal", message) }
+            .with_hint("the server's log says more under this request's id")
     }
 
-    /// Whether the same request may succeed later: a limit was reached, or the server is
-    /// busy or stopping.
+    /// Returns whether the same request may succeed later: a limit was reached, or the server
+    /// is busy or stopping.
     pub fn may_work_later(&self) -> bool {
-        let later = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
-        later.contains(&self.status)
+        matches!(self.kind, Kind::Limited | Kind::Unavailable)
     }
 
     /// A box that could not be ended, with the step at which it is stuck.
     fn stuck(error: &EngineError) -> Self {
         Self {
-            hint: error.hint().map(for_http),
+            hint: error.hint().map(str::to_owned),
             retry_after_s: Some(STUCK_RETRY_AFTER_S),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, STUCK, in_full(error))
+            ..Self::new(Kind::Unavailable, STUCK, in_full(error))
         }
     }
 
@@ -89,77 +161,42 @@ impl ApiError {
     }
 }
 
-impl From<EngineError> for ApiError {
+impl From<EngineError> for ServiceError {
     fn from(error: EngineError) -> Self {
-        let mut said = in_full(&error);
-        let (status, code) = match error.kind() {
-            ErrorKind::BadRequest => (StatusCode::BAD_REQUEST, "invalid"),
-            ErrorKind::CommandNotFound => (StatusCode::BAD_REQUEST, "command_not_found"),
-            ErrorKind::CommandNotExecutable => (StatusCode::BAD_REQUEST, "command_not_executable"),
-            ErrorKind::NoSuchBox => (StatusCode::NOT_FOUND, "no_such_box"),
-            ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
-            ErrorKind::NoAnswer => (StatusCode::SERVICE_UNAVAILABLE, "no_answer"),
-            ErrorKind::Unsupported => (StatusCode::UNPROCESSABLE_ENTITY, "unsupported"),
-            ErrorKind::Busy => (StatusCode::CONFLICT, "box_busy"),
+        let (kind, code) = match error.kind() {
+            ErrorKind::BadRequest => (Kind::Invalid, "invalid"),
+            ErrorKind::CommandNotFound => (Kind::Invalid, "command_not_found"),
+            ErrorKind::CommandNotExecutable => (Kind::Invalid, "command_not_executable"),
+            ErrorKind::NoSuchBox => (Kind::NotFound, "no_such_box"),
+            ErrorKind::Conflict => (Kind::Conflict, "conflict"),
+            ErrorKind::NoAnswer => (Kind::Unavailable, "no_answer"),
+            ErrorKind::Unsupported => (Kind::Unprocessable, "unsupported"),
+            ErrorKind::Busy => (Kind::Conflict, "box_busy"),
             ErrorKind::Stuck => return Self::stuck(&error),
-            ErrorKind::Failed => {
-                if let Some(hint) = error.hint() {
-                    said = format!("{said} ({hint})");
-                }
-                return match used_up(&error) {
-                    Some(what) => Self {
-                        detail: Some(said),
-                        ..Self::unavailable("exhausted", format!("the host has no {what} left"))
-                    },
-                    None => Self::internal(said),
-                };
-            }
+            ErrorKind::Failed => return Self::failed(&error),
         };
-        if error.kind() == ErrorKind::Unsupported {
-            said = for_http(&said);
-        }
-        let hint = error.hint().map(for_http);
-        Self { hint, ..Self::new(status, code, said) }
+        let hint = error.hint().map(str::to_owned);
+        Self { hint, ..Self::new(kind, code, in_full(&error)) }
     }
 }
 
-/// Where the engine speaks of its commands and options, the same is a route or a field
-/// here. What is longer comes first.
-const WORDS: [(&str, &str); 25] = [
-    ("'tare ls -a' lists all", "GET /v1/boxes lists all"),
-    ("it is tried again by the next command", "the server tries again"),
-    ("'tare ls -a' says how", "GET of the box says how"),
-    ("'tare run -d' starts another", "POST /v1/boxes makes another"),
-    ("'tare inspect' says", "GET of the box says"),
-    ("use 'tare rm -f'", "use DELETE with ?force=true"),
-    ("'tare rm -f' tries", "DELETE with ?force=true tries"),
-    ("'tare rm -f' removes", "DELETE with ?force=true removes"),
-    ("'tare resume' lets", "POST to its /resume lets"),
-    ("'tare explain' says what became of it", "for another box, send another Idempotency-Key"),
-    ("start it with 'tare run -d'", "make it with POST /v1/boxes"),
-    ("start a box with 'tare run -d'", "make one with POST /v1/boxes"),
-    ("stdin or 'tare cp'", "stdin or in a file"),
-    ("stdin or a volume", "stdin or in a file"),
-    ("--scratch of 'tare run'", "limits.scratch_bytes"),
-    ("--scratch", "limits.scratch_bytes"),
-    (
-        "/usr, or what --rootfs holds, and what -v gives it;",
-        "/usr, and what the operator gives it;",
-    ),
-    ("-w takes", "workdir takes"),
-    ("leave -u out", "leave 'user' out"),
-    ("write a size such as 64k, 512m, 1.5g or 1048576", "write a number of bytes"),
-    (
-        "write KEY=VALUE, such as team=blue",
-        "write {\"KEY\": \"VALUE\"}, such as {\"team\": \"blue\"}",
-    ),
-    ("write KEY=VALUE", "write {\"KEY\": \"VALUE\"}"),
-    ("--memory", "limits.memory_bytes"),
-    ("--pids", "limits.pids"),
-    ("--cpus", "limits.cpus"),
-];
+impl ServiceError {
+    fn failed(error: &EngineError) -> Self {
+        let mut detail = in_full(error);
+        if let Some(hint) = error.hint() {
+            detail = format!("{detail} ({hint})");
+        }
+        match used_up(error) {
+            Some(what) => Self {
+                detail: Some(detail),
+                ..Self::unavailable("exhausted", format!("the host has no {what} left"))
+            },
+            None => Self::internal(detail),
+        }
+    }
+}
 
-/// What a reader of values says is wrong, without the names of our types.
+/// A message of serde without the names of Rust types.
 pub fn in_plain_words(said: &str) -> String {
     let Some((before, expected)) = said.rsplit_once("expected ") else {
         return said.replace("invalid digit found in string", "not a whole number");
@@ -176,25 +213,18 @@ pub fn in_plain_words(said: &str) -> String {
     format!("{before}expected {what}{place}")
 }
 
-fn for_http(words: &str) -> String {
-    let replace = |said: String, (ours, here): &(&str, &str)| said.replace(ours, here);
-    WORDS.iter().fold(words.to_owned(), replace)
-}
-
+/// The message of an error with all its reasons.
 pub fn in_full(error: &EngineError) -> String {
-    let mut said = error.to_string();
-    for why in sources(error) {
-        said.push_str(": ");
-        said.push_str(&reason(why));
+    let mut text = error.to_string();
+    let sources = std::iter::successors(error.source(), |&why: &&dyn StdError| why.source());
+    for why in sources {
+        text.push_str(": ");
+        text.push_str(&reason(why));
     }
-    said
+    text
 }
 
-fn sources<'a>(error: &'a EngineError) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(error.source(), |&why| why.source())
-}
-
-/// What the host has no more of, if that is why.
+/// Returns what the host has no more of, if that is the reason.
 fn used_up(error: &EngineError) -> Option<&'static str> {
     match error.errno()? {
         Errno::MFILE | Errno::NFILE => Some("descriptors"),
@@ -205,26 +235,17 @@ fn used_up(error: &EngineError) -> Option<&'static str> {
     }
 }
 
-/// The edge makes the body of it, with the request's id ([`crate::http::request_log`]).
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = self.status.into_response();
-        response.extensions_mut().insert(self);
-        response
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io;
 
     #[test]
-    fn what_went_wrong_here_is_not_told_to_a_client() {
+    fn a_failure_of_the_server_is_not_shown_to_a_client() {
         let error = EngineError::new(ErrorKind::Failed, "cannot open /secret/path")
             .caused_by(io::Error::from(Errno::IO));
-        let error = ApiError::from(error);
-        assert_eq!(error.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let error = ServiceError::from(error);
+        assert_eq!(error.kind, Kind::Internal);
         assert!(!error.message.contains("secret"));
         assert!(error.detail.is_some_and(|detail| detail.contains("secret")));
     }
@@ -236,24 +257,15 @@ mod tests {
         {
             let source = io::Error::from(errno);
             let error = EngineError::new(ErrorKind::Failed, "cannot make it").caused_by(source);
-            let error = ApiError::from(error);
-            assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+            let error = ServiceError::from(error);
+            assert_eq!(error.kind, Kind::Unavailable);
             assert!(error.message.contains(what), "{}", error.message);
             assert!(error.retry_after_s.is_some());
         }
     }
 
     #[test]
-    fn a_hint_names_what_there_is_here() {
-        let error = EngineError::new(ErrorKind::NoSuchBox, "there is no box 'x'")
-            .with_hint("'tare ls -a' lists all");
-        let error = ApiError::from(error);
-        assert_eq!(error.status, StatusCode::NOT_FOUND);
-        assert_eq!(error.hint.as_deref(), Some("GET /v1/boxes lists all"));
-    }
-
-    #[test]
-    fn no_type_of_ours_is_named() {
+    fn no_rust_type_is_named() {
         for (said, plain) in [
             (
                 "invalid value: integer `-1`, expected u32 at line 1 column 9",
@@ -271,17 +283,5 @@ mod tests {
         ] {
             assert_eq!(in_plain_words(said), plain);
         }
-    }
-
-    #[test]
-    fn what_the_host_cannot_do_is_a_field_here() {
-        let message = "cannot enforce --memory on this host";
-        let error = EngineError::new(ErrorKind::Unsupported, message)
-            .caused_by(io::Error::from(Errno::ACCESS))
-            .with_hint("leave --memory out");
-        let error = ApiError::from(error);
-        let said = "cannot enforce limits.memory_bytes on this host: Permission denied";
-        assert_eq!(error.message, said);
-        assert_eq!(error.hint.as_deref(), Some("leave limits.memory_bytes out"));
     }
 }

@@ -42,7 +42,7 @@ use admission::quota::{Charge, Quotas};
 use app::{App, Hands, Phase};
 use callers::Callers;
 pub use config::{Config, Key, Listen, LogFormat};
-use error::ApiError;
+use error::ServiceError;
 use http::listen::Listener;
 use makers::Makers;
 pub use telemetry::hook_runner;
@@ -186,7 +186,7 @@ async fn recover(app: App) {
 }
 
 /// Every box that lives is watched, whoever made it; how many boxes there are.
-async fn watch_all(app: &App) -> Result<usize, ApiError> {
+async fn watch_all(app: &App) -> Result<usize, ServiceError> {
     let (watch, quotas) = (Arc::clone(&app.watch), app.quotas.clone());
     let looked = app.ask(move |engine| {
         let boxes = engine.list()?;
@@ -247,7 +247,7 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
 }
 
 /// A configuration that cannot be used changes nothing.
-async fn reload(app: &App) -> Result<(), ApiError> {
+async fn reload(app: &App) -> Result<(), ServiceError> {
     let options = Arc::clone(&app.options);
     // The listener stays what it was at the start.
     let reach = app.reach;

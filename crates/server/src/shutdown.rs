@@ -2,23 +2,23 @@
 
 use tokio::sync::oneshot;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 /// Whoever drops it is told of as gone.
 #[derive(Debug)]
 pub struct Running<T> {
-    result: oneshot::Receiver<Result<T, ApiError>>,
+    result: oneshot::Receiver<Result<T, ServiceError>>,
 }
 
 /// Whether somebody still waits.
 #[derive(Debug)]
 pub struct Wanted<T> {
-    by: oneshot::Sender<Result<T, ApiError>>,
+    by: oneshot::Sender<Result<T, ServiceError>>,
 }
 
 impl<T> Running<T> {
-    pub async fn result(&mut self) -> Result<T, ApiError> {
-        let lost = || ApiError::internal("the task of a request is gone");
+    pub async fn result(&mut self) -> Result<T, ServiceError> {
+        let lost = || ServiceError::internal("the task of a request is gone");
         (&mut self.result).await.unwrap_or_else(|_| Err(lost()))
     }
 }
@@ -30,7 +30,7 @@ impl<T> Wanted<T> {
     }
 
     /// If nobody wants it any more, it was done all the same.
-    pub fn done(self, result: Result<T, ApiError>) {
+    pub fn done(self, result: Result<T, ServiceError>) {
         self.by.send(result).ok();
     }
 }

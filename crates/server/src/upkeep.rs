@@ -7,7 +7,7 @@ use tare_engine::{BoxId, Change, Engine, Level, State, Status};
 use tokio::sync::{Notify, mpsc};
 
 use crate::app::App;
-use crate::error::{ApiError, STUCK};
+use crate::error::{STUCK, ServiceError};
 use crate::telemetry::journal::Happening;
 
 /// That everything is to be looked after now, and who was stuck when it was last.
@@ -65,7 +65,7 @@ pub async fn sweep(app: &App) {
 }
 
 /// A request could not end a box. The list of stuck boxes has it from now on.
-pub fn note_stuck(app: &App, id: &BoxId, request_id: &str, error: &ApiError) {
+pub fn note_stuck(app: &App, id: &BoxId, request_id: &str, error: &ServiceError) {
     if error.code == STUCK {
         let mut known = app.sweeping.stuck();
         known.insert(id.clone());

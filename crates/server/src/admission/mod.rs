@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::admission::pressure::{Place, Pressure};
 use crate::admission::quota::Charge;
 use crate::config::Limits;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 #[derive(Debug)]
 pub struct Admission {
@@ -50,7 +50,7 @@ impl Admission {
 
     /// Waits for its turn, unless too many do; when it comes, there is room for its
     /// box or not.
-    pub async fn run(&self) -> Result<Permit, ApiError> {
+    pub async fn run(&self) -> Result<Permit, ServiceError> {
         let turn = self.turns.next().await?;
         let place = self.pressure.place().await?;
         Ok(Permit { _turn: turn, place, _charge: None })
@@ -142,7 +142,7 @@ impl Turns {
         }
     }
 
-    async fn next(&self) -> Result<Turn, ApiError> {
+    async fn next(&self) -> Result<Turn, ServiceError> {
         if let Some(one) = self.turns.take() {
             return Ok(one);
         }
@@ -155,13 +155,13 @@ impl Turns {
 struct Waits<'a>(&'a AtomicUsize);
 
 impl<'a> Waits<'a> {
-    fn begin(turns: &'a Turns) -> Result<Self, ApiError> {
+    fn begin(turns: &'a Turns) -> Result<Self, ServiceError> {
         let before = turns.waiting.fetch_add(1, Ordering::Relaxed);
         let waits = Self(&turns.waiting);
         if before < turns.waiting_max {
             Ok(waits)
         } else {
-            Err(ApiError::unavailable(
+            Err(ServiceError::unavailable(
                 "busy",
                 "server busy: as many runs are active and waiting as it allows",
             )

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use tare_engine::{Change, Gauge, GaugeSettings, Gauges, Level, Reading};
 use tokio::sync::{mpsc, watch};
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::watch::keepers::Watch;
 
 /// Without anybody who asks.
@@ -104,7 +104,7 @@ impl Pressure {
     }
 
     /// Room for one more box, unless there is none.
-    pub async fn place(&self) -> Result<Place, ApiError> {
+    pub async fn place(&self) -> Result<Place, ServiceError> {
         let found = self.fresh().await;
         if let Ok(place) = self.take_place(&found) {
             return Ok(place);
@@ -116,7 +116,7 @@ impl Pressure {
     }
 
     /// The maximum of boxes is kept exactly, whatever was measured when.
-    fn take_place(&self, found: &Found) -> Result<Place, ApiError> {
+    fn take_place(&self, found: &Found) -> Result<Place, ServiceError> {
         let boxes_max = lock(&self.0.settings).boxes_max;
         let mut places = lock(&self.0.places);
         let used = places.taken + self.0.boxes.count() as u64;
@@ -198,7 +198,7 @@ impl Drop for Place {
 impl Found {
     /// Whether there is room for one more beside those that are being made. The gauge
     /// of boxes is asked elsewhere.
-    pub fn admits(&self, making: u64) -> Result<(), ApiError> {
+    pub fn admits(&self, making: u64) -> Result<(), ServiceError> {
         let full = self.readings.iter().filter(|(_, level)| *level == Level::Full);
         let full = full.map(|(reading, _)| reading);
         let full = full.filter(|reading| reading.gauge != Gauge::Boxes);
@@ -210,7 +210,7 @@ impl Found {
     }
 
     /// All but the reserve are for those that are made now.
-    fn has_descriptors_for(&self, boxes: u64) -> Result<(), ApiError> {
+    fn has_descriptors_for(&self, boxes: u64) -> Result<(), ServiceError> {
         let Some(own) = self.of(Gauge::DescriptorsProcess) else {
             return Ok(());
         };
@@ -230,10 +230,10 @@ impl Found {
 }
 
 /// Where a limit was found is the operator's to know: it names paths of the host.
-fn refused(reading: &Reading) -> ApiError {
+fn refused(reading: &Reading) -> ServiceError {
     let Reading { gauge, used, limit, .. } = reading;
     let message = format!("no room for a new box: {gauge} is at {used} of {limit}");
-    let mut error = ApiError::unavailable("pressure", message)
+    let mut error = ServiceError::unavailable("pressure", message)
         .with_hint("try again later; boxes that end or are removed make room");
     error.refused_for = Some(gauge.as_str());
     error.detail = Some(reading.to_string());
@@ -292,7 +292,7 @@ mod tests {
             at(Gauge::MemoryHost, 94, Level::Alert),
         ]);
         let refusal = found.admits(0).expect_err("two are full");
-        assert_eq!((refusal.status.as_u16(), refusal.code), (503, "pressure"));
+        assert_eq!(refusal.code, "pressure");
         assert!(refusal.message.ends_with("disk_bytes is at 99 of 100"));
         assert!(!refusal.message.contains("secret") && refusal.retry_after_s.is_some());
     }

@@ -7,11 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use axum::http::StatusCode;
 use tare_engine::spec::bytes;
 
 use crate::config::{Config, Key};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
 
 /// Which key a box was made with. Nobody else can set it: see [`check_labels`].
@@ -76,7 +75,7 @@ impl Quotas {
         caller: &Caller,
         asked: Asked,
         memory_bytes: u64,
-    ) -> Result<Option<Charge>, ApiError> {
+    ) -> Result<Option<Charge>, ServiceError> {
         let Some(key) = &caller.0 else {
             return Ok(None);
         };
@@ -119,13 +118,13 @@ pub struct StopTurn {
 
 impl Quotas {
     /// Without keys all callers share one account.
-    pub fn begin_stop(&self, Caller(key): &Caller) -> Result<StopTurn, ApiError> {
+    pub fn begin_stop(&self, Caller(key): &Caller) -> Result<StopTurn, ServiceError> {
         let key = key.clone().unwrap_or_default();
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
         if account.stops >= STOPS_MAX {
             let message = format!("{STOPS_MAX} stops of this key are waiting for their boxes");
-            return Err(refused("quota_stops", message, RETRY_AFTER_S));
+            return Err(ServiceError::limited("quota_stops", message, RETRY_AFTER_S));
         }
         account.stops += 1;
         Ok(StopTurn { quotas: self.clone(), key })
@@ -176,10 +175,10 @@ impl Account {
         self.boxes == 0 && self.stops == 0 && self.runs.is_none()
     }
 
-    fn check(&self, quota: &Quota, key: &str, memory_bytes: u64) -> Result<(), ApiError> {
+    fn check(&self, quota: &Quota, key: &str, memory_bytes: u64) -> Result<(), ServiceError> {
         if let Some(most) = quota.boxes.filter(|most| self.boxes >= *most) {
             let message = format!("key {key:?} has {} of {most} boxes", self.boxes);
-            return Err(refused("quota_boxes", message, RETRY_AFTER_S));
+            return Err(ServiceError::limited("quota_boxes", message, RETRY_AFTER_S));
         }
         let wanted = self.memory_bytes.saturating_add(memory_bytes);
         if let Some(most) = quota.memory_bytes.filter(|most| wanted > *most) {
@@ -189,12 +188,12 @@ impl Account {
                 bytes::show(most),
                 bytes::show(memory_bytes)
             );
-            return Err(refused("quota_memory_bytes", message, RETRY_AFTER_S));
+            return Err(ServiceError::limited("quota_memory_bytes", message, RETRY_AFTER_S));
         }
         Ok(())
     }
 
-    fn take_run(&mut self, quota: &Quota, key: &str, now: Instant) -> Result<(), ApiError> {
+    fn take_run(&mut self, quota: &Quota, key: &str, now: Instant) -> Result<(), ServiceError> {
         let Some(rate) = quota.runs_per_second else {
             return Ok(());
         };
@@ -207,27 +206,19 @@ impl Account {
         if bucket.left < 1.0 {
             let message = format!("key {key:?} may begin {rate} runs per second");
             let seconds = ((1.0 - bucket.left) / rate).ceil().clamp(1.0, 3600.0);
-            return Err(refused("quota_runs_per_second", message, seconds as u32));
+            return Err(ServiceError::limited("quota_runs_per_second", message, seconds as u32));
         }
         bucket.left -= 1.0;
         Ok(())
     }
 }
 
-fn refused(quota: &'static str, message: String, retry_after_s: u32) -> ApiError {
-    ApiError {
-        retry_after_s: Some(retry_after_s),
-        refused_for: Some(quota),
-        ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, quota, message)
-    }
-}
-
 /// A label of tare's own cannot be asked for.
-pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
+pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ServiceError> {
     match labels.keys().find(|key| key.starts_with(RESERVED)) {
         None => Ok(()),
         Some(key) => {
-            Err(ApiError::bad_request("invalid", format!("labels: {key:?} is tare's own"))
+            Err(ServiceError::invalid("invalid", format!("labels: {key:?} is tare's own"))
                 .with_hint("choose a label that does not begin with 'tare.'"))
         }
     }
@@ -276,7 +267,7 @@ mod tests {
         let found = quotas.found(&labels, 1);
         assert!(found.is_some() && quotas.found(&BTreeMap::new(), 1).is_none());
         let refused = quotas.charge(&config, &ci(), Asked::Run, 0);
-        assert_eq!(refused.expect_err("one is there").status.as_u16(), 429);
+        assert_eq!(refused.expect_err("one is there").code, "quota_boxes");
     }
 
     /// leak E18: boxes of keys that are no more leave no account behind.
@@ -329,7 +320,7 @@ mod tests {
                 .map(|_| quotas.begin_stop(&caller).expect("there is room"))
                 .collect();
             let refused = quotas.begin_stop(&caller).expect_err("all are taken");
-            assert_eq!(refused.status.as_u16(), 429);
+            assert_eq!(refused.code, "quota_stops");
             assert!(refused.retry_after_s.is_some());
             turns.pop();
             assert!(quotas.begin_stop(&caller).is_ok());

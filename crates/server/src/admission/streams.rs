@@ -5,10 +5,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::http::StatusCode;
-
 use crate::config::Config;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 #[derive(Debug, Clone, Default)]
 pub struct Streams(Arc<Mutex<Open>>);
@@ -27,17 +25,16 @@ pub struct Stream {
     key: Option<String>,
 }
 
-/// Seconds after which a client may try again.
 const RETRY_AFTER_S: u32 = 5;
 
 impl Streams {
-    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<Stream, ApiError> {
+    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<Stream, ServiceError> {
         let most = config.limits.streams_max();
         let mut open = self.lock();
         if open.all >= most {
             let message = format!("server busy: {most} of {most} streams are open");
             let hint = "close one, or raise [limits] streams";
-            return Err(ApiError::unavailable("streams_full", message).with_hint(hint));
+            return Err(ServiceError::unavailable("streams_full", message).with_hint(hint));
         }
         if let Some(key) = key {
             let share = share_of_a_key(most, config.keys.len());
@@ -69,14 +66,10 @@ fn share_of_a_key(most: usize, keys: usize) -> usize {
     }
 }
 
-fn share_used(key: &str, share: usize) -> ApiError {
+fn share_used(key: &str, share: usize) -> ServiceError {
     let message = format!("key {key:?} has {share} of {share} streams open");
-    ApiError {
-        retry_after_s: Some(RETRY_AFTER_S),
-        refused_for: Some("quota_streams"),
-        ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "quota_streams", message)
-    }
-    .with_hint("close one, or raise [limits] streams: a key may have half of them")
+    ServiceError::limited("quota_streams", message, RETRY_AFTER_S)
+        .with_hint("close one, or raise [limits] streams: a key may have half of them")
 }
 
 impl Drop for Stream {
@@ -123,7 +116,7 @@ mod tests {
         let all = [(); 2].map(|()| streams.open(&alone, Some("a")));
         assert!(all.iter().all(Result::is_ok));
         let full = streams.open(&alone, Some("a")).expect_err("all are open");
-        assert_eq!((full.status.as_u16(), full.code), (503, "streams_full"));
+        assert_eq!(full.code, "streams_full");
     }
 
     /// leak E18: a map that is kept by name forgets the names that have nothing.

@@ -17,10 +17,11 @@ use crate::admission::pressure::Place;
 use crate::admission::quota::{self, Charge};
 use crate::api::cursor::Cursor;
 use crate::app::{App, Phase};
-use crate::error::{ApiError, in_plain_words};
+use crate::error::{ServiceError, in_plain_words};
 use crate::http::auth::Caller;
+use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, Path, Sent};
-use crate::http::request_log::{ErrorBody, RequestId};
+use crate::http::request_log::RequestId;
 use crate::telemetry::journal::Happening;
 use crate::work::idempotency;
 use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
@@ -142,10 +143,10 @@ pub async fn create(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Sent { request, bytes }: Sent<BoxRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let keyed = idempotency::keyed(&headers, &caller, &bytes)?;
     if app.stopping.phase() > Phase::Serving {
-        return Err(ApiError::unavailable("stopping", "the server is stopping"));
+        return Err(ServiceError::stopping());
     }
     let (mut spec, options) = request.take(&app)?;
     let memory_bytes = spec.limits.memory_bytes.value();
@@ -195,7 +196,7 @@ impl Asking {
         Self { request_id, caller, memory_bytes }
     }
 
-    pub async fn admit(&self, app: &App) -> Result<Admitted, ApiError> {
+    pub async fn admit(&self, app: &App) -> Result<Admitted, ServiceError> {
         let (config, asked) = (app.config(), quota::Asked::Box);
         let charge = app.quotas.charge(&config, &self.caller, asked, self.memory_bytes)?;
         let place = app.pressure.place().await?;
@@ -244,7 +245,7 @@ impl Created {
 }
 
 impl BoxRequest {
-    fn take(self, app: &App) -> Result<(Spec, DetachOptions), ApiError> {
+    fn take(self, app: &App) -> Result<(Spec, DetachOptions), ServiceError> {
         let config = app.config();
         let asked = Asked {
             command: self.command,
@@ -264,7 +265,7 @@ impl BoxRequest {
             ..DetachOptions::default()
         };
         if self.keep && self.remove {
-            return Err(ApiError::bad_request("invalid", "keep and remove exclude each other"));
+            return Err(ServiceError::invalid("invalid", "keep and remove exclude each other"));
         }
         if let Some(asked) = self.retention_ms {
             options.retention = spec::milliseconds("retention_ms", asked)?;
@@ -284,13 +285,13 @@ impl BoxRequest {
 pub async fn list(
     State(app): State<App>,
     query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
-) -> Result<axum::Json<BoxList>, ApiError> {
+) -> Result<axum::Json<BoxList>, ServiceError> {
     let query = taken(query)?;
     let wanted = Wanted::of(&query)?;
     let limit = query.limit.unwrap_or(LIST_DEFAULT);
     if limit == 0 || limit > LIST_DEFAULT {
         let message = format!("limit: it has to be 1 to {LIST_DEFAULT}");
-        return Err(ApiError::bad_request("invalid", message));
+        return Err(ServiceError::invalid("invalid", message));
     }
     let mut boxes = app.ask(Engine::list).await?;
     if let Some(after) = &query.after {
@@ -307,14 +308,14 @@ pub async fn list(
 /// Query parameters, or what is wrong with them.
 pub fn taken<T>(
     query: Result<Query<T>, axum::extract::rejection::QueryRejection>,
-) -> Result<T, ApiError> {
+) -> Result<T, ServiceError> {
     match query {
         Ok(Query(query)) => Ok(query),
         Err(rejection) => {
             let said = rejection.body_text();
             let why = said.strip_prefix("Failed to deserialize query string: ");
             let why = in_plain_words(why.unwrap_or(&said));
-            Err(ApiError::bad_request("invalid_query", why)
+            Err(ServiceError::invalid("invalid_query", why)
                 .with_hint("GET /openapi.json describes what is taken"))
         }
     }
@@ -329,7 +330,7 @@ struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    fn of(query: &'a ListQuery) -> Result<Self, ApiError> {
+    fn of(query: &'a ListQuery) -> Result<Self, ServiceError> {
         let label = query.label.as_deref().map(|text| match text.split_once('=') {
             Some((key, value)) => (key, Some(value)),
             None => (text, None),
@@ -367,7 +368,7 @@ impl<'a> Wanted<'a> {
 pub async fn inspect(
     State(app): State<App>,
     Path(id): Path<String>,
-) -> Result<axum::Json<Details>, ApiError> {
+) -> Result<axum::Json<Details>, ServiceError> {
     let details = app.ask_in_box(move |engine| engine.details(&engine.find(&id)?)).await?;
     Ok(axum::Json(details))
 }
@@ -388,7 +389,7 @@ pub async fn remove(
     Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, ServiceError> {
     let force = taken(query)?.force;
     let removed = stop::remove(&app, id, force, &request_id).await?;
     app.journal.note(Happening::BoxRemoved { box_id: removed.as_str(), request_id: &request_id });
@@ -413,11 +414,11 @@ pub async fn stop(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     request: Option<Json<StopRequest>>,
-) -> Result<axum::Json<Status>, ApiError> {
+) -> Result<axum::Json<Status>, ServiceError> {
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
     let grace = grace_ms.map_or(GRACE, Duration::from_millis);
     if grace > app.config().limits.timeout_max {
-        return Err(ApiError::bad_request("invalid", "grace_ms: it is too long"));
+        return Err(ServiceError::invalid("invalid", "grace_ms: it is too long"));
     }
     let _turn = app.quotas.begin_stop(&caller)?;
     let stopped = stop::stop(&app, id, grace, &request_id).await?;
@@ -436,7 +437,7 @@ pub async fn pause(
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
-) -> Result<axum::Json<Status>, ApiError> {
+) -> Result<axum::Json<Status>, ServiceError> {
     let Changed { before, after } = change(&app, id, Engine::pause).await?;
     if before.state != tare_engine::State::Paused {
         app.journal
@@ -457,7 +458,7 @@ pub async fn resume(
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
-) -> Result<axum::Json<Status>, ApiError> {
+) -> Result<axum::Json<Status>, ServiceError> {
     let Changed { before, after } = change(&app, id, Engine::resume).await?;
     if before.state == tare_engine::State::Paused {
         app.journal
@@ -480,7 +481,7 @@ pub async fn lease(
     Extension(RequestId(request_id)): Extension<RequestId>,
     Path(id): Path<String>,
     Json(request): Json<LeaseRequest>,
-) -> Result<axum::Json<Status>, ApiError> {
+) -> Result<axum::Json<Status>, ServiceError> {
     let lease = spec::lease(Some(request.lease_ms), &app.config().limits)?;
     let update = move |engine: &Engine, id: &BoxId| {
         let changes = Changes { lease: Some(Some(lease)), ..Changes::default() };
@@ -507,7 +508,7 @@ async fn change(
     app: &App,
     reference: String,
     act: impl FnOnce(&Engine, &BoxId) -> Result<(), tare_engine::Error> + Send + 'static,
-) -> Result<Changed, ApiError> {
+) -> Result<Changed, ServiceError> {
     let changed = app.ask_in_box(move |engine| {
         let id = engine.find(&reference)?;
         let before = engine.status(&id)?;

@@ -5,7 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use tare_engine::{BoxId, Status, Timestamp};
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 /// The place of a box in the list, which is sorted by these two.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,12 +20,12 @@ impl Cursor {
     }
 
     /// What `after` names: a cursor, or the id of a box that is in the list.
-    pub fn find(after: &str, boxes: &[Status]) -> Result<Self, ApiError> {
+    pub fn find(after: &str, boxes: &[Status]) -> Result<Self, ServiceError> {
         let named = boxes.iter().find(|one| one.id.as_str() == after);
         let place = named.map(Self::of).or_else(|| Self::decode(after));
         place.ok_or_else(|| {
             let message = format!("after: {after:?} is neither a cursor nor the id of a box");
-            ApiError::bad_request("invalid_cursor", message)
+            ServiceError::invalid("invalid_cursor", message)
                 .with_hint("send the 'next' of the page before, or leave it out to begin again")
         })
     }

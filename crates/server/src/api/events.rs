@@ -10,9 +10,10 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 use crate::http::frames::{ALIVE_EVERY, EventFrame, Form};
-use crate::http::request_log::{self, ErrorBody};
+use crate::http::request_log;
 use crate::telemetry::journal::Noted;
 
 /// What happens to boxes
@@ -32,7 +33,7 @@ use crate::telemetry::journal::Noted;
         (status = "5XX", body = ErrorBody),
     )
 )]
-pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Response, ServiceError> {
     request_log::hold_stream(&app)?;
     let form = Form::of_stream(&headers);
     let listening = Listening { noted: app.journal.listen(), app, form, has_begun: false };

@@ -15,10 +15,11 @@ use utoipa::ToSchema;
 
 use crate::api::processes::ExecStatus;
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, Path};
 use crate::http::frames::{self, Form};
-use crate::http::request_log::{self, ErrorBody};
+use crate::http::request_log;
 use crate::http::text::Encoding;
 use crate::shutdown;
 use crate::work::exec::{self, Fed, Outcome, Process};
@@ -110,7 +111,7 @@ pub async fn exec(
     Path(id): Path<String>,
     headers: HeaderMap,
     Json(request): Json<ExecRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let form = Form::wanted(&headers);
     let spec = request.spec(&app)?;
     if form != Form::Whole && !request.detach {
@@ -163,7 +164,7 @@ async fn detach(
     id: BoxId,
     spec: ExecSpec,
     request: ExecRequest,
-) -> Result<Arc<Exec>, ApiError> {
+) -> Result<Arc<Exec>, ServiceError> {
     let (orders, ordered) = mpsc::channel(WAITING_MAX);
     let (input, more) = mpsc::channel(WAITING_MAX);
     let exec = Arc::new(Exec::new(id.clone(), request.command, orders, Some(input)));
@@ -193,7 +194,7 @@ async fn detach(
 const SIGKILL: i32 = 9;
 
 impl ExecRequest {
-    fn spec(&self, app: &App) -> Result<ExecSpec, ApiError> {
+    fn spec(&self, app: &App) -> Result<ExecSpec, ServiceError> {
         let most = &app.config().limits;
         let timeout = match (self.timeout_ms, self.detach) {
             (None, true) => None,
@@ -223,10 +224,10 @@ pub struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    pub fn into_spec(self) -> Result<ExecSpec, ApiError> {
+    pub fn into_spec(self) -> Result<ExecSpec, ServiceError> {
         if self.command.first().is_none_or(String::is_empty) {
             let message = "command: a program has to be named";
-            return Err(ApiError::bad_request("invalid", message));
+            return Err(ServiceError::invalid("invalid", message));
         }
         let terminal = match self.terminal {
             None => Terminal::Pipes,
@@ -246,10 +247,10 @@ impl Asked<'_> {
 }
 
 impl TerminalAsked {
-    pub fn into_terminal(self) -> Result<Terminal, ApiError> {
+    pub fn into_terminal(self) -> Result<Terminal, ServiceError> {
         let Self { rows, columns } = self;
         if rows == 0 || columns == 0 {
-            Err(ApiError::bad_request("invalid", "a terminal has at least one row and one column"))
+            Err(ServiceError::invalid("invalid", "a terminal has at least one row and one column"))
         } else {
             Ok(Terminal::Pty { rows, columns })
         }

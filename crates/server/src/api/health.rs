@@ -10,8 +10,8 @@ use tare_engine::spec::Spec;
 use utoipa::ToSchema;
 
 use crate::app::{App, Phase};
-use crate::error::ApiError;
-use crate::http::request_log::ErrorBody;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 use crate::work::relay::{Flood, Output};
 use crate::work::run::{self, OneShot, Stage};
 
@@ -66,7 +66,7 @@ pub async fn health(State(app): State<App>) -> axum::Json<Health> {
     tag = "server",
     responses((status = 200, body = Readiness), (status = 503, body = ErrorBody))
 )]
-pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiError> {
+pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ServiceError> {
     if app.stopping.phase() > Phase::Serving {
         return Err(not_ready("the server is stopping"));
     }
@@ -81,11 +81,11 @@ pub async fn ready(State(app): State<App>) -> Result<axum::Json<Readiness>, ApiE
 /// Less than the 10 s that are promised, so that the answer arrives in time.
 const READY_WITHIN: Duration = Duration::from_secs(8);
 
-fn not_ready(why: &str) -> ApiError {
-    ApiError::unavailable("not_ready", format!("no box can be run now: {why}"))
+fn not_ready(why: &str) -> ServiceError {
+    ServiceError::unavailable("not_ready", format!("no box can be run now: {why}"))
 }
 
-async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ApiError> {
+async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ServiceError> {
     let permit = app.admission.run().await?;
     let what = OneShot::<()> {
         spec: Spec::of(Vec::new()),
@@ -98,8 +98,8 @@ async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ApiEr
         stage,
     };
     let outcome = run::start(app, permit, what, Output::Keep).result().await;
-    let outcome =
-        outcome.map_err(|error| ApiError { detail: error.detail, ..not_ready(&error.message) })?;
+    let outcome = outcome
+        .map_err(|error| ServiceError { detail: error.detail, ..not_ready(&error.message) })?;
     match outcome.exit().code() {
         0 => Ok(axum::Json(Readiness {
             status: "ready",

@@ -22,10 +22,11 @@ use utoipa::IntoParams;
 
 use crate::api::boxes::taken;
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 use crate::http::extract::Path;
 use crate::http::frames::{ALIVE_EVERY, Form, Texts};
-use crate::http::request_log::{self, ErrorBody};
+use crate::http::request_log;
 use crate::http::text::Encoding;
 use crate::watch::followers::Follower;
 use crate::work::fd;
@@ -75,7 +76,7 @@ pub async fn logs(
     Path(id): Path<String>,
     query: Result<Query<LogsQuery>, QueryRejection>,
     headers: HeaderMap,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let query = taken(query)?;
     let since = query.since.as_deref().map(moment).transpose()?;
     let tail = query.tail;
@@ -113,13 +114,13 @@ pub async fn logs(
 }
 
 /// `10m` ago, or a moment as such.
-fn moment(text: &str) -> Result<Timestamp, ApiError> {
+fn moment(text: &str) -> Result<Timestamp, ServiceError> {
     if let Ok(ago) = duration::parse(text) {
         return Ok(Timestamp::now().before(ago));
     }
     Timestamp::parse(text).map_err(|_| {
         let message = format!("since: {text:?} is neither a duration nor a time");
-        ApiError::bad_request("invalid_query", message)
+        ServiceError::invalid("invalid_query", message)
             .with_hint("write 10m for ten minutes ago, or 2026-11-15T22:09:05Z")
     })
 }
@@ -153,7 +154,7 @@ impl Opened {
     }
 
     /// Call it before the first look at the log, so that nothing falls between the two.
-    fn following(&self, app: &App) -> Result<Option<Following>, ApiError> {
+    fn following(&self, app: &App) -> Result<Option<Following>, ServiceError> {
         let Some(keeper) = &self.keeper else {
             return Ok(None);
         };
@@ -182,8 +183,8 @@ enum Woken {
 }
 
 impl Following {
-    async fn wait(&mut self) -> Result<Woken, ApiError> {
-        let failed = |error: std::io::Error| ApiError::internal(error.to_string());
+    async fn wait(&mut self) -> Result<Woken, ServiceError> {
+        let failed = |error: std::io::Error| ServiceError::internal(error.to_string());
         tokio::select! {
             () = self.follower.written() => Ok(Woken::Written),
             ended = self.keeper.readable() => ended.map(|_| Woken::Ended).map_err(failed),
@@ -217,7 +218,7 @@ struct Written {
 }
 
 impl Reading {
-    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+    async fn next(&mut self) -> Result<Option<Bytes>, ServiceError> {
         while self.place != Place::Over {
             let (records, missed_bytes) = self.read().await?;
             let is_all = records.is_empty();
@@ -233,7 +234,7 @@ impl Reading {
     }
 
     /// At the end of what is there.
-    async fn wait(&mut self) -> Result<Vec<u8>, ApiError> {
+    async fn wait(&mut self) -> Result<Vec<u8>, ServiceError> {
         let following = match (&mut self.following, self.place) {
             (Some(following), Place::Reading) => following,
             (None, _) | (_, Place::Last | Place::Over) => return Ok(self.end()),
@@ -256,7 +257,7 @@ impl Reading {
         self.shown.end()
     }
 
-    async fn read(&mut self) -> Result<(Vec<Written>, u64), ApiError> {
+    async fn read(&mut self) -> Result<(Vec<Written>, u64), ServiceError> {
         let Some(mut logs) = self.logs.take() else {
             return Ok((Vec::new(), 0));
         };

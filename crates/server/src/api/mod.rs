@@ -23,7 +23,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth;
 use crate::http::page;
 use crate::http::request_log;
@@ -82,16 +82,14 @@ pub fn router(app: App) -> Router {
         .route("/openapi.json", get(async move || axum::Json(description)))
         .route("/", get(async move || Html(page)))
         .fallback(async || {
-            ApiError::new(StatusCode::NOT_FOUND, "no_such_route", "there is nothing here")
+            ServiceError::not_found("no_such_route", "there is nothing here")
                 .with_hint("GET /openapi.json describes what there is")
         })
         .method_not_allowed_fallback(async || {
-            ApiError::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "this route does not have that method",
-            )
-            .with_hint("GET /openapi.json describes what can")
+            let message = "this route does not have that method";
+            let error = ServiceError::invalid("method_not_allowed", message)
+                .with_hint("GET /openapi.json describes what can");
+            (StatusCode::METHOD_NOT_ALLOWED, error)
         })
         .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
         // It has its own ways to say who asks.

@@ -4,8 +4,8 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 
 use crate::app::App;
-use crate::error::ApiError;
-use crate::http::request_log::ErrorBody;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -31,7 +31,7 @@ pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1],
     tag = "server",
     responses((status = 204), (status = 400, body = ErrorBody))
 )]
-pub async fn reload(State(app): State<App>) -> Result<StatusCode, ApiError> {
+pub async fn reload(State(app): State<App>) -> Result<StatusCode, ServiceError> {
     crate::reload(&app).await?;
     Ok(StatusCode::NO_CONTENT)
 }

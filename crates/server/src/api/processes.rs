@@ -17,10 +17,11 @@ use utoipa::{IntoParams, ToSchema};
 use crate::api::boxes::taken;
 use crate::api::exec::{TerminalAsked, signal_of};
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, Path};
 use crate::http::frames::{EventFrame, Form, Texts};
-use crate::http::request_log::{self, ErrorBody};
+use crate::http::request_log;
 use crate::http::text::Encoding;
 use crate::work::processes::Exec;
 use crate::work::recent_output::{Next, Place};
@@ -91,7 +92,7 @@ pub enum SignalAsked {
 }
 
 impl SignalAsked {
-    fn number(self) -> Result<i32, ApiError> {
+    fn number(self) -> Result<i32, ServiceError> {
         let text = match self {
             Self::Number(number) => number.to_string(),
             Self::Name(name) => name,
@@ -140,7 +141,7 @@ impl ExecStatus {
 pub async fn inspect(
     State(app): State<App>,
     Path((id, exec)): Path<(String, String)>,
-) -> Result<axum::Json<ExecStatus>, ApiError> {
+) -> Result<axum::Json<ExecStatus>, ServiceError> {
     let exec = find(&app, id, &exec).await?;
     Ok(axum::Json(ExecStatus::of(&exec)))
 }
@@ -170,7 +171,7 @@ pub async fn stream_of(
     Path((id, exec)): Path<(String, String)>,
     query: Result<Query<StreamQuery>, QueryRejection>,
     headers: HeaderMap,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let encoding = taken(query)?.encoding;
     request_log::hold_stream(&app)?;
     let exec = find(&app, id, &exec).await?;
@@ -238,15 +239,15 @@ pub async fn stdin(
     Path((id, exec)): Path<(String, String)>,
     query: Result<Query<StdinQuery>, QueryRejection>,
     body: Body,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, ServiceError> {
     let close = taken(query)?.close;
     let exec = find(&app, id, &exec).await?;
     let Some(input) = exec.input() else {
         let message = "its input is closed, or it has ended";
-        return Err(ApiError::new(StatusCode::CONFLICT, "stdin_closed", message));
+        return Err(ServiceError::conflict("stdin_closed", message));
     };
     let patience = app.config().limits.client;
-    let stalled = |code, message| ApiError::new(StatusCode::REQUEST_TIMEOUT, code, message);
+    let stalled = |code, message| ServiceError::too_slow(code, message);
     let mut body = body.into_data_stream();
     loop {
         let next = tokio::time::timeout(patience, body.next()).await;
@@ -254,7 +255,7 @@ pub async fn stdin(
         let Some(bytes) = next.map_err(slow)? else {
             break;
         };
-        let cut = |_| ApiError::bad_request("incomplete", "the body ended too early");
+        let cut = |_| ServiceError::invalid("incomplete", "the body ended too early");
         for piece in bytes.map_err(cut)?.chunks(CHUNK_BYTES) {
             let sent = input.send_timeout(piece.to_vec(), patience).await;
             sent.map_err(|_| stalled("stdin_stalled", "the process does not read its input"))?;
@@ -282,7 +283,7 @@ pub async fn signal(
     State(app): State<App>,
     Path((id, exec)): Path<(String, String)>,
     Json(request): Json<SignalRequest>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, ServiceError> {
     let order = Order::Signal(request.signal.number()?);
     give(&app, id, &exec, order).await
 }
@@ -303,13 +304,13 @@ pub async fn resize(
     State(app): State<App>,
     Path((id, exec)): Path<(String, String)>,
     Json(request): Json<TerminalAsked>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, ServiceError> {
     request.into_terminal()?;
     let TerminalAsked { rows, columns } = request;
     give(&app, id, &exec, Order::Resize { rows, columns }).await
 }
 
-async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusCode, ApiError> {
+async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusCode, ServiceError> {
     let exec = find(app, id, exec).await?;
     // Whoever does not take it has ended.
     let given = match exec.end() {
@@ -319,12 +320,12 @@ async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusC
     if given {
         Ok(StatusCode::NO_CONTENT)
     } else {
-        Err(ApiError::new(StatusCode::CONFLICT, "exec_ended", "the process has ended"))
+        Err(ServiceError::conflict("exec_ended", "the process has ended"))
     }
 }
 
 /// A box that is gone has no processes.
-async fn find(app: &App, id: String, exec: &str) -> Result<Arc<Exec>, ApiError> {
+async fn find(app: &App, id: String, exec: &str) -> Result<Arc<Exec>, ServiceError> {
     let id = app.ask(move |engine| engine.find(&id)).await?;
     app.execs.find(&id, exec)
 }

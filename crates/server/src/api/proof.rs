@@ -8,8 +8,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
 use crate::app::App;
-use crate::error::ApiError;
-use crate::http::request_log::ErrorBody;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 
 /// As `tare audit --json` prints it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -68,7 +68,7 @@ pub struct SweepQuery {
 pub async fn audit(
     State(app): State<App>,
     query: Result<Query<AuditQuery>, QueryRejection>,
-) -> Result<axum::Json<AuditAnswer>, ApiError> {
+) -> Result<axum::Json<AuditAnswer>, ServiceError> {
     let wait = taken(query)?.wait;
     // A look at every process of the host: one at a time is enough.
     let _turn = app.proofs.lock().await;
@@ -101,7 +101,7 @@ pub async fn audit(
 pub async fn sweep(
     State(app): State<App>,
     query: Result<Query<SweepQuery>, QueryRejection>,
-) -> Result<axum::Json<SweepAnswer>, ApiError> {
+) -> Result<axum::Json<SweepAnswer>, ServiceError> {
     let dry_run = taken(query)?.dry_run;
     let _turn = app.proofs.lock().await;
     let swept = app.ask(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() });

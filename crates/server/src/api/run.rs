@@ -12,11 +12,11 @@ use tare_engine::spec::defaults::HOME;
 use utoipa::ToSchema;
 
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
+use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, at_most};
 use crate::http::frames::{self, Form};
-use crate::http::request_log::ErrorBody;
 use crate::http::text::{Encoding, base64, from_base64};
 use crate::work::files;
 use crate::work::languages::Host;
@@ -122,12 +122,12 @@ pub async fn run(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Json(request): Json<RunRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let form = Form::wanted(&headers);
     let encoding = request.encoding;
     let what = one_shot(request, &app)?;
     if app.stopping.phase() > Phase::Serving {
-        return Err(ApiError::unavailable("stopping", "the server is stopping"));
+        return Err(ServiceError::stopping());
     }
     let memory_bytes = what.spec.limits.memory_bytes.value();
     let permit = app.admit_run(&caller, memory_bytes).await?;
@@ -141,7 +141,7 @@ pub async fn run(
     }
 }
 
-fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, ApiError> {
+fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, ServiceError> {
     let config = app.config();
     let most = &config.limits;
     let mut files =
@@ -157,11 +157,11 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Api
         }
         (Some(command), _, _) if !command.is_empty() => {
             let message = "a command is given, and with it a language or code";
-            return Err(ApiError::bad_request("invalid", message).with_hint(WHAT_TO_RUN));
+            return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
         }
         (_, _, _) => {
             let message = "nothing to run is given";
-            return Err(ApiError::bad_request("invalid", message).with_hint(WHAT_TO_RUN));
+            return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
         }
     };
     env.extend(request.env);
@@ -191,10 +191,10 @@ fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<FileOut>>>
     Some(Box::new(move |engine, id, _ended| files::collect(engine, id, &paths, bytes_max)))
 }
 
-fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {
+fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ServiceError> {
     let path = |text: String| {
         if text.is_empty() || text.contains('\0') {
-            Err(ApiError::bad_request("invalid_path", "outputs: a path is empty or has a NUL"))
+            Err(ServiceError::invalid("invalid_path", "outputs: a path is empty or has a NUL"))
         } else {
             Ok(PathBuf::from(text))
         }
@@ -203,7 +203,7 @@ fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ApiError> {
 }
 
 impl FileGiven {
-    fn take(self) -> Result<FileIn, ApiError> {
+    fn take(self) -> Result<FileIn, ServiceError> {
         let content = match (self.content, self.content_base64) {
             (Some(text), None) => Some(text.into_bytes()),
             (None, Some(text)) => from_base64(&text),
@@ -211,7 +211,7 @@ impl FileGiven {
         };
         let content = content.ok_or_else(|| {
             let message = format!("files: {:?} needs either content or content_base64", self.path);
-            ApiError::bad_request("invalid", message)
+            ServiceError::invalid("invalid", message)
         })?;
         FileIn::new(&self.path, content)
     }

@@ -22,10 +22,11 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use crate::api::boxes::taken;
 use crate::api::exec::{Asked, TerminalAsked, WAITING_MAX, signal_of};
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::{ErrorBody, error_json};
 use crate::http::extract::Path;
 use crate::http::frames;
-use crate::http::request_log::{self, ErrorBody};
+use crate::http::request_log;
 use crate::work::exec::{self, Fed, Outcome, Process};
 use crate::work::relay::{Chunk, Input, Order};
 
@@ -67,7 +68,7 @@ pub async fn open(
     Path(id): Path<String>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let wanted = Wanted::of(taken(query)?)?;
     let spec = Asked {
         command: wanted.command,
@@ -77,9 +78,13 @@ pub async fn open(
         terminal: Some(wanted.terminal),
     }
     .into_spec()?;
-    let upgrade = upgrade.map_err(|rejection| {
-        ApiError::new(StatusCode::UPGRADE_REQUIRED, "websocket_required", rejection.body_text())
-    })?;
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(rejection) => {
+            let error = ServiceError::invalid("websocket_required", rejection.body_text());
+            return Ok((StatusCode::UPGRADE_REQUIRED, error).into_response());
+        }
+    };
     let stream = request_log::open_stream(&app)?;
     let id = app.ask(move |engine| engine.find(&id)).await?;
     let process = exec::begin(&app, id, spec, Fed::Yes).await?;
@@ -104,7 +109,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(pairs: Vec<(String, String)>) -> Result<Self, ApiError> {
+    fn of(pairs: Vec<(String, String)>) -> Result<Self, ServiceError> {
         let mut wanted = Self {
             command: Vec::new(),
             env: BTreeMap::new(),
@@ -118,10 +123,10 @@ impl Wanted {
         Ok(wanted)
     }
 
-    fn take(&mut self, key: &str, value: String) -> Result<(), ApiError> {
+    fn take(&mut self, key: &str, value: String) -> Result<(), ServiceError> {
         let wrong = |expected: &str| {
             let message = format!("{key}: {value:?} is not {expected}");
-            ApiError::bad_request("invalid_query", message)
+            ServiceError::invalid("invalid_query", message)
         };
         let no_extent = || wrong("a whole number from 1 to 65535");
         match key {
@@ -136,7 +141,7 @@ impl Wanted {
             "columns" => self.terminal.columns = extent(&value).ok_or_else(no_extent)?,
             unknown => {
                 let message = format!("there is no parameter {unknown:?}");
-                return Err(ApiError::bad_request("invalid_query", message));
+                return Err(ServiceError::invalid("invalid_query", message));
             }
         }
         Ok(())
@@ -216,7 +221,7 @@ fn close(code: u16, why: &'static str) -> CloseFrame {
     CloseFrame { code, reason: why.into() }
 }
 
-fn last(outcome: Result<Outcome, ApiError>) -> (Option<String>, CloseFrame) {
+fn last(outcome: Result<Outcome, ServiceError>) -> (Option<String>, CloseFrame) {
     match outcome {
         Ok(outcome) => {
             let (exit, timed_out) = outcome.ended.verdict();
@@ -228,7 +233,7 @@ fn last(outcome: Result<Outcome, ApiError>) -> (Option<String>, CloseFrame) {
             (Some(told.to_string()), close(close_code::NORMAL, ""))
         }
         Err(error) => {
-            let told = json!({ "error": frames::told(&error) });
+            let told = json!({ "error": error_json(&error) });
             (Some(told.to_string()), close(close_code::ERROR, error.code))
         }
     }

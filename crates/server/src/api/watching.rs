@@ -13,9 +13,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 use crate::http::extract::Path;
-use crate::http::request_log::{self, ErrorBody};
+use crate::http::request_log;
 use crate::work::spec;
 use crate::work::stop::is_dead;
 
@@ -52,7 +53,7 @@ pub struct Waited {
 pub async fn stats(
     State(app): State<App>,
     Path(id): Path<String>,
-) -> Result<axum::Json<Usage>, ApiError> {
+) -> Result<axum::Json<Usage>, ServiceError> {
     let usage = app.ask_in_box(move |engine| engine.usage(&engine.find(&id)?));
     Ok(axum::Json(usage.await?))
 }
@@ -71,7 +72,7 @@ pub async fn wait(
     State(app): State<App>,
     Path(id): Path<String>,
     query: Result<Query<WaitQuery>, QueryRejection>,
-) -> Result<axum::Json<Waited>, ApiError> {
+) -> Result<axum::Json<Waited>, ServiceError> {
     let within = spec::timeout(taken(query)?.timeout_ms, &app.config().limits)?;
     request_log::hold_stream(&app)?;
     let until = Instant::now() + within;

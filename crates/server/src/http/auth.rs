@@ -12,7 +12,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
@@ -20,7 +20,7 @@ use subtle::ConstantTimeEq;
 
 use crate::app::{App, ServedAt};
 use crate::config::{Config, Key, Reach};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::request_log;
 
 pub const API_KEY: &str = "x-api-key";
@@ -49,7 +49,7 @@ fn admit(
     target: &Uri,
     config: &Config,
     served: ServedAt,
-) -> Result<Caller, ApiError> {
+) -> Result<Caller, ServiceError> {
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
         if !config.hears_anybody(served.reach) {
@@ -67,30 +67,30 @@ fn admit(
     })
 }
 
-fn unauthorized(message: &str) -> ApiError {
-    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+fn unauthorized(message: &str) -> ServiceError {
+    ServiceError::unauthorized("unauthorized", message)
 }
 
 /// Whatever else a request has to prove.
-pub fn check_page(headers: &HeaderMap, target: &Uri, config: &Config) -> Result<(), ApiError> {
+pub fn check_page(headers: &HeaderMap, target: &Uri, config: &Config) -> Result<(), ServiceError> {
     check_one_host(headers, target)?;
     check_origin(headers, config)
 }
 
 /// Whoever stands before this server must not have read another host than it does.
-fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ApiError> {
+fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ServiceError> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().map(|host| host.as_bytes());
     let in_target = target.authority();
     let differs = in_target.is_some_and(|named| host != Some(named.as_str().as_bytes()));
     if hosts.next().is_some() || differs {
-        Err(ApiError::bad_request("ambiguous_host", "more than one host is named"))
+        Err(ServiceError::invalid("ambiguous_host", "more than one host is named"))
     } else {
         Ok(())
     }
 }
 
-fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
+fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ServiceError> {
     let allowed = |origin: &[u8]| {
         let mut known = config.allowed_origins.iter();
         known.any(|one| one.as_bytes() == origin)
@@ -99,12 +99,8 @@ fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ApiError> {
     if origins.all(|origin| allowed(origin.as_bytes())) {
         Ok(())
     } else {
-        Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "foreign_origin",
-            "web pages may not use this server",
-        )
-        .with_hint("name the page's origin in 'allowed_origins'"))
+        Err(ServiceError::forbidden("foreign_origin", "web pages may not use this server")
+            .with_hint("name the page's origin in 'allowed_origins'"))
     }
 }
 
@@ -116,7 +112,11 @@ const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// `allowed_hosts` has any port, because a proxy or a mapping may listen on another one;
 /// `NAME:PORT` there has that port alone. On loopback every other name has the port of this
 /// server. Beyond it the ports of a container are mapped to others, which nothing tells.
-pub fn check_host(headers: &HeaderMap, config: &Config, served: ServedAt) -> Result<(), ApiError> {
+pub fn check_host(
+    headers: &HeaderMap,
+    config: &Config,
+    served: ServedAt,
+) -> Result<(), ServiceError> {
     let host = headers.get(header::HOST);
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or("");
     let (name, port) = split_port(host);
@@ -138,7 +138,7 @@ pub fn check_host(headers: &HeaderMap, config: &Config, served: ServedAt) -> Res
         (true, false) => format!("the Host header names port {port}, which is not this server's"),
     };
     let hint = "add it to 'allowed_hosts', as NAME, or as NAME:PORT for that port alone";
-    Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_host", message).with_hint(hint))
+    Err(ServiceError::forbidden("foreign_host", message).with_hint(hint))
 }
 
 fn is_address(name: &str) -> bool {
@@ -158,7 +158,7 @@ fn split_port(host: &str) -> (&str, &str) {
 }
 
 /// The one key that was given. Two of them may be two callers.
-fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
+fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
     let mut given =
         headers.get_all(API_KEY).iter().map(|value| value.as_bytes()).chain(
             headers.get_all(header::AUTHORIZATION).iter().map(|value| bearer(value.as_bytes())),
@@ -166,7 +166,7 @@ fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
     match (given.next(), given.next()) {
         (first, None) => Ok(first),
         (_, Some(_)) => {
-            Err(ApiError::bad_request("ambiguous_key", "more than one API key was given"))
+            Err(ServiceError::invalid("ambiguous_key", "more than one API key was given"))
         }
     }
 }
@@ -191,6 +191,7 @@ mod tests {
     use axum::http::{HeaderName, HeaderValue};
 
     use super::*;
+    use crate::http::error::status;
 
     fn admitted(
         pairs: &[(&'static str, &'static str)],
@@ -202,7 +203,8 @@ mod tests {
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
         let target = Uri::from_static("/v1/boxes");
         let served = ServedAt { reach, port: Some(8080) };
-        admit(&pairs.collect(), &target, config, served).map_err(|error| error.status.as_u16())
+        admit(&pairs.collect(), &target, config, served)
+            .map_err(|error| status(error.kind).as_u16())
     }
 
     fn with_key(key: &str) -> Config {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -15,7 +15,7 @@ use tare_engine::spec::bytes;
 
 use crate::admission::bodies::{self, Charge};
 use crate::app::App;
-use crate::error::{ApiError, in_plain_words};
+use crate::error::{Kind, ServiceError, in_plain_words};
 use crate::http::request_log;
 
 /// A body that is one JSON value of this type and nothing else.
@@ -23,9 +23,9 @@ use crate::http::request_log;
 pub struct Json<T>(pub T);
 
 impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
-    type Rejection = ApiError;
+    type Rejection = ServiceError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &App) -> Result<Self, ServiceError> {
         check_type(request.headers())?;
         let (value, _) = whole(request, app).await?.parse()?;
         Ok(Self(value))
@@ -34,9 +34,9 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 
 /// Where all of it may be left out, so may the body.
 impl<T: DeserializeOwned> OptionalFromRequest<App> for Json<T> {
-    type Rejection = ApiError;
+    type Rejection = ServiceError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Option<Self>, ApiError> {
+    async fn from_request(request: Request, app: &App) -> Result<Option<Self>, ServiceError> {
         if request.body().is_end_stream() {
             return Ok(None);
         }
@@ -53,9 +53,9 @@ pub struct Sent<T> {
 }
 
 impl<T: DeserializeOwned> FromRequest<App> for Sent<T> {
-    type Rejection = ApiError;
+    type Rejection = ServiceError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &App) -> Result<Self, ServiceError> {
         check_type(request.headers())?;
         let (request, bytes) = whole(request, app).await?.parse()?;
         Ok(Self { request, bytes })
@@ -67,30 +67,26 @@ impl<T: DeserializeOwned> FromRequest<App> for Sent<T> {
 pub struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<App> for Path<T> {
-    type Rejection = ApiError;
+    type Rejection = ServiceError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ServiceError> {
         match axum::extract::Path::from_request_parts(parts, app).await {
             Ok(axum::extract::Path(named)) => Ok(Self(named)),
-            Err(rejection) => Err(ApiError::bad_request("invalid_path", rejection.body_text())),
+            Err(rejection) => Err(ServiceError::invalid("invalid_path", rejection.body_text())),
         }
     }
 }
 
 /// Only a page that this server allows can send this type: whatever a browser sends by
 /// itself has another.
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_type(headers: &HeaderMap) -> Result<(), ServiceError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok());
     let essence = given.map(|given| given.split(';').next().unwrap_or("").trim());
     if essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
         Ok(())
     } else {
-        Err(ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media_type",
-            "the body has to be JSON",
-        )
-        .with_hint("send 'Content-Type: application/json'"))
+        Err(ServiceError::wrong_type("unsupported_media_type", "the body has to be JSON")
+            .with_hint("send 'Content-Type: application/json'"))
     }
 }
 
@@ -100,7 +96,7 @@ struct Whole {
     charge: Charge,
 }
 
-async fn whole(request: Request, app: &App) -> Result<Whole, ApiError> {
+async fn whole(request: Request, app: &App) -> Result<Whole, ServiceError> {
     let config = app.config();
     let limits = &config.limits;
     let most = usize::try_from(limits.body_bytes).unwrap_or(usize::MAX);
@@ -111,11 +107,11 @@ async fn whole(request: Request, app: &App) -> Result<Whole, ApiError> {
     }
     let slow = |_| {
         let message = "the body did not come in time";
-        ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message)
+        ServiceError::too_slow("slow_body", message)
     };
     let read = async {
         let read = read(&mut body, charge, limits.body_bytes).await;
-        if read.as_ref().is_err_and(|error| error.status == StatusCode::SERVICE_UNAVAILABLE) {
+        if read.as_ref().is_err_and(|error| error.kind == Kind::Unavailable) {
             // A client reads no answer before it has sent its body.
             while let Some(Ok(_)) = body.frame().await {}
         }
@@ -129,7 +125,7 @@ async fn read(
     body: &mut Limited<Body>,
     mut charge: Charge,
     bytes_max: u64,
-) -> Result<Whole, ApiError> {
+) -> Result<Whole, ServiceError> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = match frame {
@@ -137,7 +133,7 @@ async fn read(
             Err(error) if error.is::<LengthLimitError>() => return Err(too_large(bytes_max)),
             Err(_) => {
                 let message = "the body ended too early";
-                return Err(ApiError::bad_request("incomplete", message));
+                return Err(ServiceError::invalid("incomplete", message));
             }
         };
         if let Ok(data) = frame.into_data() {
@@ -149,14 +145,14 @@ async fn read(
     Ok(Whole { bytes, charge })
 }
 
-fn too_large(most: u64) -> ApiError {
+fn too_large(most: u64) -> ServiceError {
     let message = format!("the body has more than {}", bytes::show(most));
-    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    ServiceError::too_large("too_large", message)
 }
 
 impl Whole {
     /// The value, and the bytes that it came in. The request is charged for both.
-    fn parse<T: DeserializeOwned>(mut self) -> Result<(T, Vec<u8>), ApiError> {
+    fn parse<T: DeserializeOwned>(mut self) -> Result<(T, Vec<u8>), ServiceError> {
         let length = self.bytes.len();
         let cost = bodies::cost_of(length, bodies::values_in(&self.bytes));
         self.charge.hold(cost, length)?;
@@ -166,7 +162,7 @@ impl Whole {
     }
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut input).map_err(|error| {
         let (path, why) = (error.path().to_string(), error.inner().to_string());
@@ -209,8 +205,8 @@ where
     input.deserialize_seq(Few::<T, MAX>(PhantomData))
 }
 
-fn invalid(why: &str) -> ApiError {
-    ApiError::bad_request("invalid_json", in_plain_words(why))
+fn invalid(why: &str) -> ServiceError {
+    ServiceError::invalid("invalid_json", in_plain_words(why))
         .with_hint("GET /openapi.json describes what is taken")
 }
 
@@ -230,7 +226,7 @@ mod tests {
 
     fn refusal(text: &str) -> String {
         let error = parse::<Body>(text.as_bytes()).expect_err(text);
-        assert_eq!(error.status, StatusCode::BAD_REQUEST);
+        assert_eq!(error.kind, Kind::Invalid);
         error.message
     }
 

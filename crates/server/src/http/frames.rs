@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use crate::admission::Permit;
 use crate::api::run::RunResult;
 use crate::app::App;
-use crate::error::ApiError;
+use crate::http::error::error_json;
 use crate::http::text::{Encoding, Pieces};
 use crate::shutdown::Running;
 use crate::work::relay::{Chunk, Output};
@@ -178,7 +178,7 @@ impl<T> Frames<T> {
         let mut frames = self.texts.last();
         let (name, last) = match self.running.result().await {
             Ok(outcome) => ("result", (self.told)(outcome)),
-            Err(error) => ("error", told(&error)),
+            Err(error) => ("error", error_json(&error)),
         };
         frames.push_str(&self.texts.form.frame(name, last));
         Some(frames)
@@ -227,16 +227,6 @@ impl Texts {
         }
         frames
     }
-}
-
-/// In a stream there is no status any more.
-pub fn told(error: &ApiError) -> Value {
-    json!({
-        "status": error.status.as_u16(),
-        "code": error.code,
-        "message": error.message,
-        "hint": error.hint,
-    })
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::{App, Phase};
 use crate::config::Listen;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::write_timeout::Patient;
 
 /// For the head of a request to come, also between two requests of a connection, where
@@ -115,7 +115,7 @@ const ESSENTIAL: [(Method, &str); 5] = [
 struct Reserved;
 
 /// Why a request on a connection of the reserve is not served.
-pub fn refused_in_reserve(app: &App, request: &Request) -> Option<ApiError> {
+pub fn refused_in_reserve(app: &App, request: &Request) -> Option<ServiceError> {
     request.extensions().get::<Reserved>()?;
     let route = request.extensions().get::<MatchedPath>();
     let method = match *request.method() {
@@ -130,7 +130,7 @@ pub fn refused_in_reserve(app: &App, request: &Request) -> Option<ApiError> {
     let most = app.config().limits.connections;
     let message = format!("server busy: {most} of {most} connections are in use");
     let hint = "try again, or raise [limits] connections in the configuration";
-    Some(ApiError::unavailable("connections_full", message).with_hint(hint))
+    Some(ServiceError::unavailable("connections_full", message).with_hint(hint))
 }
 
 /// The connections that there may be.

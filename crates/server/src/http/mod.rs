@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod download;
+pub mod error;
 pub mod extract;
 pub mod frames;
 pub mod listen;

@@ -12,14 +12,13 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
-use serde::Serialize;
 use tare_engine::BoxId;
-use utoipa::ToSchema;
 
 use crate::admission::bodies::Charge;
 use crate::admission::streams::Stream;
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
+use crate::http::error::{self, ReportedError};
 use crate::http::listen;
 use crate::telemetry::journal::Happening;
 
@@ -75,14 +74,14 @@ pub fn take_body() -> Option<Charge> {
 }
 
 /// Counts the request as a stream until its answer is over.
-pub fn hold_stream(app: &App) -> Result<(), ApiError> {
+pub fn hold_stream(app: &App) -> Result<(), ServiceError> {
     let stream = open_stream(app)?;
     CURRENT.try_with(|current| current.held().stream = Some(stream)).ok();
     Ok(())
 }
 
 /// Opens a stream that outlives the response, such as a terminal.
-pub fn open_stream(app: &App) -> Result<Stream, ApiError> {
+pub fn open_stream(app: &App) -> Result<Stream, ServiceError> {
     let key = CURRENT.try_with(|current| current.key.get().cloned());
     let key = key.ok().flatten();
     app.streams.open(&app.config(), key.as_deref())
@@ -94,28 +93,6 @@ impl Current {
     }
 }
 
-/// An error of which the client was told already, in the words of another API.
-#[derive(Debug, Clone)]
-pub struct Told(pub ApiError);
-
-/// Every error of the native API.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ErrorBody {
-    pub error: ErrorObject,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ErrorObject {
-    /// Stable, for programs.
-    pub code: String,
-    /// A sentence, for people.
-    pub message: String,
-    /// What to do about it.
-    pub hint: Option<String>,
-    /// The same as the header `X-Request-Id`, and as in the server's log.
-    pub request_id: String,
-}
-
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let refused = listen::refused_in_reserve(&app, &request);
     let served = Served::begin(app, &mut request);
@@ -124,14 +101,14 @@ pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> 
         None => CURRENT.scope(current, next.run(request)).await,
         Some(error) => error.into_response(),
     };
-    let told = response.extensions_mut().remove::<Told>();
-    let untold = response.extensions_mut().remove::<ApiError>();
+    let told = response.extensions_mut().remove::<ReportedError>();
+    let untold = response.extensions_mut().remove::<ServiceError>();
     let id = served.current.id.clone();
     let held = std::mem::take(&mut *served.current.held());
     if let Some(error) = &untold {
-        response = body_of(error, &id);
+        response = error::response(response.status(), error, &id);
     }
-    let error = untold.or(told.map(|Told(error)| error));
+    let error = untold.or(told.map(|ReportedError(error)| error));
     served.answered(response.status(), error.as_ref());
     let value = HeaderValue::from_str(&id).expect("an id is of letters and digits");
     let headers = response.headers_mut();
@@ -206,11 +183,11 @@ impl Served {
         }
     }
 
-    fn answered(mut self, status: StatusCode, error: Option<&ApiError>) {
+    fn answered(mut self, status: StatusCode, error: Option<&ServiceError>) {
         self.tell(status.as_u16(), error.map(|error| error.code), error);
     }
 
-    fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ApiError>) {
+    fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ServiceError>) {
         self.is_told = true;
         self.app.journal.note(Happening::Request {
             request_id: &self.current.id,
@@ -232,21 +209,4 @@ impl Drop for Served {
             self.tell(CLIENT_GONE, Some("client_gone"), None);
         }
     }
-}
-
-fn body_of(error: &ApiError, request_id: &str) -> Response {
-    let body = ErrorBody {
-        error: ErrorObject {
-            code: error.code.to_owned(),
-            message: error.message.clone(),
-            hint: error.hint.clone(),
-            request_id: request_id.to_owned(),
-        },
-    };
-    let mut response = (error.status, axum::Json(body)).into_response();
-    if let Some(seconds) = error.retry_after_s {
-        let headers = response.headers_mut();
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    response
 }

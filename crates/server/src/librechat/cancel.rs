@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::extract::Json;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
@@ -64,8 +64,8 @@ pub async fn unless_cancelled<T>(
     app: &App,
     principal: &Principal,
     headers: &HeaderMap,
-    served: impl Future<Output = Result<T, ApiError>>,
-) -> Result<T, ApiError> {
+    served: impl Future<Output = Result<T, ServiceError>>,
+) -> Result<T, ServiceError> {
     let name = headers.get(REQUEST_ID).and_then(|name| name.to_str().ok());
     let Some(name) = name.filter(|name| name.len() <= REQUEST_ID_BYTES_MAX) else {
         return served.await;
@@ -89,9 +89,7 @@ pub async fn unless_cancelled<T>(
     let _served = Served { all, named, id };
     tokio::select! {
         answer = served => answer,
-        Ok(()) = cancelled => Err(ApiError::new(
-            StatusCode::CONFLICT,
-            "execution_cancelled",
+        Ok(()) = cancelled => Err(ServiceError::conflict("execution_cancelled",
             "Execution cancelled",
         )),
     }

@@ -1,17 +1,16 @@
 //! Errors as LibreChat expects them: a status, and `{"error": ...}`.
 //!
-//! Everything here fails with an [`ApiError`], as everywhere. Where the contract has a
+//! Everything here fails with an [`ServiceError`], as everywhere. Where the contract has a
 //! code of its own, the error has that code and it is what is said; else the sentence
 //! is. A client shows it to a person, or knows the status.
 
 use axum::extract::Request;
-use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
-use crate::http::request_log::Told;
+use crate::error::{Kind, ServiceError};
+use crate::http::error::{self, ReportedError};
 
 /// Codes that clients know; they stand where a sentence stands otherwise.
 const CODES: [&str; 9] = [
@@ -35,14 +34,14 @@ const SENTENCES: [&str; 3] = ["file_not_found", "file_too_large", "upload_timeou
 
 pub async fn layer(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
-    match response.extensions_mut().remove::<ApiError>() {
+    match response.extensions_mut().remove::<ServiceError>() {
         Some(error) => of(error, response),
         None => response,
     }
 }
 
 /// The answer, with the error for the log. What others have said in headers stays.
-fn of(error: ApiError, mut untold: Response) -> Response {
+fn of(error: ServiceError, mut untold: Response) -> Response {
     let mut body = body(&error);
     if let Some(Fields(fields)) = untold.extensions_mut().remove() {
         for (name, value) in fields {
@@ -50,21 +49,20 @@ fn of(error: ApiError, mut untold: Response) -> Response {
         }
     }
     let headers = std::mem::take(untold.headers_mut());
-    let mut response = (error.status, headers, axum::Json(body)).into_response();
-    if let Some(seconds) = error.retry_after_s {
-        let headers = response.headers_mut();
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    response.extensions_mut().insert(Told(error));
+    let status = error::status(error.kind);
+    let mut response = (status, headers, axum::Json(body)).into_response();
+    error::insert_retry_after(&mut response, &error);
+    response.extensions_mut().insert(ReportedError(error));
     response
 }
 
-fn body(error: &ApiError) -> Value {
-    let sentence = match &error.hint {
-        Some(hint) => format!("{}; {hint}", error.message),
-        None => error.message.clone(),
+fn body(error: &ServiceError) -> Value {
+    let (message, hint) = (error::message(error), error::hint(error));
+    let sentence = match &hint {
+        Some(hint) => format!("{message}; {hint}"),
+        None => message.clone(),
     };
-    if error.status == StatusCode::TOO_MANY_REQUESTS {
+    if error.kind == Kind::Limited {
         return json!({
             "error": "rate_limited",
             "message": sentence,
@@ -72,14 +70,14 @@ fn body(error: &ApiError) -> Value {
         });
     }
     if SENTENCES.contains(&error.code) {
-        return match &error.hint {
-            Some(details) => json!({ "error": error.message, "details": details }),
-            None => json!({ "error": error.message }),
+        return match &hint {
+            Some(details) => json!({ "error": message, "details": details }),
+            None => json!({ "error": message }),
         };
     }
-    match (CODES.contains(&error.code), error.status) {
+    match (CODES.contains(&error.code), error.kind) {
         (true, _) => json!({ "error": error.code, "message": sentence }),
-        (false, StatusCode::INTERNAL_SERVER_ERROR) => json!({ "error": "Internal server error" }),
+        (false, Kind::Internal) => json!({ "error": "Internal server error" }),
         (false, _) => json!({ "error": sentence, "code": error.code }),
     }
 }
@@ -90,18 +88,17 @@ mod tests {
 
     #[test]
     fn a_known_code_is_said_and_else_the_sentence() {
-        let busy = ApiError::new(StatusCode::CONFLICT, "runtime_session_busy", "it runs");
+        let busy = ServiceError::conflict("runtime_session_busy", "it runs");
         assert_eq!(body(&busy)["error"], "runtime_session_busy");
-        let language = ApiError::bad_request("unsupported_language", "Unsupported language: x");
+        let language = ServiceError::invalid("unsupported_language", "Unsupported language: x");
         assert_eq!(body(&language)["error"], "Unsupported language: x");
-        let missing = ApiError::new(StatusCode::NOT_FOUND, "file_not_found", "File not found")
-            .with_hint("it was removed");
+        let missing =
+            ServiceError::not_found("file_not_found", "File not found").with_hint("it was removed");
         let said = json!({ "error": "File not found", "details": "it was removed" });
         assert_eq!(body(&missing), said);
-        let ours = ApiError::internal("/secret/path");
+        let ours = ServiceError::internal("/secret/path");
         assert_eq!(body(&ours), json!({ "error": "Internal server error" }));
-        let mut quota = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "quota_boxes", "too many");
-        quota.retry_after_s = Some(5);
+        let quota = ServiceError::limited("quota_boxes", "too many", 5);
         assert_eq!(body(&quota)["error"], "rate_limited");
         assert_eq!(body(&quota)["retry_after_seconds"], 5);
     }

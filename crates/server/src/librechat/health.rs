@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 
 use crate::app::{App, Phase};
 use crate::config::librechat::Auth;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth;
 
 /// 503 while a request for a box would be refused.
@@ -14,7 +14,7 @@ pub async fn health(
     State(app): State<App>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, ServiceError> {
     let config = app.config();
     auth::check_page(&headers, &uri, &config)?;
     // The other routes check it where they ask for no credential.

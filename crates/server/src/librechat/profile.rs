@@ -2,13 +2,13 @@
 //! which it expects, and is told which it has.
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat::errors::Fields;
 
 const EXPECTED: HeaderName = HeaderName::from_static("x-codeapi-expected-profile");
@@ -79,15 +79,14 @@ fn agreed(headers: &HeaderMap, served: &[Profile]) -> Result<Profile, Disagreeme
 impl IntoResponse for Disagreement {
     fn into_response(self) -> Response {
         match self {
-            Self::Invalid => ApiError::bad_request(
+            Self::Invalid => ServiceError::invalid(
                 "invalid_execution_profile",
                 "there is no execution profile of the expected name",
             )
             .with_hint("there are 'default' and 'stateful'")
             .into_response(),
             Self::Mismatch { expected, actual } => {
-                let error = ApiError::new(
-                    StatusCode::CONFLICT,
+                let error = ServiceError::conflict(
                     "execution_profile_mismatch",
                     "that profile is not served here",
                 );

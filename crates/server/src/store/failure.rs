@@ -2,11 +2,10 @@
 
 use std::io;
 
-use axum::http::StatusCode;
 use rustix::io::Errno;
 use tare_engine::spec::bytes;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 #[derive(Debug)]
 pub enum StoreError {
@@ -47,30 +46,28 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
 }
 
 /// A quota is 507 and not 413: the file may be sent again when others are gone.
-impl From<StoreError> for ApiError {
+impl From<StoreError> for ServiceError {
     fn from(error: StoreError) -> Self {
-        let insufficient = StatusCode::INSUFFICIENT_STORAGE;
         match error {
             StoreError::FileTooLarge { most_bytes } => {
-                let too_large = StatusCode::PAYLOAD_TOO_LARGE;
                 let most = bytes::show(most_bytes);
-                Self::new(too_large, "file_too_large", "File size limit exceeded")
+                Self::too_large("file_too_large", "File size limit exceeded")
                     .with_hint(format!("a file has at most {most}"))
             }
             StoreError::OwnerFull { most_bytes } => {
                 let most = bytes::show(most_bytes);
                 let message = format!("the files of one owner have at most {most}");
-                Self::new(insufficient, "owner_full", message)
+                Self::no_space("owner_full", message)
                     .with_hint("remove some, or wait until they are over their time")
             }
             StoreError::OwnerHasTooMany { most } => {
                 let message = format!("one owner has at most {most} files");
-                Self::new(insufficient, "owner_full", message)
+                Self::no_space("owner_full", message)
                     .with_hint("remove some, or wait until they are over their time")
             }
             StoreError::SessionHasTooMany { most } => {
                 let message = format!("a session has at most {most} files");
-                Self::new(insufficient, "session_full", message)
+                Self::no_space("session_full", message)
             }
             StoreError::Full => {
                 Self::unavailable("store_full", "there is no room for more files now")
@@ -85,15 +82,15 @@ impl From<StoreError> for ApiError {
     }
 }
 
-fn failed(doing: &str, source: &io::Error) -> ApiError {
+fn failed(doing: &str, source: &io::Error) -> ServiceError {
     let detail = format!("{doing}: {source}");
     let lacks = match source.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "space for files",
         Some(Errno::MFILE | Errno::NFILE) => "descriptors",
-        Some(_) | None => return ApiError::internal(detail),
+        Some(_) | None => return ServiceError::internal(detail),
     };
-    ApiError {
+    ServiceError {
         detail: Some(detail),
-        ..ApiError::unavailable("exhausted", format!("the host has no {lacks} left"))
+        ..ServiceError::unavailable("exhausted", format!("the host has no {lacks} left"))
     }
 }

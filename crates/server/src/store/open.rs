@@ -14,7 +14,7 @@ use tare_engine::{Error, Timestamp};
 
 use crate::app::App;
 use crate::config::{size, time};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat;
 use crate::store::{Object, Store, StoreError, StoreLimits};
 use crate::telemetry::journal::Happening;
@@ -160,10 +160,10 @@ impl Files {
     }
 
     /// Made if it is not there.
-    fn store(&self, config: &FilesConfig) -> Result<Arc<Store>, ApiError> {
+    fn store(&self, config: &FilesConfig) -> Result<Arc<Store>, ServiceError> {
         let Some(directory) = &self.directory else {
             let message = "this server has no directory for files";
-            return Err(ApiError::unavailable("no_store", message)
+            return Err(ServiceError::unavailable("no_store", message)
                 .with_hint("name one in the configuration: [files] directory"));
         };
         Ok(self.opened(directory, config)?)
@@ -196,7 +196,7 @@ fn default_directory(
 }
 
 /// For a thread that may wait for the disk.
-pub fn open(app: &App) -> Result<Arc<Store>, ApiError> {
+pub fn open(app: &App) -> Result<Arc<Store>, ServiceError> {
     app.files.store(&app.config().files)
 }
 
@@ -204,7 +204,7 @@ pub fn open(app: &App) -> Result<Arc<Store>, ApiError> {
 pub async fn ask<T: Send + 'static>(
     app: &App,
     ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, ApiError> {
+) -> Result<T, ServiceError> {
     let asking = app.clone();
     app.call(move || Ok(ask(&open(&asking)?)?)).await
 }
@@ -213,7 +213,7 @@ pub async fn ask<T: Send + 'static>(
 pub async fn ask_if_any<T: Send + 'static>(
     app: &App,
     ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
-) -> Result<Option<T>, ApiError> {
+) -> Result<Option<T>, ServiceError> {
     let asking = app.clone();
     app.call(move || {
         let store = asking.files.store_if_any(&asking.config().files)?;

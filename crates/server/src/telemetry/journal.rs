@@ -11,7 +11,7 @@ use tare_engine::{Change, STILL_POPULATED, Timestamp};
 use tokio::sync::broadcast;
 
 use crate::config::LogFormat;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::telemetry::metrics::{Metrics, RunEnd};
 use crate::telemetry::writer::Writer;
 
@@ -68,7 +68,7 @@ pub enum Happening<'a> {
         status: u16,
         duration: Duration,
         code: Option<&'a str>,
-        error: Option<&'a ApiError>,
+        error: Option<&'a ServiceError>,
     },
     RunEnded(RunEnded<'a>),
     BoxCreated {

@@ -15,7 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::fd;
 
 /// Creates the inotify instance for the first follower, because the host may have none left.
@@ -46,7 +46,7 @@ pub struct Follower {
 
 impl Followers {
     /// Whatever is written to the log from now on wakes the follower.
-    pub fn follow(&self, logs: &Logs) -> Result<Follower, ApiError> {
+    pub fn follow(&self, logs: &Logs) -> Result<Follower, ServiceError> {
         let shared = self.shared().context(|| "cannot watch logs".to_owned())?;
         let mut files = shared.files();
         let marks = logs.watch_with(&shared.watch)?;

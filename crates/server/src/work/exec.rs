@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::admission::Turn;
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::relay::{self, Ended, Ends, Flood, Input, Kept, Order, Output, Relayed};
 
 /// For a keeper to start it.
@@ -46,9 +46,14 @@ pub struct Outcome {
 }
 
 /// Starts it; returns when it runs.
-pub async fn begin(app: &App, id: BoxId, spec: ExecSpec, fed: Fed) -> Result<Process, ApiError> {
+pub async fn begin(
+    app: &App,
+    id: BoxId,
+    spec: ExecSpec,
+    fed: Fed,
+) -> Result<Process, ServiceError> {
     if app.stopping.phase() > Phase::Serving {
-        return Err(stopping());
+        return Err(ServiceError::stopping());
     }
     let permit = app.execs.permit()?;
     let bytes_max = app.config().limits.output_bytes;
@@ -60,7 +65,7 @@ pub async fn begin(app: &App, id: BoxId, spec: ExecSpec, fed: Fed) -> Result<Pro
     let mut executed = app.ask_in_box(move |engine| engine.exec(&id, &spec, stdin)).await?;
     let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut executed)).await;
     let late =
-        |_| ApiError::unavailable("not_started", "the box did not start the process in time");
+        |_| ServiceError::unavailable("not_started", "the box did not start the process in time");
     let terminal = begun.map_err(late)??;
     let ends = Ends::of(executed.streams(), terminal, bytes_max)?;
     Ok(Process { executed, ends, started, _permit: permit })
@@ -79,22 +84,18 @@ impl Process {
         input: Input,
         mut orders: Option<mpsc::Receiver<Order>>,
         output: &Output,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<Outcome, ServiceError> {
         let relayed = relay::relay(&mut self.executed, &mut self.ends, input, &mut orders, output);
         let relayed = tokio::select! {
             relayed = relayed => relayed?,
-            () = app.stopping.reached(Phase::Ending) => return Err(stopping()),
+            () = app.stopping.reached(Phase::Ending) => return Err(ServiceError::stopping()),
         };
         let ended = match relayed {
             Relayed::Ended(ended) => ended,
-            Relayed::NobodyReads => return Err(ApiError::internal("nobody read its output")),
+            Relayed::NobodyReads => return Err(ServiceError::internal("nobody read its output")),
         };
         self.ends.left(output).await;
         let [stdout, stderr] = self.ends.into_kept();
         Ok(Outcome { ended, stdout, stderr, duration: self.started.elapsed() })
     }
-}
-
-fn stopping() -> ApiError {
-    ApiError::unavailable("stopping", "the server is stopping")
 }

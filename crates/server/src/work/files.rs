@@ -9,7 +9,7 @@ use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Timestamp};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::pipe::Pipe;
 
 /// A file that is put into a box.
@@ -42,7 +42,7 @@ pub struct FileOut {
 
 impl FileIn {
     /// Nothing but names below the working directory.
-    pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ApiError> {
+    pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ServiceError> {
         let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
             "" => path,
             rest => rest.strip_prefix('/').unwrap_or(path),
@@ -55,7 +55,7 @@ impl FileIn {
                 content: Content::Bytes(content),
             })
         } else {
-            Err(ApiError::bad_request("invalid_path", format!("{path:?} is no file in {HOME}"))
+            Err(ServiceError::invalid("invalid_path", format!("{path:?} is no file in {HOME}"))
                 .with_hint("write names below it, such as data/input.csv"))
         }
     }
@@ -66,7 +66,7 @@ pub fn now() -> i64 {
     i64::try_from(Timestamp::now().as_ms() / 1000).unwrap_or(i64::MAX)
 }
 
-pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ApiError> {
+pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ServiceError> {
     app.ask(move |engine| put_all(engine, &id, files)).await
 }
 

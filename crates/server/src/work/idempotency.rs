@@ -7,14 +7,14 @@
 
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
 use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Status};
 
 use crate::api::boxes::{Asking, Created};
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
 
 const HEADER: &str = "idempotency-key";
@@ -37,14 +37,18 @@ pub struct Keyed {
 
 /// What the key of a request stands for, if one was given. `body` is JSON, of which the
 /// order of fields and the spaces do not count.
-pub fn keyed(headers: &HeaderMap, caller: &Caller, body: &[u8]) -> Result<Option<Keyed>, ApiError> {
+pub fn keyed(
+    headers: &HeaderMap,
+    caller: &Caller,
+    body: &[u8],
+) -> Result<Option<Keyed>, ServiceError> {
     let Some(key) = key(headers)? else {
         return Ok(None);
     };
     Ok(Some(Keyed { box_id: named(key, caller), request: request(key, body) }))
 }
 
-fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
+fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
     let mut given = headers.get_all(HEADER).iter();
     let Some(key) = given.next() else {
         return Ok(None);
@@ -52,7 +56,7 @@ fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
     let key = key.as_bytes();
     let is_visible = key.iter().all(u8::is_ascii_graphic);
     if given.next().is_some() || key.is_empty() || key.len() > KEY_BYTES_MAX || !is_visible {
-        return Err(ApiError::bad_request(
+        return Err(ServiceError::invalid(
             "invalid_idempotency_key",
             "Idempotency-Key: it has to be one text of visible ASCII characters",
         )
@@ -89,10 +93,9 @@ fn request(key: &[u8], body: &[u8]) -> String {
 const REQUEST_BYTES: usize = 16;
 
 /// A box of another server may not say what it was made for.
-fn check_same(found: &Status, spec: &Spec) -> Result<(), ApiError> {
+fn check_same(found: &Status, spec: &Spec) -> Result<(), ServiceError> {
     match (found.labels.get(REQUEST_LABEL), spec.labels.get(REQUEST_LABEL)) {
-        (Some(before), Some(now)) if before != now => Err(ApiError::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
+        (Some(before), Some(now)) if before != now => Err(ServiceError::unprocessable(
             "idempotency_key_reused",
             format!("box {} was made with this Idempotency-Key for another request", found.id),
         )
@@ -109,7 +112,7 @@ pub async fn start(
     spec: Spec,
     options: DetachOptions,
     asking: &Asking,
-) -> Result<Created, ApiError> {
+) -> Result<Created, ServiceError> {
     let until = Instant::now() + MADE_WITHIN;
     loop {
         let of = id.clone();
@@ -136,7 +139,7 @@ pub async fn start(
         }
         if Instant::now() >= until {
             let message = "the box of this Idempotency-Key is still being made";
-            return Err(ApiError::unavailable("still_starting", message));
+            return Err(ServiceError::unavailable("still_starting", message));
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
@@ -164,14 +167,18 @@ mod tests {
 
     use super::*;
 
-    fn asked(key: &'static [u8], caller: Option<&str>, body: &str) -> Result<Option<Keyed>, u16> {
+    fn asked(
+        key: &'static [u8],
+        caller: Option<&str>,
+        body: &str,
+    ) -> Result<Option<Keyed>, &'static str> {
         let value = HeaderValue::from_bytes(key).expect("a header");
         let headers = HeaderMap::from_iter([(HEADER.parse().expect("a name"), value)]);
         let caller = Caller(caller.map(str::to_owned));
-        keyed(&headers, &caller, body.as_bytes()).map_err(|error| error.status.as_u16())
+        keyed(&headers, &caller, body.as_bytes()).map_err(|error| error.code)
     }
 
-    fn of(key: &'static [u8], caller: Option<&str>) -> Result<Option<BoxId>, u16> {
+    fn of(key: &'static [u8], caller: Option<&str>) -> Result<Option<BoxId>, &'static str> {
         Ok(asked(key, caller, "{}")?.map(|keyed| keyed.box_id))
     }
 
@@ -199,7 +206,7 @@ mod tests {
         const LONGER: &[u8] = &[b'x'; KEY_BYTES_MAX + 1];
         assert!(of(LONGEST, None).is_ok());
         for wrong in [b"", LONGER, b"a b", b"\xff", b"a\t"] {
-            assert_eq!(of(wrong, None), Err(400), "{wrong:?}");
+            assert_eq!(of(wrong, None), Err("invalid_idempotency_key"), "{wrong:?}");
         }
     }
 }

@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use axum::http::StatusCode;
 use serde::Deserialize;
 use tare_engine::spec::defaults::PATH;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 /// What stands for the file of the code.
 const FILE: &str = "{file}";
@@ -106,7 +105,7 @@ impl<'de> Deserialize<'de> for Languages {
 
 impl Languages {
     /// The language of this name whose programs a box finds there.
-    pub fn find(&self, name: &str, host: Host<'_>) -> Result<&Language, ApiError> {
+    pub fn find(&self, name: &str, host: Host<'_>) -> Result<&Language, ServiceError> {
         let called = |(own, language): &(&String, &Language)| {
             *own == name || language.names.iter().any(|other| other == name)
         };
@@ -114,16 +113,12 @@ impl Languages {
         found.filter(|language| language.is_on(host)).ok_or_else(|| self.unsupported(name, host))
     }
 
-    fn unsupported(&self, name: &str, host: Host<'_>) -> ApiError {
+    fn unsupported(&self, name: &str, host: Host<'_>) -> ServiceError {
         let offered = self.0.iter().filter(|(_, language)| language.is_on(host));
         let names: Vec<&str> = offered.map(|(name, _)| name.as_str()).collect();
         let shown: String = name.chars().take(SHOWN_MAX).collect();
-        ApiError::new(
-            StatusCode::BAD_REQUEST,
-            "unsupported_language",
-            format!("Unsupported language: {shown}"),
-        )
-        .with_hint(format!("there are {}", names.join(", ")))
+        ServiceError::invalid("unsupported_language", format!("Unsupported language: {shown}"))
+            .with_hint(format!("there are {}", names.join(", ")))
     }
 }
 

@@ -7,12 +7,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
 use tare_engine::{BoxId, Exit, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::admission::{Counted, Turn};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::recent_output::Memory;
 use crate::work::relay::Order;
 
@@ -94,14 +93,14 @@ impl Execs {
     }
 
     /// The right to have one run.
-    pub fn permit(&self) -> Result<Turn, ApiError> {
+    pub fn permit(&self) -> Result<Turn, ServiceError> {
         let permit = self.running.take();
         permit.ok_or_else(|| busy("server busy: as many processes run as [limits] execs allows"))
     }
 
     /// The same for a file of a client: however many are slow, half of it is left to
     /// processes.
-    pub fn transfer(&self) -> Result<Transfer, ApiError> {
+    pub fn transfer(&self) -> Result<Transfer, ServiceError> {
         let share = Arc::clone(&self.transfers).try_acquire_owned();
         Ok(Transfer {
             _share: share.map_err(|_| busy("as many files are sent and received as may be"))?,
@@ -120,7 +119,7 @@ impl Execs {
 
     /// Reserves a place for a process that is about to start. Of those that have ended,
     /// the first is forgotten where there are too many.
-    pub fn reserve(&self, exec: Arc<Exec>) -> Result<Reserved<'_>, ApiError> {
+    pub fn reserve(&self, exec: Arc<Exec>) -> Result<Reserved<'_>, ServiceError> {
         let mut remembered = self.remembered();
         forget_old(&mut remembered);
         let of_box = |one: &&Arc<Exec>| one.box_id == exec.box_id;
@@ -134,12 +133,12 @@ impl Execs {
         Ok(Reserved { execs: self, exec: Some(exec) })
     }
 
-    pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<Exec>, ApiError> {
+    pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<Exec>, ServiceError> {
         let remembered = self.remembered();
         let found = remembered.get(id).filter(|exec| exec.box_id == *box_id);
         found.cloned().ok_or_else(|| {
             let message = format!("box {box_id} has no such exec");
-            ApiError::new(StatusCode::NOT_FOUND, "no_such_exec", message).with_hint(
+            ServiceError::not_found("no_such_exec", message).with_hint(
                 "one is remembered for ten minutes after its end, and not by another server",
             )
         })
@@ -164,7 +163,7 @@ fn forget_old(remembered: &mut HashMap<String, Arc<Exec>>) {
 fn forget_one(
     remembered: &mut HashMap<String, Arc<Exec>>,
     among: impl Fn(&Exec) -> bool,
-) -> Result<(), ApiError> {
+) -> Result<(), ServiceError> {
     let ended = remembered.values().filter(|exec| among(exec));
     let ended = ended.filter_map(|exec| Some((exec.end()?.since, exec.id.clone())));
     match ended.min() {
@@ -174,7 +173,7 @@ fn forget_one(
         }
         None => {
             let message = "as many detached processes run as are remembered";
-            Err(ApiError::unavailable("busy", message).with_hint("wait for one to end"))
+            Err(ServiceError::unavailable("busy", message).with_hint("wait for one to end"))
         }
     }
 }
@@ -219,8 +218,8 @@ impl Exec {
     }
 }
 
-fn busy(message: &str) -> ApiError {
-    ApiError::unavailable("busy", message)
+fn busy(message: &str) -> ServiceError {
+    ServiceError::unavailable("busy", message)
         .with_hint("try again, or raise [limits] execs in the configuration")
 }
 

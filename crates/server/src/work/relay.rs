@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::admission::bodies::Charge;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::events::Events;
 use crate::work::fd;
 use crate::work::recent_output::Memory;
@@ -138,7 +138,7 @@ pub enum Relayed {
 }
 
 /// Waits until the process runs; its terminal, if it has one.
-pub async fn started(executed: &mut Executed) -> Result<Option<OwnedFd>, ApiError> {
+pub async fn started(executed: &mut Executed) -> Result<Option<OwnedFd>, ServiceError> {
     let events = Events::of(executed.events_fd())?;
     let mut terminal = None;
     loop {
@@ -148,7 +148,7 @@ pub async fn started(executed: &mut Executed) -> Result<Option<OwnedFd>, ApiErro
             Event::Failed(error) => return Err(error.into()),
             Event::Exited(_) | Event::TimedOut | Event::Gone => {
                 let message = "the box ended before the command began";
-                return Err(ApiError::new(axum::http::StatusCode::CONFLICT, "conflict", message));
+                return Err(ServiceError::conflict("conflict", message));
             }
         }
     }
@@ -182,11 +182,11 @@ impl Ends {
         streams: Streams,
         terminal: Option<OwnedFd>,
         bytes_max: u64,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self, ServiceError> {
         let watched = |fd: Option<OwnedFd>, interest| {
             let fd = fd.map(|fd| fd::watched(fd, interest)).transpose();
-            let fd = fd.map_err(|error| ApiError::internal(error.to_string()))?;
-            Ok::<_, ApiError>(fd.map(Arc::new))
+            let fd = fd.map_err(|error| ServiceError::internal(error.to_string()))?;
+            Ok::<_, ServiceError>(fd.map(Arc::new))
         };
         let pipe = |from, make| Pipe {
             from,
@@ -355,7 +355,7 @@ pub async fn relay(
     input: Input,
     orders: &mut Option<mpsc::Receiver<Order>>,
     output: &Output,
-) -> Result<Relayed, ApiError> {
+) -> Result<Relayed, ServiceError> {
     let events = Events::of(executed.events_fd())?;
     let feeding = feed(ends.stdin.take(), ends.terminal.is_some(), input);
     let (mut stdout, mut stderr) = (ends.stdout.take_over(), ends.stderr.take_over());

@@ -27,7 +27,7 @@ pub use crate::work::files::{FileIn, FileOut};
 
 use crate::admission::Permit;
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::request_log;
 use crate::makers::Bench;
 use crate::shutdown::{self, Running, Wanted};
@@ -165,20 +165,20 @@ enum Cut {
     Gone,
     /// The server is to end.
     Ending,
-    Failed(ApiError),
+    Failed(ServiceError),
 }
 
-impl From<ApiError> for Cut {
-    fn from(error: ApiError) -> Self {
+impl From<ServiceError> for Cut {
+    fn from(error: ServiceError) -> Self {
         Self::Failed(error)
     }
 }
 
 impl Cut {
-    fn into_error(self) -> ApiError {
+    fn into_error(self) -> ServiceError {
         match self {
-            Self::Gone => ApiError::internal("nobody waited for it"),
-            Self::Ending => ApiError::unavailable(STOPPING, "the server is stopping"),
+            Self::Gone => ServiceError::internal("nobody waited for it"),
+            Self::Ending => ServiceError::stopping(),
             Self::Failed(error) => error,
         }
     }
@@ -210,7 +210,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         output: &Output,
         wanted: &'a mut Wanted<Outcome<T>>,
         request_id: Option<String>,
-    ) -> Result<Outcome<T>, ApiError> {
+    ) -> Result<Outcome<T>, ServiceError> {
         let started = Instant::now();
         let request_id = request_id.as_deref();
         let tell = |box_id: Option<&BoxId>, over: Over| {
@@ -320,16 +320,16 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     async fn await_made(&mut self, bench: Bench) -> Result<(), Cut> {
         let events = Events::of(self.attached.events_fd())?;
         let keeper = self.attached.keeper().try_clone();
-        let keeper = keeper.map_err(|error| ApiError::internal(error.to_string()))?;
+        let keeper = keeper.map_err(|error| ServiceError::internal(error.to_string()))?;
         let slow = say_where(&keeper, &self.stage);
         let attached = &mut self.attached;
         let made = async {
             match events.next(|| attached.next_event()).await? {
                 Event::Started => Ok(()),
-                Event::Failed(error) => Err(ApiError::from(error)),
+                Event::Failed(error) => Err(ServiceError::from(error)),
                 Event::Terminal(_) | Event::Exited(_) | Event::TimedOut | Event::Gone => {
                     let message = "the box was ended before its command started";
-                    Err(ApiError::unavailable("box_ended", message))
+                    Err(ServiceError::unavailable("box_ended", message))
                 }
             }
         };
@@ -351,7 +351,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             () = self.wanted.given_up() => Err(Cut::Gone),
             () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
             () = tokio::time::sleep(MADE_WITHIN) => {
-                Err(Cut::Failed(ApiError::internal("the box was not made in time")))
+                Err(Cut::Failed(ServiceError::internal("the box was not made in time")))
             }
         }
     }
@@ -361,8 +361,8 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     async fn unless_cut<D>(
         &mut self,
         within: Duration,
-        what: impl Future<Output = Result<D, ApiError>>,
-    ) -> Result<Result<D, ApiError>, Cut> {
+        what: impl Future<Output = Result<D, ServiceError>>,
+    ) -> Result<Result<D, ServiceError>, Cut> {
         tokio::pin!(what);
         let cut = tokio::select! {
             done = &mut what => return Ok(done),
@@ -370,7 +370,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             () = self.app.stopping.reached(Phase::Ending) => Cut::Ending,
             () = tokio::time::sleep(within) => {
                 let message = "the box did not copy its files in time";
-                Cut::Failed(ApiError::bad_request("files_stalled", message))
+                Cut::Failed(ServiceError::invalid("files_stalled", message))
             }
         };
         self.attached.kill();
@@ -380,7 +380,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
 
     /// The one way out. What cannot be ended is on record, and tried again by whoever
     /// looks next.
-    async fn end(mut self, request_id: Option<&str>) -> Result<Ending, ApiError> {
+    async fn end(mut self, request_id: Option<&str>) -> Result<Ending, ServiceError> {
         let (app, id) = (self.app.clone(), self.attached.id().clone());
         let started = Instant::now();
         let ended = loop {
@@ -403,7 +403,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         };
         app.metrics.lap(Lap::Teardown, started.elapsed());
         ended.map_err(|error| {
-            let error = ApiError::from(error);
+            let error = ServiceError::from(error);
             let why = error.detail.as_deref().unwrap_or(&error.message);
             let stuck = Happening::stuck(id.as_str(), request_id, why);
             app.journal.note(stuck);
@@ -431,7 +431,7 @@ struct Over {
 }
 
 impl Over {
-    fn of<T>(ran: &Result<Ran<T>, Cut>, ending: &Result<Ending, ApiError>) -> Self {
+    fn of<T>(ran: &Result<Ran<T>, Cut>, ending: &Result<Ending, ServiceError>) -> Self {
         let (ran, ending) = match (ran, ending) {
             (Err(cut), _) => return Self::cut(cut),
             (Ok(_), Err(error)) => return Self::failed(error),
@@ -459,7 +459,7 @@ impl Over {
         Self { result, exit_code: None, code }
     }
 
-    fn failed(error: &ApiError) -> Self {
+    fn failed(error: &ServiceError) -> Self {
         Self { result: RunEnd::Error, exit_code: None, code: Some(error.code) }
     }
 }
@@ -478,7 +478,7 @@ async fn say_where(keeper: &Keeper, stage: &Stage) -> Infallible {
 async fn unless_ended<T>(
     app: &App,
     wanted: &mut Wanted<Outcome<T>>,
-    relayed: impl Future<Output = Result<Relayed, ApiError>>,
+    relayed: impl Future<Output = Result<Relayed, ServiceError>>,
 ) -> Result<Ended, Cut> {
     tokio::select! {
         ended = relayed => match ended? {
@@ -490,13 +490,13 @@ async fn unless_ended<T>(
     }
 }
 
-async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Attached, ApiError> {
+async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Attached, ServiceError> {
     let engine = Arc::clone(&app.engine);
     let made = app.makers.make(move || engine.run(&spec, stdin));
     match made.await {
         Ok(made) => Ok(made?),
         Err(_busy) => {
-            Err(ApiError::unavailable("busy", "server busy: too many boxes are being made"))
+            Err(ServiceError::unavailable("busy", "server busy: too many boxes are being made"))
         }
     }
 }

@@ -5,13 +5,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use serde::Deserialize;
 use tare_engine::spec::{Cpus, Limit, Network, Spec, arguments, bytes, count, cpus, env, name};
 use utoipa::ToSchema;
 
 use crate::config;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 /// What a box may use; each has a default.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
@@ -55,7 +54,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    pub fn into_spec(self, most: &config::Limits) -> Result<Spec, ApiError> {
+    pub fn into_spec(self, most: &config::Limits) -> Result<Spec, ServiceError> {
         let mut spec = Spec::of(words(self.command));
         spec.env = env::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
         arguments::check(&spec.command, &spec.env)?;
@@ -65,8 +64,7 @@ impl Asked {
             NetworkAsked::None => Network::None,
             NetworkAsked::Host if most.host_network => Network::Host,
             NetworkAsked::Host => {
-                return Err(ApiError::new(
-                    StatusCode::FORBIDDEN,
+                return Err(ServiceError::forbidden(
                     "network_forbidden",
                     "boxes of this server are not given the host's network",
                 )
@@ -79,7 +77,7 @@ impl Asked {
 
 impl LimitsAsked {
     /// Through the parsers of the command line: the same bounds, the same words.
-    fn apply(&self, spec: &mut Spec, most: &config::Limits) -> Result<(), ApiError> {
+    fn apply(&self, spec: &mut Spec, most: &config::Limits) -> Result<(), ServiceError> {
         let limits = &mut spec.limits;
         let at = |field: &'static str| move |error| of_field(field, error);
         if let Some(asked) = self.memory_bytes {
@@ -89,7 +87,7 @@ impl LimitsAsked {
                     "limits.memory_bytes: this server gives a box at most {}",
                     bytes::show(most.memory_max)
                 );
-                return Err(ApiError::bad_request("invalid", message));
+                return Err(ServiceError::invalid("invalid", message));
             }
             limits.memory_bytes = Limit::Asked(asked);
         } else {
@@ -122,11 +120,11 @@ pub fn words(words: Vec<String>) -> Vec<OsString> {
     words.into_iter().map(OsString::from).collect()
 }
 
-pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, ApiError> {
+pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, ServiceError> {
     let parse = |(key, value): (&String, &String)| {
         let text = OsString::from(format!("{key}={value}"));
         if key.contains('=') {
-            Err(ApiError::bad_request("invalid", format!("env: the name {key:?} has a '=' in it")))
+            Err(ServiceError::invalid("invalid", format!("env: the name {key:?} has a '=' in it")))
         } else {
             env::parse(&text).map_err(|error| of_field("env", error))
         }
@@ -134,16 +132,16 @@ pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, Api
     variables.iter().map(parse).collect()
 }
 
-pub fn workdir(path: String) -> Result<PathBuf, ApiError> {
+pub fn workdir(path: String) -> Result<PathBuf, ServiceError> {
     if path.starts_with('/') && !path.contains('\0') {
         Ok(PathBuf::from(path))
     } else {
-        Err(ApiError::bad_request("invalid", format!("workdir: {path:?} is no absolute path"))
+        Err(ServiceError::invalid("invalid", format!("workdir: {path:?} is no absolute path"))
             .with_hint("name a directory of the box, such as /work"))
     }
 }
 
-pub fn box_name(text: &str) -> Result<name::Name, ApiError> {
+pub fn box_name(text: &str) -> Result<name::Name, ServiceError> {
     name::parse(text).map_err(|error| {
         let mut error = of_field("name", error);
         error.code = "invalid_name";
@@ -151,7 +149,7 @@ pub fn box_name(text: &str) -> Result<name::Name, ApiError> {
     })
 }
 
-pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ApiError> {
+pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ServiceError> {
     let texts: Vec<String> = asked.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let labels = name::labels(texts.iter().map(String::as_str));
     labels.map_err(|error| of_field("labels", error))
@@ -161,10 +159,10 @@ pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, Strin
 const MILLISECONDS_MAX: u64 = 3_155_760_000_000;
 
 /// Nothing is 0: a default is asked for by leaving it out.
-pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiError> {
+pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ServiceError> {
     match asked {
-        0 => Err(ApiError::bad_request("invalid", format!("{field}: it has to be 1 or more"))),
-        MILLISECONDS_MAX.. => Err(ApiError::bad_request(
+        0 => Err(ServiceError::invalid("invalid", format!("{field}: it has to be 1 or more"))),
+        MILLISECONDS_MAX.. => Err(ServiceError::invalid(
             "invalid",
             format!("{field}: it has to be less than {MILLISECONDS_MAX}"),
         )),
@@ -172,34 +170,34 @@ pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ApiErro
     }
 }
 
-pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ApiError> {
+pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
         Some(asked) => at_most("timeout_ms", asked, limits.timeout_max),
         None => Ok(limits.timeout.min(limits.timeout_max)),
     }
 }
 
-pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ApiError> {
+pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
         Some(asked) => at_most("lease_ms", asked, limits.lease_max),
         None => Ok(limits.lease.min(limits.lease_max)),
     }
 }
 
-fn at_most(field: &'static str, asked: u64, most: Duration) -> Result<Duration, ApiError> {
+fn at_most(field: &'static str, asked: u64, most: Duration) -> Result<Duration, ServiceError> {
     let asked = milliseconds(field, asked)?;
     if asked <= most {
         Ok(asked)
     } else {
-        Err(ApiError::bad_request(
+        Err(ServiceError::invalid(
             "invalid",
             format!("{field}: this server allows at most {}", most.as_millis()),
         ))
     }
 }
 
-pub fn of_field(field: &str, error: tare_engine::Error) -> ApiError {
-    let mut error = ApiError::from(error);
+pub fn of_field(field: &str, error: tare_engine::Error) -> ServiceError {
+    let mut error = ServiceError::from(error);
     error.message = format!("{field}: {}", error.message);
     error
 }
@@ -223,7 +221,7 @@ mod tests {
         }
     }
 
-    fn spec(limits: LimitsAsked) -> Result<Spec, ApiError> {
+    fn spec(limits: LimitsAsked) -> Result<Spec, ServiceError> {
         let asked = Asked { command: vec!["true".into()], limits, ..Asked::default() };
         asked.into_spec(&config::Limits::default())
     }
@@ -269,7 +267,7 @@ mod tests {
         let asked = || Asked { network: NetworkAsked::Host, ..Asked::default() };
         let mut most = config::Limits::default();
         let refused = asked().into_spec(&most).expect_err("it is not allowed");
-        assert_eq!(refused.status, StatusCode::FORBIDDEN);
+        assert_eq!(refused.code, "network_forbidden");
         most.host_network = true;
         assert!(asked().into_spec(&most).is_ok());
     }

@@ -17,7 +17,7 @@ use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Keeper, State, 
 use tokio::time::Instant;
 
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::upkeep;
 use crate::work::fd;
 
@@ -33,7 +33,7 @@ pub async fn stop(
     reference: String,
     grace: Duration,
     request_id: &str,
-) -> Result<Status, ApiError> {
+) -> Result<Status, ServiceError> {
     let begun = app.ask_to_end(move |engine| {
         let id = engine.find(&reference)?;
         let before = engine.status(&id)?;
@@ -65,7 +65,7 @@ pub async fn remove(
     reference: String,
     force: bool,
     request_id: &str,
-) -> Result<BoxId, ApiError> {
+) -> Result<BoxId, ServiceError> {
     let id = app.ask(move |engine| engine.find(&reference)).await?;
     let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
     end_within(app, &id, request_id, remove).await?;
@@ -74,7 +74,7 @@ pub async fn remove(
 }
 
 /// Until the box has stopped by itself, or its grace has passed.
-async fn wait_for(app: &App, stopping: &Stopping) -> Result<(), ApiError> {
+async fn wait_for(app: &App, stopping: &Stopping) -> Result<(), ServiceError> {
     if let Some((keeper, left)) = stopping.keeper() {
         is_dead(app, keeper, left).await?;
     }
@@ -93,7 +93,7 @@ async fn end_within(
     id: &BoxId,
     request_id: &str,
     end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
-) -> Result<(), ApiError> {
+) -> Result<(), ServiceError> {
     let until = Instant::now() + ENDED_WITHIN;
     loop {
         let (of, end) = (id.clone(), end.clone());
@@ -111,7 +111,7 @@ async fn end_within(
         };
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() || app.stopping.phase() > Phase::Serving {
-            let error = ApiError::from(error);
+            let error = ServiceError::from(error);
             upkeep::note_stuck(app, id, request_id, &error);
             return Err(error);
         }
@@ -127,7 +127,7 @@ pub async fn is_dead(
     app: &App,
     process: BorrowedFd<'_>,
     within: Duration,
-) -> Result<bool, ApiError> {
+) -> Result<bool, ServiceError> {
     tokio::select! {
         dead = fd::readable(process) => {
             dead.context(|| "cannot wait for the box".into())?;

@@ -20,11 +20,11 @@ use crate::admission::Turn;
 use crate::api::files::failure::of_file;
 use crate::api::files::path::Address;
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::download;
 use crate::work::fd;
 
-pub async fn file(app: &App, address: Address) -> Result<Response, ApiError> {
+pub async fn file(app: &App, address: Address) -> Result<Response, ServiceError> {
     let Address { reference, path } = address;
     let permit = app.execs.permit()?;
     let of = path.clone();
@@ -44,7 +44,7 @@ pub async fn file(app: &App, address: Address) -> Result<Response, ApiError> {
     Ok(response)
 }
 
-pub async fn archive(app: &App, address: Address) -> Result<Response, ApiError> {
+pub async fn archive(app: &App, address: Address) -> Result<Response, ServiceError> {
     let Address { reference, path } = address;
     let permit = app.execs.permit()?;
     let of = path.clone();
@@ -54,7 +54,7 @@ pub async fn archive(app: &App, address: Address) -> Result<Response, ApiError> 
     });
     let copying = opened.await?.map_err(of_file)?;
     let stream = copying.stream.try_clone();
-    let stream = stream.map_err(|error| ApiError::internal(error.to_string()))?;
+    let stream = stream.map_err(|error| ServiceError::internal(error.to_string()))?;
     let source = Source::new(app, stream, Other::Archive(copying), permit, None)?;
     Ok(source.into_response("application/x-tar", &path, ".tar"))
 }
@@ -84,11 +84,11 @@ impl Source {
         other: Other,
         permit: Turn,
         size: Option<u64>,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self, ServiceError> {
         let from = fd::watched(stream, Interest::READABLE);
         Ok(Self {
             app: app.clone(),
-            from: from.map_err(|error| ApiError::internal(error.to_string()))?,
+            from: from.map_err(|error| ServiceError::internal(error.to_string()))?,
             other: Some(other),
             left: size,
             patience: app.config().limits.client,

@@ -3,37 +3,36 @@
 use std::error::Error as _;
 use std::io;
 
-use axum::http::StatusCode;
 use rustix::io::Errno;
 use tare_engine::{Error, ErrorKind};
 
-use crate::error::ApiError;
+use crate::error::{Kind, ServiceError};
 
 /// How a box says that it is full, in the words of a copy.
 const FULL: [&str; 2] = ["No space left", "File too large"];
 
-pub fn of_file(error: Error) -> ApiError {
+pub fn of_file(error: Error) -> ServiceError {
     let of_box = error.kind() == ErrorKind::BadRequest;
     let source = error.source();
     let errno = source.and_then(|why| why.downcast_ref::<io::Error>()?.raw_os_error());
     let errno = errno.map(Errno::from_raw_os_error);
-    let error = ApiError::from(error);
+    let error = ServiceError::from(error);
     if !of_box {
         return error;
     }
     let is_full = FULL.iter().any(|words| error.message.contains(words));
-    let (status, code) = match errno {
-        Some(Errno::NOENT) => (StatusCode::NOT_FOUND, "no_such_file"),
-        Some(Errno::NOTDIR) => (StatusCode::BAD_REQUEST, "not_a_directory"),
-        Some(Errno::ISDIR) => (StatusCode::BAD_REQUEST, "is_a_directory"),
-        Some(Errno::OPNOTSUPP) => (StatusCode::BAD_REQUEST, "not_a_regular_file"),
-        Some(Errno::LOOP) => (StatusCode::BAD_REQUEST, "link_loop"),
-        Some(Errno::NAMETOOLONG) => (StatusCode::BAD_REQUEST, "name_too_long"),
-        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => (StatusCode::FORBIDDEN, "not_permitted"),
-        Some(Errno::BUSY | Errno::NOTEMPTY | Errno::EXIST) => (StatusCode::CONFLICT, "in_use"),
+    let (kind, code) = match errno {
+        Some(Errno::NOENT) => (Kind::NotFound, "no_such_file"),
+        Some(Errno::NOTDIR) => (Kind::Invalid, "not_a_directory"),
+        Some(Errno::ISDIR) => (Kind::Invalid, "is_a_directory"),
+        Some(Errno::OPNOTSUPP) => (Kind::Invalid, "not_a_regular_file"),
+        Some(Errno::LOOP) => (Kind::Invalid, "link_loop"),
+        Some(Errno::NAMETOOLONG) => (Kind::Invalid, "name_too_long"),
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => (Kind::Forbidden, "not_permitted"),
+        Some(Errno::BUSY | Errno::NOTEMPTY | Errno::EXIST) => (Kind::Conflict, "in_use"),
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => NO_SPACE,
         Some(_) | None if is_full => NO_SPACE,
-        Some(_) | None => (StatusCode::BAD_REQUEST, "file_error"),
+        Some(_) | None => (Kind::Invalid, "file_error"),
     };
     let hint = match code {
         "is_a_directory" => Some("?list=true lists it, ?tar=true gets all of it".to_owned()),
@@ -43,7 +42,7 @@ pub fn of_file(error: Error) -> ApiError {
         ),
         _ => None,
     };
-    ApiError { status, code, hint, ..error }
+    ServiceError { kind, code, hint, ..error }
 }
 
-const NO_SPACE: (StatusCode, &str) = (StatusCode::INSUFFICIENT_STORAGE, "no_space");
+const NO_SPACE: (Kind, &str) = (Kind::NoSpace, "no_space");

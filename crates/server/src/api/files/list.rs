@@ -16,7 +16,7 @@ use crate::api::files::download::{Other, Source};
 use crate::api::files::failure::of_file;
 use crate::api::files::path::Address;
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::percent::encoded;
 
 /// In no order.
@@ -70,7 +70,7 @@ impl ListingEntry {
     }
 }
 
-pub async fn list(app: &App, address: Address) -> Result<Response, ApiError> {
+pub async fn list(app: &App, address: Address) -> Result<Response, ServiceError> {
     let Address { reference, path } = address;
     let permit = app.execs.permit()?;
     let opened = app.ask_in_box(move |engine| {

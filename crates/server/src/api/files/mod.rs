@@ -19,8 +19,8 @@ use crate::api::files::failure::of_file;
 pub use crate::api::files::list::Listing;
 use crate::api::files::path::Address;
 use crate::app::App;
-use crate::error::ApiError;
-use crate::http::request_log::ErrorBody;
+use crate::error::ServiceError;
+use crate::http::error::ErrorBody;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -71,12 +71,12 @@ pub async fn get(
     State(app): State<App>,
     uri: Uri,
     query: Result<Query<GetQuery>, QueryRejection>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let address = Address::of(&uri)?;
     let query = taken(query)?;
     match (query.list, query.tar) {
         (true, true) => {
-            Err(ApiError::bad_request("invalid_query", "list and tar exclude each other"))
+            Err(ServiceError::invalid("invalid_query", "list and tar exclude each other"))
         }
         (true, false) => list::list(&app, address).await,
         (false, true) => download::archive(&app, address).await,
@@ -111,7 +111,7 @@ pub async fn put(
     query: Result<Query<PutQuery>, QueryRejection>,
     headers: HeaderMap,
     body: Body,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, ServiceError> {
     let address = Address::of(&uri)?;
     if taken(query)?.tar {
         upload::archive(&app, address, &headers, body).await?
@@ -134,7 +134,7 @@ pub async fn put(
     ),
     responses((status = 204), (status = "4XX", body = ErrorBody))
 )]
-pub async fn delete(State(app): State<App>, uri: Uri) -> Result<StatusCode, ApiError> {
+pub async fn delete(State(app): State<App>, uri: Uri) -> Result<StatusCode, ServiceError> {
     let Address { reference, path } = Address::of(&uri)?;
     let _permit = app.execs.permit()?;
     app.ask_in_box(move |engine| {

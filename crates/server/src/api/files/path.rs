@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::percent::decoded;
 
 /// As the kernel has it (limits.h).
@@ -23,19 +23,19 @@ pub struct Address {
 
 impl Address {
     /// Of the path as it was sent: a name of a file may be any bytes, which no text is.
-    pub fn of(uri: &Uri) -> Result<Self, ApiError> {
+    pub fn of(uri: &Uri) -> Result<Self, ServiceError> {
         // "", "v1", "boxes", the box, "files", the rest.
         let mut parts = uri.path().splitn(6, '/').skip(3);
         let reference = parts.next().and_then(decoded);
         let reference = reference.and_then(|bytes| String::from_utf8(bytes).ok());
-        let no_box = || ApiError::new(StatusCode::NOT_FOUND, "no_such_box", "there is no such box");
+        let no_box = || ServiceError::not_found("no_such_box", "there is no such box");
         let path = parts.nth(1).unwrap_or("");
         Ok(Self { reference: reference.ok_or_else(no_box)?, path: absolute(path)? })
     }
 }
 
-fn absolute(path: &str) -> Result<PathBuf, ApiError> {
-    let bad = |code, why: &str| ApiError::bad_request(code, format!("the path {why}"));
+fn absolute(path: &str) -> Result<PathBuf, ServiceError> {
+    let bad = |code, why: &str| ServiceError::invalid(code, format!("the path {why}"));
     let path = decoded(path).ok_or_else(|| bad("invalid_path", "is not percent-encoded"))?;
     // A slash at the end says nothing that a directory does not.
     let path = path.strip_suffix(b"/").unwrap_or(&path);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use tare_engine::Found;
 use tare_engine::files::{PIECE_BYTES_MAX, piece_head};
@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use crate::api::files::failure::of_file;
 use crate::api::files::path::Address;
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::fd;
 
 pub async fn file(
@@ -24,7 +24,7 @@ pub async fn file(
     address: Address,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(), ApiError> {
+) -> Result<(), ServiceError> {
     let mut incoming = Incoming::new(app, headers, body)?;
     let permit = app.execs.permit()?;
     let Address { reference, path } = address;
@@ -46,7 +46,7 @@ pub async fn file(
             Ok(()) | Err(Unsent::NotTaken) => finished.map_err(of_file),
         }
     });
-    let lost = |error: tokio::task::JoinError| ApiError::internal(error.to_string());
+    let lost = |error: tokio::task::JoinError| ServiceError::internal(error.to_string());
     passing.await.map_err(lost)?
 }
 
@@ -66,7 +66,7 @@ pub async fn archive(
     address: Address,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(), ApiError> {
+) -> Result<(), ServiceError> {
     check_type(headers)?;
     let mut incoming = Incoming::new(app, headers, body)?;
     let _permit = app.execs.permit()?;
@@ -78,10 +78,10 @@ pub async fn archive(
     let copying = opened.await?.map_err(of_file)?;
     if copying.found != Found::Directory {
         let message = "there is no directory to unpack into";
-        return Err(ApiError::bad_request("not_a_directory", message));
+        return Err(ServiceError::invalid("not_a_directory", message));
     }
     let stream = copying.stream.try_clone();
-    let stream = stream.map_err(|error| ApiError::internal(error.to_string()))?;
+    let stream = stream.map_err(|error| ServiceError::internal(error.to_string()))?;
     let sent = async {
         let to = Outgoing::new(stream, incoming.patience)?;
         while let Some(bytes) = incoming.next().await? {
@@ -97,29 +97,25 @@ pub async fn archive(
     }
 }
 
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_type(headers: &HeaderMap) -> Result<(), ServiceError> {
     let given = headers.get(header::CONTENT_TYPE);
     if given.is_some_and(|given| given == "application/x-tar") {
         Ok(())
     } else {
-        Err(ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media_type",
-            "the body has to be a tar archive",
-        )
-        .with_hint("send 'Content-Type: application/x-tar'"))
+        Err(ServiceError::wrong_type("unsupported_media_type", "the body has to be a tar archive")
+            .with_hint("send 'Content-Type: application/x-tar'"))
     }
 }
 
 /// Why not all of a body was passed on.
 enum Unsent {
-    Refused(ApiError),
+    Refused(ServiceError),
     /// The box took no more.
     NotTaken,
 }
 
-impl From<ApiError> for Unsent {
-    fn from(error: ApiError) -> Self {
+impl From<ServiceError> for Unsent {
+    fn from(error: ServiceError) -> Self {
         Self::Refused(error)
     }
 }
@@ -133,7 +129,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    fn new(app: &App, headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
+    fn new(app: &App, headers: &HeaderMap, body: Body) -> Result<Self, ServiceError> {
         let limits = &app.config().limits;
         let incoming = Self {
             body: body.into_data_stream(),
@@ -150,16 +146,16 @@ impl Incoming {
         }
     }
 
-    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+    async fn next(&mut self) -> Result<Option<Bytes>, ServiceError> {
         let slow = |_| {
             let message = "the body did not come in time";
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message)
+            ServiceError::too_slow("slow_body", message)
         };
         let next = tokio::time::timeout(self.patience, self.body.next()).await;
         let Some(bytes) = next.map_err(slow)? else {
             return Ok(None);
         };
-        let cut = |_| ApiError::bad_request("incomplete", "the body ended too early");
+        let cut = |_| ServiceError::invalid("incomplete", "the body ended too early");
         let bytes = bytes.map_err(cut)?;
         match self.left.checked_sub(bytes.len() as u64) {
             Some(left) => self.left = left,
@@ -168,9 +164,9 @@ impl Incoming {
         Ok(Some(bytes))
     }
 
-    fn too_large(&self) -> ApiError {
+    fn too_large(&self) -> ServiceError {
         let message = format!("the body has more than {}", bytes::show(self.bytes_max));
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+        ServiceError::too_large("too_large", message)
             .with_hint("the operator's limit is [limits] upload_bytes")
     }
 }
@@ -182,9 +178,9 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    fn new(stream: OwnedFd, patience: Duration) -> Result<Self, ApiError> {
+    fn new(stream: OwnedFd, patience: Duration) -> Result<Self, ServiceError> {
         let to = fd::watched(stream, Interest::WRITABLE);
-        let to = to.map_err(|error| ApiError::internal(error.to_string()))?;
+        let to = to.map_err(|error| ServiceError::internal(error.to_string()))?;
         Ok(Self { to, patience })
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -21,7 +21,7 @@ use crate::app::{App, ServedAt};
 use crate::callers::Callers;
 use crate::config::Config;
 use crate::config::librechat::{Auth, JwtConfig};
-use crate::error::{ApiError, in_full};
+use crate::error::{ServiceError, in_full};
 use crate::http::auth::{self, API_KEY, Caller};
 use crate::http::request_log;
 pub use crate::librechat::auth::keys::Keyring;
@@ -48,7 +48,7 @@ pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Resp
     }
 }
 
-async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
+async fn identify(app: &App, parts: &Parts) -> Result<Identified, ServiceError> {
     let config = app.config();
     let door = Door { config: &config, served: app.served_at(), now: now(), callers: &app.callers };
     let identified = door.identify(parts).await;
@@ -57,7 +57,7 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ApiError> {
         Ok((_, Caller(None))) | Err(Refused::Said(_)) => {}
         Err(Refused::Unread(why)) => app.journal.note(Happening::KeysNotRead { why }),
     }
-    identified.map_err(ApiError::from)
+    identified.map_err(ServiceError::from)
 }
 
 fn now() -> Duration {
@@ -77,7 +77,7 @@ struct Door<'a> {
 /// Why somebody is not heard.
 #[derive(Debug)]
 enum Refused {
-    Said(ApiError),
+    Said(ServiceError),
     /// His key may be in a file that cannot be used; that is for the log.
     Unread(String),
 }
@@ -106,7 +106,7 @@ impl Door<'_> {
 
     /// Without a credential nothing tells a page in a browser from anybody else but the
     /// name that it has for this host.
-    fn anybody(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ApiError> {
+    fn anybody(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ServiceError> {
         let librechat = &self.config.librechat;
         if librechat.is_open(&self.config.keys, self.served.reach) {
             return Err(unauthorized("API key is required"));
@@ -121,7 +121,7 @@ impl Door<'_> {
         is_exec && self.config.librechat.anonymous_exec
     }
 
-    fn holder(&self, credential: Option<Credential<'_>>) -> Result<Identified, ApiError> {
+    fn holder(&self, credential: Option<Credential<'_>>) -> Result<Identified, ServiceError> {
         let given = match credential {
             Some(Credential::ApiKey(given) | Credential::Bearer(given)) => given,
             None => return Err(unauthorized("API key is required")),
@@ -151,7 +151,7 @@ impl Door<'_> {
 }
 
 /// The one that there is. Two of them may be two callers.
-fn credential(headers: &HeaderMap) -> Result<Option<Credential<'_>>, ApiError> {
+fn credential(headers: &HeaderMap) -> Result<Option<Credential<'_>>, ServiceError> {
     let keys = headers.get_all(API_KEY).iter();
     let keys = keys.map(|value| Credential::ApiKey(value.as_bytes()));
     let bearers = headers.get_all(header::AUTHORIZATION).iter();
@@ -160,28 +160,28 @@ fn credential(headers: &HeaderMap) -> Result<Option<Credential<'_>>, ApiError> {
     match (all.next(), all.next()) {
         (one, None) => Ok(one),
         (_, Some(_)) => {
-            Err(ApiError::bad_request("ambiguous_credentials", "Ambiguous authentication headers"))
+            Err(ServiceError::invalid("ambiguous_credentials", "Ambiguous authentication headers"))
         }
     }
 }
 
-fn unauthorized(message: &str) -> ApiError {
-    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+fn unauthorized(message: &str) -> ServiceError {
+    ServiceError::unauthorized("unauthorized", message)
 }
 
 fn invalid(why: token::Refusal) -> Refused {
-    Refused::Said(ApiError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
+    Refused::Said(ServiceError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
 }
 
 const INVALID: &str = "Invalid bearer token";
 
-impl From<ApiError> for Refused {
-    fn from(error: ApiError) -> Self {
+impl From<ServiceError> for Refused {
+    fn from(error: ServiceError) -> Self {
         Self::Said(error)
     }
 }
 
-impl From<Refused> for ApiError {
+impl From<Refused> for ServiceError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Said(error) => error,
@@ -198,6 +198,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Key, Reach};
+    use crate::http::error::status;
 
     /// Whoever was heard, as `tenant/user`, or the status and what was said.
     type Heard = Result<String, (u16, String)>;
@@ -223,9 +224,9 @@ mod tests {
                 now: now(),
                 callers: &Callers::start(1).expect("threads"),
             };
-            let identified = door.identify(&parts).await.map_err(ApiError::from);
+            let identified = door.identify(&parts).await.map_err(ServiceError::from);
             let (principal, Caller(key)) =
-                identified.map_err(|error| (error.status.as_u16(), error.message))?;
+                identified.map_err(|error| (status(error.kind).as_u16(), error.message))?;
             let user = principal.user.or(key);
             Ok(format!("{}/{}", principal.tenant, user.unwrap_or_default()))
         }

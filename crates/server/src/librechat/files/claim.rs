@@ -4,10 +4,9 @@
 //! Later clients name a kind and an id, and of a skill its version. The first ones name
 //! an agent (`entity_id`) or nothing, and also nothing for what they sent with an agent.
 
-use axum::http::StatusCode;
 use serde::Deserialize;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::store::Object;
 use crate::store::owner::{Owner, Principal, Resource};
 
@@ -34,8 +33,8 @@ pub enum Claim {
 }
 
 impl Said {
-    pub fn claim(&self) -> Result<Claim, ApiError> {
-        let refused = |message: &str| Err(ApiError::bad_request("invalid_resource", message));
+    pub fn claim(&self) -> Result<Claim, ServiceError> {
+        let refused = |message: &str| Err(ServiceError::invalid("invalid_resource", message));
         let given = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
         let id = given(&self.id);
         if !self.all().all(is_id) {
@@ -102,14 +101,14 @@ impl Claim {
         }
     }
 
-    pub fn check(&self, principal: &Principal, object: &Object) -> Result<(), ApiError> {
+    pub fn check(&self, principal: &Principal, object: &Object) -> Result<(), ServiceError> {
         if self.allows(principal, object) { Ok(()) } else { Err(forbidden()) }
     }
 }
 
-pub fn forbidden() -> ApiError {
+pub fn forbidden() -> ServiceError {
     let message = "This file belongs to somebody else";
-    ApiError::new(StatusCode::FORBIDDEN, "not_owner", message)
+    ServiceError::forbidden("not_owner", message)
 }
 
 /// Users that nobody proves are still two, if the client says so.

@@ -15,7 +15,7 @@ use axum::response::Response;
 use futures_util::stream;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::download;
 use crate::librechat::files::range::{Range, Wanted};
 use crate::librechat::files::reference::{Named, not_found};
@@ -30,7 +30,7 @@ pub async fn download(
     State(app): State<App>,
     Named(object): Named,
     headers: HeaderMap,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let transfer = app.execs.transfer()?;
     let etag = format!("\"{}\"", object.sha256);
     let wanted = Wanted::of(&headers, &etag, object.size);

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use tokio::time::Instant;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat::files::multipart::{Head, Malformed, Parser, Piece};
 
 /// For all of it, however steadily it comes. Clients give up after two minutes.
@@ -27,13 +27,13 @@ pub struct Form {
 }
 
 impl Form {
-    pub fn new(app: &App, headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
+    pub fn new(app: &App, headers: &HeaderMap, body: Body) -> Result<Self, ServiceError> {
         let config = app.config();
         let given = headers.get(header::CONTENT_TYPE);
         let parser = given.and_then(|given| Parser::of(given.to_str().ok()?));
         let Some(parser) = parser else {
             let message = "The request has to be multipart/form-data";
-            return Err(ApiError::bad_request("not_multipart", message));
+            return Err(ServiceError::invalid("not_multipart", message));
         };
         Ok(Self {
             parser,
@@ -46,7 +46,7 @@ impl Form {
     }
 
     /// The next part; `None` at the end.
-    pub async fn part(&mut self) -> Result<Option<Head>, ApiError> {
+    pub async fn part(&mut self) -> Result<Option<Head>, ServiceError> {
         loop {
             match self.next().await? {
                 Piece::Part(head) => return Ok(Some(head)),
@@ -58,7 +58,7 @@ impl Form {
     }
 
     /// The next bytes of the part; `None` at its end.
-    pub async fn content(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
+    pub async fn content(&mut self) -> Result<Option<Vec<u8>>, ServiceError> {
         match self.next().await? {
             Piece::Content(bytes) => Ok(Some(bytes)),
             Piece::PartEnd | Piece::Part(_) | Piece::End => Ok(None),
@@ -66,7 +66,7 @@ impl Form {
     }
 
     /// All of the part, which is a field.
-    pub async fn field(&mut self) -> Result<String, ApiError> {
+    pub async fn field(&mut self) -> Result<String, ServiceError> {
         let mut value = Vec::new();
         while let Some(bytes) = self.content().await? {
             value.extend(bytes);
@@ -77,14 +77,14 @@ impl Form {
         String::from_utf8(value).map_err(|_| malformed(Malformed("a field is not UTF-8")))
     }
 
-    async fn next(&mut self) -> Result<Piece, ApiError> {
+    async fn next(&mut self) -> Result<Piece, ServiceError> {
         loop {
             if let Some(piece) = self.parser.next().map_err(malformed)? {
                 return Ok(piece);
             }
             let until = self.until.min(Instant::now() + self.patience);
             let next = tokio::time::timeout_at(until, self.body.next()).await;
-            let cut = || ApiError::bad_request("incomplete", "The body ended too early");
+            let cut = || ServiceError::invalid("incomplete", "The body ended too early");
             let bytes = next.map_err(|_| timed_out())?.ok_or_else(cut)?;
             let bytes = bytes.map_err(|_| cut())?;
             let left = self.left_bytes.checked_sub(bytes.len() as u64);
@@ -94,16 +94,14 @@ impl Form {
     }
 }
 
-fn malformed(Malformed(why): Malformed) -> ApiError {
-    ApiError::bad_request("malformed_form", format!("Invalid multipart body: {why}"))
+fn malformed(Malformed(why): Malformed) -> ServiceError {
+    ServiceError::invalid("malformed_form", format!("Invalid multipart body: {why}"))
 }
 
-fn timed_out() -> ApiError {
-    let status = StatusCode::GATEWAY_TIMEOUT;
-    ApiError::new(status, "upload_timeout", "Upload timeout")
+fn timed_out() -> ServiceError {
+    ServiceError::timed_out("upload_timeout", "Upload timeout")
 }
 
-fn too_large() -> ApiError {
-    let status = StatusCode::PAYLOAD_TOO_LARGE;
-    ApiError::new(status, "file_too_large", "File size limit exceeded")
+fn too_large() -> ServiceError {
+    ServiceError::too_large("file_too_large", "File size limit exceeded")
 }

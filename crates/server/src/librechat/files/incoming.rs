@@ -2,7 +2,7 @@
 //! that may wait, for one piece at a time: a client that is slow holds none of them.
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::store::id::Id;
 use crate::store::open;
 use crate::store::owner::Owner;
@@ -17,12 +17,12 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    pub async fn begin(app: &App, owner: Owner) -> Result<Self, ApiError> {
+    pub async fn begin(app: &App, owner: Owner) -> Result<Self, ServiceError> {
         let incoming = open::ask(app, move |store| store.receive(&owner)).await?;
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
 
-    pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), ApiError> {
+    pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), ServiceError> {
         let mut incoming = self.incoming.take().ok_or_else(lost)?;
         // Whoever does not wait for this any more leaves it to the thread, and with it
         // the file.
@@ -35,14 +35,14 @@ impl Arriving {
         Ok(written?)
     }
 
-    pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ApiError> {
+    pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ServiceError> {
         let incoming = self.incoming.take().ok_or_else(lost)?;
         Ok(self.app.call(move || incoming.keep(&session, meta)).await?)
     }
 }
 
-fn lost() -> ApiError {
-    ApiError::internal("a file was lost on its way")
+fn lost() -> ServiceError {
+    ServiceError::internal("a file was lost on its way")
 }
 
 impl Drop for Arriving {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::extract::Path;
 use crate::librechat::files::claim;
 use crate::librechat::files::reference::{Asked, Named, not_found, parsed, queried};
@@ -37,7 +37,7 @@ pub async fn list(
     Path(session): Path<String>,
     query: Result<Query<Wanted>, QueryRejection>,
     asked: Asked,
-) -> Result<Json<Vec<Value>>, ApiError> {
+) -> Result<Json<Vec<Value>>, ServiceError> {
     let session = parsed(&session)?;
     let detail = queried(query)?.detail;
     let objects = open::ask_if_any(&app, move |store| store.list(&session)).await?;
@@ -103,7 +103,10 @@ fn with(mut one: Value, more: Value) -> Value {
     one
 }
 
-pub async fn delete(State(app): State<App>, Named(object): Named) -> Result<Json<Value>, ApiError> {
+pub async fn delete(
+    State(app): State<App>,
+    Named(object): Named,
+) -> Result<Json<Value>, ServiceError> {
     let answer = json!({
         "message": "File deleted successfully",
         "session_id": object.session,

@@ -1,7 +1,7 @@
 //! Names of files as clients give them: a place below the directory of a program, and
 //! no trick.
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 
 const CHARACTERS_MAX: usize = 256;
 const DEPTH_MAX: usize = 10;
@@ -17,8 +17,8 @@ pub enum Form {
 }
 
 /// A relative path without `.`, `..`, empty parts and control characters.
-pub fn check(name: &str, form: Form) -> Result<(), ApiError> {
-    let refused = |why: &str| Err(ApiError::bad_request("invalid_filename", why));
+pub fn check(name: &str, form: Form) -> Result<(), ServiceError> {
+    let refused = |why: &str| Err(ServiceError::invalid("invalid_filename", why));
     let parts: Vec<&str> = name.split('/').collect();
     let is_part = |part: &&str| !matches!(*part, "" | "." | "..") && part.len() <= PART_BYTES_MAX;
     if name.chars().any(char::is_control) {

@@ -2,11 +2,10 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Query};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::extract::Path;
 use crate::librechat::files::claim::{Claim, Said};
 use crate::store::Object;
@@ -22,19 +21,19 @@ pub struct Asked {
 }
 
 impl FromRequestParts<App> for Asked {
-    type Rejection = ApiError;
+    type Rejection = ServiceError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ServiceError> {
         let principal = parts.extensions.get::<Principal>().cloned();
-        let unknown = || ApiError::internal("nobody looked at who asks");
+        let unknown = || ServiceError::internal("nobody looked at who asks");
         let said = Query::<Said>::from_request_parts(parts, app).await;
         Ok(Self { principal: principal.ok_or_else(unknown)?, claim: queried(said)?.claim()? })
     }
 }
 
-pub fn queried<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+pub fn queried<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ServiceError> {
     let refused =
-        |rejection: QueryRejection| ApiError::bad_request("invalid_query", rejection.body_text());
+        |rejection: QueryRejection| ServiceError::invalid("invalid_query", rejection.body_text());
     query.map(|Query(query)| query).map_err(refused)
 }
 
@@ -43,9 +42,9 @@ pub fn queried<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError
 pub struct Named(pub Object);
 
 impl FromRequestParts<App> for Named {
-    type Rejection = ApiError;
+    type Rejection = ServiceError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ServiceError> {
         let Path((session, file)) =
             Path::<(String, String)>::from_request_parts(parts, app).await?;
         let (session, file) = (parsed(&session)?, parsed(&file)?);
@@ -58,12 +57,12 @@ impl FromRequestParts<App> for Named {
     }
 }
 
-pub fn parsed(id: &str) -> Result<Id, ApiError> {
-    let wrong = || ApiError::bad_request("invalid_id", "Invalid session or file id");
+pub fn parsed(id: &str) -> Result<Id, ServiceError> {
+    let wrong = || ServiceError::invalid("invalid_id", "Invalid session or file id");
     Id::parse(id).ok_or_else(wrong)
 }
 
-pub fn not_found() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "file_not_found", "File not found")
+pub fn not_found() -> ServiceError {
+    ServiceError::not_found("file_not_found", "File not found")
         .with_hint("it was never there, was removed, or is over its time")
 }

@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat::files::claim::Said;
 use crate::librechat::files::form::Form;
 use crate::librechat::files::incoming::{Arrived, Arriving};
@@ -31,20 +31,20 @@ pub async fn upload(
     Extension(principal): Extension<Principal>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let _transfer = app.execs.transfer()?;
     let mut upload = Upload::new(&app, principal, &headers, body)?;
     let mut arrived = Arrived::new(&app);
     while let Some(head) = upload.next_file().await? {
         if upload.files > upload.files_max {
             let message = format!("at most {} files are taken at once", upload.files_max);
-            return Err(ApiError::bad_request("too_many_files", message));
+            return Err(ServiceError::invalid("too_many_files", message));
         }
         arrived.add(upload.take(&head).await?);
     }
     let kept = arrived.told();
     if kept.is_empty() {
-        return Err(ApiError::bad_request("no_file", "No file provided"));
+        return Err(ServiceError::invalid("no_file", "No file provided"));
     }
     Ok(Json(json!({
         "message": "success",
@@ -65,7 +65,7 @@ pub async fn batch(
     Extension(principal): Extension<Principal>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ServiceError> {
     let _transfer = app.execs.transfer()?;
     let mut upload = Upload::new(&app, principal, &headers, body)?;
     let mut arrived = Arrived::new(&app);
@@ -118,7 +118,7 @@ impl<'a> Upload<'a> {
         principal: Principal,
         headers: &HeaderMap,
         body: Body,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self, ServiceError> {
         Ok(Self {
             app,
             principal,
@@ -135,7 +135,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Heeds the fields that come before it.
-    async fn next_file(&mut self) -> Result<Option<Head>, ApiError> {
+    async fn next_file(&mut self) -> Result<Option<Head>, ServiceError> {
         while let Some(head) = self.form.part().await? {
             if head.filename.is_some() {
                 self.files += 1;
@@ -144,7 +144,7 @@ impl<'a> Upload<'a> {
             self.fields += 1;
             if self.fields > FIELDS_MAX {
                 let message = "Invalid multipart body: it has too many fields";
-                return Err(ApiError::bad_request("malformed_form", message));
+                return Err(ServiceError::invalid("malformed_form", message));
             }
             let value = self.form.field().await?;
             self.heed(&head.name, value)?;
@@ -152,7 +152,7 @@ impl<'a> Upload<'a> {
         Ok(None)
     }
 
-    fn heed(&mut self, name: &str, value: String) -> Result<(), ApiError> {
+    fn heed(&mut self, name: &str, value: String) -> Result<(), ServiceError> {
         let field = match name {
             "kind" => &mut self.said.kind,
             "id" => &mut self.said.id,
@@ -167,13 +167,13 @@ impl<'a> Upload<'a> {
         // What came before it has an owner already.
         if self.files > 0 || field.is_some() {
             let message = format!("the field {name} comes once, and before the files");
-            return Err(ApiError::bad_request("misplaced_field", message));
+            return Err(ServiceError::invalid("misplaced_field", message));
         }
         *field = Some(value);
         Ok(())
     }
 
-    async fn take(&mut self, head: &Head) -> Result<Object, ApiError> {
+    async fn take(&mut self, head: &Head) -> Result<Object, ServiceError> {
         let claim = self.said.claim()?;
         let name = head.filename.clone().unwrap_or_default();
         name::check(&name, self.name_form())?;

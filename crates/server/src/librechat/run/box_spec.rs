@@ -11,7 +11,7 @@ use tare_engine::spec::defaults::PATH;
 use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, arguments, env};
 
 use crate::config::{self, Config};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::work::files::{self, Content, FileIn};
 use crate::work::languages::{Host, PACKAGE_PROGRAMS, PACKAGES};
 use crate::work::spec;
@@ -76,7 +76,7 @@ impl Work {
         code: String,
         arguments: &[String],
         timeout_ms: Option<u64>,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self, ServiceError> {
         let boxes = &config.librechat.boxes;
         let host = Host {
             root: boxes.rootfs.as_deref().unwrap_or(Path::new("/")),

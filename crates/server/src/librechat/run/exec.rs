@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use tare_engine::Exit;
 
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
 use crate::http::extract::Json;
 use crate::librechat::answer::{Answer, Ran};
@@ -51,7 +51,7 @@ pub async fn exec(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Json(request): Json<ExecRequest>,
-) -> Result<axum::Json<Answer>, ApiError> {
+) -> Result<axum::Json<Answer>, ServiceError> {
     let executed = execute(&app, &principal, &caller, request);
     let answer = cancel::unless_cancelled(&app, &principal, &headers, executed).await?;
     Ok(axum::Json(answer))
@@ -62,7 +62,7 @@ async fn execute(
     principal: &Principal,
     caller: &Caller,
     request: ExecRequest,
-) -> Result<Answer, ApiError> {
+) -> Result<Answer, ServiceError> {
     let hint = request.runtime_session_hint.as_deref();
     let hint = hint.map(Hint::parse).transpose()?;
     let work =
@@ -89,7 +89,7 @@ impl Task {
         work: Work,
         files: Vec<FileRef>,
         user_id: Option<String>,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self, ServiceError> {
         let inputs = inputs::find(app, principal, files, user_id.as_deref()).await?;
         let outputs = Outputs {
             app: app.clone(),
@@ -108,9 +108,9 @@ impl Task {
         app: &App,
         caller: &Caller,
         tongue: Option<Tongue>,
-    ) -> Result<(Answer, Vec<Call>), ApiError> {
+    ) -> Result<(Answer, Vec<Call>), ServiceError> {
         if app.stopping.phase() > Phase::Serving {
-            return Err(ApiError::unavailable("stopping", "Service is shutting down"));
+            return Err(ServiceError::unavailable("stopping", "Service is shutting down"));
         }
         let config = app.config();
         let memory_bytes = self.work.spec.limits.memory_bytes.value();

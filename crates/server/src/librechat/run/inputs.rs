@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat::files::claim::{Claim, Said};
 use crate::librechat::files::name::{self, Form};
 use crate::store::id::Id;
@@ -58,14 +57,14 @@ pub async fn find(
     principal: &Principal,
     references: Vec<FileRef>,
     user_id: Option<&str>,
-) -> Result<Inputs, ApiError> {
+) -> Result<Inputs, ServiceError> {
     if references.is_empty() {
         return Ok(Inputs::new());
     }
     let most = app.config().files.request_files;
     if references.len() > most {
         let message = format!("files: there may be {most} of them");
-        return Err(ApiError::bad_request("too_many_files", message));
+        return Err(ServiceError::invalid("too_many_files", message));
     }
     let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
     let opening = app.clone();
@@ -82,7 +81,7 @@ fn find_one(
     principal: &Principal,
     reference: FileRef,
     user_id: Option<&str>,
-) -> Result<(String, Input), ApiError> {
+) -> Result<(String, Input), ServiceError> {
     let FileRef { name, .. } = &reference;
     name::check(name, Form::Nested)?;
     let session = reference.storage_session_id.as_ref();
@@ -90,7 +89,7 @@ fn find_one(
     let session = session.and_then(|text| Id::parse(text));
     let (Some(session), Some(id)) = (session, Id::parse(&reference.id)) else {
         let message = format!("files: {name:?} has no valid id");
-        return Err(ApiError::bad_request("invalid_id", message));
+        return Err(ServiceError::invalid("invalid_id", message));
     };
     let claim = reference.claim(user_id)?;
     let object = store.find(&session, &id)?.ok_or_else(|| gone(name))?;
@@ -102,9 +101,8 @@ fn find_one(
 }
 
 /// The client shows it as rejected, and sends the file again.
-fn gone(name: &str) -> ApiError {
-    ApiError::new(
-        StatusCode::UNPROCESSABLE_ENTITY,
+fn gone(name: &str) -> ServiceError {
+    ServiceError::unprocessable(
         "session_input_unavailable",
         format!("files: {name:?} is not there any more"),
     )
@@ -113,7 +111,7 @@ fn gone(name: &str) -> ApiError {
 impl FileRef {
     /// Of a user it is he who is named as the one that the code is for: what else is in
     /// the reference may be anything.
-    fn claim(&self, user_id: Option<&str>) -> Result<Claim, ApiError> {
+    fn claim(&self, user_id: Option<&str>) -> Result<Claim, ServiceError> {
         let said = Said {
             kind: self.kind.clone(),
             id: self.resource_id.clone(),
@@ -134,7 +132,7 @@ impl Input {
     pub fn file(&self, app: &App) -> FileIn {
         let (app, object) = (app.clone(), self.object.clone());
         let open = move || {
-            let lost = |error: ApiError| io::Error::other(error.message);
+            let lost = |error: ServiceError| io::Error::other(error.message);
             let store = crate::store::open::open(&app).map_err(lost)?;
             let file = store.read(&object).map_err(|error| lost(error.into()))?;
             file.ok_or_else(|| io::ErrorKind::NotFound.into())

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tare_engine::{BoxId, Engine, ErrorKind};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::session::Turn;
 use crate::store::Store;
@@ -31,7 +31,7 @@ pub struct Known {
 }
 
 impl Known {
-    pub async fn recall(app: &App, turn: &Arc<Turn>, box_id: BoxId) -> Result<Self, ApiError> {
+    pub async fn recall(app: &App, turn: &Arc<Turn>, box_id: BoxId) -> Result<Self, ServiceError> {
         let held = Arc::clone(turn);
         let found = open::ask_if_any(app, move |store| store.recall(held.session())).await?;
         let entry = found.flatten().as_deref().and_then(parsed);
@@ -49,14 +49,14 @@ impl Known {
     }
 
     /// Writes nothing if nothing changed: a session without files needs no directory.
-    pub async fn set(&mut self, files: Inputs) -> Result<(), ApiError> {
+    pub async fn set(&mut self, files: Inputs) -> Result<(), ServiceError> {
         if files == self.files {
             return Ok(());
         }
         let turn = Arc::clone(&self.turn);
         let entry = Entry { box_id: self.box_id.clone(), files: files.clone() };
         let text = serde_json::to_vec(&entry);
-        let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
+        let text = text.map_err(|error| ServiceError::internal(error.to_string()))?;
         let remember = move |store: &Arc<Store>| store.remember(turn.session(), Some(&text));
         open::ask(&self.app, remember).await?;
         self.files = files;

@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use sha2::{Digest, Sha256};
 use tare_engine::spec::{Name, Spec, name};
 use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
@@ -17,7 +16,7 @@ use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit,
 use crate::admission::quota;
 use crate::api::boxes::{Asking, Created};
 use crate::app::{App, Phase};
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
 use crate::http::request_log;
 use crate::librechat::answer::{Answer, Ran, Runtime, RuntimeStatus};
@@ -39,14 +38,14 @@ const LEASE_MARGIN: Duration = Duration::from_secs(60);
 pub struct Hint(String);
 
 impl Hint {
-    pub fn parse(text: &str) -> Result<Self, ApiError> {
+    pub fn parse(text: &str) -> Result<Self, ServiceError> {
         let is_known =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
         let valid = (1..=HINT_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_known);
         if valid {
             Ok(Self(text.to_owned()))
         } else {
-            Err(ApiError::bad_request(
+            Err(ServiceError::invalid(
                 "invalid_hint",
                 "runtime_session_hint: it has 1 to 128 of A-Z a-z 0-9 . _ : -",
             ))
@@ -78,10 +77,9 @@ pub struct Turn {
 }
 
 impl Sessions {
-    fn enter(&self, session: String) -> Result<Arc<Turn>, ApiError> {
+    fn enter(&self, session: String) -> Result<Arc<Turn>, ServiceError> {
         if !self.busy().insert(session.clone()) {
-            return Err(ApiError::new(
-                StatusCode::CONFLICT,
+            return Err(ServiceError::conflict(
                 "runtime_session_busy",
                 "this session runs something already",
             ));
@@ -114,9 +112,9 @@ pub async fn run(
     caller: &Caller,
     hint: &Hint,
     task: Task,
-) -> Result<Answer, ApiError> {
+) -> Result<Answer, ServiceError> {
     if app.stopping.phase() > Phase::Serving {
-        return Err(ApiError::unavailable("stopping", "Service is shutting down"));
+        return Err(ServiceError::unavailable("stopping", "Service is shutting down"));
     }
     let turn = app.sessions.enter(hint.session_of(principal))?;
     let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
@@ -157,7 +155,7 @@ async fn put_into(
     known: &mut Known,
     inputs: &Inputs,
     code: Vec<FileIn>,
-) -> Result<(), ApiError> {
+) -> Result<(), ServiceError> {
     let mut missing = inputs.clone();
     missing.retain(|name, input| {
         let there = known.files().get(name);
@@ -182,7 +180,7 @@ async fn copy_into(
     turn: &Arc<Turn>,
     id: &BoxId,
     put: Vec<FileIn>,
-) -> Result<(), ApiError> {
+) -> Result<(), ServiceError> {
     let (id, turn) = (id.clone(), Arc::clone(turn));
     let put = app.ask_in_box(move |engine| {
         let _turn = turn;
@@ -194,7 +192,7 @@ async fn copy_into(
     put.await.map_err(|error| error.with_hint(ended))
 }
 
-async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ApiError> {
+async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ServiceError> {
     let id = id.clone();
     app.ask(move |engine| Ok(engine.oom_kills(&id))).await
 }
@@ -205,7 +203,7 @@ async fn collect(
     id: &BoxId,
     outputs: Outputs,
     known: &mut Known,
-) -> Result<Collected, ApiError> {
+) -> Result<Collected, ServiceError> {
     let (id, turn, before) = (id.clone(), Arc::clone(turn), known.files().clone());
     let collect = app.ask_in_box(move |engine| {
         let _turn = turn;
@@ -231,7 +229,7 @@ async fn find_or_make(
     caller: &Caller,
     turn: &Arc<Turn>,
     mut spec: Spec,
-) -> Result<(BoxId, RuntimeStatus), ApiError> {
+) -> Result<(BoxId, RuntimeStatus), ServiceError> {
     let name = box_name(turn.session())?;
     let lease = lease(app);
     let (wanted, held) = (name.clone(), Arc::clone(turn));
@@ -263,7 +261,7 @@ async fn find_or_make(
     Ok((made.await?, RuntimeStatus::New))
 }
 
-fn box_name(session: &str) -> Result<Name, ApiError> {
+fn box_name(session: &str) -> Result<Name, ServiceError> {
     Ok(name::parse(&format!("librechat-{session}"))?)
 }
 
@@ -291,7 +289,7 @@ fn lease(app: &App) -> Duration {
 }
 
 /// From now on it is not used.
-async fn renew(app: &App, turn: &Arc<Turn>, id: BoxId) -> Result<(), ApiError> {
+async fn renew(app: &App, turn: &Arc<Turn>, id: BoxId) -> Result<(), ServiceError> {
     let idle = app.config().librechat.boxes.session_idle;
     let turn = Arc::clone(turn);
     // A box that has ended meanwhile is replaced by the next request.

@@ -18,12 +18,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::http::auth::Caller;
 use crate::http::extract::Json;
 use crate::librechat::answer::{Answer, FileShown};
@@ -112,7 +112,7 @@ pub async fn programmatic(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Json(request): Json<Request>,
-) -> Result<axum::Json<Round>, ApiError> {
+) -> Result<axum::Json<Round>, ServiceError> {
     let round = round(&app, &principal, &caller, request);
     let round = cancel::unless_cancelled(&app, &principal, &headers, round).await?;
     Ok(axum::Json(round))
@@ -123,7 +123,7 @@ async fn round(
     principal: &Principal,
     caller: &Caller,
     request: Request,
-) -> Result<Round, ApiError> {
+) -> Result<Round, ServiceError> {
     let (turn, execution, taken) = match request.parse()? {
         request::Asked::Start(start) => {
             let execution = Execution::new(principal.clone(), *start);
@@ -154,14 +154,14 @@ struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    fn new(app: &'a App) -> Result<Self, ApiError> {
+    fn new(app: &'a App) -> Result<Self, ServiceError> {
         let token = Id::random();
         let mut slots = app.waiting.slots();
         let is_old = |slot: &Slot| matches!(slot, Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST);
         slots.retain(|_, slot| !is_old(slot));
         while slots.len() >= WAITING_MAX {
             let message = "too many executions run for their clients";
-            let busy = || ApiError::unavailable("busy", message);
+            let busy = || ServiceError::unavailable("busy", message);
             let given_up = oldest_of_the_greediest(&slots, |_| 1).ok_or_else(busy)?;
             slots.remove(&given_up);
         }
@@ -175,25 +175,20 @@ impl<'a> Turn<'a> {
         app: &'a App,
         token: &Id,
         principal: &Principal,
-    ) -> Result<(Self, Box<Execution>), ApiError> {
+    ) -> Result<(Self, Box<Execution>), ServiceError> {
         let gone = || {
             let message = "Execution not found or expired";
-            ApiError::new(StatusCode::NOT_FOUND, "no_such_execution", message)
+            ServiceError::not_found("no_such_execution", message)
         };
         let mut slots = app.waiting.slots();
         let slot = slots.get_mut(token).ok_or_else(gone)?;
         match slot {
-            Slot::Runs => Err(ApiError::new(
-                StatusCode::CONFLICT,
+            Slot::Runs => Err(ServiceError::conflict(
                 "in_flight",
                 "Another continuation is already in flight for this execution",
             )),
             Slot::Waits { execution, .. } if execution.principal != *principal => {
-                Err(ApiError::new(
-                    StatusCode::FORBIDDEN,
-                    "forbidden",
-                    "this execution is somebody else's",
-                ))
+                Err(ServiceError::forbidden("forbidden", "this execution is somebody else's"))
             }
             Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST => {
                 slots.remove(token);
@@ -290,8 +285,8 @@ impl Execution {
     }
 
     /// Whether each call that was asked for is replied to once, and nothing else is.
-    fn check(&self, replies: &[(String, Reply)]) -> Result<(), ApiError> {
-        let wrong = |message: String| ApiError::bad_request("invalid_tool_results", message);
+    fn check(&self, replies: &[(String, Reply)]) -> Result<(), ServiceError> {
+        let wrong = |message: String| ServiceError::invalid("invalid_tool_results", message);
         let mut open: BTreeSet<&String> = self.asked.keys().collect();
         for (id, _) in replies {
             if !open.remove(id) {
@@ -328,12 +323,11 @@ impl Execution {
         }
     }
 
-    fn check_bytes(&self) -> Result<(), ApiError> {
+    fn check_bytes(&self) -> Result<(), ServiceError> {
         if self.bytes <= BYTES_MAX {
             Ok(())
         } else {
-            Err(ApiError::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
+            Err(ServiceError::too_large(
                 "too_large",
                 "the calls and the results of the tools are too large",
             ))
@@ -346,7 +340,7 @@ impl Execution {
         caller: &Caller,
         turn: Turn<'_>,
         taken: Vec<Taken>,
-    ) -> Result<Round, ApiError> {
+    ) -> Result<Round, ServiceError> {
         let (answer, calls) = match self.execute(app, caller).await {
             Err(error) if !taken.is_empty() && error.may_work_later() => {
                 self.give_back(taken);
@@ -369,7 +363,11 @@ impl Execution {
         })
     }
 
-    async fn execute(&self, app: &App, caller: &Caller) -> Result<(Answer, Vec<Call>), ApiError> {
+    async fn execute(
+        &self,
+        app: &App,
+        caller: &Caller,
+    ) -> Result<(Answer, Vec<Call>), ServiceError> {
         let work = self.work(app)?;
         let files: Vec<FileRef> = self.start.files.clone();
         let user_id = self.start.user_id.clone();
@@ -377,7 +375,7 @@ impl Execution {
         task.run(app, caller, Some(self.start.tongue)).await
     }
 
-    fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ApiError> {
+    fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
         self.calls_made += calls.len();
         // What a call is known by is the code's own choice, and remembered.
         self.bytes += calls.iter().map(|call| call.key.len()).sum::<usize>();
@@ -385,7 +383,7 @@ impl Execution {
         let ask = |call: Call| {
             let id = format!("call_{}", Id::random());
             let name = self.start.tool(&call.name).ok_or_else(|| {
-                ApiError::bad_request("invalid_tool", format!("there is no tool {:?}", call.name))
+                ServiceError::invalid("invalid_tool", format!("there is no tool {:?}", call.name))
             })?;
             self.asked.insert(id.clone(), call.key);
             Ok(ToolCall { id, name: name.to_owned(), input: call.input })
@@ -394,7 +392,7 @@ impl Execution {
     }
 
     /// What is run, with what was said so far.
-    fn work(&self, app: &App) -> Result<Work, ApiError> {
+    fn work(&self, app: &App) -> Result<Work, ServiceError> {
         let config = app.config();
         let (language, runner) = self.start.tongue.runner();
         let timeout = self.start.timeout;

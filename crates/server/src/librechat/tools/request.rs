@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::error::ApiError;
+use crate::error::ServiceError;
 use crate::librechat::run::box_spec::beside_code;
 use crate::librechat::run::exec::or_default;
 use crate::librechat::run::inputs::FileRef;
@@ -83,7 +83,7 @@ pub struct Reply {
 }
 
 impl Request {
-    pub fn parse(self) -> Result<Asked, ApiError> {
+    pub fn parse(self) -> Result<Asked, ServiceError> {
         match self.continuation_token {
             Some(token) => {
                 let token = Id::parse(&token)
@@ -98,14 +98,14 @@ impl Request {
         }
     }
 
-    fn start(self) -> Result<Start, ApiError> {
+    fn start(self) -> Result<Start, ServiceError> {
         let code = self.code.filter(|code| !code.is_empty());
         let code = code.ok_or_else(|| wrong("code: there is none"))?;
         let tongue = match self.lang.or(self.language).as_deref() {
             None | Some("python" | "py") => Tongue::Python,
             Some("bash" | "sh") => Tongue::Bash,
             Some(other) => {
-                return Err(ApiError::bad_request(
+                return Err(ServiceError::invalid(
                     "unsupported_language",
                     format!("Unsupported language: {}", other.chars().take(40).collect::<String>()),
                 )
@@ -136,8 +136,8 @@ impl Request {
     }
 }
 
-fn wrong(message: &str) -> ApiError {
-    ApiError::bad_request("invalid_request", message)
+fn wrong(message: &str) -> ServiceError {
+    ServiceError::invalid("invalid_request", message)
 }
 
 impl ToolResult {
@@ -253,8 +253,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::error::Kind;
 
-    fn parse(request: Value) -> Result<Asked, ApiError> {
+    fn parse(request: Value) -> Result<Asked, ServiceError> {
         serde_json::from_value::<Request>(request).expect("JSON").parse()
     }
 
@@ -270,19 +271,22 @@ mod tests {
 
     #[test]
     fn what_cannot_be_begun_or_gone_on_with_is_refused() {
-        let refused = |request: Value| parse(request).expect_err("refused").status.as_u16();
+        let refused = |request: Value| parse(request).expect_err("refused").kind;
         let tools = json!([{ "name": "f" }]);
-        assert_eq!(refused(json!({ "code": "", "tools": tools })), 400);
-        assert_eq!(refused(json!({ "code": "x", "tools": [] })), 400);
-        assert_eq!(refused(json!({ "code": "x", "tools": [{ "name": "!" }] })), 400);
-        assert_eq!(refused(json!({ "code": "x", "tools": tools, "lang": "js" })), 400);
+        assert_eq!(refused(json!({ "code": "", "tools": tools })), Kind::Invalid);
+        assert_eq!(refused(json!({ "code": "x", "tools": [] })), Kind::Invalid);
+        assert_eq!(refused(json!({ "code": "x", "tools": [{ "name": "!" }] })), Kind::Invalid);
+        assert_eq!(refused(json!({ "code": "x", "tools": tools, "lang": "js" })), Kind::Invalid);
         let same = json!([{ "name": "a-b" }, { "name": "a_b" }]);
-        assert_eq!(refused(json!({ "code": "x", "tools": same })), 400);
+        assert_eq!(refused(json!({ "code": "x", "tools": same })), Kind::Invalid);
         assert_eq!(
             refused(json!({ "continuation_token": "x", "tool_results": [{ "call_id": "1" }] })),
-            400
+            Kind::Invalid
         );
         let token = Id::random();
-        assert_eq!(refused(json!({ "continuation_token": token, "tool_results": [] })), 400);
+        assert_eq!(
+            refused(json!({ "continuation_token": token, "tool_results": [] })),
+            Kind::Invalid
+        );
     }
 }
