@@ -46,7 +46,7 @@ fn number(of: &Value) -> u64 {
 }
 
 #[test]
-fn a_state_root_that_is_not_there_is_clean_and_is_not_made() {
+fn audit_of_a_missing_state_root_is_clean_and_does_not_create_it() {
     let tare = tare!();
     fs::remove_dir(tare.state_root()).unwrap();
     let output = tare.call(["audit"]).ok().said_nothing();
@@ -61,7 +61,7 @@ fn a_state_root_that_is_not_there_is_clean_and_is_not_made() {
 }
 
 #[test]
-fn processes_and_threads_are_those_that_the_kernel_shows() {
+fn audit_shows_the_processes_and_threads_that_the_kernel_shows() {
     let tare = tare!();
     if !has_program("python3") {
         skip!("python3 is not installed");
@@ -85,7 +85,7 @@ subprocess.Popen(['setsid', 'sleep', '1000'])";
 
 /// Each kind by opening some of it: what is more then is what was opened.
 #[test]
-fn descriptors_are_told_by_kind() {
+fn audit_counts_descriptors_by_kind() {
     let tare = tare!();
     if !has_program("python3") {
         skip!("python3 is not installed");
@@ -125,7 +125,7 @@ held += [os.open('/proc/self/ns/uts', os.O_RDONLY)]";
 }
 
 #[test]
-fn a_volume_is_one_mount_more() {
+fn audit_counts_a_volume_as_one_mount() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let volume = format!("{}:/mnt/it", directory.text());
@@ -142,7 +142,7 @@ fn a_volume_is_one_mount_more() {
 }
 
 #[test]
-fn memory_and_scratch_are_what_the_box_has_filled() {
+fn audit_shows_the_memory_and_scratch_that_the_box_has_filled() {
     let tare = tare!();
     if !is_root() || !has_program("python3") {
         skip!("it takes python3, and root to look into a box");
@@ -159,7 +159,7 @@ fn memory_and_scratch_are_what_the_box_has_filled() {
 
 /// Its `/work` is the host's, if there is one.
 #[test]
-fn a_contained_box_has_no_scratch_space() {
+fn audit_shows_no_scratch_space_for_a_contained_box() {
     let tare = tare!();
     let id = tare.detached(["--contain", "--quiet", "--", "sleep", "1000"]);
     let found = audited(&tare, &id);
@@ -169,7 +169,7 @@ fn a_contained_box_has_no_scratch_space() {
 }
 
 #[test]
-fn cgroups_and_namespaces_are_named() {
+fn audit_names_cgroups_and_namespaces() {
     let tare = tare!();
     if !is_root() {
         skip!("namespaces of others are shown to root");
@@ -196,7 +196,7 @@ fn cgroups_and_namespaces_are_named() {
 }
 
 #[test]
-fn a_port_of_the_host_is_told_with_who_has_it() {
+fn audit_shows_ports_of_the_host_with_the_processes_that_hold_them() {
     let tare = tare!();
     if !has_program("python3") {
         skip!("python3 is not installed");
@@ -227,7 +227,7 @@ print(tcp.getsockname()[1], udp.getsockname()[1], flush=True)";
 }
 
 #[test]
-fn a_box_that_is_over_is_kept_by_its_retention() {
+fn audit_shows_that_retention_keeps_an_ended_box() {
     let tare = tare!();
     let options = ["--retention", "2h", "--keep", "--quiet"];
     let command = ["--", "sh", "-c", "head -c 5m /dev/zero > large"];
@@ -272,7 +272,7 @@ fn a_box_that_has_ended_and_waits_for_its_cleanup_is_not_a_difference() {
 
 /// Nothing is wrong with it; and it is said why it is still there.
 #[test]
-fn a_box_whose_retention_has_passed_waits_for_a_sweep() {
+fn a_box_past_its_retention_waits_for_a_sweep() {
     let tare = tare!();
     let id = tare.detached(["--retention", "1ms", "--", "true"]);
     eventually("it is over", || tare.processes_in(&id).is_empty());
@@ -302,7 +302,7 @@ fn marks(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, u64)> {
 }
 
 #[test]
-fn who_ends_what_a_sweep_leaves_alone_is_said() {
+fn audit_names_rm_force_for_unreadable_records() {
     let tare = tare!();
     let id = tare.idle_box();
     fs::write(tare.record(&id).join("record.json"), "no record").unwrap();
@@ -314,7 +314,7 @@ fn who_ends_what_a_sweep_leaves_alone_is_said() {
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn audit_and_ls_modify_no_state() {
     let tare = tare!();
     let (live, orphan) = (tare.idle_box(), tare.idle_box());
     // A keeper writes its own events down, a moment after they were.
@@ -468,7 +468,7 @@ fn a_port_of_a_cgroup_that_is_gone_is_told() {
 
 /// Two boxes could be called the same after this, and one of them only by its id.
 #[test]
-fn a_name_that_leads_to_no_box_is_missed() {
+fn audit_reports_a_recorded_name_that_is_gone() {
     let tare = tare!();
     let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
     assert_eq!(audit(&tare, 0)["lost"], json!([]));

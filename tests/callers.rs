@@ -21,7 +21,7 @@ status = ['grep', '-E', '^Sig(Blk|Ign)', '/proc/self/status']
 os.execv(os.environ['TARE'], ['tare', 'run', '--'] + status)";
 
 #[test]
-fn signals_that_the_caller_ignores_are_as_ever_in_the_box() {
+fn signals_that_the_caller_ignores_have_their_default_action_in_the_box() {
     let tare = tare!();
     tare.shell(&format!("exec python3 -c \"{IGNORE_ALL}\""))
         .ok()
@@ -29,7 +29,7 @@ fn signals_that_the_caller_ignores_are_as_ever_in_the_box() {
 }
 
 #[test]
-fn the_umask_of_the_caller_does_not_pass() {
+fn the_callers_umask_does_not_reach_the_box() {
     let tare = tare!();
     tare.shell("umask 0777; exec \"$TARE\" run -- sh -c 'umask; echo x > f && cat f'")
         .ok()
@@ -37,7 +37,7 @@ fn the_umask_of_the_caller_does_not_pass() {
 }
 
 #[test]
-fn the_directory_of_the_caller_may_be_gone() {
+fn run_works_when_the_callers_directory_is_gone() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let gone = directory.join("gone");
@@ -47,7 +47,7 @@ fn the_directory_of_the_caller_may_be_gone() {
 }
 
 #[test]
-fn a_caller_with_few_descriptors_is_told_so_and_nothing_is_left() {
+fn run_with_few_descriptors_reports_it_and_leaves_nothing() {
     let tare = tare!();
     for limit in [4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32] {
         let output = tare.shell(&format!("ulimit -n {limit}; exec \"$TARE\" run -- echo up"));
@@ -65,7 +65,7 @@ fn a_caller_with_few_descriptors_is_told_so_and_nothing_is_left() {
 
 /// The name under which tare is its own keeper is nothing for people.
 #[test]
-fn tare_under_the_name_of_its_keeper_ends_without_harm() {
+fn tare_started_under_the_keepers_name_exits_without_harm() {
     let tare = tare!();
     let output = tare.shell("exec python3 -c 'import os; os.execv(os.environ[\"TARE\"], [\"tare-keeper\", \"run\", \"true\"])'");
     assert_ne!(output.code, 0, "{output}");
@@ -74,7 +74,7 @@ fn tare_under_the_name_of_its_keeper_ends_without_harm() {
 
 /// The record of a box is a file too.
 #[test]
-fn a_limit_on_file_sizes_is_an_error_and_nothing_is_left() {
+fn run_under_a_file_size_limit_fails_and_leaves_nothing() {
     let tare = tare!();
     let output = tare.shell("ulimit -f 0; exec \"$TARE\" run -- echo up");
     assert_eq!(output.code, 125, "{output}");

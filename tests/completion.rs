@@ -6,7 +6,7 @@ use tare_harness::skip::has_program;
 use tare_harness::{TemporaryDirectory, skip, tare};
 
 #[test]
-fn every_shell_gets_a_script_that_knows_the_options() {
+fn completion_scripts_of_every_shell_list_the_options() {
     let tare = tare!();
     for shell in ["bash", "zsh", "fish"] {
         let output = tare.call(["completion", shell]).ok().said_nothing();
@@ -21,7 +21,7 @@ fn every_shell_gets_a_script_that_knows_the_options() {
 }
 
 #[test]
-fn bash_can_read_its_script() {
+fn bash_parses_its_completion_script() {
     let tare = tare!();
     if !has_program("bash") {
         skip!("bash is not installed");
@@ -35,7 +35,7 @@ fn bash_can_read_its_script() {
 }
 
 #[test]
-fn a_shell_that_is_unknown_is_refused() {
+fn completion_for_an_unknown_shell_is_refused() {
     let tare = tare!();
     let output = tare.call(["completion", "tcsh"]).exited(2).printed("");
     assert!(output.stderr_text().contains("tcsh"), "{output}");

@@ -99,7 +99,7 @@ fn a_contained_box_that_nests_1200_cgroups_leaves_nothing_with_1024_descriptors(
 }
 
 #[test]
-fn bubblewrap_inside_of_a_contained_box_leaves_nothing() {
+fn bubblewrap_in_a_contained_box_leaves_nothing() {
     let tare = tare!();
     if !has_program("bwrap") {
         skip!("bwrap is not installed");
@@ -120,7 +120,7 @@ fn bubblewrap_inside_of_a_contained_box_leaves_nothing() {
 }
 
 #[test]
-fn nested_namespaces_inside_of_a_contained_box_leave_nothing() {
+fn nested_namespaces_in_a_contained_box_leave_nothing() {
     let tare = tare!();
     if !is_root() {
         skip!("only root may unshare these namespaces alone");

@@ -50,7 +50,7 @@ fn start(tare: &Tare, options: &[&str]) -> String {
 }
 
 #[test]
-fn a_file_goes_in_and_comes_out() {
+fn cp_copies_a_file_in_and_out() {
     let tare = tare!();
     let id = start(&tare, &[]);
     let directory = TemporaryDirectory::new();
@@ -76,7 +76,7 @@ fn a_file_goes_in_and_comes_out() {
 }
 
 #[test]
-fn a_directory_goes_in_and_comes_out() {
+fn cp_copies_a_directory_in_and_out() {
     let tare = tare!();
     let id = start(&tare, &[]);
     let sample = sample();
@@ -103,7 +103,7 @@ fn a_directory_goes_in_and_comes_out() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_as_docker_does() {
+fn cp_refuses_what_docker_cp_refuses() {
     let tare = tare!();
     let id = start(&tare, &[]);
     let sample = sample();
@@ -131,7 +131,7 @@ fn what_cannot_be_is_refused_as_docker_does() {
 }
 
 #[test]
-fn a_stream_of_tar_goes_in_and_comes_out() {
+fn cp_copies_a_tar_stream_in_and_out() {
     let tare = tare!();
     let id = start(&tare, &[]);
     let sample = sample();
@@ -158,7 +158,7 @@ fn a_stream_of_tar_goes_in_and_comes_out() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_name() {
+fn cp_refuses_special_files_and_names_them() {
     let tare = tare!();
     let id = start(&tare, &[]);
     inside(
@@ -191,7 +191,7 @@ fn what_is_no_file_is_refused_by_name() {
 
 /// B010, B011
 #[test]
-fn hostile_names_pass_unchanged() {
+fn cp_keeps_hostile_file_names_unchanged() {
     let tare = tare!();
     let id = start(&tare, &[]);
     let source = TemporaryDirectory::new();
@@ -231,7 +231,7 @@ fn hostile_names_pass_unchanged() {
 /// The box has 32 MiB of memory, keeper included, and the caller 64 MiB of
 /// addresses; the file has 200.
 #[test]
-fn a_large_file_passes_in_constant_memory() {
+fn cp_copies_a_large_file_in_constant_memory() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let volume = format!("{}:/data", directory.text());
@@ -254,7 +254,7 @@ fn a_large_file_passes_in_constant_memory() {
 
 /// A client that is killed while it copies leaves the old file, and no other.
 #[test]
-fn a_copy_that_is_killed_changes_nothing() {
+fn a_killed_cp_changes_nothing() {
     let tare = tare!();
     let id = start(&tare, &[]);
     let directory = TemporaryDirectory::new();
@@ -279,7 +279,7 @@ fn a_copy_that_is_killed_changes_nothing() {
 }
 
 #[test]
-fn a_file_stays_where_there_is_no_room_for_its_new_content() {
+fn cp_keeps_the_old_file_when_the_new_content_does_not_fit() {
     let tare = tare!();
     let id = start(&tare, &["--scratch", "16m"]);
     let directory = TemporaryDirectory::new();
@@ -294,7 +294,7 @@ fn a_file_stays_where_there_is_no_room_for_its_new_content() {
 }
 
 #[test]
-fn a_place_that_takes_no_file_is_named() {
+fn cp_names_a_destination_that_is_read_only_or_too_small() {
     let tare = tare!();
     let id = start(&tare, &["--scratch", "16m"]);
     let directory = TemporaryDirectory::new();
@@ -309,7 +309,7 @@ fn a_place_that_takes_no_file_is_named() {
 }
 
 #[test]
-fn a_box_that_is_not_there_is_named() {
+fn cp_names_an_unknown_box() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "content\n");

@@ -23,65 +23,65 @@ use operations::{
 use trials::each_step;
 
 #[test]
-fn run_meets_every_fate_at_each_of_its_steps() {
+fn run_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&RUN, Whom::Tare);
 }
 
 #[test]
-fn a_keeper_meets_every_fate_at_each_step_of_a_run() {
+fn run_survives_crash_failure_and_repeat_of_its_keeper_at_every_step() {
     each_step(&RUN, Whom::Keeper);
 }
 
 #[test]
-fn a_detached_run_meets_every_fate_at_each_of_its_steps() {
+fn detached_run_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&RUN_DETACHED, Whom::Tare);
 }
 
 #[test]
-fn a_keeper_meets_every_fate_at_each_step_of_a_detached_run() {
+fn detached_run_survives_crash_failure_and_repeat_of_its_keeper_at_every_step() {
     each_step(&RUN_DETACHED, Whom::Keeper);
 }
 
 #[test]
-fn exec_meets_every_fate_at_each_of_its_steps() {
+fn exec_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&EXEC, Whom::Tare);
     each_step(&EXEC, Whom::Keeper);
 }
 
 #[test]
-fn stop_meets_every_fate_at_each_of_its_steps() {
+fn stop_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&STOP, Whom::Tare);
     each_step(&STOP, Whom::Keeper);
 }
 
 #[test]
-fn rm_meets_every_fate_at_each_of_its_steps() {
+fn rm_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&REMOVE, Whom::Tare);
 }
 
 #[test]
-fn whoever_finishes_a_dead_box_meets_every_fate_at_each_step() {
+fn finishing_a_dead_box_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&FINISH, Whom::Tare);
 }
 
 #[test]
-fn whoever_removes_an_abandoned_box_meets_every_fate_at_each_step() {
+fn removing_an_abandoned_box_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&REMOVE_ABANDONED, Whom::Tare);
 }
 
 #[test]
-fn a_sweep_of_what_is_on_no_record_meets_every_fate_at_each_of_its_steps() {
+fn sweep_of_an_orphan_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&SWEEP, Whom::Tare);
 }
 
 #[test]
-fn update_meets_every_fate_at_each_of_its_steps() {
+fn update_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&UPDATE, Whom::Tare);
     each_step(&UPDATE, Whom::Keeper);
 }
 
 #[test]
-fn cp_meets_every_fate_at_each_of_its_steps() {
+fn cp_survives_crash_failure_and_repeat_at_every_step() {
     for operation in [&COPY_IN, &COPY_OUT] {
         each_step(operation, Whom::Tare);
         each_step(operation, Whom::Keeper);
@@ -89,7 +89,7 @@ fn cp_meets_every_fate_at_each_of_its_steps() {
 }
 
 #[test]
-fn pause_and_resume_meet_every_fate_at_each_of_their_steps() {
+fn pause_and_resume_survive_crash_failure_and_repeat_at_every_step() {
     for operation in [&PAUSE, &RESUME] {
         each_step(operation, Whom::Tare);
         each_step(operation, Whom::Keeper);
@@ -97,6 +97,6 @@ fn pause_and_resume_meet_every_fate_at_each_of_their_steps() {
 }
 
 #[test]
-fn rename_meets_every_fate_at_each_of_its_steps() {
+fn rename_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&RENAME, Whom::Tare);
 }

@@ -160,7 +160,7 @@ fn each<D>(damages: &[D], what: impl Fn(&D) -> String, damage: impl Fn(&Scene, &
 }
 
 #[test]
-fn a_record_that_is_cut_off_anywhere_harms_no_other() {
+fn a_record_truncated_anywhere_harms_no_other_box() {
     let cuts: Vec<usize> = (0..CUTS).collect();
     let what = |cut: &usize| format!("cut {cut} of {CUTS}");
     each(&cuts, what, |_, record, cut| {
@@ -177,7 +177,7 @@ fn a_record_that_is_cut_off_anywhere_harms_no_other() {
 }
 
 #[test]
-fn a_record_that_is_garbled_harms_no_other() {
+fn a_garbled_record_harms_no_other_box() {
     let seed = number_in("TARE_DAMAGE_SEED").unwrap_or_else(fresh_seed);
     let mut random = Random::seeded(seed);
     let seeds: Vec<u64> = (0..GARBLED).map(|_| random.number()).collect();
@@ -204,7 +204,7 @@ fn a_record_that_is_garbled_harms_no_other() {
 
 /// It may say then that it has another name, or that it has none.
 #[test]
-fn the_name_of_a_record_that_says_something_else_is_free_again() {
+fn a_name_that_its_record_no_longer_states_is_free_again() {
     let scene = Scene::new(tare!(), None);
     for (from, to) in [("\"damaged\"", "\"dameged\""), ("\"name\"", "\"neme\"")] {
         let id = scene.make(Kind::Ended);
@@ -223,7 +223,7 @@ fn the_name_of_a_record_that_says_something_else_is_free_again() {
 const FILES: [&str; 4] = ["record.json", "life", "control", "log.0"];
 
 #[test]
-fn a_record_whose_files_are_empty_or_gone_harms_no_other() {
+fn a_record_with_empty_or_missing_files_harms_no_other_box() {
     type Damage = (&'static [&'static str], fn(&Path));
     let empty = |path: &Path| {
         if path.is_file() {
@@ -248,7 +248,7 @@ fn a_record_whose_files_are_empty_or_gone_harms_no_other() {
 }
 
 #[test]
-fn a_record_whose_files_are_no_files_harms_no_other() {
+fn a_record_with_special_files_harms_no_other_box() {
     #[derive(Debug, Clone, Copy)]
     enum Odd {
         Link,
@@ -281,7 +281,7 @@ fn a_record_whose_files_are_no_files_harms_no_other() {
 }
 
 #[test]
-fn a_record_that_is_no_directory_harms_no_other() {
+fn a_record_that_is_not_a_directory_harms_no_other_box() {
     let kept = |scene: &Scene| scene.elsewhere.join("kept");
     let what = |damage: &&str| (*damage).to_owned();
     each(&["link", "dangling", "file"], what, |scene, record, damage| {
@@ -307,7 +307,7 @@ fn move_into(record: &Path, elsewhere: &Path) {
 }
 
 #[test]
-fn a_record_of_a_newer_tare_harms_no_other() {
+fn a_record_of_a_newer_tare_harms_no_other_box() {
     let damages = ["version", "all"];
     let what = |damage: &&str| (*damage).to_owned();
     each(&damages, what, |_, record, damage| {
@@ -326,7 +326,7 @@ fn a_record_of_a_newer_tare_harms_no_other() {
 }
 
 #[test]
-fn a_record_of_another_user_harms_no_other() {
+fn a_record_of_another_user_harms_no_other_box() {
     if !is_root() {
         skip!("only root can give files away");
     }
@@ -379,7 +379,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn damaged_records_on_a_full_disk_harm_no_other() {
+fn damaged_records_on_a_full_disk_harm_no_other_box() {
     on_its_own_disk(|scene, disk, id, what| {
         let filling = disk.fill();
         scene.lists_others(what);
@@ -390,7 +390,7 @@ fn damaged_records_on_a_full_disk_harm_no_other() {
 
 /// Nothing can be removed from it; what can be done is done, and the rest is said.
 #[test]
-fn on_a_read_only_disk_boxes_are_listed_and_ended_and_removed_later() {
+fn boxes_on_a_read_only_disk_are_listed_ended_and_removed_later() {
     on_its_own_disk(|scene, disk, id, what| {
         let read_only = disk.made_read_only();
         scene.lists_others(what);

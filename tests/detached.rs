@@ -21,7 +21,7 @@ fn names(processes: &[Process]) -> Vec<&str> {
 
 /// The program is there under its own name: its `execve` has happened.
 #[test]
-fn the_id_is_printed_when_the_command_runs() {
+fn detached_run_prints_the_id_when_the_command_runs() {
     let tare = tare!();
     for _ in 0..10 {
         let id = tare.idle_box();
@@ -33,7 +33,7 @@ fn the_id_is_printed_when_the_command_runs() {
 }
 
 #[test]
-fn a_box_whose_id_cannot_be_printed_is_none() {
+fn a_box_whose_id_cannot_be_printed_is_removed() {
     let tare = tare!();
     let script = "\"$TARE\" run -d -- sleep 1000 > /dev/full";
     tare.shell(script).exited(125).said(&["No space left on device"]);
@@ -54,7 +54,7 @@ fn json_prints_the_id_and_the_name() {
 
 /// Checked before any other command of tare could have tidied up.
 #[test]
-fn a_start_that_fails_is_an_error_here_and_leaves_nothing() {
+fn a_failed_start_is_an_error_and_leaves_nothing() {
     let tare = tare!();
     let starts: [(i32, &[&str], &str); 6] = [
         (127, &["--", "no-such-program"], "no-such-program"),
@@ -94,7 +94,7 @@ fn a_box_holds_nothing_of_its_caller() {
 
 /// Either a whole box is listed, or nothing is left.
 #[test]
-fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
+fn a_creator_killed_during_start_leaves_a_complete_box_or_none() {
     let tare = tare!();
     let (mut whole, mut nothing) = (0, 0);
     for step in 0..80 {
@@ -125,7 +125,7 @@ fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
 }
 
 #[test]
-fn a_box_with_rm_is_gone_when_it_has_ended() {
+fn a_box_with_rm_is_removed_when_it_ends() {
     let tare = tare!();
     let id = tare.detached(["--rm", "--name", "a", "--", "sh", "-c", "exit 3"]);
     eventually("it is not listed", || tare.listed(&id).is_none());
@@ -151,7 +151,7 @@ fn a_name_that_is_taken_is_refused_until_its_box_is_removed() {
 }
 
 #[test]
-fn the_lease_of_a_stopped_command_ends_all_the_same() {
+fn the_lease_ends_a_box_whose_command_is_stopped() {
     let tare = tare!();
     let id = tare.detached(["--lease", "1s", "--", "sh", "-c", "kill -STOP $$"]);
     eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
@@ -160,7 +160,7 @@ fn the_lease_of_a_stopped_command_ends_all_the_same() {
 
 /// B021
 #[test]
-fn bad_times_are_refused() {
+fn invalid_leases_and_retentions_are_refused() {
     let tare = tare!();
     for option in ["--lease", "--retention"] {
         for value in ["", "-1s", "x", "1e400", "NaN", "1y", "18446744073709551616"] {
@@ -184,7 +184,7 @@ fn a_box_that_has_ended_is_kept_for_its_retention() {
 }
 
 #[test]
-fn exit_code_log_and_record_are_kept_and_all_else_is_gone() {
+fn an_ended_box_keeps_exit_code_log_and_record_and_nothing_else() {
     let tare = tare!();
     let script = "echo out; echo err >&2; setsid sleep 1000 & exit 7";
     let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
@@ -207,7 +207,7 @@ fn exit_code_log_and_record_are_kept_and_all_else_is_gone() {
 }
 
 #[test]
-fn how_a_box_ended_is_told() {
+fn inspect_reports_how_a_box_ended() {
     let tare = tare!();
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
     let cases: [(&[&str], &str, i64, bool); 5] = [
@@ -231,7 +231,7 @@ fn how_a_box_ended_is_told() {
 }
 
 #[test]
-fn the_input_is_empty_unless_asked() {
+fn the_input_of_a_detached_box_is_empty_by_default() {
     let tare = tare!();
     let id = tare.detached(["--", "cat"]);
     assert_eq!(tare.ended(&id)["exit_code"], 0);
@@ -244,7 +244,7 @@ fn the_input_is_empty_unless_asked() {
 }
 
 #[test]
-fn a_box_has_a_terminal_when_asked() {
+fn a_detached_box_gets_a_terminal_on_request() {
     let tare = tare!();
     let script = "tty; test -t 0 && test -t 1 && test -t 2 && echo all three; sleep 1000";
     let id = tare.detached(["-t", "--", "sh", "-c", script]);
@@ -255,7 +255,7 @@ fn a_box_has_a_terminal_when_asked() {
 }
 
 #[test]
-fn the_record_is_its_owners_alone() {
+fn only_its_owner_can_read_a_record() {
     let tare = tare!();
     let secret = format!("s3cret-{}", std::process::id());
     let variable = format!("TOKEN={secret}");
@@ -302,7 +302,7 @@ fn duplications(tare: &Tare, args: &[&str]) -> Vec<usize> {
 }
 
 #[test]
-fn a_start_that_fails_for_want_of_a_descriptor_leaves_no_box() {
+fn a_start_without_free_descriptors_leaves_no_box() {
     let tare = tare!();
     if !has_program("strace") {
         skip!("strace is not installed");
@@ -328,7 +328,7 @@ fn a_start_that_fails_for_want_of_a_descriptor_leaves_no_box() {
 }
 
 #[test]
-fn a_roll_back_that_fails_does_not_hide_why_the_box_could_not_be_made() {
+fn a_failed_roll_back_does_not_hide_why_the_box_could_not_be_created() {
     let tare = tare!();
     if !has_program("strace") {
         skip!("strace is not installed");

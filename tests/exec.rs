@@ -25,7 +25,7 @@ fn members(tare: &Tare, id: &str) -> BTreeSet<(u32, String)> {
 
 /// It has been told to stop by whoever may, and says nothing.
 #[test]
-fn a_keeper_that_does_not_answer_is_not_waited_for_for_ever() {
+fn exec_does_not_wait_forever_for_a_keeper_that_does_not_answer() {
     let tare = tare!();
     let id = tare.idle_box();
     let before = members(&tare, &id);
@@ -76,7 +76,7 @@ fn is_waiting(pid: u32) -> bool {
 
 /// The keeper learns of both ends in one turn of its loop.
 #[test]
-fn an_exec_that_ends_together_with_the_box_has_its_own_exit_code() {
+fn an_exec_that_ends_with_its_box_reports_its_own_exit_code() {
     let tare = tare!();
     let id = tare.idle_box();
     let script = "echo ready; read line; exit 7";
@@ -128,7 +128,7 @@ fn a_box_is_found_by_its_id_its_name_and_the_beginning_of_its_id() {
 }
 
 #[test]
-fn streams_are_untouched_and_apart() {
+fn exec_keeps_both_streams_unchanged_and_separate() {
     let tare = tare!();
     let id = tare.idle_box();
     tare.exec(&id, ["sh", "-c", "echo out; echo err >&2"]).ok().printed("out\n").said(&["err"]);
@@ -141,7 +141,7 @@ fn streams_are_untouched_and_apart() {
 }
 
 #[test]
-fn output_and_input_pass_at_once() {
+fn exec_forwards_output_and_input_at_once() {
     let tare = tare!();
     let id = tare.idle_box();
     let script = "echo ready; read answer; echo got $answer; cat; echo end";
@@ -157,7 +157,7 @@ fn output_and_input_pass_at_once() {
 }
 
 #[test]
-fn environment_directory_and_user_are_the_boxs_unless_asked() {
+fn exec_uses_the_boxs_environment_directory_and_user_by_default() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("env", "# a comment\nFROM_FILE=c\nA=file\n");
@@ -202,7 +202,7 @@ fn environment_directory_and_user_are_the_boxs_unless_asked() {
 }
 
 #[test]
-fn bad_wishes_are_refused() {
+fn exec_refuses_invalid_options() {
     let tare = tare!();
     let id = tare.idle_box();
     for (option, value, mention) in [
@@ -227,7 +227,7 @@ fn bad_wishes_are_refused() {
 }
 
 #[test]
-fn a_terminal_is_a_real_one() {
+fn exec_provides_a_real_terminal() {
     let tare = tare!();
     let id = tare.idle_box();
     let script = "tty; stty size; test -t 0 && test -t 1 && test -t 2 && echo all three; read line; echo \"got <$line>\"; exec sleep 1000";
@@ -278,7 +278,7 @@ fn bystander(tare: &Tare, id: &str) -> Running {
 }
 
 #[test]
-fn a_timeout_ends_the_whole_tree_and_nothing_else() {
+fn an_exec_timeout_ends_its_whole_tree_and_nothing_else() {
     let tare = tare!();
     let id = tare.idle_box();
     let mut other = bystander(&tare, &id);
@@ -296,7 +296,7 @@ fn a_timeout_ends_the_whole_tree_and_nothing_else() {
 }
 
 #[test]
-fn a_client_that_goes_away_takes_its_tree_along() {
+fn an_exec_client_that_disappears_takes_its_tree_along() {
     let tare = tare!();
     let id = tare.idle_box();
     let mut other = bystander(&tare, &id);
@@ -316,7 +316,7 @@ fn a_client_that_goes_away_takes_its_tree_along() {
 
 /// At any moment of the start.
 #[test]
-fn a_client_that_is_killed_while_it_asks_leaves_nothing() {
+fn an_exec_client_killed_during_its_request_leaves_nothing() {
     let tare = tare!();
     let id = tare.idle_box();
     let before = members(&tare, &id);
@@ -364,7 +364,7 @@ fn a_signal_to_the_client_that_ends_the_command_ends_its_whole_tree() {
 }
 
 #[test]
-fn a_detached_one_survives_its_client() {
+fn a_detached_exec_survives_its_client() {
     let tare = tare!();
     let id = tare.idle_box();
     tare.call(["exec", "-d", &id, "--", "sh", "-c", "sleep 999; true"])
@@ -378,7 +378,7 @@ fn a_detached_one_survives_its_client() {
 
 /// E044
 #[test]
-fn a_background_child_does_not_hold_the_call() {
+fn a_background_child_does_not_delay_the_exec() {
     let tare = tare!();
     let id = tare.idle_box();
     let output = tare.exec(&id, ["sh", "-c", "sleep 1000 & echo hi"]).ok();
@@ -388,7 +388,7 @@ fn a_background_child_does_not_hold_the_call() {
 }
 
 #[test]
-fn a_box_that_cannot_run_anything_says_why() {
+fn exec_reports_why_a_box_cannot_run_commands() {
     let tare = tare!();
     let exec = |of: &str| tare.exec(of, ["true"]).exited(125).printed("");
     exec("nothing").said(&["there is no box 'nothing'", "tare ls -a"]);
@@ -403,7 +403,7 @@ fn a_box_that_cannot_run_anything_says_why() {
 }
 
 #[test]
-fn the_end_of_the_box_is_the_end_of_the_call() {
+fn exec_ends_when_its_box_ends() {
     let tare = tare!();
     let id = tare.idle_box();
     let client = tare.spawn_call(["exec", &id, "--", "sh", "-c", "echo ready; sleep 1000"]);
@@ -415,7 +415,7 @@ fn the_end_of_the_box_is_the_end_of_the_call() {
 }
 
 #[test]
-fn a_box_that_somebody_is_attached_to_can_be_entered_too() {
+fn exec_works_in_an_attached_box() {
     let tare = tare!();
     let mut attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; read line"]);
     attached.see("up");
@@ -426,7 +426,7 @@ fn a_box_that_somebody_is_attached_to_can_be_entered_too() {
 
 /// Two hundred at once, and then the keeper holds no more than before.
 #[test]
-fn many_at_once_get_what_is_theirs_and_leave_nothing() {
+fn concurrent_execs_get_their_own_output_and_leave_nothing() {
     let tare = tare!();
     let id = tare.idle_box();
     tare.exec(&id, ["true"]).ok();
@@ -447,7 +447,7 @@ fn many_at_once_get_what_is_theirs_and_leave_nothing() {
 }
 
 #[test]
-fn a_contained_box_has_no_users_to_choose_from() {
+fn exec_in_a_contained_box_refuses_a_user() {
     let tare = tare!();
     let id = tare.detached(["--contain", "--name", "a", "--", "sleep", "1000"]);
     tare.call(["exec", "-u", "5", "a", "--", "true"]).exited(125).said(&["--contain"]);

@@ -74,7 +74,7 @@ fn are_cared_for(tare: &Tare, ids: [String; 2], limit: &str) {
 }
 
 #[test]
-fn a_box_that_has_used_up_its_processes_is_cared_for() {
+fn a_box_at_its_process_limit_can_be_listed_stopped_and_removed() {
     let tare = tare!();
     let ids = ["stopped", "removed"].map(|name| {
         let id = tare.detached(["--name", name, "--pids", "6", "--", "sleep", "1000"]);
@@ -89,7 +89,7 @@ fn a_box_that_has_used_up_its_processes_is_cared_for() {
 }
 
 #[test]
-fn a_user_without_processes_cares_for_boxes_and_gets_no_new_one() {
+fn a_user_at_the_process_limit_manages_boxes_and_gets_no_new_one() {
     let tare = unprivileged!();
     let limit = "exec prlimit --nproc=1";
     for call in ["run --quiet -- true", "run --quiet -d --name x -- true"] {
@@ -100,7 +100,7 @@ fn a_user_without_processes_cares_for_boxes_and_gets_no_new_one() {
 }
 
 #[test]
-fn without_processes_for_tare_boxes_are_cared_for_and_no_new_one_is_made() {
+fn boxes_are_managed_and_none_created_when_tare_cannot_fork() {
     let tare = tare!();
     let Some(around) = Around::new("pids", "pids.max", "1") else {
         skip!("no cgroup with a limit of processes can be made here");
@@ -113,7 +113,7 @@ fn without_processes_for_tare_boxes_are_cared_for_and_no_new_one_is_made() {
 }
 
 #[test]
-fn without_threads_files_of_an_ended_box_are_refused_with_the_reason() {
+fn copying_from_an_ended_box_without_threads_is_refused_with_the_reason() {
     let tare = tare!();
     let Some(around) = Around::new("pids", "pids.max", "1") else {
         skip!("no cgroup with a limit of processes can be made here");
@@ -126,14 +126,14 @@ fn without_threads_files_of_an_ended_box_are_refused_with_the_reason() {
 }
 
 #[test]
-fn with_thirty_two_descriptors_boxes_are_cared_for() {
+fn thirty_two_descriptors_are_enough_to_manage_boxes() {
     let tare = tare!();
     let ids = two_boxes(&tare);
     are_cared_for(&tare, ids, &descriptors(FEW_DESCRIPTORS));
 }
 
 #[test]
-fn with_any_number_of_descriptors_a_box_is_made_or_refused_with_the_reason() {
+fn a_box_is_created_or_refused_with_the_reason_at_any_descriptor_limit() {
     let tare = tare!();
     for call in ["run -- true", "run -d --name x -- sleep 1000"] {
         let mut enough = None;
@@ -149,7 +149,7 @@ fn with_any_number_of_descriptors_a_box_is_made_or_refused_with_the_reason() {
 
 /// A box that lives is never said to have ended, nor its record to be damaged.
 #[test]
-fn with_any_number_of_descriptors_a_box_is_listed_as_it_is_or_with_the_reason() {
+fn a_box_is_listed_correctly_or_with_the_reason_at_any_descriptor_limit() {
     let tare = tare!();
     let id = tare.idle_box();
     for count in 3..=FEW_DESCRIPTORS {
@@ -169,7 +169,7 @@ fn with_any_number_of_descriptors_a_box_is_listed_as_it_is_or_with_the_reason() 
 /// However many boxes there are, only a few are looked at at a time: an audit and a
 /// sweep of thousands must not need thousands of descriptors.
 #[test]
-fn with_fewer_descriptors_than_boxes_all_are_audited_and_swept() {
+fn audit_and_sweep_reach_all_boxes_with_fewer_descriptors_than_boxes() {
     let tare = tare!();
     let ids: Vec<String> = (0..FEW_DESCRIPTORS).map(|_| tare.idle_box()).collect();
     let whole = tare.call(["audit"]).ok().stdout_text();
@@ -185,7 +185,7 @@ fn descriptors(count: u64) -> String {
 }
 
 #[test]
-fn on_a_full_disk_boxes_are_cared_for_and_no_new_one_is_made() {
+fn boxes_are_managed_and_none_created_on_a_full_disk() {
     let tare = tare!();
     let Some(disk) = SmallDisk::new(&tare) else {
         skip!("only root can mount a small disk");
@@ -203,7 +203,7 @@ fn on_a_full_disk_boxes_are_cared_for_and_no_new_one_is_made() {
 
 /// Its end is one more line in the record, for which there may be no room.
 #[test]
-fn a_box_is_stopped_where_its_end_cannot_be_written_down() {
+fn a_box_is_stopped_even_if_its_end_cannot_be_recorded() {
     let tare = tare!();
     let Some(disk) = SmallDisk::new(&tare) else {
         skip!("only root can mount a small disk");
@@ -233,7 +233,7 @@ fn a_box_is_stopped_where_its_end_cannot_be_written_down() {
 }
 
 #[test]
-fn with_any_room_on_the_disk_a_box_is_made_or_refused_with_the_reason() {
+fn a_box_is_created_or_refused_with_the_reason_at_any_free_disk_space() {
     let tare = tare!();
     let Some(disk) = SmallDisk::new(&tare) else {
         skip!("only root can mount a small disk");
@@ -254,7 +254,7 @@ fn with_any_room_on_the_disk_a_box_is_made_or_refused_with_the_reason() {
 
 /// The kernel kills whoever asks for more; what that leaves, the next command ends.
 #[test]
-fn without_memory_for_tare_a_box_is_made_or_nothing_is_left() {
+fn run_without_memory_creates_a_box_or_leaves_nothing() {
     let tare = tare!();
     // A new one each time: what the last one was charged for may not fit into less.
     let around = |limit: &str| Around::new("memory", "memory.limit_in_bytes", limit);
@@ -279,7 +279,7 @@ fn without_memory_for_tare_a_box_is_made_or_nothing_is_left() {
 }
 
 #[test]
-fn without_memory_to_ask_for_tare_says_so() {
+fn commands_that_cannot_allocate_memory_report_it() {
     let tare = tare!();
     let limit = |kib: u64| format!("exec prlimit --as={}", kib << 10);
     let works = |kib: u64| under(&tare, &limit(kib), "ls").code == 0;
@@ -313,7 +313,7 @@ fn without_memory_to_ask_for_tare_says_so() {
 }
 
 #[test]
-fn a_box_that_has_used_up_its_memory_is_cared_for() {
+fn a_box_at_its_memory_limit_can_be_listed_stopped_and_removed() {
     let tare = tare!();
     if !is_root() {
         skip!("without a cgroup a box has no limit of memory as a whole");

@@ -66,7 +66,7 @@ fn assert_story(tare: &Tare, reference: &str, then: &[&str]) {
 }
 
 #[test]
-fn a_box_that_ends_by_itself() {
+fn explain_shows_a_box_that_ends_by_itself() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sh", "-c", "exit 3"]);
     tare.ended(&id);
@@ -84,7 +84,7 @@ fn a_box_that_ends_by_itself() {
 }
 
 #[test]
-fn people_get_a_line_for_each_step() {
+fn explain_prints_a_line_for_each_step() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let output = tare.call(["explain", "a"]).ok().said_nothing();
@@ -100,7 +100,7 @@ fn people_get_a_line_for_each_step() {
 }
 
 #[test]
-fn a_box_that_is_stopped_and_one_that_has_to_be_killed() {
+fn explain_distinguishes_a_stop_from_a_kill_after_the_grace() {
     let tare = tare!();
     let polite = tare.detached(["--name", "polite", "--", "sleep", "1000"]);
     tare.call(["stop", "polite"]).ok();
@@ -118,7 +118,7 @@ fn a_box_that_is_stopped_and_one_that_has_to_be_killed() {
 }
 
 #[test]
-fn a_box_that_is_killed_and_one_that_is_removed_by_force() {
+fn explain_shows_a_kill_and_a_forced_removal() {
     let tare = tare!();
     let killed = tare.detached(["--name", "killed", "--", "sleep", "1000"]);
     tare.call(["kill", "-s", "USR1", "killed"]).ok();
@@ -136,7 +136,7 @@ fn a_box_that_is_killed_and_one_that_is_removed_by_force() {
 }
 
 #[test]
-fn a_box_that_passes_a_limit() {
+fn explain_names_the_limit_that_ended_a_box() {
     let tare = tare!();
     for (name, options, why, code) in [
         ("timeout", &["--timeout", "300ms"][..], "its timeout", 124),
@@ -154,7 +154,7 @@ fn a_box_that_passes_a_limit() {
 }
 
 #[test]
-fn a_box_that_runs_out_of_memory() {
+fn explain_shows_a_kill_for_memory() {
     let tare = tare!();
     if tare.call(["doctor"]).stdout_text().contains("no writable cgroup") {
         skip!("no cgroup counts memory here");
@@ -168,7 +168,7 @@ fn a_box_that_runs_out_of_memory() {
 }
 
 #[test]
-fn processes_that_are_started_later() {
+fn explain_shows_execs_and_copies() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     tare.exec("a", ["sh", "-c", "exit 7"]).exited(7);
@@ -207,7 +207,7 @@ fn processes_that_are_started_later() {
 }
 
 #[test]
-fn a_box_that_is_paused_and_changed() {
+fn explain_shows_pause_rename_and_update() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let can_pause = tare.call(["pause", "a"]).stderr_text().is_empty();
@@ -232,7 +232,7 @@ fn a_box_that_is_paused_and_changed() {
 }
 
 #[test]
-fn a_box_whose_creator_was_killed() {
+fn explain_shows_that_the_creator_was_killed() {
     let tare = tare!();
     let creator = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
     creator.see("up");
@@ -255,7 +255,7 @@ fn a_box_whose_creator_was_killed() {
 }
 
 #[test]
-fn a_box_whose_keeper_was_killed() {
+fn explain_shows_that_the_keeper_was_killed() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let Process { pid, .. } = tare.keeper(&id);
@@ -268,7 +268,7 @@ fn a_box_whose_keeper_was_killed() {
 }
 
 #[test]
-fn the_end_of_a_box_whose_keeper_was_killed_is_between_two_times() {
+fn explain_gives_two_times_for_the_end_of_a_box_whose_keeper_was_killed() {
     let tare = tare!();
     let id = tare.detached(["--", "sh", "-c", "echo up; sleep 1000"]);
     tare.logged(&id, "up");
@@ -307,7 +307,7 @@ fn a_kill_for_memory_is_reported_at_once_and_dated_before_the_end() {
 }
 
 #[test]
-fn a_story_is_kept_for_the_retention_of_its_box() {
+fn a_history_is_kept_for_the_retention_of_its_box() {
     let tare = tare!();
     let id = tare.detached(["--retention", "2s", "--name", "a", "--", "sleep", "1000"]);
     tare.remove(&id);
@@ -327,7 +327,7 @@ fn a_story_is_kept_for_the_retention_of_its_box() {
 }
 
 #[test]
-fn an_ordinary_run_leaves_no_story() {
+fn an_attached_run_leaves_no_history() {
     let tare = tare!();
     tare.run(["--name", "a", "--", "true"]).ok();
     tare.run(["--timeout", "100ms", "--", "sleep", "1000"]).exited(124);
@@ -338,7 +338,7 @@ fn an_ordinary_run_leaves_no_story() {
 }
 
 #[test]
-fn a_box_that_is_unknown_is_one_sentence() {
+fn explain_of_an_unknown_box_is_a_one_line_error() {
     let tare = tare!();
     for unknown in ["nosuch", "abcdefghij23", "", "\u{1b}[2J"] {
         let output = tare.call(["explain", unknown]).exited(1).printed("");
@@ -353,7 +353,7 @@ fn a_box_that_is_unknown_is_one_sentence() {
 
 /// Whoever is in the box chooses what its programs are called.
 #[test]
-fn nothing_that_a_terminal_obeys_comes_out_of_a_story() {
+fn explain_prints_no_terminal_control_characters() {
     let tare = tare!();
     let evil = "/tmp/\u{1b}]0;owned\u{7}\u{9b}2J\r\n\u{202e}";
     let script = ": \u{1b}[31m\n\u{9b}; sleep 1000";
@@ -378,7 +378,7 @@ fn nothing_that_a_terminal_obeys_comes_out_of_a_story() {
 
 /// The keeper could be anybody's: readers believe nothing of what it wrote.
 #[test]
-fn a_keeper_that_lies_is_shown_in_bounds() {
+fn explain_bounds_what_a_hostile_keeper_wrote() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let life = tare.record(&id).join("life");
@@ -396,7 +396,7 @@ fn a_keeper_that_lies_is_shown_in_bounds() {
 }
 
 #[test]
-fn the_last_things_are_kept_however_many_there_were() {
+fn explain_keeps_the_latest_steps_of_a_long_history() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     for _ in 0..40 {
@@ -413,7 +413,7 @@ fn the_last_things_are_kept_however_many_there_were() {
 }
 
 #[test]
-fn a_history_that_is_not_tares_stops_nobody() {
+fn a_foreign_history_file_blocks_no_command() {
     let tare = tare!();
     let history = tare.state_root().join("history");
     let directory = TemporaryDirectory::new();
@@ -433,7 +433,7 @@ fn a_history_that_is_not_tares_stops_nobody() {
 }
 
 #[test]
-fn boxes_that_are_removed_at_once_all_have_their_stories() {
+fn concurrently_removed_boxes_all_keep_their_histories() {
     let tare = tare!();
     let ids: Vec<String> = (0..8).map(|_| tare.idle_box()).collect();
     let removers: Vec<_> = ids.iter().map(|id| tare.spawn_call(["rm", "-f", id])).collect();
@@ -444,7 +444,7 @@ fn boxes_that_are_removed_at_once_all_have_their_stories() {
 }
 
 #[test]
-fn on_a_full_disk_the_story_of_a_removed_box_is_kept() {
+fn the_history_of_a_removed_box_is_kept_on_a_full_disk() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can mount a small file system");

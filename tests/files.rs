@@ -21,7 +21,7 @@ fn owned_directory(owner: u32) -> TemporaryDirectory {
 }
 
 #[test]
-fn a_writable_volume_acts_as_its_owner_whoever_that_is() {
+fn a_box_writes_to_a_volume_as_the_volumes_owner() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can make files of other owners");
@@ -42,7 +42,7 @@ fn a_writable_volume_acts_as_its_owner_whoever_that_is() {
 }
 
 #[test]
-fn a_writable_volume_acts_as_its_owner_for_any_user_of_the_box() {
+fn any_user_of_a_box_writes_to_a_volume_as_the_volumes_owner() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can make files of other owners");
@@ -88,7 +88,7 @@ fn a_single_file_can_be_a_volume() {
 }
 
 #[test]
-fn a_relative_volume_is_one_of_the_callers_directory() {
+fn a_relative_volume_path_starts_in_the_callers_directory() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     fs::create_dir(directory.join("data")).unwrap();
@@ -102,7 +102,7 @@ fn a_relative_volume_is_one_of_the_callers_directory() {
 }
 
 #[test]
-fn several_volumes_can_lie_in_each_other() {
+fn volumes_can_be_nested() {
     let tare = tare!();
     let outer = TemporaryDirectory::new();
     let inner = TemporaryDirectory::new();
@@ -151,7 +151,7 @@ fn secrets_of_the_host_are_not_in_the_default_root() {
 }
 
 #[test]
-fn a_root_directory_is_seen_as_the_root() {
+fn a_box_sees_its_rootfs_as_the_root() {
     let tare = tare!();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
@@ -170,7 +170,7 @@ fn a_root_directory_is_seen_as_the_root() {
 }
 
 #[test]
-fn a_program_is_found_in_the_root_directory_by_name() {
+fn a_program_is_found_by_name_in_the_rootfs() {
     let tare = tare!();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
@@ -179,7 +179,7 @@ fn a_program_is_found_in_the_root_directory_by_name() {
 }
 
 #[test]
-fn a_root_directory_has_what_every_box_has() {
+fn a_box_with_a_rootfs_has_dev_proc_and_scratch() {
     let tare = tare!();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
@@ -189,7 +189,7 @@ fn a_root_directory_has_what_every_box_has() {
 }
 
 #[test]
-fn a_root_directory_can_be_written_and_its_source_stays_as_it_was() {
+fn writes_to_a_rootfs_leave_its_source_unchanged() {
     let tare = tare!();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
@@ -209,7 +209,7 @@ fn a_root_directory_can_be_written_and_its_source_stays_as_it_was() {
 /// A volume inside of another, whichever is named first; the place must be there,
 /// because tare makes nothing in a volume.
 #[test]
-fn a_volume_can_lie_in_another() {
+fn a_volume_inside_another_needs_an_existing_mount_point() {
     let tare = tare!();
     let (outer, inner) = (TemporaryDirectory::new(), TemporaryDirectory::new());
     outer.write("name", "outer\n");
@@ -229,7 +229,7 @@ fn a_volume_can_lie_in_another() {
 /// What programs expect to find elsewhere is one directory under two names, with the
 /// same room; nothing else there can be written.
 #[test]
-fn the_workspace_is_the_boxes_own_directory_in_another_place() {
+fn the_workspace_is_work_under_another_path() {
     let tare = tare!();
     let script = "pwd; echo seen > here; cat /work/here; ! mkdir /mnt/other 2>/dev/null && echo no; \
                   head -c 2m /dev/zero > /mnt/data/fill 2>/dev/null || echo full";

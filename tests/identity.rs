@@ -130,7 +130,7 @@ fn with_id<'a>(command: &[&'a str], id: &'a str) -> Vec<String> {
 
 /// The pid file of another runtime that pointed at somebody else.
 #[test]
-fn a_record_that_points_at_a_stranger_never_gets_it_signalled() {
+fn a_record_that_names_a_foreign_process_never_signals_it() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     for lie in LIES {
@@ -151,7 +151,7 @@ fn a_record_that_points_at_a_stranger_never_gets_it_signalled() {
 /// Some of those whose number a record could name have the box in their own
 /// arguments: `tare wait ID`, or an editor of its log.
 #[test]
-fn a_stranger_with_the_id_in_its_arguments_is_not_a_keeper() {
+fn a_process_with_a_box_id_in_its_arguments_is_not_the_keeper() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     for lie in LIES {
@@ -168,7 +168,7 @@ fn a_stranger_with_the_id_in_its_arguments_is_not_a_keeper() {
 
 /// They wait for somebody who is no keeper, or say so; they do him no harm.
 #[test]
-fn waiting_for_a_forged_box_touches_nobody() {
+fn wait_on_a_forged_box_touches_no_process() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     let stranger = stranger(&tare, "sh", "");
@@ -190,7 +190,7 @@ fn waiting_for_a_forged_box_touches_nobody() {
 }
 
 #[test]
-fn what_an_earlier_boot_left_is_removed_by_the_next_command_and_signals_nobody() {
+fn records_of_an_earlier_boot_are_removed_without_signalling_any_process() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     let names = tare.state_root().join("names");
@@ -215,7 +215,7 @@ fn what_an_earlier_boot_left_is_removed_by_the_next_command_and_signals_nobody()
 /// Before Linux 6.9 number and tick are all that a record knows of a process, and
 /// somebody else can have both.
 #[test]
-fn a_stranger_with_the_number_and_the_tick_of_a_keeper_is_no_keeper() {
+fn reused_pid_with_same_start_time_is_not_the_keeper() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
     let stranger = stranger(&tare, "sh", "");
@@ -257,7 +257,7 @@ stranger.wait()
 print('spared')";
 
 #[test]
-fn whoever_gets_the_number_of_a_dead_keeper_lives_on() {
+fn a_process_with_the_pid_of_a_dead_keeper_lives_on() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can choose the next number of a process");
@@ -279,7 +279,7 @@ fn whoever_gets_the_number_of_a_dead_keeper_lives_on() {
 /// A record that is wrong about a box that lives is no reason to end the box,
 /// nor to take it for another.
 #[test]
-fn a_live_box_with_a_wrong_identity_on_record_is_not_swept_away() {
+fn sweep_leaves_a_live_box_with_a_wrong_recorded_identity_alone() {
     let tare = tare!();
     let boot = json!({"boot_id": "00000000-0000-0000-0000-000000000000"});
     for wrong in [json!({"pidfd_inode": 1}), json!({"pid": 2_000_000}), boot] {
@@ -301,7 +301,7 @@ fn a_live_box_with_a_wrong_identity_on_record_is_not_swept_away() {
 
 /// Many who look and enter at once: every box is judged by what it is.
 #[test]
-fn no_live_box_is_judged_dead_by_two_hundred_at_once() {
+fn two_hundred_concurrent_commands_judge_no_live_box_dead() {
     let tare = tare!();
     let boxes: Vec<String> = (0..5)
         .map(|number| tare.detached(["--name", &format!("box-{number}"), "--", "sleep", "1000"]))
@@ -341,7 +341,7 @@ fn no_live_box_is_judged_dead_by_two_hundred_at_once() {
 
 /// Twenty who want one name: whoever gets it, every link leads to its box.
 #[test]
-fn of_twenty_renames_to_one_name_one_wins_and_no_name_dangles() {
+fn exactly_one_of_twenty_renames_gets_a_name_and_none_dangles() {
     let tare = tare!();
     let names = tare.state_root().join("names");
     for round in 0..5 {
@@ -386,7 +386,7 @@ fn of_twenty_renames_to_one_name_one_wins_and_no_name_dangles() {
 }
 
 #[test]
-fn a_record_that_is_a_link_to_another_box_is_no_box() {
+fn a_symlink_to_another_record_is_not_a_box() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let keeper = tare.keeper(&id);

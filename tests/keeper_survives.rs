@@ -14,7 +14,7 @@ use tare_harness::{Random, Tare, eventually, skip, tare};
 
 /// Also those whose program is not found, or who leave orphans and zombies.
 #[test]
-fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
+fn two_thousand_execs_that_fail_or_leave_orphans_cost_the_keeper_nothing() {
     let tare = tare!();
     let id = tare.idle_box();
     let library = Library::open(&tare, &id);
@@ -39,7 +39,7 @@ fn two_thousand_that_fail_or_leave_orphans_cost_nothing_either() {
 }
 
 #[test]
-fn two_hundred_at_once_are_all_served_and_forgotten() {
+fn two_hundred_concurrent_execs_are_all_served_and_forgotten() {
     let tare = tare!();
     let id = tare.idle_box();
     let library = Library::open(&tare, &id);
@@ -67,7 +67,7 @@ fn two_hundred_at_once_are_all_served_and_forgotten() {
 
 /// Whatever the client was doing when it died.
 #[test]
-fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
+fn a_client_killed_at_any_moment_leaves_no_process_and_no_connection() {
     let tare = tare!();
     let id = tare.idle_box();
     let idle = tare.keeper_descriptors(&id);
@@ -87,7 +87,7 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_process_and_no_connection() {
 
 /// Each of them sees to it that its box goes on for everybody else.
 #[test]
-fn whoever_does_not_read_holds_up_nobody_else() {
+fn a_client_that_does_not_read_delays_no_other_client() {
     let tare = tare!();
     let script = "while read line; do echo $line; head -c 2000000 /dev/zero; done; sleep 1000";
     let id = tare.detached(["-i", "--", "sh", "-c", script]);
@@ -197,7 +197,7 @@ fn assert_missing_is_told(tare: &Tare) {
 }
 
 #[test]
-fn a_full_disk_costs_the_output_that_it_cannot_take_and_nothing_else() {
+fn a_full_disk_loses_output_and_nothing_else() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can mount a small disk");
@@ -227,7 +227,7 @@ fn a_full_disk_costs_the_output_that_it_cannot_take_and_nothing_else() {
 
 /// A box cannot be made where nothing can be written, and says so.
 #[test]
-fn a_full_disk_has_no_room_for_another_box_and_leaves_nothing_of_it() {
+fn a_create_refused_by_a_full_disk_leaves_nothing() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can mount a small disk");
@@ -245,7 +245,7 @@ fn a_full_disk_has_no_room_for_another_box_and_leaves_nothing_of_it() {
 }
 
 #[test]
-fn after_every_hostile_peer_the_box_still_answers() {
+fn the_box_answers_after_every_hostile_peer() {
     let tare = tare!();
     let id = tare.idle_box();
     let library = Library::open(&tare, &id);
@@ -275,7 +275,7 @@ fn after_every_hostile_peer_the_box_still_answers() {
 
 /// While they all talk at once, random bytes among them.
 #[test]
-fn many_hostile_peers_at_once_do_not_stop_others() {
+fn concurrent_hostile_peers_do_not_stop_other_clients() {
     let tare = tare!();
     let id = tare.idle_box();
     let library = Library::open(&tare, &id);

@@ -28,7 +28,7 @@ fn kept(tare: &Tare, id: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn what_a_box_wrote_is_there_after_its_end_and_gone_with_it() {
+fn keep_preserves_files_until_the_box_is_removed() {
     let tare = tare!();
     let id = ended_box(&tare, &[]);
     let scratch = kept(&tare, &id);
@@ -39,7 +39,7 @@ fn what_a_box_wrote_is_there_after_its_end_and_gone_with_it() {
 }
 
 #[test]
-fn kept_files_come_out_by_their_names_in_the_box() {
+fn cp_reads_kept_files_by_their_names_in_the_box() {
     let tare = tare!();
     let id = ended_box(&tare, &[]);
     let out = TemporaryDirectory::new();
@@ -58,7 +58,7 @@ fn kept_files_come_out_by_their_names_in_the_box() {
 
 /// E106: a link that the box left leads nowhere on the host.
 #[test]
-fn a_kept_link_is_copied_and_never_followed() {
+fn cp_copies_a_kept_symlink_and_never_follows_it() {
     let tare = tare!();
     let id = ended_box(&tare, &[]);
     let out = TemporaryDirectory::new();
@@ -77,7 +77,7 @@ fn a_kept_link_is_copied_and_never_followed() {
 }
 
 #[test]
-fn a_kept_scratch_space_has_the_size_that_was_asked_for() {
+fn a_kept_scratch_space_has_the_requested_size() {
     let tare = tare!();
     if !skip::is_root() {
         skip!("without privileges it is a directory");
@@ -91,7 +91,7 @@ fn a_kept_scratch_space_has_the_size_that_was_asked_for() {
 }
 
 #[test]
-fn without_privileges_it_is_kept_and_removed_all_the_same() {
+fn keep_works_without_privileges() {
     let tare = unprivileged!();
     let id = ended_box(&tare, &[]);
     assert!(kept(&tare, &id).join("work/deep/er/file").exists());
@@ -101,7 +101,7 @@ fn without_privileges_it_is_kept_and_removed_all_the_same() {
 }
 
 #[test]
-fn a_kept_scratch_space_of_a_removed_or_killed_box_is_gone() {
+fn the_kept_scratch_space_of_a_removed_or_killed_box_is_gone() {
     let tare = tare!();
     for round in 0..3 {
         let options = ["--keep", "--name", "a", "--", "sleep", "1000"];
@@ -124,7 +124,7 @@ fn a_kept_scratch_space_of_a_removed_or_killed_box_is_gone() {
 }
 
 #[test]
-fn containment_has_nothing_to_keep() {
+fn contain_and_keep_are_mutually_exclusive() {
     let tare = tare!();
     tare.run(["-d", "--contain", "--keep", "--", "true"])
         .exited(125)

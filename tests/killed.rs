@@ -24,7 +24,7 @@ fn keeper(tare: &Running) -> Process {
 }
 
 #[test]
-fn a_keeper_that_is_killed_ends_its_box_and_tare() {
+fn a_killed_keeper_ends_its_box_and_its_tare_run() {
     let tare = tare!();
     for options in [&[][..], &["--contain"]] {
         let mut call = options.to_vec();
@@ -39,7 +39,7 @@ fn a_keeper_that_is_killed_ends_its_box_and_tare() {
 
 /// The keeper holds the lease, not the tare that started it.
 #[test]
-fn a_tare_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
+fn a_stopped_tare_run_does_not_delay_the_timeout() {
     let tare = tare!();
     let running = tare.spawn(["--timeout", "1s", "--", "sh", "-c", SLEEPERS]);
     running.see("ready").signal(Signal::STOP);
@@ -50,7 +50,7 @@ fn a_tare_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
 }
 
 #[test]
-fn a_keeper_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
+fn a_stopped_keeper_does_not_delay_the_timeout() {
     let tare = tare!();
     let running = tare.spawn(["--timeout", "1s", "--", "sh", "-c", SLEEPERS]);
     keeper(running.see("ready")).signal(Signal::STOP);
@@ -59,7 +59,7 @@ fn a_keeper_that_is_stopped_does_not_keep_its_box_past_the_timeout() {
 }
 
 #[test]
-fn a_box_that_is_frozen_ends_at_its_timeout() {
+fn a_frozen_box_ends_at_its_timeout() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can freeze cgroups");

@@ -97,7 +97,7 @@ fn nothing_left(tare: &Tare, output: &Output) {
 }
 
 #[test]
-fn fifty_sleepers_that_ignore_every_signal() {
+fn fifty_children_that_ignore_every_signal_leave_nothing() {
     let tare = tare!();
     let workload = "
 def ignore():
@@ -113,7 +113,7 @@ ignore()";
 }
 
 #[test]
-fn a_fork_bomb_at_the_limit() {
+fn a_fork_bomb_at_the_limit_leaves_nothing() {
     let tare = tare!();
     // Every process forks as long as it can; the first one says when it no
     // longer could.
@@ -133,7 +133,7 @@ while not full:
 
 /// Processes whose parent exits as soon as the next one is there.
 #[test]
-fn comets_that_never_stay_the_same_process() {
+fn timeout_kills_processes_that_refork_forever() {
     let tare = tare!();
     let workload = "
 for _ in range(4):
@@ -147,7 +147,7 @@ for _ in range(4):
 }
 
 #[test]
-fn daemons_that_hold_stdout() {
+fn daemons_that_hold_stdout_leave_nothing() {
     let tare = tare!();
     let workload = "
 for _ in range(5):
@@ -174,14 +174,14 @@ while open('/proc/%d/stat' % pid).read().rsplit(') ')[1][0] != 'Z': time.sleep(0
 assert len(os.listdir('/proc/%d/task' % pid)) == 2";
 
 #[test]
-fn a_process_whose_main_thread_has_exited() {
+fn a_process_whose_main_thread_has_exited_leaves_nothing() {
     let tare = tare!();
     ends_both_ways(&tare, &[], LEADERLESS);
     ends_both_ways(&tare, &["--contain"], LEADERLESS);
 }
 
 #[test]
-fn a_command_whose_main_thread_has_exited() {
+fn a_command_whose_main_thread_has_exited_leaves_nothing() {
     let tare = tare!();
     let script = "import ctypes, threading, time
 print('ready', flush=True)
@@ -196,7 +196,7 @@ ctypes.CDLL(None).syscall(60, 0)";
 
 /// E110
 #[test]
-fn a_child_that_is_stopped_for_its_tracer() {
+fn a_child_stopped_by_its_tracer_leaves_nothing() {
     let tare = tare!();
     let workload = "
 pid = os.fork()
@@ -212,7 +212,7 @@ assert os.WIFSTOPPED(status), status";
 
 /// E110
 #[test]
-fn a_child_that_is_stopped() {
+fn a_stopped_child_leaves_nothing() {
     let tare = tare!();
     let workload = "
 pid = os.fork()
@@ -225,7 +225,7 @@ assert os.WIFSTOPPED(status), status";
 }
 
 #[test]
-fn a_command_that_is_stopped() {
+fn a_stopped_command_leaves_nothing() {
     let tare = tare!();
     let output = tare
         .run(["--timeout", "1s", "--", "sh", "-c", "echo ready; kill -STOP $$"])
@@ -249,7 +249,7 @@ int main(void) {
 
 /// E110: its parent waits in the kernel for an `exec` that never comes.
 #[test]
-fn a_child_that_blocks_its_parent_in_vfork() {
+fn a_child_that_blocks_its_parent_in_vfork_leaves_nothing() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let Some(_program) = fixture::compiled(&directory, "vfork", VFORK) else {
@@ -289,7 +289,7 @@ fn nested_namespaces_and_cgroups_are_refused() {
 
 /// Container engines mount them so: to remove what is not there fails, too.
 #[test]
-fn boxes_end_where_cgroups_are_read_only() {
+fn boxes_end_on_a_host_with_read_only_cgroups() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can mount cgroups read-only");
@@ -367,14 +367,14 @@ libc.shmat.restype = ctypes.c_void_p
 assert libc.shmat(made[0], None, 0) != ctypes.c_void_p(-1).value";
 
 #[test]
-fn system_v_objects() {
+fn system_v_objects_leave_nothing() {
     let tare = tare!();
     ends_both_ways(&tare, &[], SYSTEM_V);
     ends_both_ways(&tare, &["--contain"], SYSTEM_V);
 }
 
 #[test]
-fn posix_shared_memory() {
+fn posix_shared_memory_leaves_nothing() {
     let tare = tare!();
     let workload = "
 import mmap
@@ -387,7 +387,7 @@ mmap.mmap(fd, 1 << 20)[0] = 1";
 /// Invisible to the oracle where the file system of queues is not mounted, so the
 /// name itself is asked for.
 #[test]
-fn posix_message_queues() {
+fn posix_message_queues_leave_nothing() {
     let tare = tare!();
     let name = format!("/tare-test-{}", std::process::id());
     let open = format!("queue = libc.mq_open(b'{name}', os.O_RDWR | FLAGS, 0o600, None)");
@@ -406,7 +406,7 @@ sys.exit(0 if queue < 0 and ctypes.get_errno() == errno.ENOENT else 1)",
 }
 
 #[test]
-fn a_hundred_thousand_files() {
+fn a_hundred_thousand_files_leave_nothing() {
     let tare = tare!();
     let workload = "
 for directory in range(100):
@@ -418,7 +418,7 @@ for directory in range(100):
 
 /// B052
 #[test]
-fn directories_five_thousand_deep() {
+fn directories_five_thousand_deep_leave_nothing() {
     let tare = tare!();
     let workload = "
 os.chdir('/tmp')
@@ -430,7 +430,7 @@ os.close(os.open('bottom', os.O_CREAT))";
 }
 
 #[test]
-fn output_without_end() {
+fn endless_output_leaves_nothing() {
     let tare = tare!();
     let output = tare
         .run([
@@ -451,7 +451,7 @@ fn output_without_end() {
 
 /// B065
 #[test]
-fn output_that_nobody_reads_does_not_keep_a_box_past_its_timeout() {
+fn unread_output_does_not_delay_the_timeout() {
     let tare = tare!();
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut command = tare.command(["run", "--timeout", "1s", "--", "yes"]);
@@ -465,7 +465,7 @@ fn output_that_nobody_reads_does_not_keep_a_box_past_its_timeout() {
 }
 
 #[test]
-fn a_hundred_boxes_one_after_the_other() {
+fn a_hundred_boxes_in_a_row_leave_nothing() {
     let tare = tare!();
     for round in 0..100 {
         let number = round.to_string();
@@ -478,7 +478,7 @@ fn a_hundred_boxes_one_after_the_other() {
 }
 
 #[test]
-fn ten_boxes_at_once() {
+fn ten_concurrent_boxes_leave_nothing() {
     let tare = tare!();
     let mut all: Vec<_> = (0..10)
         .map(|number| tare.spawn(["--", "sh", "-c", &format!("echo up; read line; exit {number}")]))
@@ -497,7 +497,7 @@ fn ten_boxes_at_once() {
 /// The first calls on a fresh state root come at the same time: each waits for
 /// the end of one pipe.
 #[test]
-fn many_can_begin_on_a_fresh_state_root_at_once() {
+fn concurrent_runs_on_a_fresh_state_root_all_succeed() {
     let tare = tare!();
     for round in 0..20 {
         let directory = TemporaryDirectory::new();
@@ -526,7 +526,7 @@ fn many_can_begin_on_a_fresh_state_root_at_once() {
 
 /// The record of a box that another tare is still running is not swept.
 #[test]
-fn a_box_is_left_alone_by_other_calls() {
+fn other_commands_leave_a_live_box_alone() {
     let tare = tare!();
     let mut running = tare.spawn(["--", "sh", "-c", "echo up; read line; echo still here"]);
     running.see("up");
@@ -557,7 +557,7 @@ fn a_box_that_cannot_start_leaves_nothing() {
 }
 
 #[test]
-fn core_dumps() {
+fn core_dumps_leave_nothing() {
     let tare = tare!();
     if !is_root() {
         skip!("the working directory of a contained box must be writable");

@@ -20,7 +20,7 @@ for _ in range(int(sys.argv[1])):
 print('held', os.fstat(fd).st_size >> 20)";
 
 #[test]
-fn memory_past_the_limit_is_killed_and_the_limit_is_named() {
+fn exceeding_the_memory_limit_kills_and_names_the_limit() {
     let tare = tare!();
     for script in [ANONYMOUS, MEMFD] {
         tare.run(["--memory", "64m", "--", "python3", "-c", script, "1024"])
@@ -31,7 +31,7 @@ fn memory_past_the_limit_is_killed_and_the_limit_is_named() {
 }
 
 #[test]
-fn memory_within_the_limit_is_given() {
+fn memory_within_the_limit_is_available() {
     let tare = tare!();
     for script in [ANONYMOUS, MEMFD] {
         tare.run(["--memory", "64m", "--", "python3", "-c", script, "32"])
@@ -73,7 +73,7 @@ fn forks_within(tare: &Tare, limit: u32) -> u32 {
 }
 
 #[test]
-fn processes_past_the_limit_cannot_be_made() {
+fn processes_beyond_the_limit_cannot_be_created() {
     let tare = tare!();
     let few = forks_within(&tare, 32);
     let more = forks_within(&tare, 128);
@@ -84,7 +84,7 @@ fn processes_past_the_limit_cannot_be_made() {
 
 /// The keeper is not counted: the command has what was asked for.
 #[test]
-fn a_single_process_is_a_limit_too() {
+fn the_process_limit_can_be_one() {
     let tare = tare!();
     tare.run(["--pids", "1", "--", "echo", "alone"]).ok().printed("alone\n");
     let output = tare.run(["--pids", "1", "--", "sh", "-c", "ls; echo not reached"]);
@@ -108,7 +108,7 @@ except RuntimeError:
 }
 
 #[test]
-fn a_fork_bomb_ends_at_its_limit_and_the_host_is_fine() {
+fn a_fork_bomb_stops_at_its_limit_and_spares_the_host() {
     let tare = tare!();
     let bomb = "bomb() { bomb | bomb & }; bomb; sleep 1000";
     let output = tare
@@ -119,7 +119,7 @@ fn a_fork_bomb_ends_at_its_limit_and_the_host_is_fine() {
 }
 
 #[test]
-fn descriptors_past_the_limit_cannot_be_opened() {
+fn descriptors_beyond_the_limit_cannot_be_opened() {
     let tare = tare!();
     let script = "import os
 opened = 0
@@ -135,7 +135,7 @@ except OSError as error:
 }
 
 #[test]
-fn the_limit_of_descriptors_cannot_be_raised_from_inside() {
+fn the_descriptor_limit_cannot_be_raised_from_inside() {
     let tare = tare!();
     tare.run(["--nofile", "64", "--", "sh", "-c", "ulimit -n; ulimit -Hn"])
         .ok()
@@ -160,7 +160,7 @@ fn filled_kib(output: &Output) -> u32 {
 }
 
 #[test]
-fn scratch_space_ends_at_its_size() {
+fn scratch_space_is_limited_in_size() {
     let tare = tare!();
     for directories in [&["/tmp"][..], &["."], &["/tmp", "."]] {
         let mut call = vec!["--scratch", "16m", "--", "python3", "-c", FILL];
@@ -174,7 +174,7 @@ fn scratch_space_ends_at_its_size() {
 }
 
 #[test]
-fn a_scratch_space_larger_than_the_memory_is_refused_with_both_values() {
+fn a_scratch_size_larger_than_the_memory_limit_is_refused_with_both_values() {
     let tare = tare!();
     if !is_root() {
         skip!("without cgroups memory is not limited");
@@ -193,7 +193,7 @@ fn a_scratch_space_larger_than_the_memory_is_refused_with_both_values() {
 }
 
 #[test]
-fn scratch_space_has_a_limit_of_names() {
+fn scratch_space_is_limited_in_number_of_files() {
     let tare = tare!();
     let script = "import errno, os
 made = 0
@@ -227,7 +227,7 @@ fn share(output: &Output) -> f64 {
 }
 
 #[test]
-fn processor_time_ends_at_its_share() {
+fn processor_time_is_limited_to_its_share() {
     let tare = tare!();
     let limited = share(&tare.run(["--cpus", "0.25", "--", "python3", "-c", BURN]).ok());
     let free = share(&tare.run(["--", "python3", "-c", BURN]).ok());
@@ -236,7 +236,7 @@ fn processor_time_ends_at_its_share() {
 }
 
 #[test]
-fn a_timeout_ends_the_box_with_124_and_says_so() {
+fn a_timeout_ends_the_box_with_124_and_a_message() {
     let tare = tare!();
     let output = tare.run(["--timeout", "500ms", "--", "sleep", "1000"]);
     assert!(output.lasted < SOON, "{output}");
@@ -253,7 +253,7 @@ fn a_timeout_that_is_not_reached_changes_nothing() {
 }
 
 #[test]
-fn what_was_printed_before_the_timeout_is_kept() {
+fn output_before_the_timeout_is_kept() {
     let tare = tare!();
     tare.run(["--timeout", "1s", "--", "sh", "-c", "echo before; sleep 1000"])
         .exited(124)
@@ -261,7 +261,7 @@ fn what_was_printed_before_the_timeout_is_kept() {
 }
 
 #[test]
-fn output_past_the_limit_is_cut_and_the_command_goes_on() {
+fn output_beyond_the_limit_is_cut_and_the_command_continues() {
     let tare = tare!();
     let output = tare
         .run(["--output-limit", "1m", "--", "sh", "-c", "head -c 3000000 /dev/zero; exit 5"])
@@ -271,7 +271,7 @@ fn output_past_the_limit_is_cut_and_the_command_goes_on() {
 }
 
 #[test]
-fn output_within_the_limit_is_whole() {
+fn output_within_the_limit_is_complete() {
     let tare = tare!();
     let output = tare
         .run(["--output-limit", "1m", "--", "head", "-c", "1048576", "/dev/zero"])
@@ -281,7 +281,7 @@ fn output_within_the_limit_is_whole() {
 }
 
 #[test]
-fn output_past_the_limit_ends_the_box_when_asked() {
+fn output_beyond_the_limit_ends_the_box_with_output_kill() {
     let tare = tare!();
     let output = tare.run(["--output-limit", "1m", "--output-kill", "--", "yes"]);
     assert_ne!(output.code, 0, "exit code");

@@ -35,7 +35,7 @@ fn output_bytes(tare: &Tare, id: &str) -> u64 {
 }
 
 #[test]
-fn each_stream_comes_in_order_and_where_it_belongs() {
+fn logs_keep_each_stream_in_order_and_separate() {
     let tare = tare!();
     let script = "for i in $(seq 2000); do echo out $i; echo err $i >&2; done";
     let id = printed(&tare, &[], script);
@@ -50,7 +50,7 @@ fn each_stream_comes_in_order_and_where_it_belongs() {
 
 /// B067
 #[test]
-fn every_byte_is_kept() {
+fn logs_keep_every_byte() {
     let tare = tare!();
     let script = "import os; os.write(1, bytes(range(256)) * 100); os.write(2, b'\\xff\\x00 no end of line')";
     let id = tare.detached(["--", "python3", "-c", script]);
@@ -63,7 +63,7 @@ fn every_byte_is_kept() {
 }
 
 #[test]
-fn the_last_lines_are_shown_when_asked() {
+fn logs_n_shows_the_last_lines() {
     let tare = tare!();
     let id = printed(&tare, &[], "for i in 1 2 3 4 5; do echo $i; done; printf end");
     for (lines, expected) in
@@ -86,7 +86,7 @@ fn now() -> String {
 }
 
 #[test]
-fn what_came_since_a_time_is_shown_when_asked() {
+fn logs_since_shows_output_after_a_time() {
     let tare = tare!();
     let id = tare.detached(["--", "sh", "-c", "echo old; sleep 1000"]);
     tare.logged(&id, "old");
@@ -105,7 +105,7 @@ fn what_came_since_a_time_is_shown_when_asked() {
 }
 
 #[test]
-fn every_line_has_its_time_when_asked() {
+fn logs_timestamps_shows_a_time_for_every_line() {
     let tare = tare!();
     let id = printed(&tare, &[], "echo one; echo two; echo three >&2");
     let output = tare.call(["logs", "--timestamps", &id]).ok();
@@ -121,7 +121,7 @@ fn every_line_has_its_time_when_asked() {
 }
 
 #[test]
-fn following_shows_lines_as_they_come_and_ends_with_the_box() {
+fn logs_follow_shows_lines_at_once_and_ends_with_the_box() {
     let tare = tare!();
     let script = "trap 'echo last; exit 3' TERM; echo first; while :; do sleep 0.02; done";
     let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
@@ -140,7 +140,7 @@ fn following_shows_lines_as_they_come_and_ends_with_the_box() {
 }
 
 #[test]
-fn following_ends_when_the_box_is_removed() {
+fn logs_follow_ends_when_the_box_is_removed() {
     let tare = tare!();
     let id = tare.detached(["--", "sh", "-c", "echo first; sleep 1000"]);
     let following = tare.spawn_call(["logs", "-f", &id]);
@@ -151,7 +151,7 @@ fn following_ends_when_the_box_is_removed() {
 
 /// The box is neither slowed nor ended, and the newest output is what is kept.
 #[test]
-fn output_without_end_stays_bounded_and_the_box_lives_on() {
+fn endless_output_keeps_the_log_bounded_and_the_box_alive() {
     let tare = tare!();
     let id = tare.detached(["--output-limit", "1m", "--", "yes"]);
     let mut most = 0;
@@ -175,7 +175,7 @@ fn names_of(tare: &Tare, id: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_oldest_is_cut_first() {
+fn the_log_drops_the_oldest_output_first() {
     let tare = tare!();
     let id = printed(&tare, &["--output-limit", "1m"], "seq 1000000");
     let output = tare.call(["logs", &id]).ok();
@@ -214,7 +214,7 @@ fn a_reader_that_never_reads_does_not_stop_the_box() {
 }
 
 #[test]
-fn output_of_detached_commands_lands_in_the_log() {
+fn output_of_detached_execs_is_in_the_log() {
     let tare = tare!();
     let id = tare.idle_box();
     let script = "echo from exec; echo wrong >&2";
@@ -230,7 +230,7 @@ const TICKER: &str =
     "trap 'echo caught; exit 4' TERM; echo early; while :; do echo tick; sleep 0.02; done";
 
 #[test]
-fn attach_shows_what_comes_and_exits_as_the_box_does() {
+fn attach_shows_new_output_and_exits_with_the_boxs_code() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sh", "-c", TICKER]);
     tare.logged(&id, "tick");
@@ -248,7 +248,7 @@ fn attach_shows_what_comes_and_exits_as_the_box_does() {
 }
 
 #[test]
-fn attach_gives_input_to_a_box_that_takes_it() {
+fn attach_sends_input_to_a_box_with_open_input() {
     let tare = tare!();
     let script = "echo early; read line; echo got $line; cat; exit 6";
     let id = tare.detached(["-i", "--", "sh", "-c", script]);
@@ -270,7 +270,7 @@ fn attach_gives_input_to_a_box_that_takes_it() {
 }
 
 #[test]
-fn attach_to_a_terminal_is_a_terminal() {
+fn attach_to_a_box_with_a_terminal_is_a_terminal() {
     let tare = tare!();
     let script = "echo early; read line; stty size; echo \"got <$line>\"; exit 6";
     let id = tare.detached(["-i", "-t", "--", "sh", "-c", script]);
@@ -337,7 +337,7 @@ fn a_full_disk_does_not_stop_the_box() {
 
 /// A limit that was asked for and cannot be had is an error.
 #[test]
-fn a_log_larger_than_its_part_of_the_memory_is_refused() {
+fn a_log_limit_beyond_a_quarter_of_the_memory_is_refused() {
     let tare = tare!();
     tare.run(["-d", "--memory", "64m", "--output-limit", "1g", "--", "true"]).exited(125).said(&[
         "16 MiB",
@@ -348,7 +348,7 @@ fn a_log_larger_than_its_part_of_the_memory_is_refused() {
 }
 
 #[test]
-fn what_the_log_has_lost_is_said() {
+fn logs_report_lost_output() {
     let tare = tare!();
     let id = printed(&tare, &["--output-limit", "1m"], "seq 1000000");
     let said = tare.call(["logs", &id]).ok().stderr_text();
@@ -358,7 +358,7 @@ fn what_the_log_has_lost_is_said() {
 }
 
 #[test]
-fn attach_gives_the_exit_code_of_a_box_that_leaves_no_record() {
+fn attach_returns_the_exit_code_of_a_box_with_rm() {
     let tare = tare!();
     let script = "read line; echo last; exit 5";
     let id = tare.detached(["-i", "--rm", "--", "sh", "-c", script]);

@@ -8,7 +8,7 @@ const CONNECT: &str = "import socket, sys
 socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()";
 
 #[test]
-fn a_box_has_a_loopback_of_its_own_that_is_up_and_nothing_else() {
+fn a_box_has_only_its_own_loopback_interface() {
     let tare = tare!();
     let script = "import socket
 print([name for _, name in socket.if_nameindex()])
@@ -21,7 +21,7 @@ print(server.accept()[0].recv(2).decode())";
 
 /// E086
 #[test]
-fn a_listener_of_the_host_is_out_of_reach_unless_the_network_is_the_hosts() {
+fn listeners_of_the_host_are_reachable_only_with_net_host() {
     let tare = tare!();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
@@ -35,7 +35,7 @@ fn a_listener_of_the_host_is_out_of_reach_unless_the_network_is_the_hosts() {
 }
 
 #[test]
-fn there_is_no_way_out_of_a_box_without_network() {
+fn a_box_without_network_reaches_nothing() {
     let tare = tare!();
     let script = "import socket
 try:

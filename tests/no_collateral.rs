@@ -222,7 +222,7 @@ const CALLS: [&[&str]; 7] = [
 ];
 
 #[test]
-fn what_looks_like_a_box_and_is_none_survives_everything() {
+fn foreign_objects_that_look_like_boxes_survive_every_command() {
     if !is_root() {
         skip!("only root can make cgroups and mounts");
     }
@@ -288,7 +288,7 @@ fn crash(tare: &Tare, whom: &str) {
 
 /// Its creator stands still for as long as others look, tend and crash.
 #[test]
-fn a_box_that_is_being_made_is_left_to_its_creator() {
+fn a_starting_box_is_left_to_its_creator() {
     let tare = tare!();
     let (creator, id) = (0..TRIES)
         .find_map(|_| stopped_creator(&tare))
@@ -329,7 +329,7 @@ fn stopped_creator(tare: &Tare) -> Option<(Running, String)> {
 
 /// Nobody ends, resumes or removes it in passing.
 #[test]
-fn a_paused_box_stays_paused_whoever_looks_or_crashes() {
+fn a_paused_box_stays_paused_through_other_commands_and_crashes() {
     if !is_root() {
         skip!("only root has cgroups to pause with");
     }

@@ -49,7 +49,7 @@ macro_rules! frozen {
 
 /// `ls` asks the kernel only about boxes whose record says that they may be paused.
 #[test]
-fn a_box_that_is_paused_often_is_listed_right_and_its_record_does_not_grow() {
+fn frequent_pauses_do_not_grow_the_record() {
     let tare = tare!();
     let (id, never_paused) = (tare.idle_box(), tare.idle_box());
     frozen!(tare, id);
@@ -79,7 +79,7 @@ fn a_box_that_is_paused_often_is_listed_right_and_its_record_does_not_grow() {
 
 /// Another box is the clock: while it counts, the paused one does not.
 #[test]
-fn a_paused_box_stands_still_until_it_is_resumed() {
+fn a_paused_box_is_frozen_until_it_is_resumed() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let paused = counting(&tare, &directory, &[], "paused");
@@ -103,7 +103,7 @@ fn a_paused_box_stands_still_until_it_is_resumed() {
 }
 
 #[test]
-fn a_paused_box_can_be_looked_at() {
+fn a_paused_box_can_be_inspected() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let id = counting(&tare, &directory, &[], "a");
@@ -154,7 +154,7 @@ fn a_paused_box_ends_at_its_lease_and_its_timeout() {
 }
 
 #[test]
-fn a_box_that_has_ended_can_be_neither_paused_nor_resumed() {
+fn an_ended_box_can_be_neither_paused_nor_resumed() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "true"]);
     tare.ended(&id);
@@ -167,7 +167,7 @@ fn a_box_that_has_ended_can_be_neither_paused_nor_resumed() {
 /// A process that is stopped before it has begun does not stop the keeper, who
 /// waits for it: the box answers, keeps its lease and can be resumed.
 #[test]
-fn a_box_that_is_paused_while_a_process_starts_still_answers() {
+fn a_box_paused_during_an_exec_start_still_answers() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     let _ = frozen!(tare, id);
@@ -193,7 +193,7 @@ fn a_box_that_is_paused_while_a_process_starts_still_answers() {
 
 /// It has a grace to use.
 #[test]
-fn a_box_that_is_stopping_is_not_paused() {
+fn a_stopping_box_cannot_be_paused() {
     let tare = tare!();
     let script = "trap 'echo asked' TERM; echo up; while :; do sleep 0.02; done";
     let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);

@@ -39,7 +39,7 @@ fn bytes_pass_both_ways() {
 }
 
 #[test]
-fn the_box_is_isolated_as_ever() {
+fn a_rootless_box_is_isolated() {
     let tare = unprivileged!();
     let script = "import os, socket
 print([name for _, name in socket.if_nameindex()])
@@ -57,7 +57,7 @@ print(status['NoNewPrivs'], status['Seccomp'], status['CapEff'], status['CapBnd'
 }
 
 #[test]
-fn a_timeout_kills_all() {
+fn a_rootless_timeout_kills_all_processes() {
     let tare = unprivileged!();
     let script = "for i in $(seq 20); do (trap '' TERM HUP INT; setsid sleep 1000) & done; trap '' TERM; echo ready; wait";
     let output =
@@ -68,7 +68,7 @@ fn a_timeout_kills_all() {
 }
 
 #[test]
-fn daemons_go_with_the_command() {
+fn rootless_daemons_end_with_the_command() {
     let tare = unprivileged!();
     let script = "for i in 1 2 3; do (setsid sleep 1000 &) ; done; echo over";
     tare.run(["--", "sh", "-c", script]).ok().printed("over\n");
@@ -78,7 +78,7 @@ fn daemons_go_with_the_command() {
 
 /// KERNEL.md section 5, last line.
 #[test]
-fn a_tare_that_is_killed_takes_its_box_along() {
+fn a_killed_rootless_tare_takes_its_box_along() {
     let tare = unprivileged!();
     let script =
         "for i in $(seq 5); do (trap '' TERM HUP INT; setsid sleep 1000) & done; echo ready; wait";
@@ -99,7 +99,7 @@ fn a_tare_that_is_killed_takes_its_box_along() {
 }
 
 #[test]
-fn a_limit_that_was_asked_for_and_cannot_be_enforced_is_an_error() {
+fn a_requested_limit_that_cannot_be_enforced_is_an_error() {
     let tare = unprivileged!();
     for (option, value) in [("--memory", "64m"), ("--cpus", "0.5")] {
         let output = tare.run([option, value, "--", "true"]);
@@ -108,7 +108,7 @@ fn a_limit_that_was_asked_for_and_cannot_be_enforced_is_an_error() {
 }
 
 #[test]
-fn a_default_that_cannot_be_enforced_is_a_note_that_quiet_silences() {
+fn a_default_limit_that_cannot_be_enforced_is_a_note_that_quiet_hides() {
     let tare = unprivileged!();
     let output = tare.run(["--", "true"]).ok().printed("");
     let note = output.stderr_text();
@@ -118,7 +118,7 @@ fn a_default_that_cannot_be_enforced_is_a_note_that_quiet_silences() {
 }
 
 #[test]
-fn limits_that_need_no_cgroup_hold() {
+fn rootless_limits_without_cgroups_are_enforced() {
     let tare = unprivileged!();
     tare.run(["--quiet", "--nofile", "64", "--", "sh", "-c", "ulimit -n"]).ok().printed("64\n");
     let script = "head -c 32m /dev/zero > /tmp/fill";
@@ -128,7 +128,7 @@ fn limits_that_need_no_cgroup_hold() {
 }
 
 #[test]
-fn a_contained_command_works_too() {
+fn contain_works_without_root() {
     let tare = unprivileged!();
     tare.run(["--quiet", "--contain", "--", "sh", "-c", "setsid sleep 1000 & echo in"])
         .ok()
@@ -138,7 +138,7 @@ fn a_contained_command_works_too() {
 }
 
 #[test]
-fn twenty_boxes_one_after_the_other() {
+fn twenty_rootless_boxes_in_a_row_leave_nothing() {
     let tare = unprivileged!();
     for round in 0..20 {
         let number = round.to_string();

@@ -28,7 +28,7 @@ fn alive() -> usize {
 }
 
 #[test]
-fn a_box_lives_on_is_used_and_removed() {
+fn a_rootless_detached_box_is_used_and_removed() {
     let tare = unprivileged!();
     let id = start(&tare, &[], "echo up; setsid sleep 1000 & sleep 1000");
     tare.logged(&id, "up");
@@ -46,7 +46,7 @@ fn a_box_lives_on_is_used_and_removed() {
 }
 
 #[test]
-fn a_box_ends_and_is_kept_until_it_is_removed() {
+fn an_ended_rootless_box_is_kept_until_it_is_removed() {
     let tare = unprivileged!();
     let id = start(&tare, &[], "echo out; setsid sleep 1000 & exit 7");
     eventually("everyone in the box is gone", || alive() == 0);
@@ -58,7 +58,7 @@ fn a_box_ends_and_is_kept_until_it_is_removed() {
 }
 
 #[test]
-fn stop_kill_and_the_lease_end_everyone() {
+fn stop_kill_and_lease_end_all_processes_of_a_rootless_box() {
     let tare = unprivileged!();
     let stubborn =
         "trap '' TERM HUP INT; (setsid sleep 1000) & echo up; while :; do sleep 1000; done";
@@ -80,7 +80,7 @@ fn stop_kill_and_the_lease_end_everyone() {
 }
 
 #[test]
-fn a_client_that_goes_away_takes_its_tree_along() {
+fn a_rootless_exec_client_that_disappears_takes_its_tree_along() {
     let tare = unprivileged!();
     let id = start(&tare, &[], "echo up; exec sleep 1000");
     tare.logged(&id, "up");
@@ -94,7 +94,7 @@ fn a_client_that_goes_away_takes_its_tree_along() {
 }
 
 #[test]
-fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
+fn a_rootless_creator_killed_during_start_leaves_a_complete_box_or_none() {
     let tare = unprivileged!();
     for step in 0..30 {
         let call = ["run", "-d", "--quiet", "--name", "a", "--", "sleep", "1000"];
@@ -113,7 +113,7 @@ fn a_creator_that_is_killed_while_it_starts_leaves_all_or_nothing() {
 }
 
 #[test]
-fn files_go_in_and_come_out() {
+fn cp_works_without_root() {
     let tare = unprivileged!();
     let id = start(&tare, &[], "sleep 1000");
     let directory = TemporaryDirectory::new();
@@ -131,7 +131,7 @@ fn files_go_in_and_come_out() {
 
 /// What needs a cgroup says so, and changes nothing.
 #[test]
-fn what_cannot_be_had_is_said() {
+fn features_that_need_root_are_refused_with_the_reason() {
     let tare = unprivileged!();
     let id = start(&tare, &[], "sleep 1000");
     for call in [&["pause", "a"][..], &["update", "--memory", "64m", "a"]] {

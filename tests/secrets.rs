@@ -94,7 +94,7 @@ fn words<'a>(parts: &[&'a [String]], rest: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_variable_of_a_box_is_known_to_its_processes_alone() {
+fn only_processes_of_a_box_see_its_environment() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let secret = secret("box");
@@ -117,7 +117,7 @@ fn a_variable_of_a_box_is_known_to_its_processes_alone() {
 }
 
 #[test]
-fn a_variable_of_one_process_is_known_to_it_alone() {
+fn only_an_exec_sees_its_own_environment() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let id = tare.idle_box();
@@ -168,7 +168,7 @@ fn described(path: &Path) -> (&'static str, u32, u32) {
 
 /// With boxes in every state, and whatever umask their callers have.
 #[test]
-fn the_state_root_is_its_owners_alone() {
+fn only_its_owner_can_read_the_state_root() {
     let tare = tare!();
     let root = tare.state_root().join("deeper");
     for mask in ["000", "022", "077"] {

@@ -34,7 +34,7 @@ print(right.recv(100))
 
 /// `ip_unprivileged_port_start` is 0: the box is alone in its network.
 #[test]
-fn a_server_may_have_port_80() {
+fn a_server_can_bind_port_80() {
     let tare = tare!();
     let source = "
 import http.server, threading, urllib.request
@@ -77,7 +77,7 @@ print([name for _, name in socket.if_nameindex()])
 }
 
 #[test]
-fn shared_memory_comes_in_every_kind() {
+fn every_kind_of_shared_memory_works() {
     let tare = tare!();
     let source = "
 import ctypes, mmap, os
@@ -195,7 +195,7 @@ copied('copy_file_range', lambda target, done: os.copy_file_range(source, target
 }
 
 #[test]
-fn files_of_every_kind_can_be_made() {
+fn every_kind_of_file_can_be_created() {
     let tare = tare!();
     let source = "
 import os, stat

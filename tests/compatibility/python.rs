@@ -121,7 +121,7 @@ else:
 }
 
 #[test]
-fn the_hosts_certificates_are_known_to_ssl() {
+fn ssl_finds_the_hosts_certificates() {
     let tare = tare!();
     if !std::path::Path::new("/etc/ssl/certs/ca-certificates.crt").exists() {
         skip!("this host has no certificates");
@@ -160,7 +160,7 @@ with client.wrap_socket(socket.create_connection(listener.getsockname()), server
 }
 
 #[test]
-fn a_program_can_make_terminals() {
+fn a_program_can_create_terminals() {
     let tare = tare!();
     let source = "
 import os, pty, subprocess, sys
@@ -196,7 +196,7 @@ print(os.path.exists(file.name))
 }
 
 #[test]
-fn subprocesses_have_pipes_groups_limits_and_time() {
+fn subprocesses_have_pipes_groups_limits_and_timeouts() {
     let tare = tare!();
     let source = "
 import os, resource, signal, subprocess

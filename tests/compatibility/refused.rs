@@ -7,7 +7,7 @@ use tare_harness::{skip, tare};
 use super::{python, shell};
 
 #[test]
-fn what_only_an_administrator_may_do_is_an_error_and_not_a_death() {
+fn privileged_calls_return_an_error_instead_of_killing_the_process() {
     let tare = tare!();
     let source = "
 import ctypes, errno, os, socket
@@ -86,7 +86,7 @@ fn a_file_cannot_be_larger_than_the_scratch_space() {
 
 /// Set-user-id programs run, as nobody else than who started them.
 #[test]
-fn su_and_sudo_give_nothing() {
+fn su_and_sudo_grant_no_privilege() {
     let tare = tare!();
     for program in ["su", "sudo"] {
         if !has_program(program) {

@@ -71,12 +71,12 @@ fn remove(name: &str) -> Vec<&str> {
 }
 
 #[test]
-fn run_is_killed_at_each_of_its_calls() {
+fn run_killed_at_any_system_call_leaves_nothing() {
     each_call(Operation { whom: Whom::Tare, call: run, needs_box: false, fates: &[Fate::Absent] });
 }
 
 #[test]
-fn a_detached_run_is_killed_at_each_of_its_calls() {
+fn detached_run_killed_at_any_system_call_leaves_a_complete_box_or_none() {
     each_call(Operation {
         whom: Whom::Tare,
         call: detach,
@@ -86,12 +86,12 @@ fn a_detached_run_is_killed_at_each_of_its_calls() {
 }
 
 #[test]
-fn exec_is_killed_at_each_of_its_calls() {
+fn exec_killed_at_any_system_call_leaves_nothing() {
     each_call(Operation { whom: Whom::Tare, call: exec, needs_box: true, fates: &[Fate::Running] });
 }
 
 #[test]
-fn stop_is_killed_at_each_of_its_calls() {
+fn stop_killed_at_any_system_call_is_finished_by_the_next_command() {
     each_call(Operation {
         whom: Whom::Tare,
         call: stop,
@@ -101,7 +101,7 @@ fn stop_is_killed_at_each_of_its_calls() {
 }
 
 #[test]
-fn rm_is_killed_at_each_of_its_calls() {
+fn rm_killed_at_any_system_call_is_finished_by_the_next_command() {
     each_call(Operation {
         whom: Whom::Tare,
         call: remove,
@@ -111,7 +111,7 @@ fn rm_is_killed_at_each_of_its_calls() {
 }
 
 #[test]
-fn a_keeper_is_killed_at_each_of_its_calls() {
+fn keeper_killed_at_any_system_call_leaves_nothing() {
     each_call(Operation {
         whom: Whom::NewKeeper,
         call: run,
@@ -121,7 +121,7 @@ fn a_keeper_is_killed_at_each_of_its_calls() {
 }
 
 #[test]
-fn a_keeper_of_a_detached_box_is_killed_at_each_of_its_calls() {
+fn keeper_of_a_detached_box_killed_at_any_system_call_leaves_nothing() {
     each_call(Operation {
         whom: Whom::NewKeeper,
         call: detach_brief,
@@ -131,7 +131,7 @@ fn a_keeper_of_a_detached_box_is_killed_at_each_of_its_calls() {
 }
 
 #[test]
-fn a_keeper_is_killed_at_each_of_its_calls_in_an_exec() {
+fn keeper_killed_at_any_system_call_of_an_exec_leaves_nothing() {
     each_call(Operation {
         whom: Whom::OldKeeper,
         call: exec,
@@ -141,7 +141,7 @@ fn a_keeper_is_killed_at_each_of_its_calls_in_an_exec() {
 }
 
 #[test]
-fn a_keeper_is_killed_at_each_of_its_calls_while_it_stops() {
+fn keeper_killed_at_any_system_call_of_a_stop_leaves_nothing() {
     each_call(Operation {
         whom: Whom::OldKeeper,
         call: stop,

@@ -71,17 +71,17 @@ struct Seen {
 }
 
 #[test]
-fn nothing_is_left_of_the_first_thousand_crashes_at_random_instants() {
+fn first_thousand_crashes_at_random_instants_leave_nothing() {
     crashes();
 }
 
 #[test]
-fn nothing_is_left_of_the_second_thousand_crashes_at_random_instants() {
+fn second_thousand_crashes_at_random_instants_leave_nothing() {
     crashes();
 }
 
 #[test]
-fn nothing_is_left_of_the_third_thousand_crashes_at_random_instants() {
+fn third_thousand_crashes_at_random_instants_leave_nothing() {
     crashes();
 }
 

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_killed_may_have_happened_or_not() {
+    fn a_killed_command_may_have_happened_or_not() {
         let mut model = Model::default();
         model.killed(&command(Verb::Start));
         assert_eq!(model.fates("a"), BTreeSet::from([Fate::Absent, Fate::Running]));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_happened_is_an_error() {
+    fn an_impossible_outcome_is_an_error() {
         let mut model = Model::default();
         assert!(model.ended(&command(Verb::Exec), Outcome::Done).is_err());
         model.ended(&command(Verb::Start), Outcome::Done).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_told_to_stop_may_do_so_later() {
+    fn a_box_asked_to_stop_may_stop_later() {
         let mut model = Model::default();
         model.ended(&command(Verb::Start), Outcome::Done).unwrap();
         model.killed(&command(Verb::Stop));

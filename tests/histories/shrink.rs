@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_history_only_what_makes_it_fail_remains() {
+    fn shrinking_keeps_only_the_steps_that_make_a_history_fail() {
         let items: Vec<u32> = (0..100).collect();
         let mut tries = 0;
         // It fails when 70 comes some time after 13.
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_always_fails_shrinks_to_nothing_and_what_needs_all_stays() {
+    fn shrinking_removes_all_steps_or_none_when_all_or_none_matter() {
         assert_eq!(shrunk(&[1, 2, 3], |_| true), [] as [i32; 0]);
         assert_eq!(shrunk(&[1, 2, 3], |rest| rest.len() == 3), [1, 2, 3]);
     }

@@ -43,7 +43,7 @@ const DOCUMENTS: [Document; 5] = [
 ];
 
 #[test]
-fn figures_reports_and_spreadsheets_come_back_as_what_they_are() {
+fn figures_reports_and_spreadsheets_are_returned_unchanged_with_their_types() {
     let Some(packages) = with_packages() else {
         skip!("matplotlib and openpyxl are not installed: ./check does that");
     };

@@ -8,7 +8,7 @@ use crate::librechat::client::{Chat, Form, reference};
 const USER: &str = "kind=user&id=u1";
 
 #[test]
-fn a_file_comes_as_it_is_and_a_browser_shows_nothing_of_it() {
+fn a_download_is_unchanged_and_never_rendered_by_a_browser() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for (name, media_type) in [
@@ -62,7 +62,7 @@ fn a_part_of_a_file_can_be_asked_for() {
 }
 
 #[test]
-fn what_is_not_there_is_not_found_and_what_is_no_id_is_refused() {
+fn unknown_ids_get_404_and_malformed_ids_400() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let missing = format!("/v1/download/{0}/{0}", "a".repeat(21));
@@ -86,7 +86,7 @@ fn what_is_not_there_is_not_found_and_what_is_no_id_is_refused() {
 }
 
 #[test]
-fn a_file_of_nothing_and_one_of_odd_bytes_come_back_as_they_were() {
+fn empty_and_binary_files_are_returned_unchanged() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
@@ -100,7 +100,7 @@ fn a_file_of_nothing_and_one_of_odd_bytes_come_back_as_they_were() {
 }
 
 #[test]
-fn a_query_that_says_more_than_is_known_is_heeded_as_far_as_it_is() {
+fn unknown_query_parameters_are_ignored() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let form = Form::default().field("kind", "agent").field("id", "a1");

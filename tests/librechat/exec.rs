@@ -13,7 +13,7 @@ fn verdict(answer: &Value) -> [Value; 4] {
 }
 
 #[test]
-fn a_program_runs_among_its_files_and_nothing_is_left_of_it() {
+fn a_program_runs_beside_its_files_and_leaves_nothing() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let answer = chat.python("import os; print(os.getcwd(), os.listdir('.'))");
@@ -39,7 +39,7 @@ fn a_program_runs_among_its_files_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_failure_is_an_answer_with_its_code_and_its_words() {
+fn a_failed_program_is_a_normal_answer_with_exit_code_and_output() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let answer = chat.python("open('half.txt', 'w').write('x')\nraise ValueError('no')");
@@ -53,7 +53,7 @@ fn a_failure_is_an_answer_with_its_code_and_its_words() {
 }
 
 #[test]
-fn time_memory_and_floods_end_a_program_with_the_reason_on_stderr() {
+fn timeout_memory_and_output_limits_end_a_program_with_the_reason_on_stderr() {
     let tare = tare!();
     let limits = "[limits]\ntimeout_max = '2s'\ntimeout = '1s'\noutput_bytes = '64k'\n\
                   [librechat.boxes]\nmemory = '64m'\n";
@@ -89,7 +89,7 @@ fn time_memory_and_floods_end_a_program_with_the_reason_on_stderr() {
 }
 
 #[test]
-fn what_a_program_writes_comes_back_with_its_name_and_type() {
+fn written_files_are_returned_with_name_and_type() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let code = "import os
@@ -125,7 +125,7 @@ open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/
 }
 
 #[test]
-fn files_go_in_and_what_was_changed_is_told_from_what_was_not() {
+fn changed_and_unchanged_inputs_are_distinguished() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let data = chat.given("in/data.csv", b"a,b\n1,2\n");
@@ -161,7 +161,7 @@ import zipfile; zipfile.ZipFile('all.zip', 'w').write('kept.txt')";
 }
 
 #[test]
-fn a_file_that_may_only_be_read_is_as_it_was() {
+fn a_read_only_input_is_unchanged() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let fields = [("kind", "skill"), ("id", "s"), ("version", "2"), ("read_only", "true")];
@@ -179,7 +179,7 @@ fn a_file_that_may_only_be_read_is_as_it_was() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_in_the_words_of_the_contract() {
+fn invalid_executions_are_refused_with_librechats_errors() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let refused = |request: Value, status: u16| {
@@ -215,7 +215,7 @@ fn what_cannot_be_run_is_refused_in_the_words_of_the_contract() {
 }
 
 #[test]
-fn a_user_who_is_named_is_not_given_the_files_of_another_who_was() {
+fn a_named_user_does_not_get_files_of_another_named_user() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let of = |user: &str, files: Value| json!({ "lang": "bash", "code": "touch out.txt", "user_id": user, "files": files });
@@ -247,7 +247,7 @@ fn a_client_that_hangs_up_ends_its_program() {
 }
 
 #[test]
-fn a_request_with_a_name_can_be_cancelled_by_whoever_sent_it() {
+fn a_named_request_can_be_cancelled_by_its_sender_only() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let body = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
@@ -273,7 +273,7 @@ fn a_request_with_a_name_can_be_cancelled_by_whoever_sent_it() {
 }
 
 #[test]
-fn too_many_files_are_told_of_and_the_others_come_back() {
+fn outputs_beyond_the_limit_are_listed_and_the_others_returned() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "", "[librechat.boxes]\noutput_files = 2\n");
     let answer = chat.exec(json!({ "lang": "bash", "code": "touch a b c d" }));
@@ -324,7 +324,7 @@ fn without_root_code_runs_and_the_log_says_which_default_limits_do_not_hold() {
 }
 
 #[test]
-fn packages_of_the_host_are_in_every_box_and_nobody_changes_them() {
+fn packages_of_the_host_are_in_every_box_and_read_only() {
     let tare = tare!();
     let packages = tare_harness::TemporaryDirectory::new();
     std::fs::create_dir(packages.join("python")).expect("a fresh directory");
@@ -346,7 +346,7 @@ except OSError as error: print(os.strerror(error.errno))";
 
 /// What a box holds of the server goes with the box.
 #[test]
-fn descriptors_are_where_they_were_after_many_executions() {
+fn many_executions_leave_the_number_of_descriptors_unchanged() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let input = chat.given("in.txt", b"x");
@@ -369,7 +369,7 @@ fn descriptors_are_where_they_were_after_many_executions() {
 /// Of files that cannot be kept only so much is remembered: a path may be as long as
 /// directories are deep.
 #[test]
-fn names_as_long_as_directories_are_deep_cost_the_server_little() {
+fn long_names_in_deep_directories_cost_the_server_little_memory() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let code = "import os
@@ -388,7 +388,7 @@ for number in range(500): open(str(number), 'w')";
 
 /// What it said is answered, whatever it has done to its files.
 #[test]
-fn a_program_that_shuts_its_directory_is_heard_all_the_same() {
+fn a_program_that_locks_its_directory_still_gets_an_answer() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let answer = chat.python("import os; os.chmod('/mnt/data', 0); print('heard')");

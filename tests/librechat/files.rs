@@ -13,7 +13,7 @@ fn list(chat: &Chat, session: &str, query: &str) -> Value {
 }
 
 #[test]
-fn a_session_is_listed_in_every_detail() {
+fn a_session_is_listed_at_every_detail_level() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("data/plot.png", b"12345");
@@ -52,7 +52,7 @@ fn a_session_is_listed_in_every_detail() {
 
 /// As `checkIfActive` of the first clients does it.
 #[test]
-fn the_first_clients_find_how_old_their_file_is() {
+fn first_generation_clients_get_the_age_of_a_file() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let form = Form::default().field("entity_id", "agent_1").file("a.csv", b"x");
@@ -71,7 +71,7 @@ fn the_first_clients_find_how_old_their_file_is() {
 }
 
 #[test]
-fn an_object_is_described_and_removed_by_either_route() {
+fn both_routes_describe_and_remove_an_object() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let removed = |answer: Answer, sent: &str| {

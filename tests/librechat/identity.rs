@@ -78,7 +78,7 @@ fn refused(answer: Answer, status: u16, error: &str) {
 }
 
 #[test]
-fn whoever_has_a_good_token_is_heard_and_nobody_else() {
+fn only_valid_tokens_are_accepted() {
     let tare = tare!();
     let (ed, rsa) = (Signer::ed25519("ed", 1), Signer::rsa("rsa"));
     let files = Files::new(&[&ed, &rsa], "");
@@ -124,7 +124,7 @@ fn whoever_has_a_good_token_is_heard_and_nobody_else() {
 }
 
 #[test]
-fn what_is_no_token_or_more_than_one_is_told_apart() {
+fn missing_malformed_and_ambiguous_tokens_get_different_errors() {
     let tare = tare!();
     let ed = Signer::ed25519("ed", 1);
     let server = Files::new(&[&ed], "").start(&tare);
@@ -187,7 +187,7 @@ fn an_unknown_key_id_does_not_end_a_server_that_cannot_start_threads() {
 }
 
 #[test]
-fn keys_that_cannot_be_read_for_a_token_are_not_a_refused_reload() {
+fn unreadable_token_keys_are_logged_separately_from_a_refused_reload() {
     let tare = tare!();
     let (known, unknown) = (Signer::ed25519("known", 1), Signer::ed25519("unknown", 2));
     let files = Files::new(&[&known], "");
@@ -202,7 +202,7 @@ fn keys_that_cannot_be_read_for_a_token_are_not_a_refused_reload() {
 }
 
 #[test]
-fn a_key_may_be_a_file_of_openssl_and_never_a_private_one() {
+fn a_public_openssl_key_file_is_accepted_and_a_private_one_refused() {
     let tare = tare!();
     let ed = Signer::ed25519("lc-codeapi-2026-05", 3);
     let files = Files(TemporaryDirectory::new());
@@ -223,7 +223,7 @@ fn a_key_may_be_a_file_of_openssl_and_never_a_private_one() {
 }
 
 #[test]
-fn where_tokens_are_asked_for_the_native_api_is_closed_without_a_key() {
+fn with_tokens_the_native_api_requires_a_key() {
     let tare = tare!();
     let ed = Signer::ed25519("ed", 1);
     let files = Files::new(&[&ed], "");
@@ -251,7 +251,7 @@ fn where_tokens_are_asked_for_the_native_api_is_closed_without_a_key() {
 }
 
 #[test]
-fn whoever_has_a_key_is_heard() {
+fn a_valid_api_key_is_accepted() {
     let tare = tare!();
     let server = Server::start_configured(&tare, KEY);
     let asked = |headers: &[(&str, &str)]| server.ask("GET", ASKED, headers, b"");
@@ -263,7 +263,7 @@ fn whoever_has_a_key_is_heard() {
 }
 
 #[test]
-fn beyond_this_host_everybody_is_heard_only_where_that_was_asked_for() {
+fn anonymous_requests_from_other_hosts_need_allow_anonymous() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     heard(server.get(ASKED));
@@ -283,7 +283,7 @@ fn beyond_this_host_everybody_is_heard_only_where_that_was_asked_for() {
 }
 
 #[test]
-fn every_answer_says_its_profile_and_another_one_is_refused() {
+fn every_answer_names_its_profile_and_unserved_profiles_are_refused() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let asked =
@@ -311,7 +311,7 @@ fn every_answer_says_its_profile_and_another_one_is_refused() {
 }
 
 #[test]
-fn its_health_is_a_status_and_everybodys() {
+fn health_needs_no_credential() {
     let tare = tare!();
     let ed = Signer::ed25519("ed", 1);
     let server = Files::new(&[&ed], "").start(&tare);
@@ -328,7 +328,7 @@ fn exec(server: &Server, headers: &[(&str, &str)], request: &Value) -> Answer {
 }
 
 #[test]
-fn two_users_have_neither_each_others_files_nor_sessions() {
+fn a_user_reaches_neither_files_nor_sessions_of_another() {
     let tare = tare!();
     let ed = Signer::ed25519("ed", 1);
     let files = Files::new(&[&ed], "");
@@ -364,7 +364,7 @@ fn two_users_have_neither_each_others_files_nor_sessions() {
 
 /// A search for tools does not say who asks.
 #[test]
-fn code_of_nobody_runs_where_that_is_allowed_and_has_nobodys_files() {
+fn anonymous_code_runs_only_if_enabled_and_sees_no_files() {
     let tare = tare!();
     let ed = Signer::ed25519("ed", 1);
     let request = json!({ "lang": "js", "code": "console.log(1)", "timeout": 5000 });

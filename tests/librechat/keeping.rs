@@ -27,7 +27,7 @@ fn stop(server: Server) {
 }
 
 #[test]
-fn a_server_that_never_has_files_makes_no_directory() {
+fn a_server_without_files_creates_no_directory() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     eventually("it has looked at what was there", || {
@@ -40,7 +40,7 @@ fn a_server_that_never_has_files_makes_no_directory() {
 }
 
 #[test]
-fn the_next_server_has_the_files_and_after_their_time_they_are_gone() {
+fn files_survive_a_restart_and_expire_on_time() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("a.txt", b"still there");
@@ -54,7 +54,7 @@ fn the_next_server_has_the_files_and_after_their_time_they_are_gone() {
 }
 
 #[test]
-fn one_emfile_during_the_sweep_does_not_end_the_expiry_of_files() {
+fn expiry_continues_after_a_sweep_ran_out_of_descriptors() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "ttl = '2s'", "");
     let sent = chat.sent("a.txt", b"old");
@@ -91,7 +91,7 @@ fn maximum(server: &Server) -> Option<u64> {
 }
 
 #[test]
-fn two_servers_do_not_share_their_files() {
+fn two_servers_cannot_use_one_file_directory() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("a.txt", b"mine");
@@ -107,7 +107,7 @@ fn two_servers_do_not_share_their_files() {
 }
 
 #[test]
-fn limits_are_read_again_and_the_directory_is_not() {
+fn a_reload_changes_file_limits_but_not_the_directory() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("a.txt", b"x");
@@ -124,7 +124,7 @@ fn limits_are_read_again_and_the_directory_is_not() {
 
 /// Of what was answered all is there and whole; of what was not, nothing or all.
 #[test]
-fn killed_at_any_moment_it_has_every_file_that_it_answered_for() {
+fn a_server_killed_at_any_moment_keeps_every_acknowledged_file() {
     let tare = tare!();
     let mut random = Random::seeded(shown_seed("TARE_SERVE_SEED"));
     let mut chat = Chat::start(&tare);
@@ -202,7 +202,7 @@ fn send(address: SocketAddr, content: &[u8]) -> Option<String> {
 }
 
 #[test]
-fn a_server_with_a_state_root_of_its_own_has_files_of_its_own() {
+fn a_server_with_its_own_state_root_has_its_own_files() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let request = json!({ "lang": "bash", "code": "echo x > out.txt" });

@@ -20,7 +20,7 @@ fn listed(tare: &Tare) -> String {
 
 /// leak I20
 #[test]
-fn boxes_of_a_client_that_is_gone_are_removed() {
+fn boxes_of_a_disconnected_client_are_removed() {
     let tare = tare!();
     let config = "[librechat.boxes]\nsession_idle = '1s'\n";
     let chat = Chat::configured(&tare, "", config);
@@ -39,7 +39,7 @@ fn boxes_of_a_client_that_is_gone_are_removed() {
 
 /// leak D9
 #[test]
-fn a_shell_that_starts_itself_is_refused_by_the_default_limits() {
+fn the_default_limits_stop_a_self_starting_shell() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let bomb = "echo 'sh $0 & sh $0 & wait' > /tmp/itself; exec sh /tmp/itself";
@@ -96,7 +96,7 @@ fn idles(server: &Server) {
 
 /// leak I18
 #[test]
-fn an_api_key_that_is_removed_before_its_boxes_leaves_boxes_that_can_be_removed() {
+fn boxes_of_a_removed_api_key_can_be_removed() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "", KEY);
     let who = ("X-API-Key", "native-key");
@@ -113,7 +113,7 @@ fn an_api_key_that_is_removed_before_its_boxes_leaves_boxes_that_can_be_removed(
 
 /// leak I18
 #[test]
-fn a_token_key_that_is_removed_before_its_boxes_leaves_boxes_that_can_be_removed() {
+fn boxes_of_a_removed_token_key_can_be_removed() {
     let tare = tare!();
     let (old, new) = (Signer::ed25519("old", 1), Signer::ed25519("new", 2));
     let directory = TemporaryDirectory::new();

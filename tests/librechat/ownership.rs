@@ -7,7 +7,7 @@ use crate::librechat::client::{Chat, Form, reference};
 use crate::librechat::identity::KEY;
 
 #[test]
-fn what_belongs_to_something_else_is_refused_everywhere() {
+fn every_route_refuses_files_of_another_owner() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let form = Form::default().field("kind", "agent").field("id", "a1");
@@ -35,7 +35,7 @@ fn what_belongs_to_something_else_is_refused_everywhere() {
 
 /// A client that speaks for all of its users says which one it means.
 #[test]
-fn one_user_does_not_get_what_was_sent_for_another() {
+fn a_user_does_not_get_files_uploaded_for_another() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("a.txt", b"of u1");
@@ -75,7 +75,7 @@ fn a_file_belongs_to_the_user_that_the_form_names() {
 }
 
 #[test]
-fn a_version_of_a_skill_is_not_another() {
+fn each_version_of_a_skill_has_its_own_files() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let form = Form::default().field("kind", "skill").field("id", "s1").field("version", "1");
@@ -90,7 +90,7 @@ fn a_version_of_a_skill_is_not_another() {
 }
 
 #[test]
-fn who_has_proven_to_be_somebody_has_what_is_his_and_what_is_shared() {
+fn authenticated_user_sees_own_and_shared_files() {
     let tare = tare!();
     let signer = Signer::ed25519("ed", 1);
     let directory = TemporaryDirectory::new();

@@ -87,7 +87,7 @@ fn host_descriptors() -> u64 {
 
 /// A language whose program is a package, as npm puts it there.
 #[test]
-fn a_language_is_offered_when_its_program_is_among_the_packages() {
+fn a_language_whose_program_is_in_the_packages_is_offered() {
     let tare = tare!();
     let packages = TemporaryDirectory::new();
     let config = format!("[librechat.boxes]\npackages = '{}'\n", packages.text());

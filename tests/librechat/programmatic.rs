@@ -51,7 +51,7 @@ fn reply(call: &Value) -> Value {
 }
 
 #[test]
-fn python_calls_tools_one_after_the_other_and_at_once() {
+fn python_calls_tools_in_sequence_and_concurrently() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let code = "first = await add(a=1, b=2)
@@ -73,7 +73,7 @@ open('/mnt/data/out.csv', 'w').write('x')";
 }
 
 #[test]
-fn bash_calls_tools_one_after_the_other_and_at_once() {
+fn bash_calls_tools_in_sequence_and_concurrently() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let code = r#"
@@ -98,7 +98,7 @@ get_weather '{"city":"nowhere"}' || echo failed
 }
 
 #[test]
-fn code_without_calls_and_code_that_fails_are_completed() {
+fn executions_without_calls_and_failed_executions_complete() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let (answer, rounds) = driven(&chat, start("python", "print(1)\nreturn"), reply);
@@ -117,7 +117,7 @@ fn code_without_calls_and_code_that_fails_are_completed() {
 }
 
 #[test]
-fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
+fn an_execution_continues_once_and_only_with_the_requested_results() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let post = |request: &Value| chat.server.post(PATH, request);
@@ -147,7 +147,7 @@ fn an_execution_goes_on_once_and_only_with_what_was_asked_for() {
 }
 
 #[test]
-fn a_continuation_that_was_refused_for_load_succeeds_when_it_is_sent_again() {
+fn a_continuation_refused_under_load_succeeds_when_sent_again() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "", "[limits]\nruns = 1\nruns_waiting = 0\n");
     let code = "same = [await add(a=1, b=2) for _ in range(2)]\nprint(same)";
@@ -186,7 +186,7 @@ fn a_continuation_that_was_refused_for_load_succeeds_when_it_is_sent_again() {
 
 /// Whatever the code writes where its calls are, is read by nobody who trusts it.
 #[test]
-fn code_that_forges_its_calls_gets_nowhere() {
+fn forged_tool_calls_have_no_effect() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for forged in ["garbage", "{\"key\": \"k\", \"name\": \"rm\", \"input\": {}}"] {
@@ -206,7 +206,7 @@ fn code_that_forges_its_calls_gets_nowhere() {
 
 /// What a program writes costs the server no more than its bytes, and not many of them.
 #[test]
-fn calls_that_are_forged_to_be_large_cost_the_server_little() {
+fn large_forged_tool_calls_cost_the_server_little_memory() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let forge = |count: usize, call: &str| {
@@ -225,7 +225,7 @@ fn calls_that_are_forged_to_be_large_cost_the_server_little() {
 
 /// What a call is known by is kept for the client, and is the code's own choice.
 #[test]
-fn an_execution_has_so_much_to_remember_whoever_wrote_it() {
+fn tool_call_keys_are_limited_in_total_size() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let code = "import json, random

@@ -16,12 +16,12 @@ const KEY: &str = "[[keys]]\nname = 'chat'\n\
     sha256 = '2a8a1240f50636655520ac8ed22aa29473b8517b4abfdbc3bc03bcad73fc8849'\n";
 
 #[test]
-fn clients_of_the_first_generation_are_content() {
+fn published_clients_of_the_first_generation_work() {
     judged("1", KEY);
 }
 
 #[test]
-fn clients_of_the_later_generations_are_content() {
+fn published_clients_of_later_generations_work() {
     judged("2", "");
 }
 

@@ -29,7 +29,7 @@ fn boxes(tare: &Tare) -> usize {
 }
 
 #[test]
-fn a_session_has_its_files_and_processes_until_it_ends() {
+fn a_session_keeps_its_files_and_processes_until_it_ends() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let exec = |code: &str| chat.exec(in_session(HINT, code));
@@ -56,7 +56,7 @@ print(open('a.txt').read(), os.path.exists('/tmp/installed'), os.popen('ps -C sl
 }
 
 #[test]
-fn one_at_a_time_runs_in_a_session() {
+fn a_busy_session_refuses_a_second_execution() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     chat.exec(in_session(HINT, "1"));
@@ -77,7 +77,7 @@ fn one_at_a_time_runs_in_a_session() {
 }
 
 #[test]
-fn a_session_that_died_is_replaced_and_says_so() {
+fn a_dead_session_is_replaced_and_reported_as_new() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let exec = || chat.exec(in_session(HINT, "open('a', 'w'); import os; print(os.listdir('.'))"));
@@ -93,7 +93,7 @@ fn a_session_that_died_is_replaced_and_says_so() {
 }
 
 #[test]
-fn a_program_that_dies_takes_no_session_with_it() {
+fn a_crashed_program_does_not_end_its_session() {
     let tare = tare!();
     let limits = "[limits]\ntimeout = '1s'\n[librechat.boxes]\nmemory = '64m'\n";
     let chat = Chat::configured(&tare, "", limits);
@@ -108,7 +108,7 @@ fn a_program_that_dies_takes_no_session_with_it() {
 }
 
 #[test]
-fn a_session_outlives_the_server_and_ends_when_nobody_comes() {
+fn a_session_outlives_the_server_and_ends_when_idle() {
     let tare = tare!();
     let config =
         "[limits]\ntimeout_max = '1s'\ntimeout = '1s'\n[librechat.boxes]\nsession_idle = '2s'\n";
@@ -134,7 +134,7 @@ fn with_file(file: &Value, code: &str) -> Value {
 
 /// The first run fails, so the client never gets what it has changed.
 #[test]
-fn a_restart_of_the_server_overwrites_no_file_that_a_session_has_changed() {
+fn a_server_restart_overwrites_no_file_that_a_session_changed() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let [first, second] = ["1", "2"].map(|content| chat.given("a.txt", content.as_bytes()));
@@ -199,7 +199,7 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 #[test]
-fn a_hint_that_is_none_is_refused() {
+fn a_malformed_session_hint_is_refused() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for hint in ["", "a b", "../x", &"x".repeat(129)] {
@@ -212,7 +212,7 @@ fn a_hint_that_is_none_is_refused() {
 /// Programs of ours that copy files are the box's own user, whom it may stop: whoever
 /// waits for them waits in vain, and must not do so for ever.
 #[test]
-fn sessions_that_stop_what_copies_their_files_hold_nobody() {
+fn sessions_that_stop_tares_copy_processes_delay_no_other_request() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "", "[limits]\ntimeout = '5s'\n");
     // More of them than there are threads for it.
@@ -242,7 +242,7 @@ subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=
 
 /// Whatever became of a request, the next one finds the files that it names.
 #[test]
-fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
+fn a_file_replaced_for_a_disconnected_client_is_copied_again() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let [first, second] = ["1", "2"].map(|content| chat.given("a.txt", content.as_bytes()));
@@ -270,7 +270,7 @@ fn a_file_that_was_replaced_for_somebody_who_hung_up_is_put_again() {
 
 /// Else nobody could use it any more, and whoever tried would keep it alive.
 #[test]
-fn a_session_that_takes_no_more_code_is_replaced() {
+fn an_unusable_session_is_replaced() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for shuts in [
@@ -304,7 +304,7 @@ for name, content in [('package.json', b'{\"name\":\"demo\",\"version\":\"1.0.0\
 package.close()";
 
 #[test]
-fn packages_are_installed_into_a_session_where_it_has_the_network() {
+fn packages_can_be_installed_into_a_session_with_network() {
     if !has_program("npm") || !Path::new("/usr/lib/python3/dist-packages/pip").exists() {
         skip!("pip and npm are not installed: ./check does that");
     }

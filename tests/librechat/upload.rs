@@ -8,7 +8,7 @@ use tare_harness::{Answer, eventually, tare};
 use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 
 #[test]
-fn the_first_clients_send_a_file_alone_or_with_an_agent() {
+fn first_generation_clients_upload_a_file_with_or_without_an_agent() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let answer = chat.upload(Form::default().file("data.csv", b"a,b\n")).was(200);
@@ -25,7 +25,7 @@ fn the_first_clients_send_a_file_alone_or_with_an_agent() {
 }
 
 #[test]
-fn later_clients_send_what_it_belongs_to_and_nested_names() {
+fn later_clients_upload_with_a_resource_and_nested_names() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let form = Form::default()
@@ -55,7 +55,7 @@ fn refused(answer: Answer, status: u16, error: &str) {
 }
 
 #[test]
-fn what_is_wrong_with_a_form_is_said() {
+fn a_malformed_form_is_refused_with_the_reason() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let json = [("Content-Type", "application/json")];
@@ -86,7 +86,7 @@ fn what_is_wrong_with_a_form_is_said() {
 }
 
 #[test]
-fn there_are_limits_for_a_file_an_owner_and_all() {
+fn uploads_are_limited_per_file_per_owner_and_in_total() {
     let tare = tare!();
     let limits = "file_bytes = '1000'\nowner_bytes = '2500'\ntotal_bytes = '4000'\n";
     let chat = Chat::configured(&tare, limits, "");
@@ -110,7 +110,7 @@ fn there_are_limits_for_a_file_an_owner_and_all() {
 }
 
 #[test]
-fn a_batch_takes_each_file_for_itself() {
+fn a_batch_accepts_or_refuses_each_file_separately() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "file_bytes = '1000'\nrequest_files = 3\n", "");
     let batch = |form: Form| chat.post("/v1/upload/batch", form);
@@ -145,7 +145,7 @@ fn a_batch_takes_each_file_for_itself() {
 
 /// Whatever came before is not left either.
 #[test]
-fn a_client_that_goes_away_leaves_nothing() {
+fn an_interrupted_upload_leaves_nothing() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     for path in ["/v1/upload", "/v1/upload/batch"] {
@@ -166,7 +166,7 @@ fn a_client_that_goes_away_leaves_nothing() {
 }
 
 #[test]
-fn a_client_that_sends_nothing_more_is_not_waited_for() {
+fn a_stalled_upload_is_ended() {
     let tare = tare!();
     let chat = Chat::configured(&tare, "", "[limits]\nclient = '1s'\n");
     let mut stream = chat.server.connect();

@@ -266,7 +266,7 @@ fn a_test_passes_when_nothing_is_left() {
 }
 
 #[test]
-fn a_call_that_a_signal_ends_is_told_from_one_that_exits() {
+fn a_call_ended_by_a_signal_differs_from_one_that_exits() {
     let tare = Tare::start("/bin/sh");
     tare.call(["-c", "kill -9 $$"]).exited(-9);
 }
@@ -304,7 +304,7 @@ fn orphans() -> Vec<Process> {
 }
 
 #[test]
-fn the_zombie_of_a_keeper_that_outlived_its_creator_is_no_leak() {
+fn the_zombie_of_a_keeper_that_outlived_its_creator_is_not_a_leak() {
     if !is_root() {
         skip!("only root may unshare a PID namespace alone");
     }
