@@ -63,7 +63,7 @@ archive.close()";
 
 /// E106, E108: links of the box mean the box's own files.
 #[test]
-fn a_link_in_the_box_does_not_lead_outside() {
+fn cp_follows_no_symlink_of_a_box_to_the_host() {
     let tare = tare!();
     let id = start(&tare);
     let victim = TemporaryDirectory::new();
@@ -100,7 +100,7 @@ ln -s /proc/self/root{path} magic; ln -s /proc/1/root{path} first; ln -s {path}/
 
 /// A first copy brings a link to the host, a second one a file below its name.
 #[test]
-fn a_copy_does_not_go_through_a_link_that_an_earlier_one_made() {
+fn cp_does_not_follow_a_symlink_that_an_earlier_cp_created() {
     let tare = tare!();
     let id = start(&tare);
     let victim = TemporaryDirectory::new();
@@ -147,7 +147,7 @@ fn is_killing(tare: &Tare) -> bool {
 
 /// The process that packs runs as the box's user, so the box can kill it.
 #[test]
-fn a_copy_out_that_the_box_kills_leaves_the_old_file() {
+fn a_cp_out_killed_by_the_box_keeps_the_old_file() {
     let tare = tare!();
     let id = start_killer(&tare);
     let out = TemporaryDirectory::new();
@@ -162,7 +162,7 @@ fn a_copy_out_that_the_box_kills_leaves_the_old_file() {
 }
 
 #[test]
-fn a_copy_in_that_the_box_kills_leaves_the_old_file() {
+fn a_cp_in_killed_by_the_box_keeps_the_old_file() {
     let tare = tare!();
     let id = start_killer(&tare);
     let source = TemporaryDirectory::new();
@@ -189,7 +189,7 @@ int main(void) {
 }";
 
 #[test]
-fn a_directory_that_becomes_a_link_meanwhile_leads_nowhere() {
+fn a_directory_swapped_for_a_symlink_during_cp_leads_nowhere() {
     let tare = tare!();
     let victim = TemporaryDirectory::new();
     victim.write("file", "of the host\n");

@@ -17,7 +17,7 @@ umask; pwd; env | sort; uname -n; ls /proc/self/fd";
 
 /// E028, E066: also after the box has overwritten whatever it can.
 #[test]
-fn what_binds_the_command_binds_every_other_process() {
+fn an_exec_is_confined_like_the_command() {
     let tare = tare!();
     let script = format!("{BONDS}\necho END; sleep 1000");
     let limits = ["--memory", "64m", "--pids", "40", "--nofile", "123", "-e", "A=b"];
@@ -46,7 +46,7 @@ fn what_binds_the_command_binds_every_other_process() {
 }
 
 #[test]
-fn the_limits_of_the_box_hold() {
+fn the_limits_of_the_box_apply_to_execs() {
     let tare = tare!();
     let id = tare.detached(["--memory", "64m", "--pids", "30", "--", "sleep", "1000"]);
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
@@ -102,7 +102,7 @@ while True:
 
 /// E026
 #[test]
-fn a_process_that_is_being_born_shows_nothing_foreign() {
+fn a_starting_exec_exposes_nothing_of_keeper_or_host() {
     let tare = tare!();
     let id = tare.detached(["--", "python3", "-c", WATCHER]);
     tare.logged(&id, "watching");
@@ -128,7 +128,7 @@ fn holders_of(text: &str) -> BTreeSet<u32> {
 /// E038: what the caller typed is in the caller's own arguments, and nowhere else
 /// but where it was meant to be.
 #[test]
-fn a_secret_is_seen_by_its_process_alone() {
+fn only_an_exec_sees_its_own_secret() {
     let tare = tare!();
     let id = tare.idle_box();
     let directory = TemporaryDirectory::new();
@@ -213,7 +213,7 @@ __attribute__((naked)) void _start(void) {
 
 /// However fast its first thread is gone, and however slow the keeper is.
 #[test]
-fn a_process_without_its_first_thread_leaves_nobody_after_its_timeout() {
+fn the_timeout_ends_an_exec_whose_main_thread_has_exited() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let flags = ["-static", "-nostdlib", "-fno-stack-protector"];
@@ -235,7 +235,7 @@ fn a_process_without_its_first_thread_leaves_nobody_after_its_timeout() {
 /// A number that is no process's is not taken for one: `kill` would take it for a
 /// group of the box.
 #[test]
-fn where_no_process_can_be_made_that_is_said_and_the_box_can_be_ended() {
+fn exec_at_the_process_limit_is_an_error_and_the_box_can_be_ended() {
     let tare = tare!();
     let fill = "import os, time
 try:

@@ -56,7 +56,7 @@ fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
 
 /// E069, E070: there is no cgroup file to write, and no path that tells the host's.
 #[test]
-fn a_box_cannot_touch_its_cgroups_or_learn_where_they_are() {
+fn a_box_cannot_reach_or_locate_its_cgroups() {
     let tare = tare!();
     shell(&tare, &[], "ls /sys/fs").exited(2);
     let output = shell(&tare, &[], "cat /proc/self/cgroup").ok();
@@ -75,7 +75,7 @@ fn a_box_cannot_touch_its_cgroups_or_learn_where_they_are() {
 
 /// E072
 #[test]
-fn a_box_sees_of_sysfs_only_the_processors_and_cannot_write_there() {
+fn a_box_sees_only_the_processors_in_sysfs_and_cannot_write_there() {
     let tare = tare!();
     shell(&tare, &[], "ls /sys /sys/devices /sys/devices/system")
         .ok()
@@ -103,7 +103,7 @@ fn the_devices_of_a_box_are_the_listed_ones() {
 
 /// E073
 #[test]
-fn a_box_cannot_make_a_device() {
+fn a_box_cannot_create_a_device() {
     let tare = tare!();
     let script = "mknod /tmp/pipe p && echo made a pipe
 for place in /tmp /work /dev/shm; do mknod $place/memory c 1 1; mknod $place/disk b 254 0; ls $place | grep -v pipe; done; true";
@@ -152,7 +152,7 @@ fn a_directory_moved_out_of_a_volume_leads_nowhere() {
 
 /// E076: nothing of the tree that the box was built from is left.
 #[test]
-fn no_mount_and_no_directory_of_the_old_root_is_left() {
+fn no_mount_and_no_directory_of_the_hosts_root_remains() {
     let tare = tare!();
     let Some(root) = fixture::busybox_root() else {
         skip!("there is no static busybox on this host");
@@ -193,7 +193,7 @@ fn nothing_is_above_the_root_of_a_box_without_privileges() {
 
 /// E040: no socket with a name is in a box, and none is in its network's list.
 #[test]
-fn a_box_finds_no_socket_of_anybody() {
+fn a_box_finds_no_foreign_socket() {
     let tare = tare!();
     let find =
         "find / -path /proc -prune -o -type s -print 2>/dev/null; tail -n +2 /proc/net/unix; true";
@@ -204,7 +204,7 @@ fn a_box_finds_no_socket_of_anybody() {
 
 /// E077: mounts pass neither in nor out.
 #[test]
-fn mounts_pass_neither_into_a_box_nor_out() {
+fn mounts_propagate_neither_into_a_box_nor_out() {
     let tare = tare!();
     for line in mounts(&tare, &[]) {
         let optional = line.split(" - ").next().unwrap_or(&line);
@@ -237,7 +237,7 @@ fn mounts_pass_neither_into_a_box_nor_out() {
 /// E078: the host's secrets, each by the name it has where it exists. A tare that
 /// shows the host's files is the control.
 #[test]
-fn secrets_of_the_host_are_neither_readable_nor_there() {
+fn secrets_of_the_host_are_not_visible_in_a_box() {
     let tare = tare!();
     let here = TemporaryDirectory::new();
     let own = here.write("secret", "of the host");
@@ -409,7 +409,7 @@ int main(void) { printf(\"%d\\n\", (int)geteuid()); return 0; }";
 
 /// E081: set-user-id programs and file capabilities do nothing.
 #[test]
-fn a_set_user_id_program_changes_nobody() {
+fn a_set_user_id_program_does_not_change_the_user() {
     let tare = tare!();
     if !is_root() || !has_program("setpriv") {
         skip!("only root can make the program that must not work");

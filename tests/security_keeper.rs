@@ -40,7 +40,7 @@ fn done(attacks: &BTreeMap<String, String>) -> Vec<&str> {
 /// The keeper is another user, cannot be traced by anybody and is not in `/proc`:
 /// no profile of system calls changes that.
 #[test]
-fn the_workload_cannot_see_signal_trace_or_read_the_first_process() {
+fn the_workload_cannot_see_signal_trace_or_read_the_keeper() {
     let tare = tare!();
     for profile in ["default", "strict", "debug", "unconfined"] {
         let answers = attacks(&tare, &["--seccomp", profile]);
@@ -58,14 +58,14 @@ fn the_workload_cannot_see_signal_trace_or_read_the_first_process() {
 /// What the box's root shares with the keeper is the user, so it may ask whether it
 /// is there and set its limits; it sees and reads as little as anybody.
 #[test]
-fn the_root_of_a_box_cannot_see_trace_or_read_the_first_process() {
+fn the_root_of_a_box_cannot_see_trace_or_read_the_keeper() {
     let tare = tare!();
     let answers = attacks(&tare, &["--root", "--seccomp", "unconfined"]);
     assert_eq!(done(&answers), ["limit", "signal", "signal by pidfd"]);
 }
 
 #[test]
-fn without_privileges_the_first_process_is_as_far_away() {
+fn a_rootless_workload_cannot_reach_the_keeper() {
     let tare = tare!(unprivileged);
     let answers = attacks(&tare, &["--quiet", "--seccomp", "unconfined"]);
     assert_eq!(done(&answers), ["limit", "signal", "signal by pidfd"]);
@@ -88,7 +88,7 @@ time.sleep(0.5)
 sys.exit(7)";
 
 #[test]
-fn a_first_process_whose_limits_are_taken_ends_its_box_all_the_same() {
+fn a_keeper_whose_limits_were_lowered_still_ends_its_box() {
     let tare = tare!();
     for (profile, expected) in [("default", "refused\n"), ("unconfined", "taken\n")] {
         let options = ["-u", "0", "--seccomp", profile, "--timeout", "20s"];
@@ -100,7 +100,7 @@ fn a_first_process_whose_limits_are_taken_ends_its_box_all_the_same() {
 
 /// The kernel drops what a process sends to the first one of its own namespace.
 #[test]
-fn no_signal_from_inside_ends_the_first_process() {
+fn no_signal_from_inside_ends_the_keeper() {
     let tare = tare!();
     let script = "import os
 for number in range(1, 65):
@@ -141,7 +141,7 @@ fn no_program_of_a_running_process_can_be_opened_for_writing() {
 /// E024, without privileges: there the box's user is the caller, who may well own
 /// the binary, and only its being out of sight protects it.
 #[test]
-fn without_privileges_tares_own_program_cannot_be_opened_either() {
+fn a_rootless_box_cannot_open_tares_program_for_writing() {
     let tare = tare!(unprivileged);
     let before = fs::read(tare.program()).unwrap();
     tare.run(["--quiet", "--", "python3", "-c", PROGRAMS]).ok().printed("tried True\n");
@@ -200,7 +200,7 @@ __attribute__((constructor)) static void early(void) {
 
 /// E029: code that runs before `main` runs in the box as much as `main` does.
 #[test]
-fn the_filter_is_on_before_the_first_code_of_a_workload() {
+fn the_seccomp_filter_applies_before_the_workload_runs_any_code() {
     let tare = tare!();
     if !has_program("gcc") {
         skip!("this host has no compiler");
@@ -225,7 +225,7 @@ fn the_filter_is_on_before_the_first_code_of_a_workload() {
 
 /// E029: the same for what interpreters read before the program.
 #[test]
-fn the_filter_is_on_before_what_interpreters_load_first() {
+fn the_seccomp_filter_applies_before_preloaded_libraries_run() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let python = "print([line for line in open('/proc/self/status') if line.startswith('Seccomp:')][0].strip())";
@@ -249,7 +249,7 @@ fn the_filter_is_on_before_what_interpreters_load_first() {
 
 /// E032: whoever starts tare may be in powerful groups; its box is in none.
 #[test]
-fn the_callers_groups_do_not_pass() {
+fn the_callers_groups_do_not_reach_the_box() {
     let tare = tare!();
     if !is_root() || !has_program("setpriv") {
         skip!("only root can put itself into groups");
@@ -341,7 +341,7 @@ print('over')";
 
 /// E038: what a command is told in its environment is told to nobody else.
 #[test]
-fn a_secret_in_the_environment_is_seen_in_the_box_alone() {
+fn a_secret_in_the_environment_is_visible_only_in_the_box() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let secret = format!("s3cret-{}", std::process::id());
@@ -399,7 +399,7 @@ fn assert_private(directory: &Path) {
 /// E042: a keeper that dies between its birth and its id map: the map is written to
 /// nobody else, and what was there is gone.
 #[test]
-fn a_keeper_that_is_killed_at_its_birth_leaves_nothing() {
+fn a_keeper_killed_right_after_spawn_leaves_nothing() {
     let tare = tare!();
     let mut hit = 0;
     for _ in 0..40 {

@@ -48,7 +48,7 @@ fn refused_unlike_on_the_host(tare: &Tare, errno: &str, calls: &[&str]) {
 
 /// E046: a user namespace of its own is the gateway to most of the kernel.
 #[test]
-fn a_box_cannot_make_or_enter_a_namespace() {
+fn a_box_cannot_create_or_enter_a_namespace() {
     let tare = tare!();
     let new_user = "272,0x10000000"; // unshare
     let refused = [
@@ -103,7 +103,7 @@ fn a_box_has_only_the_sockets_of_everyday_use() {
 
 /// E048
 #[test]
-fn a_box_has_only_the_netlink_protocol_that_tells_addresses() {
+fn a_box_has_only_the_netlink_protocol_for_addresses() {
     let tare = tare!();
     let calls: Vec<String> = (0..32).map(|protocol| format!("41,16,3,{protocol}")).collect();
     let calls: Vec<&str> = calls.iter().map(String::as_str).collect();
@@ -116,7 +116,7 @@ fn a_box_has_only_the_netlink_protocol_that_tells_addresses() {
 
 /// E065
 #[test]
-fn a_box_cannot_make_raw_sockets_even_as_its_root() {
+fn a_box_cannot_create_raw_sockets_even_as_its_root() {
     let tare = tare!();
     let raw = ["41,2,3,1", "41,2,3,255", "41,10,3,58", "41,17,3,768"];
     let expected = ["EPERM", "EPERM", "EPERM", "EAFNOSUPPORT"];
@@ -217,7 +217,7 @@ print('sent')";
 
 /// E061: the kernel looks at the low half of these arguments, and so must a filter.
 #[test]
-fn high_bits_of_an_argument_pass_nothing() {
+fn high_bits_of_an_argument_do_not_bypass_the_filter() {
     let tare = tare!();
     let calls = [
         "41,0x100000028,1,0",        // socket of the hypervisor's family
@@ -252,7 +252,7 @@ fn high_bits_of_an_argument_pass_nothing() {
 /// errno it says, what no table knows does not exist, and no number of the native
 /// kind kills: programs probe for calls and must be able to fall back.
 #[test]
-fn every_system_call_answers_as_the_table_says() {
+fn every_system_call_returns_what_the_table_says() {
     let tare = tare!();
     let told: BTreeMap<u32, &str> = GOLDEN.lines().map(golden_line).collect();
     let output = tare.run(["--timeout", "55s", "--", "python3", "-c", EVERY_CALL]).ok();
@@ -328,7 +328,7 @@ fn members(running: &Running) -> Vec<u32> {
 
 /// E066: seen from the host, for every process of the box and not only the first.
 #[test]
-fn every_process_of_a_box_is_without_power() {
+fn no_process_of_a_box_has_a_capability() {
     let tare = tare!();
     let script = "sleep 1000 & setsid sh -c 'sleep 1000 & wait' & python3 -c 'import os
 if os.fork() == 0: os.setsid()

@@ -91,7 +91,7 @@ fn core_pattern() -> String {
 
 /// E001: the masks over `/proc` are made of nothing that an image brings.
 #[test]
-fn masks_and_devices_are_not_made_from_what_the_root_directory_holds() {
+fn masks_and_devices_follow_no_symlink_of_the_rootfs() {
     let tare = tare!();
     let root = busybox_root!();
     let before = core_pattern();
@@ -107,7 +107,7 @@ for name in kcore keys kallsyms kmsg sysrq-trigger timer_list; do cat /proc/$nam
 
 /// E002: nor is the terminal.
 #[test]
-fn a_terminal_is_not_made_where_the_root_directory_points() {
+fn a_terminal_follows_no_symlink_of_the_rootfs() {
     let tare = tare!();
     let root = busybox_root!();
     let before = core_pattern();
@@ -127,7 +127,7 @@ fn a_terminal_is_not_made_where_the_root_directory_points() {
 
 /// E004, E017: what tare mounts on is a directory of the box or nothing.
 #[test]
-fn a_mount_point_that_is_a_link_is_refused_and_named() {
+fn a_mount_point_that_is_a_symlink_is_refused_and_named() {
     let tare = tare!();
     let victim = Victim::new();
     for name in ["proc", "dev", "tmp", "work", "sys"] {
@@ -151,7 +151,7 @@ fn a_mount_point_that_is_a_link_is_refused_and_named() {
 
 /// E004, one level deeper: the way to the processors.
 #[test]
-fn a_mount_point_behind_a_link_is_refused() {
+fn a_mount_point_behind_a_symlink_is_refused() {
     let tare = tare!();
     let victim = Victim::new();
     let root = busybox_root!();
@@ -170,7 +170,7 @@ while True:
 
 /// E005, E006: a mount point that changes while the mount is made.
 #[test]
-fn a_mount_point_that_is_swapped_meanwhile_leads_nowhere_else() {
+fn a_mount_point_swapped_during_set_up_leads_nowhere_else() {
     let tare = tare!();
     let victim = Victim::new();
     let shared = TemporaryDirectory::new();
@@ -236,7 +236,7 @@ fn closed_streams_are_not_replaced_by_files_of_the_host() {
 
 /// E009: a volume whose place lies behind a link of the root directory.
 #[test]
-fn a_volume_is_never_placed_outside_of_the_box() {
+fn a_volume_is_never_mounted_outside_the_box() {
     let tare = tare!();
     let victim = Victim::new();
     let given = TemporaryDirectory::new();
@@ -277,7 +277,7 @@ fn on_state_root(tare: &Tare, state_root: &Path) -> Output {
 
 /// E010, E014: names in the state root that were there before.
 #[test]
-fn a_prepared_state_root_harms_nobody() {
+fn a_hostile_state_root_causes_no_harm() {
     let tare = tare!();
     let victim = Victim::new();
     let prepare = |make: &dyn Fn(&Path)| {
@@ -309,7 +309,7 @@ fn a_prepared_state_root_harms_nobody() {
 
 /// E010: a state root is ours alone or it is none.
 #[test]
-fn a_state_root_that_others_can_write_or_that_is_a_link_is_refused() {
+fn a_state_root_that_is_writable_by_others_or_a_symlink_is_refused() {
     let tare = tare!();
     let home = TemporaryDirectory::new();
     let state = home.join("state");
@@ -325,7 +325,7 @@ fn a_state_root_that_others_can_write_or_that_is_a_link_is_refused() {
 
 /// E012: a box that writes to a volume plants a link for the next one.
 #[test]
-fn a_link_planted_on_a_volume_is_no_volume() {
+fn a_symlink_planted_in_a_volume_is_not_accepted_as_a_volume() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     fs::create_dir(directory.join("real")).unwrap();
@@ -340,7 +340,7 @@ fn a_link_planted_on_a_volume_is_no_volume() {
 
 /// E013: `..` means what it says and never what a link makes of it.
 #[test]
-fn a_volume_with_dots_is_the_one_that_its_letters_name() {
+fn a_volume_path_with_dots_is_taken_literally() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     symlink("/usr/share", directory.join("link")).unwrap();
@@ -355,7 +355,7 @@ fn a_volume_with_dots_is_the_one_that_its_letters_name() {
 
 /// E016: the root directory is opened without following anything.
 #[test]
-fn a_root_directory_behind_a_link_is_refused() {
+fn a_rootfs_behind_a_symlink_is_refused() {
     let tare = tare!();
     let root = busybox_root!();
     let directory = TemporaryDirectory::new();
@@ -372,7 +372,7 @@ fn a_root_directory_behind_a_link_is_refused() {
 
 /// E085: the host's own root, and what holds tare's state or lies in it.
 #[test]
-fn the_hosts_root_and_tares_state_are_no_root_directories() {
+fn the_hosts_root_and_tares_state_are_refused_as_rootfs() {
     let tare = tare!();
     tare.run(["--", "true"]).ok();
     let state = tare.state_root();
@@ -390,7 +390,7 @@ fn the_hosts_root_and_tares_state_are_no_root_directories() {
 /// E017, E020: names that a runtime might read or write on its way. A fifo or a file
 /// without end must not keep anybody.
 #[test]
-fn files_of_the_root_directory_are_neither_read_nor_written_by_tare() {
+fn tare_neither_reads_nor_writes_files_of_the_rootfs() {
     let tare = tare!();
     let root = busybox_root!();
     let victim = Victim::new();
@@ -434,7 +434,7 @@ fn a_working_directory_with_dots_stays_in_the_box() {
 
 /// E021: digits are ids, whatever the root directory calls them.
 #[test]
-fn a_number_is_a_user_id_whatever_the_root_directory_says() {
+fn a_number_is_a_user_id_even_if_the_rootfs_names_a_user_so() {
     let tare = tare!();
     let root = busybox_root!();
     fs::create_dir(root.join("etc")).unwrap();

@@ -39,7 +39,7 @@ fn user_ids(tenant: &Running) -> (u32, u32, u32) {
 
 /// V11: shared numbers are shared limits. Host root is in nobody's.
 #[test]
-fn boxes_at_once_have_user_ids_of_their_own() {
+fn concurrent_boxes_have_separate_user_ids() {
     let tare = tare!();
     if !is_root() {
         skip!("without privileges all boxes are their caller");
@@ -98,7 +98,7 @@ print('found', found)
 
 /// E109 and E112 in part: at the same time. The control looks in the same box.
 #[test]
-fn boxes_at_once_see_nothing_of_each_other() {
+fn concurrent_boxes_see_nothing_of_each_other() {
     let tare = tare!();
     let first = tenant(&tare, &[], MAKE_NAMES);
     tare.run(["--", "python3", "-c", FIND_NAMES]).ok().printed("found []\n");
@@ -168,7 +168,7 @@ print('small', held < 65536, flush=True)";
 
 /// E112, V11: one box at the end of what its user may have of pipes.
 #[test]
-fn pipes_of_one_box_do_not_make_those_of_another_smaller() {
+fn pipes_of_one_box_do_not_shrink_those_of_another() {
     let tare = tare!();
     if !is_root() {
         skip!("without privileges all boxes are one user to the kernel");
@@ -191,7 +191,7 @@ print('stopped', errno.errorcode[ctypes.get_errno()], flush=True)";
 
 /// E112: the same for what watches files.
 #[test]
-fn watches_of_one_box_do_not_take_those_of_another() {
+fn inotify_watches_of_one_box_do_not_use_up_those_of_another() {
     let tare = tare!();
     if !is_root() {
         skip!("without privileges all boxes are one user to the kernel");
@@ -247,7 +247,7 @@ fn sums(files: &[String]) -> Vec<String> {
 /// E049: the page cache of what all boxes see is shared, so nobody may change it. The
 /// control is a file of the box's own, which every way can change.
 #[test]
-fn no_box_changes_a_file_that_all_of_them_see() {
+fn no_box_can_change_a_shared_file() {
     let tare = tare!();
     let files = shared_files();
     assert!(files.len() > 20, "{files:?}");

@@ -145,7 +145,7 @@ fn an_empty_directory_named_like_an_id_is_removed() {
 }
 
 #[test]
-fn a_box_whose_removal_failed_keeps_its_name_and_its_account() {
+fn a_box_whose_removal_failed_keeps_its_name_and_its_record() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can mount something in a record");

@@ -41,7 +41,7 @@ fn assert_ended(tare: &Tare, id: &str, by: &str, code: i64) {
 
 /// The failure of another runtime: it killed the launcher and left the tree.
 #[test]
-fn stop_returns_when_everyone_is_gone() {
+fn stop_returns_when_all_processes_are_gone() {
     let tare = tare!();
     let id = started(&tare, &[], POLITE);
     let output = tare.call(["stop", "a"]).ok().printed("a\n").said_nothing();
@@ -51,7 +51,7 @@ fn stop_returns_when_everyone_is_gone() {
 }
 
 #[test]
-fn whoever_ignores_the_request_is_killed_after_the_grace() {
+fn stop_kills_a_command_that_ignores_term_after_the_grace() {
     let tare = tare!();
     for (grace, least) in [("1s", 1), ("0", 0), ("500ms", 0)] {
         let id = started(&tare, &[], STUBBORN);
@@ -67,7 +67,7 @@ fn whoever_ignores_the_request_is_killed_after_the_grace() {
 }
 
 #[test]
-fn a_signal_is_delivered_to_the_command() {
+fn kill_s_sends_a_signal_to_the_command() {
     let tare = tare!();
     let script =
         "trap 'echo one' USR1; trap 'echo two; exit 3' USR2; echo up; while :; do sleep 0.02; done";
@@ -87,7 +87,7 @@ fn a_signal_is_delivered_to_the_command() {
 }
 
 #[test]
-fn kill_ends_the_box_unless_told_otherwise() {
+fn kill_ends_the_box_by_default() {
     let tare = tare!();
     for call in [&["kill", "a"][..], &["kill", "-s", "KILL", "a"]] {
         let id = started(&tare, &[], STUBBORN);
@@ -98,7 +98,7 @@ fn kill_ends_the_box_unless_told_otherwise() {
 }
 
 #[test]
-fn a_box_that_runs_is_removed_only_by_force() {
+fn rm_of_a_running_box_needs_force() {
     let tare = tare!();
     let id = started(&tare, &[], STUBBORN);
     tare.call(["rm", "a"]).exited(1).printed("").said(&["a", "is running", "rm -f"]);
@@ -112,7 +112,7 @@ fn a_box_that_runs_is_removed_only_by_force() {
 /// Whatever moment of its start is met: afterwards both calls are over, and what
 /// is listed is whole.
 #[test]
-fn a_box_is_removed_while_it_starts() {
+fn rm_force_removes_a_starting_box() {
     let tare = tare!();
     for step in 0..40 {
         let creator = tare.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
@@ -134,7 +134,7 @@ fn a_box_is_removed_while_it_starts() {
 }
 
 #[test]
-fn all_are_removed_at_once() {
+fn rm_all_removes_every_box() {
     let tare = tare!();
     let make = || {
         for name in ["a", "b"] {
@@ -159,7 +159,7 @@ fn all_are_removed_at_once() {
 
 /// Its maker got no further than the name of the record.
 #[test]
-fn a_record_with_nothing_in_it_is_removed() {
+fn rm_removes_an_empty_record() {
     let tare = tare!();
     tare.run(["--", "true"]).ok();
     for content in [None, Some("record.json"), Some("life")] {
@@ -223,7 +223,7 @@ fn an_ended_box_with_a_damaged_record_is_removed() {
 
 /// Nothing outside of the record is touched, whatever the record points at.
 #[test]
-fn a_record_that_points_elsewhere_is_removed_alone() {
+fn rm_of_a_forged_record_touches_nothing_else() {
     let tare = tare!();
     let victim = TemporaryDirectory::new();
     let precious = victim.write("precious", "precious\n");
@@ -254,7 +254,7 @@ fn a_record_that_points_elsewhere_is_removed_alone() {
 }
 
 #[test]
-fn stop_kill_and_rm_work_on_a_box_that_somebody_is_attached_to() {
+fn stop_kill_and_rm_work_on_an_attached_box() {
     let tare = tare!();
     for (call, code) in [(&["stop", "a"][..], 7), (&["kill", "a"], 137), (&["rm", "-f", "a"], 137)]
     {
@@ -288,7 +288,7 @@ fn stop_reaches_a_command_as_soon_as_its_output_is_seen() {
 
 /// Ten seconds for each of many boxes would be minutes for all of them.
 #[test]
-fn several_boxes_are_all_asked_before_the_first_is_ended() {
+fn stop_asks_all_boxes_before_it_waits_for_the_first() {
     let tare = tare!();
     let script = "trap 'echo asked' TERM; echo up; while :; do sleep 0.02; done";
     let ids = [(); 4].map(|()| {
@@ -314,7 +314,7 @@ fn several_boxes_are_all_asked_before_the_first_is_ended() {
 }
 
 #[test]
-fn an_attached_box_is_stopped_whoever_is_faster_with_its_record() {
+fn stop_of_an_attached_box_succeeds_while_its_creator_removes_it() {
     let tare = tare!();
     for _ in 0..8 {
         let attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
@@ -327,7 +327,7 @@ fn an_attached_box_is_stopped_whoever_is_faster_with_its_record() {
 
 /// Whoever comes first removes a box of `--rm`: here that is the command itself.
 #[test]
-fn stop_and_rm_of_a_box_that_was_not_to_be_kept_and_has_ended_succeed() {
+fn stop_and_rm_of_an_ended_box_with_rm_succeed() {
     let tare = tare!();
     for (number, call) in
         [&["stop", "web"][..], &["stop", "-t", "0", "web"], &["rm", "web"], &["rm", "-f", "web"]]
@@ -351,7 +351,7 @@ fn stop_and_rm_of_a_box_that_was_not_to_be_kept_and_has_ended_succeed() {
 }
 
 #[test]
-fn a_box_that_has_ended_cannot_be_killed_again() {
+fn kill_of_an_ended_box_is_an_error() {
     let tare = tare!();
     let id = started(&tare, &[], "echo up");
     tare.ended(&id);

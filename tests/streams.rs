@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// B067
 #[test]
-fn every_byte_passes_both_ways() {
+fn every_byte_value_passes_both_ways() {
     let tare = tare!();
     let all: Vec<u8> = (0..=255).collect();
     let output = tare.with_stdin(all.clone(), ["--", "cat"]).ok().said_nothing();
@@ -20,7 +20,7 @@ fn every_byte_passes_both_ways() {
 }
 
 #[test]
-fn ten_megabytes_pass_in_order() {
+fn ten_megabytes_of_output_arrive_in_order() {
     let tare = tare!();
     let script = "import sys; sys.stdout.buffer.write(b''.join(i.to_bytes(8, 'big') for i in range(1310720)))";
     let output = tare.run(["--", "python3", "-c", script]).ok();
@@ -43,7 +43,7 @@ fn the_two_outputs_are_not_mixed() {
 }
 
 #[test]
-fn output_passes_at_once() {
+fn output_is_forwarded_at_once() {
     let tare = tare!();
     let mut running = tare.spawn(["--", "sh", "-c", "echo ready; read answer; echo got $answer"]);
     running.see("ready");
@@ -67,7 +67,7 @@ fn an_empty_input_ends_at_once() {
 }
 
 #[test]
-fn input_that_nobody_reads_stops_nothing() {
+fn unread_input_blocks_nothing() {
     let tare = tare!();
     let output =
         tare.with_stdin(vec![b'x'; 4 << 20], ["--", "echo", "over"]).ok().printed("over\n");
@@ -75,7 +75,7 @@ fn input_that_nobody_reads_stops_nothing() {
 }
 
 #[test]
-fn an_input_that_stays_open_does_not_keep_a_box_that_ended() {
+fn an_open_input_does_not_delay_the_end() {
     let tare = tare!();
     let running = tare.spawn(["--", "sh", "-c", "echo over"]);
     running.see("over");
@@ -84,13 +84,13 @@ fn an_input_that_stays_open_does_not_keep_a_box_that_ended() {
 }
 
 #[test]
-fn a_closed_input_is_an_empty_one() {
+fn a_closed_input_is_empty() {
     let tare = tare!();
     tare.shell("exec \"$TARE\" run -- sh -c 'cat; echo done' <&-").ok().printed("done\n");
 }
 
 #[test]
-fn closed_outputs_are_no_reason_to_fail() {
+fn closed_outputs_are_not_an_error() {
     let tare = tare!();
     tare.shell("exec \"$TARE\" run -- true >&-").ok();
     tare.shell("exec \"$TARE\" run -- true 2>&-").ok();
@@ -100,7 +100,7 @@ fn closed_outputs_are_no_reason_to_fail() {
 /// A descriptor that tare opens for itself must not land on a closed 1 or 2 and
 /// receive the output of the box.
 #[test]
-fn output_for_a_closed_stream_goes_nowhere_else() {
+fn output_for_a_closed_stream_is_discarded() {
     let tare = tare!();
     let output = tare.shell("exec \"$TARE\" run -- sh -c 'echo lost; echo kept >&2' >&-");
     assert_eq!(output.stdout_text(), "");
@@ -115,7 +115,7 @@ fn a_reader_that_goes_away_ends_the_box() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_not_success() {
+fn a_failed_write_of_output_is_an_error() {
     let tare = tare!();
     let output = tare.shell("exec \"$TARE\" run -- echo lost > /dev/full");
     assert_ne!(output.code, 0, "{output}");
@@ -123,7 +123,7 @@ fn output_that_cannot_be_written_is_not_success() {
 }
 
 #[test]
-fn output_is_appended_to_a_file_as_a_shell_asks() {
+fn output_is_appended_to_a_redirected_file() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("log", "first\n");
@@ -133,7 +133,7 @@ fn output_is_appended_to_a_file_as_a_shell_asks() {
 }
 
 #[test]
-fn a_file_as_input_is_read_to_its_end() {
+fn an_input_file_is_read_to_its_end() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let content = "line\n".repeat(100_000);
@@ -145,14 +145,14 @@ fn a_file_as_input_is_read_to_its_end() {
 
 /// E044
 #[test]
-fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
+fn a_background_child_that_holds_stdout_does_not_delay_the_run() {
     let tare = tare!();
     let output = tare.run(["--", "sh", "-c", "sleep 1000 & echo hi"]).ok().printed("hi\n");
     assert!(output.lasted < SOON, "{output}");
 }
 
 #[test]
-fn the_last_words_of_a_command_are_not_lost() {
+fn the_last_output_of_a_command_is_not_lost() {
     let tare = tare!();
     for _ in 0..20 {
         let output = tare

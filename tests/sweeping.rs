@@ -46,7 +46,7 @@ fn orphan_is_swept(tare: &Tare, id: &str, kinds: &[&str]) {
 }
 
 #[test]
-fn a_box_whose_record_was_removed_by_hand_is_ended() {
+fn sweep_ends_a_box_whose_record_was_removed_by_hand() {
     let tare = tare!();
     let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
     fs::remove_dir_all(tare.record(&id)).unwrap();
@@ -55,7 +55,7 @@ fn a_box_whose_record_was_removed_by_hand_is_ended() {
 }
 
 #[test]
-fn a_box_whose_whole_state_root_was_removed_is_ended() {
+fn sweep_ends_a_box_whose_state_root_was_removed() {
     let tare = tare!();
     if !is_root() {
         skip!("another test does this without privileges");
@@ -74,7 +74,7 @@ fn make(directories: &[PathBuf]) {
 }
 
 #[test]
-fn cgroups_of_nobody_are_removed() {
+fn sweep_removes_cgroups_without_a_record() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can make cgroups");
@@ -87,7 +87,7 @@ fn cgroups_of_nobody_are_removed() {
 }
 
 #[test]
-fn a_name_that_leads_to_no_box_is_released() {
+fn sweep_releases_a_name_without_a_box() {
     let tare = tare!();
     tare.run(["--", "true"]).ok();
     let names = tare.state_root().join("names");
@@ -97,7 +97,7 @@ fn a_name_that_leads_to_no_box_is_released() {
 }
 
 #[test]
-fn a_keeper_without_a_cgroup_and_without_a_record_is_ended() {
+fn sweep_ends_a_keeper_without_cgroup_and_record() {
     let tare = unprivileged!();
     let id = tare.detached(["--quiet", "--", "sh", "-c", "setsid sleep 1000 & sleep 1000"]);
     fs::remove_dir_all(tare.record(&id)).unwrap();
@@ -110,7 +110,7 @@ fn a_keeper_without_a_cgroup_and_without_a_record_is_ended() {
 }
 
 #[test]
-fn what_is_left_of_a_box_that_is_over_goes_and_its_record_stays() {
+fn sweep_removes_remains_of_an_ended_box_and_keeps_its_record() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can make cgroups");
@@ -139,7 +139,7 @@ fn over(tare: &Tare, options: &[&str]) -> String {
 }
 
 #[test]
-fn a_box_that_is_over_is_finished_and_kept_until_its_retention_has_passed() {
+fn sweep_finishes_an_ended_box_and_keeps_it_until_its_retention_has_passed() {
     let tare = tare!();
     if !is_root() {
         skip!("without cgroups nobody knows who is in a box");
@@ -162,7 +162,7 @@ fn a_box_that_is_over_is_finished_and_kept_until_its_retention_has_passed() {
 }
 
 #[test]
-fn a_damaged_record_is_removed_if_nobody_lives_in_its_box_and_left_if_somebody_does() {
+fn sweep_removes_a_damaged_record_only_if_no_process_of_its_box_lives() {
     let tare = tare!();
     let (dead, alive) = (tare.idle_box(), tare.idle_box());
     tare.call(["stop", "-t", "0", &dead]).ok();
@@ -184,7 +184,7 @@ fn a_damaged_record_is_removed_if_nobody_lives_in_its_box_and_left_if_somebody_d
 
 /// A sweep that waited for itself would have everybody wait who makes a box.
 #[test]
-fn what_lies_in_the_place_of_a_record_is_removed_and_holds_nobody() {
+fn a_file_in_the_place_of_a_record_is_removed_and_delays_nothing() {
     let tare = tare!();
     let alive = tare.idle_box();
     let beside = |id: &str| tare.record(&alive).with_file_name(id);
@@ -201,7 +201,7 @@ fn what_lies_in_the_place_of_a_record_is_removed_and_holds_nobody() {
 
 /// No collateral.
 #[test]
-fn nobody_is_swept_who_is_alive_or_not_ours() {
+fn sweep_leaves_live_and_foreign_boxes_alone() {
     let tare = tare!();
     let running = tare.idle_box();
     let attached = tare.spawn(["--", "sh", "-c", "echo up; read line; exit 4"]);
@@ -280,7 +280,7 @@ fn kill(pid: u32) {
 }
 
 #[test]
-fn an_attached_box_whose_keeper_does_not_die_says_so_on_record() {
+fn an_attached_box_whose_keeper_does_not_die_is_recorded_as_stuck() {
     let tare = tare!();
     let Some(freezer) = Freezer::make() else {
         skip!("there is no freezer of cgroup v1 that we may use");
@@ -301,7 +301,7 @@ fn an_attached_box_whose_keeper_does_not_die_says_so_on_record() {
 /// leak A14: somebody froze a process of the box, from outside and in a way that no
 /// signal gets through.
 #[test]
-fn a_stuck_box_holds_up_no_other_and_is_tried_less_and_less_often() {
+fn a_stuck_box_delays_no_other_and_is_retried_less_and_less_often() {
     let tare = tare!();
     let Some(freezer) = Freezer::make() else {
         skip!("there is no freezer of cgroup v1 that we may use");

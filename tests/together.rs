@@ -51,7 +51,7 @@ fn clear(tare: &Tare, after: &str) {
 }
 
 #[test]
-fn every_pair_of_commands_ends_in_a_state_that_one_after_the_other_could_have_made() {
+fn every_pair_of_concurrent_commands_ends_in_a_state_that_some_order_explains() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "content\n");
@@ -97,7 +97,7 @@ fn check(command: &[&str], call: Running, after: &str) {
 }
 
 #[test]
-fn ten_that_stop_and_remove_one_box_agree() {
+fn ten_concurrent_stops_and_removals_of_one_box_agree() {
     let tare = tare!();
     for command in [&["stop", "-t", "0", "a"][..], &["rm", "-f", "a"], &["kill", "a"]] {
         let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
@@ -118,7 +118,7 @@ fn ten_that_stop_and_remove_one_box_agree() {
 }
 
 #[test]
-fn boxes_of_different_names_start_and_end_beside_each_other() {
+fn boxes_of_different_names_start_and_end_concurrently() {
     let tare = tare!();
     let names: Vec<String> = (0..12).map(|number| format!("box-{number}")).collect();
     let start =

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tare_harness::{eventually_within, tare};
 
 #[test]
-fn a_box_without_a_command_waits_for_what_is_executed_in_it() {
+fn a_box_without_a_command_waits_for_execs() {
     let tare = tare!();
     let id = tare.detached(["--name", "agent"]);
     assert!(tare.workload(&id).is_empty(), "nobody is in it");
@@ -18,7 +18,7 @@ fn a_box_without_a_command_waits_for_what_is_executed_in_it() {
 
 /// The one who listens ends by the signal, not by the end of its grace.
 #[test]
-fn its_stop_asks_those_who_were_executed_and_it_ends_with_them() {
+fn stop_of_a_box_without_a_command_stops_its_execs() {
     let tare = tare!();
     let id = tare.detached(["--name", "agent"]);
     let script = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.01; done";
@@ -32,7 +32,7 @@ fn its_stop_asks_those_who_were_executed_and_it_ends_with_them() {
 }
 
 #[test]
-fn whoever_does_not_stop_in_it_is_killed_after_the_grace() {
+fn stop_kills_execs_that_ignore_term_after_the_grace() {
     let tare = tare!();
     let id = tare.detached(["--name", "agent"]);
     let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
@@ -45,7 +45,7 @@ fn whoever_does_not_stop_in_it_is_killed_after_the_grace() {
 }
 
 #[test]
-fn its_lease_ends_it() {
+fn the_lease_ends_a_box_without_a_command() {
     let tare = tare!();
     let id = tare.detached(["--lease", "100ms"]);
     eventually_within(Duration::from_secs(5), "its lease has passed", || {

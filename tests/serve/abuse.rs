@@ -82,7 +82,7 @@ fn dribble(mut stream: TcpStream, byte: u8) -> Vec<u8> {
 
 /// B072
 #[test]
-fn a_head_that_does_not_come_is_not_waited_for() {
+fn a_request_head_that_does_not_arrive_times_out() {
     let tare = tare!();
     let server = Server::start_configured(&tare, SHORT);
     let before = at_rest(&server);
@@ -102,7 +102,7 @@ fn a_head_that_does_not_come_is_not_waited_for() {
 
 /// B072, B075
 #[test]
-fn a_body_that_does_not_come_is_not_waited_for() {
+fn a_request_body_that_does_not_arrive_times_out() {
     let tare = tare!();
     let server = Server::start_configured(&tare, SHORT);
     let before = at_rest(&server);
@@ -128,7 +128,7 @@ fn a_body_that_does_not_come_is_not_waited_for() {
 }
 
 #[test]
-fn half_a_request_is_no_request() {
+fn an_incomplete_request_is_ignored() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let before = at_rest(&server);
@@ -153,7 +153,7 @@ fn half_a_request_is_no_request() {
 
 /// B075: two that read the same bytes must not see two different requests.
 #[test]
-fn a_request_that_can_be_read_in_two_ways_is_refused() {
+fn an_ambiguous_request_is_refused() {
     let tare = tare!();
     let server = Server::start_configured(&tare, SHORT);
     let before = at_rest(&server);
@@ -190,7 +190,7 @@ fn a_request_that_can_be_read_in_two_ways_is_refused() {
 
 /// B074
 #[test]
-fn a_head_that_is_too_large_is_refused() {
+fn a_request_head_that_is_too_large_is_refused() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let before = at_rest(&server);
@@ -211,7 +211,7 @@ fn a_head_that_is_too_large_is_refused() {
 
 /// B073
 #[test]
-fn a_thousand_idle_connections_keep_nobody_else_out() {
+fn a_thousand_idle_connections_block_no_other_client() {
     let tare = tare!();
     let server = Server::start_configured(&tare, "[limits]\nclient = '5s'\n");
     let before = at_rest(&server);
@@ -225,7 +225,7 @@ fn a_thousand_idle_connections_keep_nobody_else_out() {
 
 /// B073
 #[test]
-fn more_connections_than_may_be_wait_until_idle_ones_are_closed() {
+fn connections_beyond_the_limit_wait_until_idle_ones_are_closed() {
     let tare = tare!();
     let limits = "[limits]\nconnections = 4\nclient = '1s'\n";
     let server = Server::start_configured(&tare, limits);

@@ -64,7 +64,7 @@ fn run(server: &Server, body: &str) -> Answer {
 }
 
 #[test]
-fn a_body_beyond_the_budget_gets_503_and_small_ones_go_on() {
+fn a_body_beyond_the_budget_gets_503_and_small_ones_are_served() {
     let tare = tare!();
     let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '64m'\n");
     let large = reading(20 << 20);

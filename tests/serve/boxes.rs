@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tare_harness::{Server, tare};
 
 #[test]
-fn a_box_is_the_same_over_http_and_on_the_command_line() {
+fn http_and_the_command_line_show_the_same_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let request = json!({ "command": ["sleep", "1000"], "name": "web", "labels": { "a": "b" } });
@@ -26,7 +26,7 @@ fn a_box_is_the_same_over_http_and_on_the_command_line() {
 }
 
 #[test]
-fn a_box_lives_as_long_as_the_operator_allows() {
+fn the_lease_is_limited_to_lease_max() {
     let tare = tare!();
     let limits = "[limits]\nlease = '1s'\nlease_max = '60s'\n";
     let server = Server::start_configured(&tare, limits);
@@ -46,7 +46,7 @@ fn a_box_lives_as_long_as_the_operator_allows() {
 }
 
 #[test]
-fn a_box_is_paused_resumed_given_a_lease_and_stopped() {
+fn pause_resume_lease_and_stop_work_over_http() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let request = json!({ "command": ["sleep", "1000"], "name": "web" });
@@ -67,7 +67,7 @@ fn a_box_is_paused_resumed_given_a_lease_and_stopped() {
 }
 
 #[test]
-fn a_box_is_stopped_by_a_request_without_a_body() {
+fn stop_accepts_an_empty_body() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let request = json!({ "command": ["sleep", "1000"], "name": "web" });
@@ -81,7 +81,7 @@ fn a_box_is_stopped_by_a_request_without_a_body() {
 }
 
 #[test]
-fn a_long_list_comes_in_pages() {
+fn a_long_list_is_paged() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     for number in 0..5 {
@@ -110,7 +110,7 @@ fn a_long_list_comes_in_pages() {
 
 /// A client that pages through boxes while they end sees each of them once.
 #[test]
-fn paging_continues_where_it_was_after_the_box_of_its_cursor_was_removed() {
+fn paging_continues_after_the_box_of_its_cursor_was_removed() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let make = || {
@@ -147,7 +147,7 @@ fn paging_continues_where_it_was_after_the_box_of_its_cursor_was_removed() {
 
 /// B003
 #[test]
-fn what_cannot_be_the_name_of_a_box_is_refused_in_our_words() {
+fn an_invalid_box_name_in_a_path_is_refused() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     server.get("/v1/boxes/%ff").refused(400, "invalid_path");
@@ -163,7 +163,7 @@ fn what_cannot_be_the_name_of_a_box_is_refused_in_our_words() {
 const NOT_OF_HTTP: [&str; 5] = ["'tare", "os error", "--", " -w", " -u"];
 
 #[test]
-fn what_is_refused_is_said_in_words_of_http() {
+fn errors_name_fields_of_the_api_not_options_of_the_command_line() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let asleep = json!({ "command": ["sleep", "1000"], "name": "web" });

@@ -13,7 +13,7 @@ use tare_harness::{Answer, Running, Server, Tare, TemporaryDirectory, eventually
 
 /// B079
 #[test]
-fn beyond_this_host_it_does_not_listen_without_a_key() {
+fn the_server_does_not_listen_beyond_loopback_without_a_key() {
     let tare = tare!();
     for listen in ["0.0.0.0:0", "[::]:0"] {
         let refused = tare.call(["serve", "--listen", listen]);
@@ -23,7 +23,7 @@ fn beyond_this_host_it_does_not_listen_without_a_key() {
 }
 
 #[test]
-fn a_name_of_this_host_can_be_listened_on() {
+fn the_server_listens_on_localhost_by_name() {
     let tare = tare!();
     let running = tare.spawn_call(["serve", "--listen", "localhost:0"]);
     running.see_error("listening");
@@ -37,7 +37,7 @@ fn a_name_of_this_host_can_be_listened_on() {
 
 /// B080
 #[test]
-fn with_keys_whoever_has_none_is_refused() {
+fn with_keys_a_request_without_a_valid_key_gets_401() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let keys = directory.path().join("keys");
@@ -58,7 +58,7 @@ fn with_keys_whoever_has_none_is_refused() {
 
 /// B084, B085
 #[test]
-fn a_web_page_cannot_drive_it() {
+fn a_web_page_cannot_use_the_api() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["true"] }).to_string();
@@ -77,7 +77,7 @@ fn a_web_page_cannot_drive_it() {
 }
 
 #[test]
-fn what_is_not_there_is_said_with_where_to_look() {
+fn an_unknown_route_gets_404_with_a_hint() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     server.get("/v2/run").refused(404, "no_such_route");
@@ -103,7 +103,7 @@ fn serve_through(tare: &Tare, path: &Path) -> (Running, String) {
 }
 
 #[test]
-fn a_socket_is_its_owners_alone() {
+fn only_its_owner_can_use_the_unix_socket() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.sock");
@@ -152,7 +152,7 @@ fn with_pipes(mut command: Command) -> Command {
 
 /// Its clients have to write some name, and no web page reaches it.
 #[test]
-fn through_a_socket_it_is_asked_by_any_name() {
+fn a_unix_socket_accepts_every_host_header() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.sock");
@@ -171,7 +171,7 @@ fn through_a_socket_it_is_asked_by_any_name() {
 }
 
 #[test]
-fn what_is_no_socket_is_not_taken_for_one() {
+fn a_listen_path_that_is_not_a_socket_is_left_alone() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("notes");
@@ -286,7 +286,7 @@ fn answers_with_bytes_of_a_box_are_sandboxed_in_a_browser() {
 
 /// A box with the host's network reaches the loopback that the server listens on.
 #[test]
-fn host_network_without_keys_is_served_on_a_socket_alone() {
+fn host_network_without_keys_needs_a_unix_socket() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.toml");
@@ -312,7 +312,7 @@ fn host_network_without_keys_is_served_on_a_socket_alone() {
 
 /// The listener stays on loopback, whatever the new configuration says.
 #[test]
-fn a_reload_that_would_give_boxes_the_api_is_refused() {
+fn a_reload_that_would_let_boxes_use_the_api_is_refused() {
     let tare = tare!();
     let (directory, config) = crate::serve::configured("");
     let server = Server::start(&tare, &["--config", &config]);

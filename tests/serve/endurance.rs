@@ -24,7 +24,7 @@ const HANGS_UP_WITHIN_MS: u64 = 60;
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
 #[test]
-fn after_very_many_runs_the_server_is_what_it_was() {
+fn many_runs_leave_the_server_unchanged() {
     let seed = shown_seed("TARE_SERVE_SEED");
     let runs = number_in("TARE_SERVE_RUNS").unwrap_or(RUNS);
     let tare = tare!();

@@ -53,7 +53,7 @@ fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
 }
 
 #[test]
-fn a_process_ends_and_its_box_goes_on() {
+fn an_exec_ends_and_its_box_continues() {
     let tare = tare!();
     let server = with_box(&tare);
     let result = executed(
@@ -76,7 +76,7 @@ fn a_process_ends_and_its_box_goes_on() {
 }
 
 #[test]
-fn what_a_process_wrote_just_before_its_end_is_all_there() {
+fn output_written_just_before_the_end_is_complete() {
     let tare = tare!();
     let server = with_box(&tare);
     for _round in 0..40 {
@@ -88,7 +88,7 @@ fn what_a_process_wrote_just_before_its_end_is_all_there() {
 
 /// The end of what it left running is not waited for.
 #[test]
-fn what_a_process_leaves_behind_stays_and_holds_nobody() {
+fn background_processes_stay_and_do_not_delay_the_answer() {
     let tare = tare!();
     let server = with_box(&tare);
     let left = json!({ "command": ["sh", "-c", "sleep 1002 & echo done"], "timeout_ms": 60_000 });
@@ -98,7 +98,7 @@ fn what_a_process_leaves_behind_stays_and_holds_nobody() {
 }
 
 #[test]
-fn a_process_may_have_a_terminal() {
+fn an_exec_can_have_a_terminal() {
     let tare = tare!();
     let server = with_box(&tare);
     let size = json!({ "rows": 7, "columns": 33 });
@@ -113,7 +113,7 @@ fn a_process_may_have_a_terminal() {
 }
 
 #[test]
-fn what_cannot_be_executed_is_refused_with_its_reason() {
+fn an_exec_that_cannot_start_is_refused_with_the_reason() {
     let tare = tare!();
     let server = with_box(&tare);
     let refused = |request: Value, status, code| {
@@ -138,7 +138,7 @@ fn what_cannot_be_executed_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_client_that_hangs_up_ends_its_process_and_not_the_box() {
+fn a_client_that_hangs_up_ends_its_exec_and_not_the_box() {
     let tare = tare!();
     let server = with_box(&tare);
     for accept in ["application/json", "application/x-ndjson"] {
@@ -154,7 +154,7 @@ fn a_client_that_hangs_up_ends_its_process_and_not_the_box() {
 }
 
 #[test]
-fn output_of_a_process_comes_as_it_is_written_when_asked_for() {
+fn exec_output_is_streamed_on_request() {
     let tare = tare!();
     let server = with_box(&tare);
     let body = json!({ "command": ["sh", "-c", "echo first; read x; echo $x"], "stdin": "last\n" });
@@ -170,7 +170,7 @@ fn output_of_a_process_comes_as_it_is_written_when_asked_for() {
 }
 
 #[test]
-fn a_detached_process_is_talked_to_and_watched() {
+fn a_detached_process_accepts_input_and_streams_output() {
     let tare = tare!();
     let server = with_box(&tare);
     let path = detached(&server, json!({ "command": ["cat"], "detach": true }));
@@ -228,7 +228,7 @@ fn a_detached_process_gets_signals_and_window_sizes() {
 
 /// B064, B066: nobody reads, and the process goes on.
 #[test]
-fn output_that_nobody_reads_is_bounded_and_counted() {
+fn unread_output_is_bounded_and_counted() {
     let tare = tare!();
     let server = with_box(&tare);
     let command = ["sh", "-c", "head -c 5000000 /dev/zero"];
@@ -246,7 +246,7 @@ fn output_that_nobody_reads_is_bounded_and_counted() {
 
 /// They are this server's memory, and it is their client.
 #[test]
-fn a_detached_process_ends_with_its_server_and_the_next_knows_nothing_of_it() {
+fn a_detached_process_ends_with_its_server_and_the_next_server_returns_404() {
     let tare = tare!();
     let server = with_box(&tare);
     let command = json!({ "command": ["sleep", "1004"], "detach": true });
@@ -261,7 +261,7 @@ fn a_detached_process_ends_with_its_server_and_the_next_knows_nothing_of_it() {
 
 /// The keeper is stopped, as an operator or a debugger can do.
 #[test]
-fn a_box_that_does_not_answer_is_named_within_the_callers_time() {
+fn a_box_that_does_not_answer_gets_503_within_the_callers_timeout() {
     let tare = tare!();
     let server = with_box(&tare);
     let id = server.get("/v1/boxes/web").was(200).json()["id"].clone();
@@ -281,7 +281,7 @@ fn a_box_that_does_not_answer_is_named_within_the_callers_time() {
 }
 
 #[test]
-fn a_detached_process_that_finds_no_place_does_not_run() {
+fn a_detached_process_beyond_the_limit_does_not_run() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     server.post("/v1/boxes", &json!({ "name": "a" })).was(201);

@@ -48,7 +48,7 @@ fn listed(server: &Server, path: &str) -> Vec<Value> {
 /// A part of a file that may be another one by then cannot be told from a part of this
 /// one: whoever asks for a part is told that there are none, and gets all of it.
 #[test]
-fn a_part_of_a_file_cannot_be_asked_for_and_the_answer_says_so() {
+fn range_requests_are_not_supported_and_the_answer_says_so() {
     let tare = tare!();
     let server = with_box(&tare);
     put(&server, "work/a", b"0123456789").was(204);
@@ -65,7 +65,7 @@ fn a_part_of_a_file_cannot_be_asked_for_and_the_answer_says_so() {
 }
 
 #[test]
-fn a_file_goes_in_and_comes_out_as_it_was() {
+fn a_file_is_uploaded_and_downloaded_unchanged() {
     let tare = tare!();
     let server = with_box(&tare);
     let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
@@ -88,7 +88,7 @@ fn a_file_goes_in_and_comes_out_as_it_was() {
 }
 
 #[test]
-fn a_list_has_every_name_and_each_can_be_asked_for() {
+fn a_listing_has_every_name_in_requestable_form() {
     let tare = tare!();
     let server = with_box(&tare);
     let script = "mkdir /work/d && cd /work/d && echo x > \"$(printf 'a\\377\\n\"')\" && \
@@ -107,7 +107,7 @@ fn a_list_has_every_name_and_each_can_be_asked_for() {
 
 /// B046, B047
 #[test]
-fn what_is_no_file_is_refused_and_nobody_waits_for_it() {
+fn special_files_are_refused_without_waiting() {
     let tare = tare!();
     let server = with_box(&tare);
     sh(&tare, "mkfifo /work/pipe; ln -s loop /work/loop; mkdir /work/d; echo x > /work/f");
@@ -137,7 +137,7 @@ fn what_is_no_file_is_refused_and_nobody_waits_for_it() {
 
 /// B015: what looks like a file of the host is one of the box.
 #[test]
-fn a_link_leads_where_the_box_itself_could_go() {
+fn symlinks_are_resolved_inside_the_box() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let secret = directory.path().join("secret");
@@ -163,7 +163,7 @@ fn a_link_leads_where_the_box_itself_could_go() {
 
 /// B043
 #[test]
-fn a_file_that_does_not_come_whole_is_not_there() {
+fn an_incomplete_upload_changes_nothing() {
     let tare = tare!();
     let server = with_box(&tare);
     put(&server, "work/f", b"old").was(204);
@@ -191,7 +191,7 @@ fn a_file_that_does_not_come_whole_is_not_there() {
 }
 
 #[test]
-fn an_upload_has_a_limit_and_a_full_box_says_so() {
+fn uploads_are_limited_and_a_full_box_gets_507() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let config = directory.path().join("tare.toml");
@@ -215,7 +215,7 @@ fn an_upload_has_a_limit_and_a_full_box_says_so() {
 }
 
 #[test]
-fn a_tree_goes_out_as_tar_and_comes_in_again() {
+fn a_directory_is_downloaded_and_uploaded_as_tar() {
     let tare = tare!();
     let server = with_box(&tare);
     sh(&tare, "mkdir -p /work/a/b; echo x > /work/a/b/f; ln -s f /work/a/b/l; mkdir /work/to");
@@ -241,7 +241,7 @@ fn a_tree_goes_out_as_tar_and_comes_in_again() {
 
 /// B048: a client cannot take a part for the whole.
 #[test]
-fn a_file_that_shrinks_while_it_is_read_ends_the_connection() {
+fn a_file_that_shrinks_during_download_ends_the_connection() {
     let tare = tare!();
     let server = with_box(&tare);
     sh(&tare, "head -c 50000000 /dev/zero > /work/large");
@@ -272,7 +272,7 @@ fn a_very_deep_tree_is_removed() {
 
 /// Whoever is in the box may stop our side of it, as it is the same user.
 #[test]
-fn a_box_that_stops_our_side_holds_nobody() {
+fn a_box_that_stops_tares_copy_process_delays_no_other_request() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let config = directory.path().join("tare.toml");
@@ -309,7 +309,7 @@ while True:
 
 /// The processes that pack and unpack run as the box's user, so the box can kill them.
 #[test]
-fn a_copy_that_the_box_kills_is_an_error_and_leaves_the_old_file() {
+fn a_copy_killed_by_the_box_is_an_error_and_keeps_the_old_file() {
     let tare = tare!();
     let server = with_box(&tare);
     put(&server, "work/f", b"old").was(204);

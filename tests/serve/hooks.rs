@@ -48,7 +48,7 @@ fn all_are_gone(pids: &[u32]) {
 }
 
 #[test]
-fn the_program_of_a_hook_ends_with_its_timeout_and_so_does_what_it_started() {
+fn the_timeout_ends_a_hook_and_its_children() {
     let tare = tare!();
     let (server, pids, _directory) = hooked(&tare, "2s");
     all_are_gone(&pids);
@@ -58,7 +58,7 @@ fn the_program_of_a_hook_ends_with_its_timeout_and_so_does_what_it_started() {
 }
 
 #[test]
-fn the_program_of_a_hook_ends_with_the_server_and_so_does_what_it_started() {
+fn the_end_of_the_server_ends_a_hook_and_its_children() {
     for signal in [Signal::TERM, Signal::KILL] {
         let tare = tare!();
         let (server, pids, _directory) = hooked(&tare, "500s");
@@ -70,7 +70,7 @@ fn the_program_of_a_hook_ends_with_the_server_and_so_does_what_it_started() {
 }
 
 #[test]
-fn what_a_hook_leaves_in_the_background_ends_with_it_and_its_failure_is_logged() {
+fn background_processes_of_a_hook_end_with_it_and_its_failure_is_logged() {
     let tare = tare!();
     let (directory, config) = configured("");
     let pid = directory.path().join("pid");

@@ -15,7 +15,7 @@ fn id(answer: &Answer) -> Value {
 }
 
 #[test]
-fn the_same_key_is_the_same_box_and_another_key_another() {
+fn a_repeated_key_returns_the_same_box_and_another_key_another_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let first = create(&server, "a").was(201);
@@ -36,7 +36,7 @@ fn the_same_key_is_the_same_box_and_another_key_another() {
 }
 
 #[test]
-fn a_key_that_is_sent_many_times_at_once_makes_one_box() {
+fn a_key_sent_concurrently_creates_one_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let answers: Vec<Answer> = thread::scope(|scope| {
@@ -62,7 +62,7 @@ fn create_as(server: &Server, key: &str, body: &str) -> Answer {
 /// Whoever sends a key again with another request has made a mistake, and is not to
 /// believe that he has got what he asked for; also of a server that has never seen it.
 #[test]
-fn a_key_that_comes_with_another_request_is_refused() {
+fn a_key_reused_with_another_request_is_refused() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = r#"{"command":["sleep","1000"],"env":{"A":"b","C":"d"}}"#;
@@ -99,7 +99,7 @@ fn a_key_that_comes_with_another_request_is_refused() {
 
 /// What could not be made is no box: the key is still to be used.
 #[test]
-fn a_key_whose_box_could_not_be_made_makes_one_later() {
+fn a_key_whose_create_failed_can_be_used_again() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let headers = [("Content-Type", "application/json"), ("Idempotency-Key", "a")];
@@ -113,7 +113,7 @@ fn a_key_whose_box_could_not_be_made_makes_one_later() {
 
 /// Killed at any moment of a create, and asked again by whoever got no answer.
 #[test]
-fn a_server_that_is_killed_in_between_does_not_make_a_second_box() {
+fn a_server_killed_during_create_does_not_create_a_second_box() {
     let tare = tare!();
     for round in 0..8u32 {
         let key = format!("round-{round}");

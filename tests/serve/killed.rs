@@ -23,7 +23,7 @@ const CLIENTS: u64 = 4;
 const CODE: u8 = 7;
 
 #[test]
-fn killed_at_any_moment_it_has_every_box_again_or_nothing_of_it() {
+fn a_server_killed_at_any_moment_leaves_complete_boxes_or_none() {
     let mut seeds = Random::seeded(shown_seed("TARE_SERVE_SEED"));
     let kills = number_in("TARE_SERVE_KILLS").unwrap_or(KILLS);
     let scene = Scene::new(tare!());
@@ -303,7 +303,7 @@ const THREADS: usize = 8;
 const RECOVERED_WITHIN: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_server_that_starts_has_all_boxes_that_are_there() {
+fn a_new_server_finds_all_existing_boxes() {
     let leftovers = number_in("TARE_SERVE_LEFTOVERS").map(usize::try_from);
     let leftovers = leftovers.transpose().expect("few").unwrap_or(LEFTOVERS);
     let tare = tare!();

@@ -9,7 +9,7 @@ use tare_harness::skip::{has_program, is_root};
 use tare_harness::{Server, TemporaryDirectory, eventually, eventually_within, skip, tare};
 
 #[test]
-fn it_says_that_it_lives_and_that_it_can_run_a_box() {
+fn health_and_ready_report_that_the_server_can_run_a_box() {
     let tare = tare!();
     let id = tare.idle_box();
     let server = Server::start(&tare, &[]);
@@ -24,7 +24,7 @@ fn it_says_that_it_lives_and_that_it_can_run_a_box() {
 
 /// The kernel call that makes the box's root its own does not return.
 #[test]
-fn ready_names_the_step_at_which_a_box_hangs_instead_of_waiting() {
+fn ready_names_the_step_at_which_a_box_hangs() {
     let tare = tare!();
     if !has_program("strace") || !is_root() {
         skip!("strace is not installed, or may not trace a keeper");
@@ -47,7 +47,7 @@ fn ready_names_the_step_at_which_a_box_hangs_instead_of_waiting() {
 }
 
 #[test]
-fn killed_it_takes_its_one_shots_along_and_leaves_boxes_alone() {
+fn a_killed_server_ends_its_runs_and_leaves_boxes_alone() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let made = server.post("/v1/boxes", &json!({ "name": "stays" })).was(201).json();
@@ -67,7 +67,7 @@ fn killed_it_takes_its_one_shots_along_and_leaves_boxes_alone() {
 }
 
 #[test]
-fn asked_to_stop_it_lets_what_runs_end() {
+fn a_draining_server_lets_runs_finish() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["sh", "-c", "sleep 0.5; echo done"] }).to_string();
@@ -83,7 +83,7 @@ fn asked_to_stop_it_lets_what_runs_end() {
 }
 
 #[test]
-fn what_does_not_end_in_its_grace_is_ended() {
+fn a_draining_server_ends_runs_after_the_drain_time() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let config = directory.path().join("tare.toml");
@@ -102,7 +102,7 @@ fn what_does_not_end_in_its_grace_is_ended() {
 }
 
 #[test]
-fn a_configuration_that_is_wrong_is_refused_and_the_old_one_stays() {
+fn a_reload_with_an_invalid_configuration_keeps_the_old_one() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.toml");

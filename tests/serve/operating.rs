@@ -25,7 +25,7 @@ fn events(server: &Server, name: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_log_tells_who_asked_what_ran_and_who_went_away() {
+fn the_log_has_the_key_of_each_request_each_run_and_clients_that_left() {
     let tare = tare!();
     let keys = format!("log = 'json'\n[[keys]]\nname = 'ci'\nsha256 = '{}'\n", sha256("k"));
     let server = Server::start_configured(&tare, &keys);
@@ -66,7 +66,7 @@ fn the_log_tells_who_asked_what_ran_and_who_went_away() {
 }
 
 #[test]
-fn what_happens_is_counted() {
+fn metrics_count_requests_runs_and_boxes() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let run = |request| server.post("/v1/run", &request).was(200);
@@ -116,7 +116,7 @@ fn what_happens_is_counted() {
 
 /// A leak is told the first time, and not after six days.
 #[test]
-fn what_a_killed_server_left_is_reclaimed_and_told() {
+fn leftovers_of_a_killed_server_are_reclaimed_and_reported() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["sleep", "1000"] }).to_string();
@@ -141,7 +141,7 @@ fn what_a_killed_server_left_is_reclaimed_and_told() {
 
 /// Nothing that a client sends makes a series.
 #[test]
-fn whatever_is_asked_for_there_are_as_many_series() {
+fn requests_cannot_add_metric_series() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let ask = |round: usize| {
@@ -159,7 +159,7 @@ fn whatever_is_asked_for_there_are_as_many_series() {
 }
 
 #[test]
-fn a_configuration_is_read_again_over_http_and_a_wrong_one_says_what_is_wrong() {
+fn reload_over_http_applies_a_valid_configuration_and_explains_an_invalid_one() {
     let tare = tare!();
     let (_directory, config) = configured("[limits]\ntimeout_max = '1s'\ntimeout = '1s'\n");
     let server = Server::start(&tare, &["--config", &config]);
@@ -213,7 +213,7 @@ fn every_metric_of_the_dashboard_and_the_alerts_exists() {
 }
 
 #[test]
-fn the_unit_is_one_that_systemd_understands() {
+fn systemd_accepts_the_packaged_unit() {
     let tare = tare!();
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     let unit = fs::read_to_string(packaging.join("systemd/tare.service")).expect("a unit");
@@ -231,7 +231,7 @@ fn the_unit_is_one_that_systemd_understands() {
 
 /// The kernel killed the server for memory: a thread of it enters the cgroup of each box.
 #[test]
-fn a_configured_memory_limit_that_is_too_small_for_a_box_ends_no_server() {
+fn a_memory_limit_too_small_for_a_box_does_not_end_the_server() {
     let tare = tare!();
     let (_directory, path) = configured("[limits]\nmemory_max = \"1k\"\n");
     let server = Server::start(&tare, &["--config", &path]);

@@ -73,7 +73,7 @@ fn serve(tare: &Tare, before: &str) -> Server {
 }
 
 #[test]
-fn with_128_descriptors_boxes_are_refused_in_time_and_all_else_goes_on() {
+fn with_128_descriptors_boxes_are_refused_early_and_other_requests_succeed() {
     let tare = tare!();
     let server = serve(&tare, "exec prlimit --nofile=128:128");
     let mut ids = Vec::new();
@@ -94,7 +94,7 @@ fn with_128_descriptors_boxes_are_refused_in_time_and_all_else_goes_on() {
 }
 
 #[test]
-fn with_128_descriptors_many_at_once_are_served_or_refused_and_nobody_hangs() {
+fn with_128_descriptors_concurrent_requests_are_served_or_refused_in_time() {
     let tare = tare!();
     let server = serve(&tare, "exec prlimit --nofile=128:128");
     let answers = std::thread::scope(|threads| {
@@ -114,7 +114,7 @@ fn with_128_descriptors_many_at_once_are_served_or_refused_and_nobody_hangs() {
 
 /// 241 of 300, as it once was before everything failed.
 #[test]
-fn at_241_of_300_processes_it_alerts_and_at_the_end_it_refuses() {
+fn at_241_of_300_processes_the_gauge_alerts_and_at_285_boxes_are_refused() {
     let tare = tare!();
     let Some(around) = Around::new("300") else {
         skip!("no cgroup with a limit of processes can be made here");
@@ -141,7 +141,7 @@ fn at_241_of_300_processes_it_alerts_and_at_the_end_it_refuses() {
 }
 
 #[test]
-fn on_a_full_disk_boxes_are_refused_and_all_else_goes_on() {
+fn on_a_full_disk_boxes_are_refused_and_other_requests_succeed() {
     let tare = tare!();
     let Some(disk) = SmallDisk::new(&tare) else {
         skip!("only root can mount a small disk");
@@ -160,7 +160,7 @@ fn on_a_full_disk_boxes_are_refused_and_all_else_goes_on() {
 
 /// Those that have ended and are kept are in nobody's way.
 #[test]
-fn as_many_boxes_live_as_may_and_not_one_more() {
+fn the_maximum_of_live_boxes_is_exact() {
     let tare = tare!();
     let (_directory, config) = configured("[limits]\nboxes = 3\n");
     let server = Server::start(&tare, &["--config", &config]);
@@ -214,7 +214,7 @@ fn a_box_that_is_ending_counts_until_it_is_gone() {
 
 /// What can be given back is looked for at once, and not when somebody asks.
 #[test]
-fn at_an_alert_what_others_left_behind_is_ended() {
+fn an_alert_removes_leftovers_at_once() {
     let tare = tare!();
     let (_directory, config) = configured("[limits]\nboxes = 2\n");
     let server = Server::start(&tare, &["--config", &config]);
@@ -236,7 +236,7 @@ fn at_an_alert_what_others_left_behind_is_ended() {
 }
 
 #[test]
-fn a_change_of_level_is_told_once_and_to_whom_it_is_to_be() {
+fn a_level_change_is_reported_once_to_log_events_and_hook() {
     let tare = tare!();
     let (directory, config) = configured("");
     let told = directory.path().join("told");
@@ -264,7 +264,7 @@ fn a_change_of_level_is_told_once_and_to_whom_it_is_to_be() {
 }
 
 #[test]
-fn a_hook_that_fails_or_hangs_is_said_and_keeps_nobody() {
+fn a_failing_or_hanging_hook_is_reported_and_delays_nothing() {
     let tare = tare!();
     let text = "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
                 [hooks]\ncommand = ['sleep', '1000']\nurl = 'http://127.0.0.1:1/'\ntimeout = '300ms'\n";

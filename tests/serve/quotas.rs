@@ -11,7 +11,7 @@ fn post(server: &Server, key: &str, path: &str, body: &Value) -> Answer {
 }
 
 #[test]
-fn a_key_has_its_quota_whoever_else_is_there_and_across_restarts() {
+fn a_keys_quota_is_independent_of_other_keys_and_survives_restarts() {
     let tare = tare!();
     let text = format!(
         "[[keys]]\nname = 'ci'\nsha256 = '{}'\nboxes = 2\nmemory_bytes = '300m'\n\
@@ -46,7 +46,7 @@ fn a_key_has_its_quota_whoever_else_is_there_and_across_restarts() {
 }
 
 #[test]
-fn more_runs_than_a_key_may_begin_are_refused_with_when_to_come_again() {
+fn runs_beyond_the_keys_rate_get_429_with_retry_after() {
     let tare = tare!();
     let text = format!(
         "[[keys]]\nname = 'ci'\nsha256 = '{}'\nruns_per_second = 0.01\n",

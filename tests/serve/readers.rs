@@ -30,7 +30,7 @@ fn read(stream: &mut TcpStream, bytes: u64) {
 /// B065
 /// What was not read yet hides that nobody is there any more.
 #[test]
-fn a_client_that_hangs_up_with_more_to_say_ends_what_it_asked_for() {
+fn a_client_that_hangs_up_with_unread_bytes_ends_its_run() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["sleep", "1000"], "timeout_ms": 600_000 }).to_string();
@@ -50,7 +50,7 @@ fn a_client_that_hangs_up_with_more_to_say_ends_what_it_asked_for() {
 }
 
 #[test]
-fn a_client_that_never_reads_is_cut_off() {
+fn a_client_that_never_reads_is_disconnected() {
     let tare = tare!();
     let server = Server::start_configured(&tare, "[limits]\nclient = '1s'\n");
     let before = at_rest(&server);
@@ -98,7 +98,7 @@ const READERS: usize = 64;
 const READ_EACH_BYTES: u64 = 1 << 20;
 
 #[test]
-fn a_reader_who_stalls_is_not_noticed_by_the_others() {
+fn a_stalled_reader_does_not_affect_other_readers() {
     let tare = tare!();
     let server = Server::start_configured(&tare, "[limits]\nclient = '10m'\n");
     let before = at_rest(&server);

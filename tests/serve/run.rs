@@ -11,7 +11,7 @@ fn ran(server: &Server, request: Value) -> Value {
 }
 
 #[test]
-fn a_command_is_run_and_nothing_is_left_when_the_answer_comes() {
+fn run_leaves_nothing_when_it_answers() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let result = ran(
@@ -26,7 +26,7 @@ fn a_command_is_run_and_nothing_is_left_when_the_answer_comes() {
 }
 
 #[test]
-fn code_is_run_in_its_language() {
+fn run_executes_code_in_each_language() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     for (language, code) in [
@@ -44,7 +44,7 @@ fn code_is_run_in_its_language() {
 
 /// Its box has no command of its own: it waits for the file that the code is.
 #[test]
-fn code_that_runs_is_listed_by_its_program_and_nothing_of_it_is_shown() {
+fn a_run_is_listed_by_its_program_without_its_code() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let code = "# s3cret\nimport time\ntime.sleep(1000)";
@@ -60,7 +60,7 @@ fn code_that_runs_is_listed_by_its_program_and_nothing_of_it_is_shown() {
 }
 
 #[test]
-fn what_is_no_file_does_not_come_back_and_costs_nobody_his_answer() {
+fn outputs_that_are_not_regular_files_are_skipped() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let script = "mkfifo pipe; echo a > plain; echo b > closed; chmod 0 closed; echo done";
@@ -81,7 +81,7 @@ fn what_is_no_file_does_not_come_back_and_costs_nobody_his_answer() {
 }
 
 #[test]
-fn files_go_in_and_come_out() {
+fn run_takes_files_and_returns_outputs() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let result = ran(
@@ -103,7 +103,7 @@ fn files_go_in_and_come_out() {
 }
 
 #[test]
-fn a_timeout_and_a_kill_for_memory_are_told_apart() {
+fn run_distinguishes_a_timeout_from_a_kill_for_memory() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let late = ran(
@@ -124,7 +124,7 @@ fn a_timeout_and_a_kill_for_memory_are_told_apart() {
 }
 
 #[test]
-fn output_past_its_limit_is_cut_and_said_to_be() {
+fn output_beyond_the_limit_is_cut_and_marked_truncated() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let result = ran(
@@ -138,7 +138,7 @@ fn output_past_its_limit_is_cut_and_said_to_be() {
 }
 
 #[test]
-fn output_comes_as_it_is_written_when_asked_for() {
+fn run_output_is_streamed_on_request() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["sh", "-c", "echo first; sleep 1000"] }).to_string();
@@ -157,7 +157,7 @@ fn output_comes_as_it_is_written_when_asked_for() {
 }
 
 #[test]
-fn a_client_that_hangs_up_ends_its_command() {
+fn a_client_that_hangs_up_ends_its_run() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let body = json!({ "command": ["sleep", "1000"] }).to_string();
@@ -170,7 +170,7 @@ fn a_client_that_hangs_up_ends_its_command() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_with_its_reason() {
+fn an_invalid_run_is_refused_with_the_reason() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let refused = |request: Value, status, code| {
@@ -194,7 +194,7 @@ fn what_cannot_be_run_is_refused_with_its_reason() {
 
 /// What is missing is not left out silently.
 #[test]
-fn outputs_that_the_command_keeps_from_coming_back_are_an_error() {
+fn outputs_that_the_command_blocks_are_an_error() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let script = "import os, sys

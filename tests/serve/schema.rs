@@ -21,7 +21,7 @@ const LIMITS: &str =
 const EXCLUDED: &str = "positive_data_acceptance";
 
 #[test]
-fn every_answer_is_as_described_whatever_is_asked() {
+fn every_answer_matches_the_openapi_description() {
     if !Path::new(PROGRAM).exists() {
         skip!("schemathesis is not installed: ./check does that");
     }

@@ -29,7 +29,7 @@ fn boxes(server: &Server) -> Vec<Value> {
 }
 
 #[test]
-fn many_stops_in_their_grace_hold_up_neither_list_nor_run_nor_removal() {
+fn many_stops_in_their_grace_delay_no_other_request() {
     let tare = tare!();
     let script = format!(
         "exec prlimit --nofile={DESCRIPTORS}:{DESCRIPTORS} \"$TARE\" serve --listen 127.0.0.1:0"
@@ -60,7 +60,7 @@ fn many_stops_in_their_grace_hold_up_neither_list_nor_run_nor_removal() {
 
 /// Each of them waits for ten seconds, and there are more of them than calling threads.
 #[test]
-fn requests_to_a_stopped_keeper_hold_up_no_other_request() {
+fn requests_to_a_stopped_keeper_delay_no_other_request() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
@@ -88,7 +88,7 @@ fn requests_to_a_stopped_keeper_hold_up_no_other_request() {
 }
 
 #[test]
-fn the_stop_of_a_run_succeeds_and_so_does_that_of_a_box_that_removes_itself() {
+fn stop_of_a_run_or_of_a_box_that_removes_itself_succeeds() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let sleep = json!({ "command": ["sleep", "1000"] }).to_string();

@@ -96,7 +96,7 @@ fn end(server: Server) {
 }
 
 #[test]
-fn a_shell_is_typed_into_resized_and_its_end_is_told() {
+fn a_websocket_terminal_takes_input_and_size_and_reports_the_end() {
     let tare = tare!();
     let server = with_box(&tare);
     let mut socket = Socket::open(&server, "command=sh&rows=9&columns=40&env=A=b+c");
@@ -120,7 +120,7 @@ fn a_shell_is_typed_into_resized_and_its_end_is_told() {
 }
 
 #[test]
-fn a_signal_is_passed_and_a_client_that_goes_away_ends_its_process() {
+fn a_websocket_forwards_signals_and_its_disconnect_ends_the_process() {
     let tare = tare!();
     let server = with_box(&tare);
     let id = server.get("/v1/boxes/web").json()["id"].clone();
@@ -142,7 +142,7 @@ fn a_signal_is_passed_and_a_client_that_goes_away_ends_its_process() {
 }
 
 #[test]
-fn what_is_no_control_closes_the_session() {
+fn a_malformed_control_frame_closes_the_websocket() {
     let tare = tare!();
     let server = with_box(&tare);
     for wrong in [&b"{}"[..], b"resize", b"{\"signal\":99}"] {
@@ -159,7 +159,7 @@ fn what_is_no_control_closes_the_session() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_refused_before_it_is_a_websocket() {
+fn a_terminal_that_cannot_open_is_refused_before_the_upgrade() {
     let tare = tare!();
     let server = with_box(&tare);
     let path = "/v1/boxes/web/exec/ws";

@@ -25,7 +25,7 @@ fn start(server: &Server, script: &str) {
 }
 
 #[test]
-fn a_log_is_read_whole_in_part_and_in_frames() {
+fn a_log_is_read_in_full_in_part_and_in_frames() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     start(&server, "echo one; echo two >&2; echo three; printf '\\303'; sleep 1000");
@@ -78,7 +78,7 @@ fn a_log_is_followed_to_the_end_of_its_box() {
 
 /// A server that is asked to stop does not wait for those who only listen.
 #[test]
-fn whoever_listens_is_let_go_when_the_server_stops() {
+fn event_and_log_streams_end_when_the_server_shuts_down() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     start(&server, "echo first; sleep 1000");
@@ -97,7 +97,7 @@ fn whoever_listens_is_let_go_when_the_server_stops() {
 }
 
 #[test]
-fn what_a_box_uses_and_how_it_ended_is_told() {
+fn stats_and_wait_report_use_and_end_of_a_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     start(&server, "while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 7");
@@ -118,7 +118,7 @@ fn what_a_box_uses_and_how_it_ended_is_told() {
 }
 
 #[test]
-fn the_life_of_every_box_is_told_to_whoever_listens() {
+fn events_report_the_life_of_every_box() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     let lines = [("Accept", "application/x-ndjson")];
@@ -137,7 +137,7 @@ fn the_life_of_every_box_is_told_to_whoever_listens() {
 }
 
 #[test]
-fn the_proof_is_told_over_http() {
+fn audit_works_over_http() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     start(&server, "sleep 1000");
@@ -155,7 +155,7 @@ fn the_proof_is_told_over_http() {
 
 /// What a box of which nothing was told is left with is found, and swept.
 #[test]
-fn what_is_nobodys_is_found_and_swept() {
+fn sweep_removes_box_without_record() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     start(&server, "sleep 1000");
@@ -176,7 +176,7 @@ fn what_is_nobodys_is_found_and_swept() {
 }
 
 #[test]
-fn that_a_box_was_paused_resumed_or_given_a_lease_is_told_when_it_is_so() {
+fn events_report_pause_resume_and_lease_changes() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     start(&server, "sleep 1000");
@@ -230,7 +230,7 @@ fn times_told(told: &str, event: &str, id: &str) -> usize {
 /// Whoever happens to end what somebody left behind: a list, a look at one box, a box
 /// that wants its name, a sweep.
 #[test]
-fn whatever_is_reclaimed_is_told_once() {
+fn every_reclaimed_leftover_is_reported_once() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
     eventually("it has looked", || server.log().contains("recovered"));
