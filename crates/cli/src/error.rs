@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use rustix::io::Errno;
 use serde::Serialize;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, reason};
 
 /// Longer lines are cut: an error has to be read, not scrolled through.

@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tare_engine::spec::{Spec, bytes, duration};
+use tare_engine::spec::{Spec, quantity};
 use tare_engine::{Ended, EndedBy, Error, ErrorKind, Exit};
 
 use crate::error::{print_error, print_note};
@@ -143,7 +143,7 @@ impl Subject<'_> {
             Self::Command { timeout } => *timeout,
             Self::Box { spec, .. } => spec.timeout,
         };
-        let timeout = duration::show(timeout.unwrap_or_default());
+        let timeout = quantity::show_duration(timeout.unwrap_or_default());
         format!("{} was killed: its timeout of {timeout} passed", self.name())
     }
 
@@ -160,7 +160,7 @@ impl Subject<'_> {
         match self {
             Self::Command { .. } => String::new(),
             Self::Box { spec, .. } => {
-                let limit = bytes::show(spec.limits.memory_bytes.value());
+                let limit = quantity::show_bytes(spec.limits.memory_bytes.value());
                 format!("its limit is {limit} (--memory)")
             }
         }
@@ -177,7 +177,7 @@ impl Subject<'_> {
     }
 
     fn output_killed(&self) -> String {
-        let limit = bytes::show(self.output_bytes_max());
+        let limit = quantity::show_bytes(self.output_bytes_max());
         format!(
             "the box was killed: its output passed the limit of {limit} (--output-limit, \
              --output-kill)"
@@ -186,7 +186,8 @@ impl Subject<'_> {
 
     /// What to say of output that was dropped.
     pub fn truncated(&self, dropped_bytes: u64) -> String {
-        let (limit, dropped) = (bytes::show(self.output_bytes_max()), bytes::show(dropped_bytes));
+        let (limit, dropped) =
+            (quantity::show_bytes(self.output_bytes_max()), quantity::show_bytes(dropped_bytes));
         format!(
             "the output was truncated at the limit of {limit} (--output-limit): {dropped} dropped"
         )

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
 use tare_engine::Error;
-use tare_engine::spec::received::quoted;
+use tare_engine::spec::shown::quoted;
 
 use crate::cli::Cli;
 

@@ -18,11 +18,9 @@ use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
 use crate::record::Locked;
-use crate::record::lines::DetachOptions;
 use crate::session::attached::Attached;
 use crate::session::stdio::Stdin;
-use crate::spec::Spec;
-use crate::spec::id::BoxId;
+use crate::spec::{BoxId, DetachOptions, Spec};
 use crate::teardown::OWN_WITHIN;
 
 /// A server has few threads. It waits for a box that takes longer without one, and tries

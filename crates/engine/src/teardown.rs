@@ -34,7 +34,7 @@ use crate::record::damage::Flaw;
 use crate::record::lines::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
 use crate::record::reason::Reason;
 use crate::record::{self, Locked};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// How long the owner of a box waits for each object before the box counts as stuck.
 pub const OWN_WITHIN: Duration = Duration::from_secs(10);

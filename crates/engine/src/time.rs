@@ -1,28 +1,35 @@
-//! Moments of the wall clock, as people and JSON see them: RFC 3339 in UTC with
-//! milliseconds, `2026-11-15T22:09:05.123Z`.
+//! Times. [`Timestamp`] is a moment of the wall clock, as users and JSON see it: RFC 3339 in UTC
+//! with milliseconds, `2026-11-15T22:09:05.123Z`. [`from_now`] is a moment of the boot clock.
 //!
-//! For showing and filtering only. Nothing is ever ended by this clock: anyone
-//! may set it, and deadlines are on the boot clock.
+//! Deadlines are on the boot clock (`CLOCK_BOOTTIME`), in nanoseconds: it also counts while the
+//! host sleeps, and nobody can set it. A timestamp is only shown and compared with other
+//! timestamps. It never ends a box.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use tare_kernel::clock::boot_ns;
 
 use crate::error::Error;
-use crate::spec::received::quoted;
+use crate::spec::shown::quoted;
 
-/// Milliseconds since 1970, within the four-digit years.
+/// A moment of the wall clock, in milliseconds since 1970. Its year has four digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Timestamp {
     since_epoch_ms: u64,
 }
 
-/// 9999-12-31T23:59:59.999Z, the last moment that RFC 3339 can write.
+/// 9999-12-31T23:59:59.999Z, the last moment that RFC 3339 can express.
 const SINCE_EPOCH_MS_MAX: u64 = 253_402_300_799_999;
 const FORM: &str = "write it as 2026-11-15T22:09:05Z";
 const MS_PER_DAY: u64 = 86_400_000;
+
+/// Returns the moment of the boot clock that is `duration` from now, in nanoseconds.
+pub fn from_now(duration: Duration) -> u64 {
+    boot_ns().saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
 
 impl Timestamp {
     pub fn now() -> Self {
@@ -31,7 +38,7 @@ impl Timestamp {
         Self::from_ms(u64::try_from(since_epoch_ms).unwrap_or(u64::MAX))
     }
 
-    /// What lies beyond the year 9999 becomes its end.
+    /// Moments after the year 9999 become its end.
     pub fn from_ms(since_epoch_ms: u64) -> Self {
         Self { since_epoch_ms: since_epoch_ms.min(SINCE_EPOCH_MS_MAX) }
     }
@@ -40,25 +47,25 @@ impl Timestamp {
         self.since_epoch_ms
     }
 
-    /// This much earlier, at most back to 1970.
+    /// Returns an earlier moment, at the earliest the beginning of 1970.
     pub fn before(self, duration: Duration) -> Self {
         let earlier_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         Self::from_ms(self.since_epoch_ms.saturating_sub(earlier_ms))
     }
 
-    /// This much later, at most up to the end of the year 9999.
+    /// Returns a later moment, at the latest the end of the year 9999.
     pub fn after(self, duration: Duration) -> Self {
         let later_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         Self::from_ms(self.since_epoch_ms.saturating_add(later_ms))
     }
 
-    /// How much later this is; nothing when it is not.
+    /// Returns the time from `earlier` to this moment, and zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.since_epoch_ms.saturating_sub(earlier.since_epoch_ms))
     }
 
-    /// RFC 3339 with any offset and any number of decimals; those past the
-    /// third are dropped.
+    /// Reads RFC 3339 with any offset and any number of decimals. It drops decimals past the
+    /// third.
     pub fn parse(text: &str) -> Result<Self, Error> {
         parse_ms(text).map(Self::from_ms).ok_or_else(|| {
             let message = format!("{} is not a time since 1970", quoted(text));
@@ -91,8 +98,8 @@ impl TryFrom<String> for Timestamp {
     }
 }
 
-/// `None` for what is not RFC 3339, is no day of the calendar, or lies outside
-/// 1970 to 9999.
+/// Returns `None` for text that is not RFC 3339, for a day that is not in the calendar, and for
+/// moments outside 1970 to 9999.
 fn parse_ms(text: &str) -> Option<u64> {
     let (date, rest) = text.split_at_checked("2026-11-15".len())?;
     let (clock, rest) = rest.strip_prefix(['T', 't', ' '])?.split_at_checked("22:09:05".len())?;
@@ -100,8 +107,9 @@ fn parse_ms(text: &str) -> Option<u64> {
     let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
     let is_date = (1970..=9999).contains(&year)
         && (1..=12).contains(&month)
-        && (1..=days_in(year, month)).contains(&day);
-    // A leap second is the first moment of the next minute, as for the kernel.
+        && (1..=31).contains(&day)
+        && date_of(days_before(year, month, day)) == (year, month, day);
+    // A leap second is the first moment of the next minute, as in the kernel.
     if !is_date || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
@@ -112,7 +120,7 @@ fn parse_ms(text: &str) -> Option<u64> {
     (utc_ms <= SINCE_EPOCH_MS_MAX).then_some(utc_ms)
 }
 
-/// `2026-11-15` and `22:09:05`: three numbers of just so many digits.
+/// Reads three numbers with exactly these numbers of digits: `2026-11-15`, `22:09:05`.
 fn numbers(text: &str, separator: char, digits: [usize; 3]) -> Option<[u64; 3]> {
     let mut parts = text.split(separator);
     let mut values = [0; 3];
@@ -122,13 +130,13 @@ fn numbers(text: &str, separator: char, digits: [usize; 3]) -> Option<[u64; 3]> 
     parts.next().is_none().then_some(values)
 }
 
-/// `parse` alone would take a sign.
+/// Checks the digits itself, because `parse` accepts a sign.
 fn number(text: &str, digits: usize) -> Option<u64> {
     let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// The milliseconds of an optional fraction, and what comes after it.
+/// Returns the milliseconds of an optional fraction, and the text behind it.
 fn split_ms(rest: &str) -> Option<(u64, &str)> {
     let Some(fraction) = rest.strip_prefix('.') else {
         return Some((0, rest));
@@ -139,7 +147,7 @@ fn split_ms(rest: &str) -> Option<(u64, &str)> {
     (!digits.is_empty()).then_some((ms.parse().ok()?, rest))
 }
 
-/// `Z`, `+01:00`, `-05:30`: how far local time is ahead of UTC.
+/// Reads how far local time is ahead of UTC: `Z`, `+01:00`, `-05:30`.
 fn offset_ms(offset: &str) -> Option<i64> {
     if matches!(offset, "Z" | "z") {
         return Some(0);
@@ -155,43 +163,31 @@ fn offset_ms(offset: &str) -> Option<i64> {
     (hours < 24 && minutes < 60).then_some(sign * ms)
 }
 
-fn is_leap(year: u64) -> bool {
-    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-}
+/// The days from 0000-03-01 to 1970-01-01. Both functions below count years from March, so that the
+/// leap day is the last day of a year. 400 years have 146,097 days.
+const EPOCH_DAYS: u64 = 719_468;
+const ERA_DAYS: u64 = 146_097;
 
-fn days_in(year: u64, month: u64) -> u64 {
-    match month {
-        2 if is_leap(year) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days of all years before this one, counted from year 0.
-fn days_before_year(year: u64) -> u64 {
-    let leap_years = year.div_ceil(4) - year.div_ceil(100) + year.div_ceil(400);
-    year * 365 + leap_years
-}
-
-/// Days from 1970-01-01 to this one.
+/// Returns the days from 1970-01-01 to this date.
 fn days_before(year: u64, month: u64, day: u64) -> u64 {
-    let months: u64 = (1..month).map(|month| days_in(year, month)).sum();
-    days_before_year(year) - days_before_year(1970) + months + day - 1
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (era, of_era) = (year / 400, year % 400);
+    // The months from March on have 31, 30, 31, 30, 31 days, again and again.
+    let of_year = (153 * month + 2) / 5 + day - 1;
+    era * ERA_DAYS + of_era * 365 + of_era / 4 - of_era / 100 + of_year - EPOCH_DAYS
 }
 
-/// The inverse of [`days_before`].
+/// Returns the year, month and day: the inverse of [`days_before`].
 fn date_of(days: u64) -> (u64, u64, u64) {
-    // Never too early: no year is longer than 366 days.
-    let mut year = 1970 + days / 366;
-    while days_before(year + 1, 1, 1) <= days {
-        year += 1;
-    }
-    let mut month = 1;
-    while month < 12 && days_before(year, month + 1, 1) <= days {
-        month += 1;
-    }
-    (year, month, days - days_before(year, month, 1) + 1)
+    let days = days + EPOCH_DAYS;
+    let (era, of_era) = (days / ERA_DAYS, days % ERA_DAYS);
+    // 1,460 days are four years, 36,524 a century, and 146,096 an era, each without its leap day.
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (year * 365 + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let year = era * 400 + year;
+    if month < 10 { (year, month + 3, day) } else { (year + 1, month - 9, day) }
 }
 
 #[cfg(test)]
@@ -220,12 +216,22 @@ mod tests {
 
     /// The calendar repeats itself after 400 years.
     #[test]
-    fn every_day_of_400_years_reads_back() {
-        for day in 0..400 * 365 + 97 {
-            let (year, month, of_month) = date_of(day);
-            assert!((1..=12).contains(&month) && (1..=days_in(year, month)).contains(&of_month));
-            assert_eq!(days_before(year, month, of_month), day);
+    fn every_day_of_400_years_follows_the_day_before_and_reads_back() {
+        let mut previous = (1969, 12, 31);
+        for days in 0..=400 * 365 + 97 {
+            let (year, month, day) = date_of(days);
+            assert_eq!(days_before(year, month, day), days);
+            let (last_year, last_month, last_day) = previous;
+            let follows = [
+                (last_year, last_month, last_day + 1),
+                (last_year, last_month + 1, 1),
+                (last_year + 1, 1, 1),
+            ];
+            assert!(follows.contains(&(year, month, day)), "{previous:?}");
+            assert!(month <= 12 && day <= 31, "{year}-{month}-{day}");
+            previous = (year, month, day);
         }
+        assert_eq!(previous, (2370, 1, 1));
     }
 
     #[test]

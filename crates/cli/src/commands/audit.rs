@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{Audit, AuditedBox, BoxId, Error, Fading, KeptBy, LostKind, Timestamp, Would};
 
 use crate::context::{Context, Purpose};

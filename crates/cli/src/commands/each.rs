@@ -2,7 +2,7 @@
 //! code tells of it at the end.
 
 use clap::Args;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{BoxId, Engine, Error};
 
 use crate::error::{print_error, print_result};

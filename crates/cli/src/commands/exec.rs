@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use tare_engine::spec::{Terminal, User, arguments, duration, env, user};
+use tare_engine::spec::{Terminal, User, command, quantity};
 use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
 use tare_kernel::signals;
 
@@ -52,7 +52,7 @@ pub struct ExecArgs {
     #[arg(
         long,
         value_name = "DURATION",
-        value_parser = duration::parse,
+        value_parser = quantity::duration,
         allow_hyphen_values = true
     )]
     timeout: Option<Duration>,
@@ -79,7 +79,7 @@ pub struct ExecArgs {
         short,
         long,
         value_name = "UID[:GID]",
-        value_parser = user::parse,
+        value_parser = User::parse,
         allow_hyphen_values = true,
         help_heading = "Command"
     )]
@@ -129,14 +129,14 @@ fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
 
 /// `term`: what the caller's terminal is called.
 fn spec(args: &ExecArgs, terminal: Terminal, term: Option<OsString>) -> Result<ExecSpec, Error> {
-    let mut pairs: Vec<env::Pair> = Vec::new();
+    let mut pairs: Vec<command::Variable> = Vec::new();
     if args.process.tty {
         let term = term.unwrap_or_else(|| process_args::TERM.into());
         pairs.push(("TERM".into(), term));
     }
     pairs.extend(args.process.variables()?);
-    let env = env::later_wins(pairs);
-    arguments::check(&args.process.command, &env)?;
+    let env = command::later_wins(pairs);
+    command::check(&args.process.command, &env)?;
     Ok(ExecSpec {
         command: args.process.command.clone(),
         env,

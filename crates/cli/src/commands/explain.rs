@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use tare_engine::spec::duration;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::quantity;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, Explanation, Step};
 
 use crate::context::{Context, Purpose};
@@ -83,5 +83,5 @@ fn as_text(explanation: &Explanation) -> String {
 }
 
 fn time(step: &Step) -> String {
-    duration::show(Duration::from_millis(step.after_ms))
+    quantity::show_duration(Duration::from_millis(step.after_ms))
 }

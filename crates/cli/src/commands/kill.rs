@@ -3,7 +3,7 @@
 use clap::Args;
 use rustix::process::Signal;
 use tare_engine::Error;
-use tare_engine::spec::signal;
+use tare_engine::spec::name;
 
 use crate::commands::each::{Boxes, each};
 use crate::context::{Context, Purpose};
@@ -26,7 +26,7 @@ pub struct KillArgs {
         short,
         long,
         value_name = "SIGNAL",
-        value_parser = signal::parse,
+        value_parser = name::signal,
         allow_hyphen_values = true
     )]
     signal: Option<i32>,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tare_engine::Error;
-use tare_engine::spec::{defaults, duration};
+use tare_engine::spec::{defaults, quantity};
 
 /// What a box has that nobody gave a lease.
 pub const DEFAULT: Lease = Lease::For(defaults::LEASE);
@@ -28,7 +28,7 @@ impl Lease {
 pub fn parse(text: &str) -> Result<Lease, Error> {
     match text {
         "never" => Ok(Lease::Never),
-        _ => duration::parse(text).map(Lease::For).map_err(|error| {
+        _ => quantity::duration(text).map(Lease::For).map_err(|error| {
             error.with_hint("write a duration such as 30m or 8h, or 'never' for no lease")
         }),
     }

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use tare_engine::spec::received::quoted;
-use tare_engine::spec::{Terminal, arguments, env};
+use tare_engine::spec::shown::quoted;
+use tare_engine::spec::{Terminal, command};
 use tare_engine::{Error, Stdin};
 
 use crate::error::{bad, of_option};
 
 /// What is read of an `--env-file`: all that a command can be given, and one
 /// byte to see that there is more.
-const ENV_FILE_BYTES_MAX: u64 = arguments::ARGUMENTS_BYTES_MAX as u64;
+const ENV_FILE_BYTES_MAX: u64 = command::ARGUMENTS_BYTES_MAX as u64;
 
 /// The name of a terminal whose caller has none.
 pub const TERM: &str = "xterm";
@@ -30,10 +30,10 @@ pub struct ProcessArgs {
         short,
         long,
         value_name = "KEY=VALUE",
-        value_parser = OsStringValueParser::new().try_map(|text| env::parse(&text)),
+        value_parser = OsStringValueParser::new().try_map(|text| command::variable(&text)),
         help_heading = "Command"
     )]
-    pub env: Vec<env::Pair>,
+    pub env: Vec<command::Variable>,
 
     /// Read variables from a file, a KEY=VALUE on each line; may be repeated,
     /// and --env wins over it
@@ -56,7 +56,7 @@ pub struct ProcessArgs {
 
 impl ProcessArgs {
     /// The files, then `--env`: the later is to win.
-    pub fn variables(&self) -> Result<Vec<env::Pair>, Error> {
+    pub fn variables(&self) -> Result<Vec<command::Variable>, Error> {
         let mut pairs = Vec::new();
         for path in &self.env_file {
             pairs.extend(env_file(path).map_err(|error| of_option("--env-file", error))?);
@@ -95,7 +95,7 @@ pub fn workdir(path: PathBuf) -> Result<PathBuf, Error> {
     }
 }
 
-fn env_file(path: &Path) -> Result<Vec<env::Pair>, Error> {
+fn env_file(path: &Path) -> Result<Vec<command::Variable>, Error> {
     let failed = |error: std::io::Error| {
         let message = format!("cannot read {}", quoted(path));
         Error::bad_request(message).caused_by(error)
@@ -109,5 +109,5 @@ fn env_file(path: &Path) -> Result<Vec<env::Pair>, Error> {
             "pass large values in a file or on standard input",
         ));
     }
-    env::parse_file(path, &content)
+    command::variables_in_file(path, &content)
 }

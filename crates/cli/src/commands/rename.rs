@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tare_engine::Error;
-use tare_engine::spec::{Name, name};
+use tare_engine::spec::Name;
 
 use crate::commands::each::print_line;
 use crate::context::{Context, Purpose};
@@ -19,7 +19,7 @@ pub struct RenameArgs {
     reference: String,
 
     /// The name that it is to have
-    #[arg(value_name = "NAME", value_parser = name::parse, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME", value_parser = Name::parse, allow_hyphen_values = true)]
     name: Name,
 }
 

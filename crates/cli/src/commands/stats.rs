@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde::Serialize;
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 use tare_engine::{BoxId, Engine, Error, State, Usage};
 
 use crate::commands::each::gather;
@@ -136,7 +136,9 @@ fn cpu_time(micros: u64) -> String {
 fn output(usage: &Usage) -> String {
     let written = format::size(usage.output_bytes);
     match usage.output_dropped_bytes {
-        Some(dropped) if dropped > 0 => format!("{written}, {} dropped", bytes::show(dropped)),
+        Some(dropped) if dropped > 0 => {
+            format!("{written}, {} dropped", quantity::show_bytes(dropped))
+        }
         Some(_) | None => written,
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tare_engine::Error;
-use tare_engine::spec::duration;
+use tare_engine::spec::quantity;
 
 use crate::commands::each::{Boxes, gather, print_line};
 use crate::context::{Context, Purpose};
@@ -60,7 +60,7 @@ pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
 fn grace(text: &str) -> Result<Duration, Error> {
     match text {
         "0" | "0s" => Ok(Duration::ZERO),
-        _ => duration::parse(text),
+        _ => quantity::duration(text),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `tare sweep`: what `tare audit` finds, done.
 
 use clap::Args;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, Outcome, Subject, Swept, Would};
 
 use crate::context::{Context, Purpose};

@@ -1,7 +1,7 @@
 //! `tare update`: other limits for a box that lives.
 
 use clap::Args;
-use tare_engine::spec::{Cpus, bytes, count, cpus};
+use tare_engine::spec::{Cpus, quantity};
 use tare_engine::{Changes, Error};
 
 use crate::commands::each::{Boxes, each};
@@ -36,17 +36,17 @@ struct ChangeArgs {
         short,
         long,
         value_name = "SIZE",
-        value_parser = bytes::memory,
+        value_parser = quantity::memory_bytes,
         allow_hyphen_values = true
     )]
     memory: Option<u64>,
 
     /// Processes and threads that the box may have at once
-    #[arg(long, value_name = "N", value_parser = count::pids, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = quantity::pids, allow_hyphen_values = true)]
     pids: Option<u32>,
 
     /// Processors' worth of time, such as 0.5
-    #[arg(long, value_name = "N", value_parser = cpus::parse, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = quantity::cpus, allow_hyphen_values = true)]
     cpus: Option<Cpus>,
 
     /// End the box after this time, counted from now, or never

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tare_engine::spec::bytes;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::quantity;
+use tare_engine::spec::shown::escaped;
 
 /// What is not there.
 pub const NOTHING: &str = "-";
@@ -45,7 +45,7 @@ pub fn size(bytes: Option<u64>) -> String {
                 decimal => format!("{}.{decimal} {name}", tenths / 10),
             }
         }
-        None => bytes::show(bytes),
+        None => quantity::show_bytes(bytes),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::record::damage::Flaw;
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// The two differences between records and host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

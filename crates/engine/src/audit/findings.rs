@@ -28,7 +28,7 @@ use crate::observe::view::State;
 use crate::observe::{Depth, Observed, When};
 use crate::record::damage::Flaw;
 use crate::record::{self, Record};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 pub use crate::audit::difference::{
     Differences, Lost, LostKind, Orphan, OrphanKind, Would, would_about,

@@ -14,8 +14,7 @@ use crate::audit::census::Census;
 use crate::engine::Engine;
 use crate::observe::Observed;
 use crate::operate::find::spec_of;
-use crate::spec::Isolation;
-use crate::spec::id::BoxId;
+use crate::spec::{BoxId, Isolation};
 
 /// `None` is what the kernel does not show to us.
 #[derive(Debug, Default, Serialize)]

@@ -16,7 +16,7 @@ use crate::host::CgroupRoots;
 use crate::host::layout;
 use crate::host::parallel::look_at_each;
 use crate::host::tag::{Tag, Tagged};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// The directories of boxes in every hierarchy, by box.
 pub fn cgroups(roots: &CgroupRoots, tag: &Tag) -> BTreeMap<BoxId, Vec<PathBuf>> {

@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::observe::view::State;
 use crate::observe::{Depth, Observed};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 use crate::time::Timestamp;
 
 use crate::audit::census::Census;

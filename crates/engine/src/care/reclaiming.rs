@@ -6,7 +6,7 @@ use std::fmt;
 use crate::audit::findings::left_behind;
 use crate::engine::Engine;
 use crate::observe::Observed;
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// Told once for each box, by whoever has ended it, when it is gone: the box, and what
 /// there was of it, in sentences.

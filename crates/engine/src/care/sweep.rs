@@ -24,7 +24,7 @@ use crate::observe::{Depth, Observed, When};
 use crate::record::lines::{EndingEntry, Entry};
 use crate::record::reason::Reason;
 use crate::record::{Locked, Record};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 use crate::teardown::{Leave, OTHERS_WITHIN, Order, tear_down};
 
 /// What a box gets that did not end at once, when all others are done.

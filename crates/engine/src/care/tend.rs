@@ -14,8 +14,7 @@ use crate::observe::state::Care;
 use crate::observe::{Depth, Observed, When};
 use crate::record::damage::Flaw;
 use crate::record::{self, Locked, Record};
-use crate::spec::Name;
-use crate::spec::id::BoxId;
+use crate::spec::{BoxId, Name};
 use crate::teardown::{Leave, OTHERS_WITHIN, Order, tear_down};
 
 /// How many records one command looks at, so that on a host with thousands of

@@ -24,12 +24,10 @@ use crate::history::steps::StepKind;
 use crate::observe::state::Tie;
 use crate::observe::view::Status;
 use crate::record::Locked;
-use crate::record::lines::DetachOptions;
 use crate::session::attached::{self, Event};
 use crate::session::failure;
 use crate::session::reports::{Heard, Reports};
-use crate::spec::id::BoxId;
-use crate::spec::{Limit, Spec, bytes};
+use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
 /// How long a box may take to start; a file system of a volume that does not
 /// answer must not hold its creator for ever.
@@ -155,7 +153,7 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
             let message = "the log of a detached box cannot be so large";
             let why = format!(
                 "it counts as memory of the box, of which it gets a quarter: {}",
-                bytes::show(most)
+                quantity::show_bytes(most)
             );
             return Err(Error::bad_request(message)
                 .caused_by(why)

@@ -30,12 +30,11 @@ use crate::holdings::cgroup::{self, CgroupHolding, Residence};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{name, scratch, uids};
 use crate::host::obstacle::{Step, explained};
-use crate::record::lines::{DetachOptions, KeeperIdentity, Lease};
+use crate::record::lines::{KeeperIdentity, Lease};
 use crate::record::{DetachedFiles, Locked};
 use crate::session::attached::Streams;
 use crate::session::stdio::{Owner, Stdin, Stdio, null};
-use crate::spec::id::BoxId;
-use crate::spec::{Isolation, Limit, Network, Spec, Terminal, bytes};
+use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
 use crate::teardown::roll_back;
 
 /// Who has the other ends of the command's standard streams.
@@ -304,10 +303,11 @@ impl Held {
 /// box's cgroup for a moment, and the kernel would kill it there.
 fn check_memory(spec: &Spec) -> Result<(), Error> {
     let memory = spec.limits.memory_bytes.value();
-    if memory >= bytes::MEMORY_BYTES_MIN {
+    if memory >= quantity::MEMORY_BYTES_MIN {
         return Ok(());
     }
-    let (memory, least) = (bytes::show(memory), bytes::show(bytes::MEMORY_BYTES_MIN));
+    let (memory, least) =
+        (quantity::show_bytes(memory), quantity::show_bytes(quantity::MEMORY_BYTES_MIN));
     let message = format!("a memory limit of {memory} is too small for a box");
     Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
 }
@@ -320,7 +320,7 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
         Limit::Asked(scratch)
             if scratch > memory && cgroups.memory_enforced && spec.isolation == Isolation::Full =>
         {
-            let (scratch, memory) = (bytes::show(scratch), bytes::show(memory));
+            let (scratch, memory) = (quantity::show_bytes(scratch), quantity::show_bytes(memory));
             let message = format!("a scratch space of {scratch} is more than the box can fill");
             Err(Error::bad_request(message)
                 .caused_by(format!("it counts as memory of the box, which is {memory}"))

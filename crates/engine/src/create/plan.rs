@@ -2,22 +2,22 @@
 //! the box. Pure but for reading which host entries exist.
 
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use tare_control::{
     Capabilities, DetachedPlan, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan,
     ScratchPlan, TerminalPlan, TreeSource, VolumePlan, Workload,
 };
-use tare_kernel::clock::boot_ns;
 
 use crate::create::host_view;
 use crate::create::seccomp::{self, SetIdBits};
 use crate::create::trees::Tree;
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::Host;
-use crate::record::lines::{DetachOptions, Lease};
-use crate::spec::id::BoxId;
-use crate::spec::{Access, Isolation, Network, Privilege, Root, Spec, Terminal};
+use crate::record::lines::Lease;
+use crate::spec::{
+    Access, BoxId, DetachOptions, Isolation, Network, Privilege, Root, Spec, Terminal,
+};
+use crate::time::from_now;
 
 /// The trees of one box, in the order in which the keeper inherits them.
 #[derive(Debug, Default)]
@@ -68,12 +68,6 @@ pub fn has_own_network(spec: &Spec) -> bool {
         (Isolation::Full, Network::None) => true,
         (Isolation::Full, Network::Host) | (Isolation::Contain, _) => false,
     }
-}
-
-/// The boot-clock time that is so far away.
-pub fn from_now(duration: Duration) -> u64 {
-    let left = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    boot_ns().saturating_add(left)
 }
 
 fn detached_plan(options: &DetachOptions, lease: Lease) -> DetachedPlan {

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, FlockOperation, flock};
 
 use super::*;
 use crate::history::steps::{Step, StepKind};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 use crate::time::Timestamp;
 
 const BOOT: &str = "this-boot";

@@ -18,8 +18,8 @@ use crate::operate::find::no_box;
 use crate::record::lines::Entry;
 use crate::record::reason::Reason;
 use crate::record::{self, Record};
-use crate::spec::id::BoxId;
-use crate::spec::received::quoted;
+use crate::spec::BoxId;
+use crate::spec::shown::quoted;
 use crate::time::Timestamp;
 
 /// For how long the story of a box is kept that was not to live on.

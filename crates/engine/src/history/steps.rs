@@ -15,8 +15,8 @@ use crate::history::text;
 use crate::record::lines::{EndedEntry, Entry, Intent};
 use crate::record::reason::Reason;
 use crate::session::exit::{Exit, code_of};
-use crate::spec::id::BoxId;
-use crate::spec::received::escaped;
+use crate::spec::BoxId;
+use crate::spec::shown::escaped;
 use crate::time::Timestamp;
 
 /// Of a longer story the middle is left out.

@@ -9,7 +9,7 @@ use crate::history::steps::StepKind;
 use crate::record::lines::{Lease, Update};
 use crate::record::reason::Reason;
 use crate::session::exit::Exit;
-use crate::spec::{bytes, duration, signal};
+use crate::spec::{name, quantity};
 use crate::time::Timestamp;
 
 const LOST: &str =
@@ -54,7 +54,7 @@ fn reason(why: Reason) -> &'static str {
 }
 
 pub fn updated(update: &Update) -> String {
-    let memory = update.memory_bytes.map(|it| format!("memory {}", bytes::show(it)));
+    let memory = update.memory_bytes.map(|it| format!("memory {}", quantity::show_bytes(it)));
     let pids = update.pids.map(|pids| format!("processes {pids}"));
     let cpus = update.cpus.map(|cpus| format!("cpus {}", f64::from(cpus.milli) / 1000.0));
     let lease = update.lease.map(|lease| match lease {
@@ -73,7 +73,7 @@ fn ended(wait_status: i32) -> String {
     match Exit::of(wait_status) {
         Exit::Code(code) => match shells_signal(code) {
             Some(signal) => {
-                let name = signal::name(signal);
+                let name = name::signal_name(signal);
                 format!("exited with {code}, as a shell does after {name} ended its command")
             }
             None => format!("exited with {code}"),
@@ -92,7 +92,7 @@ fn shells_signal(code: u8) -> Option<i32> {
 const SIGNAL_NAMED_MAX: i32 = 31;
 
 fn named(signal: i32) -> String {
-    format!("signal {signal} ({})", signal::name(signal))
+    format!("signal {signal} ({})", name::signal_name(signal))
 }
 
 /// With what the event is called for programs.
@@ -130,7 +130,7 @@ pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, S
             format!("exec {process} was killed, with all that it started: its client was gone"),
         ),
         Happening::StopAsked { grace_ms } => {
-            let grace = duration::show(Duration::from_millis(u64::from(*grace_ms)));
+            let grace = quantity::show_duration(Duration::from_millis(u64::from(*grace_ms)));
             (StepKind::StopAsked, format!("asked to stop, with a grace of {grace}"))
         }
         Happening::Signalled { signal } => {

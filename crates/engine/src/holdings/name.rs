@@ -13,8 +13,7 @@ use crate::error::{Context, Error};
 use crate::host::layout::Layout;
 use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::make_private;
-use crate::spec::Name;
-use crate::spec::id::BoxId;
+use crate::spec::{BoxId, Name};
 
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot take the name {}", name.as_str());

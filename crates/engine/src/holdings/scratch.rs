@@ -20,8 +20,7 @@ use crate::create::plan::scratch_inodes;
 use crate::create::trees::Tree;
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout::{Layout, SCRATCH};
-use crate::spec::Limits;
-use crate::spec::id::BoxId;
+use crate::spec::{BoxId, Limits};
 
 /// Makes it in the open record of the box, whose user 0 is `first_uid` of the
 /// host, or the caller.
@@ -33,7 +32,7 @@ pub fn acquire(
     first_uid: Option<u32>,
 ) -> Result<Tree, Error> {
     let doing = || format!("cannot make the scratch space of box {id}");
-    if first_uid.is_none() && limits.scratch_bytes.is_asked() {
+    if first_uid.is_none() && limits.scratch_bytes.is_explicit() {
         return Err(cannot_limit());
     }
     step("place of the scratch space made", || {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::host::Host;
 use crate::host::tag::{Tag, Tagged};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// One state root on this host.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::spec::id::{ALPHABET, BoxId};
+use crate::spec::name::{ALPHABET, BoxId};
 
 /// Eight characters of the alphabet of ids.
 #[derive(Debug, Clone, PartialEq, Eq)]

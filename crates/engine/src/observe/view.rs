@@ -9,8 +9,8 @@ use serde::Serialize;
 pub use tare_control::EndedBy;
 
 use crate::error::Error;
-use crate::spec::id::BoxId;
-use crate::spec::received::quoted;
+use crate::spec::BoxId;
+use crate::spec::shown::quoted;
 use crate::time::Timestamp;
 
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

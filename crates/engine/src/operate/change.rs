@@ -20,8 +20,7 @@ use crate::operate::find::{has_ended, no_box};
 use crate::record::lines::{Entry, Lease, PausingEntry, Renaming, Update};
 use crate::record::{Locked, Record};
 use crate::session::link;
-use crate::spec::id::BoxId;
-use crate::spec::{Cpus, Isolation, Limit, Name};
+use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
 
 /// What is to be different; `None` leaves it as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -17,9 +17,8 @@ use crate::observe::{Depth, Observed};
 use crate::record::damage::Flaw;
 use crate::record::{self, Record};
 use crate::session::link;
-use crate::spec::id::BoxId;
-use crate::spec::received::quoted;
-use crate::spec::{Isolation, Limits, Root, Spec, Terminal, Volume, name as names};
+use crate::spec::shown::quoted;
+use crate::spec::{BoxId, Isolation, Limits, Name, Root, Spec, Terminal, Volume};
 use crate::time::Timestamp;
 
 impl Engine {
@@ -36,7 +35,7 @@ impl Engine {
         };
         let is_there = |id: &BoxId| record::is_there(boxes.as_fd(), id);
         let named = || {
-            let wanted = names::parse(reference).ok()?;
+            let wanted = Name::parse(reference).ok()?;
             name::holder(&self.root.layout, &wanted).filter(is_there)
         };
         if let Some(id) = BoxId::parse(reference).filter(is_there).or_else(named) {

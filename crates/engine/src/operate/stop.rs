@@ -19,7 +19,7 @@ use crate::record::lines::EndedEntry;
 use crate::record::reason::Reason;
 use crate::record::{Locked, Record, life_of};
 use crate::session::link;
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 use crate::teardown::{Leave, Order, await_death, tear_down};
 
 /// What a keeper may need to end its box after the grace.

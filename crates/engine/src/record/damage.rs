@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FileType, statat};
 use tare_kernel::tree;
 
 use crate::host::layout::SCRATCH;
-use crate::spec::received::quoted;
+use crate::spec::shown::quoted;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {

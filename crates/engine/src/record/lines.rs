@@ -7,12 +7,11 @@ use serde::{Deserialize, Serialize};
 use tare_control::life::LifeEvent;
 use tare_kernel::clock::boot_ns;
 
-use crate::create::plan::from_now;
 use crate::observe::view::EndedBy;
 use crate::record::reason::Reason;
 use crate::session::exit::code_of;
-use crate::spec::{Cpus, Limit, Name, Spec};
-use crate::time::Timestamp;
+use crate::spec::{Cpus, DetachOptions, Limit, Name, Spec};
+use crate::time::{Timestamp, from_now};
 
 /// How records are written. One of a greater version may mean something else by the
 /// same words.
@@ -32,25 +31,6 @@ pub struct Intent {
     pub spec: Spec,
     /// `None`: it lives as long as its creator.
     pub detached: Option<DetachOptions>,
-}
-
-/// What a box is given that outlives its creator.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DetachOptions {
-    /// How long it may live; `None`: for ever.
-    pub lease: Option<Duration>,
-    /// How long its record, exit code and log are kept after its end.
-    pub retention: Duration,
-    /// Nothing is kept after its end.
-    pub remove: bool,
-    /// Its scratch space is kept as long as its record.
-    pub keep: bool,
-    /// How much of its output is kept: the last so many bytes.
-    pub log_bytes_max: Limit<u64>,
-    /// More output than that ends it.
-    pub kill_past_log: bool,
-    /// Its standard input stays open, for whoever attaches.
-    pub stdin: bool,
 }
 
 /// What proves that a process is the keeper and not someone with its number.

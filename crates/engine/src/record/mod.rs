@@ -43,9 +43,8 @@ use crate::host::Host;
 use crate::host::layout::Layout;
 use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::damage::Flaw;
-use crate::record::lines::{Account, DetachOptions, Entry, Intent, KeeperIdentity, VERSION};
-use crate::spec::id::BoxId;
-use crate::spec::{Isolation, Spec};
+use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, VERSION};
+use crate::spec::{BoxId, DetachOptions, Isolation, Spec};
 use crate::time::Timestamp;
 
 /// A record as it was when it was looked at.

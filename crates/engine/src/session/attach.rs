@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::observe::Observed;
 use crate::session::link;
 use crate::session::logs::Logs;
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// What somebody who comes back has.
 #[derive(Debug)]

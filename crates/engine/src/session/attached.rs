@@ -16,7 +16,7 @@ use crate::record::reason::Reason;
 use crate::session::exit::Exit;
 use crate::session::failure;
 use crate::session::reports::{Heard, Reports};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 use crate::teardown::{Leave, OWN_WITHIN, Order, tear_down};
 
 /// The host's ends of the command's standard streams. With a terminal they are

@@ -21,7 +21,7 @@ use crate::session::executed::Executed;
 use crate::session::exit::Exit;
 use crate::session::kept;
 use crate::session::stdio::Stdin;
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// What is read of the box's own words.
 const WORDS_BYTES_MAX: usize = 4096;

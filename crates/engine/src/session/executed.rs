@@ -10,7 +10,6 @@ use std::time::Duration;
 use tare_control::{Call, Exec, ExecStreams, Identity, Program, Report, Request, TerminalPlan};
 use tare_kernel::clock::boot_ns;
 
-use crate::create::plan::from_now;
 use crate::engine::Engine;
 use crate::error::{Context, Error};
 use crate::record::Record;
@@ -19,8 +18,8 @@ use crate::session::failure;
 use crate::session::link::{self, Line};
 use crate::session::reports::Heard;
 use crate::session::stdio::{Owner, Stdin, Stdio};
-use crate::spec::id::BoxId;
-use crate::spec::{Isolation, Terminal, User};
+use crate::spec::{BoxId, Isolation, Terminal, User};
+use crate::time::from_now;
 
 /// What is to be started.
 #[derive(Debug, Clone, PartialEq, Eq)]

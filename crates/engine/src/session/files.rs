@@ -17,8 +17,8 @@ use crate::session::copying::{FINISHED_WITHIN, last_word};
 use crate::session::executed::Executed;
 use crate::session::exit::Exit;
 use crate::session::stdio::Stdin;
-use crate::spec::id::BoxId;
-use crate::spec::received::quoted;
+use crate::spec::BoxId;
+use crate::spec::shown::quoted;
 
 /// For a tree of a million files to go.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);

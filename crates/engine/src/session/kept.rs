@@ -13,8 +13,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::Found;
 
 use crate::error::{Context, Error};
-use crate::spec::id::BoxId;
-use crate::spec::received::quoted;
+use crate::spec::BoxId;
+use crate::spec::shown::quoted;
 
 /// What of a box is on its scratch space, and where there; an overlay's changes
 /// are all the rest.

@@ -16,7 +16,7 @@ use tare_kernel::step::step;
 use crate::error::{Error, ErrorKind};
 use crate::record::Record;
 use crate::session::reports::{Heard, Reports};
-use crate::spec::id::BoxId;
+use crate::spec::BoxId;
 
 /// How long a keeper may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);

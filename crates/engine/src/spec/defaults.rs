@@ -1,43 +1,43 @@
-//! What a box is given when nobody says otherwise.
+//! The values of options that a request omits.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::record::lines::DetachOptions;
-use crate::spec::env::Pair;
+use crate::spec::command::Variable;
 use crate::spec::{
-    Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
+    DetachOptions, Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec,
+    Terminal, User,
 };
 
 pub const MEMORY_BYTES: u64 = 512 << 20;
 pub const PIDS: u32 = 256;
 pub const NOFILE: u32 = 1024;
 pub const SCRATCH_BYTES: u64 = 256 << 20;
-/// What is passed on of a command's output.
+/// How much of a command's output is passed on.
 pub const OUTPUT_BYTES: u64 = 64 << 20;
-/// What is kept of the output of a detached box. Less than what is passed on to a
-/// caller: it lies in the state root, which usually is memory.
+/// How much of the output of a detached box is kept. It is less than what is passed on to a caller,
+/// because it lies in the state root, which usually is memory.
 pub const LOG_BYTES: u64 = 16 << 20;
 pub const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long the record of a box that has ended is kept.
+/// How long the record of an ended box is kept.
 pub const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub const USER: User = User { uid: 1000, gid: 1000 };
 pub const BOX_ROOT: User = User { uid: 0, gid: 0 };
 
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// The box's own writable home, and where its command starts.
+/// The box's writable home, in which its command starts.
 pub const HOME: &str = "/work";
 const LANG: &str = "C.UTF-8";
 
-/// The variables of every command.
-pub fn env(home: &str) -> Vec<Pair> {
+/// The environment variables of every command.
+pub fn env(home: &str) -> Vec<Variable> {
     vec![("PATH".into(), PATH.into()), ("HOME".into(), home.into()), ("LANG".into(), LANG.into())]
 }
 
 impl Spec {
-    /// The default box for this command.
+    /// Returns the default box for this command.
     pub fn of(command: Vec<OsString>) -> Self {
         Self {
             command,

@@ -1,8 +1,8 @@
-//! A request to make a box, already validated: bad input never gets further.
+//! A validated request to make a box.
 //!
-//! This file owns the types; `spec/` owns the parsers that turn what a person
-//! typed into them (one file per kind of value). Nothing here touches the host:
-//! whether a path exists or a limit can be enforced is for `create` to find out.
+//! This file owns the types of a request. The other files of this folder turn text that a user
+//! wrote into these types, and reject bad input with a hint. Nothing here touches the host: whether
+//! a path exists, or whether the kernel can enforce a limit, is found out when the box is made.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,29 +11,20 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub mod arguments;
-pub mod bytes;
-pub mod count;
-pub mod cpus;
-mod decimal;
+pub mod command;
 pub mod defaults;
-pub mod duration;
-pub mod env;
-pub mod id;
 pub mod name;
-pub mod received;
-pub mod signal;
+pub mod quantity;
+pub mod shown;
 mod text;
-pub mod user;
 pub mod volume;
 
-pub use crate::spec::cpus::Cpus;
-pub use crate::spec::name::Name;
-pub use crate::spec::user::User;
+pub use crate::spec::name::{BoxId, Name, User};
+pub use crate::spec::quantity::Cpus;
 pub use crate::spec::volume::{Access, Volume};
 
-/// Where a limit's value comes from decides what happens when the kernel
-/// cannot enforce it: what a person asked for is an error, a default is a note.
+/// A limit and where it comes from. If the kernel cannot enforce the limit, a limit that the user
+/// asked for is an error, and a default is only a note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit<T> {
     Asked(T),
@@ -47,7 +38,7 @@ impl<T: Copy> Limit<T> {
         }
     }
 
-    pub fn is_asked(self) -> bool {
+    pub fn is_explicit(self) -> bool {
         matches!(self, Self::Asked(_))
     }
 }
@@ -62,13 +53,13 @@ pub struct Limits {
     pub scratch_bytes: Limit<u64>,
 }
 
-/// What becomes the box's root directory.
+/// The root directory of a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Root {
     /// A read-only allow-list view of the host's own programs and libraries.
     HostView,
     /// This directory, read-only below an overlay.
-    Directory(#[serde(with = "text::one")] PathBuf),
+    Directory(#[serde(with = "text")] PathBuf),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,13 +71,13 @@ pub enum Network {
     Host,
 }
 
-/// How much of the host the box is kept from.
+/// How much of the host is hidden from a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isolation {
     /// The whole default profile.
     Full,
-    /// Processes only: PID and IPC namespace, cgroup, limits, one way out.
+    /// Processes only: PID and IPC namespace, cgroup, limits.
     Contain,
 }
 
@@ -94,10 +85,10 @@ pub enum Isolation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Privilege {
-    /// An ordinary user with no capability at all.
+    /// An ordinary user without capabilities.
     Unprivileged,
-    /// `--root`: box uid 0 with CHOWN, DAC_OVERRIDE, FOWNER, SETUID and SETGID
-    /// over the box's own uid range; host uid 0 stays unmapped.
+    /// `--root`: uid 0 of the box, with CHOWN, DAC_OVERRIDE, FOWNER, SETUID and SETGID over the
+    /// box's own uid range. The host's uid 0 stays unmapped.
     BoxRoot,
 }
 
@@ -112,7 +103,7 @@ pub enum SeccompProfile {
     Unconfined,
 }
 
-/// What the workload's descriptors 0, 1 and 2 are.
+/// The standard streams of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Terminal {
     Pipes,
@@ -125,21 +116,21 @@ pub enum Terminal {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// No element holds a NUL. Empty: the box waits for what is executed in it.
-    #[serde(with = "text::list")]
+    /// No element has a NUL. If it is empty, the box waits for execs.
+    #[serde(with = "text")]
     pub command: Vec<OsString>,
     pub name: Option<Name>,
     pub labels: BTreeMap<String, String>,
-    /// The whole environment of the command, in order; no key twice. Only the
-    /// keys are ever written down.
-    #[serde(with = "text::keys")]
+    /// The whole environment of the command, in order and without duplicate keys. Records have
+    /// only the keys.
+    #[serde(with = "text")]
     pub env: Vec<(OsString, OsString)>,
-    /// `None`: the box's own writable home, `/work`.
-    #[serde(with = "text::optional")]
+    /// `None`: `/work`, the box's writable home.
+    #[serde(with = "text")]
     pub workdir: Option<PathBuf>,
-    /// Where `/work` is seen too, for programs that expect their files there. The
-    /// working directory, unless another one is named.
-    #[serde(default, with = "text::optional")]
+    /// A second path of `/work`, for programs that expect their files there. It is the working
+    /// directory, unless `workdir` names another one.
+    #[serde(default, with = "text")]
     pub workspace: Option<PathBuf>,
     pub user: User,
     pub privilege: Privilege,
@@ -151,4 +142,23 @@ pub struct Spec {
     pub isolation: Isolation,
     pub seccomp: SeccompProfile,
     pub terminal: Terminal,
+}
+
+/// Options of a box that outlives its creator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachOptions {
+    /// How long the box may live; `None`: without a limit.
+    pub lease: Option<Duration>,
+    /// How long its record, exit code and log are kept after its end.
+    pub retention: Duration,
+    /// Keep nothing after its end.
+    pub remove: bool,
+    /// Keep its scratch space as long as its record.
+    pub keep: bool,
+    /// How much of its output is kept: the last bytes.
+    pub log_bytes_max: Limit<u64>,
+    /// More output than that ends the box.
+    pub kill_past_log: bool,
+    /// Its standard input stays open, for clients that attach.
+    pub stdin: bool,
 }

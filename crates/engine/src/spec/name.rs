@@ -1,25 +1,97 @@
-//! Box names and labels: what people call a box, never what finds its files.
+//! Names: box ids, the names and labels that users give to boxes, users in a box, and signals.
+//!
+//! Every host object of a box derives its name from the box's id. A user's name for a box never
+//! becomes part of such a path.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use rustix::process::Signal;
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::spec::received::{bad, quoted};
+use crate::spec::shown::{bad, quoted};
+
+const ID_LENGTH: usize = 12;
+/// The characters of a box id.
+pub(crate) const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// One letter or digit and 62 more characters.
 const NAME_BYTES_MAX: usize = 63;
 const LABEL_VALUE_BYTES_MAX: usize = 256;
-/// Labels are read back with every listing.
+/// Every listing reads all labels.
 const LABELS_MAX: usize = 64;
 
-/// `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`; only made by [`parse`].
+/// The largest uid and gid in a box. A box has the 65,536 ids 0 to 65535. The last two are
+/// excluded: the kernel shows 65534 for every owner that is not mapped, so a workload with that id
+/// would seem to own foreign files, and 65535 means "no id" to programs that use 16-bit ids.
+pub const USER_ID_MAX: u32 = 65_533;
+
+/// The last real-time signal (signal(7)).
+const SIGNAL_MAX: i32 = 64;
+
+/// The id of a box: twelve characters of `[a-z2-7]`, which are 60 random bits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct BoxId(String);
+
+impl BoxId {
+    pub fn random() -> Self {
+        let mut bytes = [0u8; ID_LENGTH];
+        getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
+        Self::from_bytes(bytes)
+    }
+
+    /// Makes an id that the caller can compute again before the box exists. The bytes must be as
+    /// good as random, because ids are never checked for reuse.
+    pub fn from_bytes(bytes: [u8; ID_LENGTH]) -> Self {
+        let character = |byte: &u8| char::from(ALPHABET[usize::from(byte % 32)]);
+        Self(bytes.iter().map(character).collect())
+    }
+
+    /// Returns `None` for text that is not a box id.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_known = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
+        let valid = text.len() == ID_LENGTH && text.bytes().all(is_known);
+        valid.then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for BoxId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("not the id of a box")
+    }
+}
+
+impl fmt::Display for BoxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name of a box: `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`. Only [`Name::parse`] makes one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Name(String);
 
 impl Name {
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        if is_token(text, b"_.-") {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(bad(
+            format!("{} is not a name", quoted(text)),
+            "a name has 1 to 63 letters, digits, '_', '.' or '-', and begins with a letter or digit",
+        ))
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -35,21 +107,11 @@ impl TryFrom<String> for Name {
     type Error = Error;
 
     fn try_from(text: String) -> Result<Self, Error> {
-        parse(&text)
+        Self::parse(&text)
     }
 }
 
-pub fn parse(text: &str) -> Result<Name, Error> {
-    if is_token(text, b"_.-") {
-        return Ok(Name(text.to_owned()));
-    }
-    Err(bad(
-        format!("{} is not a name", quoted(text)),
-        "a name has 1 to 63 letters, digits, '_', '.' or '-', and begins with a letter or digit",
-    ))
-}
-
-/// All labels of a box; of two with one key the later wins.
+/// Reads all labels of a box. The later of two labels with one key wins.
 pub fn labels<'a>(
     texts: impl IntoIterator<Item = &'a str>,
 ) -> Result<BTreeMap<String, String>, Error> {
@@ -67,8 +129,8 @@ pub fn labels<'a>(
     Ok(labels)
 }
 
-/// `KEY=VALUE`; the key is as a name and may hold `/` too, the value is any
-/// text of one line.
+/// Reads one label, `KEY=VALUE`. The key is like a name and may also contain `/`. The value is any
+/// text on one line.
 pub fn label(text: &str) -> Result<(String, String), Error> {
     let refused =
         |why: &str| bad(format!("{} {why}", quoted(text)), "write KEY=VALUE, such as team=blue");
@@ -91,18 +153,125 @@ fn is_token(text: &str, also: &[u8]) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || also.contains(byte))
 }
 
+/// The workload's ids inside the box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl User {
+    /// Reads `UID[:GID]`. Both are numbers: names are never looked up in a file of the box. Without a
+    /// group, the gid is the number of the uid, so nobody gets group 0 by leaving it out.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+        match (user_id(uid), user_id(gid)) {
+            (Some(uid), Some(gid)) => Ok(Self { uid, gid }),
+            (None, _) | (_, None) => Err(bad(
+                format!("{} is not a user of a box", quoted(text)),
+                format!(
+                    "write UID or UID:GID in digits, each from 0 to {USER_ID_MAX}; names are not looked up"
+                ),
+            )),
+        }
+    }
+}
+
+/// Checks the digits itself, because `u32::from_str` accepts a leading `+`.
+fn user_id(text: &str) -> Option<u32> {
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok().filter(|id| *id <= USER_ID_MAX)
+}
+
+const SIGNALS: [(&str, Signal); 31] = [
+    ("HUP", Signal::HUP),
+    ("INT", Signal::INT),
+    ("QUIT", Signal::QUIT),
+    ("ILL", Signal::ILL),
+    ("TRAP", Signal::TRAP),
+    ("ABRT", Signal::ABORT),
+    ("BUS", Signal::BUS),
+    ("FPE", Signal::FPE),
+    ("KILL", Signal::KILL),
+    ("USR1", Signal::USR1),
+    ("SEGV", Signal::SEGV),
+    ("USR2", Signal::USR2),
+    ("PIPE", Signal::PIPE),
+    ("ALRM", Signal::ALARM),
+    ("TERM", Signal::TERM),
+    ("STKFLT", Signal::STKFLT),
+    ("CHLD", Signal::CHILD),
+    ("CONT", Signal::CONT),
+    ("STOP", Signal::STOP),
+    ("TSTP", Signal::TSTP),
+    ("TTIN", Signal::TTIN),
+    ("TTOU", Signal::TTOU),
+    ("URG", Signal::URG),
+    ("XCPU", Signal::XCPU),
+    ("XFSZ", Signal::XFSZ),
+    ("VTALRM", Signal::VTALARM),
+    ("PROF", Signal::PROF),
+    ("WINCH", Signal::WINCH),
+    ("IO", Signal::IO),
+    ("PWR", Signal::POWER),
+    ("SYS", Signal::SYS),
+];
+
+/// Returns the name that the kernel's headers use, `SIGTERM`, or `SIG` and the number.
+pub fn signal_name(number: i32) -> String {
+    let found = SIGNALS.iter().find(|(_, signal)| signal.as_raw() == number);
+    match found {
+        Some((name, _)) => format!("SIG{name}"),
+        None => format!("SIG{number}"),
+    }
+}
+
+/// Reads a signal: `HUP`, `SIGHUP`, `sighup` or `1`. Returns its number.
+pub fn signal(text: &str) -> Result<i32, Error> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = if digits {
+        text.parse().ok().filter(|number| (1..=SIGNAL_MAX).contains(number))
+    } else {
+        signal_named(text)
+    };
+    number.ok_or_else(|| {
+        bad(
+            format!("{} is not a signal", quoted(text)),
+            "write a name such as TERM or SIGHUP, or a number from 1 to 64",
+        )
+    })
+}
+
+fn signal_named(text: &str) -> Option<i32> {
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let found = SIGNALS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, signal)| signal.as_raw())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_documented_form_are_taken() {
-        for text in ["a", "7", "CON", "web-1", "a.b_c", &"x".repeat(63)] {
-            assert_eq!(parse(text).unwrap().as_str(), text);
+    fn a_random_id_is_an_id_and_no_other_text_is() {
+        let id = BoxId::random();
+        assert_eq!(BoxId::parse(id.as_str()), Some(id.clone()));
+        assert_ne!(BoxId::random(), id);
+        for text in ["", "..", "abcdefghijk/", "ABCDEFGHIJKL", "abcdefghijklm"] {
+            assert_eq!(BoxId::parse(text), None, "{text}");
         }
     }
 
-    /// B001
+    #[test]
+    fn names_of_the_documented_form_are_taken() {
+        for text in ["a", "7", "CON", "web-1", "a.b_c", &"x".repeat(63)] {
+            assert_eq!(Name::parse(text).unwrap().as_str(), text);
+        }
+    }
+
     #[test]
     fn other_names_are_refused() {
         for text in [
@@ -121,13 +290,12 @@ mod tests {
             &"x".repeat(64),
             &"x".repeat(5000),
         ] {
-            let error = parse(text).unwrap_err().to_string();
+            let error = Name::parse(text).unwrap_err().to_string();
             assert!(error.ends_with("is not a name"), "{error}");
             assert!(!error.contains(['\n', '\0']) && error.len() < 120, "{error}");
         }
     }
 
-    /// B001
     #[test]
     fn a_record_cannot_bring_in_a_name_that_was_not_parsed() {
         let name: Name = serde_json::from_str("\"web\"").unwrap();
@@ -145,5 +313,75 @@ mod tests {
         }
         let many: Vec<_> = (0..65).map(|n| format!("k{n}=v")).collect();
         assert!(labels(many.iter().map(String::as_str)).is_err());
+    }
+
+    #[test]
+    fn digits_are_the_ids_that_were_asked_for() {
+        for (text, uid, gid) in [
+            ("0", 0, 0),
+            ("1", 1, 1),
+            ("1000", 1000, 1000),
+            ("1000:0", 1000, 0),
+            ("0:5", 0, 5),
+            ("65533:65533", USER_ID_MAX, USER_ID_MAX),
+        ] {
+            assert_eq!(User::parse(text).unwrap(), User { uid, gid }, "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_a_user() {
+        for text in [
+            "",
+            ":",
+            "1:",
+            ":1",
+            "+0",
+            " 0",
+            "0 ",
+            "0x0",
+            "1:2:3",
+            "-1",
+            "65534",
+            "65535",
+            "65536",
+            "2147483648",
+            "4294967294",
+            "4294967295",
+            "4294967296",
+            "18446744073709551616",
+            "root",
+            "1000:x",
+            "0\n",
+            "٠",
+            "1:+0",
+        ] {
+            let error = User::parse(text).unwrap_err();
+            assert!(error.to_string().ends_with("is not a user of a box"), "{error}");
+            assert!(error.hint().unwrap().contains("0 to 65533"));
+        }
+    }
+
+    #[test]
+    fn a_signal_has_a_name_with_and_without_sig_and_a_number() {
+        for text in ["TERM", "SIGTERM", "term", "sigterm", "15"] {
+            assert_eq!(signal(text).unwrap(), 15, "{text}");
+        }
+        assert_eq!(signal("64").unwrap(), 64);
+    }
+
+    #[test]
+    fn names_are_in_the_order_of_their_numbers() {
+        let numbers = SIGNALS.iter().map(|(_, signal)| signal.as_raw());
+        assert!(numbers.eq(1..=31));
+    }
+
+    #[test]
+    fn what_is_not_a_signal_is_refused() {
+        for text in ["", "0", "65", "-9", "+9", "SIG", "SIGSIGTERM", "NOPE", "9.0"] {
+            let error = signal(text).unwrap_err();
+            assert!(error.to_string().ends_with("is not a signal"), "{error}");
+            assert!(error.hint().is_some());
+        }
     }
 }

@@ -1,153 +1,120 @@
-//! Arguments and paths in a record: bytes that are nearly always text, and are
-//! written as text where they are. Anything else is a list of bytes.
+//! Arguments and paths in JSON. They are bytes that are nearly always UTF-8: a record has them as
+//! strings where they are, and as lists of bytes where they are not.
+//!
+//! Use it as `#[serde(with = "text")]` on fields of the types that implement [`AsText`].
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
-use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeSeq, Serializer};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// One of them, borrowed or owned.
-struct Text<T>(T);
+use crate::spec::command::Variable;
 
-impl<T: AsRef<OsStr>> Serialize for Text<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = self.0.as_ref();
+/// A byte string in its JSON form.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Text {
+    Utf8(String),
+    Bytes(Vec<u8>),
+}
+
+/// A type whose JSON form is made of [`Text`].
+pub trait AsText {
+    type Json: Serialize + DeserializeOwned;
+    fn to_json(&self) -> Self::Json;
+    fn from_json(json: Self::Json) -> Self;
+}
+
+pub fn serialize<T: AsText, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    value.to_json().serialize(serializer)
+}
+
+pub fn deserialize<'de, T: AsText, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    T::Json::deserialize(deserializer).map(T::from_json)
+}
+
+impl Text {
+    fn of(text: impl AsRef<OsStr>) -> Self {
+        let text = text.as_ref();
         match text.to_str() {
-            Some(text) => serializer.serialize_str(text),
-            None => text.as_bytes().serialize(serializer),
+            Some(text) => Self::Utf8(text.to_owned()),
+            None => Self::Bytes(text.as_bytes().to_owned()),
+        }
+    }
+
+    fn into_os(self) -> OsString {
+        match self {
+            Self::Utf8(text) => text.into(),
+            Self::Bytes(bytes) => OsString::from_vec(bytes),
         }
     }
 }
 
-impl<'de, T: From<OsString>> Deserialize<'de> for Text<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = deserializer.deserialize_any(TextOrBytes)?;
-        Ok(Self(T::from(text)))
+impl AsText for PathBuf {
+    type Json = Text;
+
+    fn to_json(&self) -> Text {
+        Text::of(self)
+    }
+
+    fn from_json(json: Text) -> Self {
+        json.into_os().into()
     }
 }
 
-struct TextOrBytes;
+impl AsText for Option<PathBuf> {
+    type Json = Option<Text>;
 
-impl<'de> Visitor<'de> for TextOrBytes {
-    type Value = OsString;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text or a list of bytes")
+    fn to_json(&self) -> Option<Text> {
+        self.as_ref().map(Text::of)
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<OsString, E> {
-        Ok(text.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<OsString, A::Error> {
-        let mut text = Vec::new();
-        while let Some(byte) = bytes.next_element()? {
-            text.push(byte);
-        }
-        Ok(OsString::from_vec(text))
+    fn from_json(json: Option<Text>) -> Self {
+        json.map(PathBuf::from_json)
     }
 }
 
-/// `#[serde(with = "text::one")]`
-pub mod one {
-    use super::*;
+impl AsText for Vec<OsString> {
+    type Json = Vec<Text>;
 
-    pub fn serialize<T, S>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
-    where
-        T: AsRef<OsStr>,
-        S: Serializer,
-    {
-        Text(value).serialize(serializer)
+    fn to_json(&self) -> Vec<Text> {
+        self.iter().map(Text::of).collect()
     }
 
-    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: From<OsString>,
-        D: Deserializer<'de>,
-    {
-        Text::deserialize(deserializer).map(|Text(value)| value)
+    fn from_json(json: Vec<Text>) -> Self {
+        json.into_iter().map(Text::into_os).collect()
     }
 }
 
-/// `#[serde(with = "text::optional")]`
-pub mod optional {
-    use super::*;
+/// Writes the names of variables only: their values may be secret.
+impl AsText for Vec<Variable> {
+    type Json = Vec<Text>;
 
-    pub fn serialize<T, S>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error>
-    where
-        T: AsRef<OsStr>,
-        S: Serializer,
-    {
-        value.as_ref().map(Text).serialize(serializer)
+    fn to_json(&self) -> Vec<Text> {
+        self.iter().map(|(key, _)| Text::of(key)).collect()
     }
 
-    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
-    where
-        T: From<OsString>,
-        D: Deserializer<'de>,
-    {
-        let value = Option::<Text<T>>::deserialize(deserializer)?;
-        Ok(value.map(|Text(value)| value))
-    }
-}
-
-/// `#[serde(with = "text::list")]`
-pub mod list {
-    use super::*;
-
-    pub fn serialize<S: Serializer>(values: &[OsString], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().map(Text))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<OsString>, D::Error> {
-        let values = Vec::<Text<OsString>>::deserialize(deserializer)?;
-        Ok(values.into_iter().map(|Text(value)| value).collect())
-    }
-}
-
-/// `#[serde(with = "text::keys")]`: the names of variables and not their values,
-/// which may be secret and are written down nowhere.
-pub mod keys {
-    use super::*;
-
-    pub fn serialize<S: Serializer>(
-        pairs: &[(OsString, OsString)],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let mut keys = serializer.serialize_seq(Some(pairs.len()))?;
-        for (key, _) in pairs {
-            keys.serialize_element(&Text(key))?;
-        }
-        keys.end()
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<(OsString, OsString)>, D::Error> {
-        let keys = list::deserialize(deserializer)?;
-        Ok(keys.into_iter().map(|key| (key, OsString::new())).collect())
+    fn from_json(json: Vec<Text>) -> Self {
+        json.into_iter().map(|key| (key.into_os(), OsString::new())).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
-    #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+    #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
     struct Sample {
-        #[serde(with = "one")]
+        #[serde(with = "super")]
         path: PathBuf,
-        #[serde(with = "optional")]
+        #[serde(with = "super")]
         workdir: Option<PathBuf>,
-        #[serde(with = "list")]
+        #[serde(with = "super")]
         command: Vec<OsString>,
-        #[serde(with = "keys")]
-        env: Vec<(OsString, OsString)>,
+        #[serde(with = "super")]
+        env: Vec<Variable>,
     }
 
     fn sample(env: &[(&str, &str)]) -> Sample {
@@ -161,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_comes_back_as_it_was() {
+    fn bytes_that_are_not_utf8_are_read_back_unchanged() {
         let text = serde_json::to_string(&sample(&[])).unwrap();
         assert_eq!(
             text,
@@ -170,9 +137,8 @@ mod tests {
         assert_eq!(serde_json::from_str::<Sample>(&text).unwrap(), sample(&[]));
     }
 
-    /// E038
     #[test]
-    fn no_value_of_the_environment_is_written_down() {
+    fn values_of_variables_are_not_written() {
         let text = serde_json::to_string(&sample(&[("TOKEN", "s3cret")])).unwrap();
         assert!(text.contains("TOKEN") && !text.contains("s3cret"), "{text}");
         let read: Sample = serde_json::from_str(&text).unwrap();

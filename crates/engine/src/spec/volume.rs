@@ -1,7 +1,7 @@
 //! `-v HOST:BOX[:ro|:rw]`: a directory or file of the host inside the box.
 //!
-//! Only the text is judged here. That the host's path exists and holds no
-//! symlink is found out when it is opened, in the same step (E012, V6).
+//! This file judges the text only. Whether the host's path exists and is free of symlinks is
+//! checked by the step that opens it, so that the path cannot change in between.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,24 +10,24 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::spec::received::{bad, quoted};
+use crate::spec::shown::{bad, quoted};
 
-/// The kernel's `PATH_MAX` without its NUL, and `NAME_MAX` (B006).
+/// The kernel's `PATH_MAX` without its NUL, and its `NAME_MAX`.
 const PATH_BYTES_MAX: usize = 4095;
 const COMPONENT_BYTES_MAX: usize = 255;
-/// Each is a detached mount and a descriptor that the keeper inherits.
+/// Each volume is a detached mount and a descriptor that the keeper inherits.
 const VOLUMES_MAX: usize = 128;
 
-/// Never bound, with all below them: the kernel's own interfaces (E085).
+/// Never bound, nor anything below them: the kernel's own interfaces.
 const HOST_TREES_REFUSED: [&str; 3] = ["/proc", "/sys", "/dev"];
-/// Never bound as a whole: everything, and the sockets of every service (E079).
+/// Never bound as a whole: all files, and the sockets of every service.
 const HOST_PATHS_REFUSED: [&str; 3] = ["/", "/run", "/var/run"];
-/// What a box makes for itself.
+/// The keeper makes these trees itself.
 const BOX_TREES_REFUSED: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 const FORM: &str = "write HOST:BOX or HOST:BOX:ro, such as ./data:/data:ro";
 
-/// What is wrong with a path, and what to do about it.
+/// Why a path is refused, and a hint.
 type Refused = (String, &'static str);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,16 +39,16 @@ pub enum Access {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
-    /// Absolute; resolved without following symlinks by `create`.
-    #[serde(with = "crate::spec::text::one")]
+    /// An absolute path. It is opened without following symlinks.
+    #[serde(with = "crate::spec::text")]
     pub host: PathBuf,
-    /// Absolute; resolved beneath the box's root.
-    #[serde(with = "crate::spec::text::one")]
+    /// An absolute path, resolved beneath the box's root.
+    #[serde(with = "crate::spec::text")]
     pub target: PathBuf,
     pub access: Access,
 }
 
-/// A relative host path is taken from `current_dir`, which is absolute.
+/// Reads a volume. A relative host path is resolved against `current_dir`, which is absolute.
 pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
     let with_hint = |(why, hint): Refused| bad(format!("{} {why}", quoted(text)), hint);
     let refused = |why: &str| with_hint((why.to_owned(), FORM));
@@ -74,20 +74,20 @@ pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
     })
 }
 
-/// `--workspace DIR`: where the box sees its own `/work` too.
+/// Reads `--workspace DIR`, a second path of the box's `/work`.
 pub fn workspace(path: PathBuf) -> Result<PathBuf, Error> {
     let hint = "name a directory of the box, such as /mnt/data";
     box_path(&path).map_err(|(why, _)| bad(format!("{} {why}", quoted(&path)), hint))
 }
 
-/// In the order in which they can be mounted: one inside of another after it,
-/// whichever was named first.
+/// Sorts volumes into the order in which they can be mounted: a volume inside another one comes
+/// after it.
 pub fn outer_first(mut volumes: Vec<Volume>) -> Vec<Volume> {
     volumes.sort_by_key(|volume| volume.target.components().count());
     volumes
 }
 
-/// All volumes of a box: a place in it is taken once.
+/// Checks all volumes of a box together: two volumes cannot have one place in the box.
 pub fn check(volumes: &[Volume]) -> Result<(), Error> {
     if volumes.len() > VOLUMES_MAX {
         let message = format!("there are more than {VOLUMES_MAX} volumes");
@@ -104,8 +104,8 @@ pub fn check(volumes: &[Volume]) -> Result<(), Error> {
     Ok(())
 }
 
-/// `..` is resolved by the letter. That is exact: the path is opened without
-/// following symlinks, so a name never leads elsewhere than it says.
+/// Resolves `..` in the text alone. The result is exact, because the path is opened without
+/// following symlinks.
 fn host_path(path: &Path) -> Result<PathBuf, Refused> {
     let mut host = PathBuf::from("/");
     for component in path.components() {
@@ -188,7 +188,6 @@ mod tests {
         }
     }
 
-    /// B005, B006, B007
     #[test]
     fn wrong_volumes_are_refused() {
         for (text, why) in [
@@ -214,7 +213,6 @@ mod tests {
         }
     }
 
-    /// E085
     #[test]
     fn the_kernels_own_trees_and_the_whole_host_are_never_bound() {
         for text in [

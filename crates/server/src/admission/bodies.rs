@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 
 use crate::error::ServiceError;
 
@@ -101,13 +101,13 @@ const HINT: &str = "the operator's limit is [limits] bodies_bytes";
 
 /// It would not fit if it were the only one.
 fn too_large(wanted: u64, most: u64) -> ServiceError {
-    let (wanted, most) = (bytes::show(wanted), bytes::show(most));
+    let (wanted, most) = (quantity::show_bytes(wanted), quantity::show_bytes(most));
     let message = format!("the body needs {wanted} of memory, and this server has {most} for it");
     ServiceError::too_large("too_large", message).with_hint(HINT)
 }
 
 fn full(used: u64, budget: u64) -> ServiceError {
-    let (used, budget) = (bytes::show(used), bytes::show(budget));
+    let (used, budget) = (quantity::show_bytes(used), quantity::show_bytes(budget));
     let message = format!("server busy: request bodies hold {used} of {budget} of memory");
     ServiceError::unavailable("bodies_full", message).with_hint(HINT)
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 
 use crate::config::{Config, Key};
 use crate::error::ServiceError;
@@ -184,9 +184,9 @@ impl Account {
         if let Some(most) = quota.memory_bytes.filter(|most| wanted > *most) {
             let message = format!(
                 "key {key:?} has boxes with {} of {} of memory, and asks for {}",
-                bytes::show(self.memory_bytes),
-                bytes::show(most),
-                bytes::show(memory_bytes)
+                quantity::show_bytes(self.memory_bytes),
+                quantity::show_bytes(most),
+                quantity::show_bytes(memory_bytes)
             );
             return Err(ServiceError::limited("quota_memory_bytes", message, RETRY_AFTER_S));
         }

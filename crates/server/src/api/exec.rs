@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tare_engine::spec::{Terminal, arguments, user};
+use tare_engine::spec::{Terminal, User, command};
 use tare_engine::{BoxId, ExecSpec, Exit};
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
@@ -233,7 +233,7 @@ impl Asked<'_> {
             None => Terminal::Pipes,
             Some(asked) => asked.into_terminal()?,
         };
-        let user = self.user.map(user::parse).transpose();
+        let user = self.user.map(User::parse).transpose();
         let spec = ExecSpec {
             env: spec::pairs(self.env)?,
             workdir: self.workdir.map(spec::workdir).transpose()?,
@@ -241,7 +241,7 @@ impl Asked<'_> {
             terminal,
             ..ExecSpec::of(spec::words(self.command))
         };
-        arguments::check(&spec.command, &spec.env)?;
+        command::check(&spec.command, &spec.env)?;
         Ok(spec)
     }
 }

@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::json;
 use tare_engine::logs::{Logs, Stream};
-use tare_engine::spec::duration;
+use tare_engine::spec::quantity;
 use tare_engine::{Context as _, Engine, Error, Keeper, Timestamp};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -115,7 +115,7 @@ pub async fn logs(
 
 /// `10m` ago, or a moment as such.
 fn moment(text: &str) -> Result<Timestamp, ServiceError> {
-    if let Ok(ago) = duration::parse(text) {
+    if let Ok(ago) = quantity::duration(text) {
         return Ok(Timestamp::now().before(ago));
     }
     Timestamp::parse(text).map_err(|_| {

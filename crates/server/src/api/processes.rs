@@ -11,7 +11,7 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tare_engine::Timestamp;
-use tare_engine::spec::signal;
+use tare_engine::spec::name;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
@@ -97,7 +97,7 @@ impl SignalAsked {
             Self::Number(number) => number.to_string(),
             Self::Name(name) => name,
         };
-        signal::parse(&text).map_err(|error| spec::of_field("signal", error))
+        name::signal(&text).map_err(|error| spec::of_field("signal", error))
     }
 }
 

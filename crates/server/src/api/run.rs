@@ -170,7 +170,7 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Ser
         timeout: Some(spec::timeout(request.timeout_ms, most)?),
         ..ExecSpec::of(spec::words(command))
     };
-    tare_engine::spec::arguments::check(&exec.command, &exec.env)?;
+    tare_engine::spec::command::check(&exec.command, &exec.env)?;
     let asked = Asked { limits: request.limits, network: request.network, ..Asked::default() };
     Ok(OneShot {
         spec: asked.into_spec(most)?,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
-use tare_engine::spec::{bytes, duration};
+use tare_engine::spec::{Name, quantity};
 use tare_engine::{Error, GaugeSettings, Thresholds};
 
 use crate::admission::descriptors::Room;
@@ -268,7 +268,7 @@ impl Config {
         let wrong = |message| Err(Error::bad_request(message));
         for (place, key) in self.keys.iter().enumerate() {
             let name = &key.name;
-            tare_engine::spec::name::parse(name)?;
+            Name::parse(name)?;
             if self.keys[..place].iter().any(|other| other.name == *name) {
                 return wrong(format!("two keys have the name {name:?}"));
             }
@@ -438,7 +438,7 @@ fn parsed<'de, D: Deserializer<'de>>(input: D) -> Result<Listen, D::Error> {
 }
 
 pub fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
-    with(input, "512m", bytes::parse)
+    with(input, "512m", quantity::bytes)
 }
 
 fn optional_size<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u64>, D::Error> {
@@ -446,7 +446,7 @@ fn optional_size<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u64>, D::
 }
 
 pub fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    with(input, "30s", duration::parse)
+    with(input, "30s", quantity::duration)
 }
 
 fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 
 use crate::admission::bodies::{self, Charge};
 use crate::app::App;
@@ -146,7 +146,7 @@ async fn read(
 }
 
 fn too_large(most: u64) -> ServiceError {
-    let message = format!("the body has more than {}", bytes::show(most));
+    let message = format!("the body has more than {}", quantity::show_bytes(most));
     ServiceError::too_large("too_large", message)
 }
 

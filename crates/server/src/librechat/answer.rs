@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tare_engine::Exit;
-use tare_engine::spec::signal;
+use tare_engine::spec::name;
 
 use crate::http::text::Encoding;
 use crate::librechat::run::box_spec::DATA;
@@ -152,7 +152,7 @@ impl Verdict {
     fn of_exit(exit: Exit, ran: &Ran) -> Self {
         let (code, signal) = match exit {
             Exit::Code(code) => (Some(code), None),
-            Exit::Signal(number) => (None, Some(signal::name(number))),
+            Exit::Signal(number) => (None, Some(name::signal_name(number))),
         };
         // A child that was killed for memory does not mean that the program was.
         let is_for_memory = ran.oom && code != Some(0);

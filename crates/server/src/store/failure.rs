@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 
 use crate::error::ServiceError;
 
@@ -50,12 +50,12 @@ impl From<StoreError> for ServiceError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::FileTooLarge { most_bytes } => {
-                let most = bytes::show(most_bytes);
+                let most = quantity::show_bytes(most_bytes);
                 Self::too_large("file_too_large", "File size limit exceeded")
                     .with_hint(format!("a file has at most {most}"))
             }
             StoreError::OwnerFull { most_bytes } => {
-                let most = bytes::show(most_bytes);
+                let most = quantity::show_bytes(most_bytes);
                 let message = format!("the files of one owner have at most {most}");
                 Self::no_space("owner_full", message)
                     .with_hint("remove some, or wait until they are over their time")

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tare_engine::spec::{Spec, env, name};
+use tare_engine::spec::{Spec, command, name};
 use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Keeper, Stdin};
 
 pub use crate::work::files::{FileIn, FileOut};
@@ -115,7 +115,7 @@ impl<T> OneShot<T> {
             return (spec, Stdin::Empty);
         }
         spec.command.clone_from(&self.exec.command);
-        spec.env = env::later_wins(spec.env.into_iter().chain(self.exec.env.clone()));
+        spec.env = command::later_wins(spec.env.into_iter().chain(self.exec.env.clone()));
         spec.timeout = self.exec.timeout;
         (spec, self.stdin())
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tare_engine::spec::{Cpus, Limit, Network, Spec, arguments, bytes, count, cpus, env, name};
+use tare_engine::spec::{Cpus, Limit, Name, Network, Spec, command, name, quantity};
 use utoipa::ToSchema;
 
 use crate::config;
@@ -56,8 +56,8 @@ pub struct Asked {
 impl Asked {
     pub fn into_spec(self, most: &config::Limits) -> Result<Spec, ServiceError> {
         let mut spec = Spec::of(words(self.command));
-        spec.env = env::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
-        arguments::check(&spec.command, &spec.env)?;
+        spec.env = command::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
+        command::check(&spec.command, &spec.env)?;
         spec.workdir = self.workdir.map(workdir).transpose()?;
         self.limits.apply(&mut spec, most)?;
         spec.network = match self.network {
@@ -81,11 +81,12 @@ impl LimitsAsked {
         let limits = &mut spec.limits;
         let at = |field: &'static str| move |error| of_field(field, error);
         if let Some(asked) = self.memory_bytes {
-            let asked = bytes::memory(&asked.to_string()).map_err(at("limits.memory_bytes"))?;
+            let asked =
+                quantity::memory_bytes(&asked.to_string()).map_err(at("limits.memory_bytes"))?;
             if asked > most.memory_max {
                 let message = format!(
                     "limits.memory_bytes: this server gives a box at most {}",
-                    bytes::show(most.memory_max)
+                    quantity::show_bytes(most.memory_max)
                 );
                 return Err(ServiceError::invalid("invalid", message));
             }
@@ -98,14 +99,15 @@ impl LimitsAsked {
             limits.cpus = Some(processors(asked).map_err(at("limits.cpus"))?);
         }
         if let Some(asked) = self.pids {
-            let asked = count::pids(&asked.to_string()).map_err(at("limits.pids"))?;
+            let asked = quantity::pids(&asked.to_string()).map_err(at("limits.pids"))?;
             limits.pids = Limit::Asked(asked);
         }
         if let Some(asked) = self.nofile {
-            limits.nofile = count::nofile(&asked.to_string()).map_err(at("limits.nofile"))?;
+            limits.nofile = quantity::nofile(&asked.to_string()).map_err(at("limits.nofile"))?;
         }
         if let Some(asked) = self.scratch_bytes {
-            let asked = bytes::scratch(&asked.to_string()).map_err(at("limits.scratch_bytes"))?;
+            let asked =
+                quantity::scratch_bytes(&asked.to_string()).map_err(at("limits.scratch_bytes"))?;
             limits.scratch_bytes = Limit::Asked(asked);
         }
         Ok(())
@@ -113,20 +115,20 @@ impl LimitsAsked {
 }
 
 fn processors(asked: f64) -> Result<Cpus, tare_engine::Error> {
-    cpus::parse(&format!("{asked:.3}"))
+    quantity::cpus(&format!("{asked:.3}"))
 }
 
 pub fn words(words: Vec<String>) -> Vec<OsString> {
     words.into_iter().map(OsString::from).collect()
 }
 
-pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<env::Pair>, ServiceError> {
+pub fn pairs(variables: &BTreeMap<String, String>) -> Result<Vec<command::Variable>, ServiceError> {
     let parse = |(key, value): (&String, &String)| {
         let text = OsString::from(format!("{key}={value}"));
         if key.contains('=') {
             Err(ServiceError::invalid("invalid", format!("env: the name {key:?} has a '=' in it")))
         } else {
-            env::parse(&text).map_err(|error| of_field("env", error))
+            command::variable(&text).map_err(|error| of_field("env", error))
         }
     };
     variables.iter().map(parse).collect()
@@ -141,8 +143,8 @@ pub fn workdir(path: String) -> Result<PathBuf, ServiceError> {
     }
 }
 
-pub fn box_name(text: &str) -> Result<name::Name, ServiceError> {
-    name::parse(text).map_err(|error| {
+pub fn box_name(text: &str) -> Result<Name, ServiceError> {
+    Name::parse(text).map_err(|error| {
         let mut error = of_field("name", error);
         error.code = "invalid_name";
         error
@@ -212,9 +214,9 @@ mod tests {
     fn the_least_that_is_described_is_the_least_that_is_taken() {
         let described = serde_json::to_value(LimitsAsked::schema()).expect("JSON");
         for (field, least) in [
-            ("memory_bytes", bytes::MEMORY_BYTES_MIN),
-            ("nofile", count::NOFILE_MIN.into()),
-            ("scratch_bytes", bytes::SCRATCH_BYTES_MIN),
+            ("memory_bytes", quantity::MEMORY_BYTES_MIN),
+            ("nofile", quantity::NOFILE_MIN.into()),
+            ("scratch_bytes", quantity::SCRATCH_BYTES_MIN),
         ] {
             let minimum = &described["properties"][field]["minimum"];
             assert_eq!(minimum.as_f64(), Some(least as f64), "{field}");

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::Signal;
 use tare_engine::logs::{Logs, Stream};
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 use tare_engine::{Attachment, Context as _, Error};
 use tare_kernel::process::Process;
 use tare_kernel::signals::SignalFd;
@@ -250,7 +250,7 @@ fn index(stream: Stream) -> usize {
 /// The ring turned faster than the caller reads, or its disk is full.
 fn say_missed(missed_bytes: u64) {
     if missed_bytes > 0 {
-        let missed = bytes::show(missed_bytes);
+        let missed = quantity::show_bytes(missed_bytes);
         print_note(&format!("{missed} of the box's output are lost here"));
     }
 }

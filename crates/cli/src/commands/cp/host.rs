@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
 use tare_archive::{Options, Top};
-use tare_engine::spec::received::quoted;
+use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Error, Found};
 use tare_kernel::step::step;
 

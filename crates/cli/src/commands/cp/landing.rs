@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use tare_engine::spec::received::quoted;
+use tare_engine::spec::shown::quoted;
 use tare_engine::{Error, Found};
 
 use crate::error::bad;

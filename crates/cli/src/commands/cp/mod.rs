@@ -19,7 +19,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::isatty;
-use tare_engine::spec::received::quoted;
+use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Copying, Engine, Error, Found};
 use tare_kernel::signals;
 

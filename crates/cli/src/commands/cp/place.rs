@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use tare_engine::Error;
-use tare_engine::spec::received::quoted;
+use tare_engine::spec::shown::quoted;
 
 use crate::error::bad;
 

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use tare_engine::spec::{Spec, duration};
+use tare_engine::spec::{Spec, quantity};
 use tare_engine::{Attached, Context as _, Error, ErrorKind, Exit, Stdin};
 use tare_kernel::signals;
 
@@ -52,7 +52,7 @@ fn bounded(context: &Context) -> Result<(), Error> {
     reported.recv_timeout(WITHIN).unwrap_or_else(|_| {
         let message = "cannot make and end a box in time";
         Err(Error::failed(message)
-            .caused_by(format!("it took more than {}", duration::show(WITHIN)))
+            .caused_by(format!("it took more than {}", quantity::show_duration(WITHIN)))
             .with_hint("does the file system of the state root answer, and is the host busy?"))
     })
 }
@@ -81,7 +81,9 @@ fn judge(outcome: Outcome) -> Result<(), Error> {
         Outcome::Failed(error) if error.kind() == ErrorKind::CommandNotFound => return Ok(()),
         Outcome::Failed(error) => return Err(error),
         Outcome::Exited(exit) => format!("it exited with {}", exit.code()),
-        Outcome::TimedOut => format!("it did not end within {}", duration::show(BOX_WITHIN)),
+        Outcome::TimedOut => {
+            format!("it did not end within {}", quantity::show_duration(BOX_WITHIN))
+        }
         Outcome::Gone => "the box was killed from outside".to_owned(),
         Outcome::OutputKilled => "it wrote too much".to_owned(),
         Outcome::Interrupted(signal) => format!("signal {signal} ended the box"),

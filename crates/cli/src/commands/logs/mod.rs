@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdout};
 use tare_engine::logs::Logs;
-use tare_engine::spec::received::quoted;
-use tare_engine::spec::{count, duration};
+use tare_engine::spec::quantity;
+use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Error, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
@@ -48,7 +48,7 @@ pub struct LogsArgs {
         short = 'n',
         long,
         value_name = "N",
-        value_parser = count::lines,
+        value_parser = quantity::lines,
         allow_hyphen_values = true
     )]
     tail: Option<u32>,
@@ -118,7 +118,7 @@ impl From<Errno> for Stop {
 
 /// `10m` ago, or a moment as such.
 fn moment(text: &str) -> Result<Timestamp, Error> {
-    if let Ok(ago) = duration::parse(text) {
+    if let Ok(ago) = quantity::duration(text) {
         return Ok(Timestamp::now().before(ago));
     }
     Timestamp::parse(text).map_err(|_| {

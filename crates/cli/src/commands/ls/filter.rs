@@ -1,7 +1,7 @@
 //! Which boxes are listed: `name=web`, `label=team`, `label=team=blue`,
 //! `state=running`.
 
-use tare_engine::spec::received::quoted;
+use tare_engine::spec::shown::quoted;
 use tare_engine::{Error, State, Status};
 
 use crate::error::bad;

@@ -1,7 +1,7 @@
 //! `tare ls`: the boxes of a state root.
 
 use clap::Args;
-use tare_engine::spec::received::escaped;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, State, Status, Timestamp};
 use tare_server::RUN_LABEL;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use tare_engine::spec::{Cpus, Name, User, bytes, count, cpus, duration, name, user, volume};
+use tare_engine::spec::{Cpus, Name, User, quantity, volume};
 
 use crate::commands::process_args::ProcessArgs;
 use crate::commands::run::detach::DetachArgs;
@@ -48,7 +48,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "DURATION",
-        value_parser = duration::parse,
+        value_parser = quantity::duration,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -59,7 +59,7 @@ pub struct RunArgs {
         short,
         long,
         value_name = "SIZE",
-        value_parser = bytes::memory,
+        value_parser = quantity::memory_bytes,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -69,7 +69,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = cpus::parse,
+        value_parser = quantity::cpus,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -79,7 +79,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = count::pids,
+        value_parser = quantity::pids,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -89,7 +89,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = count::nofile,
+        value_parser = quantity::nofile,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -100,7 +100,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        value_parser = bytes::scratch,
+        value_parser = quantity::scratch_bytes,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -113,7 +113,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        value_parser = bytes::output_limit,
+        value_parser = quantity::output_bytes,
         allow_hyphen_values = true,
         help_heading = "Limits"
     )]
@@ -136,7 +136,7 @@ pub struct RunArgs {
         short,
         long,
         value_name = "UID[:GID]",
-        value_parser = user::parse,
+        value_parser = User::parse,
         allow_hyphen_values = true,
         help_heading = "Command"
     )]
@@ -197,7 +197,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "NAME",
-        value_parser = name::parse,
+        value_parser = Name::parse,
         allow_hyphen_values = true,
         help_heading = "Box"
     )]

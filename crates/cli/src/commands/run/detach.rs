@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tare_engine::spec::{Limit, defaults, duration};
+use tare_engine::spec::{Limit, defaults, quantity};
 use tare_engine::{BoxId, Context as _, DetachOptions, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
@@ -53,7 +53,7 @@ pub struct DetachArgs {
         long,
         requires = "detach",
         value_name = "DURATION",
-        value_parser = duration::parse,
+        value_parser = quantity::duration,
         allow_hyphen_values = true,
         help_heading = "Detached box"
     )]

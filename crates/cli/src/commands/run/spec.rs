@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tare_engine::spec::{
     Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
-    Volume, arguments, defaults, env, name, volume,
+    Volume, command, defaults, name, volume,
 };
 use tare_engine::{Error, Stdin};
 
@@ -25,7 +25,7 @@ pub struct Surroundings {
     /// When standard input is a terminal.
     pub window: Option<Window>,
     /// PATH, HOME, LANG and TERM, as far as they are set.
-    pub env: Vec<env::Pair>,
+    pub env: Vec<command::Variable>,
 }
 
 /// A spec, and what stays with the caller.
@@ -69,7 +69,7 @@ pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
 
 fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
     let env = environment(args, around)?;
-    arguments::check(&args.process.command, &env)?;
+    command::check(&args.process.command, &env)?;
     let labels = name::labels(args.label.iter().map(String::as_str));
     Ok(Spec {
         command: args.process.command.clone(),
@@ -164,13 +164,13 @@ fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> 
 }
 
 /// The defaults, then the files, then `--env`: the later wins.
-fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<env::Pair>, Error> {
+fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<command::Variable>, Error> {
     let mut pairs = default_environment(args, around);
     pairs.extend(args.process.variables()?);
-    Ok(env::later_wins(pairs))
+    Ok(command::later_wins(pairs))
 }
 
-fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<env::Pair> {
+fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<command::Variable> {
     let home = match (args.root, &args.rootfs) {
         (true, Some(_)) => ROOT_HOME,
         (true, None) | (false, _) => defaults::HOME,

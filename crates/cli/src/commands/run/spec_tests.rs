@@ -49,7 +49,7 @@ fn refusal(words: &[&str]) -> String {
 
 fn env_of(request: &Request) -> Vec<String> {
     let pairs = request.spec.env.iter();
-    let show = |(key, value): &env::Pair| format!("{}={}", key.display(), value.display());
+    let show = |(key, value): &command::Variable| format!("{}={}", key.display(), value.display());
     pairs.map(show).collect()
 }
 
@@ -74,7 +74,7 @@ fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
         ),
         (
             &["--cpus", "0"],
-            "bad value for --cpus: '0' is outside 0.01 to 1024 (write a number from 0.01 \
+            "bad value for --cpus: '0' is too small, the least is 0.01 (write a number from 0.01 \
              to 1024 with at most three decimals, such as 0.5 or 2)",
         ),
         (
@@ -94,7 +94,7 @@ fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
         ),
         (
             &["--pids", "0"],
-            "bad value for --pids: '0' is outside 1 to 4194304 \
+            "bad value for --pids: '0' is too small, the least is 1 \
              (write a whole number from 1 to 4194304)",
         ),
         (
@@ -128,8 +128,8 @@ fn a_name_of_five_thousand_bytes_does_not_flood_the_terminal() {
 #[test]
 fn every_other_value_is_refused_by_its_option_too() {
     for (words, beginning) in [
-        (&["--timeout", "0"][..], "bad value for --timeout: '0' is outside 1ms"),
-        (&["--nofile", "1"], "bad value for --nofile: '1' is outside 16"),
+        (&["--timeout", "0"][..], "bad value for --timeout: '0' is too small, the least is 1ms"),
+        (&["--nofile", "1"], "bad value for --nofile: '1' is too small, the least is 16"),
         (&["--scratch", "1k"], "bad value for --scratch: '1k' is too small"),
         (&["--output-limit", "0"], "bad value for --output-limit: '0' is too small"),
         (&["--label", "x"], "bad value for --label: 'x' is a label without '='"),

@@ -94,7 +94,7 @@ impl Controller {
 
     fn asked(self, limits: &Limits) -> bool {
         match self {
-            Self::Memory => limits.memory_bytes.is_asked(),
+            Self::Memory => limits.memory_bytes.is_explicit(),
             // Without a cgroup a resource limit counts the processes of the
             // box's own user namespace: enforced all the same.
             Self::Pids => false,

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use tare_engine::Found;
 use tare_engine::files::{PIECE_BYTES_MAX, piece_head};
-use tare_engine::spec::bytes;
+use tare_engine::spec::quantity;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -165,7 +165,7 @@ impl Incoming {
     }
 
     fn too_large(&self) -> ServiceError {
-        let message = format!("the body has more than {}", bytes::show(self.bytes_max));
+        let message = format!("the body has more than {}", quantity::show_bytes(self.bytes_max));
         ServiceError::too_large("too_large", message)
             .with_hint("the operator's limit is [limits] upload_bytes")
     }

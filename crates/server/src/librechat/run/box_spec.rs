@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::PATH;
-use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, arguments, env};
+use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, command};
 
 use crate::config::{self, Config};
 use crate::error::ServiceError;
@@ -88,7 +88,7 @@ impl Work {
             timeout: Some(timeout(timeout_ms, &config.limits)),
             ..ExecSpec::of(language.command(CODE, arguments))
         };
-        arguments::check(&exec.command, &exec.env)?;
+        command::check(&exec.command, &exec.env)?;
         Ok(Self {
             spec: box_of(boxes),
             exec,
@@ -132,7 +132,7 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
     }
     let own = environment(boxes.packages.is_some());
     let own = own.into_iter().map(|(key, value)| (key.into(), value));
-    spec.env = env::later_wins(spec.env.into_iter().chain(own));
+    spec.env = command::later_wins(spec.env.into_iter().chain(own));
     spec
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use tare_engine::spec::{Name, Spec, name};
+use tare_engine::spec::{Name, Spec};
 use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
 
 use crate::admission::quota;
@@ -262,7 +262,7 @@ async fn find_or_make(
 }
 
 fn box_name(session: &str) -> Result<Name, ServiceError> {
-    Ok(name::parse(&format!("librechat-{session}"))?)
+    Ok(Name::parse(&format!("librechat-{session}"))?)
 }
 
 fn reuse(engine: &Engine, name: &Name, lease: Duration) -> Result<Option<BoxId>, Error> {

@@ -1,15 +1,17 @@
-//! How a value that was received is shown in an error: on one line, without
-//! control characters, and short, however long and hostile it was.
+//! Shows text that came from outside: on one line, without control characters, and short.
+//!
+//! A value in an error message, and a name or command in a listing, may be long or hostile. Nothing
+//! that passes through this file can move a cursor, end a line or change the reading order.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
 
 use crate::error::Error;
 
-/// Longer values are cut here; enough to recognise what was typed.
+/// Longer values are cut here: enough to recognise what the user typed.
 const SHOWN_CHARS_MAX: usize = 64;
 
-/// `'value'`, or `'the beginning...' (5000 bytes)`.
+/// Returns `'value'`, or `'the beginning...' (5000 bytes)`.
 pub fn quoted(value: impl AsRef<OsStr>) -> String {
     let value = value.as_ref();
     let text = value.to_string_lossy();
@@ -21,8 +23,8 @@ pub fn quoted(value: impl AsRef<OsStr>) -> String {
     }
 }
 
-/// The text with everything that could move a cursor, end a line or reorder
-/// what is read written as an escape (B011).
+/// Returns the text with escapes in place of control characters and of characters that change the
+/// reading order.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -35,12 +37,12 @@ pub fn escaped(text: &str) -> String {
     shown
 }
 
-/// A refusal of a value, with what would be accepted as its hint.
+/// Returns the error for a bad value. The hint says what would be accepted.
 pub(super) fn bad(message: impl Into<String>, hint: impl Into<String>) -> Error {
     Error::bad_request(message).with_hint(hint)
 }
 
-/// Line and paragraph separators, bidirectional controls.
+/// Line and paragraph separators, and bidirectional controls.
 fn reorders(character: char) -> bool {
     matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -49,9 +51,8 @@ fn reorders(character: char) -> bool {
 mod tests {
     use super::*;
 
-    /// B011
     #[test]
-    fn what_could_disturb_a_terminal_is_escaped() {
+    fn characters_that_a_terminal_obeys_are_escaped() {
         assert_eq!(quoted("a\n\u{1b}[2J\u{202e}b"), "'a\\n\\u{1b}[2J\\u{202e}b'");
         assert_eq!(quoted("é ok"), "'é ok'");
     }
