@@ -12,13 +12,11 @@ use tokio::sync::{Mutex, Semaphore, watch};
 use crate::Options;
 use crate::admission::bodies::Bodies;
 use crate::admission::pressure::Pressure;
-use crate::admission::quota::{self, Quotas};
 use crate::admission::streams::Streams;
-use crate::admission::{Admission, Permit};
+use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::callers::Callers;
 use crate::config::{Config, Reach};
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
 use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::makers::Makers;
 use crate::store::open::Files;
@@ -52,10 +50,8 @@ pub struct Shared {
     pub callers: Callers,
     pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
-    pub pressure: Pressure,
     pub sweeping: Sweeping,
     pub hooks: Arc<Hooks>,
-    pub quotas: Quotas,
     pub streams: Streams,
     pub followers: Followers,
     pub bodies: Bodies,
@@ -173,11 +169,9 @@ impl App {
             callers: hands.callers,
             journal,
             metrics,
-            admission: Admission::new(&config.limits, pressure.clone()),
-            pressure,
+            admission: Admission::new(&config.limits, pressure),
             sweeping: Sweeping::default(),
             hooks: Arc::default(),
-            quotas: Quotas::default(),
             streams: Streams::default(),
             followers: Followers::default(),
             bodies: Bodies::default(),
@@ -210,7 +204,7 @@ impl App {
     }
 
     pub fn configure(&self, config: Config) {
-        self.pressure.configure(config.gauge_settings());
+        self.admission.pressure.configure(config.gauge_settings());
         self.files.configure(&config.files);
         let mut held = self.config.write().unwrap_or_else(PoisonError::into_inner);
         *held = Arc::new(config);
@@ -233,23 +227,10 @@ impl App {
 }
 
 impl App {
-    /// The right to run one command, on account of the caller's key. Waits for its turn.
-    pub async fn admit_run(
-        &self,
-        caller: &Caller,
-        memory_bytes: u64,
-    ) -> Result<Permit, ServiceError> {
-        let (config, asked) = (self.config(), quota::Asked::Run);
-        let charge = self.quotas.charge(&config, caller, asked, memory_bytes)?;
-        match self.admission.run().await {
-            Ok(permit) => Ok(permit.on_account_of(charge)),
-            Err(error) => {
-                if let Some(charge) = charge {
-                    charge.refund();
-                }
-                Err(error)
-            }
-        }
+    /// Waits for the right to have one more box.
+    pub async fn admit(&self, caller: &Caller, need: Need) -> Result<Admitted, ServiceError> {
+        let config = self.config();
+        self.admission.admit(&config, caller, need).await
     }
 }
 

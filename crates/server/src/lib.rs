@@ -36,9 +36,9 @@ use tare_engine::{BoxId, Change, Context as _, Engine, Error, State, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use admission::Admitted;
 use admission::descriptors::Room;
 use admission::pressure::Pressure;
-use admission::quota::{Charge, Quotas};
 use app::{App, Hands, Phase};
 use callers::Callers;
 pub use config::{Config, Key, Listen, LogFormat};
@@ -113,8 +113,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let settings = config.gauge_settings();
     let gauges = engine.gauges(settings)?;
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
-    let pressure =
-        Pressure::start(gauges, settings, Arc::clone(&watch), tell).context(no_threads)?;
+    let pressure = Pressure::start(gauges, settings, tell).context(no_threads)?;
     let app = App::new(engine, hands, watch, pressure, options, config).context(no_threads)?;
     telemetry::hook::start(&app).context(no_threads)?;
     let result = runtime.block_on(live(app.clone(), ended, changes));
@@ -187,16 +186,16 @@ async fn recover(app: App) {
 
 /// Every box that lives is watched, whoever made it; how many boxes there are.
 async fn watch_all(app: &App) -> Result<usize, ServiceError> {
-    let (watch, quotas) = (Arc::clone(&app.watch), app.quotas.clone());
+    let server = app.clone();
     let looked = app.ask(move |engine| {
         let boxes = engine.list()?;
         // One that is attached is its creator's.
         let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
-        for one in live.filter(|one| !watch.has(&one.id)) {
+        for one in live.filter(|one| !server.watch.has(&one.id)) {
             // What cannot be watched now is looked at again later.
             if let Ok(Some(keeper)) = engine.keeper(&one.id) {
-                let charge = charge(engine, &quotas, one);
-                watch.add(one.id.clone(), keeper, charge).ok();
+                let admitted = admitted(engine, &server, one);
+                server.watch.add(one.id.clone(), keeper, Some(admitted)).ok();
             }
         }
         Ok(boxes)
@@ -206,12 +205,14 @@ async fn watch_all(app: &App) -> Result<usize, ServiceError> {
     Ok(boxes.len())
 }
 
-/// A box that a key made before counts for it.
-fn charge(engine: &Engine, quotas: &Quotas, one: &Status) -> Option<Charge> {
-    one.labels.get(admission::quota::KEY_LABEL)?;
-    let spec = engine.details(&one.id).ok()?.spec;
-    let memory_bytes = spec["limits"]["memory_bytes"].as_u64();
-    quotas.found(&one.labels, memory_bytes.unwrap_or(0))
+/// A box that a key created earlier counts for it.
+fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
+    let memory_bytes = || {
+        one.labels.get(admission::quota::KEY_LABEL)?;
+        let spec = engine.details(&one.id).ok()?.spec;
+        spec["limits"]["memory_bytes"].as_u64()
+    };
+    app.admission.of_existing(&one.labels, memory_bytes().unwrap_or(0))
 }
 
 /// A box that has ended by itself is finished at once, and not when somebody asks.

@@ -1,5 +1,8 @@
-//! How many may be served at once. Whoever comes when too many wait already is told
-//! so, and not kept waiting.
+//! Decides whether new work may begin: the queue of runs, the gauges of the host, the quotas
+//! of keys, the memory of bodies, the number of streams. It starts no work itself.
+//!
+//! [`Admission::admit`] returns one guard. A run holds it until its box is gone. The keeper
+//! watch holds it for a box that lives on. The number of guards is the number of live boxes.
 
 pub mod bodies;
 pub mod descriptors;
@@ -7,71 +10,135 @@ pub mod pressure;
 pub mod quota;
 pub mod streams;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tare_engine::spec::Spec;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::admission::pressure::{Place, Pressure};
-use crate::admission::quota::Charge;
-use crate::config::Limits;
+use crate::admission::quota::{QuotaHold, Quotas};
+use crate::config::{Config, Limits};
 use crate::error::ServiceError;
+
+/// Who sent a request. Every API makes one from its own kind of authentication.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Caller {
+    /// The name of the API key. `None` if the server has no keys, or the API has its own users.
+    pub key: Option<String>,
+    pub request_id: String,
+}
+
+/// What a request needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    work: Work,
+    memory_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Run,
+    Box,
+}
+
+impl Need {
+    /// One command in its own box. It waits for its turn.
+    pub fn run(spec: &Spec) -> Self {
+        Self { work: Work::Run, memory_bytes: spec.limits.memory_bytes.value() }
+    }
+
+    /// A box that lives on.
+    pub fn lasting_box(spec: &Spec) -> Self {
+        Self { work: Work::Box, memory_bytes: spec.limits.memory_bytes.value() }
+    }
+}
 
 #[derive(Debug)]
 pub struct Admission {
-    turns: Turns,
-    pressure: Pressure,
+    runs: RunQueue,
+    pub pressure: Pressure,
+    pub quotas: Quotas,
 }
 
-/// The right to run one command in a box of its own; it ends with this.
+/// The right to have one box, until it is dropped.
 #[derive(Debug)]
-pub struct Permit {
-    _turn: Turn,
+pub struct Admitted {
+    /// `None` for a box that lives on.
+    turn: Option<Turn>,
     place: Place,
-    _charge: Option<Charge>,
+    _quota: Option<QuotaHold>,
 }
 
-impl Permit {
-    /// Who has to answer for it, as long as it runs.
-    pub fn on_account_of(self, charge: Option<Charge>) -> Self {
-        Self { _charge: charge, ..self }
+impl Admitted {
+    /// The box is made: the gauges measure what it has open.
+    pub fn box_is_made(&mut self) {
+        self.place.made();
     }
 
-    /// Its box is made.
-    pub fn made(&mut self) {
-        self.place.made();
+    /// The box outlives its run, for example because it is stuck: the next run may begin.
+    pub fn without_turn(mut self) -> Self {
+        self.turn = None;
+        self
     }
 }
 
 impl Admission {
     pub fn new(limits: &Limits, pressure: Pressure) -> Self {
-        Self { turns: Turns::new(limits), pressure }
+        Self { runs: RunQueue::new(limits), pressure, quotas: Quotas::default() }
     }
 
-    /// Waits for its turn, unless too many do; when it comes, there is room for its
-    /// box or not.
-    pub async fn run(&self) -> Result<Permit, ServiceError> {
-        let turn = self.turns.next().await?;
-        let place = self.pressure.place().await?;
-        Ok(Permit { _turn: turn, place, _charge: None })
+    /// Waits for the turn of a run, unless too many runs wait already. Then checks whether the
+    /// host has room for its box.
+    pub async fn admit(
+        &self,
+        config: &Config,
+        caller: &Caller,
+        need: Need,
+    ) -> Result<Admitted, ServiceError> {
+        let quota = self.quotas.hold(config, caller, need)?;
+        match self.admit_to_host(need).await {
+            Ok((turn, place)) => Ok(Admitted { turn, place, _quota: quota }),
+            Err(error) => {
+                if let Some(quota) = quota {
+                    quota.refund();
+                }
+                Err(error)
+            }
+        }
     }
 
-    /// Returns when nobody runs any more.
+    async fn admit_to_host(&self, need: Need) -> Result<(Option<Turn>, Place), ServiceError> {
+        let turn = match need.work {
+            Work::Run => Some(self.runs.next().await?),
+            Work::Box => None,
+        };
+        Ok((turn, self.pressure.place().await?))
+    }
+
+    /// The guard of a box that exists already.
+    pub fn of_existing(&self, labels: &BTreeMap<String, String>, memory_bytes: u64) -> Admitted {
+        let quota = self.quotas.of_existing(labels, memory_bytes);
+        Admitted { turn: None, place: self.pressure.place_of_existing(), _quota: quota }
+    }
+
+    /// Returns when no run is active.
     pub async fn idle(&self) {
-        self.turns.turns.all().await;
+        self.runs.turns.all().await;
     }
 
     pub fn running(&self) -> usize {
-        self.turns.turns.taken()
+        self.runs.turns.taken()
     }
 
     pub fn waiting(&self) -> usize {
-        self.turns.waiting.load(Ordering::Relaxed)
+        self.runs.waiting.load(Ordering::Relaxed)
     }
 }
 
-/// So many of something at once, counted. A semaphore alone cannot be asked how many are
-/// taken: while [`Self::all`] waits it holds every free permit itself.
+/// A semaphore that knows how many permits are taken. A plain one does not: while
+/// [`Self::all`] waits, it holds every free permit itself.
 #[derive(Debug)]
 pub struct Counted {
     free: Arc<Semaphore>,
@@ -79,7 +146,7 @@ pub struct Counted {
     taken: Arc<AtomicUsize>,
 }
 
-/// One of them, for as long as this lives.
+/// One permit, until it is dropped.
 #[derive(Debug)]
 pub struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -91,13 +158,13 @@ impl Counted {
         Self { free: Arc::new(Semaphore::new(most)), most, taken: Arc::default() }
     }
 
-    /// One that is free now.
+    /// Returns a permit if one is free.
     pub fn take(&self) -> Option<Turn> {
         let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
         Some(self.turn(permit))
     }
 
-    /// Waits for one, in the order of asking.
+    /// QueuePlace for a permit, in the order of calls.
     pub async fn next(&self) -> Turn {
         let permit = Arc::clone(&self.free).acquire_owned().await;
         self.turn(permit.expect("the semaphore is never closed"))
@@ -112,7 +179,7 @@ impl Counted {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Returns when none is taken.
+    /// Returns when no permit is taken.
     pub async fn all(&self) {
         let all = u32::try_from(self.most).unwrap_or(u32::MAX);
         let all = self.free.acquire_many(all).await;
@@ -126,14 +193,15 @@ impl Drop for Turn {
     }
 }
 
+/// Runs that are active, and those that wait for their turn.
 #[derive(Debug)]
-struct Turns {
+struct RunQueue {
     turns: Counted,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
 
-impl Turns {
+impl RunQueue {
     fn new(limits: &Limits) -> Self {
         Self {
             turns: Counted::new(limits.runs),
@@ -146,20 +214,20 @@ impl Turns {
         if let Some(one) = self.turns.take() {
             return Ok(one);
         }
-        let _waits = Waits::begin(self)?;
+        let _place = QueuePlace::begin(self)?;
         Ok(self.turns.next().await)
     }
 }
 
-/// One of those who wait, for as long as this lives.
-struct Waits<'a>(&'a AtomicUsize);
+/// A run that waits, until it is dropped.
+struct QueuePlace<'a>(&'a AtomicUsize);
 
-impl<'a> Waits<'a> {
-    fn begin(turns: &'a Turns) -> Result<Self, ServiceError> {
-        let before = turns.waiting.fetch_add(1, Ordering::Relaxed);
-        let waits = Self(&turns.waiting);
-        if before < turns.waiting_max {
-            Ok(waits)
+impl<'a> QueuePlace<'a> {
+    fn begin(queue: &'a RunQueue) -> Result<Self, ServiceError> {
+        let before = queue.waiting.fetch_add(1, Ordering::Relaxed);
+        let place = Self(&queue.waiting);
+        if before < queue.waiting_max {
+            Ok(place)
         } else {
             Err(ServiceError::unavailable(
                 "busy",
@@ -170,7 +238,7 @@ impl<'a> Waits<'a> {
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -180,40 +248,40 @@ impl Drop for Waits<'_> {
 mod tests {
     use super::*;
 
-    fn turns(runs: usize, runs_waiting: usize) -> Turns {
-        Turns::new(&Limits { runs, runs_waiting, ..Limits::default() })
+    fn turns(runs: usize, runs_waiting: usize) -> RunQueue {
+        RunQueue::new(&Limits { runs, runs_waiting, ..Limits::default() })
     }
 
     #[tokio::test]
-    async fn who_comes_when_too_many_wait_is_told_so() {
+    async fn a_run_is_refused_when_too_many_wait() {
         let turns = turns(1, 0);
-        let first = turns.next().await.expect("nobody is there");
-        let refused = turns.next().await.expect_err("one is there");
+        let first = turns.next().await.expect("none is active");
+        let refused = turns.next().await.expect_err("one is active");
         assert_eq!(refused.code, "busy");
         drop(first);
-        drop(turns.next().await.expect("nobody is there any more"));
+        drop(turns.next().await.expect("none is active"));
     }
 
     /// The log said `drained ended=64` for one run.
     #[tokio::test]
     async fn runs_are_counted_while_a_drain_waits_for_them() {
         let turns = turns(64, 0);
-        let one = turns.next().await.expect("nobody is there");
+        let one = turns.next().await.expect("none is active");
         let idle = turns.turns.all();
         tokio::pin!(idle);
         let soon = tokio::time::timeout(std::time::Duration::from_millis(1), &mut idle).await;
-        assert!(soon.is_err(), "one is there");
+        assert!(soon.is_err(), "one is active");
         assert_eq!(turns.turns.taken(), 1);
         drop(one);
         idle.await;
         assert_eq!(turns.turns.taken(), 0);
     }
 
-    /// A client that goes away while it waits takes its place along.
+    /// A client that disconnects while it waits leaves the queue.
     #[tokio::test]
-    async fn who_gives_up_waiting_waits_no_more() {
+    async fn a_run_that_gives_up_leaves_the_queue() {
         let turns = turns(1, 1);
-        let _first = turns.next().await.expect("nobody is there");
+        let _first = turns.next().await.expect("none is active");
         for _attempt in 0..3 {
             let waiting = turns.next();
             let gave_up = tokio::time::timeout(std::time::Duration::from_millis(1), waiting).await;

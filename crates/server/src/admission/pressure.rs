@@ -20,7 +20,6 @@ use tare_engine::{Change, Gauge, GaugeSettings, Gauges, Level, Reading};
 use tokio::sync::{mpsc, watch};
 
 use crate::error::ServiceError;
-use crate::watch::keepers::Watch;
 
 /// Without anybody who asks.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
@@ -40,14 +39,13 @@ struct Shared {
     wanted: SyncSender<()>,
     settings: Mutex<GaugeSettings>,
     places: Mutex<Places>,
-    boxes: Arc<Watch>,
 }
 
 #[derive(Debug, Default)]
 struct Places {
-    /// By boxes of runs, and by those that are not watched yet.
+    /// Boxes that live or are being made.
     taken: u64,
-    /// By those of them whose box is not made yet.
+    /// Boxes that are being made.
     making: u64,
 }
 
@@ -65,7 +63,6 @@ impl Pressure {
     pub fn start(
         gauges: Gauges,
         settings: GaugeSettings,
-        boxes: Arc<Watch>,
         changes: mpsc::Sender<Change>,
     ) -> io::Result<Self> {
         // One that waits is as good as many.
@@ -78,7 +75,6 @@ impl Pressure {
             wanted,
             settings: Mutex::new(settings),
             places: Mutex::default(),
-            boxes,
         }));
         let shared = Arc::clone(&pressure.0);
         let thread = std::thread::Builder::new().name("gauges".into());
@@ -98,9 +94,15 @@ impl Pressure {
         Arc::clone(&self.0.found.borrow())
     }
 
-    /// Boxes that live: those that are watched, and those of runs.
+    /// Boxes that live or are being made.
     pub fn boxes_live(&self) -> u64 {
-        self.0.live()
+        lock(&self.0.places).taken
+    }
+
+    /// The place of a box that exists already.
+    pub fn place_of_existing(&self) -> Place {
+        lock(&self.0.places).taken += 1;
+        Place { of: self.clone(), is_made: true }
     }
 
     /// Room for one more box, unless there is none.
@@ -119,7 +121,7 @@ impl Pressure {
     fn take_place(&self, found: &Found) -> Result<Place, ServiceError> {
         let boxes_max = lock(&self.0.settings).boxes_max;
         let mut places = lock(&self.0.places);
-        let used = places.taken + self.0.boxes.count() as u64;
+        let used = places.taken;
         if let Some(limit) = boxes_max.filter(|most| used >= *most) {
             return Err(refused(&Reading {
                 gauge: Gauge::Boxes,
@@ -149,10 +151,6 @@ impl Pressure {
 }
 
 impl Shared {
-    fn live(&self) -> u64 {
-        lock(&self.places).taken + self.boxes.count() as u64
-    }
-
     fn measure_again(&self, mut meter: Meter, asked: &Receiver<()>, told: &mpsc::Sender<Change>) {
         loop {
             match asked.recv_timeout(MEASURE_EVERY) {
@@ -160,7 +158,7 @@ impl Shared {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             meter.gauges.configure(*lock(&self.settings));
-            meter.gauges.count_live(self.live());
+            meter.gauges.count_live(lock(&self.places).taken);
             let changes = meter.gauges.measure();
             self.found.send_replace(Arc::new(meter.found()));
             for change in changes {

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use tare_engine::spec::quantity;
 
+use crate::admission::{Caller, Need, Work};
 use crate::config::{Config, Key};
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
 
 /// Which key a box was made with. Nobody else can set it: see [`check_labels`].
 pub const KEY_LABEL: &str = "tare.key";
@@ -31,12 +31,6 @@ pub struct Quota {
     pub runs_per_second: Option<f64>,
     /// The sum of what its live boxes may use.
     pub memory_bytes: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    Run,
-    Box,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -59,49 +53,52 @@ struct Bucket {
     at: Instant,
 }
 
-/// A box on somebody's account, for as long as this lives.
+/// One box that counts against the quota of a key, until it is dropped.
 #[derive(Debug)]
-pub struct Charge {
+pub struct QuotaHold {
     quotas: Quotas,
     key: String,
-    memory_bytes: u64,
+    need: Need,
 }
 
 impl Quotas {
-    /// Nobody's are not counted: without keys there are no quotas.
-    pub fn charge(
+    /// Returns `None` without a key: quotas belong to keys.
+    pub fn hold(
         &self,
         config: &Config,
         caller: &Caller,
-        asked: Asked,
-        memory_bytes: u64,
-    ) -> Result<Option<Charge>, ServiceError> {
-        let Some(key) = &caller.0 else {
+        need: Need,
+    ) -> Result<Option<QuotaHold>, ServiceError> {
+        let Some(key) = &caller.key else {
             return Ok(None);
         };
         let quota = config.keys.iter().find(|one| one.name == *key);
         let quota = quota.map(Key::quota).unwrap_or_default();
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
-        account.check(&quota, key, memory_bytes)?;
-        if asked == Asked::Run {
+        account.check(&quota, key, need.memory_bytes)?;
+        if need.work == Work::Run {
             account.take_run(&quota, key, Instant::now())?;
         }
-        Ok(Some(self.put(account, key, memory_bytes)))
+        Ok(Some(self.put(account, key, need)))
     }
 
-    /// Of a box that is there already.
-    pub fn found(&self, labels: &BTreeMap<String, String>, memory_bytes: u64) -> Option<Charge> {
+    /// A box that exists already counts for the key that created it.
+    pub fn of_existing(
+        &self,
+        labels: &BTreeMap<String, String>,
+        memory_bytes: u64,
+    ) -> Option<QuotaHold> {
         let key = labels.get(KEY_LABEL)?;
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
-        Some(self.put(account, key, memory_bytes))
+        Some(self.put(account, key, Need { work: Work::Box, memory_bytes }))
     }
 
-    fn put(&self, account: &mut Account, key: &str, memory_bytes: u64) -> Charge {
+    fn put(&self, account: &mut Account, key: &str, need: Need) -> QuotaHold {
         account.boxes += 1;
-        account.memory_bytes = account.memory_bytes.saturating_add(memory_bytes);
-        Charge { quotas: self.clone(), key: key.to_owned(), memory_bytes }
+        account.memory_bytes = account.memory_bytes.saturating_add(need.memory_bytes);
+        QuotaHold { quotas: self.clone(), key: key.to_owned(), need }
     }
 
     fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
@@ -118,8 +115,8 @@ pub struct StopTurn {
 
 impl Quotas {
     /// Without keys all callers share one account.
-    pub fn begin_stop(&self, Caller(key): &Caller) -> Result<StopTurn, ServiceError> {
-        let key = key.clone().unwrap_or_default();
+    pub fn begin_stop(&self, caller: &Caller) -> Result<StopTurn, ServiceError> {
+        let key = caller.key.clone().unwrap_or_default();
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
         if account.stops >= STOPS_MAX {
@@ -144,9 +141,12 @@ impl Drop for StopTurn {
     }
 }
 
-impl Charge {
+impl QuotaHold {
     /// The run was refused for another reason: the key may begin one more.
     pub fn refund(self) {
+        if self.need.work == Work::Box {
+            return;
+        }
         let mut accounts = self.quotas.accounts();
         let account = accounts.get_mut(&self.key);
         if let Some(bucket) = account.and_then(|account| account.runs.as_mut()) {
@@ -155,14 +155,14 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for QuotaHold {
     fn drop(&mut self) {
         let mut accounts = self.quotas.accounts();
         let Some(account) = accounts.get_mut(&self.key) else {
             return;
         };
         account.boxes = account.boxes.saturating_sub(1);
-        account.memory_bytes = account.memory_bytes.saturating_sub(self.memory_bytes);
+        account.memory_bytes = account.memory_bytes.saturating_sub(self.need.memory_bytes);
         if account.is_empty() {
             accounts.remove(&self.key);
         }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     fn ci() -> Caller {
-        Caller(Some("ci".to_owned()))
+        Caller { key: Some("ci".to_owned()), ..Caller::default() }
     }
 
     #[test]
@@ -248,14 +248,16 @@ mod tests {
         let quotas = Quotas::default();
         let config =
             config(Quota { boxes: Some(2), memory_bytes: Some(100), runs_per_second: None });
-        let charge = |memory| quotas.charge(&config, &ci(), Asked::Box, memory);
-        let first = charge(60).expect("there is room");
-        assert_eq!(charge(41).expect_err("too much").code, "quota_memory_bytes");
-        let _second = charge(40).expect("there is room");
-        assert_eq!(charge(0).expect_err("too many").code, "quota_boxes");
+        let hold =
+            |memory_bytes| quotas.hold(&config, &ci(), Need { work: Work::Box, memory_bytes });
+        let first = hold(60).expect("there is room");
+        assert_eq!(hold(41).expect_err("too much").code, "quota_memory_bytes");
+        let _second = hold(40).expect("there is room");
+        assert_eq!(hold(0).expect_err("too many").code, "quota_boxes");
         drop(first);
-        assert!(charge(60).is_ok());
-        let nobody = quotas.charge(&config, &Caller(None), Asked::Box, 1 << 40);
+        assert!(hold(60).is_ok());
+        let much = Need { work: Work::Box, memory_bytes: 1 << 40 };
+        let nobody = quotas.hold(&config, &Caller::default(), much);
         assert!(nobody.expect("without a key").is_none());
     }
 
@@ -264,9 +266,9 @@ mod tests {
         let quotas = Quotas::default();
         let config = config(Quota { boxes: Some(1), ..Quota::default() });
         let labels = BTreeMap::from([(KEY_LABEL.to_owned(), "ci".to_owned())]);
-        let found = quotas.found(&labels, 1);
-        assert!(found.is_some() && quotas.found(&BTreeMap::new(), 1).is_none());
-        let refused = quotas.charge(&config, &ci(), Asked::Run, 0);
+        let found = quotas.of_existing(&labels, 1);
+        assert!(found.is_some() && quotas.of_existing(&BTreeMap::new(), 1).is_none());
+        let refused = quotas.hold(&config, &ci(), Need { work: Work::Run, memory_bytes: 0 });
         assert_eq!(refused.expect_err("one is there").code, "quota_boxes");
     }
 
@@ -277,7 +279,7 @@ mod tests {
         for number in 0..100_000 {
             let key = format!("key-{number}");
             let labels = BTreeMap::from([(KEY_LABEL.to_owned(), key)]);
-            drop(quotas.found(&labels, 1));
+            drop(quotas.of_existing(&labels, 1));
         }
         assert_eq!(quotas.accounts().len(), 0);
     }
@@ -303,19 +305,19 @@ mod tests {
         let quotas = Quotas::default();
         let mut config = config(Quota::default());
         config.keys[0].runs_per_second = Some(0.001);
-        let charge = || quotas.charge(&config, &ci(), Asked::Run, 0);
+        let hold = || quotas.hold(&config, &ci(), Need { work: Work::Run, memory_bytes: 0 });
         for _refused in 0..3 {
-            let charge = charge().expect("it has its token");
-            charge.expect("it has a key").refund();
+            let hold = hold().expect("it has its token");
+            hold.expect("it has a key").refund();
         }
-        drop(charge().expect("it has its token"));
-        assert!(charge().is_err());
+        drop(hold().expect("it has its token"));
+        assert!(hold().is_err());
     }
 
     #[test]
     fn at_most_64_stops_of_a_key_wait_at_once() {
         let quotas = Quotas::default();
-        for caller in [ci(), Caller(None)] {
+        for caller in [ci(), Caller::default()] {
             let mut turns: Vec<_> = (0..STOPS_MAX)
                 .map(|_| quotas.begin_stop(&caller).expect("there is room"))
                 .collect();

@@ -13,15 +13,13 @@ use tare_engine::{
 };
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admission::pressure::Place;
-use crate::admission::quota::{self, Charge};
+use crate::admission::quota;
+use crate::admission::{Admitted, Caller, Need};
 use crate::api::cursor::Cursor;
 use crate::app::{App, Phase};
 use crate::error::{ServiceError, in_plain_words};
-use crate::http::auth::Caller;
 use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, Path, Sent};
-use crate::http::request_log::RequestId;
 use crate::telemetry::journal::Happening;
 use crate::work::idempotency;
 use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
@@ -139,7 +137,6 @@ const GRACE: Duration = Duration::from_secs(10);
 )]
 pub async fn create(
     State(app): State<App>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Sent { request, bytes }: Sent<BoxRequest>,
@@ -149,23 +146,21 @@ pub async fn create(
         return Err(ServiceError::stopping());
     }
     let (mut spec, options) = request.take(&app)?;
-    let memory_bytes = spec.limits.memory_bytes.value();
-    let asking = Asking::new(request_id, caller.clone(), memory_bytes);
-    if let Some(key) = caller.0 {
-        spec.labels.insert(quota::KEY_LABEL.to_owned(), key);
+    if let Some(key) = &caller.key {
+        spec.labels.insert(quota::KEY_LABEL.to_owned(), key.clone());
     }
     let created = match keyed {
         Some(keyed) => {
             let label = idempotency::REQUEST_LABEL.to_owned();
             spec.labels.insert(label, keyed.request);
-            idempotency::start(&app, keyed.box_id, spec, options, &asking).await?
+            idempotency::start(&app, keyed.box_id, spec, options, &caller).await?
         }
         None => {
-            let admitted = asking.admit(&app).await?;
-            let note = asking.note(&app);
+            let admitted = app.admit(&caller, Need::lasting_box(&spec)).await?;
+            let server = app.clone();
             let start = move |engine: &Engine| {
                 let started = engine.start(&spec, &options)?;
-                Created::watched(engine, &note, started, &spec, admitted)
+                Created::watched(&server, &caller, started, &spec, admitted)
             };
             app.ask_to_create(start).await?
         }
@@ -174,46 +169,6 @@ pub async fn create(
         Created::Now(status) => Ok((StatusCode::CREATED, axum::Json(status)).into_response()),
         Created::Before(status) => Ok(axum::Json(status).into_response()),
     }
-}
-
-/// Who asks for a box, and for how much.
-#[derive(Debug)]
-pub struct Asking {
-    request_id: String,
-    caller: Caller,
-    memory_bytes: u64,
-}
-
-/// That there may be a box: on whose account, and in which place.
-#[derive(Debug)]
-pub struct Admitted {
-    charge: Option<Charge>,
-    place: Place,
-}
-
-impl Asking {
-    pub fn new(request_id: String, caller: Caller, memory_bytes: u64) -> Self {
-        Self { request_id, caller, memory_bytes }
-    }
-
-    pub async fn admit(&self, app: &App) -> Result<Admitted, ServiceError> {
-        let (config, asked) = (app.config(), quota::Asked::Box);
-        let charge = app.quotas.charge(&config, &self.caller, asked, self.memory_bytes)?;
-        let place = app.pressure.place().await?;
-        Ok(Admitted { charge, place })
-    }
-
-    /// For a thread that may make the box when whoever asked is gone.
-    pub fn note(&self, app: &App) -> Note {
-        Note { app: app.clone(), request_id: self.request_id.clone() }
-    }
-}
-
-/// Who is told of a new box.
-#[derive(Debug)]
-pub struct Note {
-    app: App,
-    request_id: String,
 }
 
 /// A box that was asked for.
@@ -228,19 +183,20 @@ impl Created {
     /// A new box, whose end is noticed. Without a pause after its start: whoever asked
     /// for it may be gone.
     pub fn watched(
-        engine: &Engine,
-        Note { app, request_id }: &Note,
+        app: &App,
+        caller: &Caller,
         started: Started,
         spec: &Spec,
-        admitted: Admitted,
+        mut admitted: Admitted,
     ) -> Result<Self, tare_engine::Error> {
-        // Its beginning is told before its end can be.
-        app.journal.note(Happening::BoxCreated { box_id: started.id.as_str(), request_id });
+        admitted.box_is_made();
+        let (box_id, request_id) = (started.id.as_str(), &*caller.request_id);
+        // Its creation is logged before its end can be.
+        app.journal.note(Happening::BoxCreated { box_id, request_id });
         app.journal.note_box(&started.notes);
         // What cannot be watched now is watched later.
-        app.watch.add(started.id.clone(), started.keeper, admitted.charge).ok();
-        drop(admitted.place);
-        engine.status_of_new(&started.id, spec).map(Self::Now)
+        app.watch.add(started.id.clone(), started.keeper, Some(admitted)).ok();
+        app.engine.status_of_new(&started.id, spec).map(Self::Now)
     }
 }
 
@@ -386,7 +342,7 @@ pub async fn inspect(
 )]
 pub async fn remove(
     State(app): State<App>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(Caller { request_id, .. }): Extension<Caller>,
     Path(id): Path<String>,
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<StatusCode, ServiceError> {
@@ -410,7 +366,6 @@ pub async fn remove(
 )]
 pub async fn stop(
     State(app): State<App>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     request: Option<Json<StopRequest>>,
@@ -420,8 +375,8 @@ pub async fn stop(
     if grace > app.config().limits.timeout_max {
         return Err(ServiceError::invalid("invalid", "grace_ms: it is too long"));
     }
-    let _turn = app.quotas.begin_stop(&caller)?;
-    let stopped = stop::stop(&app, id, grace, &request_id).await?;
+    let _turn = app.admission.quotas.begin_stop(&caller)?;
+    let stopped = stop::stop(&app, id, grace, &caller.request_id).await?;
     Ok(axum::Json(stopped))
 }
 
@@ -435,7 +390,7 @@ pub async fn stop(
 )]
 pub async fn pause(
     State(app): State<App>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(Caller { request_id, .. }): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let Changed { before, after } = change(&app, id, Engine::pause).await?;
@@ -456,7 +411,7 @@ pub async fn pause(
 )]
 pub async fn resume(
     State(app): State<App>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(Caller { request_id, .. }): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let Changed { before, after } = change(&app, id, Engine::resume).await?;
@@ -478,7 +433,7 @@ pub async fn resume(
 )]
 pub async fn lease(
     State(app): State<App>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(Caller { request_id, .. }): Extension<Caller>,
     Path(id): Path<String>,
     Json(request): Json<LeaseRequest>,
 ) -> Result<axum::Json<Status>, ServiceError> {

@@ -9,9 +9,11 @@ use tare_engine::ExecSpec;
 use tare_engine::spec::Spec;
 use utoipa::ToSchema;
 
+use crate::admission::Need;
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
 use crate::http::error::ErrorBody;
+use crate::http::request_log;
 use crate::work::relay::{Flood, Output};
 use crate::work::run::{self, OneShot, Stage};
 
@@ -86,7 +88,7 @@ fn not_ready(why: &str) -> ServiceError {
 }
 
 async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, ServiceError> {
-    let permit = app.admission.run().await?;
+    let caller = request_log::caller(None);
     let what = OneShot::<()> {
         spec: Spec::of(Vec::new()),
         exec: ExecSpec { timeout: Some(app.config().limits.timeout), ..ExecSpec::of(["true"]) },
@@ -97,7 +99,8 @@ async fn run_one(app: &App, stage: Stage) -> Result<axum::Json<Readiness>, Servi
         flood: Flood::Passes,
         stage,
     };
-    let outcome = run::start(app, permit, what, Output::Keep).result().await;
+    let admitted = app.admit(&caller, Need::run(&what.spec)).await?;
+    let outcome = run::start(app, &caller, admitted, what, Output::Keep).result().await;
     let outcome = outcome
         .map_err(|error| ServiceError { detail: error.detail, ..not_ready(&error.message) })?;
     match outcome.exit().code() {

@@ -11,9 +11,9 @@ use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::HOME;
 use utoipa::ToSchema;
 
+use crate::admission::{Caller, Need};
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
 use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, at_most};
 use crate::http::frames::{self, Form};
@@ -129,15 +129,16 @@ pub async fn run(
     if app.stopping.phase() > Phase::Serving {
         return Err(ServiceError::stopping());
     }
-    let memory_bytes = what.spec.limits.memory_bytes.value();
-    let permit = app.admit_run(&caller, memory_bytes).await?;
+    let admitted = app.admit(&caller, Need::run(&what.spec)).await?;
     match form {
         Form::Whole => {
-            let mut running = run::start(&app, permit, what, Output::Keep);
+            let mut running = run::start(&app, &caller, admitted, what, Output::Keep);
             let outcome = running.result().await?;
             Ok(axum::Json(RunResult::of(outcome, encoding)).into_response())
         }
-        Form::Events | Form::Lines => Ok(frames::run(&app, permit, what, encoding, form)),
+        Form::Events | Form::Lines => {
+            Ok(frames::run(&app, &caller, admitted, what, encoding, form))
+        }
     }
 }
 

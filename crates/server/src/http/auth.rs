@@ -26,18 +26,11 @@ use crate::http::request_log;
 pub const API_KEY: &str = "x-api-key";
 const BEARER: &str = "bearer ";
 
-/// Whose key it was; in the request's extensions. Without keys it is nobody's.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Caller(pub Option<String>);
-
 pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let config = app.config();
     match admit(request.headers(), request.uri(), &config, app.served_at()) {
-        Ok(caller) => {
-            if let Caller(Some(key)) = &caller {
-                request_log::came_with(key);
-            }
-            request.extensions_mut().insert(caller);
+        Ok(key) => {
+            request.extensions_mut().insert(request_log::caller(key));
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -49,7 +42,7 @@ fn admit(
     target: &Uri,
     config: &Config,
     served: ServedAt,
-) -> Result<Caller, ServiceError> {
+) -> Result<Option<String>, ServiceError> {
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
         if !config.hears_anybody(served.reach) {
@@ -57,11 +50,11 @@ fn admit(
                 .with_hint("name one in [[keys]] of the configuration"));
         }
         check_host(headers, config, served)?;
-        return Ok(Caller(None));
+        return Ok(None);
     }
     let given = given_key(headers)?;
     let found = given.and_then(|given| holder(&config.keys, given));
-    found.map(|key| Caller(Some(key.name.clone()))).ok_or_else(|| {
+    found.map(|key| Some(key.name.clone())).ok_or_else(|| {
         unauthorized("no valid API key was given")
             .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
     })
@@ -197,7 +190,7 @@ mod tests {
         pairs: &[(&'static str, &'static str)],
         config: &Config,
         reach: Reach,
-    ) -> Result<Caller, u16> {
+    ) -> Result<Option<String>, u16> {
         let pairs = pairs
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
@@ -216,7 +209,7 @@ mod tests {
     fn only_the_whole_key_is_the_key() {
         let config = with_key("secret");
         let code = |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, Reach::Host);
-        let ci = Ok(Caller(Some("ci".into())));
+        let ci = Ok(Some("ci".to_owned()));
         assert_eq!(code(&[("x-api-key", "secret")]), ci);
         assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
         assert_eq!(code(&[("authorization", "bearer secret")]), ci);

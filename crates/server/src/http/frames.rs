@@ -15,7 +15,7 @@ use tare_engine::Timestamp;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
-use crate::admission::Permit;
+use crate::admission::{Admitted, Caller};
 use crate::api::run::RunResult;
 use crate::app::App;
 use crate::http::error::error_json;
@@ -121,13 +121,14 @@ fn essence(media_range: &str) -> &str {
 
 pub fn run(
     app: &App,
-    permit: Permit,
+    caller: &Caller,
+    admitted: Admitted,
     what: OneShot<Vec<FileOut>>,
     encoding: Encoding,
     form: Form,
 ) -> Response {
     let (output, chunks) = passed(app);
-    let running = run::start(app, permit, what, output);
+    let running = run::start(app, caller, admitted, what, output);
     // The output was in the frames before.
     frames(form, encoding, chunks, running, |outcome| {
         serde_json::to_value(RunResult::of(outcome, Encoding::Utf8)).unwrap_or(Value::Null)

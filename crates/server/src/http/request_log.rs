@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use tare_engine::BoxId;
 
+use crate::admission::Caller;
 use crate::admission::bodies::Charge;
 use crate::admission::streams::Stream;
 use crate::app::App;
@@ -26,10 +27,6 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Of a request whose client did not wait for the answer; the word is nginx's.
 const CLIENT_GONE: u16 = 499;
-
-/// Who asked; in the request's extensions.
-#[derive(Debug, Clone)]
-pub struct RequestId(pub String);
 
 /// What is known of a request while it is served.
 #[derive(Debug)]
@@ -51,15 +48,17 @@ tokio::task_local! {
     static CURRENT: Arc<Current>;
 }
 
-/// The id of the request that this task serves.
-pub fn current_request() -> Option<String> {
-    CURRENT.try_with(|current| current.id.clone()).ok()
-}
-
-/// It came with the key of this name.
-pub fn came_with(key: &str) {
-    // Outside of a request, as in a test, there is nobody to tell of.
-    CURRENT.try_with(|current| drop(current.key.set(key.to_owned()))).ok();
+/// The caller of the current request, which came with the key of this name. The log of the
+/// request names the key from now on.
+pub fn caller(key: Option<String>) -> Caller {
+    let request_id = CURRENT.try_with(|current| {
+        if let Some(key) = &key {
+            current.key.set(key.clone()).ok();
+        }
+        current.id.clone()
+    });
+    // Outside of a request, as in a test, there is no id.
+    Caller { key, request_id: request_id.unwrap_or_default() }
 }
 
 /// Holds the memory of the request's body until the request is over.
@@ -93,9 +92,9 @@ impl Current {
     }
 }
 
-pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
     let refused = listen::refused_in_reserve(&app, &request);
-    let served = Served::begin(app, &mut request);
+    let served = Served::begin(app, &request);
     let current = Arc::clone(&served.current);
     let mut response = match refused {
         None => CURRENT.scope(current, next.run(request)).await,
@@ -168,10 +167,9 @@ struct Served {
 }
 
 impl Served {
-    fn begin(app: App, request: &mut Request) -> Self {
+    fn begin(app: App, request: &Request) -> Self {
         // The same kind of random name as a box has.
         let id = BoxId::random().to_string();
-        request.extensions_mut().insert(RequestId(id.clone()));
         Self {
             app,
             current: Arc::new(Current { id, key: OnceLock::new(), held: Mutex::default() }),

@@ -22,7 +22,7 @@ pub async fn health(
         auth::check_host(&headers, &config, app.served_at())?;
     }
     let is_serving = app.stopping.phase() == Phase::Serving;
-    if is_serving && app.pressure.found().admits(0).is_ok() {
+    if is_serving && app.admission.pressure.found().admits(0).is_ok() {
         Ok(StatusCode::OK)
     } else {
         Ok(StatusCode::SERVICE_UNAVAILABLE)

@@ -284,7 +284,7 @@ impl Metrics {
 /// What is as it is now.
 fn measured(app: &App) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
-    let found = app.pressure.found();
+    let found = app.admission.pressure.found();
     let (used, limit) = (Family::<GaugeLabels, Value>::default(), Family::default());
     let level = Family::default();
     for (reading, at) in &found.readings {
@@ -312,7 +312,11 @@ fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 12] {
         ("process_descriptors", "Descriptors that the server has open", descriptors),
         ("process_threads", "Threads of the server", found.threads),
         ("process_resident_bytes", "Memory of the server that is resident", found.resident_bytes),
-        ("boxes_live", "Boxes that live, with those of one-shots", app.pressure.boxes_live()),
+        (
+            "boxes_live",
+            "Boxes that live, with those of one-shots",
+            app.admission.pressure.boxes_live(),
+        ),
         ("runs_running", "One-shots that run", app.admission.running() as u64),
         ("runs_waiting", "One-shots that wait for their turn", app.admission.waiting() as u64),
         ("streams_open", "Clients that only listen", app.streams.count() as u64),

@@ -13,7 +13,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use tare_engine::{BoxId, Keeper};
 
-use crate::admission::quota::Charge;
+use crate::admission::Admitted;
 
 /// How many ends are taken at a time.
 const ENDS_MAX: usize = 64;
@@ -27,7 +27,7 @@ pub struct Watch {
 #[derive(Debug, Default)]
 struct Watched {
     next: u64,
-    by_number: HashMap<u64, (BoxId, Keeper, Option<Charge>)>,
+    by_number: HashMap<u64, (BoxId, Keeper, Option<Admitted>)>,
     by_id: HashMap<BoxId, u64>,
 }
 
@@ -44,9 +44,9 @@ impl Watch {
         Ok(watch)
     }
 
-    /// A box that is watched already is watched once. Whom it counts for is told here
+    /// A box that is watched already is watched once. Its right to exist is held here
     /// until it ends.
-    pub fn add(&self, id: BoxId, keeper: Keeper, charge: Option<Charge>) -> io::Result<()> {
+    pub fn add(&self, id: BoxId, keeper: Keeper, admitted: Option<Admitted>) -> io::Result<()> {
         let mut watched = self.watched();
         if watched.by_id.contains_key(&id) {
             return Ok(());
@@ -56,17 +56,12 @@ impl Watch {
         epoll::add(&self.epoll, keeper.as_fd(), data, epoll::EventFlags::IN)?;
         watched.next += 1;
         watched.by_id.insert(id.clone(), number);
-        watched.by_number.insert(number, (id, keeper, charge));
+        watched.by_number.insert(number, (id, keeper, admitted));
         Ok(())
     }
 
     pub fn has(&self, id: &BoxId) -> bool {
         self.watched().by_id.contains_key(id)
-    }
-
-    /// How many live.
-    pub fn count(&self) -> usize {
-        self.watched().by_id.len()
     }
 
     /// A box that somebody has seen end: it is told to nobody.
@@ -94,7 +89,7 @@ impl Watch {
     /// The box whose keeper is dead. Closed, its descriptor is watched no more.
     fn take(&self, number: u64) -> Option<BoxId> {
         let mut watched = self.watched();
-        let (id, keeper, _charge) = watched.by_number.remove(&number)?;
+        let (id, keeper, _admitted) = watched.by_number.remove(&number)?;
         watched.by_id.remove(&id);
         drop(watched);
         epoll::delete(&self.epoll, keeper.as_fd()).ok();

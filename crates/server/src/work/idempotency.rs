@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
 use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Status};
 
-use crate::api::boxes::{Asking, Created};
+use crate::admission::{Caller, Need};
+use crate::api::boxes::Created;
 use crate::app::App;
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
 
 const HEADER: &str = "idempotency-key";
 const KEY_BYTES_MAX: usize = 255;
@@ -66,10 +66,10 @@ fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
 }
 
 /// Two callers may use the same key and mean different boxes.
-fn named(key: &[u8], Caller(caller): &Caller) -> BoxId {
+fn named(key: &[u8], caller: &Caller) -> BoxId {
     let mut hash = Sha256::new_with_prefix(b"tare box\0");
-    hash.update([u8::from(caller.is_some())]);
-    hash.update(caller.as_deref().unwrap_or(""));
+    hash.update([u8::from(caller.key.is_some())]);
+    hash.update(caller.key.as_deref().unwrap_or(""));
     hash.update([0]);
     hash.update(key);
     let digest: [u8; 32] = hash.finalize().into();
@@ -111,7 +111,7 @@ pub async fn start(
     id: BoxId,
     spec: Spec,
     options: DetachOptions,
-    asking: &Asking,
+    caller: &Caller,
 ) -> Result<Created, ServiceError> {
     let until = Instant::now() + MADE_WITHIN;
     loop {
@@ -123,13 +123,13 @@ pub async fn start(
             }
             Found::Half => {}
             Found::Nothing => {
-                let admitted = asking.admit(app).await?;
+                let admitted = app.admit(caller, Need::lasting_box(&spec)).await?;
                 let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
-                let note = asking.note(app);
+                let (server, caller) = (app.clone(), caller.clone());
                 let start = move |engine: &Engine| {
                     let started = engine.start_as(&of, &spec, &options)?;
                     started
-                        .map(|started| Created::watched(engine, &note, started, &spec, admitted))
+                        .map(|started| Created::watched(&server, &caller, started, &spec, admitted))
                         .transpose()
                 };
                 if let Some(created) = app.ask_to_create(start).await? {
@@ -174,7 +174,7 @@ mod tests {
     ) -> Result<Option<Keyed>, &'static str> {
         let value = HeaderValue::from_bytes(key).expect("a header");
         let headers = HeaderMap::from_iter([(HEADER.parse().expect("a name"), value)]);
-        let caller = Caller(caller.map(str::to_owned));
+        let caller = Caller { key: caller.map(str::to_owned), ..Caller::default() };
         keyed(&headers, &caller, body.as_bytes()).map_err(|error| error.code)
     }
 
@@ -196,7 +196,7 @@ mod tests {
         assert_ne!(of(b"a", Some("ci")), of(b"b", Some("ci")));
         assert_ne!(of(b"a", Some("ci")), of(b"a", Some("desk")));
         assert_ne!(of(b"a", Some("")), of(b"a", None));
-        let none = keyed(&HeaderMap::new(), &Caller(None), b"{}");
+        let none = keyed(&HeaderMap::new(), &Caller::default(), b"{}");
         assert_eq!(none.ok(), Some(None));
     }
 

@@ -25,10 +25,9 @@ use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit,
 
 pub use crate::work::files::{FileIn, FileOut};
 
-use crate::admission::Permit;
+use crate::admission::{Admitted, Caller};
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
-use crate::http::request_log;
 use crate::makers::Bench;
 use crate::shutdown::{self, Running, Wanted};
 use crate::telemetry::journal::{Happening, RunEnded};
@@ -143,15 +142,16 @@ impl<T> Outcome<T> {
 /// Starts it.
 pub fn start<T: Send + 'static>(
     app: &App,
-    permit: Permit,
+    caller: &Caller,
+    admitted: Admitted,
     what: OneShot<T>,
     output: Output,
 ) -> Running<Outcome<T>> {
     let app = app.clone();
-    let request_id = request_log::current_request();
+    let request_id = caller.request_id.clone();
     let (mut wanted, running) = shutdown::pair();
     tokio::spawn(async move {
-        let outcome = Course::run(&app, permit, what, &output, &mut wanted, request_id).await;
+        let outcome = Course::run(&app, admitted, what, &output, &mut wanted, request_id).await;
         wanted.done(outcome);
     });
     running
@@ -188,7 +188,7 @@ struct Course<'a, T> {
     app: &'a App,
     attached: Attached,
     /// Given back when nothing is left.
-    permit: Permit,
+    admitted: Option<Admitted>,
     wanted: &'a mut Wanted<Outcome<T>>,
     /// When the lap that it is in began.
     since: Instant,
@@ -205,14 +205,14 @@ struct Ran<T> {
 impl<'a, T: Send + 'static> Course<'a, T> {
     async fn run(
         app: &'a App,
-        permit: Permit,
+        admitted: Admitted,
         what: OneShot<T>,
         output: &Output,
         wanted: &'a mut Wanted<Outcome<T>>,
-        request_id: Option<String>,
+        request_id: String,
     ) -> Result<Outcome<T>, ServiceError> {
         let started = Instant::now();
-        let request_id = request_id.as_deref();
+        let request_id = Some(request_id.as_str()).filter(|id| !id.is_empty());
         let tell = |box_id: Option<&BoxId>, over: Over| {
             app.journal.note(Happening::RunEnded(RunEnded {
                 box_id: box_id.map(BoxId::as_str),
@@ -237,7 +237,8 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let attached = attached.inspect_err(|error| tell(None, Over::failed(error)))?;
         app.journal.note_box(attached.notes());
         let id = attached.id().clone();
-        let mut course = Self { app, attached, permit, wanted, since: started, stage };
+        let mut course =
+            Self { app, attached, admitted: Some(admitted), wanted, since: started, stage };
         course.lap(Lap::Create);
         course.stage.enter("starting the box");
         let ran = course.go(what, output, bench).await;
@@ -263,6 +264,12 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         })
     }
 
+    fn box_is_made(&mut self) {
+        if let Some(admitted) = &mut self.admitted {
+            admitted.box_is_made();
+        }
+    }
+
     fn lap(&mut self, over: Lap) {
         let now = Instant::now();
         self.app.metrics.lap(over, now - self.since);
@@ -286,7 +293,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let mut executed = executed.await?;
         let ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
         let mut ends = ends.at_flood(what.flood);
-        self.permit.made();
+        self.box_is_made();
         self.lap(Lap::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
         let relayed = relay::relay(&mut executed, &mut ends, input, orders, output);
@@ -307,7 +314,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let attached = &mut self.attached;
         let ends = Ends::of(attached.streams(), None, what.output_bytes_max)?;
         let mut ends = ends.at_flood(what.flood);
-        self.permit.made();
+        self.box_is_made();
         self.lap(Lap::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
         let relayed = relay::relay(&mut self.attached, &mut ends, input, orders, output);
@@ -390,7 +397,8 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                 Err(error) if left.is_zero() => {
                     // Its end is noticed, whenever that comes, and it is swept then.
                     let keeper = attached.keeper().try_clone();
-                    keeper.and_then(|keeper| app.watch.add(id.clone(), keeper, None)).ok();
+                    let admitted = self.admitted.take().map(Admitted::without_turn);
+                    keeper.and_then(|keeper| app.watch.add(id.clone(), keeper, admitted)).ok();
                     break Err(error);
                 }
                 Err(_not_yet) => {

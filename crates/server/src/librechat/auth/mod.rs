@@ -1,7 +1,7 @@
 //! Who asks: nobody in particular, the holder of a key, or a user with a token.
 //!
 //! In the place of [`guard`] for LibreChat's routes, with the same eye on web pages.
-//! Whoever is heard is a [`Principal`] in the request's extensions, and a [`Caller`]
+//! Whoever is heard is a [`Principal`] in the request's extensions, and a `Caller`
 //! whose quota counts.
 
 mod keys;
@@ -22,7 +22,7 @@ use crate::callers::Callers;
 use crate::config::Config;
 use crate::config::librechat::{Auth, JwtConfig};
 use crate::error::{ServiceError, in_full};
-use crate::http::auth::{self, API_KEY, Caller};
+use crate::http::auth::{self, API_KEY};
 use crate::http::request_log;
 pub use crate::librechat::auth::keys::Keyring;
 use crate::librechat::auth::token::LEGACY;
@@ -33,15 +33,16 @@ use crate::telemetry::journal::Happening;
 /// The one route that LibreChat asks without saying who asks, whatever its settings.
 const EXEC: &str = "/v1/exec";
 
-type Identified = (Principal, Caller);
+/// The user, and the name of the API key if there is one.
+type Identified = (Principal, Option<String>);
 
 pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match identify(&app, &parts).await {
-        Ok((principal, caller)) => {
+        Ok((principal, key)) => {
             let mut request = Request::from_parts(parts, body);
             request.extensions_mut().insert(principal);
-            request.extensions_mut().insert(caller);
+            request.extensions_mut().insert(request_log::caller(key));
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -52,10 +53,8 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ServiceError> 
     let config = app.config();
     let door = Door { config: &config, served: app.served_at(), now: now(), callers: &app.callers };
     let identified = door.identify(parts).await;
-    match &identified {
-        Ok((_, Caller(Some(key)))) => request_log::came_with(key),
-        Ok((_, Caller(None))) | Err(Refused::Said(_)) => {}
-        Err(Refused::Unread(why)) => app.journal.note(Happening::KeysNotRead { why }),
+    if let Err(Refused::Unread(why)) = &identified {
+        app.journal.note(Happening::KeysNotRead { why });
     }
     identified.map_err(ServiceError::from)
 }
@@ -113,7 +112,7 @@ impl Door<'_> {
         }
         auth::check_host(headers, self.config, self.served)?;
         let principal = Principal { tenant: tenant.to_owned(), user: None };
-        Ok((principal, Caller(None)))
+        Ok((principal, None))
     }
 
     fn is_heard_without(&self, parts: &Parts) -> bool {
@@ -129,7 +128,7 @@ impl Door<'_> {
         let key = auth::holder(&self.config.keys, given);
         let name = &key.ok_or_else(|| unauthorized("Invalid API key"))?.name;
         let principal = Principal { tenant: name.clone(), user: None };
-        Ok((principal, Caller(Some(name.clone()))))
+        Ok((principal, Some(name.clone())))
     }
 
     async fn user(
@@ -146,7 +145,7 @@ impl Door<'_> {
         let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
         let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
-        Ok((principal, Caller(None)))
+        Ok((principal, None))
     }
 }
 
@@ -225,7 +224,7 @@ mod tests {
                 callers: &Callers::start(1).expect("threads"),
             };
             let identified = door.identify(&parts).await.map_err(ServiceError::from);
-            let (principal, Caller(key)) =
+            let (principal, key) =
                 identified.map_err(|error| (status(error.kind).as_u16(), error.message))?;
             let user = principal.user.or(key);
             Ok(format!("{}/{}", principal.tenant, user.unwrap_or_default()))

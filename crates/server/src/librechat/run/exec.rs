@@ -5,9 +5,9 @@ use axum::http::HeaderMap;
 use serde::{Deserialize, Deserializer};
 use tare_engine::Exit;
 
+use crate::admission::{Caller, Need};
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
 use crate::http::extract::Json;
 use crate::librechat::answer::{Answer, Ran};
 use crate::librechat::cancel;
@@ -113,8 +113,7 @@ impl Task {
             return Err(ServiceError::unavailable("stopping", "Service is shutting down"));
         }
         let config = app.config();
-        let memory_bytes = self.work.spec.limits.memory_bytes.value();
-        let permit = app.admit_run(caller, memory_bytes).await?;
+        let admitted = app.admit(caller, Need::run(&self.work.spec)).await?;
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
         let what = OneShot {
@@ -127,7 +126,7 @@ impl Task {
             flood: Flood::Ends,
             stage: Stage::default(),
         };
-        let mut running = run::start(app, permit, what, Output::Keep);
+        let mut running = run::start(app, caller, admitted, what, Output::Keep);
         let outcome = running.result().await?;
         let ran = Ran {
             ended: outcome.ended,

@@ -14,11 +14,10 @@ use tare_engine::spec::{Name, Spec};
 use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
 
 use crate::admission::quota;
-use crate::api::boxes::{Asking, Created};
+use crate::admission::{Caller, Need};
+use crate::api::boxes::Created;
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
-use crate::http::request_log;
 use crate::librechat::answer::{Answer, Ran, Runtime, RuntimeStatus};
 use crate::librechat::run::exec::Task;
 use crate::librechat::run::inputs::Inputs;
@@ -241,21 +240,18 @@ async fn find_or_make(
         return Ok((id, RuntimeStatus::Reused));
     }
     spec.name = Some(name);
-    if let Some(key) = &caller.0 {
+    if let Some(key) = &caller.key {
         spec.labels.insert(quota::KEY_LABEL.to_owned(), key.clone());
     }
-    let request_id = request_log::current_request().unwrap_or_default();
-    let memory_bytes = spec.limits.memory_bytes.value();
-    let asking = Asking::new(request_id, caller.clone(), memory_bytes);
-    let admitted = asking.admit(app).await?;
-    let note = asking.note(app);
+    let admitted = app.admit(caller, Need::lasting_box(&spec)).await?;
+    let (server, caller) = (app.clone(), caller.clone());
     let options = DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
     let held = Arc::clone(turn);
     let made = app.ask_to_create(move |engine| {
         let _turn = held;
         let started = engine.start(&spec, &options)?;
         let id = started.id.clone();
-        Created::watched(engine, &note, started, &spec, admitted)?;
+        Created::watched(&server, &caller, started, &spec, admitted)?;
         Ok(id)
     });
     Ok((made.await?, RuntimeStatus::New))

@@ -22,9 +22,9 @@ use axum::http::HeaderMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::admission::Caller;
 use crate::app::App;
 use crate::error::ServiceError;
-use crate::http::auth::Caller;
 use crate::http::extract::Json;
 use crate::librechat::answer::{Answer, FileShown};
 use crate::librechat::cancel;
