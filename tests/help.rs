@@ -113,7 +113,7 @@ fn help_and_version_can_be_asked_for_as_commands() {
         tare.call(word).ok().said_nothing().printed(&expected);
     }
     let unknown = tare.call(["help", "rum"]).exited(2).printed("");
-    unknown.said(&["there is no command 'rum'", "did you mean run?"]);
+    unknown.said(&["unrecognized subcommand 'rum'", "did you mean run?"]);
     tare.call(["help", "run", "ls"]).exited(2).printed("");
 }
 

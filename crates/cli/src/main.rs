@@ -11,6 +11,7 @@ mod error;
 mod exit;
 mod output;
 mod stdio;
+mod suggest;
 mod usage;
 
 use std::os::unix::ffi::OsStrExt;

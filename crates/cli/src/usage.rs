@@ -1,4 +1,7 @@
-//! Wrong usage in one line: what clap found, said as tare says things.
+//! A wrong command line as one error: the first sentence of clap, and a hint of ours.
+//!
+//! A value that a parser refused, a missing argument and a conflict have sentences of our own,
+//! which are shorter than those of clap.
 
 use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
@@ -9,9 +12,10 @@ use tare_engine::Error;
 use tare_engine::spec::shown::quoted;
 
 use crate::cli::Cli;
+use crate::suggest;
 
-/// The first word that is neither an option nor the value of one; known also
-/// for a line that does not parse.
+/// The first word that is neither an option nor the value of one. It is known even if the
+/// command line does not parse.
 pub fn command_of(args: &[OsString]) -> Option<&OsStr> {
     let mut words = args.iter().skip(1);
     while let Some(word) = words.next() {
@@ -26,27 +30,37 @@ pub fn command_of(args: &[OsString]) -> Option<&OsStr> {
     None
 }
 
-/// What `error` says, and whose help to read; a value that a parser refused
-/// brings its own hint.
+/// The error that tare prints for `error`, with a suggestion and the help to read.
 pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
     if let Some(refused) = refused_value(error) {
         return refused;
     }
-    let help = match command
-        .and_then(|word| Cli::command().find_subcommand(word).map(|it| it.get_name().to_owned()))
-    {
-        Some(name) => format!("try 'tare {name} --help'"),
+    let mut tare = Cli::command();
+    tare.build();
+    let command = command.and_then(|word| tare.find_subcommand(word));
+    let help = match command {
+        Some(command) => format!("try 'tare {} --help'", command.get_name()),
         None => "try 'tare --help'".to_owned(),
     };
-    let hint = match suggestion(error) {
+    let word = |kind| texts(error, kind).into_iter().next();
+    let suggestion = match error.kind() {
+        Clap::InvalidSubcommand => {
+            word(ContextKind::InvalidSubcommand).and_then(|it| suggest::command(&tare, &it))
+        }
+        Clap::UnknownArgument => word(ContextKind::InvalidArg)
+            .and_then(|it| suggest::option(command.unwrap_or(&tare), &it)),
+        _ => word(ContextKind::SuggestedValue),
+    };
+    let hint = match suggestion {
         Some(nearest) => format!("did you mean {nearest}? {help}"),
         None => help,
     };
     Error::bad_request(message(error)).with_hint(hint)
 }
 
+/// The error of one of our own parsers, with its own hint.
 fn refused_value(error: &clap::Error) -> Option<Error> {
-    let argument = text(error, ContextKind::InvalidArg)?;
+    let argument = texts(error, ContextKind::InvalidArg).into_iter().next()?;
     let reason: &Error = error.source()?.downcast_ref()?;
     let message = format!("bad value for {}", flag_of(&argument));
     let refused = Error::bad_request(message).caused_by(reason.to_string());
@@ -57,100 +71,45 @@ fn refused_value(error: &clap::Error) -> Option<Error> {
 }
 
 fn message(error: &clap::Error) -> String {
-    let argument = text(error, ContextKind::InvalidArg);
-    match (error.kind(), argument) {
-        (Clap::UnknownArgument, Some(argument)) if argument.starts_with('-') => {
-            format!("there is no option {}", quoted(argument))
+    let arguments = texts(error, ContextKind::InvalidArg);
+    let value = texts(error, ContextKind::InvalidValue).join("");
+    let others = texts(error, ContextKind::PriorArg);
+    match (error.kind(), &arguments[..]) {
+        (Clap::InvalidValue, [argument]) if value.is_empty() => {
+            format!("{} needs a value", flag_of(argument))
         }
-        (Clap::UnknownArgument, Some(argument)) => {
-            format!("{} is one argument too many", quoted(argument))
+        (Clap::InvalidValue, [argument]) => {
+            let known = texts(error, ContextKind::ValidValue).join(", ");
+            format!("bad value for {}: {} is not one of {known}", flag_of(argument), quoted(value))
         }
-        (Clap::ArgumentConflict, Some(argument)) => conflict(error, &argument),
-        (Clap::InvalidValue, Some(argument)) => invalid_value(error, &argument),
-        (Clap::MissingRequiredArgument, _) => missing(error),
-        (Clap::InvalidSubcommand, _) => {
-            let word = text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("there is no command {}", quoted(word))
+        (Clap::MissingRequiredArgument, [argument]) if argument == "--detach" => {
+            "--lease, --keep and --retention need --detach".to_owned()
+        }
+        (Clap::MissingRequiredArgument, [argument]) => format!("{} is missing", any_of(argument)),
+        (Clap::MissingRequiredArgument, [_, _, ..]) => {
+            let arguments: Vec<_> = arguments.iter().map(|it| any_of(it)).collect();
+            format!("{} are missing", arguments.join(" and "))
+        }
+        (Clap::ArgumentConflict, [argument]) if !others.contains(argument) => {
+            let others: Vec<_> = others.iter().map(|it| flag_of(it)).collect();
+            format!("{} cannot be used with {}", flag_of(argument), others.join(", "))
         }
         (Clap::MissingSubcommand | Clap::DisplayHelpOnMissingArgumentOrSubcommand, _) => {
-            "no command is given".to_owned()
+            "COMMAND is missing".to_owned()
         }
-        (Clap::InvalidUtf8, _) => "an option's value is not UTF-8 text".to_owned(),
-        (_, _) => first_line(error),
+        (_, _) => {
+            let rendered = error.render().to_string();
+            let sentence = rendered.split("\n\n").next().unwrap_or_default();
+            sentence.trim_start_matches("error: ").to_owned()
+        }
     }
 }
 
-/// B024
-fn conflict(error: &clap::Error, argument: &str) -> String {
-    let flag = flag_of(argument);
-    match error.get(ContextKind::PriorArg) {
-        Some(ContextValue::String(prior)) if flag_of(prior) == flag => {
-            format!("{flag} is given twice")
-        }
-        Some(ContextValue::String(prior)) => {
-            format!("{flag} cannot be used with {}", flag_of(prior))
-        }
-        Some(ContextValue::Strings(priors)) => {
-            let priors: Vec<_> = priors.iter().map(|prior| flag_of(prior)).collect();
-            format!("{flag} cannot be used with {}", priors.join(", "))
-        }
-        Some(_) | None => format!("{flag} cannot be used here"),
-    }
-}
-
-fn invalid_value(error: &clap::Error, argument: &str) -> String {
-    let flag = flag_of(argument);
-    let value = text(error, ContextKind::InvalidValue).unwrap_or_default();
-    let known = match error.get(ContextKind::ValidValue) {
-        Some(ContextValue::Strings(known)) => known.join(", "),
-        Some(_) | None => String::new(),
-    };
-    match (value.is_empty(), known.is_empty()) {
-        (true, true) => format!("{flag} needs a value"),
-        (true, false) => format!("{flag} needs a value: one of {known}"),
-        (false, true) => format!("bad value for {flag}: {}", quoted(value)),
-        (false, false) => format!("bad value for {flag}: {} is not one of {known}", quoted(value)),
-    }
-}
-
-fn missing(error: &clap::Error) -> String {
-    match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::Strings(missing)) => {
-            let missing: Vec<_> = missing.iter().map(|word| any_of(word)).collect();
-            if missing == ["--detach"] {
-                return "--lease, --keep and --retention need --detach".to_owned();
-            }
-            let verb = if missing.len() == 1 { "is" } else { "are" };
-            format!("{} {verb} missing", missing.join(" and "))
-        }
-        Some(_) | None => first_line(error),
-    }
-}
-
-/// `--memory or --pids` of `<--memory <SIZE>|--pids <N>>`, which is how clap
-/// writes that one of them is needed.
+/// `--memory or --pids` of `<--memory <SIZE>|--pids <N>>`: how clap writes that one is required.
 fn any_of(word: &str) -> String {
-    let mut flags = word.split("|--");
-    let first = flags.next().map(flag_of).unwrap_or_default();
-    let others = flags.map(|flag| format!("--{}", flag_of(flag)));
-    let flags: Vec<String> = std::iter::once(first.to_owned()).chain(others).collect();
+    let words = word.trim_start_matches('<').replace("|--", "\n--");
+    let flags: Vec<_> = words.lines().map(flag_of).collect();
     flags.join(" or ")
-}
-
-fn suggestion(error: &clap::Error) -> Option<String> {
-    [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
-        .into_iter()
-        .find_map(|kind| text(error, kind))
-        .map(|nearest| flag_of(&nearest).to_owned())
-}
-
-/// The one text of this kind, or the first of several.
-fn text(error: &clap::Error, kind: ContextKind) -> Option<String> {
-    match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.clone()),
-        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
-        Some(_) | None => None,
-    }
 }
 
 /// `--memory` of `--memory <SIZE>`, `COMMAND` of `<COMMAND>...`.
@@ -159,10 +118,12 @@ fn flag_of(argument: &str) -> &str {
     flag.trim_end_matches("...").trim_matches(['<', '>', '[', ']'])
 }
 
-fn first_line(error: &clap::Error) -> String {
-    let rendered = error.render().to_string();
-    let line = rendered.lines().next().unwrap_or_default();
-    line.trim_start_matches("error: ").to_owned()
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        Some(_) | None => Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -182,15 +143,15 @@ mod tests {
         for (line, expected) in [
             (
                 &["tare", "run", "--memroy", "1g", "true"][..],
-                "there is no option '--memroy' (did you mean --memory? try 'tare run --help')",
+                "unexpected argument '--memroy' found (did you mean --memory? try 'tare run --help')",
             ),
             (
                 &["tare", "run", "--memory", "1g", "--memory=2g", "true"],
-                "--memory is given twice (try 'tare run --help')",
+                "the argument '--memory <SIZE>' cannot be used multiple times (try 'tare run --help')",
             ),
             (
                 &["tare", "run", "-i", "-i", "true"],
-                "--interactive is given twice (try 'tare run --help')",
+                "the argument '--interactive' cannot be used multiple times (try 'tare run --help')",
             ),
             (&["tare", "run"], "COMMAND is missing (try 'tare run --help')"),
             (&["tare", "run", "--"], "COMMAND is missing (try 'tare run --help')"),
@@ -213,12 +174,12 @@ mod tests {
             ),
             (
                 &["tare", "rum", "true"],
-                "there is no command 'rum' (did you mean run? try 'tare --help')",
+                "unrecognized subcommand 'rum' (did you mean run? try 'tare --help')",
             ),
-            (&["tare"], "no command is given (try 'tare --help')"),
+            (&["tare"], "COMMAND is missing (try 'tare --help')"),
             (
                 &["tare", "doctor", "x\n"],
-                "'x\\n' is one argument too many (try 'tare doctor --help')",
+                "unexpected argument 'x\\n' found (try 'tare doctor --help')",
             ),
         ] {
             assert_eq!(refusal(line), expected);
