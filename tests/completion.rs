@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use tare_harness::skip::has_program;
-use tare_harness::{TemporaryDirectory, skip, tare};
+use tare_harness::{Tare, TemporaryDirectory, skip, tare};
 
 #[test]
 fn completion_scripts_of_every_shell_list_the_options() {
@@ -40,4 +40,34 @@ fn completion_for_an_unknown_shell_is_refused() {
     let output = tare.call(["completion", "tcsh"]).exited(2).printed("");
     assert!(output.stderr_text().contains("tcsh"), "{output}");
     tare.call(["completion"]).exited(2).printed("");
+}
+
+/// Asks bash what it offers for the last of these words.
+fn offered(tare: &Tare, words: &str) -> Vec<String> {
+    let script = format!(
+        "eval \"$(\"$TARE\" completion bash)\"; tare() {{ \"$TARE\" \"$@\"; }}; \
+         COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _tare_and_boxes tare \
+         \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; \
+         printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    );
+    let script = format!("bash -c '{}'", script.replace('\'', "'\\''"));
+    tare.shell(&script).ok().stdout_text().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_offers_the_names_of_boxes() {
+    let tare = tare!();
+    if !has_program("bash") {
+        skip!("bash is not installed");
+    }
+    let named = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    let unnamed = tare.detached(["--", "sleep", "1000"]);
+    assert_eq!(offered(&tare, "tare stop \"\""), ["web", &unnamed]);
+    assert_eq!(offered(&tare, "tare exec w"), ["web"]);
+    assert_eq!(offered(&tare, "tare --state-root x logs -f we"), ["web"]);
+    assert_eq!(offered(&tare, "tare cp we"), ["web:"]);
+    assert!(offered(&tare, "tare stop -").contains(&"--time".to_owned()));
+    assert!(!offered(&tare, "tare run w").contains(&"web".to_owned()));
+    tare.remove(&named);
+    tare.remove(&unnamed);
 }

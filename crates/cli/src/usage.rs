@@ -43,13 +43,13 @@ pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
         None => "try 'tare --help'".to_owned(),
     };
     let word = |kind| texts(error, kind).into_iter().next();
-    let suggestion = match error.kind() {
-        Clap::InvalidSubcommand => {
-            word(ContextKind::InvalidSubcommand).and_then(|it| suggest::command(&tare, &it))
-        }
-        Clap::UnknownArgument => word(ContextKind::InvalidArg)
-            .and_then(|it| suggest::option(command.unwrap_or(&tare), &it)),
-        _ => word(ContextKind::SuggestedValue),
+    let unknown_command = word(ContextKind::InvalidSubcommand);
+    let unknown_option =
+        word(ContextKind::InvalidArg).filter(|_| error.kind() == Clap::UnknownArgument);
+    let suggestion = match (unknown_command, unknown_option) {
+        (Some(word), _) => suggest::command(&tare, &word),
+        (None, Some(word)) => suggest::option(command.unwrap_or(&tare), &word),
+        (None, None) => word(ContextKind::SuggestedValue),
     };
     let hint = match suggestion {
         Some(nearest) => format!("did you mean {nearest}? {help}"),

@@ -97,7 +97,7 @@ fn perform(command: &Command, context: &Context) -> Result<u8, Error> {
         Command::Update(args) => update::run(args, context),
         Command::Serve(args) => serve::run(args, context),
         Command::Doctor(args) => doctor::run(args, context),
-        Command::Completion(args) => completion::run(args),
+        Command::Completion(args) => completion::run(args, context),
         Command::Help(args) => Ok(run(args.line())),
         Command::Version(args) => Ok(run(args.line())),
     }

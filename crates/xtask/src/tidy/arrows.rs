@@ -129,7 +129,7 @@ const CRATES: [Crate; 4] = [
             ("commands/process_args", "error stdio"),
             ("commands/each", "error context exit"),
             ("commands/help", "error cli"),
-            ("commands/completion", "error cli output"),
+            ("commands/completion", "error context exit cli"),
             ("commands/serve", "error context exit tare_server"),
             (
                 "commands/*",
