@@ -42,7 +42,7 @@ use serve::{Deadlines, End, Supervisor};
 use tare_control::events::Happening;
 use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
 use tare_kernel::clock::boot_ns;
-use tare_kernel::launch;
+use tare_kernel::signals;
 use tare_kernel::step::step;
 
 /// How many connections may wait to be accepted.
@@ -119,7 +119,7 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
     }
     // Before there is a child, so that no end of one is missed.
     let child_signal =
-        step("children listened to", launch::child_signal).failing(SetupStep::Fork, "signals")?;
+        step("children listened to", signals::child_signal).failing(SetupStep::Fork, "signals")?;
     Ok(Some(Ready { plan, socket, child_signal, cgroup, freezer, detached, streams }))
 }
 

@@ -1,16 +1,19 @@
-//! User namespaces: their id maps, and namespaces that exist only to carry one.
+//! The id maps of user namespaces, and namespaces that exist only for their map.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 
+use rustix::event::pause;
 use rustix::fs::{Mode, OFlags, openat};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
+use crate::child::{Namespaces, SharedChild, keep_only};
 use crate::process::Process;
 use crate::step::{once, step};
 
-/// `count` ids from `inside` on are `outside` on in the parent namespace.
+/// Maps `count` ids from `inside` on to the ids from `outside` on of the parent namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     pub inside: u32,
@@ -24,16 +27,16 @@ impl Extent {
     }
 }
 
-/// Whether the namespace may use `setgroups`; an unprivileged writer of a map
-/// has to give it up first.
+/// Whether processes in the namespace may use `setgroups`. An unprivileged writer of a map
+/// has to deny it first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetGroups {
     Allowed,
     Denied,
 }
 
-/// Writes the maps of an unreaped child's new user namespace. The directory is proven to
-/// be the child's: a map that another process got would change who that process is.
+/// Writes the maps of an unreaped child's new user namespace. `proc_directory` proves that
+/// the directory is the child's: a map that another process got would change its ids.
 pub fn write_maps(
     child: &Process,
     uids: Extent,
@@ -43,7 +46,7 @@ pub fn write_maps(
     let directory = child.proc_directory()?;
     let write = |name: &str, text: &str| -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        step("id map written", || {
+        step("write id map", || {
             let file = openat(&directory, name, flags, Mode::empty())?;
             File::from(file).write_all(text.as_bytes())
         })
@@ -55,83 +58,40 @@ pub fn write_maps(
     write("gid_map", &gids.line())
 }
 
-/// Whether this process is in the first user namespace of the host, by the inode that the
-/// kernel gives to no other (`PROC_USER_INIT_INO`). The id map does not tell: another
-/// namespace can map every id to itself, as those of systemd's `PrivateUsers=full` do.
+/// Returns whether this process is in the first user namespace of the host, which has an
+/// inode of its own (`PROC_USER_INIT_INO`). The id map is no proof: another namespace can map
+/// every id to itself, as systemd's `PrivateUsers=full` does.
 pub fn is_in_first_user_namespace() -> bool {
     const PROC_USER_INIT_INO: u64 = 0xEFFF_FFFD;
     rustix::fs::stat(c"/proc/self/ns/user").is_ok_and(|it| it.st_ino == PROC_USER_INIT_INO)
 }
 
-/// A user namespace that nobody lives in, to hang an id-mapped mount on. It
-/// lives as long as the descriptor or the mount.
-pub fn carrier(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
-    let child = once("carrier of a map born", paused_child)?;
-    let made = write_maps(&child, uids, gids, SetGroups::Allowed).and_then(|()| {
+/// Makes a user namespace without processes, for an id-mapped mount. The namespace lives
+/// as long as the descriptor or the mount.
+pub fn id_map_namespace(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
+    let parent = rustix::process::getpid();
+    // SAFETY: `start` needs a main function that only makes system calls: `sleep` makes them
+    // by rustix. The order is a number that nothing changes.
+    let start = || unsafe { SharedChild::start(Namespaces::USER, None, parent, sleep) };
+    let child = once("make sleeping child", start)?;
+    let made = write_maps(&child.process, uids, gids, SetGroups::Allowed).and_then(|()| {
+        let directory = child.process.proc_directory()?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let directory = child.proc_directory()?;
         Ok(openat(directory, c"ns/user", flags, Mode::empty())?)
     });
-    child.kill()?;
-    while !child.wait_dead(std::time::Duration::from_secs(1))? {}
-    child.reap()?;
+    child.process.kill()?;
+    child.wait()?;
     made
 }
 
-/// A child in a new user namespace that does nothing until it is killed. It is
-/// in no box: it dies here, a few lines above.
-fn paused_child() -> io::Result<Process> {
-    let mut pidfd: i32 = -1;
-    let parent = rustix::process::getpid();
-    let arguments = libc::clone_args {
-        flags: (libc::CLONE_NEWUSER | libc::CLONE_PIDFD) as u64,
-        pidfd: &raw mut pidfd as u64,
-        exit_signal: libc::SIGCHLD as u64,
-        ..zeroed_clone_args()
-    };
-    // SAFETY: without CLONE_VM and without a stack this is a fork: the child
-    // goes on here with a copy of everything.
-    let pid = unsafe {
-        libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>())
-    };
-    match pid {
-        0 => pause_until_killed(parent),
-        pid if pid > 0 => {
-            // SAFETY: clone3 stored a new descriptor here that nobody else owns.
-            let pidfd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(pidfd) };
-            Ok(Process::from_child(pidfd, pid as i32))
-        }
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn zeroed_clone_args() -> libc::clone_args {
-    libc::clone_args {
-        flags: 0,
-        pidfd: 0,
-        child_tid: 0,
-        parent_tid: 0,
-        exit_signal: 0,
-        stack: 0,
-        stack_size: 0,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
-    }
-}
-
-fn pause_until_killed(parent: rustix::process::Pid) -> ! {
-    // If the parent is killed first, so are we; if it was already, getppid says so:
-    // then it is whoever takes orphans in, which need not be the first process (this
-    // child is in its parent's PID namespace).
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
-    let orphaned = rustix::process::getppid() != Some(parent);
-    loop {
-        if orphaned {
-            // SAFETY: ends this process at once, running no destructor.
-            unsafe { libc::_exit(0) };
-        }
-        rustix::event::pause();
+/// The child, which does nothing until it is killed. It dies with its parent: by the
+/// signal, or, if its parent died before that was set, because its parent is another one.
+fn sleep(parent: &Pid) {
+    // SAFETY: keep_only needs a process in which nothing owns a descriptor: the owners are in
+    // the parent, whose table is another one.
+    unsafe { keep_only(std::iter::empty(), 0) }.ok();
+    set_parent_process_death_signal(Some(Signal::KILL)).ok();
+    while getppid() == Some(*parent) {
+        pause();
     }
 }

@@ -28,4 +28,5 @@ pub mod tree;
 pub mod usage;
 pub mod watch;
 
+mod child;
 mod raw;

@@ -1,111 +1,81 @@
-//! A network namespace with its loopback up, made beside other work.
+//! Makes a network namespace with its loopback interface up, beside other work.
 //!
-//! The kernel takes longer to make one than for all the other namespaces
-//! together. So a keeper has a process of its own make it while it builds the file
-//! system: one that shares its memory, makes a few system calls, sends a descriptor
-//! of the namespace over a socket, and ends.
+//! The kernel takes longer to make one than for all other namespaces together. So a
+//! keeper has a process of its own make it while the keeper builds the file system: the
+//! builder process shares the keeper's memory, makes a few system calls, sends a
+//! descriptor of the namespace over a socket, and exits.
+//!
+//! The builder keeps all descriptors that the keeper has open. A lock that says that the
+//! box is being made therefore stays until the builder is gone too. It waits for nothing,
+//! so the rule of `child.rs` for waiting children does not concern it.
 #![allow(unsafe_code)]
 
-use std::cell::UnsafeCell;
 use std::ffi::CStr;
-use std::io;
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::ptr;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::process::{WaitOptions, wait};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg,
+    socket,
+};
+use rustix::process::Pid;
+use rustix::thread::{
+    LinkNameSpaceType, UnshareFlags, move_into_link_name_space, sched_getaffinity, sched_getcpu,
+    sched_setaffinity, unshare_unsafe,
+};
 
+use crate::child::{Namespaces, SharedChild};
 use crate::fds::receive;
-use crate::raw::{clone3, syscall, with_signals_blocked};
+use crate::raw::syscall;
 use crate::step::{once, step};
 
-/// A namespace in the making.
-pub struct Making {
-    /// The end of the socket that it comes over.
-    coming: OwnedFd,
-    /// Left to a maker that nobody has seen gone: it runs in there.
-    maker: ManuallyDrop<Box<Maker>>,
+/// A network namespace that a builder process is making.
+#[derive(Debug)]
+pub struct NamespaceBuilder {
+    /// The namespace arrives here.
+    socket: OwnedFd,
+    /// Its order is the number of the other end of the socket.
+    builder: SharedChild<RawFd>,
 }
 
-/// All that a maker needs.
-struct Maker {
-    socket: RawFd,
-    stack: UnsafeCell<MaybeUninit<Stack>>,
-}
-
-/// It calls nothing deep.
-const STACK_BYTES: usize = 16 << 10;
-
-#[repr(align(16))]
-struct Stack(#[allow(dead_code)] [u8; STACK_BYTES]);
-
-impl std::fmt::Debug for Making {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Making").field(&self.coming).finish()
-    }
-}
-
-impl Making {
-    /// Begins, in the user namespace of this process, which has one thread and,
-    /// until it has entered what is made, no other child.
-    pub fn begin() -> io::Result<Self> {
-        let (ours, makers) = step("network socket made", UnixStream::pair)?;
-        let maker = Box::new(Maker {
-            socket: makers.as_raw_fd(),
-            // Untouched: it costs no page that the maker does not use.
-            stack: UnsafeCell::new(MaybeUninit::uninit()),
-        });
-        let arguments = libc::clone_args {
-            flags: libc::CLONE_VM as u64,
-            pidfd: 0,
-            child_tid: 0,
-            parent_tid: 0,
-            exit_signal: libc::SIGCHLD as u64,
-            stack: maker.stack.get() as u64,
-            stack_size: STACK_BYTES as u64,
-            tls: 0,
-            set_tid: 0,
-            set_tid_size: 0,
-            cgroup: 0,
-        };
-        let argument = ptr::from_ref(&*maker).cast_mut().cast();
-        // SAFETY: the stack is nobody else's, and is freed after the maker was seen
-        // dead, or never.
-        let bear = || unsafe { clone3(&arguments, make, argument) };
-        let pid = once("maker of a network born", || match with_signals_blocked(bear) {
-            pid @ 0.. => Ok(pid as usize),
-            errno => Err(io::Error::from_raw_os_error(-errno as i32)),
-        })?;
-        move_elsewhere(pid);
-        Ok(Self { coming: ours.into(), maker: ManuallyDrop::new(maker) })
+impl NamespaceBuilder {
+    /// Starts the builder process, in the user namespace of this process. This process must
+    /// have one thread, and no other child until it has joined the namespace.
+    pub fn start() -> io::Result<Self> {
+        let (ours, theirs) = step("make network socket", UnixStream::pair)?;
+        let order = theirs.as_raw_fd();
+        // SAFETY: `start` needs a main function that only makes system calls: `build` makes
+        // them by rustix and `raw`. The order is a number that nothing changes.
+        let start = || unsafe { SharedChild::start(Namespaces::NONE, None, order, build) };
+        let builder = once("make network builder", start)?;
+        move_to_another_processor(builder.process.pid());
+        Ok(Self { socket: ours.into(), builder })
     }
 
-    /// Moves this process into the namespace, as soon as there is one, and sets
-    /// what is to be set there beneath `settings`, a `/proc/sys` of the box's own.
-    pub fn enter(self, settings: BorrowedFd<'_>) -> io::Result<()> {
-        let made = self.wait();
-        // Dead or about to die, it must not count as a process of the box.
-        once("maker of a network reaped", || retry_on_intr(|| wait(WaitOptions::empty())))?;
-        drop(ManuallyDrop::into_inner(self.maker));
+    /// Waits for the namespace, moves this process into it, and applies [`SETTINGS`] below
+    /// `settings`, the `/proc/sys` of the box.
+    pub fn join(self, settings: BorrowedFd<'_>) -> io::Result<()> {
+        let made = self.receive();
+        // Even a dead builder would count as a process of the box until it is reaped.
+        once("reap network builder", || self.builder.wait())?;
         let namespace = made?;
         let network = Some(LinkNameSpaceType::Network);
-        let enter = || move_into_link_name_space(namespace.as_fd(), network);
-        step("network entered", enter)?;
-        set(settings);
+        step("join network", || move_into_link_name_space(namespace.as_fd(), network))?;
+        apply_settings(settings);
         Ok(())
     }
 
-    /// The end of the socket without a word is a maker that was killed.
-    fn wait(&self) -> io::Result<OwnedFd> {
-        let mut ready = [PollFd::new(&self.coming, PollFlags::IN)];
+    /// An end of file without a message means that the builder was killed.
+    fn receive(&self) -> io::Result<OwnedFd> {
+        let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
         retry_on_intr(|| poll(&mut ready, None))?;
         let mut errno = [0; size_of::<i32>()];
-        let mut received = receive(self.coming.as_fd(), &mut errno)?;
+        let mut received = receive(self.socket.as_fd(), &mut errno)?;
         received.fds.pop().ok_or_else(|| match i32::from_ne_bytes(errno) {
             0 => Errno::IO.into(),
             errno => io::Error::from_raw_os_error(errno),
@@ -113,107 +83,59 @@ impl Making {
     }
 }
 
-/// Processors that a mask has room for, as many as Linux has at most on x86_64.
-const PROCESSORS_MAX: usize = 8192;
-const PROCESSORS_PER_WORD: usize = u64::BITS as usize;
-
-/// Off the processor that its parent is on. Born behind it in the queue, a maker
-/// would wait there until its parent sleeps for the first time, beside an idle
-/// processor: the kernel balances only what has waited for longer than that. From
-/// there on it may run wherever it likes. Best effort: there may be no other processor.
-fn move_elsewhere(maker: usize) {
-    let mut here = 0u32;
-    if call(libc::SYS_getcpu, [&raw mut here as usize, 0, 0, 0, 0]).is_err() {
-        return;
+/// Moves the builder off the processor that its parent is on, and then lets it run on any.
+/// A new process is queued behind its parent and would wait there until its parent sleeps
+/// for the first time, beside an idle processor: the kernel balances only processes that
+/// have waited for longer than that. Best effort: there may be no other processor.
+fn move_to_another_processor(builder: i32) {
+    let builder = Pid::from_raw(builder);
+    if let Ok(all) = sched_getaffinity(builder) {
+        let mut others = all.clone();
+        others.unset(sched_getcpu());
+        sched_setaffinity(builder, &others).ok();
+        sched_setaffinity(builder, &all).ok();
     }
-    let all = [u64::MAX; PROCESSORS_MAX / PROCESSORS_PER_WORD];
-    let mut others = all;
-    let Some(word) = others.get_mut(here as usize / PROCESSORS_PER_WORD) else {
-        return;
+}
+
+/// The builder process. If sending fails, the parent sees the end of the socket.
+fn build(socket: &RawFd) {
+    // SAFETY: borrow_raw needs a descriptor that stays open: this is the builder's own copy,
+    // and it closes none.
+    let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
+    let (errno, namespace) = match make_namespace() {
+        Ok(namespace) => (0, Some(namespace)),
+        Err(errno) => (errno.raw_os_error(), None),
     };
-    *word &= !(1 << (here as usize % PROCESSORS_PER_WORD));
-    for allowed in [&others, &all] {
-        let mask = [maker, size_of_val(allowed), allowed.as_ptr() as usize, 0, 0];
-        call(libc::SYS_sched_setaffinity, mask).ok();
+    let passed = namespace.as_ref().map(AsFd::as_fd);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if let Some(passed) = &passed {
+        control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(passed)));
     }
+    let errno = errno.to_ne_bytes();
+    sendmsg(socket, &[IoSlice::new(&errno)], &mut control, SendFlags::NOSIGNAL).ok();
 }
 
-/// The maker: system calls only, for its memory is somebody else's. It keeps all
-/// that its parent had open, so that whatever says that somebody is still at work
-/// here, such as a lock, says so until it is gone too.
-extern "C" fn make(maker: *mut libc::c_void) -> ! {
-    // SAFETY: `begin` passed a live `Maker`, which nobody changes but for the stack.
-    let socket = unsafe { (*maker.cast::<Maker>()).socket };
-    send(socket as usize, make_namespace());
-    loop {
-        call(libc::SYS_exit, [0; 5]).ok();
-    }
+fn make_namespace() -> rustix::io::Result<OwnedFd> {
+    // SAFETY: unshare_unsafe must not be called with FILES while other threads use
+    // descriptors: this is another flag.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    bring_loopback_up(&socket)?;
+    // From a socket, because `/proc` may be covered by now.
+    let args = [socket.as_raw_fd() as usize, SIOCGSKNS, 0, 0, 0];
+    // SAFETY: this ioctl takes no argument and reads no memory.
+    let namespace = unsafe { syscall(libc::SYS_ioctl, args) }?;
+    // SAFETY: from_raw_fd needs an open descriptor that nothing else owns: the ioctl has
+    // just made it in the builder's own table.
+    Ok(unsafe { OwnedFd::from_raw_fd(namespace as RawFd) })
 }
 
-/// A descriptor of the namespace, or why there is none.
-fn make_namespace() -> Result<i32, i32> {
-    call(libc::SYS_unshare, [libc::CLONE_NEWNET as usize, 0, 0, 0, 0])?;
-    let kind = libc::SOCK_DGRAM as usize;
-    let socket = call(libc::SYS_socket, [libc::AF_INET as usize, kind, 0, 0, 0])? as usize;
-    bring_loopback_up(socket)?;
-    // The namespace of a socket; `/proc` may be covered by now.
-    call(libc::SYS_ioctl, [socket, SIOCGSKNS, 0, 0, 0])
-}
-
-/// `struct cmsghdr` with one descriptor behind it (cmsg(3)).
-#[repr(C)]
-struct Passed {
-    length: usize,
-    level: i32,
-    kind: i32,
-    fd: i32,
-}
-
-/// The error's number, 0 for none, and the descriptor beside it.
-fn send(socket: usize, made: Result<i32, i32>) {
-    let mut errno = made.err().unwrap_or(0);
-    let mut passed = Passed {
-        length: std::mem::offset_of!(Passed, fd) + size_of::<i32>(),
-        level: libc::SOL_SOCKET,
-        kind: libc::SCM_RIGHTS,
-        fd: made.unwrap_or(-1),
-    };
-    let mut bytes = libc::iovec { iov_base: (&raw mut errno).cast(), iov_len: size_of::<i32>() };
-    // SAFETY: a message of nothing, which all zeroes are.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut bytes;
-    message.msg_iovlen = 1;
-    if made.is_ok() {
-        message.msg_control = (&raw mut passed).cast();
-        message.msg_controllen = size_of::<Passed>() as _;
-    }
-    let flags = libc::MSG_NOSIGNAL as usize;
-    let message = &raw const message as usize;
-    // Nobody is left to tell when this fails: the socket is at its end then.
-    call(libc::SYS_sendmsg, [socket, message, flags, 0, 0]).ok();
-}
-
-/// Any port without a privilege, and no router's word taken.
-const SETTINGS: [(&CStr, &[u8]); 2] =
-    [(c"net/ipv4/ip_unprivileged_port_start", b"0"), (c"net/ipv6/conf/default/accept_ra", b"0")];
-
-/// `/proc/sys/net` is that of whoever looks, but names of all networks that were
-/// ever looked at stay in memory, in one list for each mount of `/proc`: in the
-/// host's they would be in each other's way. Best effort: each is the kernel's
-/// default already, or only a convenience.
-fn set(settings: BorrowedFd<'_>) {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    for (name, value) in SETTINGS {
-        let opened = openat(settings, name, flags, Mode::empty());
-        opened.and_then(|file| rustix::io::write(file, value)).ok();
-    }
-}
-
-/// `linux/sockios.h`.
+/// `linux/sockios.h`: returns a descriptor of the network namespace of a socket.
 const SIOCGSKNS: usize = 0x894c;
 
 /// The kernel gives the interface its addresses by itself.
-fn bring_loopback_up(socket: usize) -> Result<(), i32> {
+fn bring_loopback_up(socket: &OwnedFd) -> rustix::io::Result<()> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru {
@@ -223,15 +145,23 @@ fn bring_loopback_up(socket: usize) -> Result<(), i32> {
     request.ifr_name[0] = b'l' as libc::c_char;
     request.ifr_name[1] = b'o' as libc::c_char;
     let argument = &raw const request as usize;
-    call(libc::SYS_ioctl, [socket, libc::SIOCSIFFLAGS as usize, argument, 0, 0]).map(drop)
+    let args = [socket.as_raw_fd() as usize, libc::SIOCSIFFLAGS as usize, argument, 0, 0];
+    // SAFETY: this ioctl reads one `ifreq` at its argument, the live `request`.
+    unsafe { syscall(libc::SYS_ioctl, args) }.map(drop)
 }
 
-fn call(number: libc::c_long, args: [usize; 5]) -> Result<i32, i32> {
-    // SAFETY: the descriptors are the maker's own, and the pointers are to
-    // constants or to its own stack.
-    let result = unsafe { syscall(number, args) };
-    match result {
-        0.. => Ok(result as i32),
-        _ => Err(-result as i32),
+/// Every port may be bound without a privilege, and router advertisements are ignored.
+const SETTINGS: [(&CStr, &[u8]); 2] =
+    [(c"net/ipv4/ip_unprivileged_port_start", b"0"), (c"net/ipv6/conf/default/accept_ra", b"0")];
+
+/// `/proc/sys/net` shows the network of the reader, but each mount of `/proc` keeps the
+/// names of all networks that were ever looked up in it, in one list. In the host's mount
+/// the boxes would slow each other down. Best effort: each setting is the kernel's default
+/// already, or only a convenience.
+fn apply_settings(settings: BorrowedFd<'_>) {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    for (name, value) in SETTINGS {
+        let opened = openat(settings, name, flags, Mode::empty());
+        opened.and_then(|file| rustix::io::write(file, value)).ok();
     }
 }

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, openat, statat};
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, pidfd_open,
+    pidfd_send_signal, waitid,
 };
 
 use crate::clock::timespec;
@@ -190,7 +192,7 @@ impl Process {
     /// SIGKILL; a process that is already dead is as wanted.
     pub fn kill(&self) -> io::Result<()> {
         match step("process killed", || pidfd_send_signal(&self.pidfd, Signal::KILL)) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -200,7 +202,7 @@ impl Process {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         match step("process waited for", || poll(&mut fds, Some(&timespec(bound)))) {
             Ok(ready) => Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -213,13 +215,26 @@ impl Process {
     /// Reaps a child that is dead; `None` while it lives or when it is not ours.
     pub fn reap(&self) -> io::Result<Option<Status>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        match step("process reaped", || waitid(WaitId::PidFd(self.pidfd.as_fd()), options)) {
-            Ok(Some(status)) => Ok(Some(match status.exit_status() {
-                Some(code) => Status::Exited(code),
-                None => Status::Signaled(status.terminating_signal().unwrap_or(0)),
-            })),
-            Ok(None) | Err(rustix::io::Errno::CHILD) => Ok(None),
+        match step("reap process", || waitid(WaitId::PidFd(self.pidfd.as_fd()), options)) {
+            Ok(status) => Ok(status.as_ref().map(Status::of)),
+            Err(Errno::CHILD) => Ok(None),
             Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits for the end of a child of this process, and reaps it.
+    pub(crate) fn wait(&self) -> io::Result<Status> {
+        let wait = || waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        let status = rustix::io::retry_on_intr(wait)?;
+        status.as_ref().map(Status::of).ok_or_else(|| Errno::CHILD.into())
+    }
+}
+
+impl Status {
+    fn of(status: &WaitIdStatus) -> Self {
+        match status.exit_status() {
+            Some(code) => Self::Exited(code),
+            None => Self::Signaled(status.terminating_signal().unwrap_or(0)),
         }
     }
 }

@@ -1,49 +1,48 @@
-//! Signals as something to read: blocked for this thread, and handed out one
-//! by one through a signalfd (signalfd(2)).
+//! Signals as data: blocked in this thread, and read one by one from a signalfd
+//! (signalfd(2)).
 //!
-//! The mask belongs to the thread that made the [`SignalFd`], which therefore
-//! cannot be sent to another. What is started while it lives inherits the mask
-//! and must set its own, as every program that starts programs has to.
+//! The mask belongs to the thread that made the [`SignalFd`], so a `SignalFd` cannot be
+//! sent to another thread. A program that is started meanwhile inherits the mask and has
+//! to set its own.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr;
+
+use crate::raw::{set_signal_mask, syscall};
 
 /// `sizeof(struct signalfd_siginfo)`; its first four bytes are the number.
 const SIGINFO_BYTES: usize = size_of::<libc::signalfd_siginfo>();
 
-/// Signals blocked while this lives; the former mask returns when it is dropped.
+/// Blocks signals while it lives. Dropping it restores the former mask.
+#[derive(Debug)]
 pub struct SignalFd {
     fd: OwnedFd,
-    former: libc::sigset_t,
-    /// The mask to restore is the making thread's.
+    former: u64,
+    /// The mask to restore is that of the thread that made this.
     _thread: PhantomData<*const ()>,
 }
 
 impl SignalFd {
-    /// Takes over those of `signals` that this process does not ignore. A
-    /// blocked signal would be queued though it is ignored, and what `nohup`
-    /// or a shell's `&` chose to ignore has to stay ignored.
+    /// Blocks those of `signals` that this process does not ignore. The kernel would queue a
+    /// blocked signal although it is ignored, and what `nohup` or a shell's `&` chose to
+    /// ignore has to stay ignored.
     pub fn open(signals: &[i32]) -> io::Result<Self> {
-        let mut set = empty_set()?;
+        let mut set = 0;
         for signal in signals {
+            let bit = bit(*signal)?;
             if !is_ignored(*signal)? {
-                add(&mut set, *signal)?;
+                set |= bit;
             }
         }
-        let fd = signalfd(&set)?;
-        let former = block(&set)?;
-        Ok(Self { fd, former, _thread: PhantomData })
+        let fd = signalfd(set)?;
+        Ok(Self { fd, former: block(set), _thread: PhantomData })
     }
 
-    /// The number of one signal that arrived, without waiting; `None` when
-    /// there is none.
+    /// Returns the number of one signal that arrived, without waiting.
     pub fn next(&self) -> io::Result<Option<i32>> {
         let mut info = [0_u8; SIGINFO_BYTES];
         match rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, &mut info)) {
@@ -58,37 +57,6 @@ impl SignalFd {
     }
 }
 
-/// Children stay until they are reaped, whatever the caller of this program
-/// chose: with SIGCHLD ignored the kernel would reap them by itself, and a pid
-/// could be somebody else's before we are done with it.
-pub fn keep_ended_children() {
-    // SAFETY: sets a disposition that runs no code of ours.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-}
-
-/// A write past the caller's limit on file sizes fails, instead of ending this
-/// program without a word.
-pub fn fail_past_file_limit() {
-    // SAFETY: sets a disposition that runs no code of ours.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-}
-
-/// Starts the program of `command` with no signal blocked, whatever this thread blocks.
-pub fn unblocked(command: &mut Command) -> io::Result<&mut Command> {
-    let none = empty_set()?;
-    let unblock = move || {
-        // SAFETY: pthread_sigmask reads the initialised set that the closure owns, and
-        // writes nothing behind a null pointer.
-        match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) } {
-            0 => Ok(()),
-            errno => Err(io::Error::from_raw_os_error(errno)),
-        }
-    };
-    // SAFETY: between fork and exec the closure may only make async-signal-safe calls:
-    // it makes one, and allocates nothing.
-    Ok(unsafe { command.pre_exec(unblock) })
-}
-
 impl AsFd for SignalFd {
     /// Readable when [`Self::next`] has a signal.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -98,72 +66,76 @@ impl AsFd for SignalFd {
 
 impl Drop for SignalFd {
     fn drop(&mut self) {
-        // SAFETY: pthread_sigmask reads the set behind its second argument, a
-        // live field that a former pthread_sigmask filled in; it may be told
-        // not to write the old one by a null third argument.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.former, ptr::null_mut()) };
+        set_signal_mask(self.former);
     }
 }
 
-impl fmt::Debug for SignalFd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SignalFd").field("fd", &self.fd).finish_non_exhaustive()
+/// Blocks SIGCHLD for good. The descriptor is readable while one is pending.
+pub fn child_signal() -> io::Result<OwnedFd> {
+    let set = bit(libc::SIGCHLD)?;
+    block(set);
+    signalfd(set)
+}
+
+/// Keeps ended children until they are reaped. If the caller of this program ignored
+/// SIGCHLD, the kernel would reap them by itself, and their pids could be used again.
+pub fn keep_ended_children() {
+    // SAFETY: signal(2) needs a handler that may run at any time: this sets none.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Makes a write past the limit on file sizes fail, instead of killing this program without
+/// a message.
+pub fn fail_past_file_limit() {
+    // SAFETY: as above.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Starts the program of `command` with no signal blocked.
+pub fn unblocked(command: &mut Command) -> &mut Command {
+    let unblock = || {
+        set_signal_mask(0);
+        Ok(())
+    };
+    // SAFETY: pre_exec needs a closure that only makes async-signal-safe calls and does not
+    // allocate: this one makes one system call.
+    unsafe { command.pre_exec(unblock) }
+}
+
+/// The bit of a signal in a mask of the kernel. The C library uses 32 to 34 itself.
+fn bit(signal: i32) -> io::Result<u64> {
+    match signal {
+        1..=31 | 35..=64 => Ok(1 << (signal - 1)),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
     }
-}
-
-fn empty_set() -> io::Result<libc::sigset_t> {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: sigemptyset writes a whole sigset_t to its argument, which points
-    // to memory of that size and alignment.
-    succeeded(unsafe { libc::sigemptyset(set.as_mut_ptr()) })?;
-    // SAFETY: the call above succeeded, so the set is initialised.
-    Ok(unsafe { set.assume_init() })
-}
-
-fn add(set: &mut libc::sigset_t, signal: i32) -> io::Result<()> {
-    // SAFETY: sigaddset needs an initialised set to change, which a `&mut` to
-    // one is; a number that is no signal is refused with EINVAL.
-    succeeded(unsafe { libc::sigaddset(set, signal) })
 }
 
 fn is_ignored(signal: i32) -> io::Result<bool> {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: with a null new action sigaction changes nothing and writes the
-    // current one to its third argument, which points to memory of that type.
-    succeeded(unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) })?;
-    // SAFETY: the memory was zeroed, which is a valid sigaction, and then
-    // written by the call above.
-    let action = unsafe { action.assume_init() };
-    Ok(action.sa_sigaction == libc::SIG_IGN)
+    // The kernel's `struct sigaction`; the first word is the handler.
+    let mut action = [0u64; 4];
+    let args = [signal as usize, 0, action.as_mut_ptr() as usize, size_of::<u64>(), 0];
+    // SAFETY: rt_sigaction changes nothing if its second argument is null, and writes four
+    // words to its third one, the live `action`.
+    unsafe { syscall(libc::SYS_rt_sigaction, args) }?;
+    Ok(action[0] == libc::SIG_IGN as u64)
 }
 
-fn signalfd(set: &libc::sigset_t) -> io::Result<OwnedFd> {
-    let flags = libc::SFD_NONBLOCK | libc::SFD_CLOEXEC;
-    // SAFETY: signalfd reads the set behind its second argument, which is an
-    // initialised one; -1 asks for a new descriptor.
-    let fd = unsafe { libc::signalfd(-1, set, flags) };
-    succeeded(fd.min(0))?;
-    // SAFETY: from_raw_fd needs an open descriptor that nobody else owns; the
-    // kernel made this one just now for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+fn signalfd(set: u64) -> io::Result<OwnedFd> {
+    let flags = (libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) as usize;
+    let args = [-1_isize as usize, &raw const set as usize, size_of::<u64>(), flags, 0];
+    // SAFETY: signalfd4 reads 8 bytes at its second argument, the live `set`. -1 asks for a
+    // new descriptor.
+    let fd = unsafe { syscall(libc::SYS_signalfd4, args) }?;
+    // SAFETY: from_raw_fd needs an open descriptor that nothing else owns: the call has just
+    // made it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Adds `set` to the thread's mask and returns what that was before.
-fn block(set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
-    let mut former = empty_set()?;
-    // SAFETY: pthread_sigmask reads the second and writes the third argument,
-    // both references to initialised sets.
-    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set, &mut former) } {
-        0 => Ok(former),
-        errno => Err(io::Error::from_raw_os_error(errno)),
-    }
-}
-
-fn succeeded(result: i32) -> io::Result<()> {
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+/// Adds `set` to the thread's mask and returns the former mask.
+fn block(set: u64) -> u64 {
+    let former = set_signal_mask(u64::MAX);
+    set_signal_mask(former | set);
+    former
 }
 
 #[cfg(test)]
@@ -171,16 +143,14 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// To this thread alone, so that tests beside this one are left in peace.
+    /// Signals this thread alone, so that tests beside this one get nothing.
     fn raise(signal: i32) {
-        // SAFETY: raise takes any number and refuses what is no signal.
+        // SAFETY: raise(3) takes a number and fails for one that is not a signal.
         assert_eq!(unsafe { libc::raise(signal) }, 0);
     }
 
     fn is_blocked(signal: i32) -> bool {
-        let now = block(&empty_set().unwrap()).unwrap();
-        // SAFETY: sigismember reads an initialised set.
-        unsafe { libc::sigismember(&now, signal) == 1 }
+        block(0) & bit(signal).unwrap() != 0
     }
 
     #[test]

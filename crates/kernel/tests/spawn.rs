@@ -1,4 +1,4 @@
-//! Claims about births, on the real kernel.
+//! Tests of `spawn` on the real kernel.
 #![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 use std::fs::File;
@@ -7,20 +7,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use tare_kernel::process::Status;
-use tare_kernel::spawn::{Birth, BirthStep, Namespaces, Newborn, Privilege, spawn};
+use tare_kernel::spawn::{Namespaces, Privilege, SpawnOrder, SpawnStep, WaitingChild, spawn};
 
 const BOUND: Duration = Duration::from_secs(10);
 
-/// A birth without namespaces, so that any user can have it: the executable
-/// reads `input` and writes to `output`.
-fn bear(executable: &str, input: &File, output: &PipeWriter, extra: &[&File]) -> Newborn {
+/// Starts a child without namespaces, which any user may do. The program reads `input` and
+/// writes to `output`.
+fn start(executable: &str, input: &File, output: &PipeWriter, extra: &[&File]) -> WaitingChild {
     let executable = File::open(executable).unwrap();
     let mut descriptors = vec![input.as_fd(), output.as_fd(), output.as_fd()];
     descriptors.extend(extra.iter().map(|file| file.as_fd()));
-    spawn(Birth {
+    spawn(SpawnOrder {
         namespaces: Namespaces::NONE,
         cgroup: None,
-        join: &[],
+        tasks: &[],
         executable: executable.into(),
         arguments: &[c"sh"],
         descriptors: &descriptors,
@@ -43,20 +43,20 @@ fn everything(mut from: PipeReader) -> String {
     text
 }
 
-/// leak B1: a creator that dies, or gives up, between the birth and the go.
+/// Leak B1: a creator that dies, or gives up, between `clone3` and the go.
 #[test]
-fn a_child_that_is_given_up_before_its_go_never_executes() {
+fn a_child_that_is_abandoned_before_its_go_never_executes() {
     let (output, input) = pipe().unwrap();
-    let newborn = bear("/bin/sh", &script("echo ran"), &input, &[]);
+    let waiting = start("/bin/sh", &script("echo ran"), &input, &[]);
     drop(input);
-    let given_up = newborn.give_up();
-    assert!(given_up.process.wait_dead(BOUND).unwrap());
-    assert_eq!(given_up.process.reap().unwrap(), Some(Status::Exited(127)));
-    assert_eq!(given_up.failure().unwrap().0, BirthStep::Abandoned);
+    let abandoned = waiting.abandon();
+    assert!(abandoned.process.wait_dead(BOUND).unwrap());
+    assert_eq!(abandoned.process.reap().unwrap(), Some(Status::Exited(127)));
+    assert_eq!(abandoned.failure().unwrap().0, SpawnStep::Abandoned);
     assert_eq!(everything(output), "");
 }
 
-/// E025: whatever the parent has open, the child has what it was given.
+/// The child has no other descriptors, whatever its parent has open.
 #[test]
 fn a_child_has_the_descriptors_it_was_given_and_no_others() {
     let _open = File::open("/dev/zero").unwrap();
@@ -65,7 +65,7 @@ fn a_child_has_the_descriptors_it_was_given_and_no_others() {
     // The shell's own descriptor for the listing is closed when it is looked at.
     let list =
         script("cd /proc/$$/fd; for fd in *; do [ -h $fd ] && echo $fd $(readlink $fd); done; :");
-    let spawned = bear("/bin/sh", &list, &input, &[&given]).go();
+    let spawned = start("/bin/sh", &list, &input, &[&given]).go();
     drop(input);
     let said = everything(output);
     assert!(spawned.process.wait_dead(BOUND).unwrap());
@@ -81,7 +81,7 @@ fn a_child_has_the_descriptors_it_was_given_and_no_others() {
 fn a_child_that_waits_for_its_go_holds_only_its_own_descriptors() {
     let _open: Vec<File> = (0..100).map(|_| File::open("/dev/zero").unwrap()).collect();
     let (_output, input) = pipe().unwrap();
-    let waiting = bear("/bin/sh", &script(""), &input, &[]);
+    let waiting = start("/bin/sh", &script(""), &input, &[]);
     let held = || {
         let fds = format!("/proc/{}/fd", waiting.process().pid());
         let entries = std::fs::read_dir(fds).unwrap();
@@ -97,18 +97,18 @@ fn a_child_that_waits_for_its_go_holds_only_its_own_descriptors() {
         std::thread::yield_now();
     }
     assert_eq!(held(), [0, 1, 2, 3, 4]);
-    let given_up = waiting.give_up();
-    assert!(given_up.process.wait_dead(BOUND).unwrap());
-    given_up.process.reap().unwrap();
+    let abandoned = waiting.abandon();
+    assert!(abandoned.process.wait_dead(BOUND).unwrap());
+    abandoned.process.reap().unwrap();
 }
 
 #[test]
 fn a_child_that_cannot_execute_says_at_which_step() {
     let (_output, input) = pipe().unwrap();
-    let spawned = bear("/etc/passwd", &script(""), &input, &[]).go();
+    let spawned = start("/etc/passwd", &script(""), &input, &[]).go();
     assert!(spawned.process.wait_dead(BOUND).unwrap());
     let (step, error) = spawned.failure().unwrap();
-    assert_eq!(step, BirthStep::Execute);
+    assert_eq!(step, SpawnStep::Execute);
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     spawned.process.reap().unwrap();
 }

@@ -10,7 +10,7 @@ use tare_control::{KEEPER_NAME, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
-use tare_kernel::spawn::{Birth, Namespaces, Newborn, Privilege, Spawned, spawn};
+use tare_kernel::spawn::{Child, Namespaces, Privilege, SpawnOrder, WaitingChild, spawn};
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
@@ -39,7 +39,7 @@ pub struct Inheritance<'a> {
 /// A keeper that waits for its go, with our end of its control socket.
 #[derive(Debug)]
 pub struct Waiting {
-    pub newborn: Newborn,
+    pub newborn: WaitingChild,
     pub control: UnixStream,
 }
 
@@ -48,11 +48,11 @@ pub struct Waiting {
 #[derive(Debug)]
 pub struct Unmade {
     pub error: Error,
-    pub keeper: Option<Spawned>,
+    pub keeper: Option<Child>,
 }
 
 impl Unmade {
-    pub fn with(error: Error, keeper: Spawned) -> Self {
+    pub fn with(error: Error, keeper: Child) -> Self {
         Self { error, keeper: Some(keeper) }
     }
 }
@@ -104,10 +104,10 @@ pub fn bear(
     let arguments = arguments(of);
     let arguments: Vec<&CStr> = arguments.iter().map(CString::as_c_str).collect();
     let join: Vec<BorrowedFd<'_>> = inheritance.join.iter().map(AsFd::as_fd).collect();
-    let birth = Birth {
+    let birth = SpawnOrder {
         namespaces: namespaces(spec, map),
         cgroup: inheritance.unified.map(AsFd::as_fd),
-        join: &join,
+        tasks: &join,
         executable: program,
         arguments: &arguments,
         descriptors: &descriptors,
@@ -125,7 +125,7 @@ pub fn bear(
         Ok(()) => Ok(Waiting { newborn, control }),
         Err(error) => {
             let error = explained(error, Step::IdMap);
-            Err(Unmade::with(error, newborn.give_up()))
+            Err(Unmade::with(error, newborn.abandon()))
         }
     }
 }
@@ -169,7 +169,7 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
     }
 }
 
-fn write_id_maps(host: &Host, map: IdMap, newborn: &Newborn) -> io::Result<()> {
+fn write_id_maps(host: &Host, map: IdMap, newborn: &WaitingChild) -> io::Result<()> {
     let one = |inside: u32, outside: u32| Extent { inside, outside, count: 1 };
     match map {
         IdMap::Host => Ok(()),

@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 use tare_control::Request;
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
-use tare_kernel::spawn::Spawned;
+use tare_kernel::spawn::Child;
 
 use crate::create::birth::{IdMap, Inheritance, Unmade, Waiting};
 use crate::create::plan::Trees;
@@ -70,7 +70,7 @@ struct Held {
 /// Everything of a box that runs.
 #[derive(Debug)]
 pub struct Made {
-    pub keeper: Spawned,
+    pub keeper: Child,
     pub control: UnixStream,
     pub cgroups: CgroupHolding,
     /// Held until the box was seen gone: its uids are not reused before.

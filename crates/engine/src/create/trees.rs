@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 use rustix::io::Errno;
 use tare_control::TreeSource;
-use tare_kernel::idmap::{Extent, carrier};
+use tare_kernel::idmap::{Extent, id_map_namespace};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
 use crate::error::{Context, Error};
@@ -188,7 +188,7 @@ fn detach(opened: &OwnedFd, access: Access, map: Option<(Extent, Extent)>) -> io
     };
     mount::add_attributes(tree.as_fd(), NOSUID_NODEV | read_only, Reach::One)?;
     if let Some((uids, gids)) = map {
-        let namespace = carrier(uids, gids)?;
+        let namespace = id_map_namespace(uids, gids)?;
         mount::map_ids(tree.as_fd(), namespace.as_fd())?;
     }
     Ok(tree)

@@ -5,23 +5,23 @@ use std::io;
 use std::path::Path;
 
 use tare_control::{LaunchStep, SetupStep};
-use tare_kernel::spawn::BirthStep;
+use tare_kernel::spawn::SpawnStep;
 
 use crate::error::{Error, ErrorKind};
 use crate::host::obstacle::{self, Step};
 
 /// The keeper gave up before it was one.
-pub fn birth(step: BirthStep, error: io::Error) -> Error {
+pub fn birth(step: SpawnStep, error: io::Error) -> Error {
     let doing = match step {
-        BirthStep::JoinCgroup => "cannot move the box into its cgroups",
-        BirthStep::Abandoned => "the box was given up before it started",
-        BirthStep::Identity => "cannot take the box's user ids",
-        BirthStep::Descriptors => "cannot arrange the box's descriptors",
-        BirthStep::Execute => "cannot start the keeper",
+        SpawnStep::JoinCgroup => "cannot move the box into its cgroups",
+        SpawnStep::Abandoned => "the box was given up before it started",
+        SpawnStep::Identity => "cannot take the box's user ids",
+        SpawnStep::Descriptors => "cannot arrange the box's descriptors",
+        SpawnStep::Execute => "cannot start the keeper",
     };
     let hint = match step {
-        BirthStep::Descriptors => "is the caller's limit on open descriptors (ulimit -n) too low?",
-        BirthStep::JoinCgroup | BirthStep::Abandoned | BirthStep::Identity | BirthStep::Execute => {
+        SpawnStep::Descriptors => "is the caller's limit on open descriptors (ulimit -n) too low?",
+        SpawnStep::JoinCgroup | SpawnStep::Abandoned | SpawnStep::Identity | SpawnStep::Execute => {
             "see 'tare doctor' for what this host can do"
         }
     };

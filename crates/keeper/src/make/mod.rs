@@ -13,7 +13,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
 use tare_control::{Filesystem, Plan, Report, SetupStep};
-use tare_kernel::network::Making;
+use tare_kernel::network::NamespaceBuilder;
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
@@ -70,7 +70,7 @@ pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Fa
     .failing(SetupStep::ReadPlan, "dumpable")?;
     set_oom_score();
     let network = if plan.own_network {
-        Some(Making::begin().failing(SetupStep::Network, "maker")?)
+        Some(NamespaceBuilder::start().failing(SetupStep::Network, "maker")?)
     } else {
         None
     };
@@ -98,7 +98,7 @@ pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Fa
     }
     // Last, because it is the longest in the making.
     if let (Some(network), Some(settings)) = (network, settings) {
-        let entered = network.enter(settings.as_fd());
+        let entered = network.join(settings.as_fd());
         entered.failing(SetupStep::Network, "lo")?;
     }
     Ok(terminal)

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use tare_control::{Capabilities, Identity, LaunchStep, Report, SetupStep, Workload};
-use tare_kernel::launch::{self, Vector};
+use tare_kernel::launch::{self, Strings};
 use tare_kernel::seccomp::Instruction;
 use tare_kernel::step::step;
 use tare_kernel::{caps, fds, seccomp};
@@ -42,8 +42,8 @@ pub struct Birth<'a> {
 /// memory and would leave there whatever it allocates.
 struct Command<'a> {
     birth: &'a Birth<'a>,
-    argv: Vec<CString>,
-    env: Vec<CString>,
+    argv: Strings,
+    env: Strings,
     /// The paths to try, in order.
     candidates: Vec<CString>,
     workdir: CString,
@@ -54,9 +54,8 @@ struct Command<'a> {
 pub fn start(birth: &Birth<'_>) -> Result<Pid, Report> {
     let command = Command::prepare(birth)
         .ok_or_else(|| launch_failed((LaunchStep::Exec, Errno::INVAL.into())))?;
-    let vectors = (Vector::new(&command.argv), Vector::new(&command.env));
     let mut failure = None;
-    let pid = launch::until_exec(birth.cgroup, || failure = Some(command.execute(&vectors)))
+    let pid = launch::until_exec(birth.cgroup, || failure = Some(command.execute()))
         .failing(SetupStep::Fork, "command")
         .map_err(Failure::into_report)?;
     match failure {
@@ -114,25 +113,25 @@ impl<'a> Command<'a> {
             candidates,
             workdir: workdir(birth.workload)?,
             program: instructions(birth.workload),
-            argv,
-            env,
+            argv: Strings::new(argv),
+            env: Strings::new(env),
         })
     }
 
     /// In the child; returns only when something failed.
-    fn execute(&self, vectors: &(Vector<'_>, Vector<'_>)) -> LaunchFailure {
+    fn execute(&self) -> LaunchFailure {
         match confine(self.birth, &self.workdir, &self.program) {
-            Ok(()) => (LaunchStep::Exec, self.become_program(vectors)),
+            Ok(()) => (LaunchStep::Exec, self.become_program()),
             Err(failure) => failure,
         }
     }
 
     /// The error is the most telling one: found but not executable before not
     /// found.
-    fn become_program(&self, (argv, env): &(Vector<'_>, Vector<'_>)) -> io::Error {
+    fn become_program(&self) -> io::Error {
         let mut told = io::Error::from(Errno::NOENT);
         for candidate in &self.candidates {
-            let error = launch::execute(candidate, argv, env);
+            let error = launch::execute(candidate, &self.argv, &self.env);
             match error.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::NOENT | Errno::NOTDIR) => {}
                 Some(Errno::ACCESS) => told = error,

@@ -48,7 +48,7 @@ fn run(arguments: &[OsString]) -> io::Result<u8> {
     let signals = SignalFd::open(&[Signal::TERM.as_raw(), Signal::CHILD.as_raw()])?;
     let mut program = Command::new(program);
     program.args(arguments).process_group(0);
-    let program = signals::unblocked(&mut program)?.spawn()?;
+    let program = signals::unblocked(&mut program).spawn()?;
     set_parent_process_death_signal(Some(Signal::TERM))?;
     let is_served = getppid().map(Pid::as_raw_pid) == Some(number(server)?);
     let code = match is_served {
