@@ -1,4 +1,4 @@
-//! Capabilities: giving them up for good.
+//! Gives up capabilities for good.
 
 use std::io;
 
@@ -7,14 +7,14 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
 };
 
-/// What a box's own root keeps: enough to own the files and users of its box.
+/// The capabilities that root of a box keeps: enough to own its files and users.
 pub const BOX_ROOT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::SETGID);
 
-/// Every set empty, root means nothing, and all of it locked.
+/// uid 0 gets no capabilities, none become ambient, and these bits are locked.
 const SECURE_BITS: CapabilitiesSecureBits = CapabilitiesSecureBits::NO_ROOT
     .union(CapabilitiesSecureBits::NO_ROOT_LOCKED)
     .union(CapabilitiesSecureBits::NO_SETUID_FIXUP)
@@ -23,8 +23,8 @@ const SECURE_BITS: CapabilitiesSecureBits = CapabilitiesSecureBits::NO_ROOT
     .union(CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE)
     .union(CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED);
 
-/// Takes all capabilities but `kept` out of the bounding set. A number that
-/// this kernel does not know ends the walk.
+/// Removes all capabilities but `kept` from the bounding set. Stops at the first number that
+/// this kernel does not know.
 pub fn bound_to(kept: CapabilitySet) -> io::Result<()> {
     for number in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << number);
@@ -40,13 +40,13 @@ pub fn bound_to(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the door behind an empty set: no way back through `execve` or `setuid`.
+/// Clears the ambient set, and makes `execve` and `setuid` give no capabilities back.
 pub fn lock_out_root() -> io::Result<()> {
     clear_ambient_capability_set()?;
     Ok(set_capabilities_secure_bits(SECURE_BITS)?)
 }
 
-/// Effective and permitted become `kept`, inheritable empty.
+/// Sets the effective and permitted sets to `kept`, and clears the inheritable set.
 pub fn set_to(kept: CapabilitySet) -> io::Result<()> {
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };

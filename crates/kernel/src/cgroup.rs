@@ -1,11 +1,8 @@
-//! Cgroups: which hierarchies there are, and one directory in each.
+//! Cgroup hierarchies, and one directory in them: create, read, write, kill, remove.
 //!
-//! Every directory is a name that outlives us, so this file only ever touches
-//! names that its caller derived from an id. A hierarchy counts when its file
-//! system says that it is one: on hybrid hosts `/sys/fs/cgroup` is a writable
-//! tmpfs in which `mkdir` succeeds and means nothing.
-
-pub mod tree;
+//! A cgroup directory outlives this process, so callers pass only paths that they derived
+//! from an id. A directory counts as a cgroup if its file system says so: on hybrid hosts
+//! `/sys/fs/cgroup` is a writable tmpfs, where `mkdir` succeeds and makes no cgroup.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -19,7 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::fds::{read_list, read_text};
+use crate::fds::{open_directory, open_file, read_list, read_text};
 use crate::process::Process;
 use crate::step::step;
 use crate::tree::subdirectories;
@@ -29,13 +26,13 @@ const CGROUP2_MAGIC: u64 = 0x6367_7270;
 /// `statfs` magic of cgroup v1.
 const CGROUP1_MAGIC: u64 = 0x0027_e0eb;
 
-/// Where a mounted hierarchy is.
+/// A mounted hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
     pub mount: PathBuf,
-    /// The cgroup that is seen at the mount: in a container not the first one.
+    /// The cgroup that the mount shows. In a container it is not the first one.
     pub root: PathBuf,
-    /// v1: the controllers bound to it; v2: empty, ask the directory.
+    /// The controllers of a v1 hierarchy. Empty for v2, where each directory has its own.
     pub controllers: Vec<String>,
     pub version: Version,
 }
@@ -46,7 +43,7 @@ pub enum Version {
     V2,
 }
 
-/// What kind of hierarchy a directory is in, if it is in one.
+/// Returns the version of the hierarchy that a directory is in, if it is in one.
 pub fn version_at(directory: &Path) -> Option<Version> {
     version(rustix::fs::statfs(directory).ok()?.f_type as u64)
 }
@@ -59,7 +56,7 @@ fn version(magic: u64) -> Option<Version> {
     }
 }
 
-/// All cgroup hierarchies in the text of a `mountinfo`.
+/// Returns all cgroup hierarchies in the text of a `mountinfo`.
 pub fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     mountinfo.lines().filter_map(hierarchy).collect()
 }
@@ -84,7 +81,7 @@ fn hierarchy(line: &str) -> Option<Hierarchy> {
     }
 }
 
-/// `mountinfo` writes blanks and backslashes in octal.
+/// `mountinfo` has blanks and backslashes in octal (proc_pid_mountinfo(5)).
 fn unescape(field: &str) -> String {
     field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 }
@@ -96,33 +93,29 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes the directory; it must not exist.
+    /// Makes the directory, which must not exist.
     pub fn create(path: &Path) -> io::Result<Self> {
-        step("cgroup made", || mkdirat(CWD, path, Mode::from_raw_mode(0o755)))?;
+        step("make cgroup", || mkdirat(CWD, path, Mode::from_raw_mode(0o755)))?;
         Self::open(path)
     }
 
-    /// Opens it, if it is what it should be.
+    /// Opens a directory, and fails if it is not a cgroup.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = step("cgroup opened", || openat(CWD, path, flags, Mode::empty()))?;
+        let directory = step("open cgroup", || open_directory(CWD, path))?;
         match version(fstatfs(&directory)?.f_type as u64) {
             Some(_) => Ok(Self { directory }),
             None => Err(io::Error::other("not a cgroup file system")),
         }
     }
 
-    /// Makes a v2 directory below this one, and lets `uid` freeze it and move
-    /// processes from here to there: what the kernel asks for is the right to
-    /// write both membership files (cgroup-v2.rst, "Delegation").
+    /// Makes a v2 directory below this one, and lets `uid` freeze it and move processes from
+    /// here to there. The kernel requires the right to write both `cgroup.procs` files
+    /// (cgroup-v2.rst, "Delegation").
     pub fn make_below(&self, name: &str, uid: Option<u32>) -> io::Result<Self> {
-        step("cgroup made below", || mkdirat(&self.directory, name, Mode::from_raw_mode(0o755)))?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let below = Self {
-            directory: step("cgroup below opened", || {
-                openat(&self.directory, name, flags, Mode::empty())
-            })?,
-        };
+        let mode = Mode::from_raw_mode(0o755);
+        step("make cgroup below", || mkdirat(&self.directory, name, mode))?;
+        let open = || open_directory(&self.directory, name);
+        let below = Self { directory: step("open cgroup below", open)? };
         if let Some(uid) = uid {
             let uid = Some(rustix::fs::Uid::from_raw(uid));
             for (directory, file) in [
@@ -130,76 +123,64 @@ impl Cgroup {
                 (&below.directory, "cgroup.procs"),
                 (&below.directory, "cgroup.freeze"),
             ] {
-                step("cgroup file given away", || {
-                    chownat(directory, file, uid, None, AtFlags::empty())
-                })?;
+                let chown = || chownat(directory, file, uid, None, AtFlags::empty());
+                step("give cgroup file away", chown)?;
             }
-            // It must be able to find that file, whatever our umask is.
-            step("cgroup below opened up", || {
-                fchmod(&below.directory, Mode::from_raw_mode(0o755))
-            })?;
+            // Our umask may have kept the user from reaching these files.
+            step("open cgroup below up", || fchmod(&below.directory, mode))?;
         }
         Ok(below)
     }
 
-    /// Stops every process here and below, or lets them go on; returns at once.
+    /// Tells the kernel to freeze or continue every process here and below. Does not wait.
     pub fn freeze(&self, frozen: bool) -> io::Result<()> {
         self.write("cgroup.freeze", if frozen { "1" } else { "0" })
     }
 
-    /// Whether every process here and below has stopped.
+    /// Returns whether every process here and below is frozen.
     pub fn is_frozen(&self) -> io::Result<bool> {
         Ok(self.read_key("cgroup.events", "frozen")? == Some(1))
     }
 
-    /// The kernel's own id of a v2 cgroup.
+    /// The inode, which is the kernel's id of a v2 cgroup.
     pub fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.directory)?.st_ino)
     }
 
     pub fn write(&self, file: &str, value: &str) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        step("cgroup file written", || {
+        step("write cgroup file", || {
             let fd = openat(&self.directory, file, flags, Mode::empty())?;
             rustix::io::write(&fd, value.as_bytes()).map(drop)
         })
         .map_err(io::Error::from)
     }
 
-    /// The text of a small file.
+    /// Reads a small file.
     pub fn read(&self, file: &str) -> io::Result<String> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd =
-            step("cgroup file opened", || openat(&self.directory, file, flags, Mode::empty()))?;
+        let fd = step("open cgroup file", || open_file(&self.directory, file))?;
         read_text(fd.as_fd())
     }
 
-    /// The text of a list that may be long.
-    pub fn read_list(&self, file: &str) -> io::Result<String> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd = openat(&self.directory, file, flags, Mode::empty())?;
-        read_list(fd.as_fd())
-    }
-
-    /// The number behind a key of a flat keyed file such as `cgroup.events`.
+    /// Reads the number of a key in a flat keyed file such as `cgroup.events`.
     pub fn read_key(&self, file: &str, key: &str) -> io::Result<Option<u64>> {
         Ok(keyed_number(&self.read(file)?, key))
     }
 
-    /// The v1 `tasks` file, for a single thread to write itself in.
+    /// Opens the v1 `tasks` file, in which a single thread can enter itself.
     pub fn tasks(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let open = || openat(&self.directory, "tasks", flags, Mode::empty());
-        Ok(step("cgroup tasks opened", open)?)
+        Ok(step("open cgroup tasks", open)?)
     }
 
-    /// Whether any process, zombies apart, is in it or below it.
+    /// Returns whether a process that is not a zombie is in it or below it.
     pub fn is_populated(&self) -> io::Result<bool> {
         Ok(self.read_key("cgroup.events", "populated")? == Some(1))
     }
 
-    /// SIGKILL to everyone in it and below. It does not reach a process whose
-    /// main thread has exited, so nobody may rely on it alone.
+    /// Sends SIGKILL to the processes in it and below. The kernel misses a process whose main
+    /// thread has exited, so do not rely on this alone.
     pub fn kill(&self) -> io::Result<()> {
         self.write("cgroup.kill", "1")
     }
@@ -211,21 +192,21 @@ impl AsFd for Cgroup {
     }
 }
 
-/// The number behind a key of a flat keyed file's text.
+/// Returns the number of a key in the text of a flat keyed file.
 pub fn keyed_number(text: &str, key: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
         .and_then(|value| value.trim().parse().ok())
 }
 
-/// Between looks at a cgroup that is not empty yet: the kernel's own
-/// notification comes 13 ms late for short-lived boxes.
+/// Pause between two checks of a cgroup that is not empty yet. The kernel's notification
+/// comes 13 ms late for short-lived boxes.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// How long `cgroup.kill` gets before survivors are killed one by one.
 const ESCALATE_AFTER: Duration = Duration::from_millis(20);
 
-/// Kills everyone in a v2 cgroup and returns once it was seen empty; `false`
-/// when the bound passed first. Needs one descriptor at a time and no fork.
+/// Kills all processes in a v2 cgroup, and waits until it is empty. Returns `false` if the
+/// bound passed first. Needs one descriptor at a time and no fork.
 pub fn kill_until_empty(cgroup: &Cgroup, bound: Duration) -> io::Result<bool> {
     if !cgroup.is_populated()? {
         return Ok(true);
@@ -245,8 +226,7 @@ pub fn kill_until_empty(cgroup: &Cgroup, bound: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Sends SIGKILL to every member of a cgroup and of those below it, process by
-/// process: `cgroup.kill` does not reach all of them.
+/// Sends SIGKILL to each process in a cgroup and below: `cgroup.kill` misses some.
 fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
     kill_direct_members(cgroup.as_fd())?;
     let top = cgroup.directory.try_clone()?;
@@ -254,16 +234,13 @@ fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
 }
 
 fn kill_direct_members(directory: BorrowedFd<'_>) -> io::Result<()> {
-    let members = || {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        read_list(openat(directory, c"cgroup.procs", flags, Mode::empty())?.as_fd())
-    };
+    let members = || read_list(open_file(directory, c"cgroup.procs")?.as_fd());
     let listed = members().unwrap_or_default();
     for pid in listed.lines().filter_map(|line| line.parse::<i32>().ok()) {
         let Ok(process) = Process::open(pid) else {
             continue;
         };
-        // The pidfd pins the number: if it is still listed, it is a member.
+        // The pidfd pins the pid: if the pid is still listed, this process is a member.
         if members()?.lines().any(|line| line.parse() == Ok(pid)) {
             process.kill()?;
         }
@@ -271,14 +248,14 @@ fn kill_direct_members(directory: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes an empty cgroup directory with those that a box made below it.
-/// Absent is as wanted.
+/// Removes an empty cgroup directory, and those that a box made below it. Succeeds if it
+/// does not exist.
 pub fn remove(path: &Path) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     let remove = || unlinkat(CWD, &name, AtFlags::REMOVEDIR);
-    match step("cgroup removed", remove) {
+    match step("remove cgroup", remove) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        // The kernel refuses before it looks for the name (`mnt_want_write`).
+        // The kernel fails before it looks for the name (`mnt_want_write`).
         Err(Errno::ROFS) if is_absent(CWD, &name) => return Ok(()),
         Err(Errno::BUSY) => {}
         Err(errno) => return Err(errno.into()),
@@ -289,21 +266,20 @@ pub fn remove(path: &Path) -> io::Result<()> {
         |_| Ok(()),
         |parent, name| {
             let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
-            match step("cgroup below removed", remove) {
+            match step("remove cgroup below", remove) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(errno.into()),
             }
         },
     )?;
-    Ok(step("emptied cgroup removed", remove)?)
+    Ok(step("remove emptied cgroup", remove)?)
 }
 
-/// Walks all directories below `top`: `enter` gets each before those below it, `leave`
-/// gets its parent and its name after them.
+/// Walks all directories below `top`. Calls `enter` with each directory before those below
+/// it, and `leave` with its parent and its name after them.
 ///
-/// A box decides how deep the tree is. So the walk has one directory open at a time and
-/// returns to the parent by `..`, which cannot lead elsewhere: a cgroup never moves to
-/// another parent.
+/// A box decides how deep the tree is. So the walk has one directory open at a time, and
+/// returns to the parent by `..`: a cgroup never moves to another parent.
 fn walk_below(
     top: OwnedFd,
     mut enter: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
@@ -335,11 +311,6 @@ fn walk_below(
     }
 }
 
-fn open_directory(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(parent, name, flags, Mode::empty())
-}
-
 fn is_absent(parent: BorrowedFd<'_>, name: &CStr) -> bool {
     let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
     found.is_err_and(|errno| errno == Errno::NOENT)
@@ -368,7 +339,7 @@ mod tests {
         assert_eq!(keyed_number("populated 1\nfrozen 0\n", "popul"), None);
     }
 
-    /// A tmpfs accepts `mkdir` and is no cgroup.
+    /// `mkdir` succeeds on a tmpfs, but makes no cgroup.
     #[test]
     fn a_directory_of_another_file_system_is_refused() {
         assert!(Cgroup::open(Path::new("/tmp")).is_err());

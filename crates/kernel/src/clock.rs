@@ -1,4 +1,4 @@
-//! The boot clock: deadlines survive suspend and nobody can set it.
+//! The boot clock, which goes on while the host is suspended and cannot be set.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rustix::time::Timespec;
 
-/// Nanoseconds since the host was booted, time asleep included, in every time namespace
-/// the same: what one process writes down, another one compares with.
+/// Returns nanoseconds since the host was booted, including the time that it was suspended.
+/// The value is the same in every time namespace, so processes can compare their values.
 pub fn boot_ns() -> u64 {
     shown_ns().saturating_add_signed(namespace_offset_ns().saturating_neg())
 }
 
-/// What a time namespace adds to the boot clock of its processes (time_namespaces(7)).
-/// Read once: a process leaves its time namespace only when it executes.
+/// Returns what the time namespace adds to the boot clock (time_namespaces(7)). Read once: a
+/// process leaves its time namespace only when it executes.
 ///
 /// A process calls [`boot_ns`] before it changes its root, while `/proc` is the host's.
 fn namespace_offset_ns() -> i64 {
@@ -25,7 +25,7 @@ fn namespace_offset_ns() -> i64 {
     })
 }
 
-/// A line is `boottime SECONDS NANOSECONDS`; only the seconds can be negative.
+/// Parses the line `boottime SECONDS NANOSECONDS`. Only the seconds can be negative.
 fn boottime_offset_ns(text: &str) -> Option<i64> {
     let line = text.lines().find_map(|it| it.strip_prefix("boottime"))?;
     let mut numbers = line.split_whitespace().map(|it| it.parse::<i64>());
@@ -33,18 +33,17 @@ fn boottime_offset_ns(text: &str) -> Option<i64> {
     seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
 }
 
-/// The boot clock as this process sees it. By the C library, which found its way around
-/// the system call when it started; rustix has to ask the kernel for it once in each
-/// process (`PR_GET_AUXV`).
+/// Returns the boot clock as this process sees it. The C library reads it without a system
+/// call; rustix needs one per process to find out how (`PR_GET_AUXV`).
 fn shown_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: clock_gettime(2) writes one timespec, which `now` has room for. It
-    // cannot fail: the clock is there since Linux 2.6.39.
+    // SAFETY: clock_gettime writes one `timespec` to its second argument, the live `now`. It
+    // cannot fail: every kernel since Linux 2.6.39 has the clock.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A duration as the kernel takes it.
+/// Converts a duration for the kernel.
 pub fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),

@@ -1,4 +1,4 @@
-//! Another effective user for a moment, with the capabilities kept.
+//! Runs code as another effective user, without losing capabilities.
 
 use std::io;
 
@@ -8,27 +8,27 @@ use rustix::process::{
 };
 use rustix::thread::{capabilities, set_capabilities, set_thread_res_uid};
 
-/// Does `act` with this effective user. What the calling thread makes meanwhile
-/// belongs to that user and counts against its limits (`user_namespaces(7)`).
+/// Calls `act` with this effective user. What the calling thread makes meanwhile belongs to
+/// that user and counts against its limits (user_namespaces(7)).
 pub fn as_user<T>(uid: u32, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let ours = rustix::process::geteuid();
     let capabilities = capabilities(None)?;
     let death_signal = parent_process_death_signal()?;
     let parent = getppid();
     set_thread_res_uid(None, Uid::from_raw(uid), None)?;
-    // The change empties the effective set and leaves the permitted one, because
-    // the saved user is still root; the change back fills it (capabilities(7)).
+    // The change clears the effective set. It keeps the permitted set, because the saved user
+    // is still root; the change back restores the effective set (capabilities(7)).
     let result = match set_capabilities(None, capabilities) {
         Ok(()) => act(),
         Err(errno) => Err(errno.into()),
     };
     if set_thread_res_uid(None, ours, None).is_err() {
-        // The saved user is ours, so that this cannot fail. A thread that stayed another
-        // user would do everything else as that one: no panic, which may be caught.
+        // Cannot fail: the saved user is ours. A thread that stayed another user would do
+        // everything else as that user. A panic could be caught, so abort.
         std::process::abort();
     }
-    // Every change of the effective user takes this away; a parent that died
-    // meanwhile has not been noticed.
+    // Each change of the effective user clears the signal, so a death of the parent meanwhile
+    // went unnoticed.
     if let Some(signal) = death_signal {
         set_parent_process_death_signal(Some(signal))?;
         if getppid() != parent {

@@ -1,23 +1,43 @@
-//! Descriptors: sealed programs, claims, and handing them over.
+//! Opening files without surprises, reading files of the kernel, and passing descriptors.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
+use rustix::fs::{Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::path::Arg;
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
+use crate::files::Kind;
+use crate::raw;
 use crate::step::step;
 
-/// Opens a regular file, never through a link and without waiting: opening a FIFO
-/// would wait for a process at its other end. Anything else is an error of the kind
-/// `InvalidInput`.
+/// Opens a directory to list it or to lock it. A symlink in the last component is an error.
+pub fn open_directory(at: impl AsFd, path: impl Arg) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, path, flags, Mode::empty())
+}
+
+/// Opens a file to read it. For files of the kernel: anything else may be a FIFO or a link,
+/// see [`open_regular`].
+pub fn open_file(at: impl AsFd, path: impl Arg) -> rustix::io::Result<OwnedFd> {
+    openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a path as a place to start from, without the right to read or list what is there
+/// (`O_PATH`).
+pub fn open_path(at: impl AsFd, path: impl Arg) -> rustix::io::Result<OwnedFd> {
+    openat(at, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a regular file, never through a link and without waiting: opening a FIFO would wait
+/// for a process at its other end. Anything else is an error of the kind `InvalidInput`.
 pub fn open_regular(
     directory: BorrowedFd<'_>,
     name: impl Arg,
@@ -31,28 +51,30 @@ pub fn open_regular(
         Err(Errno::NXIO | Errno::ISDIR | Errno::LOOP) => return Err(odd()),
         file => file?,
     };
-    if FileType::from_raw_mode(fstat(&file)?.st_mode).is_file() { Ok(file) } else { Err(odd()) }
+    if Kind::is_file(&fstat(&file)?) { Ok(file) } else { Err(odd()) }
 }
 
-/// Takes over a descriptor that this process was born with. Each number may be
-/// taken once; a number that is not open is an error.
+/// Takes over a descriptor that this process was started with. Call it once for each number.
+/// A number that is not open is an error.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_SETFD touches no memory; a number that is not open is refused.
+    // SAFETY: F_SETFD takes a number and reads no memory. It fails if `number` is not open.
     let result = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the number is open, and by this function's contract nobody else
-    // in this process owns it.
+    // SAFETY: from_raw_fd needs an open descriptor that nothing else owns: it is open, and
+    // each number is taken once.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// The number of whoever is at the other end of a socket; 0 where it is in no PID
-/// namespace that we see.
+/// Returns the pid of the process at the other end of a socket. It is 0 if that process is
+/// outside of our PID namespaces, which is why rustix's `socket_peercred` does not do: it
+/// stores the pid in a non-zero type.
 pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: writes at most as many bytes as `peer` has, which any bytes are valid for.
+    // SAFETY: SO_PEERCRED writes at most `bytes` bytes to `peer`, which is that large and
+    // consists of integers.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -68,47 +90,35 @@ pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<i32> {
     }
 }
 
-/// Makes `fd` the descriptor `number` as well, open across `execve`.
-pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
-    // SAFETY: dup2 touches no memory; what was at `number` is closed, which is
-    // what the caller, who is about to execute or to let go of it, wants.
-    match unsafe { libc::dup2(fd.as_raw_fd(), number) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+/// Replaces the standard streams of this process. They stay open across `execve`.
+pub fn set_stdio([stdin, stdout, stderr]: [BorrowedFd<'_>; 3]) -> io::Result<()> {
+    dup2_stdin(stdin)?;
+    dup2_stdout(stdout)?;
+    Ok(dup2_stderr(stderr)?)
 }
 
-/// Whatever is open from `first` on does not survive `execve`.
+/// Makes `execve` close every descriptor from `first` on.
 pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
-    close_range(first, libc::CLOSE_RANGE_CLOEXEC)
+    // SAFETY: close_range with this flag closes nothing now.
+    Ok(unsafe { raw::close_range(first, libc::CLOSE_RANGE_CLOEXEC) }?)
 }
 
-/// Closes whatever is open from `first` on. For a process that has nothing else
-/// to do with what it was given by its parent: whoever owned a number there must
-/// not use it again.
+/// Closes every descriptor from `first` on. Only for a forked process that uses nothing of
+/// what its parent had open: the values that own these descriptors must not be used or
+/// dropped again.
 pub fn close_from(first: RawFd) -> io::Result<()> {
-    close_range(first, 0)
+    // SAFETY: close_range needs descriptors that nothing uses again: the caller's promise.
+    Ok(unsafe { raw::close_range(first, 0) }?)
 }
 
-fn close_range(first: RawFd, flags: libc::c_uint) -> io::Result<()> {
-    // SAFETY: touches no memory, and only descriptors that the callers of the
-    // two functions above speak for.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// The text of a small file of the kernel's, or of a file on a disk: one read is
-/// all it takes, because there less than was asked for is the end of it.
+/// Reads a small file of the kernel, or a file on a disk. One read is enough: there, fewer
+/// bytes than requested mean the end of the file.
 pub fn read_text(file: BorrowedFd<'_>) -> io::Result<String> {
     read_until(file, |length, asked| length < asked)
 }
 
-/// The text of a list of the kernel's, which may be long. The kernel hands out
-/// whole lines, at most a page of them at a time, so that any read may bring less
-/// than was asked for.
+/// Reads a list of the kernel, which may be long. The kernel returns whole lines, at most a
+/// page at a time, so any read may return fewer bytes than requested.
 pub fn read_list(file: BorrowedFd<'_>) -> io::Result<String> {
     read_until(file, |length, _| length == 0)
 }
@@ -126,38 +136,13 @@ fn read_until(file: BorrowedFd<'_>, is_last: fn(usize, usize) -> bool) -> io::Re
     String::from_utf8(text).map_err(io::Error::other)
 }
 
-/// Nothing that anyone here asks for is longer.
+/// No file that tare reads is longer.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
-/// Claims one byte of a file for as long as any copy of this descriptor is
-/// open, in whatever process; `false` when someone else has it.
-pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
-    let lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?,
-        l_len: 1,
-        l_pid: 0,
-    };
-    // SAFETY: F_OFD_SETLK reads the live `lock` and writes nothing.
-    let set = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    let claimed = step("byte claimed", || match set() {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    });
-    match claimed {
-        Ok(()) => Ok(true),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-            _ => Err(error),
-        },
-    }
-}
-
-/// How many descriptors travel together: a command's standard streams.
+/// How many descriptors one message carries: the standard streams of a command.
 pub const PASSED_MAX: usize = 3;
 
-/// Writes bytes with descriptors beside them, at most [`PASSED_MAX`].
+/// Sends bytes together with at most [`PASSED_MAX`] descriptors.
 pub fn send_with(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -170,19 +155,19 @@ pub fn send_with(
     }
     let bytes = [IoSlice::new(bytes)];
     let send = || sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL);
-    Ok(step("message sent", send)?)
+    Ok(step("send message", send)?)
 }
 
-/// What one read of a stream socket gave.
+/// What one read of a stream socket returned.
 #[derive(Debug)]
 pub struct Received {
-    /// 0: the other side is gone.
+    /// 0 if the other side has closed the socket.
     pub bytes: usize,
     pub fds: Vec<OwnedFd>,
 }
 
-/// Reads what is there, with at most [`PASSED_MAX`] descriptors; the kernel
-/// closes surplus ones.
+/// Reads without waiting, with at most [`PASSED_MAX`] descriptors. The kernel closes surplus
+/// ones.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -202,10 +187,9 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::os::fd::AsFd;
 
     #[test]
-    fn a_long_list_of_the_kernels_is_read_to_its_end() {
+    fn a_long_list_of_the_kernel_is_read_to_its_end() {
         let file = File::open("/proc/self/smaps").unwrap();
         let whole = read_list(file.as_fd()).unwrap();
         assert!(whole.len() > 2 * 4096, "{}", whole.len());

@@ -1,11 +1,11 @@
-//! Landlock: a second wall around what may be written, and the only one around
-//! abstract sockets and signals of a shared network namespace.
+//! Landlock (landlock(7)): a second barrier around what a box may write, and the only one
+//! around abstract sockets and signals where the network namespace is shared.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Access rights of `landlock.h`; reading and executing are never handled here.
+/// Access rights of `landlock.h`. tare restricts neither reading nor executing.
 pub mod access {
     pub const WRITE_FILE: u64 = 1 << 1;
     pub const REMOVE_DIR: u64 = 1 << 4;
@@ -23,14 +23,14 @@ pub mod access {
     pub const TRUNCATE: u64 = 1 << 14;
     /// From ABI 5.
     pub const IOCTL_DEV: u64 = 1 << 15;
-    /// From ABI 9 (Linux 7.1): to reach a socket by its path. The kernel never asks it
-    /// for sockets that were made in the same domain.
+    /// From ABI 9 (Linux 7.1): connecting to a socket by its path. Sockets that were made in
+    /// the same domain do not need this right.
     pub const RESOLVE_UNIX: u64 = 1 << 16;
 
-    /// What makes sense on a file that is not a directory.
+    /// The rights that apply to a file that is not a directory.
     pub const FILE: u64 = WRITE_FILE | TRUNCATE | IOCTL_DEV;
 
-    /// Every way to change a file system that this ABI can forbid.
+    /// All rights to change a file system that this ABI knows.
     pub const fn writes(abi: u32) -> u64 {
         let first = WRITE_FILE
             | REMOVE_DIR
@@ -48,8 +48,8 @@ pub mod access {
             | if abi >= 5 { IOCTL_DEV } else { 0 }
     }
 
-    /// What a domain forbids unless it is allowed. Sockets outside of the domain are
-    /// never allowed, so that they are not among [`writes`].
+    /// The rights that a domain denies unless a rule allows them. No rule allows sockets outside
+    /// of the domain, so they are not among [`writes`].
     pub const fn handled(abi: u32) -> u64 {
         writes(abi) | if abi >= 9 { RESOLVE_UNIX } else { 0 }
     }
@@ -73,9 +73,10 @@ struct PathBeneathAttr {
     parent_fd: i32,
 }
 
-/// The Landlock version of this kernel, 0 when it has none.
+/// Returns the Landlock version of this kernel, 0 if it has none.
 pub fn abi() -> u32 {
-    // SAFETY: a null attribute of size 0 with this flag only asks for a number.
+    // SAFETY: with this flag, landlock_create_ruleset needs a null attribute of size 0, and
+    // only returns a number.
     let version = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -87,7 +88,7 @@ pub fn abi() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
-/// A set of exceptions to "nothing may be written".
+/// A ruleset: nothing may be written, except what [`Ruleset::allow`] allows.
 #[derive(Debug)]
 pub struct Ruleset {
     fd: OwnedFd,
@@ -99,13 +100,14 @@ impl Ruleset {
         let handled = access::handled(abi);
         let attr =
             RulesetAttr { handled_access_fs: handled, handled_access_net: 0, scoped: SCOPES };
-        // Older kernels refuse a structure that is longer than theirs.
+        // Older kernels reject a structure that is longer than theirs.
         let size: usize = match abi {
             0..=3 => 8,
             4..=5 => 16,
             _ => size_of::<RulesetAttr>(),
         };
-        // SAFETY: the kernel reads `size` bytes of the live `attr`.
+        // SAFETY: landlock_create_ruleset reads `size` bytes of the live `attr`, which is at
+        // least that large.
         let fd = unsafe {
             libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0u32)
         };
@@ -113,16 +115,18 @@ impl Ruleset {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call above made this descriptor and nobody else has it.
+        // SAFETY: from_raw_fd needs an open descriptor that nothing else owns: the call above
+        // has just made it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, handled })
     }
 
-    /// Allows these rights at and beneath an open path.
+    /// Allows these rights at an open path and beneath it.
     pub fn allow(&self, path: BorrowedFd<'_>, rights: u64) -> io::Result<()> {
         let attr =
             PathBeneathAttr { allowed_access: rights & self.handled, parent_fd: path.as_raw_fd() };
-        // SAFETY: the kernel reads the live `attr`, packed as it defines it.
+        // SAFETY: landlock_add_rule reads one packed attribute at its third argument, the live
+        // `attr`.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_landlock_add_rule,
@@ -135,9 +139,9 @@ impl Ruleset {
         check(result)
     }
 
-    /// Holds this thread and its descendants to the rules from now on.
+    /// Applies the rules to this thread and its descendants from now on.
     pub fn restrict_self(self) -> io::Result<()> {
-        // SAFETY: takes a descriptor and a zero flag word, no memory.
+        // SAFETY: landlock_restrict_self takes two numbers and reads no memory.
         let result =
             unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.fd.as_raw_fd(), 0u32) };
         check(result)
@@ -152,7 +156,7 @@ fn check(result: libc::c_long) -> io::Result<()> {
 mod tests {
     use super::access::{RESOLVE_UNIX, handled, writes};
 
-    /// An older kernel refuses a ruleset with a right that it does not know.
+    /// An older kernel rejects a ruleset with a right that it does not know.
     #[test]
     fn sockets_by_path_are_forbidden_from_abi_9_on_and_never_allowed() {
         for abi in 1..=12 {

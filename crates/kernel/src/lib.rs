@@ -1,17 +1,20 @@
-//! Linux made safe: the only crate that may use `unsafe`.
+//! Safe access to Linux: the only crate that may use `unsafe`.
 //!
-//! It knows system calls and kernel objects, never boxes. Everything is
-//! synchronous, every descriptor is close-on-exec from birth and owned, and a
-//! process is only ever signalled through its pidfd.
+//! It knows system calls and kernel objects, and nothing about boxes. All calls are
+//! synchronous, every descriptor is owned and close-on-exec from the start, and processes are
+//! signalled through their pidfds.
 
 pub mod caps;
 pub mod cgroup;
+pub mod cgroup_tree;
 pub mod clock;
 pub mod effective;
 pub mod fds;
+pub mod files;
 pub mod idmap;
 pub mod landlock;
 pub mod launch;
+pub mod locks;
 pub mod memory;
 pub mod mount;
 pub mod network;

@@ -1,6 +1,6 @@
-//! Memory of this process: dlmalloc's, because musl's own allocator asks the
-//! kernel for pages at every turn. Large blocks are the kernel's own, so that
-//! nothing is left of them when they are freed.
+//! The allocator of this process. Small blocks come from dlmalloc, because musl's allocator
+//! often asks the kernel for pages. A large block is a mapping of its own, which returns to
+//! the kernel when it is freed.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -15,33 +15,33 @@ pub struct Allocator;
 
 static SMALL: Mutex<Dlmalloc> = Mutex::new(Dlmalloc::new());
 
-/// What is said, and the exit code, when there is no memory any more.
+/// The message and the exit code for the end of memory.
 static LAST_WORDS: OnceLock<(&'static str, i32)> = OnceLock::new();
 
-/// From now on, when not even a small block is to be had, this process writes `line`
-/// to standard error and exits with `code`. Otherwise the language ends it, in words
-/// of its own and with a signal. A large block that is refused is an ordinary error.
+/// From now on, this process writes `line` to standard error and exits with `code` if it cannot
+/// get a small block. By default, Rust aborts with a message of its own. A large block that
+/// cannot be had is an ordinary error.
 pub fn exhausted_means(line: &'static str, code: i32) {
-    // Who came first has said it.
+    // The first call wins.
     LAST_WORDS.set((line, code)).ok();
 }
 
 fn or_last_words(block: *mut u8) -> *mut u8 {
     if let (true, Some((line, code))) = (block.is_null(), LAST_WORDS.get()) {
-        // SAFETY: the line lives for ever and has this length.
+        // SAFETY: write(2) reads `len` bytes at the pointer: the line is static and that long.
         unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
-        // SAFETY: it ends this process, whatever its state; nothing of it runs then.
+        // SAFETY: _exit(2) takes a number; nothing of this process runs afterwards.
         unsafe { libc::_exit(*code) };
     }
     block
 }
 
-/// From here on a block is a mapping of its own, as with other allocators.
+/// A block of this size or more is a mapping of its own, as with other allocators.
 pub const LARGE_BYTES: usize = 128 << 10;
-/// A mapping is aligned to this at least.
+/// Every mapping is aligned to this.
 const PAGE_BYTES: usize = 4096;
 
-/// Nothing panics while it is held; if something did, it would abort.
+/// Nothing panics while the lock is held.
 fn small() -> MutexGuard<'static, Dlmalloc> {
     SMALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -50,38 +50,39 @@ fn is_large(layout: Layout) -> bool {
     layout.size() >= LARGE_BYTES && layout.align() <= PAGE_BYTES
 }
 
-// SAFETY: dlmalloc and the kernel keep what `GlobalAlloc` asks for: blocks of the
-// size and alignment that was wanted, each live until it is freed. Which of them
-// has a block its layout tells. The lock makes every change of a list one step.
+// SAFETY: `GlobalAlloc` needs blocks of the requested size and alignment that stay valid until
+// they are freed. Both dlmalloc and mmap give such blocks, and the layout of a block tells which
+// of them it came from. The lock serialises all calls of dlmalloc.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match is_large(layout) {
             true => map(layout.size()),
-            // SAFETY: any size and alignment of a layout is a valid wish.
+            // SAFETY: malloc needs an alignment that is a power of two: every layout has one.
             false => or_last_words(unsafe { small().malloc(layout.size(), layout.align()) }),
         }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match is_large(layout) {
-            // SAFETY: the caller got the mapping from here, with this size.
+            // SAFETY: unmap needs a mapping of this size: the caller got it from `alloc`.
             true => unsafe { unmap(block, layout.size()) },
-            // SAFETY: the caller got the block from here, with this layout.
+            // SAFETY: free needs a block of dlmalloc with this layout: the caller got it from
+            // `alloc`.
             false => unsafe { small().free(block, layout.size(), layout.align()) },
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match is_large(layout) {
-            // The kernel's pages are.
+            // New pages of the kernel are zero.
             true => map(layout.size()),
-            // SAFETY: as for `alloc`.
+            // SAFETY: calloc needs what malloc needs in `alloc`.
             false => or_last_words(unsafe { small().calloc(layout.size(), layout.align()) }),
         }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller vouches for a size that makes a layout.
+        // SAFETY: the caller of `realloc` promises a size that is valid for a layout.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (is_large(layout), is_large(wanted)) {
             // SAFETY: as for `dealloc`.
@@ -90,7 +91,7 @@ unsafe impl GlobalAlloc for Allocator {
             (false, false) => or_last_words(unsafe {
                 small().realloc(block, layout.size(), layout.align(), size)
             }),
-            // SAFETY: as for `dealloc`; both are layouts of ours.
+            // SAFETY: move_to needs a block of this allocator with this layout, as in `dealloc`.
             (true, false) | (false, true) => unsafe { self.move_to(block, layout, wanted) },
         }
     }
@@ -98,17 +99,17 @@ unsafe impl GlobalAlloc for Allocator {
 
 impl Allocator {
     /// # Safety
-    /// The block is of this allocator, with this layout.
+    /// The block must come from this allocator, with this layout.
     unsafe fn move_to(&self, block: *mut u8, layout: Layout, wanted: Layout) -> *mut u8 {
-        // SAFETY: a layout of ours.
+        // SAFETY: alloc needs a layout with a size: `wanted` or the former layout is large.
         let new = unsafe { self.alloc(wanted) };
         if new.is_null() {
             return new;
         }
         let bytes = layout.size().min(wanted.size());
-        // SAFETY: both blocks have so many bytes, and the new one is nobody else's.
+        // SAFETY: both blocks have `bytes` bytes, and the new one overlaps no other.
         unsafe { ptr::copy_nonoverlapping(block, new, bytes) };
-        // SAFETY: the caller vouches for it.
+        // SAFETY: dealloc needs a block of this allocator with this layout: the caller's promise.
         unsafe { self.dealloc(block, layout) };
         new
     }
@@ -117,23 +118,24 @@ impl Allocator {
 fn map(bytes: usize) -> *mut u8 {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping wherever there is room touches no other memory.
+    // SAFETY: mmap without MAP_FIXED changes no existing mapping.
     let block = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     or_null(block)
 }
 
 /// # Safety
-/// The block is a mapping of this size.
+/// The block must be a mapping of `bytes` bytes.
 unsafe fn remap(block: *mut u8, bytes: usize, wanted: usize) -> *mut u8 {
-    // SAFETY: the caller vouches for it; whoever had the old place has the new.
+    // SAFETY: mremap needs a mapping of this size, which it may move: the caller owns it, and
+    // uses the new address.
     let block = unsafe { libc::mremap(block.cast(), bytes, wanted, libc::MREMAP_MAYMOVE) };
     or_null(block)
 }
 
 /// # Safety
-/// The block is a mapping of this size, and nobody uses it again.
+/// The block must be a mapping of `bytes` bytes that is not used again.
 unsafe fn unmap(block: *mut u8, bytes: usize) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: munmap needs a mapping that is not used again: the caller's promise.
     unsafe { libc::munmap(block.cast(), bytes) };
 }
 
@@ -145,22 +147,21 @@ fn or_null(block: *mut libc::c_void) -> *mut u8 {
 mod tests {
     use super::*;
 
-    /// Every way from one size to another keeps the bytes.
     #[test]
     fn a_block_keeps_its_bytes_as_it_grows_and_shrinks() {
         let sizes = [8, LARGE_BYTES - 1, LARGE_BYTES, 5 * LARGE_BYTES, 64, LARGE_BYTES + 1, 16];
         let layout = |size| Layout::from_size_align(size, 8).unwrap();
-        // SAFETY: a layout with a size.
+        // SAFETY: alloc_zeroed needs a layout with a size: it has 8 bytes.
         let mut block = unsafe { Allocator.alloc_zeroed(layout(sizes[0])) };
         for (from, to) in sizes.iter().zip(&sizes[1..]) {
-            // SAFETY: the block has at least eight bytes and this layout.
+            // SAFETY: the write needs eight aligned bytes: the block has at least these.
             unsafe { block.cast::<u64>().write(0x0123_4567_89ab_cdef) };
-            // SAFETY: as above.
+            // SAFETY: realloc needs a block with this layout: the last round made it so.
             block = unsafe { Allocator.realloc(block, layout(*from), *to) };
-            // SAFETY: as above.
+            // SAFETY: the read needs eight aligned bytes, as the write above.
             assert_eq!(unsafe { block.cast::<u64>().read() }, 0x0123_4567_89ab_cdef);
         }
-        // SAFETY: the last size.
+        // SAFETY: dealloc needs the last layout of the block: 16 is the last size.
         unsafe { Allocator.dealloc(block, layout(16)) };
     }
 }

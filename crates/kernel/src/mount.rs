@@ -1,4 +1,4 @@
-//! Mounts by descriptor: made detached, changed, then attached in one step.
+//! Mounts by descriptor: a mount is made detached, configured, and attached in one step.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -16,11 +16,11 @@ pub use rustix::mount::MountAttrFlags as Attributes;
 
 use crate::step::{once, step};
 
-/// No set-user-id, no devices: what every mount but `/dev` has.
+/// No set-user-id programs and no devices: the attributes of every mount but `/dev`.
 pub const NOSUID_NODEV: Attributes =
     Attributes::MOUNT_ATTR_NOSUID.union(Attributes::MOUNT_ATTR_NODEV);
 
-/// How far a change reaches.
+/// Whether a call concerns one mount, or also the mounts below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     One,
@@ -36,13 +36,13 @@ struct MountAttr {
     userns_fd: u64,
 }
 
-/// A new file system, mounted nowhere yet. Options are `key=value`, or a bare key.
+/// Makes a detached mount of a new file system. An option without a value is a flag.
 pub fn filesystem(
     kind: &CStr,
     options: &[(&str, &str)],
     attributes: Attributes,
 ) -> io::Result<OwnedFd> {
-    step("file system made", || make_filesystem(kind, options, attributes))
+    step("make file system", || make_filesystem(kind, options, attributes))
 }
 
 fn make_filesystem(
@@ -61,8 +61,7 @@ fn make_filesystem(
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// A detached copy of the mount at a path beneath `directory` (all mounts below
-/// it too, when recursive).
+/// Makes a detached copy of the mount at a path beneath `directory`.
 pub fn detached_copy(directory: BorrowedFd<'_>, path: &CStr, reach: Reach) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -73,37 +72,37 @@ pub fn detached_copy(directory: BorrowedFd<'_>, path: &CStr, reach: Reach) -> io
         Reach::Recursive => OpenTreeFlags::AT_RECURSIVE,
     };
     let copy = || open_tree(directory, path, flags | recursive);
-    Ok(step("mount copied", copy)?)
+    Ok(step("copy mount", copy)?)
 }
 
-/// Attaches a detached mount at a path beneath `directory` (an empty path: at
-/// the open directory or file itself).
+/// Attaches a detached mount at a path beneath `directory`, or at `directory` itself if the path
+/// is empty.
 pub fn attach(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     let attach = || move_mount(mount, c"", directory, path, flags);
-    Ok(step("mount attached", attach)?)
+    Ok(step("attach mount", attach)?)
 }
 
-/// Attaches a detached mount on top of the root directory: out of everyone's
-/// way, reachable through its descriptor only.
+/// Attaches a detached mount on top of the root directory, where only its descriptor reaches
+/// it.
 pub fn attach_over_root(mount: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     let attach = || move_mount(mount, c"", CWD, c"/", flags);
-    Ok(step("mount attached over the root", attach)?)
+    Ok(step("attach mount over root", attach)?)
 }
 
-/// Lets go of what is mounted at a path, whoever still uses it; never through a
-/// link.
+/// Unmounts what is mounted at a path, even if it is in use (`MNT_DETACH`). Does not follow a
+/// symlink.
 pub fn detach(path: &std::path::Path) -> io::Result<()> {
     let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-    Ok(step("mount let go of", || unmount(path, flags))?)
+    Ok(step("detach mount", || unmount(path, flags))?)
 }
 
-/// The host's `source` seen at `target` as well, mounts below it included; the
-/// target is relative to the current directory.
+/// Binds the host's `source` with all mounts below it to `target`, which is relative to the
+/// current directory.
 pub fn bind(source: &CStr, target: &CStr) -> io::Result<()> {
     let bind = || mount_bind_recursive(source, target);
-    Ok(step("mount bound", bind)?)
+    Ok(step("bind mount", bind)?)
 }
 
 /// Adds attributes to a mount.
@@ -116,7 +115,7 @@ pub fn add_attributes(
     set_attributes(mount, &attr, reach)
 }
 
-/// Shows a detached mount's files as owned by whom the user namespace says.
+/// Maps the owners of a detached mount's files by the id map of a user namespace.
 pub fn map_ids(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let attr = MountAttr {
         attr_set: MOUNT_ATTR_IDMAP,
@@ -133,8 +132,8 @@ fn set_attributes(mount: BorrowedFd<'_>, attr: &MountAttr, reach: Reach) -> io::
         Reach::One => 0,
         Reach::Recursive => libc::AT_RECURSIVE,
     };
-    // SAFETY: the kernel reads `size_of::<MountAttr>()` bytes of the live `attr`
-    // and an empty path, whose flag says that the descriptor itself is meant.
+    // SAFETY: mount_setattr reads a path that ends with NUL, here an empty literal, and as many
+    // bytes of the live `attr` as its last argument says.
     let set = || unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -145,36 +144,36 @@ fn set_attributes(mount: BorrowedFd<'_>, attr: &MountAttr, reach: Reach) -> io::
             size_of::<MountAttr>(),
         )
     };
-    step("mount's attributes set", || match set() {
+    step("set mount attributes", || match set() {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     })
 }
 
-/// Nothing mounted here is seen elsewhere, and nothing from elsewhere here.
+/// Stops the propagation of mounts in both directions.
 pub fn make_everything_private() -> io::Result<()> {
     let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    Ok(step("mounts made private", || mount_change(c"/", flags))?)
+    Ok(step("make mounts private", || mount_change(c"/", flags))?)
 }
 
-/// What the host mounts later still appears here, nothing goes back.
+/// Lets mounts of the host appear here, and stops propagation in the other direction.
 pub fn make_everything_follow() -> io::Result<()> {
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    Ok(step("mounts made to follow", || mount_change(c"/", flags))?)
+    Ok(step("make mounts follow", || mount_change(c"/", flags))?)
 }
 
-/// What may be mounted over the old root; each takes one unmount.
+/// How many mounts may be stacked on the old root. Each takes one unmount.
 const STACKED_MAX: usize = 64;
 
-/// Makes `root` the root directory and lets the old one go, for good.
+/// Makes `root` the root directory and unmounts the old one.
 pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(root)?;
-    step("root changed", || rustix::process::pivot_root(c".", c"."))?;
-    // The old root now lies on top of the new one, and on top of it whatever was
-    // mounted over it. Each unmount takes away the topmost, with all below it in
-    // the tree; what stayed could be reached as `/..`.
+    step("change root", || rustix::process::pivot_root(c".", c"."))?;
+    // The old root is now on top of the new one, below everything that was mounted over it.
+    // Each unmount removes the topmost mount and the mounts in it. A mount that stayed could
+    // be reached as `/..`.
     for _ in 0..STACKED_MAX {
-        once("old root let go of", || unmount(c".", UnmountFlags::DETACH))?;
+        once("detach old root", || unmount(c".", UnmountFlags::DETACH))?;
         if mount_id(c".")? == mount_id(c"..")? {
             return Ok(rustix::process::chdir(c"/")?);
         }
@@ -182,7 +181,7 @@ pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     Err(rustix::io::Errno::BUSY.into())
 }
 
-/// `..` of a root directory is the topmost mount on it, `.` is the root itself.
+/// In a root directory, `..` is the topmost mount on it and `.` is the root itself.
 fn mount_id(path: &CStr) -> io::Result<u64> {
     let found = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?;
     Ok(found.stx_mnt_id)

@@ -90,7 +90,7 @@ impl NamespaceBuilder {
 fn move_to_another_processor(builder: i32) {
     let builder = Pid::from_raw(builder);
     if let Ok(all) = sched_getaffinity(builder) {
-        let mut others = all.clone();
+        let mut others = all;
         others.unset(sched_getcpu());
         sched_setaffinity(builder, &others).ok();
         sched_setaffinity(builder, &all).ok();

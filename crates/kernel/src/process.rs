@@ -1,8 +1,8 @@
-//! Processes by identity: a pidfd, its inode, never a bare number.
+//! Processes by identity: a pidfd and its inode, never a bare pid.
 //!
-//! `/proc/PID` is only read through [`Process::proc_directory`]. A mount of `/proc`
-//! belongs to one PID namespace. In a mount of another namespace our number of a
-//! process is that of an unrelated process, or of none.
+//! `/proc/PID` is read only through [`Process::proc_directory`]. A mount of `/proc` belongs to
+//! one PID namespace. In a mount of another namespace, our pid of a process is the pid of an
+//! unrelated process, or of none.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, openat, statat};
+use rustix::fs::{AtFlags, CWD, Dir, fstat, statat};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, pidfd_open,
@@ -18,13 +18,11 @@ use rustix::process::{
 };
 
 use crate::clock::timespec;
-use crate::fds::read_text;
+use crate::fds::{open_directory, open_file, open_path, read_text};
 use crate::step::step;
 
 /// `statfs` magic of pidfs.
 const PIDFS_MAGIC: u64 = 0x5049_4446;
-
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// System calls in which the creation of a box can block, for example on a file system.
 const SYSTEM_CALLS: [(i64, &str); 14] = [
@@ -44,7 +42,7 @@ const SYSTEM_CALLS: [(i64, &str); 14] = [
     (libc::SYS_execve, "execve"),
 ];
 
-/// A process that we hold a pidfd of.
+/// A process with a pidfd.
 #[derive(Debug)]
 pub struct Process {
     pidfd: OwnedFd,
@@ -63,26 +61,26 @@ impl Process {
         Self { pidfd, pid }
     }
 
-    /// The process that has this number now; whether it is the one that was
-    /// meant, the caller checks afterwards while the pidfd is held.
+    /// Opens the process that has this pid now. The caller then checks that it is the right
+    /// one; the pidfd pins the pid.
     pub fn open(pid: i32) -> io::Result<Self> {
         let number = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        let pidfd = step("process opened", || pidfd_open(number, PidfdFlags::empty()))?;
+        let pidfd = step("open process", || pidfd_open(number, PidfdFlags::empty()))?;
         Ok(Self { pidfd, pid })
     }
 
-    /// For messages, and to find it again while the pidfd is held.
+    /// For messages, and for calls that need the pid while the pidfd pins it.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The pidfd's inode, never used twice since boot. Before Linux 6.9 all
-    /// pidfds share one inode that says nothing: `None`.
+    /// Returns the pidfd's inode, which is unique since boot. `None` before Linux 6.9, where
+    /// all pidfds share one inode.
     pub fn inode(&self) -> io::Result<Option<u64>> {
         if self.is_on_pidfs()? { Ok(Some(fstat(&self.pidfd)?.st_ino)) } else { Ok(None) }
     }
 
-    /// One pidfd of a kernel is as good as any other.
+    /// The answer is the same for every pidfd of a kernel.
     fn is_on_pidfs(&self) -> io::Result<bool> {
         static KNOWN: OnceLock<bool> = OnceLock::new();
         if let Some(known) = KNOWN.get() {
@@ -92,43 +90,42 @@ impl Process {
         Ok(*KNOWN.get_or_init(|| found))
     }
 
-    /// When it was born, in ticks since boot, and which cgroup v2 path it is in:
-    /// what is left to tell processes apart where [`Self::inode`] says nothing.
-    /// A process that has died meanwhile has neither, and its number may be
-    /// somebody else's: then this is an error.
+    /// Returns when the process was started, in ticks since boot. With the cgroup, this tells
+    /// processes apart where [`Self::inode`] is `None`. An error for a process that has died:
+    /// its pid may be used again.
     pub fn birth_tick(&self) -> io::Result<u64> {
         let stat = self.read_proc("stat")?;
-        // Behind the name, which may hold anything, the 20th field (proc(5)).
+        // The 20th field behind the name, which can contain anything (proc_pid_stat(5)).
         let fields = stat.rsplit_once(')').map(|(_, rest)| rest);
         let tick = fields.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
         tick.ok_or_else(|| io::Error::other("a stat file without its fields"))
     }
 
-    /// Its path in the cgroup v2 hierarchy, as this process sees it.
+    /// Returns its path in the cgroup v2 hierarchy, as this process sees it.
     pub fn cgroup(&self) -> io::Result<Option<String>> {
         let text = self.read_proc("cgroup")?;
         let path = text.lines().find_map(|line| line.strip_prefix("0::"));
         Ok(path.map(str::to_owned))
     }
 
-    /// The arguments that it was started with.
+    /// Returns the arguments that it was started with.
     pub fn arguments(&self) -> io::Result<Vec<String>> {
         let text = self.read_proc("cmdline")?;
         let words = text.split_terminator('\0');
         Ok(words.map(str::to_owned).collect())
     }
 
-    /// Whether it is the first process of a PID namespace below ours.
+    /// Returns whether it is the first process of a PID namespace below ours.
     pub fn is_first_of_namespace(&self) -> io::Result<bool> {
         let numbers = self.numbers()?;
         Ok(numbers.len() > 1 && numbers.last() == Some(&1))
     }
 
-    /// Whether it has this file open, under any number.
+    /// Returns whether one of its descriptors is open on this file.
     pub fn has_open(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
         let wanted = fstat(file)?;
         self.look(|directory| {
-            let fds = openat(directory, c"fd", DIRECTORY, Mode::empty())?;
+            let fds = open_directory(directory, c"fd")?;
             let entries = Dir::read_from(&fds)?.filter_map(Result::ok);
             let mut stats =
                 entries.filter_map(|it| statat(&fds, it.file_name(), AtFlags::empty()).ok());
@@ -138,12 +135,12 @@ impl Process {
 
     /// Opens the program that it runs.
     pub(crate) fn open_program(&self) -> io::Result<OwnedFd> {
-        self.look(|directory| open_at(directory, "exe", OFlags::RDONLY))
+        self.look(|directory| Ok(open_file(directory, c"exe")?))
     }
 
     fn read_proc(&self, file: &str) -> io::Result<String> {
         let text = self.look(|directory| {
-            let mut file = std::fs::File::from(open_at(directory, file, OFlags::RDONLY)?);
+            let mut file = std::fs::File::from(open_file(directory, file)?);
             let mut text = Vec::new();
             io::Read::read_to_end(&mut file, &mut text)?;
             Ok(text)
@@ -151,8 +148,8 @@ impl Process {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The system call that it is in, by name where tare makes it for a box, else by its
-    /// number; `None` where that is not shown (`/proc/PID/syscall`, proc(5)).
+    /// Returns the system call that it is in: the name of those in [`SYSTEM_CALLS`], otherwise
+    /// the number. `None` where the kernel does not show it (proc_pid_syscall(5)).
     pub fn system_call(&self) -> Option<String> {
         let text = self.read_proc("syscall").ok()?;
         let number: i64 = text.split_whitespace().next()?.parse().ok()?;
@@ -160,59 +157,58 @@ impl Process {
         Some(known.map_or_else(|| format!("system call {number}"), |(_, name)| (*name).to_owned()))
     }
 
-    /// The pidfd pins the number for as long as the process is there, so what is
-    /// read while it is seen alive afterwards was its own.
+    /// Reads from `/proc/PID`. The pidfd pins the pid while the process lives, so if the process
+    /// is alive afterwards, `read` has seen no other.
     fn look<T>(&self, read: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         let read = read(self.proc_directory()?.as_fd())?;
         if self.wait_dead(Duration::ZERO)? { Err(io::ErrorKind::NotFound.into()) } else { Ok(read) }
     }
 
-    /// Opens `/proc/PID`; an error if this `/proc` belongs to another PID namespace.
+    /// Opens `/proc/PID`. An error if this `/proc` belongs to another PID namespace.
     pub(crate) fn proc_directory(&self) -> io::Result<OwnedFd> {
         match self.numbers()?.first() {
-            // Reaped: nothing is left to be shown.
+            // It was reaped.
             Some(-1) => Err(io::ErrorKind::NotFound.into()),
-            Some(number) if *number == self.pid => {
-                open_at(CWD, &format!("/proc/{number}"), OFlags::PATH)
-            }
+            Some(number) if *number == self.pid => Ok(open_path(CWD, format!("/proc/{number}"))?),
             Some(_) | None => Err(foreign_proc()),
         }
     }
 
-    /// The numbers that it has: in the PID namespace of this `/proc` first, then in each
-    /// one below, down to its own (`NSpid` of a pidfd's fdinfo, see pidfd_open(2)).
+    /// Returns its pids: first in the PID namespace of this `/proc`, then in each one below, down
+    /// to its own (`NSpid` of a pidfd's fdinfo, see pidfd_open(2)).
     fn numbers(&self) -> io::Result<Vec<i32>> {
         let path = format!("/proc/self/fdinfo/{}", self.pidfd.as_raw_fd());
-        let text = read_text(open_at(CWD, &path, OFlags::RDONLY)?.as_fd())?;
+        let text = read_text(open_file(CWD, path)?.as_fd())?;
         let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
         let numbers = line.unwrap_or_default().split_whitespace();
         Ok(numbers.filter_map(|it| it.parse().ok()).collect())
     }
 
-    /// SIGKILL; a process that is already dead is as wanted.
+    /// Sends SIGKILL. Succeeds if the process is already dead.
     pub fn kill(&self) -> io::Result<()> {
-        match step("process killed", || pidfd_send_signal(&self.pidfd, Signal::KILL)) {
+        match step("kill process", || pidfd_send_signal(&self.pidfd, Signal::KILL)) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Whether it was seen dead within the time.
+    /// Waits for its death. Returns `false` if the bound passed first.
     pub fn wait_dead(&self, bound: Duration) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match step("process waited for", || poll(&mut fds, Some(&timespec(bound)))) {
+        match step("wait for process", || poll(&mut fds, Some(&timespec(bound)))) {
             Ok(ready) => Ok(ready > 0),
             Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// The same process, known a second time.
+    /// Returns a second handle on the same process.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { pidfd: self.pidfd.try_clone()?, pid: self.pid })
     }
 
-    /// Reaps a child that is dead; `None` while it lives or when it is not ours.
+    /// Reaps a child that is dead. `None` while it lives, and for a process that is not a child
+    /// of this one.
     pub fn reap(&self) -> io::Result<Option<Status>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         match step("reap process", || waitid(WaitId::PidFd(self.pidfd.as_fd()), options)) {
@@ -239,15 +235,15 @@ impl Status {
     }
 }
 
-/// Checks that `/proc` belongs to our own PID namespace: only there are the numbers of
-/// processes the ones that system calls take.
+/// Checks that `/proc` belongs to our own PID namespace. Only there, its pids are those that
+/// system calls take.
 pub fn check_proc() -> io::Result<()> {
     let own = getpid();
     let this =
         Process { pidfd: pidfd_open(own, PidfdFlags::empty())?, pid: own.as_raw_nonzero().get() };
     match this.numbers() {
         Ok(numbers) if numbers == [this.pid] => Ok(()),
-        // Seen from a PID namespace that we are not in, `/proc/self` leads nowhere.
+        // In a `/proc` of a PID namespace that we are not in, `/proc/self` does not exist.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(_) | Err(_) => Err(foreign_proc()),
     }
@@ -255,10 +251,6 @@ pub fn check_proc() -> io::Result<()> {
 
 fn foreign_proc() -> io::Error {
     io::Error::other("/proc belongs to another PID namespace")
-}
-
-fn open_at(directory: impl AsFd, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    Ok(openat(directory, path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 impl AsFd for Process {

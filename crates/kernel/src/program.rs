@@ -1,7 +1,7 @@
-//! The mark by which tare recognises its own program, in whatever version and file.
+//! Recognises tare binaries of every version.
 //!
-//! Every tare binary carries an ELF note (elf(5)) of the owner `tare`. Notes are in a
-//! segment of their own, so `strip` leaves them. An inode does not do: an upgrade puts
+//! Every tare binary has an ELF note (elf(5)) of the owner `tare`. Notes have a segment of
+//! their own, so `strip` keeps them. The inode of the binary is no proof: an upgrade puts
 //! another file in the place of the program that a running keeper was started from.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use rustix::io::pread;
 
 use crate::process::Process;
 
-/// A note: sizes of owner and description, a type, the owner padded to four bytes.
+/// An ELF note: the sizes of owner and description, a type, the owner padded to four bytes.
 #[repr(C, align(4))]
 struct Note {
     owner_bytes: u32,
@@ -23,19 +23,19 @@ struct Note {
 
 const OWNER: [u8; 8] = *b"tare\0\0\0\0";
 
-// SAFETY: the section holds notes and nothing else, and this is one note with the sizes
-// that it states: five bytes of owner, padded to eight, and no description.
+// SAFETY: a `.note` section may contain only notes, and this is one with the sizes that it
+// states: five bytes of owner, padded to eight, and no description.
 #[used]
 #[unsafe(link_section = ".note.tare")]
 static NOTE: Note = Note { owner_bytes: 5, description_bytes: 0, kind: 1, owner: OWNER };
 
-/// Whether the process runs a tare binary. An error where the kernel does not show us its
+/// Returns whether the process runs a tare binary. An error if the kernel does not show us its
 /// program.
 pub fn is_tare(process: &Process) -> io::Result<bool> {
     carries_note(process.open_program()?.as_fd())
 }
 
-/// No tare binary has more, and no other file is read further.
+/// No tare binary has more program headers. The limit bounds the work for other files.
 const HEADERS_MAX: u16 = 64;
 const NOTES_BYTES_MAX: u64 = 64 << 10;
 
@@ -78,7 +78,7 @@ fn has_own_note(mut notes: &[u8]) -> bool {
     false
 }
 
-/// Zeros behind the end of the file.
+/// Returns zeros behind the end of the file.
 fn read_at<const N: usize>(file: BorrowedFd<'_>, at: u64) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     pread(file, &mut bytes, at)?;

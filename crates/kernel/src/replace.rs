@@ -1,11 +1,11 @@
-//! Puts a new entry under a name, in place of the file or symlink that has the name.
+//! Replaces the file or symlink of a name by a new entry.
 //!
-//! The old entry stays until the new one is complete: a reader sees one or the
-//! other, and a process that fails or is killed changes nothing. New content has no
-//! name while it is written (`O_TMPFILE`), so a kill leaves nothing behind. Linux
-//! can rename over an entry but not link over one, so the new entry has a second,
-//! hidden name between two calls. That name is derived from the final one: the next
-//! replacement removes what a kill between those calls left.
+//! The old entry stays until the new one is complete: a reader sees one or the other, and a
+//! process that fails or is killed changes nothing. New content has no name while it is
+//! written (`O_TMPFILE`), so a kill leaves nothing behind. Linux can rename over an entry but
+//! not link over one, so between two calls the new entry has a second, hidden name. That name
+//! is derived from the final one: if a kill between the calls leaves it, the next replacement
+//! removes it.
 //!
 //! A directory is never replaced (`EISDIR`).
 
@@ -19,28 +19,28 @@ use rustix::io::{Errno, Result};
 
 use crate::step::{once, step};
 
-/// How often another process may take the hidden name: more often is a race that it
-/// means to win.
+/// How often to try again if another process takes the hidden name. More often would be an
+/// attack.
 const ATTEMPTS_MAX: usize = 16;
 
-/// A file that gets its name when its content is complete. Dropped before
-/// [`Draft::publish`], it leaves nothing.
+/// A file that gets its name when its content is complete. Dropping it before
+/// [`Draft::publish`] leaves nothing.
 #[derive(Debug)]
 pub struct Draft<'a> {
     directory: BorrowedFd<'a>,
     name: &'a CStr,
     file: File,
-    /// Where the file system has no unnamed files (NFS, 9p).
+    /// The name of a draft where the file system has no unnamed files (NFS, 9p).
     hidden: Option<CString>,
 }
 
 impl<'a> Draft<'a> {
-    /// An empty file for `name`, which is one component, in `directory`.
+    /// Creates an empty file for `name`, one component, in `directory`.
     pub fn create(directory: BorrowedFd<'a>, name: &'a CStr, mode: Mode) -> Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let unnamed = step("draft made", || openat(directory, c".", flags, mode));
+        let unnamed = step("make draft", || openat(directory, c".", flags, mode));
         match unnamed {
-            // What file systems and kernels without O_TMPFILE answer, open(2).
+            // The errors of file systems and kernels without O_TMPFILE, see open(2).
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 Self::named(directory, name, mode)
             }
@@ -58,10 +58,10 @@ impl<'a> Draft<'a> {
         &mut self.file
     }
 
-    /// Gives the file its name, which replaces what has the name.
+    /// Gives the file its name, and replaces what has that name.
     pub fn publish(mut self) -> Result<()> {
         let Some(hidden) = &self.hidden else {
-            // The way of open(2) that needs no capability.
+            // By `/proc`, which needs no capability, see open(2).
             let source = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             return replace(self.directory, self.name, |name| {
                 linkat(CWD, &*source, self.directory, name, AtFlags::SYMLINK_FOLLOW)
@@ -72,7 +72,7 @@ impl<'a> Draft<'a> {
         if named.st_ino != fstat(&self.file)?.st_ino {
             return Err(Errno::BUSY);
         }
-        once("file replaced", || renameat(self.directory, hidden, self.directory, self.name))?;
+        once("replace file", || renameat(self.directory, hidden, self.directory, self.name))?;
         self.hidden = None;
         Ok(())
     }
@@ -81,39 +81,38 @@ impl<'a> Draft<'a> {
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
         if let Some(hidden) = &self.hidden {
-            // The caller has the error that matters.
+            // The caller already has the error that matters.
             remove(self.directory, hidden).ok();
         }
     }
 }
 
-/// Calls `make` with the name that it is to give to a new entry of `directory`:
-/// `name`, or a hidden one that then replaces it. `make` fails with `EEXIST` where
-/// its name is taken.
+/// Makes a new entry of `directory`. Calls `make` with the name to use: `name`, or a hidden one
+/// that is then renamed to `name`. `make` must fail with `EEXIST` if that name is taken.
 pub fn replace(
     directory: BorrowedFd<'_>,
     name: &CStr,
     make: impl Fn(&CStr) -> Result<()>,
 ) -> Result<()> {
-    match step("entry made", || make(name)) {
+    match step("make entry", || make(name)) {
         Err(Errno::EXIST) => {}
         made => return made,
     }
     let hidden = hidden_name(name);
     for _ in 0..ATTEMPTS_MAX {
-        match step("hidden entry made", || make(&hidden)) {
+        match step("make hidden entry", || make(&hidden)) {
             Err(Errno::EXIST) => {
                 remove(directory, &hidden)?;
                 continue;
             }
             made => made?,
         }
-        let replaced = step("entry replaced", || rename(directory, &hidden, name));
-        // After an error, after an exchange, and where both names are the same file,
-        // for which rename(2) does nothing.
+        let replaced = step("replace entry", || rename(directory, &hidden, name));
+        // The hidden name is left after an error, after an exchange, and if both names are the
+        // same file, for which rename(2) does nothing.
         let removed = remove(directory, &hidden);
         match replaced {
-            // Another process has removed the hidden name.
+            // Another process removed the hidden name.
             Err(Errno::NOENT) => {}
             replaced => return replaced.and(removed),
         }
@@ -121,7 +120,7 @@ pub fn replace(
     Err(Errno::EXIST)
 }
 
-/// A directory cannot be renamed over a file: the two change places.
+/// Renames an entry. A directory cannot be renamed over a file, so the two are exchanged.
 fn rename(directory: BorrowedFd<'_>, hidden: &CStr, name: &CStr) -> Result<()> {
     match renameat(directory, hidden, directory, name) {
         Err(Errno::NOTDIR) => {
@@ -134,7 +133,7 @@ fn rename(directory: BorrowedFd<'_>, hidden: &CStr, name: &CStr) -> Result<()> {
 fn create_named(directory: BorrowedFd<'_>, name: &CStr, mode: Mode) -> Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..ATTEMPTS_MAX {
-        match step("named draft made", || openat(directory, name, flags, mode)) {
+        match step("make named draft", || openat(directory, name, flags, mode)) {
             Err(Errno::EXIST) => remove(directory, name)?,
             made => return made,
         }
@@ -142,9 +141,9 @@ fn create_named(directory: BorrowedFd<'_>, name: &CStr, mode: Mode) -> Result<Ow
     Err(Errno::EXIST)
 }
 
-/// Removes a hidden entry: a file, a symlink or an empty directory. Absent is as wanted.
+/// Removes a hidden entry: a file, a symlink or an empty directory. Succeeds if it is absent.
 fn remove(directory: BorrowedFd<'_>, hidden: &CStr) -> Result<()> {
-    let unlink = |flags| step("hidden entry removed", || unlinkat(directory, hidden, flags));
+    let unlink = |flags| step("remove hidden entry", || unlinkat(directory, hidden, flags));
     let removed = match unlink(AtFlags::empty()) {
         Err(Errno::ISDIR) => unlink(AtFlags::REMOVEDIR),
         removed => removed,
@@ -155,9 +154,9 @@ fn remove(directory: BorrowedFd<'_>, hidden: &CStr) -> Result<()> {
     }
 }
 
-/// The same for the same name, and never too long.
+/// Derives the hidden name of a name. It is short enough for every file system.
 fn hidden_name(name: &CStr) -> CString {
-    // FNV-1a: the same in every version of tare, which std's hashers are not.
+    // FNV-1a is the same in every version of tare; the hashers of std may change.
     let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = name.to_bytes().iter().fold(0xcbf2_9ce4_8422_2325, add);
     CString::new(format!(".tare-{hash:016x}")).expect("hex digits have no NUL")
@@ -184,7 +183,7 @@ mod tests {
         entries.map(|entry| name(entry.unwrap())).collect()
     }
 
-    /// As `Draft::create` does where the file system has unnamed files, and where not.
+    /// A draft as on a file system without unnamed files, and one as with them.
     fn drafts<'a>(directory: BorrowedFd<'a>, name: &'a CStr) -> [Draft<'a>; 2] {
         let mode = Mode::RUSR | Mode::WUSR;
         let named = Draft::named(directory, name, mode).unwrap();

@@ -1,6 +1,5 @@
-//! Ports of our own network namespace that somebody listens on, asked of the
-//! kernel by sock_diag(7): it sends those alone, where `/proc/net/tcp` has every
-//! connection of the host, and says in which cgroup a socket was made.
+//! Lists the listening ports of our network namespace, by sock_diag(7). Unlike
+//! `/proc/net/tcp`, it returns no connections, and it names the cgroup of a socket.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,8 +30,8 @@ impl Transport {
         }
     }
 
-    /// The bit of the state that waits for others: `TCP_LISTEN`, and for sockets
-    /// that are bound and not connected `TCP_CLOSE` (net/tcp_states.h).
+    /// The bit of the state of a listening socket: `TCP_LISTEN`, and `TCP_CLOSE` for a UDP socket
+    /// that is bound and not connected (net/tcp_states.h).
     fn states(self) -> u32 {
         match self {
             Self::Tcp => 1 << 10,
@@ -41,18 +40,18 @@ impl Transport {
     }
 }
 
-/// A port that somebody listens on.
+/// A listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listening {
     pub transport: Transport,
     pub address: SocketAddr,
-    /// 0 when no descriptor is open on it.
+    /// 0 if no descriptor is open on the socket.
     pub inode: u64,
-    /// The v2 cgroup that it was made in, by the inode of that; it may be gone.
+    /// The inode of the v2 cgroup that the socket was made in. That cgroup may be gone.
     pub cgroup: Option<u64>,
 }
 
-/// All of them.
+/// Returns all listening ports.
 pub fn listening() -> io::Result<Vec<Listening>> {
     let flags = SocketFlags::CLOEXEC;
     let kind = Some(netlink::SOCK_DIAG);
@@ -70,22 +69,22 @@ pub fn listening() -> io::Result<Vec<Listening>> {
 const INET: u8 = 2;
 const INET6: u8 = 10;
 
-/// Of linux/netlink.h and linux/sock_diag.h.
+/// Constants of linux/netlink.h and linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const REQUEST_AND_DUMP: u16 = 0x301;
 const MESSAGE_ERROR: u16 = 2;
 const MESSAGE_DONE: u16 = 3;
 const HEADER_BYTES: usize = 16;
 /// `struct inet_diag_req_v2` and `inet_diag_msg` of linux/inet_diag.h.
-const ASK_BYTES: usize = 56;
-const TOLD_BYTES: usize = 72;
+const REQUEST_BYTES: usize = 56;
+const MESSAGE_BYTES: usize = 72;
 /// `INET_DIAG_CGROUP_ID`
 const CGROUP_ID: u16 = 21;
-/// Larger than any answer that the kernel gives at once (netlink(7)).
+/// No message of the kernel is longer (netlink(7)).
 const ANSWER_BYTES: usize = 32 << 10;
 
 fn request(transport: Transport, family: u8) -> Vec<u8> {
-    let length = HEADER_BYTES + ASK_BYTES;
+    let length = HEADER_BYTES + REQUEST_BYTES;
     let mut bytes = Vec::with_capacity(length);
     bytes.extend((length as u32).to_ne_bytes());
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -97,7 +96,7 @@ fn request(transport: Transport, family: u8) -> Vec<u8> {
     bytes
 }
 
-/// Until the kernel says that this was all.
+/// Reads until the kernel has sent the end of the list.
 fn receive(socket: &OwnedFd, transport: Transport, found: &mut Vec<Listening>) -> io::Result<()> {
     let mut buffer = vec![0; ANSWER_BYTES];
     loop {
@@ -118,7 +117,7 @@ fn error(body: &[u8]) -> io::Error {
     io::Error::from_raw_os_error(-code)
 }
 
-/// Takes the next message off: its type and what is in it.
+/// Splits off the next message, and returns its type and body.
 fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = number_u32(rest, 0)? as usize;
     let kind = number_u16(rest, 4)?;
@@ -140,11 +139,11 @@ fn parse(transport: Transport, body: &[u8]) -> Option<Listening> {
         transport,
         address: SocketAddr::new(ip, port),
         inode: u64::from(number_u32(body, 68)?),
-        cgroup: attribute(body.get(TOLD_BYTES..)?, CGROUP_ID),
+        cgroup: attribute(body.get(MESSAGE_BYTES..)?, CGROUP_ID),
     })
 }
 
-/// The 64-bit number of an attribute among others.
+/// Returns the 64-bit value of an attribute.
 fn attribute(mut rest: &[u8], wanted: u16) -> Option<u64> {
     while let (Some(length), Some(kind)) = (number_u16(rest, 0), number_u16(rest, 2)) {
         let length = usize::from(length);
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_is_found_and_who_is_connected_is_not() {
+    fn listening_sockets_are_found_and_connected_ones_are_not() {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
@@ -205,8 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_cut_short_says_nothing() {
-        for length in 0..TOLD_BYTES {
+    fn truncated_messages_are_ignored() {
+        for length in 0..MESSAGE_BYTES {
             let mut body = vec![0; length];
             if let Some(family) = body.first_mut() {
                 *family = INET;

@@ -1,10 +1,9 @@
-//! Named steps: each thing that is done to the host and that can go wrong.
+//! Named steps: every action on the host that can fail.
 //!
-//! A step is one system call, or a few that make one thing. In an ordinary build
-//! it is its action and nothing else. A build with the feature `faults` can be told
-//! to die behind any step, to have it fail, or to do it twice (`faults.rs`), so that
-//! a test can try every one of them (`tests/crash_steps.rs`), also those that are
-//! written tomorrow.
+//! A step is one system call, or a few that do one thing. In an ordinary build a step is its
+//! action and nothing else. A build with the feature `faults` can die after any step, make it
+//! fail, or do it twice (`faults.rs`), so `tests/crash_steps.rs` can try each step, also those
+//! that are added later.
 
 #[cfg(feature = "faults")]
 mod faults;
@@ -13,8 +12,8 @@ use std::ffi::CString;
 
 use rustix::io::Errno;
 
-/// A step that may be done again: whoever was killed just behind it is followed by
-/// somebody who cannot know that it was done.
+/// A step that can be repeated. If a process is killed right after it, the next process does
+/// not know that it was done, and does it again.
 #[inline(always)]
 pub fn step<T, E: From<Errno>>(
     name: &'static str,
@@ -31,7 +30,7 @@ pub fn step<T, E: From<Errno>>(
     }
 }
 
-/// A step that is done once by its nature: a birth, or what uses something up.
+/// A step that cannot be repeated, because it makes a process or uses something up.
 #[inline(always)]
 pub fn once<T, E: From<Errno>>(
     name: &'static str,
@@ -48,8 +47,7 @@ pub fn once<T, E: From<Errno>>(
     }
 }
 
-/// The environment of a process that is born here: nothing, but for what a build
-/// with faults is told to do to it.
+/// The environment of a keeper: empty, except for its faults in a build with faults.
 #[inline(always)]
 pub(crate) fn handed_down() -> Vec<CString> {
     #[cfg(feature = "faults")]

@@ -1,4 +1,5 @@
-//! Removing a directory tree beneath a descriptor, following no symlink.
+//! Removes a directory tree beneath a descriptor and lists directories. Never follows a
+//! symlink.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -10,49 +11,16 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::fds::open_directory;
 use crate::step::{once, step};
 
-/// Records are shallow; anything deeper is not one of ours.
-const DEPTH_MAX: usize = 8;
-
-/// Removes `name` beneath `parent` with everything in it. Absent is as wanted.
-pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-    remove_at_depth(parent, name, DEPTH_MAX)
-}
-
-fn remove_at_depth(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Result<()> {
-    match step("file removed", || unlinkat(parent, name, AtFlags::empty())) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR | Errno::PERM) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    if depth == 0 {
-        return Err(io::Error::from(Errno::LOOP));
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = match openat(parent, name, flags, Mode::empty()) {
-        Ok(directory) => directory,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(errno) => return Err(errno.into()),
-    };
-    for entry in Dir::read_from(&directory)? {
-        let entry = entry?;
-        if entry.file_name() != c"." && entry.file_name() != c".." {
-            remove_at_depth(directory.as_fd(), entry.file_name(), depth - 1)?;
-        }
-    }
-    match step("directory removed", || unlinkat(parent, name, AtFlags::REMOVEDIR)) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Removes a directory that somebody else has filled, however deep, and whatever
-/// its directories' modes are; it must belong to us. Absent is as wanted.
+/// Removes `name` beneath `parent`: a file, or a directory with everything in it. The
+/// directory may be of any depth and have any modes, but must belong to our user. Succeeds
+/// if `name` does not exist.
 ///
-/// Directories are moved up to the top before their parent goes, so that two
-/// descriptors are enough for any depth.
-pub fn remove_deep(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+/// A directory is moved to the top before its parent is removed, so two descriptors are
+/// enough for any depth.
+pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     if is_removed(parent, name)? {
         return Ok(());
     }
@@ -60,14 +28,14 @@ pub fn remove_deep(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let mut moved = 0;
     while flatten(top.as_fd(), &mut moved)? {}
     let remove = || unlinkat(parent, name, AtFlags::REMOVEDIR);
-    match step("deep directory removed", remove) {
+    match step("remove directory", remove) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Removes all that is at the top, but for the directories beneath, which then
-/// are there; `false` when it was empty.
+/// Removes every entry of the top directory, after moving the directories that are in it to
+/// the top. Returns `false` if the top was empty.
 fn flatten(top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<bool> {
     let mut found = false;
     for name in names(top)? {
@@ -78,13 +46,13 @@ fn flatten(top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<bool> {
         let directory = open_for_removal(top, &name)?;
         for below in names(directory.as_fd())? {
             if !is_removed(directory.as_fd(), &below)? {
-                // A directory is only moved by who may write it.
+                // Moving a directory needs the right to write it.
                 open_for_removal(directory.as_fd(), &below)?;
                 move_up(directory.as_fd(), &below, top, moved)?;
             }
         }
         let remove = || unlinkat(top, &name, AtFlags::REMOVEDIR);
-        match step("directory beneath removed", remove) {
+        match step("remove directory beneath", remove) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -92,17 +60,17 @@ fn flatten(top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<bool> {
     Ok(found)
 }
 
-/// `false` for a directory.
+/// Removes a file. Returns `false` if it is a directory.
 fn is_removed(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
     let remove = || unlinkat(parent, name, AtFlags::empty());
-    match step("file beneath removed", remove) {
+    match step("remove file", remove) {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(Errno::ISDIR | Errno::PERM) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Under a name that nothing there has.
+/// Moves a directory to the top, under a name that is free there.
 fn move_up(
     from: BorrowedFd<'_>,
     name: &CStr,
@@ -113,24 +81,24 @@ fn move_up(
         let new = format!("tare.{moved}");
         *moved += 1;
         let rename = || renameat_with(from, name, top, &new, RenameFlags::NOREPLACE);
-        match once("directory moved up", rename) {
+        match once("move directory up", rename) {
             Err(Errno::EXIST) => {}
             other => return Ok(other?),
         }
     }
 }
 
-/// With the rights to read and change it, which its mode may deny to its owner.
+/// Opens a directory and gives its owner all rights, which its mode may deny.
 fn open_for_removal(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = openat(parent, name, OFlags::PATH | flags, Mode::empty())?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = openat(parent, name, flags, Mode::empty())?;
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     let open_up = || chmodat(CWD, &path, Mode::RWXU, AtFlags::empty());
-    step("directory opened up", open_up)?;
-    Ok(openat(found, c".", OFlags::RDONLY | flags, Mode::empty())?)
+    step("open directory up", open_up)?;
+    Ok(open_directory(found, c".")?)
 }
 
-/// The names in a directory, without "." and "..".
+/// Returns the names in a directory, without "." and "..".
 pub fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -142,7 +110,7 @@ pub fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     Ok(names)
 }
 
-/// The names of the directories in a directory.
+/// Returns the names of the directories in a directory.
 pub fn subdirectories(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -175,14 +143,14 @@ mod tests {
         fs::write(top.join("closed/inside/file"), "x").unwrap();
         fs::set_permissions(top.join("closed/inside"), fs::Permissions::from_mode(0o555)).unwrap();
         fs::set_permissions(top.join("closed"), fs::Permissions::from_mode(0o0)).unwrap();
-        let mut directory = openat(CWD, &top, OFlags::RDONLY, Mode::empty()).unwrap();
+        let mut directory = open_directory(CWD, &top).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&directory, "d", Mode::RWXU).unwrap();
-            directory = openat(&directory, "d", OFlags::RDONLY, Mode::empty()).unwrap();
+            directory = open_directory(&directory, "d").unwrap();
         }
-        let parent = openat(CWD, &home, OFlags::RDONLY, Mode::empty()).unwrap();
-        remove_deep(parent.as_fd(), c"top").unwrap();
-        remove_deep(parent.as_fd(), c"top").unwrap();
+        let parent = open_directory(CWD, &home).unwrap();
+        remove(parent.as_fd(), c"top").unwrap();
+        remove(parent.as_fd(), c"top").unwrap();
         let left: Vec<_> = fs::read_dir(&home).unwrap().collect();
         assert_eq!(left.len(), 1, "{left:?}");
         fs::remove_dir_all(home).unwrap();

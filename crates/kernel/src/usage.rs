@@ -1,7 +1,5 @@
-//! What a child cost in processor time, told by the kernel when it is reaped.
-//!
-//! Nothing that ends or measures a box goes through here: it is for whoever
-//! measures tare's own commands.
+//! The processor time of a child, which the kernel reports when the child is reaped. Only
+//! benchmarks of tare's own commands use this.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,15 +8,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
-/// Waits for a child's end. The time is user and system together, of all its
-/// threads and of the children that it has itself reaped (getrusage(2)).
+/// Waits for the end of a child. Returns its user and system time, including all its threads
+/// and the children that it has reaped (getrusage(2)).
 pub fn reap(child: Child) -> io::Result<(ExitStatus, Duration)> {
     let pid = libc::pid_t::try_from(child.id()).map_err(io::Error::other)?;
     let mut status = 0;
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     loop {
-        // SAFETY: both pointers are to locals that are large enough for what
-        // wait4 writes; the child is owned here, so nobody else reaps its pid.
+        // SAFETY: wait4 writes an `int` and a `rusage` to its pointers: both locals have these
+        // types. This function owns the child, so nothing else reaps its pid.
         let reaped = unsafe { libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()) };
         if reaped == pid {
             break;
@@ -28,7 +26,8 @@ pub fn reap(child: Child) -> io::Result<(ExitStatus, Duration)> {
             return Err(error);
         }
     }
-    // SAFETY: wait4 returned the pid, and then it has filled in the usage.
+    // SAFETY: assume_init needs initialised memory: wait4 returned the pid, so it has written
+    // the usage.
     let usage = unsafe { usage.assume_init() };
     let cpu = duration(usage.ru_utime) + duration(usage.ru_stime);
     Ok((ExitStatus::from_raw(status), cpu))
@@ -58,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn time_at_work_is_counted_and_time_asleep_is_not() {
+    fn processor_time_is_counted_and_sleep_is_not() {
         let start = Instant::now();
         let (_, asleep) = shell("sleep 0.2");
         let wall = start.elapsed();

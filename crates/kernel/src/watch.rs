@@ -1,8 +1,8 @@
-//! Learning that files were written or cut off, by whatever process (inotify(7)).
+//! Announces that files were written or truncated, by any process (inotify(7)).
 //!
-//! It says which file has changed, never how: the caller looks for itself. One instance
-//! watches any number of files. A user of the host has few instances
-//! (fs.inotify.max_user_instances, 128 by default), so a process makes only one.
+//! An event names the file and not the change: the caller reads the file. One instance watches
+//! any number of files. A user has few instances (fs.inotify.max_user_instances, 128 by
+//! default), so a process makes only one.
 
 use std::collections::HashSet;
 use std::io;
@@ -13,21 +13,22 @@ use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::fs::inotify::{add_watch, init, remove_watch};
 use rustix::io::Errno;
 
-/// Readable, for `poll`, from a change until [`Watch::drain`] or [`Watch::changes`].
+/// An inotify instance. It is readable from a change until [`Watch::drain`] or
+/// [`Watch::changes`].
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
 }
 
-/// A file that is watched. The same file has the same mark, however often it is added.
+/// A watched file. Adding the same file again returns the same mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark(i32);
 
-/// What has changed.
+/// The files that have changed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Changes {
     Of(HashSet<Mark>),
-    /// The kernel dropped some of the events: any file may have changed.
+    /// The kernel dropped events: any file may have changed.
     Unknown,
 }
 
@@ -37,8 +38,7 @@ impl Watch {
         Ok(Self { inotify })
     }
 
-    /// Watches files that are open here. Changes from now on are announced, so
-    /// whoever looks at the files afterwards misses none.
+    /// Watches open files. Read the files after this call to miss no change.
     pub fn files(files: &[OwnedFd]) -> io::Result<Self> {
         let watch = Self::new()?;
         for file in files {
@@ -47,21 +47,21 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches one more file. The kernel forgets it with the file, if not before.
+    /// Watches one more file, until it is deleted or removed from the watch.
     pub fn add(&self, file: &OwnedFd) -> io::Result<Mark> {
-        // Through the descriptor: whatever has the file's name by now.
+        // Through the descriptor: another file may have the name by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mark = add_watch(&self.inotify, path, WatchFlags::MODIFY).map_err(explained)?;
         Ok(Mark(mark))
     }
 
-    /// Watches a file no more.
+    /// Stops watching a file.
     pub fn remove(&self, Mark(mark): Mark) {
-        // A file that is gone has no mark.
+        // Fails if the file was deleted.
         remove_watch(&self.inotify, mark).ok();
     }
 
-    /// The files that have changed since the last call.
+    /// Returns the files that have changed since the last call.
     pub fn changes(&self) -> io::Result<Changes> {
         let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
         let mut events = Reader::new(&self.inotify, &mut buffer);
@@ -80,13 +80,13 @@ impl Watch {
         }
     }
 
-    /// Forgets the changes so far; call it before looking at the files.
+    /// Forgets the changes so far. Call it before reading the files.
     pub fn drain(&self) -> io::Result<()> {
         self.changes().map(drop)
     }
 }
 
-/// Some hundred events of 16 bytes. Equal ones that follow each other are one
+/// Room for 256 events of 16 bytes. The kernel merges equal events that follow each other
 /// (inotify(7)), so there are rarely more than two.
 const EVENTS_BYTES: usize = 4096;
 
@@ -96,7 +96,7 @@ impl AsFd for Watch {
     }
 }
 
-/// Two limits of a user hide behind numbers that mean something else.
+/// Names the limit of the user that two error numbers stand for.
 fn explained(errno: Errno) -> io::Error {
     let kind = io::ErrorKind::QuotaExceeded;
     match errno {

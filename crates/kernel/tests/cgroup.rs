@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tare_harness::skip;
-use tare_kernel::cgroup::tree::{self, Members};
 use tare_kernel::cgroup::{self, Cgroup, Version, hierarchies, kill_until_empty};
+use tare_kernel::cgroup_tree::{self as tree, Members};
 
 const BOUND: Duration = Duration::from_secs(10);
 

@@ -38,7 +38,7 @@ impl Census {
 
     fn count(&mut self, pids: &[i32]) {
         let Some(procfs) = &self.procfs else { return };
-        let stats = look_at_each(pids, |pid| procfs.stat(*pid).seen());
+        let stats = look_at_each(pids, |pid| procfs.stat(*pid).ok());
         for (pid, stat) in pids.iter().zip(stats) {
             // One that is gone by now is nobody.
             if let Some(stat) = stat {
@@ -47,8 +47,8 @@ impl Census {
             }
         }
         let own = i32::try_from(std::process::id()).unwrap_or(0);
-        let own = procfs.process(own).seen();
-        let namespaces = own.and_then(|it| it.namespaces(&NAMESPACE_KINDS).seen());
+        let own = procfs.process(own).ok();
+        let namespaces = own.and_then(|it| it.namespaces(&NAMESPACE_KINDS).ok());
         self.own_namespaces = namespaces.unwrap_or_default();
     }
 

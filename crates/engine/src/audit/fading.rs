@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, openat};
 use serde::Serialize;
-use tare_kernel::cgroup::tree;
+use tare_kernel::cgroup_tree as tree;
 use tare_kernel::procfs::Procfs;
 use tare_kernel::sockets::{self, Listening};
 

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use rustix::fs::{StatFs, statfs};
 use serde::Serialize;
-use tare_kernel::cgroup::tree::CgroupTree;
-use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ShownProcess};
+use tare_kernel::cgroup_tree::CgroupTree;
+use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ProcessDir};
 use tare_kernel::sockets::Listening;
 
 use crate::audit::census::Census;
@@ -82,11 +82,11 @@ impl Engine {
         let mut seen = Seen::default();
         let keeper = observed.keeper.as_ref().map(|keeper| keeper.pid());
         for pid in members {
-            let shown = census.procfs.as_ref().and_then(|it| it.process(pid).seen());
+            let shown = census.procfs.as_ref().and_then(|it| it.process(pid).ok());
             if let Some(shown) = shown {
                 seen.look(pid, &shown, census, &mut held);
                 if keeper == Some(pid) && has_scratch(observed) {
-                    held.scratch_bytes = shown.space_at("work").seen().and_then(used);
+                    held.scratch_bytes = shown.space_at("work").ok().and_then(used);
                 }
             }
         }
@@ -125,10 +125,10 @@ fn members(observed: &Observed, tree: &CgroupTree, census: &Census) -> BTreeSet<
 }
 
 impl Seen {
-    fn look(&mut self, pid: i32, shown: &ShownProcess<'_>, census: &Census, held: &mut Held) {
-        let stat = census.stat(pid).or_else(|| shown.stat().seen());
+    fn look(&mut self, pid: i32, shown: &ProcessDir<'_>, census: &Census, held: &mut Held) {
+        let stat = census.stat(pid).or_else(|| shown.stat().ok());
         let Some(stat) = stat else { return };
-        let descriptors = shown.descriptors().seen();
+        let descriptors = shown.descriptors().ok();
         held.threads += stat.threads;
         held.resident_bytes += stat.resident_bytes;
         held.processes.push(HeldProcess {
@@ -136,7 +136,7 @@ impl Seen {
             threads: stat.threads,
             descriptors: match &descriptors {
                 Some(known) => Some(known.total()),
-                None => shown.descriptor_count().seen(),
+                None => shown.descriptor_count().ok(),
             },
         });
         match descriptors {
@@ -153,8 +153,8 @@ impl Seen {
         self.look_at_namespaces(pid, shown, census);
     }
 
-    fn look_at_namespaces(&mut self, pid: i32, shown: &ShownProcess<'_>, census: &Census) {
-        let Some(inodes) = shown.namespaces(&NAMESPACE_KINDS).seen() else {
+    fn look_at_namespaces(&mut self, pid: i32, shown: &ProcessDir<'_>, census: &Census) {
+        let Some(inodes) = shown.namespaces(&NAMESPACE_KINDS).ok() else {
             self.hides_namespaces = true;
             return;
         };
@@ -194,9 +194,9 @@ impl Held {
 }
 
 /// How many mounts there are in its namespace.
-fn mounts_of(shown: &ShownProcess<'_>) -> Option<u64> {
-    let counted = shown.mount_namespace().seen().and_then(|it| it.mounts);
-    counted.or_else(|| shown.listed_mounts().seen())
+fn mounts_of(shown: &ProcessDir<'_>) -> Option<u64> {
+    let counted = shown.mount_namespace().ok().and_then(|it| it.mounts);
+    counted.or_else(|| shown.listed_mounts().ok())
 }
 
 /// By the cgroup in which the socket was made, or by who has it open.

@@ -129,13 +129,13 @@ pub fn strays(pids: &[i32]) -> Vec<Process> {
 /// the arguments of its creator, in whose memory it runs. Without its creator it is the
 /// child of a process that has others.
 fn stray(procfs: &Procfs, pid: i32) -> Option<Process> {
-    if procfs.stat(pid).seen()?.has_executed {
+    if procfs.stat(pid).ok()?.has_executed {
         return None;
     }
     let process = Process::open(pid).ok()?;
     let is_unborn = process.is_first_of_namespace().ok()? && program::is_tare(&process).ok()?;
     // Not of a parent in a PID namespace above ours, which has no number here.
-    let parent = Process::open(procfs.stat(pid).seen()?.parent).ok()?;
+    let parent = Process::open(procfs.stat(pid).ok()?.parent).ok()?;
     let is_left = parent.arguments().ok()? != process.arguments().ok()?;
     (is_unborn && is_left).then_some(process)
 }

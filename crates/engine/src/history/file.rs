@@ -19,10 +19,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
+use tare_kernel::locks::{Lock, lock_within};
 use tare_kernel::step::step;
 
 use crate::history::steps::Story;
-use crate::host::lock::{Lock, lock_within};
 
 /// All stories together.
 const HISTORY_BYTES_MAX: usize = 1 << 20;

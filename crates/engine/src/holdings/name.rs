@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
+use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
 use crate::host::layout::Layout;
-use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::make_private;
 use crate::spec::{BoxId, Name};
 

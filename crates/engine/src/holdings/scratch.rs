@@ -77,7 +77,7 @@ fn cannot_limit() -> Error {
 /// wanted.
 pub fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the scratch space of box {id}");
-    unmount(layout, id).and_then(|()| tree::remove_deep(record, c"scratch")).context(doing)
+    unmount(layout, id).and_then(|()| tree::remove(record, c"scratch")).context(doing)
 }
 
 fn unmount(layout: &Layout, id: &BoxId) -> io::Result<()> {

@@ -12,7 +12,8 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tare_kernel::fds::{claim_byte, open_regular};
+use tare_kernel::fds::open_regular;
+use tare_kernel::locks::claim_byte;
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error, ErrorKind};

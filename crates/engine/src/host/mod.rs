@@ -1,7 +1,6 @@
 //! What this host offers to this process, found out once per engine.
 
 pub mod layout;
-pub mod lock;
 pub mod obstacle;
 pub mod parallel;
 pub mod state_root;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tare_control::Call;
 use tare_kernel::clock::boot_ns;
+use tare_kernel::locks::LOCK_WITHIN;
 use tare_kernel::process::Process;
 
 use crate::audit::census::Census;
@@ -13,7 +14,6 @@ use crate::engine::Engine;
 use crate::error::{Context, Error};
 use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
-use crate::host::lock::LOCK_WITHIN;
 use crate::observe::Observed;
 use crate::observe::view::State;
 use crate::operate::find::{has_ended, no_box};

@@ -35,13 +35,13 @@ use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::ring::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::{open_regular, peer_pid};
+use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::Host;
 use crate::host::layout::Layout;
-use crate::host::lock::{LOCK_WITHIN, Lock, lock_within};
 use crate::record::damage::Flaw;
 use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, VERSION};
 use crate::spec::{BoxId, DetachOptions, Isolation, Spec};

@@ -199,6 +199,6 @@ fn is_stopped(socket: BorrowedFd<'_>) -> bool {
     let (Ok(pid @ 1..), Ok(procfs)) = (peer_pid(socket), Procfs::open()) else {
         return false;
     };
-    let stat = procfs.stat(pid).seen();
+    let stat = procfs.stat(pid).ok();
     stat.is_some_and(|stat| stat.is_stopped)
 }

@@ -97,7 +97,7 @@ pub fn let_go_of_streams() -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let let_go = || {
         let null = openat(CWD, c"/dev/null", flags, Mode::empty())?;
-        (0..=2).try_for_each(|number| fds::place(null.as_fd(), number))
+        fds::set_stdio([null.as_fd(); 3])
     };
     step("streams let go of", let_go).failing(SetupStep::Fork, "/dev/null")
 }
@@ -183,13 +183,9 @@ fn new_session(streams: &Streams) -> io::Result<()> {
         Streams::Keepers => {}
         Streams::Terminal(terminal) => {
             launch::control_terminal(terminal.as_fd())?;
-            (0..=2).try_for_each(|number| fds::place(terminal.as_fd(), number))?;
+            fds::set_stdio([terminal.as_fd(); 3])?;
         }
-        Streams::Given(given) => {
-            for (number, fd) in (0..).zip(given) {
-                fds::place(fd.as_fd(), number)?;
-            }
-        }
+        Streams::Given(given) => fds::set_stdio(given.each_ref().map(AsFd::as_fd))?,
     }
     fds::close_on_exec_from(3)?;
     Ok(())

@@ -223,5 +223,5 @@ fn try_remove(path: &Path) -> io::Result<()> {
     let parent = open_directory(parent)?;
     statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
     say(FileWord::Ready { size: None });
-    tree::remove_deep(parent.as_fd(), &name)
+    tree::remove(parent.as_fd(), &name)
 }

@@ -1,22 +1,24 @@
-//! What processes have open, by kind.
+//! Counts the descriptors of a process by kind.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Dir, Mode, RawDir, openat, readlinkat_raw, statat};
+use rustix::fs::{AtFlags, Dir, RawDir, readlinkat_raw, statat};
 
-use super::{DIRECTORY, Look, ShownProcess};
+use super::ProcessDir;
+use crate::fds::open_directory;
 
 /// What a descriptor is open on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DescriptorKind {
-    /// A file, directory or device: whatever has a path.
+    /// A file, directory or device: its link is a path.
     File,
     Pipe,
     Socket,
-    /// Memory with a descriptor of its own.
+    /// Memory with a descriptor (memfd_create(2)).
     Memfd,
     Epoll,
     Eventfd,
@@ -63,27 +65,23 @@ impl Descriptors {
     }
 }
 
-impl ShownProcess<'_> {
-    /// How many descriptors it has open. Where the size of the directory says
-    /// so, everybody may know.
-    pub fn descriptor_count(&self) -> Look<u64> {
+impl ProcessDir<'_> {
+    /// Returns the number of its descriptors. Every user may know it where the size of the
+    /// directory is that number.
+    pub fn descriptor_count(&self) -> io::Result<u64> {
         if self.procfs.counts_descriptors {
-            let stat = statat(&self.directory, c"fd", AtFlags::empty());
-            return Look::of(stat).map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
+            let stat = statat(&self.directory, c"fd", AtFlags::empty())?;
+            return Ok(u64::try_from(stat.st_size).unwrap_or(0));
         }
-        Look::of(openat(&self.directory, c"fd", DIRECTORY, Mode::empty()))
-            .and_then(|directory| Look::of(Dir::read_from(&directory)))
-            .map(|entries| {
-                let entries = entries.filter_map(Result::ok);
-                entries.filter(|it| is_number(it.file_name())).count() as u64
-            })
+        let entries = Dir::read_from(open_directory(&self.directory, c"fd")?)?;
+        let entries = entries.filter_map(Result::ok);
+        Ok(entries.filter(|it| is_number(it.file_name())).count() as u64)
     }
 
-    /// What it has open. The links are read, never followed: a file system with
-    /// a server in the box could make whoever asks it for anything wait.
-    pub fn descriptors(&self) -> Look<Descriptors> {
-        let opened = openat(&self.directory, c"fd", DIRECTORY, Mode::empty());
-        Look::of(opened).and_then(|directory| Look::of(read_all(&directory)))
+    /// Returns what its descriptors are open on. The links are read and never followed: a file
+    /// system whose server is in the box could make us wait.
+    pub fn descriptors(&self) -> io::Result<Descriptors> {
+        Ok(read_all(&open_directory(&self.directory, c"fd")?)?)
     }
 }
 
@@ -97,7 +95,7 @@ fn read_all(directory: &OwnedFd) -> rustix::io::Result<Descriptors> {
         if !is_number(entry.file_name()) {
             continue;
         }
-        // One that was closed meanwhile is none.
+        // A descriptor that was closed meanwhile is not counted.
         if let Ok((target, _)) = readlinkat_raw(directory, entry.file_name(), &mut link) {
             found.note(target);
         }
@@ -105,9 +103,9 @@ fn read_all(directory: &OwnedFd) -> rustix::io::Result<Descriptors> {
     Ok(found)
 }
 
-/// What the kernel hands out at a time: the names of about a hundred.
+/// One read of the directory: about a hundred names.
 const LIST_BYTES: usize = 4096;
-/// As much of a target as tells its kind.
+/// The beginning of a link, which is enough to tell the kind.
 const LINK_BYTES: usize = 64;
 
 fn is_number(name: &CStr) -> bool {
@@ -122,8 +120,8 @@ impl Descriptors {
     }
 }
 
-/// By the target of its link, and the inode if it is a socket (proc_pid_fd(5)).
-/// A path begins with `/`; what does not is the kernel's own word.
+/// Returns the kind of a descriptor by the target of its link, and the inode of a socket
+/// (proc_pid_fd(5)). A path begins with `/`; the kernel chooses all other targets.
 fn kind(target: &[u8]) -> (DescriptorKind, Option<u64>) {
     if target.starts_with(b"/memfd:") {
         return (DescriptorKind::Memfd, None);
@@ -152,10 +150,10 @@ fn anonymous(name: &str) -> DescriptorKind {
     match name {
         "eventfd" => DescriptorKind::Eventfd,
         "eventpoll" => DescriptorKind::Epoll,
-        // Since Linux 6.19 it is written as others are.
+        // Since Linux 6.19 it has brackets, as the others do.
         "inotify" => DescriptorKind::Inotify,
         "io_uring" => DescriptorKind::IoUring,
-        // On a file system of their own since Linux 6.9.
+        // Before Linux 6.9; since then pidfds have a file system of their own.
         "pidfd" => DescriptorKind::Pidfd,
         "signalfd" => DescriptorKind::Signalfd,
         "timerfd" => DescriptorKind::Timerfd,
@@ -188,21 +186,21 @@ mod tests {
     }
 
     #[test]
-    fn our_own_are_counted_and_told_apart() {
+    fn our_own_descriptors_are_counted_by_kind() {
         let procfs = Procfs::open().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let shown = procfs.process(own).seen().unwrap();
+        let shown = procfs.process(own).unwrap();
         let of = |kind| {
-            let found = shown.descriptors().seen().unwrap();
+            let found = shown.descriptors().unwrap();
             found.kinds.get(&kind).copied().unwrap_or(0)
         };
         let pipes = of(DescriptorKind::Pipe);
-        let pair = std::io::pipe().unwrap();
+        let pair = io::pipe().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(of(DescriptorKind::Pipe) >= pipes + 2);
         let inode = super::super::inode(&listener).unwrap();
-        assert!(shown.descriptors().seen().unwrap().sockets.contains(&inode));
-        assert!(shown.descriptor_count().seen().unwrap() >= 3);
+        assert!(shown.descriptors().unwrap().sockets.contains(&inode));
+        assert!(shown.descriptor_count().unwrap() >= 3);
         drop((pair, listener));
     }
 }

@@ -1,12 +1,14 @@
-//! Namespaces that processes are in.
+//! The namespaces of a process.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, openat, readlinkat_raw};
+use rustix::fs::readlinkat_raw;
 
-use super::{Look, ShownProcess, inode};
+use super::{ProcessDir, inode};
+use crate::fds::{open_file, open_path};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NamespaceKind {
@@ -19,7 +21,7 @@ pub enum NamespaceKind {
     Uts,
 }
 
-/// All that a box has; nobody here makes one of time.
+/// The kinds that a box has. tare makes no time namespaces.
 pub const NAMESPACE_KINDS: [NamespaceKind; 7] = [
     NamespaceKind::Cgroup,
     NamespaceKind::Ipc,
@@ -31,7 +33,7 @@ pub const NAMESPACE_KINDS: [NamespaceKind; 7] = [
 ];
 
 impl NamespaceKind {
-    /// As the kernel calls it.
+    /// The name of the kind in `/proc/PID/ns`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cgroup => "cgroup",
@@ -45,46 +47,34 @@ impl NamespaceKind {
     }
 }
 
-/// The longest name of a kind, a number of 20 digits, and what is around them.
+/// The longest name of a kind, a number of 20 digits, and `:[]` around it.
 const LINK_BYTES: usize = 32;
 
-impl ShownProcess<'_> {
-    /// The inodes of the namespaces of these kinds, in their order. A process
-    /// that has exited but for its number has none.
-    pub fn namespaces(&self, kinds: &[NamespaceKind]) -> Look<Vec<u64>> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = match openat(&self.directory, c"ns", flags, Mode::empty()) {
-            Ok(directory) => directory,
-            Err(errno) => return Look::of(Err(errno)),
+impl ProcessDir<'_> {
+    /// Returns the inodes of the namespaces of these kinds, in their order. An error for a
+    /// zombie, which has left its namespaces.
+    pub fn namespaces(&self, kinds: &[NamespaceKind]) -> io::Result<Vec<u64>> {
+        let directory = open_path(&self.directory, c"ns")?;
+        let inode = |kind: &NamespaceKind| {
+            let mut link = [MaybeUninit::uninit(); LINK_BYTES];
+            // Reading a link takes half the time of following it.
+            let (target, _) = readlinkat_raw(&directory, kind.as_str(), &mut link)?;
+            number_in(target).ok_or_else(|| io::Error::other("a namespace without a number"))
         };
-        let mut inodes = Vec::with_capacity(kinds.len());
-        let mut link = [MaybeUninit::uninit(); LINK_BYTES];
-        for kind in kinds {
-            // Read, not followed: that takes half the time.
-            match readlinkat_raw(&directory, kind.as_str(), &mut link) {
-                Ok((target, _)) => inodes.push(number_in(target)),
-                Err(errno) => return Look::of(Err(errno)),
-            }
-        }
-        let known: Option<Vec<u64>> = inodes.into_iter().collect();
-        known.map_or(Look::Hidden, Look::Seen)
+        kinds.iter().map(inode).collect()
     }
 
-    /// Its mount namespace.
-    pub fn mount_namespace(&self) -> Look<MountNamespace> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let opened = openat(&self.directory, c"ns/mnt", flags, Mode::empty());
-        Look::of(opened).and_then(|fd| {
-            Look::of(inode(&fd)).map(|inode| MountNamespace { inode, mounts: mounts_in(&fd) })
-        })
+    pub fn mount_namespace(&self) -> io::Result<MountNamespace> {
+        let fd = open_file(&self.directory, c"ns/mnt")?;
+        Ok(MountNamespace { inode: inode(&fd)?, mounts: mounts_in(&fd) })
     }
 }
 
-/// What is known of a mount namespace.
+/// A mount namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MountNamespace {
     pub inode: u64,
-    /// How many mounts it has; `None` before Linux 6.12, which does not say.
+    /// How many mounts it has; `None` before Linux 6.12.
     pub mounts: Option<u64>,
 }
 
@@ -106,13 +96,15 @@ struct MountNamespaceInfo {
 /// `NS_MNT_GET_INFO` of linux/nsfs.h: `_IOR(0xb7, 10, struct mnt_ns_info)`.
 const GET_INFO: u64 = 2 << 30 | (size_of::<MountNamespaceInfo>() as u64) << 16 | 0xb7 << 8 | 10;
 
-/// The kernel's own count, a fortieth of what its list of them costs.
+/// Asks the kernel for the number of mounts, which takes a fortieth of the time of reading
+/// the list.
 fn mounts_in(namespace: &OwnedFd) -> Option<u64> {
     let mut info = MaybeUninit::<MountNamespaceInfo>::zeroed();
-    // SAFETY: the kernel writes at most the size that is part of the number,
-    // which is that of `info`.
+    // SAFETY: this ioctl writes at most as many bytes as its number says, and that is the size
+    // of `info`.
     let result = unsafe { libc::ioctl(namespace.as_raw_fd(), GET_INFO as _, info.as_mut_ptr()) };
-    // SAFETY: all zeroes is a value of it, and the kernel wrote integers.
+    // SAFETY: assume_init needs initialised memory: it was zeroed, which is a valid value, and
+    // the kernel writes integers.
     let info = unsafe { info.assume_init() };
     (result == 0 && info.size > 0).then_some(u64::from(info.mounts))
 }
@@ -127,8 +119,8 @@ mod tests {
     fn namespaces_are_known_by_their_inodes() {
         let procfs = Procfs::open().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let shown = procfs.process(own).seen().unwrap();
-        let inodes = shown.namespaces(&NAMESPACE_KINDS).seen().unwrap();
+        let shown = procfs.process(own).unwrap();
+        let inodes = shown.namespaces(&NAMESPACE_KINDS).unwrap();
         for (kind, inode) in NAMESPACE_KINDS.iter().zip(inodes) {
             let path = format!("/proc/self/ns/{}", kind.as_str());
             assert_eq!(inode, std::fs::metadata(path).unwrap().ino());
@@ -136,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_to_count_mounts_agrees_with_the_long_one() {
+    fn the_kernels_count_of_mounts_agrees_with_its_list() {
         let procfs = Procfs::open().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let shown = procfs.process(own).seen().unwrap();
-        let namespace = shown.mount_namespace().seen().unwrap();
+        let shown = procfs.process(own).unwrap();
+        let namespace = shown.mount_namespace().unwrap();
         if let Some(mounts) = namespace.mounts {
-            assert_eq!(Look::Seen(mounts), shown.listed_mounts());
+            assert_eq!(mounts, shown.listed_mounts().unwrap());
         }
     }
 

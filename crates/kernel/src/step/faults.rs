@@ -1,12 +1,12 @@
-//! What goes wrong, in a build that was made to have it go wrong.
+//! Faults that the environment requests, in a build with the feature `faults`.
 //!
 //! ```text
-//! TARE_FAULT=kill@7    dies behind the seventh step of this process, as of SIGKILL
-//! TARE_FAULT=twice@7   does it twice
-//! TARE_FAULT=28@7      has it fail with this errno, and does not do it
-//! TARE_FAULT_KEEPER    the same for a keeper that this process bears
-//! TARE_FAULT_LOG=FILE  gets the name of each step, a line each; those of the
-//!                      keeper go to FILE.keeper
+//! TARE_FAULT=kill@7    dies after the seventh step of this process, as of SIGKILL
+//! TARE_FAULT=twice@7   does the seventh step twice
+//! TARE_FAULT=28@7      makes the seventh step fail with this errno, and does not do it
+//! TARE_FAULT_KEEPER    the same for a keeper that this process starts
+//! TARE_FAULT_LOG=FILE  appends the name of each step as a line; those of the keeper go to
+//!                      FILE.keeper
 //! ```
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ const PLAN: &str = "TARE_FAULT";
 const KEEPERS_PLAN: &str = "TARE_FAULT_KEEPER";
 const LOG: &str = "TARE_FAULT_LOG";
 
-/// What becomes of one step.
+/// What happens to one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Done,
@@ -65,13 +65,13 @@ fn suffer<T, E: From<Errno>>(fate: Fate, action: impl FnOnce() -> Result<T, E>) 
     }
 }
 
-/// Counts this step, notes its name and says what becomes of it.
+/// Counts this step, logs its name and returns what happens to it.
 fn next(name: &'static str) -> Fate {
     static PASSED: AtomicUsize = AtomicUsize::new(0);
     static PLANNED: OnceLock<Option<(Fate, usize)>> = OnceLock::new();
     let number = PASSED.fetch_add(1, Ordering::Relaxed) + 1;
     if let Some(mut log) = log() {
-        // Whoever reads it sees that a step is missing.
+        // If this fails, the test that reads the log sees that a step is missing.
         log.write_all(format!("{name}\n").as_bytes()).ok();
     }
     let planned = PLANNED.get_or_init(|| {
@@ -84,7 +84,7 @@ fn next(name: &'static str) -> Fate {
     }
 }
 
-/// Opened at the first step: a keeper cannot reach it later.
+/// Opened at the first step: a keeper cannot reach the file later.
 fn log() -> Option<&'static File> {
     static OPENED: OnceLock<Option<File>> = OnceLock::new();
     let opened = OPENED.get_or_init(|| {
@@ -104,11 +104,11 @@ fn parse(plan: &str) -> Option<(Fate, usize)> {
     Some((fate, at.parse().ok()?))
 }
 
-/// The first process of a PID namespace cannot kill itself; whoever looks from
-/// outside sees no difference.
+/// Dies as of SIGKILL. The first process of a PID namespace cannot kill itself, so it exits;
+/// other processes see no difference.
 fn die() -> ! {
     kill_process(getpid(), Signal::KILL).ok();
-    // SAFETY: ends this process at once, running no destructor.
+    // SAFETY: _exit(2) takes a number; nothing of this process runs afterwards.
     unsafe { libc::_exit(128 + libc::SIGKILL) }
 }
 

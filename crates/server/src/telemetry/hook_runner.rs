@@ -120,7 +120,7 @@ fn end_all(signals: &SignalFd) -> io::Result<()> {
 
 fn children() -> io::Result<Vec<Pid>> {
     let (procfs, own) = (Procfs::open()?, getpid().as_raw_pid());
-    let is_own = |pid: &i32| procfs.stat(*pid).seen().is_some_and(|it| it.parent == own);
+    let is_own = |pid: &i32| procfs.stat(*pid).is_ok_and(|it| it.parent == own);
     let pids = procfs.pids()?.into_iter().filter(is_own);
     Ok(pids.filter_map(Pid::from_raw).collect())
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
-use tare_kernel::cgroup::tree::{self, CgroupTree, Members};
 use tare_kernel::cgroup::{Cgroup, keyed_number};
+use tare_kernel::cgroup_tree::{self as tree, CgroupTree, Members};
 use tare_kernel::fds::read_text;
 
 use crate::error::{Context, Error, ErrorKind};

@@ -96,7 +96,7 @@ fn describe_check(check: Check) -> String {
 }
 
 fn compare(file: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/seccomp").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/create/seccomp").join(file);
     if std::env::var_os("TARE_UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();
     }

@@ -1,9 +1,11 @@
-//! Processes as `/proc` shows them, by descriptors: one for `/proc` itself, one
-//! for each process while it is looked at. An open `/proc/PID` stands for that
-//! process and no other: when it is gone, everything below it is.
+//! Reads facts about processes from `/proc`.
 //!
-//! Only reads. What is a box's own doing (names of files, of programs) is never
-//! handed on, only kinds and counts.
+//! An open `/proc/PID` ([`ProcessDir`]) belongs to one process. After that process is gone,
+//! every read below it fails with `ENOENT` or `ESRCH`, even if its pid is used again. Other
+//! errors mean that the kernel does not show the fact to us.
+//!
+//! A box chooses the names of its files and programs. They are never returned, only kinds
+//! and counts.
 
 mod descriptors;
 mod namespaces;
@@ -12,105 +14,62 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, openat, openat2, statat};
-use rustix::fs::{ResolveFlags, StatFs, fstatfs};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, StatFs};
+use rustix::fs::{fstat, fstatfs, openat2, statat};
 
-use crate::fds::read_list;
+use crate::fds::{open_directory, open_file, open_path, read_list};
 
 pub use descriptors::{DescriptorKind, Descriptors};
 pub use namespaces::{NAMESPACE_KINDS, NamespaceKind};
-
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-
-/// What became of a look at a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look<T> {
-    Seen(T),
-    /// The kernel does not show it to us.
-    Hidden,
-    /// The process is gone.
-    Gone,
-}
-
-impl<T> Look<T> {
-    fn of(result: rustix::io::Result<T>) -> Self {
-        match result {
-            Ok(seen) => Self::Seen(seen),
-            Err(Errno::NOENT | Errno::SRCH) => Self::Gone,
-            Err(_) => Self::Hidden,
-        }
-    }
-
-    pub fn seen(self) -> Option<T> {
-        match self {
-            Self::Seen(seen) => Some(seen),
-            Self::Hidden | Self::Gone => None,
-        }
-    }
-
-    fn map<U>(self, change: impl FnOnce(T) -> U) -> Look<U> {
-        match self {
-            Self::Seen(seen) => Look::Seen(change(seen)),
-            Self::Hidden => Look::Hidden,
-            Self::Gone => Look::Gone,
-        }
-    }
-}
 
 /// An open `/proc`.
 #[derive(Debug)]
 pub struct Procfs {
     directory: OwnedFd,
-    /// Whether the size of `/proc/PID/fd` is the number of descriptors, which it
-    /// is since Linux 6.2; before, it is 0.
+    /// Whether the size of `/proc/PID/fd` is the number of descriptors: since Linux 6.2.
+    /// Before, the size is 0.
     counts_descriptors: bool,
 }
 
 impl Procfs {
     pub fn open() -> io::Result<Self> {
-        let directory = openat(CWD, c"/proc", DIRECTORY, Mode::empty())?;
-        // We have at least that one open.
+        let directory = open_directory(CWD, c"/proc")?;
+        // This process has at least that one open.
         let own = statat(&directory, c"self/fd", AtFlags::empty())?;
         Ok(Self { directory, counts_descriptors: own.st_size > 0 })
     }
 
-    /// The numbers of all processes that are there now.
+    /// Returns the pids of all processes.
     pub fn pids(&self) -> io::Result<Vec<i32>> {
         let entries = Dir::read_from(&self.directory)?.filter_map(Result::ok);
         let number = |entry: rustix::fs::DirEntry| entry.file_name().to_str().ok()?.parse().ok();
         Ok(entries.filter_map(number).collect())
     }
 
-    /// The process that has this number now.
-    pub fn process(&self, pid: i32) -> Look<ShownProcess<'_>> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = openat(&self.directory, pid.to_string(), flags, Mode::empty());
-        Look::of(opened).map(|directory| ShownProcess { directory, procfs: self })
+    /// Opens the process that has this pid now.
+    pub fn process(&self, pid: i32) -> io::Result<ProcessDir<'_>> {
+        let directory = open_path(&self.directory, pid.to_string())?;
+        Ok(ProcessDir { directory, procfs: self })
     }
 
-    /// What everybody may know of the process that has this number now, without
-    /// a longer look at it.
-    pub fn stat(&self, pid: i32) -> Look<Stat> {
+    /// Reads the `stat` file of the process that has this pid now.
+    pub fn stat(&self, pid: i32) -> io::Result<Stat> {
         read_stat(&self.directory, &format!("{pid}/stat"))
     }
 
-    /// The arguments of a process, if the first of them is this one: of others no
-    /// more is read than that.
+    /// Returns the arguments of a process if the first one is `first`. Of other processes only
+    /// the first argument is read.
     pub fn arguments_behind(&self, pid: i32, first: &CStr) -> Option<String> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let path = format!("{pid}/cmdline");
-        let file = openat(&self.directory, path, flags, Mode::empty()).ok()?;
+        let file = open_file(&self.directory, format!("{pid}/cmdline")).ok()?;
         let mut beginning = [0; FIRST_ARGUMENT_BYTES];
         let length = rustix::io::pread(&file, &mut beginning, 0).ok()?;
         let is_it = beginning[..length].starts_with(first.to_bytes_with_nul());
         is_it.then(|| read_list(file.as_fd()).ok())?
     }
 
-    /// A file of `/proc` itself, or of a process, as text.
+    /// Reads a file of `/proc` itself, or of a process.
     pub fn text(&self, path: &str) -> io::Result<String> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        read_list(openat(&self.directory, path, flags, Mode::empty())?.as_fd())
+        read_list(open_file(&self.directory, path)?.as_fd())
     }
 }
 
@@ -133,23 +92,23 @@ impl Procfs {
     }
 }
 
-/// One process, for as long as it is looked at.
+/// The open `/proc/PID` of one process.
 #[derive(Debug)]
-pub struct ShownProcess<'a> {
+pub struct ProcessDir<'a> {
     directory: OwnedFd,
     procfs: &'a Procfs,
 }
 
-/// No first argument that anybody asks for is longer.
+/// No first argument that tare looks for is longer.
 const FIRST_ARGUMENT_BYTES: usize = 64;
 
-/// A name of at most 64 bytes and 51 numbers of at most 20 digits.
+/// A `stat` file: a name of at most 64 bytes and 51 numbers of at most 20 digits.
 const STAT_BYTES_MAX: usize = 2048;
 
-/// x86_64 counts in no others.
+/// The page size of x86_64.
 const PAGE_BYTES: u64 = 4096;
 
-/// What everybody may know of a process.
+/// Facts of a `stat` file, which every user may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     pub parent: i32,
@@ -158,70 +117,45 @@ pub struct Stat {
     pub is_zombie: bool,
     /// By a signal or by a debugger.
     pub is_stopped: bool,
-    /// Whether it runs what it executed itself, not what its parent runs.
+    /// Whether it has executed a program since it was forked.
     pub has_executed: bool,
 }
 
-impl ShownProcess<'_> {
-    /// The number of its threads: the links of its directory of them, beside the
-    /// two that every directory has.
-    pub fn threads(&self) -> Look<u64> {
-        let stat = statat(&self.directory, c"task", AtFlags::empty());
-        Look::of(stat).map(|stat| stat.st_nlink.saturating_sub(2))
+impl ProcessDir<'_> {
+    /// Returns the number of its threads: the links of `task`, without the two that every
+    /// directory has.
+    pub fn threads(&self) -> io::Result<u64> {
+        let stat = statat(&self.directory, c"task", AtFlags::empty())?;
+        Ok(stat.st_nlink.saturating_sub(2))
     }
 
-    pub fn stat(&self) -> Look<Stat> {
+    pub fn stat(&self) -> io::Result<Stat> {
         read_stat(&self.directory, "stat")
     }
 
-    /// How many mounts it sees, by the length of the list: the long way, which is
-    /// open to everybody (see [`Self::mount_namespace`] for the short one).
-    pub fn listed_mounts(&self) -> Look<u64> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let opened = openat(&self.directory, c"mountinfo", flags, Mode::empty());
-        Look::of(opened).and_then(|file| Look::of(count_lines(&file)))
+    /// Counts the mounts that it sees, by reading the list. Slower than
+    /// [`Self::mount_namespace`], but open to every user.
+    pub fn listed_mounts(&self) -> io::Result<u64> {
+        Ok(count_lines(&open_file(&self.directory, c"mountinfo")?)?)
     }
 
-    /// How full the file system is that it has at `path`, a name below its root
-    /// with no link on the way: nobody in there can lead us elsewhere.
-    pub fn space_at(&self, path: &str) -> Look<StatFs> {
-        let open = || {
-            let flags = OFlags::PATH | OFlags::CLOEXEC;
-            let root = openat(&self.directory, c"root", flags, Mode::empty())?;
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            let found = openat2(&root, path, flags, Mode::empty(), resolve)?;
-            fstatfs(&found)
-        };
-        match open() {
-            Ok(space) => Look::Seen(space),
-            // The path may be missing as well as the process.
-            Err(Errno::SRCH) => Look::Gone,
-            Err(_) => Look::Hidden,
-        }
+    /// Returns how full the file system is that it sees at `path` below its root. Symlinks are
+    /// not followed, so the box cannot redirect us.
+    pub fn space_at(&self, path: &str) -> io::Result<StatFs> {
+        let root = open_path(&self.directory, c"root")?;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        Ok(fstatfs(openat2(&root, path, flags, Mode::empty(), resolve)?)?)
     }
 }
 
-impl<T> Look<T> {
-    fn and_then<U>(self, next: impl FnOnce(T) -> Look<U>) -> Look<U> {
-        match self {
-            Self::Seen(seen) => next(seen),
-            Self::Hidden => Look::Hidden,
-            Self::Gone => Look::Gone,
-        }
-    }
-}
-
-fn read_stat(directory: &OwnedFd, path: &str) -> Look<Stat> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    Look::of(openat(directory, path, flags, Mode::empty())).and_then(|file| {
-        // Its name may be anything, and need not be text.
-        let mut bytes = [0; STAT_BYTES_MAX];
-        let read = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes));
-        Look::of(read).and_then(|length| {
-            let text = String::from_utf8_lossy(&bytes[..length]);
-            parse_stat(&text).map_or(Look::Hidden, Look::Seen)
-        })
-    })
+fn read_stat(directory: &OwnedFd, path: &str) -> io::Result<Stat> {
+    let file = open_file(directory, path)?;
+    let mut bytes = [0; STAT_BYTES_MAX];
+    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes))?;
+    // The name of a process need not be text.
+    parse_stat(&String::from_utf8_lossy(&bytes[..length]))
+        .ok_or_else(|| io::Error::other("a stat file without its fields"))
 }
 
 fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
@@ -240,9 +174,9 @@ fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
 /// Flag of a process that was forked and has not executed (the kernel's `sched.h`).
 const PF_FORKNOEXEC: u64 = 0x40;
 
-/// proc_pid_stat(5). The name in its parentheses may hold anything; behind the
-/// last one are state, parent, and as the 7th, 18th and 22nd field flags, threads and
-/// resident pages.
+/// Parses a `stat` file (proc_pid_stat(5)). The name in parentheses can contain anything.
+/// Behind the last parenthesis come the state, the parent, and as the 7th, 18th and 22nd field
+/// the flags, the threads and the resident pages.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_whitespace();
@@ -261,7 +195,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// The inode of an open file, the kernel's own number of a namespace.
+/// The inode of an open file. For a namespace it is the kernel's id.
 fn inode(fd: impl AsFd) -> rustix::io::Result<u64> {
     Ok(fstat(fd)?.st_ino)
 }
@@ -275,15 +209,15 @@ mod tests {
         let procfs = Procfs::open().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
         assert!(procfs.pids().unwrap().contains(&own));
-        let shown = procfs.process(own).seen().unwrap();
-        let stat = shown.stat().seen().unwrap();
+        let shown = procfs.process(own).unwrap();
+        let stat = shown.stat().unwrap();
         assert_eq!(u32::try_from(stat.parent).unwrap(), std::os::unix::process::parent_id());
         assert!(stat.resident_bytes > 0 && !stat.is_zombie);
-        let short = procfs.stat(own).seen().unwrap();
+        let short = procfs.stat(own).unwrap();
         assert_eq!(short.parent, stat.parent);
         let lines = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        assert_eq!(shown.listed_mounts(), Look::Seen(lines.lines().count() as u64));
-        assert!(shown.space_at("proc").seen().is_some());
+        assert_eq!(shown.listed_mounts().unwrap(), lines.lines().count() as u64);
+        assert!(shown.space_at("proc").is_ok());
     }
 
     fn sleeping() -> std::process::Child {
@@ -315,7 +249,7 @@ mod tests {
         let procfs = Procfs::open().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
-        let threads = || procfs.process(own).seen().unwrap().threads().seen().unwrap();
+        let threads = || procfs.process(own).unwrap().threads().unwrap();
         let before = threads();
         let other = std::thread::spawn(move || receiver.recv().is_ok());
         assert!(threads() > before);
@@ -324,21 +258,23 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_is_gone() {
+    fn reads_of_a_process_that_is_gone_fail() {
         let procfs = Procfs::open().unwrap();
         let mut child = sleeping();
         let pid = i32::try_from(child.id()).unwrap();
-        let shown = procfs.process(pid).seen().unwrap();
+        let shown = procfs.process(pid).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(shown.threads(), Look::Gone);
-        assert_eq!(shown.stat(), Look::Gone);
-        assert!(matches!(procfs.process(pid), Look::Gone));
+        let is_gone =
+            |error: io::Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+        assert!(is_gone(shown.threads().unwrap_err()));
+        assert!(is_gone(shown.stat().unwrap_err()));
+        assert!(is_gone(procfs.process(pid).unwrap_err()));
     }
 
-    /// Whoever gives itself such a name is not to be hidden by it.
+    /// A process must not be able to hide by its name.
     #[test]
-    fn a_process_whose_name_is_no_text_is_shown_too() {
+    fn a_process_whose_name_is_not_text_is_shown_too() {
         use std::io::{BufRead, BufReader};
         let rename = r"printf '\377) R\n1' > /proc/$$/comm; echo renamed; read line";
         let mut child = std::process::Command::new("sh")
@@ -352,11 +288,11 @@ mod tests {
         BufReader::new(stdout).read_line(&mut line).unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let procfs = Procfs::open().unwrap();
-        let stat = procfs.process(pid).seen().unwrap().stat().seen();
+        let stat = procfs.process(pid).unwrap().stat();
         child.kill().unwrap();
         child.wait().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(stat.map(|stat| (stat.parent, stat.threads)), Some((own, 1)));
+        assert_eq!(stat.map(|stat| (stat.parent, stat.threads)).unwrap(), (own, 1));
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! A cgroup with all that is below it, as it is now: which directories there are,
-//! and who is in them. Only reads.
+//! Reads a cgroup and everything below it: the directories, and the processes in them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,44 +6,44 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
-use crate::fds::{read_list, read_text};
+use crate::cgroup::keyed_number;
+use crate::fds::{open_directory, open_file, read_list, read_text};
 use crate::tree::subdirectories;
 
-/// What was found, the cgroup itself first.
+/// A cgroup and everything below it; the cgroup itself comes first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CgroupTree {
     pub directories: Vec<CgroupDirectory>,
-    /// The processes in all of them; threads of the same are told once for each.
+    /// The pids in all of them. A process can be listed more than once.
     pub members: Vec<i32>,
-    /// Whether this is all of it.
+    /// Whether nothing was left out.
     pub complete: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct CgroupDirectory {
-    /// Below the root that was given.
+    /// Relative to the root of the hierarchy.
     pub path: PathBuf,
-    /// In v2 the kernel's own id of it.
+    /// The kernel's id of a v2 cgroup.
     pub inode: u64,
 }
 
-/// Who is to be read.
+/// Whether to read the processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Members {
     Read,
     Leave,
 }
 
-/// Whoever may make cgroups may make many: more than so many nobody needs to be
-/// told, only that there are more.
+/// A box that may make cgroups may make many. Those beyond this number are left out.
 const DIRECTORIES_MAX: usize = 10_000;
 
-/// The cgroup `name` below an open root with all that is below it; nothing where
-/// it is absent. `usual` is the name of the directory that most have below
-/// them: no list has to be read for that one.
+/// Reads the cgroup `name` below an open root, with everything below it. Returns an empty
+/// tree if there is none. Most cgroups have one directory below them, called `usual`: it is
+/// found without listing its parent.
 pub fn read(
     root: BorrowedFd<'_>,
     name: &str,
@@ -60,7 +59,7 @@ pub fn read(
         }
         let (inode, below) = match look(root, &path) {
             Ok(found) => found,
-            // One that goes while we look is not there.
+            // It was removed meanwhile.
             Err(Errno::NOENT | Errno::NODEV) => continue,
             Err(Errno::NAMETOOLONG) => {
                 tree.complete = false;
@@ -83,8 +82,8 @@ pub fn read(
     Ok(tree)
 }
 
-/// The inode of a directory, and how many are in it: its links beside the two
-/// that every directory has.
+/// Returns the inode of a directory, and how many directories are in it: the number of its
+/// links, without the two that every directory has.
 fn look(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<(u64, u64)> {
     let stat = statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok((stat.st_ino, stat.st_nlink.saturating_sub(2)))
@@ -95,18 +94,16 @@ fn is_there(root: BorrowedFd<'_>, path: &Path) -> bool {
 }
 
 fn children(root: BorrowedFd<'_>, path: &Path) -> Vec<PathBuf> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = openat(root, path, flags, Mode::empty()).map_err(io::Error::from);
+    let opened = open_directory(root, path).map_err(io::Error::from);
     let names = opened.and_then(|directory| subdirectories(directory.as_fd()));
     let names = names.unwrap_or_default().into_iter();
     names.map(|name| path.join(std::ffi::OsStr::from_bytes(name.as_bytes()))).collect()
 }
 
-/// A process that we cannot see, because it is in no PID namespace of ours, is
-/// told as 0. A threaded cgroup has none of its own; who they are is told above.
+/// A process outside of our PID namespaces is listed as 0. A threaded cgroup lists none: its
+/// processes are in the list of a cgroup above it.
 fn processes(root: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<i32>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = match openat(root, path.join("cgroup.procs"), flags, Mode::empty()) {
+    let file = match open_file(root, path.join("cgroup.procs")) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NODEV) => return Ok(Vec::new()),
         Err(errno) => return Err(errno.into()),
@@ -158,7 +155,6 @@ const KERNFS_HANDLE: i32 = 0xfe;
 /// The number of cgroups in the hierarchy that were removed and that the kernel
 /// has not freed yet, whoever they were; `None` where it does not say.
 pub fn dying(root: BorrowedFd<'_>) -> Option<u64> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = openat(root, c"cgroup.stat", flags, Mode::empty()).ok()?;
-    super::keyed_number(&read_text(file.as_fd()).ok()?, "nr_dying_descendants")
+    let file = open_file(root, c"cgroup.stat").ok()?;
+    keyed_number(&read_text(file.as_fd()).ok()?, "nr_dying_descendants")
 }

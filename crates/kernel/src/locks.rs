@@ -1,19 +1,21 @@
-//! Locks on files and directories of the state root. Every wait for one has a bound:
-//! a process that is stopped keeps its locks.
+//! Locks on files and directories. Every wait has a bound: a stopped process keeps its
+//! locks.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, Stat, flock, fstat, major, minor, openat};
+use rustix::fs::{CWD, FlockOperation, Stat, flock, fstat, major, minor};
 use rustix::io::Errno;
-use tare_kernel::fds::read_list;
-use tare_kernel::step::step;
+
+use crate::fds::{open_file, read_list};
+use crate::step::step;
 
 /// How long a command waits for a lock that another process holds.
 pub const LOCK_WITHIN: Duration = Duration::from_secs(10);
-/// Between looks at a lock that another process holds.
+/// Pause between two attempts to take a lock that another process holds.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub enum Lock {
 }
 
 /// Takes a lock (`flock(2)`). If another process holds it for longer than the bound, the
-/// error is of the kind `WouldBlock` and names the lock and that process.
+/// error is of the kind `WouldBlock` and names the file and that process.
 pub fn lock_within(
     name: &'static str,
     file: impl AsFd,
@@ -42,14 +44,38 @@ pub fn lock_within(
             Err(errno) => return Err(errno.into()),
         }
         if start.elapsed() >= bound {
-            let why = held(file.as_fd());
-            return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, held(file.as_fd())));
         }
         #[expect(
             clippy::disallowed_methods,
             reason = "bounded by the deadline; a blocking flock cannot be given up"
         )]
         std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Claims one byte of a file, for as long as a duplicate of this descriptor is open in any
+/// process (`F_OFD_SETLK`, fcntl_locking(2)). Returns `false` if another one has the byte.
+pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    let lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: F_OFD_SETLK reads one `flock` at its argument, the live `lock`.
+    let set = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    let claimed = step("claim byte", || match set() {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    });
+    match claimed {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+            _ => Err(error),
+        },
     }
 }
 
@@ -69,14 +95,12 @@ fn held(file: BorrowedFd<'_>) -> String {
 /// The process that took the lock, where `/proc/locks` shows it.
 fn holder(file: BorrowedFd<'_>) -> Option<i32> {
     let stat = fstat(file).ok()?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let locks = openat(CWD, c"/proc/locks", flags, Mode::empty()).ok()?;
-    let locks = read_list(locks.as_fd()).ok()?;
+    let locks = read_list(open_file(CWD, c"/proc/locks").ok()?.as_fd()).ok()?;
     locks.lines().find_map(|line| holder_in(line, &stat))
 }
 
-/// A line such as `3: FLOCK  ADVISORY  WRITE 4711 00:1b:2053 0 EOF` (proc_locks(5)). One
-/// with an arrow behind its number is of a process that waits.
+/// Reads a line such as `3: FLOCK  ADVISORY  WRITE 4711 00:1b:2053 0 EOF` (proc_locks(5)).
+/// A line with an arrow behind its number is of a process that waits.
 fn holder_in(line: &str, stat: &Stat) -> Option<i32> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let [_, "FLOCK", _, _, pid, place, ..] = fields[..] else {
