@@ -12,12 +12,13 @@ use tare_kernel::process::check_proc;
 use crate::care::reclaiming::Listener;
 use crate::create::{Ends, Reserve};
 use crate::error::{Context, Error};
+use crate::gauge::{GaugeSettings, Gauges};
 use crate::host::layout::{BoxAt, Layout, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
-use crate::record::Locked;
+use crate::record::{self, Locked};
 use crate::session::attached::Attached;
 use crate::session::stdio::Stdin;
 use crate::spec::{BoxId, DetachOptions, Spec};
@@ -157,5 +158,14 @@ impl Engine {
                 Err(self.unmake(&id, record, unmade))
             }
         }
+    }
+
+    /// Opens everything that gauges of this process and this state root need, and measures nothing
+    /// yet.
+    pub fn gauges(&self, settings: GaugeSettings) -> Result<Gauges, Error> {
+        let root = self.root.layout.root().display();
+        let boxes = record::open_all(&self.root.layout)
+            .context(|| format!("cannot open the boxes of {root} to measure them"))?;
+        Ok(Gauges::open(boxes, self.root.host.is_in_first_user_namespace(), settings))
     }
 }

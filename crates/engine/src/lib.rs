@@ -30,7 +30,7 @@ pub use create::detach::Started;
 pub use create::seccomp;
 pub use engine::Engine;
 pub use error::{Context, Error, ErrorKind, reason};
-pub use gauge::{Change, Gauge, GaugeSettings, Gauges, Level, Reading, Refusal, Thresholds, Unit};
+pub use gauge::{Change, Gauge, GaugeSettings, Gauges, Level, NoRoom, Reading, Thresholds, Unit};
 pub use history::Explanation;
 pub use history::steps::{Step, StepKind, Story};
 pub use holdings::cgroup::STILL_POPULATED;

@@ -190,15 +190,15 @@ fn two_hundred_and_forty_one_of_three_hundred_processes_are_an_alert() {
         reading: Some(reading),
     };
     assert!(changes.contains(&told), "{changes:?}");
-    assert!(gauges.admits().is_ok());
+    assert!(gauges.check_room().is_ok());
     while sleepers.add() {}
     assert_eq!(read(&mut gauges, Gauge::PidsCgroup).used, 300);
-    let refusal = gauges.admits().unwrap_err();
-    assert_eq!(refusal.reading.gauge, Gauge::PidsCgroup);
+    let no_room = gauges.check_room().unwrap_err();
+    assert_eq!(no_room.reading.gauge, Gauge::PidsCgroup);
     drop(sleepers);
     eventually("all are gone", || counted() < 10);
     assert_eq!(read(&mut gauges, Gauge::PidsCgroup).used, counted());
-    assert!(gauges.admits().is_ok());
+    assert!(gauges.check_room().is_ok());
 }
 
 #[test]
@@ -243,14 +243,14 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
     // One that is lifted is not measured, and no longer in the way.
     fs::write(outer.join("pids.max"), "1").unwrap();
     gauges.measure();
-    assert!(gauges.admits().is_err());
+    assert!(gauges.check_room().is_err());
     fs::write(outer.join("pids.max"), "max").unwrap();
     let changes = gauges.measure();
     let gone =
         Change { gauge: Gauge::PidsCgroup, from: Level::Full, to: Level::Normal, reading: None };
     assert!(changes.contains(&gone), "{changes:?}");
     assert_eq!(gauges.reading(Gauge::PidsCgroup), None);
-    assert!(gauges.admits().is_ok());
+    assert!(gauges.check_room().is_ok());
 }
 
 /// Those of this process from this number on, but for the one that it takes to look.
@@ -300,12 +300,12 @@ fn descriptors_are_counted_and_every_gauge_works_when_there_are_none_left() {
     opened.extend(all_descriptors());
     assert_eq!(read(&mut gauges, Gauge::DescriptorsProcess).used, 128 + beyond);
     assert_eq!(names(&gauges), all);
-    let refusal = gauges.admits().unwrap_err();
-    assert_eq!(refusal.reading.gauge, Gauge::DescriptorsProcess);
+    let no_room = gauges.check_room().unwrap_err();
+    assert_eq!(no_room.reading.gauge, Gauge::DescriptorsProcess);
     drop(opened);
     let reading = read(&mut gauges, Gauge::DescriptorsProcess);
     assert_eq!(reading.used, open_descriptors(0));
-    assert!(gauges.admits().is_ok());
+    assert!(gauges.check_room().is_ok());
 }
 
 /// The kernel tells nobody what it has counted, but by what it refuses.
@@ -392,16 +392,16 @@ fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
     fill("more", pages).unwrap_err();
     let full = read(&mut gauges, Gauge::DiskBytes);
     assert_eq!((full.used, disk().f_bavail), (full.limit, 0));
-    assert_eq!(gauges.admits().unwrap_err().reading.gauge, Gauge::DiskBytes);
+    assert_eq!(gauges.check_room().unwrap_err().reading.gauge, Gauge::DiskBytes);
     fs::remove_file(directory.join("some")).unwrap();
     fs::remove_file(directory.join("more")).unwrap();
     let reading = read(&mut gauges, Gauge::DiskInodes);
     assert_eq!((reading.limit, reading.used), (100, 100 - disk().f_ffree));
-    assert!(gauges.admits().is_ok());
+    assert!(gauges.check_room().is_ok());
     let names = (0..100).take_while(|name| fill(&name.to_string(), 0).is_ok());
     assert_eq!(names.count() as u64, reading.limit - reading.used);
     assert_eq!(read(&mut gauges, Gauge::DiskInodes).used, 100);
-    assert_eq!(gauges.admits().unwrap_err().reading.gauge, Gauge::DiskInodes);
+    assert_eq!(gauges.check_room().unwrap_err().reading.gauge, Gauge::DiskInodes);
 }
 
 /// What the kernel can take back is not used, or a cgroup in which files are read is
@@ -525,14 +525,14 @@ fn boxes_are_counted_against_their_maximum_and_only_if_there_is_one() {
     let record = |number: u64| directory.join(format!("state/boxes/b{number}"));
     (0..19).for_each(|it| fs::create_dir(record(it)).unwrap());
     assert_eq!(read(&mut gauges, Gauge::Boxes).used, 19);
-    assert!(gauges.admits().is_ok(), "there is room for one more");
+    assert!(gauges.check_room().is_ok(), "there is room for one more");
     fs::create_dir(record(19)).unwrap();
     let reading = read(&mut gauges, Gauge::Boxes);
     assert_eq!((reading.used, reading.limit), (20, 20));
-    assert_eq!(gauges.admits().unwrap_err().reading, reading);
+    assert_eq!(gauges.check_room().unwrap_err().reading, reading);
     (0..20).for_each(|it| fs::remove_dir(record(it)).unwrap());
     assert_eq!(read(&mut gauges, Gauge::Boxes).used, 0);
-    assert!(gauges.admits().is_ok());
+    assert!(gauges.check_room().is_ok());
     let engine = Engine::open(Some(directory.join("state"))).unwrap();
     let mut gauges = engine.gauges(GaugeSettings::default()).unwrap();
     gauges.measure();

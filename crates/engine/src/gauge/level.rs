@@ -1,5 +1,4 @@
-//! How full is full: a level for each gauge, and when it changes. Pure: nothing here
-//! measures.
+//! The level of a gauge, and when it changes. Nothing here measures.
 //!
 //! ```text
 //!           ≥ warn            ≥ alert           ≥ full
@@ -9,30 +8,30 @@
 //!      < warn - margin   < alert - margin   < full - margin
 //! ```
 //!
-//! Any number of steps may be taken at once. What lies between a threshold and its
-//! margin keeps the level that it has, so that a gauge that swings around a
-//! threshold is told once, and not at every swing.
+//! One measurement can move a gauge by several levels. Between a threshold and its margin, a gauge
+//! keeps its level: a gauge that swings around a threshold changes its level once, not at every
+//! swing.
 
 use std::fmt;
 
 use crate::error::Error;
 
-/// In order: the fuller, the greater.
+/// How full something is, from empty to full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     Normal,
-    /// Somebody should know.
+    /// The operator should know.
     Warn,
-    /// Somebody should act: what can be given back is.
+    /// The operator should act. tare removes everything that it may remove.
     Alert,
-    /// No new box.
+    /// No new box is made.
     Full,
 }
 
 impl Level {
     pub const ALL: [Self; 4] = [Self::Normal, Self::Warn, Self::Alert, Self::Full];
 
-    /// The name in metrics, events and hooks; it stays as it is.
+    /// The name in metrics, events and hooks; it never changes.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Normal => "normal",
@@ -42,9 +41,9 @@ impl Level {
         }
     }
 
-    /// The level after this one, now that so much of the limit is used.
+    /// Returns the level that follows this one when `fraction` of the limit is used.
     pub fn next(self, fraction: f64, thresholds: &Thresholds) -> Self {
-        self.clamp(thresholds.risen(fraction), thresholds.held(fraction))
+        self.clamp(thresholds.level_going_up(fraction), thresholds.level_going_down(fraction))
     }
 }
 
@@ -54,15 +53,15 @@ impl fmt::Display for Level {
     }
 }
 
-/// Where levels begin, in percent of a limit.
+/// Where the levels begin, in percent of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
     warn: u8,
     alert: u8,
     full: u8,
-    /// How far below its threshold a level ends.
+    /// How far below its threshold the levels warn and alert end.
     margin: u8,
-    /// The same of the last one.
+    /// How far below its threshold the level full ends.
     full_margin: u8,
 }
 
@@ -73,7 +72,7 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// Each level must be one that can be reached, and left.
+    /// Checks that each level can be reached and left.
     pub fn new(warn: u8, alert: u8, full: u8, margin: u8) -> Result<Self, Error> {
         if warn < alert && alert < full && full <= 100 && margin < warn {
             return Ok(Self { warn, alert, full, margin, full_margin: margin });
@@ -84,19 +83,19 @@ impl Thresholds {
             .caused_by("they must rise up to 100, and the margin be less than the first"))
     }
 
-    /// The same for a number that somebody chose: it may be reached, and one less is
-    /// not full any more. Nothing breaks there, as it does at a limit of the kernel.
+    /// Returns the thresholds for a maximum that the operator chose: it may be reached, and one less
+    /// is no longer full. Nothing breaks there, unlike at a limit of the kernel.
     pub(crate) fn for_chosen_maximum(self) -> Self {
         Self { full: 100, full_margin: 0, ..self }
     }
 
-    /// The highest level whose threshold is reached.
-    fn risen(&self, fraction: f64) -> Level {
+    /// Returns the highest level whose threshold is reached.
+    fn level_going_up(&self, fraction: f64) -> Level {
         level_at(fraction, [self.warn, self.alert, self.full])
     }
 
-    /// The highest level that has not ended.
-    fn held(&self, fraction: f64) -> Level {
+    /// Returns the highest level that has not ended.
+    fn level_going_down(&self, fraction: f64) -> Level {
         let (warn, alert) = (self.warn - self.margin, self.alert - self.margin);
         level_at(fraction, [warn, alert, self.full - self.full_margin])
     }

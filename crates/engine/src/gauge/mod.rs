@@ -1,25 +1,18 @@
-//! Gauges: how near this host and this process are to the end of what they have, and
-//! what follows from it for new boxes.
+//! Gauges: how near this host and this process are to their limits.
 //!
-//! [`Gauges`] finds limits by itself, at each measurement: what an operator changes
-//! counts at once. Everything that it reads is open ahead of time, because the moment
-//! in which nothing can be opened is the one it is for. It changes nothing, remembers
-//! levels only, and refuses nothing but new boxes: whoever stops or removes one, or
-//! works in one that runs, does not ask here.
+//! [`Gauges`] finds the limits at each measurement, so a limit that an operator changes counts at
+//! once. It opens everything that it reads ahead of time, because it must work when nothing more can
+//! be opened. It changes nothing on the host and remembers only levels. Only new boxes need room:
+//! stopping and removing a box, and working in a box that runs, never ask a gauge.
 //!
-//! One file for each kind of thing that is measured; [`level`] decides what the
-//! numbers mean, and has the diagram.
+//! `sources` and `cgroups` measure, `reading` has the table of gauges, `level` decides what the
+//! numbers mean.
 
-mod descriptors;
-mod entries;
-mod held;
+mod cgroups;
 mod level;
-mod membership;
-mod memory;
-mod pids;
 mod reading;
-mod spare;
-mod state_root;
+mod reserve;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,19 +20,15 @@ use std::fmt;
 pub use crate::gauge::level::{Level, Thresholds};
 pub use crate::gauge::reading::{Gauge, Reading, Unit};
 
-use crate::engine::Engine;
-use crate::error::{Context, Error};
-use crate::gauge::descriptors::{HostDescriptors, OwnDescriptors};
-use crate::gauge::membership::Membership;
-use crate::gauge::memory::Memory;
-use crate::gauge::pids::{HostPids, UserPids};
-use crate::gauge::state_root::StateRoot;
-use crate::record;
+use std::os::fd::OwnedFd;
+
+use crate::gauge::cgroups::OwnCgroups;
+use crate::gauge::sources::{HostFiles, OwnDescriptors, StateRootGauges, UserPids};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GaugeSettings {
     pub thresholds: Thresholds,
-    /// `None`: as many boxes as there is room for.
+    /// The largest number of boxes; `None`: as many as there is room for.
     pub boxes_max: Option<u64>,
     /// Descriptors of this process that are not for new boxes.
     pub descriptors_reserved: u64,
@@ -51,49 +40,51 @@ pub struct Gauges {
     levels: Levels,
 }
 
-/// A gauge that has come to another level. Each change is told once.
+/// A gauge whose level changed. Each change is reported once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub gauge: Gauge,
     pub from: Level,
     pub to: Level,
-    /// `None`: there is nothing to measure any more, as when a limit was lifted.
+    /// `None`: there is nothing to measure any more, for example because a limit was removed.
     pub reading: Option<Reading>,
 }
 
-/// Why there is no new box.
+/// Why a new box is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct NoRoom {
     pub reading: Reading,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no room for a new box: {}", self.reading)
     }
 }
 
-impl std::error::Error for Refusal {}
-
-impl Engine {
-    /// Opens everything that gauges of this process and this state root need, and
-    /// measures nothing yet.
-    pub fn gauges(&self, settings: GaugeSettings) -> Result<Gauges, Error> {
-        let root = self.root.layout.root().display();
-        let boxes = record::open_all(&self.root.layout)
-            .context(|| format!("cannot open the boxes of {root} to measure them"))?;
-        let state_root = StateRoot { boxes, boxes_max: None, boxes_live: None };
-        let mut gauges = Gauges {
-            sources: Sources::open(state_root, self.root.host.is_in_first_user_namespace()),
-            levels: Levels::new(settings.thresholds),
-        };
-        gauges.configure(settings);
-        Ok(gauges)
-    }
-}
+impl std::error::Error for NoRoom {}
 
 impl Gauges {
-    /// From the next measurement on; what is known stays known.
+    /// Opens everything that the gauges of this process and of one state root need, and measures
+    /// nothing yet. `boxes` is the directory of the records.
+    pub(crate) fn open(
+        boxes: OwnedFd,
+        in_first_user_namespace: bool,
+        settings: GaugeSettings,
+    ) -> Self {
+        let sources = Sources {
+            cgroups: OwnCgroups::open(),
+            host: HostFiles::open(),
+            user_pids: UserPids::open(in_first_user_namespace),
+            own_descriptors: OwnDescriptors::open(),
+            state_root: StateRootGauges { boxes, boxes_max: None, boxes_live: None },
+        };
+        let mut gauges = Self { sources, levels: Levels::new(settings.thresholds) };
+        gauges.configure(settings);
+        gauges
+    }
+
+    /// Changes the settings from the next measurement on. The known readings stay.
     pub fn configure(&mut self, settings: GaugeSettings) {
         self.levels.thresholds = settings.thresholds;
         self.sources.state_root.boxes_max = settings.boxes_max;
@@ -102,19 +93,18 @@ impl Gauges {
         }
     }
 
-    /// How many boxes live, from somebody who knows: without it every record counts,
-    /// also those of boxes that have ended.
+    /// Sets the number of live boxes. Without it every record counts, also those of ended boxes.
     pub fn count_live(&mut self, boxes: u64) {
         self.sources.state_root.boxes_live = Some(boxes);
     }
 
-    /// Measures everything that there is, and returns what has changed.
+    /// Measures everything, and returns the levels that changed.
     pub fn measure(&mut self) -> Vec<Change> {
         let readings = self.sources.read();
         self.levels.update(readings)
     }
 
-    /// What was measured last, with what that means.
+    /// Returns the last measurement of each gauge, with its level.
     pub fn readings(&self) -> impl Iterator<Item = (&Reading, Level)> {
         self.levels.known.values().map(|(it, level)| (it, *level))
     }
@@ -123,60 +113,42 @@ impl Gauges {
         self.levels.known.get(&gauge).map(|(reading, _)| reading)
     }
 
-    /// The highest of all.
+    /// Returns the highest level of all gauges.
     pub fn level(&self) -> Level {
         let levels = self.readings().map(|(_, level)| level);
         levels.max().unwrap_or(Level::Normal)
     }
 
-    /// Whether a new box may be made, by what was measured last.
-    pub fn admits(&self) -> Result<(), Refusal> {
-        self.levels.admits()
+    /// Checks by the last measurement whether a new box may be made.
+    pub fn check_room(&self) -> Result<(), NoRoom> {
+        self.levels.check_room()
     }
 }
 
-/// Everything that is read, open. What this host does not have is absent.
+/// Everything that is read, open. A source that this host does not have is absent.
 #[derive(Debug)]
 struct Sources {
-    membership: Membership,
-    host_pids: Option<HostPids>,
+    cgroups: OwnCgroups,
+    host: HostFiles,
     user_pids: Option<UserPids>,
     own_descriptors: Option<OwnDescriptors>,
-    host_descriptors: Option<HostDescriptors>,
-    memory: Option<Memory>,
-    state_root: StateRoot,
+    state_root: StateRootGauges,
 }
 
 impl Sources {
-    fn open(state_root: StateRoot, in_first_user_namespace: bool) -> Self {
-        Self {
-            membership: Membership::open(),
-            host_pids: HostPids::open(),
-            user_pids: UserPids::open(in_first_user_namespace),
-            own_descriptors: OwnDescriptors::open(),
-            host_descriptors: HostDescriptors::open(),
-            memory: Memory::open(),
-            state_root,
-        }
-    }
-
     fn read(&mut self) -> Vec<Reading> {
-        self.membership.follow();
-        let mut readings = Vec::with_capacity(Gauge::ALL.len());
-        readings.extend(pids::of_cgroup(&self.membership));
+        let mut readings: Vec<Reading> = self.host.read().collect();
+        let mut of_host = readings.iter().filter(|it| it.gauge == Gauge::MemoryHost);
+        let host_bytes = of_host.next().map(|reading| reading.limit);
+        readings.extend(self.cgroups.read(host_bytes));
         readings.extend(self.user_pids.as_mut().and_then(UserPids::read));
-        readings.extend(self.host_pids.as_ref().and_then(HostPids::read));
         readings.extend(self.own_descriptors.as_ref().and_then(OwnDescriptors::read));
-        readings.extend(self.host_descriptors.as_ref().and_then(HostDescriptors::read));
-        if let Some(memory) = &self.memory {
-            memory.read(&self.membership, &mut readings);
-        }
-        self.state_root.read(&mut readings);
+        readings.extend(self.state_root.read());
         readings
     }
 }
 
-/// What was measured last of each gauge, and the level that it is at. Pure.
+/// The last measurement and the level of each gauge. It measures nothing itself.
 #[derive(Debug)]
 struct Levels {
     thresholds: Thresholds,
@@ -207,36 +179,22 @@ impl Levels {
     }
 
     fn thresholds_of(&self, gauge: Gauge) -> Thresholds {
-        match gauge {
-            Gauge::Boxes => self.thresholds.for_chosen_maximum(),
-            Gauge::PidsCgroup
-            | Gauge::PidsUser
-            | Gauge::PidsHost
-            | Gauge::DescriptorsProcess
-            | Gauge::DescriptorsHost
-            | Gauge::MemoryCgroup
-            | Gauge::MemoryHost
-            | Gauge::MemoryPressureCgroup
-            | Gauge::MemoryPressureHost
-            | Gauge::DiskBytes
-            | Gauge::DiskInodes
-            | Gauge::Scratch => self.thresholds,
-        }
+        if gauge == Gauge::Boxes { self.thresholds.for_chosen_maximum() } else { self.thresholds }
     }
 
-    /// The fullest gauge is the reason.
-    fn admits(&self) -> Result<(), Refusal> {
+    /// The fullest gauge is the reason in the error.
+    fn check_room(&self) -> Result<(), NoRoom> {
         let full = self.known.values().filter(|(_, level)| *level == Level::Full);
         let readings = full.map(|(reading, _)| reading);
         let fullest = readings.max_by(|one, other| one.fraction().total_cmp(&other.fraction()));
         match fullest {
             None => Ok(()),
-            Some(reading) => Err(Refusal { reading: reading.clone() }),
+            Some(reading) => Err(NoRoom { reading: reading.clone() }),
         }
     }
 }
 
-/// What is not measured any more is in nobody's way.
+/// A gauge that is no longer measured returns to normal.
 fn gone(gauge: Gauge, from: Level) -> Option<Change> {
     let change = Change { gauge, from, to: Level::Normal, reading: None };
     (from != Level::Normal).then_some(change)
@@ -269,34 +227,34 @@ mod tests {
     fn a_gauge_that_is_gone_is_normal_again() {
         let mut levels = Levels::new(Thresholds::default());
         levels.update(vec![at(Gauge::PidsCgroup, 97), at(Gauge::Boxes, 10)]);
-        assert!(levels.admits().is_err());
+        assert!(levels.check_room().is_err());
         let changes = levels.update(Vec::new());
         assert_eq!(steps(&changes), [(Gauge::PidsCgroup, Level::Full, Level::Normal)]);
         assert_eq!(changes[0].reading, None);
-        assert_eq!(levels.admits(), Ok(()));
+        assert_eq!(levels.check_room(), Ok(()));
     }
 
     #[test]
     fn only_a_full_gauge_refuses_a_box_and_the_fullest_is_the_reason() {
         let mut levels = Levels::new(Thresholds::default());
         levels.update(vec![at(Gauge::PidsHost, 94), at(Gauge::DiskBytes, 80)]);
-        assert_eq!(levels.admits(), Ok(()));
+        assert_eq!(levels.check_room(), Ok(()));
         levels.update(vec![at(Gauge::PidsHost, 95), at(Gauge::DiskBytes, 99)]);
-        let refusal = levels.admits().unwrap_err();
-        assert_eq!(refusal.reading, at(Gauge::DiskBytes, 99));
+        let no_room = levels.check_room().unwrap_err();
+        assert_eq!(no_room.reading, at(Gauge::DiskBytes, 99));
         assert_eq!(
-            refusal.to_string(),
+            no_room.to_string(),
             "no room for a new box: disk_bytes: 99 of 100 bytes (a limit)"
         );
     }
 
-    /// Boxes are made again when there is room, and not at the first that ends.
+    /// Boxes are made again when there is room, and not as soon as the first one ends.
     #[test]
     fn a_refusal_lasts_until_the_margin_is_passed() {
         let mut levels = Levels::new(Thresholds::default());
         let mut admitted = |percent| {
             levels.update(vec![at(Gauge::PidsHost, percent)]);
-            levels.admits().is_ok()
+            levels.check_room().is_ok()
         };
         let seen = [94, 95, 94, 90, 89, 94].map(&mut admitted);
         assert_eq!(seen, [true, false, false, false, true, true]);

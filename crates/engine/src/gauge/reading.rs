@@ -1,9 +1,9 @@
-//! What a gauge says: how much of which limit is used, and where the limit was found.
+//! Gauges and their readings: how much of which limit is used, and what the limit is.
 
 use std::fmt;
 
-/// Everything that is measured. A gauge that a host does not have (no limit, nothing
-/// that counts) has no reading there.
+/// Everything that is measured. A gauge has no reading on a host where there is no limit, or where
+/// the kernel does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Gauge {
     /// Processes and threads in the cgroup of this process, or in one around it.
@@ -16,24 +16,23 @@ pub enum Gauge {
     DescriptorsProcess,
     /// Open files of the host.
     DescriptorsHost,
-    /// Memory of the cgroup of this process, or of one around it, that cannot be had
-    /// back at once.
+    /// Memory of the cgroup of this process, or of one around it, that the kernel cannot reclaim
+    /// at once.
     MemoryCgroup,
-    /// Memory of the host that cannot be had back at once.
+    /// Memory of the host that the kernel cannot reclaim at once.
     MemoryHost,
-    /// How long everybody in the cgroup of this process waits for memory.
+    /// How long all processes in the cgroup of this process wait for memory.
     MemoryPressureCgroup,
-    /// How long everybody on the host waits for memory.
+    /// How long all processes of the host wait for memory.
     MemoryPressureHost,
     /// The file system of the state root.
     DiskBytes,
-    /// Names on the file system of the state root.
+    /// Inodes of the file system of the state root.
     DiskInodes,
-    /// File systems in memory, which the scratch spaces of boxes are.
+    /// Memory of tmpfs, which the scratch spaces of boxes are.
     Scratch,
-    /// Boxes that live; where nobody knows, all that are on record.
+    /// Live boxes; if their number is not known, all boxes on record.
     Boxes,
-    // Ports: here, as soon as boxes publish any.
 }
 
 /// What `used` and `limit` count.
@@ -41,58 +40,39 @@ pub enum Gauge {
 pub enum Unit {
     Things,
     Bytes,
-    /// Of the time, in hundredths of a percent.
+    /// A share of time, in hundredths of a percent.
     TimeShare,
 }
 
-impl Gauge {
-    pub const ALL: [Self; 13] = [
-        Self::PidsCgroup,
-        Self::PidsUser,
-        Self::PidsHost,
-        Self::DescriptorsProcess,
-        Self::DescriptorsHost,
-        Self::MemoryCgroup,
-        Self::MemoryHost,
-        Self::MemoryPressureCgroup,
-        Self::MemoryPressureHost,
-        Self::DiskBytes,
-        Self::DiskInodes,
-        Self::Scratch,
-        Self::Boxes,
-    ];
+/// The name and the unit of each gauge, in the order of the variants. The names are those of
+/// metrics, answers, events and hooks, and never change.
+const TABLE: [(Gauge, &str, Unit); 13] = [
+    (Gauge::PidsCgroup, "pids_cgroup", Unit::Things),
+    (Gauge::PidsUser, "pids_user", Unit::Things),
+    (Gauge::PidsHost, "pids_host", Unit::Things),
+    (Gauge::DescriptorsProcess, "descriptors_process", Unit::Things),
+    (Gauge::DescriptorsHost, "descriptors_host", Unit::Things),
+    (Gauge::MemoryCgroup, "memory_cgroup", Unit::Bytes),
+    (Gauge::MemoryHost, "memory_host", Unit::Bytes),
+    (Gauge::MemoryPressureCgroup, "memory_pressure_cgroup", Unit::TimeShare),
+    (Gauge::MemoryPressureHost, "memory_pressure_host", Unit::TimeShare),
+    (Gauge::DiskBytes, "disk_bytes", Unit::Bytes),
+    (Gauge::DiskInodes, "disk_inodes", Unit::Things),
+    (Gauge::Scratch, "scratch", Unit::Bytes),
+    (Gauge::Boxes, "boxes", Unit::Things),
+];
 
-    /// The name in metrics, answers, events and hooks; it stays as it is.
+impl Gauge {
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.into_iter().map(|(gauge, ..)| gauge)
+    }
+
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::PidsCgroup => "pids_cgroup",
-            Self::PidsUser => "pids_user",
-            Self::PidsHost => "pids_host",
-            Self::DescriptorsProcess => "descriptors_process",
-            Self::DescriptorsHost => "descriptors_host",
-            Self::MemoryCgroup => "memory_cgroup",
-            Self::MemoryHost => "memory_host",
-            Self::MemoryPressureCgroup => "memory_pressure_cgroup",
-            Self::MemoryPressureHost => "memory_pressure_host",
-            Self::DiskBytes => "disk_bytes",
-            Self::DiskInodes => "disk_inodes",
-            Self::Scratch => "scratch",
-            Self::Boxes => "boxes",
-        }
+        TABLE[self as usize].1
     }
 
     pub fn unit(self) -> Unit {
-        match self {
-            Self::PidsCgroup
-            | Self::PidsUser
-            | Self::PidsHost
-            | Self::DescriptorsProcess
-            | Self::DescriptorsHost
-            | Self::DiskInodes
-            | Self::Boxes => Unit::Things,
-            Self::MemoryCgroup | Self::MemoryHost | Self::DiskBytes | Self::Scratch => Unit::Bytes,
-            Self::MemoryPressureCgroup | Self::MemoryPressureHost => Unit::TimeShare,
-        }
+        TABLE[self as usize].2
     }
 }
 
@@ -102,22 +82,23 @@ impl fmt::Display for Gauge {
     }
 }
 
+/// One measurement of one gauge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
     pub gauge: Gauge,
     pub used: u64,
     pub limit: u64,
-    /// What the limit is, for a person who wants to change it.
+    /// What the limit is, for an operator who wants to change it.
     pub limit_is: String,
 }
 
 impl Reading {
-    pub(crate) fn new(gauge: Gauge, used: u64, limit: u64, limit_is: impl Into<String>) -> Self {
+    pub fn new(gauge: Gauge, used: u64, limit: u64, limit_is: impl Into<String>) -> Self {
         Self { gauge, used, limit, limit_is: limit_is.into() }
     }
 
-    /// How much of the limit is used. It may be more than all of it: a limit can be
-    /// set below what is there. A limit of nothing is always used up.
+    /// Returns how much of the limit is used. It can be more than 1, because a limit can be set
+    /// below what is used. A limit of 0 is always exceeded.
     pub fn fraction(&self) -> f64 {
         match self.limit {
             0 => f64::INFINITY,
@@ -148,23 +129,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_gauge_has_a_name_of_its_own() {
-        let names = Gauge::ALL.map(Gauge::as_str);
-        for name in names {
+    fn every_gauge_has_its_own_row_and_name() {
+        for (row, (gauge, name, _)) in TABLE.into_iter().enumerate() {
+            assert_eq!(gauge as usize, row, "{name}");
             let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
             assert!(name.bytes().all(is_plain), "{name}");
-            assert_eq!(names.iter().filter(|it| **it == name).count(), 1, "{name}");
+            assert_eq!(TABLE.iter().filter(|(_, other, _)| *other == name).count(), 1, "{name}");
         }
     }
 
     #[test]
-    fn a_limit_of_nothing_is_used_up_by_nothing() {
+    fn a_limit_of_zero_is_exceeded_by_zero() {
         let reading = Reading::new(Gauge::Boxes, 0, 0, "the configured maximum");
         assert!(reading.fraction() > 1.0);
     }
 
     #[test]
-    fn a_reading_is_a_line_that_a_person_understands() {
+    fn a_reading_is_one_line_of_text() {
         let reading = Reading::new(Gauge::PidsCgroup, 241, 300, "pids.max of the cgroup /x");
         assert_eq!(reading.to_string(), "pids_cgroup: 241 of 300 (pids.max of the cgroup /x)");
         let reading = Reading::new(Gauge::MemoryPressureHost, 1234, 6000, "why");

@@ -1,0 +1,270 @@
+//! The gauges of the cgroups that this process is in: its own and those around it, because the
+//! limit of each of them applies to it.
+//!
+//! A process can be moved, so each measurement asks where it is. The files of the cgroups are
+//! opened again only if it was moved.
+//!
+//! Used memory is what the kernel cannot reclaim at once. A cgroup in which files are read is at its
+//! limit all the time, and nothing is wrong with it. MemAvailable of the host means the same. Swap
+//! is not counted. Pressure shows a lack of memory for caches, and the effect of `memory.high`.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, keyed_number, version_at};
+use tare_kernel::fds::read_list;
+
+use crate::gauge::reading::{Gauge, Reading};
+use crate::gauge::reserve::OpenFile;
+use crate::gauge::sources::pressure;
+
+/// How many cgroups are measured, from the nearest one up. Service managers do not nest deeper, and
+/// each cgroup costs descriptors.
+const DEPTH_MAX: usize = 8;
+
+/// The cgroups of this process, with their files open.
+#[derive(Debug)]
+pub struct OwnCgroups {
+    /// The text of `/proc/self/cgroup` when the cgroups were found; empty if they were not.
+    found_for: String,
+    own: Option<OpenFile>,
+    pids: Vec<LimitedCgroup>,
+    memory: Vec<LimitedCgroup>,
+    /// The pressure of the nearest cgroup; v2 only.
+    memory_pressure: Option<OpenFile>,
+}
+
+/// A cgroup that counts something, and may limit it.
+#[derive(Debug)]
+struct LimitedCgroup {
+    version: Version,
+    used: OpenFile,
+    limit: OpenFile,
+    /// What memory is used for.
+    stat: Option<OpenFile>,
+    limit_is: String,
+}
+
+impl OwnCgroups {
+    pub fn open() -> Self {
+        let mut cgroups = Self {
+            found_for: String::new(),
+            own: OpenFile::open("/proc/self/cgroup"),
+            pids: Vec::new(),
+            memory: Vec::new(),
+            memory_pressure: None,
+        };
+        cgroups.follow();
+        cgroups
+    }
+
+    /// Measures the fullest cgroup of each gauge. `host_bytes` is the memory of the host: v1 shows
+    /// "no limit" as a limit that is larger.
+    pub fn read(&mut self, host_bytes: Option<u64>) -> Vec<Reading> {
+        self.follow();
+        let pids = self.pids.iter().filter_map(|it| it.read_pids());
+        let memory = self.memory.iter().filter_map(|it| it.read_memory(host_bytes?));
+        let waited = self.memory_pressure.as_ref().and_then(OpenFile::text);
+        let waited = waited.and_then(|text| pressure(&[text]));
+        let waited = waited.map(|value| value.reading(Gauge::MemoryPressureCgroup));
+        fullest(pids).into_iter().chain(fullest(memory)).chain(waited).collect()
+    }
+
+    /// Finds the cgroups again if the process was moved. The old files are closed first, so that
+    /// there are descriptors for the new ones.
+    fn follow(&mut self) {
+        let now = self.own.as_ref().and_then(OpenFile::text);
+        let Some(now) = now.filter(|now| *now != self.found_for) else {
+            return;
+        };
+        self.found_for.clear();
+        self.pids.clear();
+        self.memory.clear();
+        self.memory_pressure = None;
+        let Some(mounted) = mounted() else {
+            return;
+        };
+        self.pids = open_all(&around(&now, &mounted, "pids"), |_| ["pids.current", "pids.max", ""]);
+        let memory = around(&now, &mounted, "memory");
+        let nearest = memory.first();
+        self.memory_pressure =
+            nearest.and_then(|(_, nearest)| OpenFile::open(nearest.join("memory.pressure")));
+        self.memory = open_all(&memory, |version| match version {
+            Version::V1 => ["memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat"],
+            Version::V2 => ["memory.current", "memory.max", "memory.stat"],
+        });
+        self.found_for = now;
+    }
+}
+
+/// Opens the cgroups that count. The root of a hierarchy does not count, nor does a cgroup without
+/// the controller. `files` names the files of what is used, of the limit, and of the details.
+fn open_all(
+    cgroups: &[(Version, PathBuf)],
+    files: fn(Version) -> [&'static str; 3],
+) -> Vec<LimitedCgroup> {
+    let open = |(version, directory): &(Version, PathBuf)| {
+        let [used, limit, stat] = files(*version);
+        Some(LimitedCgroup {
+            version: *version,
+            used: OpenFile::open(directory.join(used))?,
+            limit: OpenFile::open(directory.join(limit))?,
+            stat: if stat.is_empty() { None } else { OpenFile::open(directory.join(stat)) },
+            limit_is: format!("{limit} of the cgroup {}", directory.display()),
+        })
+    };
+    cgroups.iter().filter_map(open).take(DEPTH_MAX).collect()
+}
+
+impl LimitedCgroup {
+    fn read_pids(&self) -> Option<Reading> {
+        let (used, limit) = (self.used.number()?, self.limit.number()?);
+        Some(Reading::new(Gauge::PidsCgroup, used, limit, &self.limit_is))
+    }
+
+    fn read_memory(&self, host_bytes: u64) -> Option<Reading> {
+        let limit = self.limit.number().filter(|limit| *limit <= host_bytes)?;
+        let reclaimable = reclaimable(self.version, &self.stat.as_ref()?.text()?);
+        let used = self.used.number()?.saturating_sub(reclaimable);
+        Some(Reading::new(Gauge::MemoryCgroup, used, limit, &self.limit_is))
+    }
+}
+
+fn fullest(readings: impl Iterator<Item = Reading>) -> Option<Reading> {
+    readings.max_by(|one, other| one.fraction().total_cmp(&other.fraction()))
+}
+
+/// Returns what the kernel can reclaim, by the text of `memory.stat`. In v2 each number includes
+/// the cgroups below; v1 has separate keys for that.
+fn reclaimable(version: Version, stat: &str) -> u64 {
+    let keys: &[&str] = match version {
+        Version::V1 => &["total_active_file", "total_inactive_file"],
+        Version::V2 => &["active_file", "inactive_file", "slab_reclaimable"],
+    };
+    keys.iter().filter_map(|key| keyed_number(stat, key)).sum()
+}
+
+fn mounted() -> Option<Vec<Hierarchy>> {
+    let table = File::open("/proc/self/mountinfo").and_then(|file| read_list(file.as_fd()));
+    Some(visible(hierarchies(&table.ok()?)))
+}
+
+/// Removes mounts that a later mount at the same place hides.
+fn visible(all: Vec<Hierarchy>) -> Vec<Hierarchy> {
+    let mut visible: Vec<Hierarchy> = Vec::new();
+    for one in all {
+        visible.retain(|earlier| earlier.mount != one.mount);
+        visible.push(one);
+    }
+    visible
+}
+
+/// Returns the cgroups that this process is in, in the hierarchy of this controller, nearest first.
+fn around(own_text: &str, mounted: &[Hierarchy], controller: &str) -> Vec<(Version, PathBuf)> {
+    let Some((version, path)) = own(own_text, controller) else {
+        return Vec::new();
+    };
+    let of_it = mounted.iter().filter(|one| {
+        one.version == version
+            && (version == Version::V2 || one.controllers.iter().any(|it| it == controller))
+    });
+    let seen = of_it.map(|hierarchy| chain(hierarchy, path));
+    let seen = seen.filter(|chain| chain.first().and_then(|it| version_at(it)) == Some(version));
+    // If several mounts show the hierarchy, take the one that shows the most.
+    let chain = seen.max_by_key(Vec::len).unwrap_or_default();
+    chain.into_iter().map(|directory| (version, directory)).collect()
+}
+
+/// Returns the path of the process in the hierarchy that has this controller, by the text of
+/// `/proc/self/cgroup` (cgroups(7)).
+fn own<'a>(own_text: &'a str, controller: &str) -> Option<(Version, &'a str)> {
+    let lines = || own_text.lines().filter_map(|line| line.split_once(':'));
+    let v1 = lines().find_map(|(_, rest)| {
+        let (controllers, path) = rest.split_once(':')?;
+        let is_bound = controllers.split(',').any(|it| it == controller);
+        is_bound.then_some((Version::V1, path))
+    });
+    let v2 = || {
+        let of_v2 =
+            lines().find_map(|(number, rest)| rest.strip_prefix(':').filter(|_| number == "0"));
+        of_v2.map(|path| (Version::V2, path))
+    };
+    v1.or_else(v2)
+}
+
+/// Returns the directories of a cgroup and of those around it, as far as this mount shows them.
+fn chain(hierarchy: &Hierarchy, path: &str) -> Vec<PathBuf> {
+    let path = Path::new(path);
+    // A cgroup outside of our cgroup namespace has a path with `..`, and is not visible.
+    let is_outside = |path: &Path| path.components().any(|it| it.as_os_str() == "..");
+    if is_outside(path) || is_outside(&hierarchy.root) {
+        return Vec::new();
+    }
+    let Ok(below) = path.strip_prefix(&hierarchy.root) else {
+        return Vec::new();
+    };
+    let ancestors = below.ancestors();
+    ancestors.map(|it| hierarchy.mount.join(it)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "8:pids:/a/b\n5:cpu,memory:/m\n0::/u/v\n";
+
+    fn at(mount: &str, root: &str) -> Hierarchy {
+        Hierarchy {
+            mount: mount.into(),
+            root: root.into(),
+            controllers: Vec::new(),
+            version: Version::V2,
+        }
+    }
+
+    #[test]
+    fn a_controller_of_v1_is_where_it_is_bound_and_any_other_is_in_v2() {
+        assert_eq!(own(HYBRID, "pids"), Some((Version::V1, "/a/b")));
+        assert_eq!(own(HYBRID, "memory"), Some((Version::V1, "/m")));
+        assert_eq!(own(HYBRID, "io"), Some((Version::V2, "/u/v")));
+        assert_eq!(own("0::/with:colon\n", "pids"), Some((Version::V2, "/with:colon")));
+        assert_eq!(own("3:cpu:/\n", "pids"), None);
+    }
+
+    #[test]
+    fn the_cgroups_around_are_told_up_to_what_is_mounted() {
+        let found = chain(&at("/sys/fs/cgroup", "/"), "/system.slice/tare.service");
+        let paths = ["/system.slice/tare.service", "/system.slice", "/"];
+        let expected = paths.map(|it| PathBuf::from(format!("/sys/fs/cgroup{it}")));
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn in_a_container_the_mount_is_the_cgroup_itself() {
+        let found = chain(&at("/sys/fs/cgroup/pids", "/docker/x"), "/docker/x");
+        assert_eq!(found, [Path::new("/sys/fs/cgroup/pids")]);
+    }
+
+    #[test]
+    fn a_cgroup_that_is_not_below_the_mount_is_not_seen() {
+        for (root, path) in [("/docker/x", "/docker/xy"), ("/", "/../y"), ("/..", "/")] {
+            let found = chain(&at("/sys/fs/cgroup", root), path);
+            assert!(found.is_empty(), "{root} {path}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_mount_hides_what_was_mounted_there_before() {
+        let all = vec![at("/c", "/"), at("/d", "/"), at("/c", "/part")];
+        assert_eq!(visible(all), [at("/d", "/"), at("/c", "/part")]);
+    }
+
+    #[test]
+    fn pages_of_files_are_reclaimable() {
+        let v1 = "inactive_file 1\ntotal_inactive_file 10\ntotal_active_file 20\n";
+        assert_eq!(reclaimable(Version::V1, v1), 30);
+        let v2 = "file 99\nshmem 50\ninactive_file 10\nactive_file 20\nslab_reclaimable 5\n";
+        assert_eq!(reclaimable(Version::V2, v2), 35);
+    }
+}
