@@ -175,10 +175,10 @@ impl Metrics {
         for result in RunEnd::ALL {
             drop(self.runs.get_or_create(&ResultLabels { result: *result }));
         }
-        for reason in REASONS.into_iter().chain(Gauge::ALL.map(Gauge::as_str)) {
+        for reason in REASONS.into_iter().chain(Gauge::all().map(Gauge::as_str)) {
             drop(self.refused.get_or_create(&ReasonLabels { reason }));
         }
-        for gauge in Gauge::ALL.map(Gauge::as_str) {
+        for gauge in Gauge::all().map(Gauge::as_str) {
             for to in Level::ALL.map(Level::as_str) {
                 drop(self.changes.get_or_create(&ChangeLabels { gauge, to }));
             }
