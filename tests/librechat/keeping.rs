@@ -99,7 +99,7 @@ fn two_servers_cannot_use_one_file_directory() {
     let path = format!("/v1/download/{sent}?{USER}");
     let refused = second.get(&path).was(503).json();
     let said = refused["error"].as_str().expect("a sentence");
-    assert!(said.contains("another server has the directory"), "{refused}");
+    assert!(said.contains("another server uses the directory"), "{refused}");
     assert_eq!(chat.server.get(&path).was(200).body, b"mine");
     chat.server.kill();
     assert_eq!(second.get(&path).was(200).body, b"mine", "it is the only one now");
@@ -209,7 +209,7 @@ fn a_server_with_its_own_state_root_has_its_own_files() {
     let answer = server.post("/v1/exec", &request).was(200).json();
     assert_eq!(answer["files"][0]["name"], "out.txt", "{answer}");
     server.stop().ok();
-    assert!(tare.state_root().join("files/blobs").is_dir());
+    assert!(tare.state_root().join("files/sessions").is_dir());
     tare.call(["audit"]).ok();
     tare.call(["sweep"]).ok();
     // They are the operator's, for a day.

@@ -179,7 +179,7 @@ async fn recover(app: App) {
     let started = Instant::now();
     upkeep::sweep(&app).await;
     let boxes = watch_all(&app).await.unwrap_or(0);
-    store::open::sweep(&app).await;
+    upkeep::sweep_files(&app).await;
     app.recovery.done(boxes);
     app.journal.note(Happening::Recovered { boxes, duration: started.elapsed() });
 }
@@ -240,7 +240,7 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
             _ = again.tick() => {
                 upkeep::sweep(&app).await;
                 app.execs.forget_old();
-                store::open::sweep(&app).await;
+                upkeep::sweep_files(&app).await;
                 watch_all(&app).await.ok();
             }
         }

@@ -1,13 +1,14 @@
 //! What follows from a gauge that rises, and from a box that cannot be ended.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tare_engine::{BoxId, Change, Engine, Level, State, Status};
+use tare_engine::{BoxId, Change, Engine, Level, State, Status, Timestamp};
 use tokio::sync::{Notify, mpsc};
 
 use crate::app::App;
 use crate::error::{STUCK, ServiceError};
+use crate::librechat;
 use crate::telemetry::journal::Happening;
 
 /// That everything is to be looked after now, and who was stuck when it was last.
@@ -62,6 +63,24 @@ pub async fn sweep_when_wanted(app: App) {
 /// something is tried again by whoever looks next.
 pub async fn sweep(app: &App) {
     app.ask(Engine::sweep).await.ok();
+}
+
+/// Removes expired files, and what was saved of sessions whose box is gone.
+pub async fn sweep_files(app: &App) {
+    let engine = Arc::clone(&app.engine);
+    let swept = app.files.call_if_any(&app.callers, move |store| {
+        let removed = store.remove_known(|known| librechat::is_over(&engine, known));
+        store.sweep(Timestamp::now()).and(removed)
+    });
+    match swept.await {
+        // The server that uses the directory sweeps it.
+        Err(error) if error.code == "store_in_use" => {}
+        Err(error) => {
+            let why = error.detail.as_deref().unwrap_or(&error.message);
+            app.journal.note(Happening::FilesNotSwept { why });
+        }
+        Ok(_) => {}
+    }
 }
 
 /// A request could not end a box. The list of stuck boxes has it from now on.

@@ -1,6 +1,7 @@
 //! `tare.toml`: what an operator says once. A file that is not understood whole is
 //! refused whole.
 
+pub mod files;
 pub mod librechat;
 
 use std::collections::BTreeSet;
@@ -18,9 +19,9 @@ use tare_engine::{Error, GaugeSettings, Thresholds};
 
 use crate::admission::descriptors::Room;
 use crate::admission::quota::Quota;
+use crate::config::files::FilesConfig;
 use crate::config::librechat::{Auth, LibreChatConfig};
 use crate::error::in_plain_words;
-use crate::store::open::FilesConfig;
 use crate::telemetry::hook::HooksConfig;
 use crate::work::languages::Languages;
 

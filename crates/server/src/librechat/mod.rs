@@ -23,10 +23,6 @@ pub use crate::librechat::cancel::Cancellable;
 pub use crate::librechat::run::known::is_over;
 pub use crate::librechat::run::session::Sessions;
 pub use crate::librechat::tools::Waiting;
-pub use crate::store::id::Id;
-pub use crate::store::owner::Owner;
-#[cfg(test)]
-pub use crate::store::owner::{Principal, Resource};
 
 /// Its routes, below the same `/v1` as the native ones.
 pub fn router(app: &App) -> Router<App> {

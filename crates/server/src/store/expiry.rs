@@ -1,161 +1,174 @@
-//! Everything in a store is looked at: what is over its time, what no record leads to,
-//! and what cannot be read. One that is damaged never keeps the others from being
-//! cared for.
+//! Removes expired and torn files. A damaged file never keeps the others from being checked.
+
+use std::time::Duration;
 
 use tare_engine::Timestamp;
 
-use crate::librechat::Id;
-use crate::store::directory::Session;
-use crate::store::failure::StoreError;
+use crate::error::ServiceError;
+use crate::store::directory::SessionFiles;
+use crate::store::id::Id;
 use crate::store::object::Object;
-use crate::store::quota::Account;
-use crate::store::{Store, is_over, locked};
+use crate::store::quota::Usage;
+use crate::store::{Store, locked};
 
-/// What is left of a file.
+/// A sweep reads every record, so there are few sweeps in the life of a file.
+const SWEEPS_PER_TTL: u32 = 48;
+/// The first sweep after a failed one. Each further failure doubles this time.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(15);
+
+/// Decides when the next sweep is due.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SweepSchedule {
+    pub(super) swept_at: Option<Timestamp>,
+    /// No file is older. After a failed sweep, the oldest file can be younger than this.
+    pub(super) oldest: Option<Timestamp>,
+    /// Sweeps that failed since the last one that succeeded.
+    pub(super) failures: u32,
+}
+
+impl SweepSchedule {
+    pub fn is_due(self, now: Timestamp, ttl: Duration) -> bool {
+        let interval = self.interval(ttl);
+        let waited = self.swept_at.is_none_or(|at| at > now || now.since(at) >= interval);
+        waited && self.oldest.is_some_and(|oldest| is_expired(oldest, now, ttl))
+    }
+
+    pub(super) fn interval(self, ttl: Duration) -> Duration {
+        let usual = ttl / SWEEPS_PER_TTL;
+        match self.failures.checked_sub(1) {
+            None => usual,
+            Some(doublings) => usual.min(RETRY_AFTER.saturating_mul(1 << doublings.min(16))),
+        }
+    }
+}
+
+/// A time far in the future was written under a wrong clock. Such a file would stay forever, so
+/// it counts as expired too.
+pub fn is_expired(created_at: Timestamp, now: Timestamp, ttl: Duration) -> bool {
+    now.since(created_at) >= ttl || created_at > now.after(ttl)
+}
+
+/// What the store has of one file.
 enum Found {
     Whole(Object),
-    /// Its content is not what its record says, and never will be.
+    /// The content is shorter or longer than the record says.
     Torn(Object),
-    /// A content without a record: of a file that was not kept, or is removed.
-    Unrecorded,
-    /// A record that is not understood. Another version may have written it.
-    Unreadable {
+    /// Content of a file that was not kept, or that is being removed.
+    WithoutRecord,
+    /// Another version may have written this record, so the file stays until it expires.
+    UnreadableRecord {
         since: Timestamp,
     },
 }
 
 impl Store {
-    /// Counts what is there, and removes what is not to be.
-    pub(super) fn take_stock(&self, now: Timestamp) -> Result<(), StoreError> {
-        let mut counted = Account::default();
-        self.walk(now, |object, place| {
-            counted.add(&object.owner, object.size);
-            let data = place.data(&object.id).ok().flatten();
-            if data.is_some_and(|data| data.st_nlink == 1) {
-                counted.extend(object.size);
-            }
-        })?;
-        for blob in self.places.blobs()? {
-            counted.extend(self.places.blob_bytes(&blob)?);
-        }
-        *self.account() = counted;
+    /// Counts every file, and removes expired and torn ones.
+    pub(super) fn count_all(&self, now: Timestamp) -> Result<(), ServiceError> {
+        let mut counted = Usage::default();
+        self.check_all(now, |object| counted.add(&object.owner, object.size))?;
+        *self.usage() = counted;
         Ok(())
     }
 
-    /// Calls `keeps` with every file that stays. A failed walk has not seen every file: the
-    /// oldest one that was known before still counts, so that the next walk comes.
-    pub(super) fn walk(
+    /// Calls `keep` for every file that stays. If this fails it has not seen every file: the
+    /// oldest file of before still counts, so that the next sweep becomes due.
+    pub(super) fn check_all(
         &self,
         now: Timestamp,
-        keeps: impl FnMut(&Object, &Session),
-    ) -> Result<(), StoreError> {
-        // Files that arrive during the walk are noticed when they are kept.
-        let before = locked(&self.care).oldest.take();
-        let walked = self.walk_all(now, keeps);
-        if walked.is_err() {
-            before.into_iter().for_each(|at| self.noticed(at));
+        keep: impl FnMut(&Object),
+    ) -> Result<(), ServiceError> {
+        // Files that arrive during the sweep report their own time.
+        let before = locked(&self.schedule).oldest.take();
+        let checked = self.check_sessions(now, keep);
+        if checked.is_err() {
+            before.into_iter().for_each(|at| self.saw_file_of(at));
         }
-        let mut care = locked(&self.care);
-        care.walked_at = Some(now);
-        care.failures = match walked {
-            Ok(()) => 0,
-            Err(_) => care.failures.saturating_add(1),
-        };
-        walked
+        let mut schedule = locked(&self.schedule);
+        schedule.swept_at = Some(now);
+        schedule.failures = if checked.is_ok() { 0 } else { schedule.failures.saturating_add(1) };
+        checked
     }
 
-    /// Returns the first error, after the walk has looked at everything that it can.
-    fn walk_all(
+    /// Returns the first error, after it has checked everything that it can.
+    fn check_sessions(
         &self,
         now: Timestamp,
-        mut keeps: impl FnMut(&Object, &Session),
-    ) -> Result<(), StoreError> {
-        let mut oldest = None;
+        mut keep: impl FnMut(&Object),
+    ) -> Result<(), ServiceError> {
         let mut failed = None;
-        for session in self.places.sessions()? {
-            let mut stays = |object: &Object, place: &Session| {
-                let created_at = object.created_at;
-                oldest = Some(oldest.map_or(created_at, |at: Timestamp| at.min(created_at)));
-                keeps(object, place);
-            };
-            if let Err(error) = self.walk_session(&session, now, &mut stays) {
+        for session in self.directory.sessions()? {
+            if let Err(error) = self.check_session(&session, now, &mut keep) {
                 failed.get_or_insert(error);
             }
         }
-        for blob in self.places.blobs()? {
-            let _turn = self.turn();
-            match self.places.erase_unused(&blob) {
-                Ok(erased) => self.account().shrink(erased.freed_bytes),
-                Err(error) => drop(failed.get_or_insert(error)),
-            }
-        }
-        oldest.into_iter().for_each(|at| self.noticed(at));
         failed.map_or(Ok(()), Err)
     }
 
-    fn walk_session(
+    fn check_session(
         &self,
         id: &Id,
         now: Timestamp,
-        stays: &mut impl FnMut(&Object, &Session),
-    ) -> Result<(), StoreError> {
-        let _turn = self.turn();
-        let Some(place) = self.places.session(id)? else {
+        keep: &mut impl FnMut(&Object),
+    ) -> Result<(), ServiceError> {
+        let _changing = self.changing();
+        let Some(files) = self.directory.session(id)? else {
             return Ok(());
         };
         let mut failed = None;
-        for file in place.files()? {
-            if let Err(error) = self.care_for(&place, &file, now, stays) {
+        for file in files.ids()? {
+            if let Err(error) = self.check_file(&files, &file, now, keep) {
                 failed.get_or_insert(error);
             }
         }
-        drop(place);
-        self.places.remove_if_empty(id)?;
+        drop(files);
+        self.directory.remove_if_empty(id)?;
         failed.map_or(Ok(()), Err)
     }
 
-    fn care_for(
+    fn check_file(
         &self,
-        place: &Session,
+        files: &SessionFiles,
         file: &Id,
         now: Timestamp,
-        stays: &mut impl FnMut(&Object, &Session),
-    ) -> Result<(), StoreError> {
+        keep: &mut impl FnMut(&Object),
+    ) -> Result<(), ServiceError> {
         let ttl = self.limits().ttl;
-        let removed = match found(place, file)? {
-            Found::Whole(object) if !is_over(object.created_at, now, ttl) => {
-                stays(&object, place);
+        let removed = match found(files, file)? {
+            Found::Whole(object) if !is_expired(object.created_at, now, ttl) => {
+                self.saw_file_of(object.created_at);
+                keep(&object);
                 return Ok(());
             }
             Found::Whole(object) | Found::Torn(object) => Some(object),
-            Found::Unreadable { since } if !is_over(since, now, ttl) => {
-                self.noticed(since);
+            Found::UnreadableRecord { since } if !is_expired(since, now, ttl) => {
+                self.saw_file_of(since);
                 return Ok(());
             }
-            Found::Unrecorded | Found::Unreadable { .. } => None,
+            Found::WithoutRecord | Found::UnreadableRecord { .. } => None,
         };
-        let sha256 = removed.as_ref().map(|object| &object.sha256);
-        let erased = self.places.erase(place, file, sha256)?;
-        match removed {
-            Some(object) => self.forget(&object, erased),
-            None => self.account().shrink(erased.freed_bytes),
+        files.erase(file)?;
+        if let Some(object) = removed {
+            self.usage().release(&object.owner, object.size);
         }
         Ok(())
     }
+
+    /// Makes the next sweep due when a file of this time expires.
+    pub(super) fn saw_file_of(&self, created_at: Timestamp) {
+        let mut schedule = locked(&self.schedule);
+        schedule.oldest = Some(schedule.oldest.map_or(created_at, |at| at.min(created_at)));
+    }
 }
 
-fn found(place: &Session, file: &Id) -> Result<Found, StoreError> {
-    if let Some(object) = place.object(file)? {
+fn found(files: &SessionFiles, file: &Id) -> Result<Found, ServiceError> {
+    if let Some(object) = files.object(file)? {
         return Ok(Found::Whole(object));
     }
-    if let Some(object) = place.record(file)? {
+    if let Some(object) = files.record(file)? {
         return Ok(Found::Torn(object));
     }
-    let seconds = |at: i64| u64::try_from(at).unwrap_or(0);
-    Ok(match place.record_status(file)? {
-        Some(status) => Found::Unreadable {
-            since: Timestamp::from_ms(seconds(status.st_mtime).saturating_mul(1000)),
-        },
-        None => Found::Unrecorded,
+    Ok(match files.record_changed_at(file)? {
+        Some(since) => Found::UnreadableRecord { since },
+        None => Found::WithoutRecord,
     })
 }

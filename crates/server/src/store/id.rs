@@ -1,11 +1,11 @@
-//! Ids of sessions and files: LibreChat's own routes take no others.
+//! Ids of sessions and files, in the only form that LibreChat's own routes accept.
 
 use std::fmt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-/// Twenty-one characters of `[A-Za-z0-9_-]`: 126 random bits, which nobody guesses.
+/// Twenty-one characters of `[A-Za-z0-9_-]`: 126 random bits, which cannot be guessed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Id(String);
@@ -21,7 +21,7 @@ impl Id {
         Self(bytes.iter().map(character).collect())
     }
 
-    /// `None` for anything else, and so for every path trick.
+    /// Returns `None` for anything else, so an id is always safe as a file name.
     pub fn parse(text: &str) -> Option<Self> {
         let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
         let valid = text.len() == LENGTH && text.bytes().all(is_known);
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_what_librechat_takes_for_one() {
+    fn an_id_has_the_form_that_librechat_accepts() {
         let id = Id::random();
         assert_eq!(Id::parse(id.as_str()), Some(id.clone()));
         assert_ne!(Id::random(), id);

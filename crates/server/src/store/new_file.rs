@@ -1,25 +1,24 @@
-//! A file that is being written. Every byte is on its owner's account before it is on
-//! the disk.
+//! A file while it is written. Every byte counts against its owner's quota before it is on disk.
 
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sha2::{Digest, Sha256};
 use tare_engine::Timestamp;
 
-use crate::librechat::{Id, Owner};
-use crate::store::Store;
-use crate::store::directory::Settled;
-use crate::store::failure::{Doing, StoreError};
+use crate::error::ServiceError;
+use crate::store::directory::IoContext;
+use crate::store::id::Id;
 use crate::store::object::{ContentHash, Meta, Object};
+use crate::store::owner::Owner;
+use crate::store::{Store, quota};
 
-/// A listing of a session names them all.
+/// A listing of a session contains all of its files.
 pub const SESSION_FILES_MAX: usize = 2000;
 
 #[derive(Debug)]
-pub struct Incoming {
+pub struct NewFile {
     store: Arc<Store>,
     number: u64,
     file: File,
@@ -29,38 +28,31 @@ pub struct Incoming {
     is_kept: bool,
 }
 
-impl Incoming {
-    pub(super) fn begin(store: &Arc<Store>, number: u64, owner: Owner) -> Result<Self, StoreError> {
-        store.account().admit(&owner)?;
-        let file = store.places.begin(number);
-        let file = file.inspect_err(|_| store.account().release(&owner, 0))?;
-        Ok(Self {
-            store: Arc::clone(store),
-            number,
-            file,
-            hasher: Sha256::new(),
-            owner,
-            size: 0,
-            is_kept: false,
-        })
+impl NewFile {
+    pub(super) fn begin(
+        store: &Arc<Store>,
+        number: u64,
+        owner: Owner,
+    ) -> Result<Self, ServiceError> {
+        store.usage().admit(&owner)?;
+        let file = store.directory.begin(number);
+        let file = file.inspect_err(|_| store.usage().release(&owner, 0))?;
+        let (store, hasher) = (Arc::clone(store), Sha256::new());
+        Ok(Self { store, number, file, hasher, owner, size: 0, is_kept: false })
     }
 
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), ServiceError> {
         let limits = self.store.limits();
         let count = bytes.len() as u64;
-        if self.size.saturating_add(count) > limits.file_bytes {
-            let most_bytes = limits.file_bytes;
-            return Err(StoreError::FileTooLarge { most_bytes });
-        }
-        self.store.account().grow(&self.owner, count, &limits)?;
+        self.store.usage().grow(&self.owner, self.size, count, &limits)?;
         self.size += count;
         self.hasher.update(bytes);
         let written = self.file.write_all(bytes);
-        written.doing(|| format!("cannot write incoming/{}", self.number))
+        written.context(|| format!("cannot write incoming/{}", self.number))
     }
 
-    /// It is there when this returns, and before that it is not.
-    pub fn keep(mut self, session: &Id, meta: Meta) -> Result<Object, StoreError> {
+    /// Makes the file part of a session. It exists from the moment that this returns.
+    pub fn keep(mut self, session: &Id, meta: Meta) -> Result<Object, ServiceError> {
         let object = Object {
             session: session.clone(),
             id: Id::random(),
@@ -74,37 +66,28 @@ impl Incoming {
             created_at: Timestamp::now(),
         };
         let store = Arc::clone(&self.store);
-        let record = store.next_incoming.fetch_add(1, Ordering::Relaxed);
-        let _turn = store.turn();
-        check_room(&store, session)?;
-        let settled = store.places.settle(self.number, record, &object)?;
-        self.is_kept = true;
-        if settled == Settled::Known {
-            store.account().shrink(self.size);
+        let _changing = store.changing();
+        let files = match store.directory.session(session)? {
+            Some(files) => files.ids()?.len(),
+            None => 0,
+        };
+        if files >= SESSION_FILES_MAX {
+            return Err(quota::session_full(SESSION_FILES_MAX));
         }
-        store.noticed(object.created_at);
+        store.directory.keep(self.number, store.incoming_number(), &object)?;
+        self.is_kept = true;
+        store.saw_file_of(object.created_at);
         Ok(object)
     }
 }
 
-fn check_room(store: &Store, session: &Id) -> Result<(), StoreError> {
-    let files = match store.places.session(session)? {
-        Some(place) => place.files()?.len(),
-        None => 0,
-    };
-    let most = SESSION_FILES_MAX;
-    if files < most { Ok(()) } else { Err(StoreError::SessionHasTooMany { most }) }
-}
-
-impl Drop for Incoming {
+impl Drop for NewFile {
     fn drop(&mut self) {
         if self.is_kept {
             return;
         }
-        // What cannot be removed now is when the store is opened next.
-        self.store.places.abandon(self.number).ok();
-        let mut account = self.store.account();
-        account.release(&self.owner, self.size);
-        account.shrink(self.size);
+        // If this fails, the next opening of the store removes it.
+        self.store.directory.abandon(self.number).ok();
+        self.store.usage().release(&self.owner, self.size);
     }
 }

@@ -1,4 +1,4 @@
-//! One file of the store, as its record says.
+//! A stored file's record.
 
 use std::fmt;
 
@@ -6,30 +6,31 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tare_engine::Timestamp;
 
-use crate::librechat::{Id, Owner};
+use crate::store::id::Id;
 use crate::store::media_type;
+use crate::store::owner::Owner;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
     pub session: Id,
     pub id: Id,
-    /// As whoever made it calls it: a relative path for a box, and none of this host.
+    /// A relative path in a box. It is never used as a path on this host.
     pub name: String,
     pub size: u64,
     pub sha256: ContentHash,
     pub owner: Owner,
-    /// The user who sent it, as the client said and nobody has proven.
+    /// The user that the client named. tare has no proof of it.
     #[serde(default)]
     pub said_by: Option<String>,
     #[serde(default)]
     pub read_only: bool,
-    /// The file of which this is a later state.
+    /// The file of which this is a changed version.
     #[serde(default)]
     pub modified_from: Option<Origin>,
     pub created_at: Timestamp,
 }
 
-/// What a file is kept with, beside its content and its owner.
+/// What a record says beside content and owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Meta {
     pub name: String,
@@ -45,18 +46,18 @@ pub struct Origin {
 }
 
 impl Object {
-    /// By the end of its name.
+    /// The media type for the extension of its name.
     pub fn content_type(&self) -> &'static str {
         media_type::of(&self.name)
     }
 
-    /// What is after the last dot of its name, with the dot; nothing if there is none.
+    /// The extension of its name with the dot, or an empty string.
     pub fn extension(&self) -> String {
         media_type::extension(&self.name).map_or_else(String::new, |end| format!(".{end}"))
     }
 }
 
-/// A SHA-256 as 64 small hexadecimal digits: it is a name in the store.
+/// A SHA-256 as 64 lowercase hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ContentHash(String);
@@ -66,24 +67,15 @@ impl ContentHash {
         let digits = hasher.finalize().into_iter();
         Self(digits.map(|byte| format!("{byte:02x}")).collect())
     }
-
-    /// `None` for anything else.
-    pub fn parse(text: &str) -> Option<Self> {
-        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        let valid = text.len() == 64 && text.bytes().all(is_digit);
-        valid.then(|| Self(text.to_owned()))
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 impl TryFrom<String> for ContentHash {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        Self::parse(&text).ok_or("this is no SHA-256")
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let is_hash = text.len() == 64 && text.bytes().all(is_digit);
+        is_hash.then_some(Self(text)).ok_or("this is not a SHA-256")
     }
 }
 

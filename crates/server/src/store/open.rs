@@ -1,184 +1,125 @@
-//! The store of this server: where it is, what may be in it, and who looks after it. It
-//! is opened when the first file comes, or because there is one from before: a server
-//! that never has files makes no directory.
+//! Where the store is. It is opened on a worker thread when a request first needs it: a server
+//! that never has files creates no directory.
 
 use std::ffi::OsString;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use rustix::fs::{Access, access};
-use serde::Deserialize;
-use tare_engine::{Error, Timestamp};
-
-use crate::app::App;
-use crate::config::{size, time};
+use crate::callers::Callers;
+use crate::config::files::{FilesConfig, StoreLimits};
 use crate::error::ServiceError;
-use crate::librechat;
-use crate::store::{Object, Store, StoreError, StoreLimits};
-use crate::telemetry::journal::Happening;
+use crate::store::{Object, Store, locked};
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct FilesConfig {
-    /// `None`: by who runs the server.
-    pub directory: Option<PathBuf>,
-    /// Of all files of one owner.
-    #[serde(deserialize_with = "size")]
-    pub owner_bytes: u64,
-    /// Of all files.
-    #[serde(deserialize_with = "size")]
-    pub total_bytes: u64,
-    #[serde(deserialize_with = "size")]
-    pub file_bytes: u64,
-    /// LibreChat takes what is older than 23 hours for gone.
-    #[serde(deserialize_with = "time")]
-    pub ttl: Duration,
-    /// In one request.
-    pub request_files: usize,
-}
-
-impl Default for FilesConfig {
-    fn default() -> Self {
-        Self {
-            directory: None,
-            owner_bytes: 2 << 30,
-            total_bytes: 20 << 30,
-            file_bytes: 150 << 20,
-            ttl: Duration::from_secs(24 * 3600),
-            request_files: 200,
-        }
-    }
-}
-
-impl FilesConfig {
-    pub fn check(&self) -> Result<(), Error> {
-        match &self.directory {
-            Some(path) if !path.is_absolute() => {
-                let message = format!("[files] directory {} is not absolute", path.display());
-                Err(Error::bad_request(message))
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    /// One that was named and cannot be used is told of now, and not with the first file.
-    /// Nothing is made: that would be too early.
-    pub fn try_directory(&self) -> Result<(), Error> {
-        let Some(directory) = &self.directory else {
-            return Ok(());
-        };
-        let wrong = |why: Box<dyn std::error::Error + Send + Sync>| {
-            let message = format!("[files] directory {} cannot be used", directory.display());
-            Err(Error::bad_request(message).caused_by(why))
-        };
-        for place in directory.ancestors() {
-            match std::fs::metadata(place) {
-                Err(error) if is_absence(&error) => {}
-                Err(error) => return wrong(error.into()),
-                Ok(found) if !found.is_dir() => {
-                    return wrong(format!("{} is no directory", place.display()).into());
-                }
-                Ok(_) => {
-                    let may_write = access(place, Access::WRITE_OK | Access::EXEC_OK);
-                    let refused = |error| format!("cannot write to {}: {error}", place.display());
-                    return may_write.or_else(|error| wrong(refused(error).into()));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn limits(&self) -> StoreLimits {
-        StoreLimits {
-            file_bytes: self.file_bytes,
-            owner_bytes: self.owner_bytes,
-            total_bytes: self.total_bytes,
-            ttl: self.ttl,
-        }
-    }
-}
-
-/// Of a name, or of a directory on the way to it.
-fn is_absence(error: &io::Error) -> bool {
-    let kind = error.kind();
-    kind == io::ErrorKind::NotFound || kind == io::ErrorKind::NotADirectory
-}
+/// The store of this server, open or not. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Files(Arc<Shared>);
 
 #[derive(Debug)]
-pub struct Files {
-    /// `None`: there is no home to put it into.
+struct Shared {
+    /// `None` if the configuration names no directory and the user has no home.
     directory: Option<PathBuf>,
-    store: Mutex<Option<Arc<Store>>>,
+    limits: Mutex<StoreLimits>,
+    store: OnceLock<Arc<Store>>,
+    /// Held by the thread that opens the store, which can take long: it reads every record.
+    opening: Mutex<()>,
 }
 
 impl Files {
-    /// A server with a state root of its own has files of its own.
+    /// The default directory of a server with its own state root is inside that root.
     pub fn new(config: &FilesConfig, state_root: Option<&Path>) -> Self {
         let is_root = rustix::process::geteuid().is_root();
-        let beside = || state_root.map(|root| root.join("files"));
-        let usual = || default_directory(is_root, |it| std::env::var_os(it));
-        Self {
-            directory: config.directory.clone().or_else(beside).or_else(usual),
-            store: Mutex::default(),
-        }
+        let below_root = || state_root.map(|root| root.join("files"));
+        let usual = || default_directory(is_root, |name| std::env::var_os(name));
+        Self(Arc::new(Shared {
+            directory: config.directory.clone().or_else(below_root).or_else(usual),
+            limits: Mutex::new(config.limits()),
+            store: OnceLock::new(),
+            opening: Mutex::default(),
+        }))
     }
 
     pub fn configure(&self, config: &FilesConfig) {
-        if let Some(store) = &*self.held() {
-            store.configure(config.limits());
+        let mut limits = locked(&self.0.limits);
+        *limits = config.limits();
+        self.apply(&limits);
+    }
+
+    fn apply(&self, limits: &MutexGuard<'_, StoreLimits>) {
+        if let Some(store) = self.0.store.get() {
+            store.configure(**limits);
         }
     }
 
-    /// As far as they can be; what cannot is removed when it is over its time.
+    /// The size of all files; 0 while the store is not open. Never waits.
+    pub fn used_bytes(&self) -> u64 {
+        self.0.store.get().map_or(0, |store| store.used_bytes())
+    }
+
+    /// Removes these files as far as it can. The sweep removes the others when they expire.
     pub fn remove_all(&self, objects: &[Object]) {
-        if let Some(store) = self.held().clone() {
+        if let Some(store) = self.0.store.get() {
             for object in objects {
                 store.remove(object).ok();
             }
         }
     }
 
-    /// Each content once; nothing where nobody has sent any.
-    pub fn used_bytes(&self) -> u64 {
-        self.held().as_ref().map_or(0, |store| store.used_bytes())
-    }
-
-    fn held(&self) -> MutexGuard<'_, Option<Arc<Store>>> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn opened(&self, directory: &Path, config: &FilesConfig) -> Result<Arc<Store>, StoreError> {
-        let mut held = self.held();
-        if let Some(store) = &*held {
-            return Ok(Arc::clone(store));
-        }
-        let store = Store::open(directory, config.limits())?;
-        *held = Some(Arc::clone(&store));
-        Ok(store)
-    }
-
-    /// Made if it is not there.
-    fn store(&self, config: &FilesConfig) -> Result<Arc<Store>, ServiceError> {
-        let Some(directory) = &self.directory else {
+    /// Returns the store, and creates it if there is none. Waits for the disk.
+    pub fn open(&self) -> Result<Arc<Store>, ServiceError> {
+        let Some(directory) = &self.0.directory else {
             let message = "this server has no directory for files";
             return Err(ServiceError::unavailable("no_store", message)
                 .with_hint("name one in the configuration: [files] directory"));
         };
-        Ok(self.opened(directory, config)?)
+        self.opened(directory)
     }
 
-    /// `None`: nobody has ever sent a file.
-    fn store_if_any(&self, config: &FilesConfig) -> Result<Option<Arc<Store>>, StoreError> {
-        match &self.directory {
-            Some(directory) if directory.exists() => self.opened(directory, config).map(Some),
+    /// Returns the store unless nothing was ever stored. Waits for the disk.
+    fn open_if_any(&self) -> Result<Option<Arc<Store>>, ServiceError> {
+        match &self.0.directory {
+            Some(directory) if directory.exists() => self.opened(directory).map(Some),
             Some(_) | None => Ok(None),
         }
     }
+
+    fn opened(&self, directory: &Path) -> Result<Arc<Store>, ServiceError> {
+        if let Some(store) = self.0.store.get() {
+            return Ok(Arc::clone(store));
+        }
+        let _opening = locked(&self.0.opening);
+        if let Some(store) = self.0.store.get() {
+            return Ok(Arc::clone(store));
+        }
+        let limits = *locked(&self.0.limits);
+        let store = Store::open(directory, limits)?;
+        self.0.store.set(Arc::clone(&store)).ok();
+        // The limits may have changed while the store was opened.
+        self.apply(&locked(&self.0.limits));
+        Ok(store)
+    }
+
+    /// Calls the store on a worker thread, and creates it if there is none.
+    pub async fn call<T: Send + 'static>(
+        &self,
+        workers: &Callers,
+        call: impl FnOnce(&Arc<Store>) -> Result<T, ServiceError> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let files = self.clone();
+        workers.call(move || call(&files.open()?)).await
+    }
+
+    /// Calls the store on a worker thread. Returns `None` if nothing was ever stored.
+    pub async fn call_if_any<T: Send + 'static>(
+        &self,
+        workers: &Callers,
+        call: impl FnOnce(&Arc<Store>) -> Result<T, ServiceError> + Send + 'static,
+    ) -> Result<Option<T>, ServiceError> {
+        let files = self.clone();
+        workers.call(move || files.open_if_any()?.map(|store| call(&store)).transpose()).await
+    }
 }
 
-/// Where data that outlive a boot are kept.
+/// The directory for data that outlives a boot.
 fn default_directory(
     is_root: bool,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -195,82 +136,17 @@ fn default_directory(
     data.map(|data| data.join("tare/files"))
 }
 
-/// For a thread that may wait for the disk.
-pub fn open(app: &App) -> Result<Arc<Store>, ServiceError> {
-    app.files.store(&app.config().files)
-}
-
-/// Asks the store, in a thread that may wait for the disk.
-pub async fn ask<T: Send + 'static>(
-    app: &App,
-    ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, ServiceError> {
-    let asking = app.clone();
-    app.call(move || Ok(ask(&open(&asking)?)?)).await
-}
-
-/// The same where it may as well not be there.
-pub async fn ask_if_any<T: Send + 'static>(
-    app: &App,
-    ask: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
-) -> Result<Option<T>, ServiceError> {
-    let asking = app.clone();
-    app.call(move || {
-        let store = asking.files.store_if_any(&asking.config().files)?;
-        Ok(store.map(|store| ask(&store)).transpose()?)
-    })
-    .await
-}
-
-/// What is over its time goes, also when nobody asks.
-pub async fn sweep(app: &App) {
-    let engine = Arc::clone(&app.engine);
-    let swept = ask_if_any(app, move |store| {
-        let forgotten = store.forget_sessions(|known| librechat::is_over(&engine, known));
-        store.sweep(Timestamp::now()).and(forgotten)
-    });
-    let swept = swept.await;
-    match swept {
-        // Its own server looks after it.
-        Err(error) if error.code == "store_in_use" => {}
-        Err(error) => {
-            let why = error.detail.as_deref().unwrap_or(&error.message);
-            app.journal.note(Happening::FilesNotSwept { why });
-        }
-        Ok(_) => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::error::Error as _;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use tare_harness::TemporaryDirectory;
 
     use super::*;
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_refused_and_none_is_made() {
-        let home = TemporaryDirectory::new();
-        let file = home.write("file", "");
-        let tried = |directory: PathBuf| {
-            let config = FilesConfig { directory: Some(directory), ..FilesConfig::default() };
-            config.try_directory()
-        };
-        assert!(FilesConfig::default().try_directory().is_ok());
-        assert!(tried(home.path().to_owned()).is_ok());
-        assert!(tried(home.join("a/b")).is_ok());
-        assert!(!home.join("a").exists());
-        for directory in [file.clone(), file.join("a/b")] {
-            let refused = tried(directory).expect_err("it is a file");
-            assert!(refused.to_string().contains("[files] directory"));
-            let why = refused.source().expect("a reason").to_string();
-            assert!(why.ends_with("file is no directory"), "{why}");
-        }
-    }
-
-    #[test]
-    fn data_are_where_data_are_kept() {
+    fn the_default_directory_is_where_the_user_keeps_data() {
         let of = |is_root, set: &'static [(&str, &str)]| {
             let variable = |name: &str| {
                 let found = set.iter().find(|(one, _)| *one == name);
@@ -284,8 +160,27 @@ mod tests {
         assert_eq!(of(false, &[("HOME", "/home/u")]), home);
         let relative = &[("HOME", "/home/u"), ("XDG_DATA_HOME", "data")];
         assert_eq!(of(false, relative), home);
-        let said = &[("HOME", "/home/u"), ("XDG_DATA_HOME", "/data")];
-        assert_eq!(of(false, said), expect("/data/tare/files"));
+        let set = &[("HOME", "/home/u"), ("XDG_DATA_HOME", "/data")];
+        assert_eq!(of(false, set), expect("/data/tare/files"));
         assert_eq!(of(false, &[]), None);
+    }
+
+    /// `GET /metrics` and a reload call these on threads of the runtime.
+    #[test]
+    fn metrics_and_reload_do_not_wait_while_the_store_opens() {
+        let home = TemporaryDirectory::new();
+        let config = FilesConfig { directory: Some(home.join("files")), ..FilesConfig::default() };
+        let files = Files::new(&config, None);
+        let opening = locked(&files.0.opening);
+        let (done, seen) = channel();
+        let other = files.clone();
+        let shorter = FilesConfig { ttl: Duration::from_secs(60), ..config };
+        std::thread::spawn(move || {
+            other.configure(&shorter);
+            done.send(other.used_bytes()).ok();
+        });
+        assert_eq!(seen.recv_timeout(Duration::from_secs(60)), Ok(0));
+        drop(opening);
+        assert_eq!(files.open().expect("a store").limits().ttl, Duration::from_secs(60));
     }
 }

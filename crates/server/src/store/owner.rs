@@ -1,20 +1,20 @@
-//! Who asks, and whose a file is.
+//! The owner of a file, and the user and tenant of a request.
 
 use serde::{Deserialize, Serialize};
 
-/// Who asks; in the request's extensions. What is behind a key or a token is one
-/// tenant's; without either everybody is the same one.
+/// The sender of a request. A key or a token stands for one tenant. Requests without either
+/// all belong to the same tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Principal {
     pub tenant: String,
-    /// As proven. A key is shared by all users of a LibreChat, and proves none.
+    /// The user that a token proves. A key proves none: all users of a LibreChat share it.
     pub user: Option<String>,
 }
 
-/// What a file belongs to, as the client names it.
+/// What a file belongs to, as the client says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
-    /// The one who asks.
+    /// The sender of the request.
     User,
     Agent(String),
     Skill {
@@ -23,7 +23,7 @@ pub enum Resource {
     },
 }
 
-/// Whose a file is: `<tenant>:user:<id>`, `<tenant>:agent:<id>` or
+/// The owner of a file: `<tenant>:user:<id>`, `<tenant>:agent:<id>` or
 /// `<tenant>:skill:<id>:v:<version>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -51,7 +51,7 @@ impl Owner {
     }
 }
 
-/// A name cannot pretend to be more than one part.
+/// Escapes the separator, so that no name can look like two parts.
 fn escaped(part: &str) -> String {
     part.replace('%', "%25").replace(':', "%3A")
 }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_owners_have_the_same_name() {
+    fn different_owners_have_different_names() {
         let plain = of("legacy", "u").owner(&Resource::User);
         assert_eq!(plain.0, "legacy:user:u");
         let tricks = [

@@ -83,7 +83,7 @@ const CRATES: [Crate; 4] = [
             ("shutdown", "error"),
             ("notify", "error"),
             ("telemetry", "error config workers shutdown"),
-            ("store", "error config workers shutdown"),
+            ("store", "error config workers shutdown callers"),
             ("admission", "error config workers shutdown telemetry"),
             ("watch", "error config workers shutdown telemetry admission"),
             ("http", "error config workers shutdown telemetry admission"),

@@ -20,7 +20,6 @@ use crate::http::download;
 use crate::librechat::files::range::{Range, Wanted};
 use crate::librechat::files::reference::{Named, not_found};
 use crate::store::Object;
-use crate::store::open;
 use crate::work::processes::Transfer;
 
 /// Read at a time, and held for one client.
@@ -35,7 +34,7 @@ pub async fn download(
     let etag = format!("\"{}\"", object.sha256);
     let wanted = Wanted::of(&headers, &etag, object.size);
     let opening = object.clone();
-    let file = open::ask(&app, move |store| store.read(&opening)).await?;
+    let file = app.files.call(&app.callers, move |store| store.read(&opening)).await?;
     let file = Arc::new(file.ok_or_else(not_found)?);
     let range = match wanted {
         Wanted::All => Range::all(object.size),

@@ -4,21 +4,20 @@
 use crate::app::App;
 use crate::error::ServiceError;
 use crate::store::id::Id;
-use crate::store::open;
 use crate::store::owner::Owner;
-use crate::store::{Incoming, Meta, Object};
+use crate::store::{Meta, NewFile, Object};
 
 /// One file. Dropped before it is kept, nothing of it is left.
 #[derive(Debug)]
 pub struct Arriving {
     app: App,
     /// `None` while a thread has it.
-    incoming: Option<Incoming>,
+    incoming: Option<NewFile>,
 }
 
 impl Arriving {
     pub async fn begin(app: &App, owner: Owner) -> Result<Self, ServiceError> {
-        let incoming = open::ask(app, move |store| store.receive(&owner)).await?;
+        let incoming = app.files.call(&app.callers, move |store| store.receive(&owner)).await?;
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
 
@@ -32,12 +31,12 @@ impl Arriving {
         };
         let (incoming, written) = self.app.call(write).await;
         self.incoming = Some(incoming);
-        Ok(written?)
+        written
     }
 
     pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ServiceError> {
         let incoming = self.incoming.take().ok_or_else(lost)?;
-        Ok(self.app.call(move || incoming.keep(&session, meta)).await?)
+        self.app.call(move || incoming.keep(&session, meta)).await
     }
 }
 

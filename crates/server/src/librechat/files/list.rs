@@ -13,7 +13,6 @@ use crate::http::extract::Path;
 use crate::librechat::files::claim;
 use crate::librechat::files::reference::{Asked, Named, not_found, parsed, queried};
 use crate::store::Object;
-use crate::store::open;
 
 #[derive(Debug, Deserialize)]
 pub struct Wanted {
@@ -40,7 +39,7 @@ pub async fn list(
 ) -> Result<Json<Vec<Value>>, ServiceError> {
     let session = parsed(&session)?;
     let detail = queried(query)?.detail;
-    let objects = open::ask_if_any(&app, move |store| store.list(&session)).await?;
+    let objects = app.files.call_if_any(&app.callers, move |store| store.list(&session)).await?;
     let mut objects = objects.unwrap_or_default();
     let had_some = !objects.is_empty();
     objects.retain(|object| asked.claim.allows(&asked.principal, object));
@@ -112,7 +111,7 @@ pub async fn delete(
         "session_id": object.session,
         "fileId": object.id,
     });
-    if open::ask(&app, move |store| store.remove(&object)).await? {
+    if app.files.call(&app.callers, move |store| store.remove(&object)).await? {
         Ok(Json(answer))
     } else {
         Err(not_found())

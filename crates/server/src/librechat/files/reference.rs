@@ -10,7 +10,6 @@ use crate::http::extract::Path;
 use crate::librechat::files::claim::{Claim, Said};
 use crate::store::Object;
 use crate::store::id::Id;
-use crate::store::open;
 use crate::store::owner::Principal;
 
 /// Who asks for a file of a session, and as whose.
@@ -49,7 +48,7 @@ impl FromRequestParts<App> for Named {
             Path::<(String, String)>::from_request_parts(parts, app).await?;
         let (session, file) = (parsed(&session)?, parsed(&file)?);
         let asked = Asked::from_request_parts(parts, app).await?;
-        let found = open::ask_if_any(app, move |store| store.find(&session, &file));
+        let found = app.files.call_if_any(&app.callers, move |store| store.find(&session, &file));
         let found = found.await?.flatten();
         let object = found.ok_or_else(not_found)?;
         asked.claim.check(&asked.principal, &object)?;

@@ -69,7 +69,7 @@ pub async fn find(
     let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
     let opening = app.clone();
     let find_all = move || {
-        let store = crate::store::open::open(&opening)?;
+        let store = opening.files.open()?;
         let find = |reference| find_one(&store, &principal, reference, user_id.as_deref());
         references.into_iter().map(find).collect()
     };
@@ -133,8 +133,8 @@ impl Input {
         let (app, object) = (app.clone(), self.object.clone());
         let open = move || {
             let lost = |error: ServiceError| io::Error::other(error.message);
-            let store = crate::store::open::open(&app).map_err(lost)?;
-            let file = store.read(&object).map_err(|error| lost(error.into()))?;
+            let store = app.files.open().map_err(lost)?;
+            let file = store.read(&object).map_err(lost)?;
             file.ok_or_else(|| io::ErrorKind::NotFound.into())
         };
         FileIn {

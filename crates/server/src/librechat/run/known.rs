@@ -14,7 +14,6 @@ use crate::error::ServiceError;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::session::Turn;
 use crate::store::Store;
-use crate::store::open;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
@@ -33,7 +32,8 @@ pub struct Known {
 impl Known {
     pub async fn recall(app: &App, turn: &Arc<Turn>, box_id: BoxId) -> Result<Self, ServiceError> {
         let held = Arc::clone(turn);
-        let found = open::ask_if_any(app, move |store| store.recall(held.session())).await?;
+        let found =
+            app.files.call_if_any(&app.callers, move |store| store.known(held.session())).await?;
         let entry = found.flatten().as_deref().and_then(parsed);
         let same = entry.filter(|entry| entry.box_id == box_id);
         Ok(Self {
@@ -57,8 +57,8 @@ impl Known {
         let entry = Entry { box_id: self.box_id.clone(), files: files.clone() };
         let text = serde_json::to_vec(&entry);
         let text = text.map_err(|error| ServiceError::internal(error.to_string()))?;
-        let remember = move |store: &Arc<Store>| store.remember(turn.session(), Some(&text));
-        open::ask(&self.app, remember).await?;
+        let remember = move |store: &Arc<Store>| store.save_known(turn.session(), &text);
+        self.app.files.call(&self.app.callers, remember).await?;
         self.files = files;
         Ok(())
     }

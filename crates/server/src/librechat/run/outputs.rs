@@ -13,12 +13,12 @@ use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::app::App;
+use crate::error::ServiceError;
 use crate::librechat::files::name::{self, Form};
 use crate::librechat::run::inputs::{self, Input, Inputs};
 use crate::store::id::Id;
-use crate::store::open;
 use crate::store::owner::Owner;
-use crate::store::{Incoming, Meta, Object, Origin, StoreError};
+use crate::store::{Meta, NewFile, Object, Origin};
 use crate::work::pipe::Pipe;
 
 /// Where they go, and whose they are.
@@ -166,7 +166,7 @@ impl Outputs {
             if let Ok(file) = &mut incoming
                 && let Err(refused) = file.write(part)
             {
-                incoming = Err(refused.into());
+                incoming = Err(refused);
             }
             let count = part.len();
             archive.consume(count);
@@ -180,7 +180,7 @@ impl Outputs {
                 id: input.object.id.clone(),
             }),
         };
-        let kept = incoming.and_then(|file| file.keep(&self.session, meta).map_err(Into::into));
+        let kept = incoming.and_then(|file| file.keep(&self.session, meta));
         match kept {
             // Written again as it was.
             Ok(object) if input.is_some_and(|input| input.object.sha256 == object.sha256) => {
@@ -194,43 +194,26 @@ impl Outputs {
                 object,
                 mtime: inputs::telling(mtime),
             })),
-            Err(Refused::TooLarge) => collected.skip(&name, "file_too_large"),
-            Err(Refused::NoRoom) => collected.skip(&name, "quota_exceeded"),
-            Err(Refused::Failed) => collected.failed += 1,
+            Err(error) => match error.code {
+                "file_too_large" => collected.skip(&name, "file_too_large"),
+                "owner_full" | "session_full" | "store_full" => {
+                    collected.skip(&name, "quota_exceeded");
+                }
+                _ => collected.failed += 1,
+            },
         }
         Ok(())
     }
 
-    fn begin(&self) -> Result<Incoming, Refused> {
-        let store = open::open(&self.app).map_err(|_| Refused::Failed)?;
-        Ok(store.receive(&self.owner)?)
+    fn begin(&self) -> Result<NewFile, ServiceError> {
+        self.app.files.open()?.receive(&self.owner)
     }
 
     /// What is the same as before is not there twice.
     fn drop_copy(&self, object: &Object) {
-        if let Ok(store) = open::open(&self.app) {
+        if let Ok(store) = self.app.files.open() {
             // What stays of it is over its time some day.
             store.remove(object).ok();
-        }
-    }
-}
-
-/// Why a file was not kept.
-enum Refused {
-    TooLarge,
-    NoRoom,
-    Failed,
-}
-
-impl From<StoreError> for Refused {
-    fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::FileTooLarge { .. } => Self::TooLarge,
-            StoreError::OwnerFull { .. }
-            | StoreError::OwnerHasTooMany { .. }
-            | StoreError::SessionHasTooMany { .. }
-            | StoreError::Full => Self::NoRoom,
-            StoreError::InUse { .. } | StoreError::Failed { .. } => Self::Failed,
         }
     }
 }

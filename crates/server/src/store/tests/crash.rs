@@ -25,7 +25,7 @@ fn killed_at_any_moment_it_has_every_file_that_it_said_and_nothing_else() {
             line.is_true(&store);
         }
         // What nobody was told of may be there too, but it is whole.
-        for session in store.places.sessions().expect("a store") {
+        for session in store.directory.sessions().expect("a store") {
             for object in store.list(&session).expect("a store") {
                 let whole = content(&store, &object);
                 assert_eq!(whole, content_for(&object.name), "{object:?}");
@@ -126,8 +126,7 @@ fn works_until_it_is_killed() {
         }
         threads.spawn(|| {
             loop {
-                let walked = store.walk(Timestamp::now(), |_, _| ());
-                walked.expect("a store");
+                store.check_all(Timestamp::now(), |_| ()).expect("a store");
             }
         });
     });

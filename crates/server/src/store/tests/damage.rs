@@ -50,7 +50,6 @@ fn a_content_that_is_not_whole_is_no_file_and_the_next_one_is() {
     let store = fresh.open();
     let session = Id::random();
     let torn = put(&store, "a", &session, b"ten bytes!");
-    // The same content, under all of its names.
     let data = fs::OpenOptions::new().write(true).open(fresh.file_of(&torn, ".data"));
     data.expect("a file").set_len(3).expect("a file");
     assert_eq!(store.find(&session, &torn.id).expect("a store"), None);
@@ -83,7 +82,6 @@ fn links_are_not_followed_and_foreign_names_are_not_touched() {
     let foreign = Id::random();
     symlink(&outside.0, fresh.0.join("sessions").join(foreign.as_str())).expect("a link");
     fs::write(fresh.0.join("sessions/note.txt"), "mine").expect("a file");
-    fs::write(fresh.0.join("blobs/note.txt"), "mine").expect("a file");
     assert_eq!(store.find(&session, &linked.id).expect("a store"), None);
     assert!(store.read(&linked).expect("a store").is_none());
     assert!(store.list(&foreign).expect("a store").is_empty());
@@ -95,38 +93,11 @@ fn links_are_not_followed_and_foreign_names_are_not_touched() {
     drop(fresh.open());
     let left: Vec<String> = fresh.tree().into_keys().collect();
     let link = format!("sessions/{foreign}");
-    let mut expected = vec!["blobs/note.txt".to_owned(), link, "sessions/note.txt".to_owned()];
+    let mut expected = vec![link, "sessions/note.txt".to_owned()];
     expected.sort();
     assert_eq!(left, expected);
     let inside = fs::read_dir(&outside.0).expect("a directory").count();
     assert_eq!(inside, 1);
     let secret = fs::read_to_string(outside.0.join("secret"));
     assert_eq!(secret.expect("a file"), "secret");
-}
-
-#[test]
-fn where_no_more_links_can_be_made_a_file_has_a_content_of_its_own() {
-    let fresh = Fresh::new();
-    let store = fresh.open();
-    let session = Id::random();
-    let first = put(&store, "a", &session, b"content");
-    let blob = fresh.0.join("blobs").join(first.sha256.as_str());
-    let links = Fresh::new();
-    fs::create_dir(&links.0).expect("a directory");
-    // As many as the file system allows, or more than any does.
-    let made = (0..70_000u32)
-        .take_while(|number| fs::hard_link(&blob, links.0.join(number.to_string())).is_ok());
-    let is_bounded = made.count() < 70_000;
-    let second = put(&store, "a", &session, b"content");
-    assert_eq!(content(&store, &second), b"content");
-    let expected = if is_bounded { 14 } else { 7 };
-    assert_eq!(store.used_bytes(), expected);
-    fs::remove_dir_all(&links.0).expect("a directory");
-    drop(store);
-    let store = fresh.open();
-    assert_eq!(store.used_bytes(), expected);
-    store.remove(&second).expect("a store");
-    store.remove(&first).expect("a store");
-    assert_eq!(store.used_bytes(), 0);
-    assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
 }
