@@ -349,8 +349,8 @@ fn a_box_whose_creator_is_stopped_ends_with_its_timeout() {
     }
     let tare = tare!();
     // The signal follows the second message, the go; the third asks to detach.
-    let stop = "inject=sendto:signal=STOP:when=2";
-    let mut command = tare.shell_command("exec strace -o /dev/null -e trace=sendto -e \"$@\"");
+    let stop = "inject=sendmsg:signal=STOP:when=2";
+    let mut command = tare.shell_command("exec strace -o /dev/null -e trace=sendmsg -e \"$@\"");
     command.args(["sh", stop, "--"]).arg(tare.program());
     command.args(["run", "-d", "--timeout", "2s", "--", "sh", "-c", "sleep 1000 & true"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -83,7 +83,7 @@ fn a_failed_write_after_the_keeper_was_spawned_leaves_no_zombie() {
     // either of them only tries may fail.
     let mut failed = 0;
     for number in 1..=WRITES {
-        let fault = format!("inject=write,pwrite64,sendto:error=EIO:when={number}");
+        let fault = format!("inject=write,pwrite64,sendmsg:error=EIO:when={number}");
         let output = traced(&case, &["-f", "-e", &fault], &["run", "--", "true"]);
         case.nothing_left();
         assert!([0, 125].contains(&output.code), "{number}: {output}");

@@ -34,14 +34,13 @@ impl std::error::Error for FrameError {}
 
 /// One frame, ready to be written.
 pub fn encode<M: Serialize>(message: &M, bytes_max: usize) -> Result<Vec<u8>, FrameError> {
-    let body = postcard::to_allocvec(message).map_err(|_| FrameError::Malformed)?;
-    if body.len() > bytes_max {
-        return Err(FrameError::TooLong(body.len()));
+    let mut frame = postcard::to_extend(message, vec![0; 4]).map_err(|_| FrameError::Malformed)?;
+    let length = frame.len() - 4;
+    if length > bytes_max {
+        return Err(FrameError::TooLong(length));
     }
-    let length = u32::try_from(body.len()).map_err(|_| FrameError::TooLong(body.len()))?;
-    let mut frame = Vec::with_capacity(4 + body.len());
-    frame.extend_from_slice(&length.to_le_bytes());
-    frame.extend_from_slice(&body);
+    let header = u32::try_from(length).map_err(|_| FrameError::TooLong(length))?;
+    frame[..4].copy_from_slice(&header.to_le_bytes());
     Ok(frame)
 }
 

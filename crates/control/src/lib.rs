@@ -7,6 +7,7 @@
 //! What a detached box writes goes through no socket but into a log ([`ring`]), and
 //! what becomes of it into a file of one page ([`life`], [`events`]).
 
+mod channel;
 pub mod events;
 pub mod files;
 mod frame;
@@ -15,6 +16,7 @@ mod message;
 mod plan;
 pub mod ring;
 
+pub use channel::{Channel, Received};
 pub use frame::{
     CALL_BYTES_MAX, FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode,
 };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tare_kernel::process::check_proc;
 
 use crate::care::reclaiming::Listener;
-use crate::create::{Ends, Reserve};
+use crate::create::Ends;
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::host::layout::{BoxAt, Layout, StateRoot};
@@ -19,8 +19,8 @@ use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
 use crate::record::{self, Locked};
-use crate::session::attached::Attached;
 use crate::session::stdio::Stdin;
+use crate::session::{Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Spec};
 use crate::teardown::OWN_WITHIN;
 
@@ -147,12 +147,12 @@ impl Engine {
     }
 
     /// Makes a box whose life hangs on the returned value and on this process.
-    pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Attached, Error> {
+    pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Session, Error> {
         let id = BoxId::random();
         let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let mut record = self.record(&id, spec, None)?;
         match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
-            Ok(made) => Ok(Attached::new(self.root.clone(), id, record, made, reserve)),
+            Ok(made) => Ok(made.into_session(self, id, record, reserve, spec)),
             Err(unmade) => {
                 drop(reserve);
                 Err(self.unmake(&id, record, unmade))

@@ -16,7 +16,6 @@
 //! ```
 
 mod cgroup;
-mod channel;
 mod detached;
 mod inherited;
 mod journal;
@@ -30,7 +29,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use cgroup::Freezer;
-use channel::Channel;
 use detached::Detached;
 use inherited::{Inherited, Planned};
 use make::terminal::Pair;
@@ -40,7 +38,10 @@ use rustix::io::Errno;
 use serve::connections::Callers;
 use serve::{Deadlines, End, Supervisor};
 use tare_control::events::Happening;
-use tare_control::{EndedBy, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Report, Request, SetupStep};
+use tare_control::{
+    Channel, EndedBy, PLAN_BYTES_MAX, Plan, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Report, Request,
+    SetupStep,
+};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::signals;
 use tare_kernel::step::step;
@@ -90,7 +91,7 @@ struct Ready {
 
 /// Makes the box and waits for its go; `None` when the creator is gone.
 fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure> {
-    let Some(plan) = link.wait::<Plan>(PLAN_BYTES_MAX) else {
+    let Some(plan) = link.wait_until::<Plan>(PLAN_BYTES_MAX, u64::MAX) else {
         return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
     };
     let mut planned = Planned::new();
@@ -114,7 +115,7 @@ fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure
     let terminal = make::make_box(&plan, &mut planned)?;
     let (detached, streams) = streams(&plan, files, terminal, link)?;
     // Anything but its go ends a command before it began.
-    if link.wait::<Request>(REQUEST_BYTES_MAX) != Some(Request::Go) {
+    if link.wait_until::<Request>(REQUEST_BYTES_MAX, u64::MAX) != Some(Request::Go) {
         return Ok(None);
     }
     // Before there is a child, so that no end of one is missed.
@@ -138,7 +139,7 @@ fn streams(
             Ok((Some(detached), streams))
         }
         (None, _, Some(Pair { master, slave })) | (_, None, Some(Pair { master, slave })) => {
-            link.report_with(&Report::Terminal, Some(master.as_fd()))
+            link.send(&Report::Terminal, REPORT_BYTES_MAX, &[master.as_fd()])
                 .failing(SetupStep::Terminal, "hand-over")?;
             Ok((None, Streams::Terminal(slave)))
         }

@@ -97,11 +97,8 @@ pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     signals::fail_past_file_limit();
     let engine = context.engine(Purpose::Use)?;
     let id = engine.find(&args.reference)?;
-    let executed = engine.exec(&id, &spec, args.process.stdin(window))?;
-    let attended = stdio::attend(executed, SETTINGS, &taken, |executed| {
-        drop(executed);
-        Ok(())
-    })?;
+    let session = engine.exec(&id, &spec, args.process.stdin(window))?;
+    let attended = stdio::attend(session, SETTINGS, &taken)?;
     let mut verdict = attended.outcome.verdict(Subject::Command { timeout: args.timeout });
     verdict.print(false);
     if let Some(error) = attended.relay.output_failure() {
@@ -122,8 +119,8 @@ const SETTINGS: Settings = Settings {
 
 /// Returns when the command runs.
 fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
-    let mut executed = engine.exec(id, spec, Stdin::Empty)?;
-    stdio::until_started(&mut executed)?;
+    let mut session = engine.exec(id, spec, Stdin::Empty)?;
+    stdio::until_started(&mut session)?;
     Ok(DONE)
 }
 

@@ -6,36 +6,35 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use tare_engine::{Context as _, Error, Event};
+use tare_engine::{Context as _, Ending, Error, Event, Session};
 use tare_kernel::signals::SignalFd;
 
 use crate::exit::Outcome;
-use crate::stdio::{Caller, Relay, Session, Settings};
+use crate::stdio::{Caller, Relay, Settings};
 
 /// A session that has ended.
 #[derive(Debug)]
-pub struct Attended<T> {
+pub struct Attended {
     pub outcome: Outcome,
     /// What ending it gave.
-    pub ending: Result<T, Error>,
+    pub ending: Result<Ending, Error>,
     pub relay: Relay<'static>,
     /// When the loop ended.
     pub ended_at: Instant,
 }
 
 /// Stays with the session until its end, ends it, and passes on the rest.
-pub fn attend<S: Session, T>(
-    mut session: S,
+pub fn attend(
+    mut session: Session,
     settings: Settings,
     signals: &SignalFd,
-    end: impl FnOnce(S) -> Result<T, Error>,
-) -> Result<Attended<T>, Error> {
+) -> Result<Attended, Error> {
     let relay = Relay::new(Caller::of_this_process(), session.streams(), settings)
         .context(|| "cannot pass on the streams of the box".to_owned());
     let mut relay = match relay {
         Ok(relay) => relay,
         Err(error) => {
-            end(session)?;
+            session.end()?;
             return Err(error);
         }
     };
@@ -43,7 +42,7 @@ pub fn attend<S: Session, T>(
     let ended_at = Instant::now();
     // Before the rest of the output: however slowly that is read, the command
     // is gone, and with it every writer of its pipes.
-    let ending = end(session);
+    let ending = session.end();
     let drained = relay.drain(&outcome, signals);
     relay.leave_terminal();
     Ok(Attended {
@@ -55,7 +54,7 @@ pub fn attend<S: Session, T>(
 }
 
 /// Waits until a command that nobody attends runs, or cannot.
-pub fn until_started(session: &mut impl Session) -> Result<(), Error> {
+pub fn until_started(session: &mut Session) -> Result<(), Error> {
     loop {
         match session.next_event() {
             Some(Event::Started | Event::Exited(_) | Event::TimedOut) => return Ok(()),

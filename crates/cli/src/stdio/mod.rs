@@ -11,14 +11,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Context as _, Error, Event, Streams};
+use tare_engine::{Context as _, Error, Event, Session, Streams};
 use tare_kernel::signals::SignalFd;
 
 mod attend;
 mod budget;
 mod copy;
 mod endpoint;
-mod session;
 mod signals;
 mod terminal;
 
@@ -27,7 +26,6 @@ pub use crate::stdio::attend::{Attended, attend, until_started};
 pub use crate::stdio::budget::Budget;
 use crate::stdio::copy::{Ended, Sink, Stream, Waiting};
 pub use crate::stdio::endpoint::{End, is_closed};
-pub use crate::stdio::session::Session;
 pub use crate::stdio::signals::{Reaction, asked_to_stop, asks, react, take_over};
 pub use crate::stdio::terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window, window};
 
@@ -125,7 +123,7 @@ impl<'fd> Relay<'fd> {
     }
 
     /// Relays until the box has ended or has to end.
-    pub fn until_end(&mut self, session: &mut impl Session, signals: &SignalFd) -> Outcome {
+    pub fn until_end(&mut self, session: &mut Session, signals: &SignalFd) -> Outcome {
         loop {
             match self.turn(session, signals) {
                 Ok(None) => {}
@@ -196,11 +194,7 @@ impl<'fd> Relay<'fd> {
         self.outputs.map(|stream| stream.map_or_else(Vec::new, Stream::into_kept))
     }
 
-    fn turn(
-        &mut self,
-        session: &mut impl Session,
-        signals: &SignalFd,
-    ) -> io::Result<Option<Outcome>> {
+    fn turn(&mut self, session: &mut Session, signals: &SignalFd) -> io::Result<Option<Outcome>> {
         let overdue_in = session.overdue_in();
         if overdue_in == Some(Duration::ZERO) {
             session.kill();
@@ -225,7 +219,7 @@ impl<'fd> Relay<'fd> {
 
     fn take_signals(
         &mut self,
-        session: &mut impl Session,
+        session: &mut Session,
         signals: &SignalFd,
     ) -> io::Result<Option<Outcome>> {
         while let Some(signal) = signals.next()? {
@@ -247,7 +241,7 @@ impl<'fd> Relay<'fd> {
         Ok(None)
     }
 
-    fn take_events(&mut self, session: &mut impl Session) -> io::Result<Option<Outcome>> {
+    fn take_events(&mut self, session: &mut Session) -> io::Result<Option<Outcome>> {
         while let Some(event) = session.next_event() {
             let outcome = match event {
                 Event::Started => continue,

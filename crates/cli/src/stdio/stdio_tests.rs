@@ -1,67 +1,28 @@
-//! The loop, with a box that is only its pipes and its events.
+//! The loop, with a box that is only its pipes and its reports.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use tare_control::{Channel, Report};
+use tare_engine::BoxId;
 
 use super::*;
-
-/// A box's events, told by hand.
-struct Told {
-    streams: Streams,
-    events: VecDeque<Event>,
-    bell: File,
-    passed: Vec<i32>,
-    killed: Cell<bool>,
-    overdue_in: Option<Duration>,
-}
-
-impl Session for Told {
-    fn streams(&mut self) -> Streams {
-        std::mem::take(&mut self.streams)
-    }
-
-    fn events_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-
-    fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    fn signal(&mut self, signal: i32) -> Result<(), Error> {
-        self.passed.push(signal);
-        Ok(())
-    }
-
-    fn kill(&self) {
-        self.killed.set(true);
-    }
-
-    fn overdue_in(&self) -> Option<Duration> {
-        self.overdue_in
-    }
-}
 
 fn pipe() -> (File, File) {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     (File::from(reader), File::from(writer))
 }
 
-/// Hung up, so always readable.
-fn told(events: impl IntoIterator<Item = Event>) -> Told {
-    Told {
-        streams: Streams::default(),
-        events: events.into_iter().collect(),
-        bell: pipe().0,
-        passed: Vec::new(),
-        killed: Cell::new(false),
-        overdue_in: None,
-    }
+/// A session, and the keeper's end of it, with these reports on their way.
+fn session(reports: &[Report], deadline_ns: Option<u64>) -> (Session, Channel) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let keeper = Channel::new(theirs.into());
+    reports.iter().for_each(|report| keeper.report(report));
+    let channel = Channel::new(ours.into());
+    (Session::new(BoxId::random(), channel, Streams::default(), deadline_ns), keeper)
 }
 
 fn caller(file: &File) -> Caller<'_> {
@@ -90,14 +51,15 @@ fn what_was_written_before_the_end_arrives_after_it() {
     err.write_all(b"oops").unwrap();
     let mut relay =
         Relay::new(caller(&null), streams(stdout, stderr), keep(100, PastLimit::Kill)).unwrap();
-    let mut session = told([Event::Started, Event::Exited(tare_engine::Exit::Code(3))]);
+    let (mut session, keeper) =
+        session(&[Report::Started, Report::Exited { wait_status: 3 << 8 }], None);
     let outcome = relay.until_end(&mut session, &signals());
     assert!(matches!(outcome, Outcome::Exited(tare_engine::Exit::Code(3))));
     out.write_all(b"world").unwrap();
     drop((out, err));
     relay.drain(&outcome, &signals()).unwrap();
     assert_eq!(relay.into_kept(), [b"hello world".to_vec(), b"oops".to_vec()]);
-    assert!(!session.killed.get());
+    assert!(!keeper.is_hung_up());
 }
 
 #[test]
@@ -107,11 +69,10 @@ fn a_box_whose_keeper_is_late_with_its_deadline_is_killed() {
     let streams = streams(stdout, stderr);
     let caller = caller(&null);
     let mut relay = Relay::new(caller, streams, keep(100, PastLimit::Truncate)).unwrap();
-    let mut session = told([Event::Started]);
-    session.overdue_in = Some(Duration::ZERO);
+    let (mut session, keeper) = session(&[Report::Started], Some(0));
     let outcome = relay.until_end(&mut session, &signals());
     assert!(matches!(outcome, Outcome::TimedOut));
-    assert!(session.killed.get());
+    assert!(keeper.is_hung_up());
 }
 
 #[test]
@@ -119,14 +80,12 @@ fn output_past_the_limit_ends_the_box_when_asked_to() {
     let null = File::open("/dev/null").unwrap();
     let ((stdout, mut out), (stderr, _err)) = (pipe(), pipe());
     out.write_all(b"too much").unwrap();
-    let (bell, _ringer) = pipe();
-    let mut session = told([]);
-    session.bell = bell;
+    let (mut session, keeper) = session(&[], None);
     let mut relay =
         Relay::new(caller(&null), streams(stdout, stderr), keep(3, PastLimit::Kill)).unwrap();
     let outcome = relay.until_end(&mut session, &signals());
     assert!(matches!(outcome, Outcome::OutputKilled));
-    assert!(session.killed.get());
+    assert!(keeper.is_hung_up());
     assert_eq!(relay.into_kept()[0], b"too");
 }
 
@@ -175,9 +134,7 @@ fn stdin_reaches_the_command_while_it_runs() {
     drop(asker);
     let (mut command, stdin) = pipe();
     let streams = Streams { stdin: Some(stdin.into()), stdout: None, stderr: None };
-    let mut session = told([]);
-    let (bell, ringer) = pipe();
-    session.bell = bell;
+    let (mut session, keeper) = session(&[], None);
     let mut relay = Relay::new(
         caller(&question),
         streams,
@@ -187,10 +144,9 @@ fn stdin_reaches_the_command_while_it_runs() {
     let reader = std::thread::spawn(move || {
         let mut got = String::new();
         command.read_to_string(&mut got).unwrap();
-        drop(ringer);
+        drop(keeper);
         got
     });
-    session.events.push_back(Event::Gone);
     let outcome = relay.until_end(&mut session, &signals());
     assert!(matches!(outcome, Outcome::Gone));
     assert_eq!(reader.join().unwrap(), "question");

@@ -1,12 +1,12 @@
 //! The keeper's birth: everything between a plan and a process that has it.
 
 use std::ffi::{CStr, CString};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::{KEEPER_NAME, PLAN_BYTES_MAX, Plan, REQUEST_BYTES_MAX, Request, encode};
+use tare_control::{Channel, KEEPER_NAME, PLAN_BYTES_MAX, Plan, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
@@ -40,7 +40,7 @@ pub struct Inheritance<'a> {
 #[derive(Debug)]
 pub struct Waiting {
     pub newborn: WaitingChild,
-    pub control: UnixStream,
+    pub control: Channel,
 }
 
 /// Why there is no box, and the keeper that goes with it, if there is one: our
@@ -122,7 +122,7 @@ pub fn bear(
         .context(|| "cannot start the box's keeper in new namespaces".into())
         .map_err(|error| explained(error, Step::Keeper))?;
     match write_id_maps(host, map, &newborn).context(|| "cannot map the box's user ids".into()) {
-        Ok(()) => Ok(Waiting { newborn, control }),
+        Ok(()) => Ok(Waiting { newborn, control: Channel::new(control.into()) }),
         Err(error) => {
             let error = explained(error, Step::IdMap);
             Err(Unmade::with(error, newborn.abandon()))
@@ -186,13 +186,13 @@ fn write_id_maps(host: &Host, map: IdMap, newborn: &WaitingChild) -> io::Result<
 
 /// Hands the plan over; the keeper reads while we write. One that is gone has said
 /// why, or its death will.
-pub fn send_plan(mut control: &UnixStream, plan: &Plan) -> Result<(), Error> {
+pub fn send_plan(control: &Channel, plan: &Plan) -> Result<(), Error> {
     let frame = encode(plan, PLAN_BYTES_MAX).map_err(|error| {
         Error::bad_request("the command and its environment are too large")
             .caused_by(error)
             .with_hint("pass large data through stdin or a volume")
     })?;
-    unless_gone(step("plan sent", || control.write_all(&frame)))
+    unless_gone(control.send_frame(&frame, &[]))
         .context(|| "cannot hand the plan to the keeper".into())
 }
 
@@ -203,10 +203,4 @@ pub fn unless_gone(sent: io::Result<()>) -> io::Result<()> {
         Err(error) if is_gone(error.kind()) => Ok(()),
         other => other,
     }
-}
-
-/// A request is small: the socket takes it whole or the keeper is gone.
-pub fn send_request(mut control: &UnixStream, request: &Request) -> io::Result<()> {
-    let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
-    step("request sent", || control.write_all(&frame))
 }

@@ -8,25 +8,22 @@
 //! ```
 
 use std::io;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_control::{Report, Request};
+use tare_control::{REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request};
 use tare_kernel::clock::timespec;
 use tare_kernel::process::Process;
 
-use crate::create::birth::{self, Unmade};
-use crate::create::{Ends, Made, Reserve};
+use crate::create::birth::Unmade;
+use crate::create::{Ends, Made};
 use crate::engine::Engine;
 use crate::error::{Context, Error};
 use crate::history::steps::StepKind;
 use crate::observe::state::Tie;
 use crate::observe::view::Status;
 use crate::record::Locked;
-use crate::session::attached::{self, Event};
-use crate::session::failure;
-use crate::session::reports::{Heard, Reports};
+use crate::session::{Event, Reserve, event, failure};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
 /// How long a box may take to start; a file system of a volume that does not
@@ -109,7 +106,7 @@ impl Engine {
             return Err(self.unmake(&id, record, error.into()));
         }
         let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
-        let result = made.and_then(|mut made| match let_go(&made, spec) {
+        let result = made.and_then(|mut made| match let_go(&id, &mut made, spec) {
             Ok(keeper) => {
                 // A server makes very many: nothing may be left of any.
                 made.keeper.has_executed();
@@ -167,30 +164,30 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
 
 /// Waits until the command runs, then leaves the box to itself and returns its keeper.
 /// From then on nothing may fail: a start that fails leaves nothing.
-fn let_go(made: &Made, spec: &Spec) -> Result<Process, Error> {
+fn let_go(id: &BoxId, made: &mut Made, spec: &Spec) -> Result<Process, Error> {
     let keeper = made.keeper.process.try_clone();
     let keeper = keeper.context(|| "cannot watch the keeper of the box".into())?;
-    let mut reports = Reports::default();
     let until = Instant::now() + START_WITHIN;
     loop {
-        let report = await_report(made, &mut reports, until)?;
+        let report = await_report(made, until)?;
         if report == Report::Detached {
             return Ok(keeper);
         }
         if report != Report::Started {
-            return Err(failed(report, &mut reports, spec));
+            return Err(failed(id, report, made, spec));
         }
-        birth::send_request(&made.control, &Request::Detach)
+        made.control
+            .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
             .context(|| "cannot leave the box to itself".into())?;
     }
 }
 
-fn await_report(made: &Made, reports: &mut Reports, until: Instant) -> Result<Report, Error> {
+fn await_report(made: &mut Made, until: Instant) -> Result<Report, Error> {
     loop {
-        match reports.hear(made.control.as_fd()) {
-            Heard::Report(report) => return Ok(report),
-            Heard::Nothing => {}
-            Heard::Gone => {
+        match made.control.receive(REPORT_BYTES_MAX) {
+            Received::Message(report) => return Ok(report),
+            Received::Nothing => {}
+            Received::Closed => {
                 let unborn = made.keeper.failure();
                 return Err(unborn.map_or_else(gone, |(step, why)| failure::birth(step, why)));
             }
@@ -208,10 +205,10 @@ fn await_report(made: &Made, reports: &mut Reports, until: Instant) -> Result<Re
 
 /// A command that ended before the box was left to itself did so in between: its
 /// box ended with it, and there is nothing to announce.
-fn failed(report: Report, reports: &mut Reports, spec: &Spec) -> Error {
+fn failed(id: &BoxId, report: Report, made: &mut Made, spec: &Spec) -> Error {
     let subject =
         failure::Subject { command: spec.command.first(), workdir: spec.workdir.as_deref() };
-    match attached::event(report, reports, subject) {
+    match event(id, report, &mut made.control, subject) {
         Event::Failed(error) => error,
         Event::Exited(_) | Event::TimedOut | Event::Started | Event::Terminal(_) | Event::Gone => {
             gone()

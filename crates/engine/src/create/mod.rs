@@ -14,9 +14,8 @@ pub mod seccomp;
 pub mod trees;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
-use tare_control::Request;
+use tare_control::{Channel, REQUEST_BYTES_MAX, Request};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::spawn::Child;
@@ -32,8 +31,8 @@ use crate::holdings::{name, scratch, uids};
 use crate::host::obstacle::{Step, explained};
 use crate::record::lines::{KeeperIdentity, Lease};
 use crate::record::{DetachedFiles, Locked};
-use crate::session::attached::Streams;
-use crate::session::stdio::{Owner, Stdin, Stdio, null};
+use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
+use crate::session::{OwnedBox, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
 use crate::teardown::roll_back;
 
@@ -71,7 +70,7 @@ struct Held {
 #[derive(Debug)]
 pub struct Made {
     pub keeper: Child,
-    pub control: UnixStream,
+    pub control: Channel,
     pub cgroups: CgroupHolding,
     /// Held until the box was seen gone: its uids are not reused before.
     pub _claim: OwnedFd,
@@ -82,6 +81,30 @@ pub struct Made {
     pub deadline_ns: Option<u64>,
     pub lease: Lease,
     pub notes: Vec<String>,
+}
+
+impl Made {
+    /// The session of a box that stays with its creator.
+    pub fn into_session(
+        self,
+        engine: &Engine,
+        id: BoxId,
+        record: Locked,
+        reserve: Reserve,
+        spec: &Spec,
+    ) -> Session {
+        let session = Session::new(id, self.control, self.streams, self.deadline_ns)
+            .of_command(spec.command.first().cloned(), spec.workdir.clone());
+        session.owning(OwnedBox {
+            root: engine.root.clone(),
+            record,
+            keeper: self.keeper,
+            cgroups: self.cgroups,
+            _claim: self._claim,
+            reserve: Some(reserve),
+            notes: self.notes,
+        })
+    }
 }
 
 impl Engine {
@@ -204,7 +227,7 @@ impl Engine {
             at_ns: boot_ns(),
         };
         record.add_keeper(identity).context(doing)?;
-        let go = birth::send_request(&made.control, &Request::Go);
+        let go = made.control.send(&Request::Go, REQUEST_BYTES_MAX, &[]);
         birth::unless_gone(go).context(|| "cannot tell the keeper to go".into())
     }
 
@@ -357,20 +380,5 @@ fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {
         (Ends::Keepers(_), IdMap::Host | IdMap::Single { .. }) => {
             Residence::Below { keeper_uid: None }
         }
-    }
-}
-
-/// Descriptors for the way out, which must be open to a process that has used
-/// up all of its own: as many as teardown has open at once.
-#[derive(Debug)]
-pub struct Reserve {
-    _spare: [OwnedFd; 6],
-}
-
-impl Reserve {
-    pub(crate) fn take() -> std::io::Result<Self> {
-        let first = null()?;
-        let again = || first.try_clone();
-        Ok(Self { _spare: [again()?, again()?, again()?, again()?, again()?, first] })
     }
 }

@@ -51,7 +51,7 @@ impl Engine {
                 if let Some(record) = &mut record {
                     note_pausing(record, id)?;
                     // Never while a process is born: its keeper waits for that.
-                    link::tell(record, id, &Call::Freeze)?;
+                    link::call_done(record, id, &Call::Freeze)?;
                 }
                 cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), true)?;
                 match self.at_large(id, &observed) {
@@ -66,7 +66,7 @@ impl Engine {
                 cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), false)?;
                 if observed.is_frozen() && !observed.is_attached() {
                     // It goes on whether or not that is written down.
-                    link::tell(&observed.record, id, &Call::Resumed).ok();
+                    link::call_done(&observed.record, id, &Call::Resumed).ok();
                 }
                 Ok(())
             }
@@ -164,7 +164,7 @@ impl Engine {
         let lease = changes.lease.map(Lease::of);
         if let Some(lease) = lease {
             let ends_ns = lease.ends_ns();
-            link::tell(&record, id, &Call::Lease { ends_ns })?;
+            link::call_done(&record, id, &Call::Lease { ends_ns })?;
         }
         let update = Update {
             at_ns: boot_ns(),

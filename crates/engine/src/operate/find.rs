@@ -214,7 +214,7 @@ impl Engine {
         if observed.is_attached() && observed.state() == State::Paused {
             return None;
         }
-        match link::ask(&observed.record, id, &Call::Usage).ok()?.0 {
+        match link::call(&observed.record, id, &Call::Usage).ok()?.0 {
             Report::Usage(usage) => Some(usage),
             Report::Terminal
             | Report::SetupFailed { .. }

@@ -67,7 +67,7 @@ impl Stopping {
 impl Engine {
     /// Passes a signal to the command of a box.
     pub fn signal(&self, id: &BoxId, signal: i32) -> Result<(), Error> {
-        link::tell(&self.awake(id)?, id, &Call::Signal(signal))
+        link::call_done(&self.awake(id)?, id, &Call::Signal(signal))
     }
 
     /// Asks the command to stop, and does not wait for it. Whether or not
@@ -94,7 +94,7 @@ impl Engine {
         }
         let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         // A keeper that cannot be asked is ended without.
-        let asked = link::tell(&observed.record, id, &Call::Stop { grace_ns });
+        let asked = link::call_done(&observed.record, id, &Call::Stop { grace_ns });
         self.thaw(id, &observed)?;
         Ok(stopping(observed.keeper.filter(|_| asked.is_ok())))
     }

@@ -40,7 +40,7 @@ impl Engine {
         let observed = self.observe(id)?;
         let mut logs = logs(&observed, id)?;
         logs.tail(0)?;
-        let (input, is_terminal) = match link::ask(&record, id, &Call::Input) {
+        let (input, is_terminal) = match link::call(&record, id, &Call::Input) {
             Ok((Report::Input { is_terminal: true }, Some(fd))) => (Some(fd), true),
             Ok((Report::Input { is_terminal: false }, fd)) => (fd.filter(is_pipe), false),
             // Its input was never open, or it has just ended, which its keeper

@@ -16,11 +16,10 @@ pub use tare_control::Found;
 
 use crate::engine::Engine;
 use crate::error::{Context, Error};
-use crate::session::attached::Event;
-use crate::session::executed::Executed;
 use crate::session::exit::Exit;
 use crate::session::kept;
-use crate::session::stdio::Stdin;
+use crate::session::stdio::{Stdin, Streams};
+use crate::session::{Event, Session, exec};
 use crate::spec::BoxId;
 
 /// What is read of the box's own words.
@@ -47,7 +46,7 @@ pub struct Copying {
 #[derive(Debug)]
 enum OtherSide {
     /// A process in the box, and what it says.
-    Box { executed: Executed, words: OwnedFd },
+    Box { executed: Session, words: OwnedFd },
     /// We are, for a box that has ended.
     Kept(JoinHandle<Result<(), tare_archive::Error>>),
 }
@@ -116,8 +115,9 @@ impl Engine {
             streams: ExecStreams::Passed,
             timeout_ns: None,
         };
-        let mut executed = Executed::start(&record, id, exec, None, stdin)?;
-        let streams = executed.streams();
+        let (link, stdio) = exec::start(&record, id, exec, None, stdin)?;
+        let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
+        let executed = Session::new(id.clone(), link.channel, Streams::default(), None);
         let stream = streams.stdin.or(streams.stdout);
         let (Some(stream), Some(mut words)) = (stream, streams.stderr) else {
             unreachable!("pipes were asked for");
@@ -137,7 +137,7 @@ pub(crate) struct Own {
     /// Its standard error.
     pub words: OwnedFd,
     pub first_word: String,
-    pub executed: Executed,
+    pub executed: Session,
 }
 
 impl Copying {
@@ -155,7 +155,7 @@ impl Copying {
     }
 }
 
-fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Error> {
+fn finish_box(executed: Session, words: OwnedFd, id: &BoxId) -> Result<(), Error> {
     match last_word(executed, words, FINISHED_WITHIN)? {
         (Some(Exit::Code(0)), _) => Ok(()),
         (Some(_), said) if !said.is_empty() => Err(cannot_copy(id, said.trim_end())),
@@ -168,7 +168,7 @@ fn finish_box(executed: Executed, words: OwnedFd, id: &BoxId) -> Result<(), Erro
 /// How a program of ours ended, and what it said. Its stream is closed, so that it has
 /// nothing to wait for: one that somebody in the box has stopped is ended.
 pub(crate) fn last_word(
-    mut executed: Executed,
+    mut executed: Session,
     words: OwnedFd,
     within: Duration,
 ) -> Result<(Option<Exit>, String), Error> {
@@ -201,7 +201,7 @@ pub(crate) fn last_word(
 
 /// It may not have been started at all: its streams are closed by then, and why
 /// is just about to be said.
-fn unanswered(mut executed: Executed, id: &BoxId, error: io::Error) -> Error {
+fn unanswered(mut executed: Session, id: &BoxId, error: io::Error) -> Error {
     let until = Instant::now() + REASON_WITHIN;
     loop {
         match executed.next_event() {

@@ -13,8 +13,8 @@ pub use tare_control::files::{LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::session::Session;
 use crate::session::copying::{FINISHED_WITHIN, last_word};
-use crate::session::executed::Executed;
 use crate::session::exit::Exit;
 use crate::session::stdio::Stdin;
 use crate::spec::BoxId;
@@ -36,7 +36,7 @@ pub struct FileStream {
 /// What is left to be heard.
 #[derive(Debug)]
 pub struct Rest {
-    executed: Executed,
+    executed: Session,
     words: OwnedFd,
     doing: String,
 }

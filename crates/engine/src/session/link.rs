@@ -1,4 +1,6 @@
-//! A line to the keeper of a box: one call, and what it answers.
+//! One call to the keeper of a box, over a connection of its own.
+//!
+//! The keeper has a bounded time for its first answer. What it sends is not trusted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,32 +8,31 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
-use tare_control::{CALL_BYTES_MAX, Call, REQUEST_BYTES_MAX, Refusal, Report, Request, encode};
+use tare_control::{
+    CALL_BYTES_MAX, Call, Channel, REPORT_BYTES_MAX, Received, Refusal, Report, encode,
+};
 use tare_kernel::clock::{boot_ns, timespec};
-use tare_kernel::fds::{peer_pid, send_with};
+use tare_kernel::fds::peer_pid;
 use tare_kernel::procfs::Procfs;
-use tare_kernel::step::step;
 
 use crate::error::{Error, ErrorKind};
 use crate::record::Record;
-use crate::session::reports::{Heard, Reports};
 use crate::spec::BoxId;
 
 /// How long a keeper may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// A connection on which a call was sent.
 #[derive(Debug)]
-pub struct Line {
-    socket: OwnedFd,
-    /// When the first answer is late.
+pub struct KeeperLink {
+    pub channel: Channel,
+    /// The boot-clock time at which the first answer is late.
     until_ns: u64,
-    pub reports: Reports,
 }
 
-impl Line {
-    /// Calls the keeper, with descriptors if the call has some.
-    pub fn call(
+impl KeeperLink {
+    /// Connects to the keeper and sends the call, with its descriptors.
+    pub fn open(
         record: &Record,
         id: &BoxId,
         call: &Call,
@@ -46,58 +47,36 @@ impl Line {
         let until_ns = boot_ns() + patience.as_nanos() as u64;
         let socket =
             record.connect(patience).map_err(|error| unreachable_keeper(id, error, None))?;
-        send_all(socket.as_fd(), &frame, fds)
-            .map_err(|error| unreachable_keeper(id, error, Some(&socket)))?;
-        Ok(Self { socket, until_ns, reports: Reports::default() })
+        let channel = Channel::new(socket);
+        channel
+            .send_frame(&frame, fds)
+            .map_err(|error| unreachable_keeper(id, error, Some(channel.as_fd())))?;
+        Ok(Self { channel, until_ns })
     }
 
-    /// What has come, without waiting.
-    pub fn hear(&mut self) -> Heard {
-        self.reports.hear(self.socket.as_fd())
-    }
-
-    pub fn request(&self, request: &Request) -> io::Result<()> {
-        let frame = encode(request, REQUEST_BYTES_MAX).map_err(io::Error::other)?;
-        step("request sent on", || send(&self.socket, &frame, SendFlags::NOSIGNAL))?;
-        Ok(())
-    }
-
-    /// Hangs up, also for whoever still reads: the keeper ends what was called
-    /// for.
-    pub fn hang_up(&self) {
-        // A line that is down already is as wanted.
-        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both).ok();
-    }
-
-    /// The next report, waited for.
-    pub fn answer(&mut self, id: &BoxId) -> Result<Report, Error> {
+    /// Waits for the keeper's first report.
+    fn answer(&mut self, id: &BoxId) -> Result<Report, Error> {
         loop {
-            match self.hear() {
-                Heard::Report(report) => return Ok(report),
-                Heard::Gone => return Err(ended_meanwhile(id)),
-                Heard::Nothing => self.await_answer(id)?,
+            match self.channel.receive(REPORT_BYTES_MAX) {
+                Received::Message(report) => return Ok(report),
+                Received::Closed => return Err(ended_meanwhile(id)),
+                Received::Nothing => self.await_answer(id)?,
             }
         }
     }
 
-    /// Waits for the first word, or the end of the line.
+    /// Waits until there is something to receive: a report, or the end of the connection.
     pub fn await_answer(&self, id: &BoxId) -> Result<(), Error> {
         loop {
             let left = Duration::from_nanos(self.until_ns.saturating_sub(boot_ns()));
-            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.channel, PollFlags::IN)];
             match poll(&mut fds, Some(&timespec(left))) {
                 Ok(1..) => return Ok(()),
-                Ok(0) if left.is_zero() => return Err(silent(id, Some(&self.socket))),
-                // An interrupted wait is one more look.
+                Ok(0) if left.is_zero() => return Err(silent(id, Some(self.channel.as_fd()))),
+                // After an interrupted wait the loop waits for the rest.
                 Ok(_) | Err(_) => {}
             }
         }
-    }
-}
-
-impl AsFd for Line {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 
@@ -118,19 +97,20 @@ fn patience(call: &Call) -> Duration {
     timeout.map_or(ANSWER_WITHIN, |timeout| timeout.clamp(least, ANSWER_WITHIN))
 }
 
-/// One call that is answered by one report.
-pub fn ask(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<OwnedFd>), Error> {
-    let mut line = Line::call(record, id, call, &[])?;
-    let report = line.answer(id)?;
+/// Makes a call that is answered by one report. Returns that report and the descriptor
+/// that came with it.
+pub fn call(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<OwnedFd>), Error> {
+    let mut link = KeeperLink::open(record, id, call, &[])?;
+    let report = link.answer(id)?;
     if let Report::Refused(refusal) = report {
         return Err(refused(id, refusal));
     }
-    Ok((report, line.reports.take_passed()))
+    Ok((report, link.channel.take_passed().pop()))
 }
 
-/// One call that only has to be done.
-pub fn tell(record: &Record, id: &BoxId, call: &Call) -> Result<(), Error> {
-    if ask(record, id, call)?.0 == Report::Done { Ok(()) } else { Err(silent(id, None)) }
+/// Makes a call whose only answer is that it was done.
+pub fn call_done(record: &Record, id: &BoxId, what: &Call) -> Result<(), Error> {
+    if call(record, id, what)?.0 == Report::Done { Ok(()) } else { Err(silent(id, None)) }
 }
 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
@@ -157,16 +137,7 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         .with_hint(hint)
 }
 
-/// The descriptors go with the first byte.
-fn send_all(socket: BorrowedFd<'_>, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut sent = send_with(socket, frame, fds)?;
-    while sent < frame.len() {
-        sent += send(socket, &frame[sent..], SendFlags::NOSIGNAL)?;
-    }
-    Ok(())
-}
-
-fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<&OwnedFd>) -> Error {
+fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<BorrowedFd<'_>>) -> Error {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     match errno {
         Some(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => {
@@ -183,9 +154,9 @@ fn ended_meanwhile(id: &BoxId) -> Error {
 }
 
 /// The keeper has said nothing in time. `socket` leads to it.
-fn silent(id: &BoxId, socket: Option<&OwnedFd>) -> Error {
+fn silent(id: &BoxId, socket: Option<BorrowedFd<'_>>) -> Error {
     let error = Error::new(ErrorKind::NoAnswer, format!("box {id} does not answer"));
-    if socket.is_some_and(|socket| is_stopped(socket.as_fd())) {
+    if socket.is_some_and(is_stopped) {
         error
             .caused_by("its keeper is stopped, by a signal or by a debugger")
             .with_hint("continue the keeper with SIGCONT, or use 'tare rm -f'")

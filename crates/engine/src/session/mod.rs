@@ -1,14 +1,290 @@
 //! Talks to a live box: runs, execs, files, logs.
+//!
+//! A [`Session`] is one process in a box, seen from outside: its streams, its events, its
+//! end. The box's own command (`run`) and every later command (`exec`) have the same kind
+//! of session. A run's session also owns its box, and ends it.
+//!
+//! This folder makes no boxes, and trusts nothing that a keeper sends.
 
 pub mod attach;
-pub mod attached;
 pub mod copying;
-pub mod executed;
+pub mod exec;
 pub mod exit;
 pub mod failure;
 pub mod files;
 pub mod kept;
 pub mod link;
 pub mod logs;
-pub mod reports;
 pub mod stdio;
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::fs::{FileType, fstat, major, minor};
+use tare_control::{Channel, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request};
+use tare_kernel::clock::boot_ns;
+use tare_kernel::process::Process;
+use tare_kernel::spawn::Child;
+
+use crate::error::{Context, Error};
+use crate::holdings::cgroup::CgroupHolding;
+use crate::host::layout::StateRoot;
+use crate::record::Locked;
+use crate::record::reason::Reason;
+use crate::session::exit::Exit;
+use crate::session::failure::Subject;
+use crate::session::stdio::{Streams, null};
+use crate::spec::BoxId;
+use crate::teardown::{Leave, OWN_WITHIN, Order, tear_down};
+
+/// What happens to the process of a session.
+#[derive(Debug)]
+pub enum Event {
+    /// The master side of the process's pseudo-terminal.
+    Terminal(OwnedFd),
+    /// The command's `execve` succeeded.
+    Started,
+    /// The command ended. If it was the box's own, the box ends with it.
+    Exited(Exit),
+    /// The timeout passed. Every process that the command started ends.
+    TimedOut,
+    /// The box could not be made, or the command could not be started.
+    Failed(Error),
+    /// The keeper is gone and did not report how the command ended, for example because
+    /// it was killed for memory together with it.
+    Gone,
+}
+
+/// What the end of a session found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ending {
+    /// Processes of the box that the kernel killed for the memory limit.
+    pub oom_kills: u64,
+}
+
+/// How long a keeper may take to end its process after the deadline.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A process in a box, which ends with this value unless it was started detached.
+#[derive(Debug)]
+pub struct Session {
+    id: BoxId,
+    channel: Channel,
+    streams: Streams,
+    /// The program and the working directory, for errors.
+    command: Option<OsString>,
+    workdir: Option<PathBuf>,
+    /// On the boot clock, as the keeper knows it.
+    deadline_ns: Option<u64>,
+    over: bool,
+    /// `None`: the box belongs to someone else.
+    owned: Option<Box<OwnedBox>>,
+}
+
+/// The box of a run.
+#[derive(Debug)]
+pub struct OwnedBox {
+    pub root: StateRoot,
+    pub record: Locked,
+    pub keeper: Child,
+    pub cgroups: CgroupHolding,
+    /// Held until the box is gone, so that no other box gets its user ids before.
+    pub _claim: OwnedFd,
+    pub reserve: Option<Reserve>,
+    /// Defaults that this host cannot enforce, one sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Session {
+    /// A session with the process of the keeper at the other end of `channel`.
+    pub fn new(id: BoxId, channel: Channel, streams: Streams, deadline_ns: Option<u64>) -> Self {
+        Self {
+            id,
+            channel,
+            streams,
+            command: None,
+            workdir: None,
+            deadline_ns,
+            over: false,
+            owned: None,
+        }
+    }
+
+    /// Names the program and the working directory that errors speak of.
+    pub(crate) fn of_command(self, command: Option<OsString>, workdir: Option<PathBuf>) -> Self {
+        Self { command, workdir, ..self }
+    }
+
+    /// Makes this the session that ends its box.
+    pub(crate) fn owning(self, owned: OwnedBox) -> Self {
+        Self { owned: Some(Box::new(owned)), ..self }
+    }
+
+    pub fn id(&self) -> &BoxId {
+        &self.id
+    }
+
+    /// Defaults that this host cannot enforce, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        self.owned.as_ref().map_or(&[], |owned| &owned.notes)
+    }
+
+    /// The host's ends of the standard streams. Empty when called again.
+    pub fn streams(&mut self) -> Streams {
+        std::mem::take(&mut self.streams)
+    }
+
+    /// Readable (or hung up) when [`Self::next_event`] returns something.
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Returns the next event without waiting. `Exited`, `TimedOut`, `Failed` and `Gone`
+    /// are the last one.
+    pub fn next_event(&mut self) -> Option<Event> {
+        if self.over {
+            return None;
+        }
+        let event = match self.channel.receive(REPORT_BYTES_MAX) {
+            Received::Nothing => return None,
+            Received::Message(report) => {
+                if let Some(owned) = &mut self.owned {
+                    owned.keeper.has_executed();
+                }
+                self.event(report)
+            }
+            Received::Closed => self.birth_failure().map_or(Event::Gone, Event::Failed),
+        };
+        self.over = !matches!(event, Event::Started | Event::Terminal(_));
+        Some(event)
+    }
+
+    fn event(&mut self, report: Report) -> Event {
+        let subject = Subject { command: self.command.as_ref(), workdir: self.workdir.as_deref() };
+        event(&self.id, report, &mut self.channel, subject)
+    }
+
+    /// Why the keeper of this session's box never became one.
+    fn birth_failure(&self) -> Option<Error> {
+        let (step, error) = self.owned.as_ref()?.keeper.failure()?;
+        Some(failure::birth(step, error))
+    }
+
+    /// How long until the keeper is late with the timeout that it enforces, for example
+    /// because it hangs in a file system that does not answer.
+    pub fn overdue_in(&self) -> Option<Duration> {
+        let deadline = Duration::from_nanos(self.deadline_ns?);
+        Some((deadline + GRACE).saturating_sub(Duration::from_nanos(boot_ns())))
+    }
+
+    /// Sends a signal to the process.
+    pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
+        self.channel
+            .send(&Request::Signal(signal), REQUEST_BYTES_MAX, &[])
+            .context(|| format!("cannot pass signal {signal} to box {}", self.id))
+    }
+
+    /// Ends the process and every process that it started, now. A run's box ends as a
+    /// whole, and [`Self::end`] is still to be called.
+    pub fn kill(&self) {
+        match &self.owned {
+            // The keeper is our unreaped child: this cannot fail in a way that `end`
+            // would not meet again and report.
+            Some(owned) => drop(owned.keeper.process.kill()),
+            None => self.channel.hang_up(),
+        }
+    }
+
+    /// The keeper of this session's box.
+    pub fn keeper(&self) -> Result<Process, Error> {
+        let doing = || format!("cannot watch the keeper of box {}", self.id);
+        match &self.owned {
+            Some(owned) => owned.keeper.process.try_clone().context(doing),
+            None => Err(Error::failed(doing()).caused_by("the session is an exec")),
+        }
+    }
+
+    /// Ends the session. For a run, returns after the box was seen empty and is removed.
+    pub fn end(mut self) -> Result<Ending, Error> {
+        self.try_end(OWN_WITHIN)
+    }
+
+    /// Ends the session within this time. After an error it can be called again.
+    pub fn try_end(&mut self, within: Duration) -> Result<Ending, Error> {
+        let Some(owned) = &mut self.owned else {
+            self.channel.hang_up();
+            return Ok(Ending { oom_kills: 0 });
+        };
+        drop(owned.reserve.take());
+        let oom_kills = owned.cgroups.oom_kills();
+        let child = Some(&owned.keeper.process);
+        let order = Order { reason: Reason::Own, leave: Leave::Nothing, within, child };
+        tear_down(owned.root.at(&self.id), &mut owned.record, order)?;
+        Ok(Ending { oom_kills })
+    }
+}
+
+/// The event that a report stands for. A report that has no place in a session comes from
+/// a keeper that cannot be trusted.
+pub(crate) fn event(
+    id: &BoxId,
+    report: Report,
+    channel: &mut Channel,
+    subject: Subject<'_>,
+) -> Event {
+    match report {
+        Report::Started => Event::Started,
+        Report::Terminal => {
+            let master = channel.take_passed().pop().filter(is_terminal_master);
+            master.map_or(Event::Gone, Event::Terminal)
+        }
+        Report::Exited { wait_status } => Event::Exited(Exit::of(wait_status)),
+        Report::TimedOut => Event::TimedOut,
+        Report::SetupFailed { step, subject, errno } => {
+            Event::Failed(failure::setup(step, &subject, errno))
+        }
+        Report::LaunchFailed { step, errno } => {
+            Event::Failed(failure::launch(step, errno, subject))
+        }
+        Report::Refused(refusal) => Event::Failed(link::refused(id, refusal)),
+        Report::Detached | Report::Done | Report::Usage(_) | Report::Input { .. } => Event::Gone,
+    }
+}
+
+/// Whether this is the terminal multiplexer's device, through which every master side is
+/// opened. A keeper may pass any descriptor.
+fn is_terminal_master(fd: &OwnedFd) -> bool {
+    let Ok(stat) = fstat(fd) else { return false };
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
+}
+
+/// As many descriptors as teardown has open at once. A process that has used up its
+/// descriptors must still be able to end its boxes.
+#[derive(Debug)]
+pub struct Reserve {
+    _spare: [OwnedFd; 6],
+}
+
+impl Reserve {
+    pub(crate) fn take() -> std::io::Result<Self> {
+        let first = null()?;
+        let again = || first.try_clone();
+        Ok(Self { _spare: [again()?, again()?, again()?, again()?, again()?, first] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_terminals_master_side_is_taken_for_one() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(!is_terminal_master(&null.into()));
+        let master = std::fs::File::open("/dev/ptmx").unwrap();
+        assert!(is_terminal_master(&master.into()));
+    }
+}

@@ -8,8 +8,16 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_kernel::step::step;
 
-use crate::session::attached::Streams;
 use crate::spec::User;
+
+/// The host's ends of a process's standard streams. With a terminal they are all absent:
+/// its master side comes as [`Event::Terminal`](crate::session::Event::Terminal).
+#[derive(Debug, Default)]
+pub struct Streams {
+    pub stdin: Option<OwnedFd>,
+    pub stdout: Option<OwnedFd>,
+    pub stderr: Option<OwnedFd>,
+}
 
 /// What descriptor 0 is, when there is no terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,12 +18,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
 use tare_control::events::{Happening, Name};
 use tare_control::{
-    Exec, ExecStreams, LaunchStep, Program, REQUEST_BYTES_MAX, Refusal, Report, Request, Workload,
+    Channel, Exec, ExecStreams, LaunchStep, Program, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received,
+    Refusal, Report, Request, Workload,
 };
 use tare_kernel::clock::boot_ns;
 use tare_kernel::launch::signal_child;
 
-use crate::channel::{Channel, Heard};
 use crate::detached::Detached;
 use crate::make::{Failure, terminal};
 use crate::process::launch::{Birth, Streams};
@@ -134,18 +134,18 @@ impl Execution {
         let Some(channel) = &mut self.channel else {
             return;
         };
-        let mut heard = channel.hear(REQUEST_BYTES_MAX);
+        let mut heard = channel.receive_in_turn(REQUEST_BYTES_MAX);
         loop {
             match heard {
-                Heard::Message(Request::Signal(signal)) => {
+                Received::Message(Request::Signal(signal)) => {
                     self.asked_to_end |= ASKING.contains(&signal);
                     signal_running(&self.stage, self.pid, signal);
                 }
-                Heard::Message(Request::Go | Request::Detach) => {}
-                Heard::Nothing => return,
-                Heard::Closed => break,
+                Received::Message(Request::Go | Request::Detach) => {}
+                Received::Nothing => return,
+                Received::Closed => break,
             }
-            heard = channel.rest(REQUEST_BYTES_MAX);
+            heard = channel.buffered(REQUEST_BYTES_MAX);
         }
         self.channel = None;
         self.end(Ending::HungUp, None);
@@ -311,7 +311,7 @@ fn streams_of(
         },
         ExecStreams::Terminal(plan) => {
             let pair = terminal::open(plan, workload.identity).map_err(Failure::into_report)?;
-            let sent = channel.report_with(&Report::Terminal, Some(pair.master.as_fd()));
+            let sent = channel.send(&Report::Terminal, REPORT_BYTES_MAX, &[pair.master.as_fd()]);
             match sent {
                 Ok(()) => Ok(Streams::Terminal(pair.slave)),
                 Err(_) => Err(Report::Refused(Refusal::Malformed)),

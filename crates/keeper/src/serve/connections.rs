@@ -2,10 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use tare_control::{CALL_BYTES_MAX, Call};
+use tare_control::{CALL_BYTES_MAX, Call, Channel, Received};
 use tare_kernel::clock::boot_ns;
-
-use crate::channel::{Channel, Heard};
 
 /// How many connections may be on their first frame at once; the others wait to
 /// be accepted, or for the place of one that has said nothing for a while.
@@ -39,11 +37,11 @@ impl Caller {
     }
 
     fn hear(&mut self) -> Said {
-        match self.channel.hear(CALL_BYTES_MAX) {
-            Heard::Message(call) => Said::Call(call),
-            Heard::Nothing if boot_ns() >= self.until_ns() => Said::Gone,
-            Heard::Nothing => Said::Nothing,
-            Heard::Closed => Said::Gone,
+        match self.channel.receive_in_turn(CALL_BYTES_MAX) {
+            Received::Message(call) => Said::Call(call),
+            Received::Nothing if boot_ns() >= self.until_ns() => Said::Gone,
+            Received::Nothing => Said::Nothing,
+            Received::Closed => Said::Gone,
         }
     }
 

@@ -12,14 +12,14 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 use tare_control::events::Happening;
 use tare_control::{
-    Call, EndedBy, KeeperUsage, REQUEST_BYTES_MAX, Refusal, Report, Request, SetupStep, Workload,
+    Call, Channel, EndedBy, KeeperUsage, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Refusal,
+    Report, Request, SetupStep, Workload,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::launch;
 use tare_kernel::step::step;
 
 use crate::cgroup::Freezer;
-use crate::channel::{Channel, Heard};
 use crate::detached::Detached;
 use crate::process::{self, Execution, Surroundings};
 use crate::serve::connections::{Caller, Callers};
@@ -226,12 +226,12 @@ impl Supervisor {
     /// `false` when the creator is gone without having left the box to itself.
     fn obey_creator(&mut self) -> bool {
         while let Some(link) = &mut self.link {
-            match link.hear(REQUEST_BYTES_MAX) {
-                Heard::Message(Request::Signal(signal)) => self.signal(signal),
-                Heard::Message(Request::Detach) => self.detach(),
-                Heard::Message(Request::Go) => {}
-                Heard::Nothing => return true,
-                Heard::Closed => return false,
+            match link.receive_in_turn(REQUEST_BYTES_MAX) {
+                Received::Message(Request::Signal(signal)) => self.signal(signal),
+                Received::Message(Request::Detach) => self.detach(),
+                Received::Message(Request::Go) => {}
+                Received::Nothing => return true,
+                Received::Closed => return false,
             }
         }
         true
@@ -395,7 +395,7 @@ impl Supervisor {
         let input = self.detached.as_ref().and_then(Detached::input);
         match input {
             Some((fd, is_terminal)) => {
-                channel.report_with(&Report::Input { is_terminal }, Some(fd)).ok();
+                channel.send(&Report::Input { is_terminal }, REPORT_BYTES_MAX, &[fd]).ok();
             }
             None => channel.report(&Report::Refused(Refusal::NoInput)),
         }

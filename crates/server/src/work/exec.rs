@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
-use tare_engine::{BoxId, ExecSpec, Executed, Stdin};
+use tare_engine::{BoxId, ExecSpec, Session, Stdin};
 use tokio::sync::mpsc;
 
 use crate::admission::Turn;
@@ -30,7 +30,7 @@ pub enum Fed {
 /// A process that runs. Dropped, it is ended.
 #[derive(Debug)]
 pub struct Process {
-    executed: Executed,
+    session: Session,
     ends: Ends,
     started: Instant,
     _permit: Turn,
@@ -62,13 +62,13 @@ pub async fn begin(
         (Fed::No, _) | (Fed::Yes, Terminal::Pty { .. }) => Stdin::Empty,
     };
     let started = Instant::now();
-    let mut executed = app.ask_in_box(move |engine| engine.exec(&id, &spec, stdin)).await?;
-    let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut executed)).await;
+    let mut session = app.ask_in_box(move |engine| engine.exec(&id, &spec, stdin)).await?;
+    let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
     let late =
         |_| ServiceError::unavailable("not_started", "the box did not start the process in time");
     let terminal = begun.map_err(late)??;
-    let ends = Ends::of(executed.streams(), terminal, bytes_max)?;
-    Ok(Process { executed, ends, started, _permit: permit })
+    let ends = Ends::of(session.streams(), terminal, bytes_max)?;
+    Ok(Process { session, ends, started, _permit: permit })
 }
 
 impl Process {
@@ -85,7 +85,7 @@ impl Process {
         mut orders: Option<mpsc::Receiver<Order>>,
         output: &Output,
     ) -> Result<Outcome, ServiceError> {
-        let relayed = relay::relay(&mut self.executed, &mut self.ends, input, &mut orders, output);
+        let relayed = relay::relay(&mut self.session, &mut self.ends, input, &mut orders, output);
         let relayed = tokio::select! {
             relayed = relayed => relayed?,
             () = app.stopping.reached(Phase::Ending) => return Err(ServiceError::stopping()),

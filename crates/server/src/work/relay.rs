@@ -2,12 +2,12 @@
 //! order and none in the way of the other.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::termios::{Winsize, tcsetwinsize};
-use tare_engine::{Attached, Error, Event, Executed, Exit, Streams};
+use tare_engine::{Event, Exit, Session, Streams};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -138,11 +138,11 @@ pub enum Relayed {
 }
 
 /// Waits until the process runs; its terminal, if it has one.
-pub async fn started(executed: &mut Executed) -> Result<Option<OwnedFd>, ServiceError> {
-    let events = Events::of(executed.events_fd())?;
+pub async fn started(session: &mut Session) -> Result<Option<OwnedFd>, ServiceError> {
+    let events = Events::of(session.events_fd())?;
     let mut terminal = None;
     loop {
-        match events.next(|| executed.next_event()).await? {
+        match events.next(|| session.next_event()).await? {
             Event::Terminal(master) => terminal = Some(master),
             Event::Started => return Ok(terminal),
             Event::Failed(error) => return Err(error.into()),
@@ -315,48 +315,15 @@ impl Output {
     }
 }
 
-/// A command that runs: a box's own, or one more in it.
-pub trait Runs {
-    fn events_fd(&self) -> BorrowedFd<'_>;
-    fn next_event(&mut self) -> Option<Event>;
-    fn overdue_in(&self) -> Option<Duration>;
-    fn signal(&mut self, signal: i32) -> Result<(), Error>;
-}
-
-macro_rules! runs {
-    ($type:ty) => {
-        impl Runs for $type {
-            fn events_fd(&self) -> BorrowedFd<'_> {
-                <$type>::events_fd(self)
-            }
-
-            fn next_event(&mut self) -> Option<Event> {
-                <$type>::next_event(self)
-            }
-
-            fn overdue_in(&self) -> Option<Duration> {
-                <$type>::overdue_in(self)
-            }
-
-            fn signal(&mut self, signal: i32) -> Result<(), Error> {
-                <$type>::signal(self, signal)
-            }
-        }
-    };
-}
-
-runs!(Attached);
-runs!(Executed);
-
 /// Until the command has ended.
 pub async fn relay(
-    executed: &mut impl Runs,
+    session: &mut Session,
     ends: &mut Ends,
     input: Input,
     orders: &mut Option<mpsc::Receiver<Order>>,
     output: &Output,
 ) -> Result<Relayed, ServiceError> {
-    let events = Events::of(executed.events_fd())?;
+    let events = Events::of(session.events_fd())?;
     let feeding = feed(ends.stdin.take(), ends.terminal.is_some(), input);
     let (mut stdout, mut stderr) = (ends.stdout.take_over(), ends.stderr.take_over());
     let reading = async { tokio::try_join!(stdout.read(output), stderr.read(output)) };
@@ -364,9 +331,9 @@ pub async fn relay(
     let mut reading = Box::pin(reading);
     let (mut is_fed, mut is_read) = (false, false);
     let relayed = loop {
-        let overdue = overdue(executed);
+        let overdue = overdue(session);
         tokio::select! {
-            event = events.next(|| executed.next_event()) => match event? {
+            event = events.next(|| session.next_event()) => match event? {
                 Event::Started | Event::Terminal(_) => {}
                 Event::Exited(exit) => break Relayed::Ended(Ended::Exited(exit)),
                 Event::TimedOut => break Relayed::Ended(Ended::TimedOut),
@@ -381,7 +348,7 @@ pub async fn relay(
             () = &mut feeding, if !is_fed => is_fed = true,
             order = next_order(orders) => match order {
                 // One that does not arrive is of a process that is about to end.
-                Order::Signal(signal) => drop(executed.signal(signal)),
+                Order::Signal(signal) => drop(session.signal(signal)),
                 Order::Resize { rows, columns } => ends.resize(rows, columns),
             },
             () = overdue => break Relayed::Ended(Ended::TimedOut),
@@ -417,8 +384,8 @@ async fn next_order(orders: &mut Option<mpsc::Receiver<Order>>) -> Order {
 }
 
 /// When the keeper is late with the timeout that it keeps.
-fn overdue<R: Runs>(executed: &R) -> impl Future<Output = ()> + use<R> {
-    let left = executed.overdue_in();
+fn overdue(session: &Session) -> impl Future<Output = ()> + use<> {
+    let left = session.overdue_in();
     async move {
         match left {
             Some(left) => tokio::time::sleep(left).await,

@@ -10,7 +10,7 @@
 //! its files and afterwards until they are collected.
 //!
 //! It runs in a task of its own, which nobody cancels: from the moment that there is a
-//! box every path leads through [`Attached::end`]. A client that goes away is noticed
+//! box every path leads through [`Session::end`]. A client that goes away is noticed
 //! by the handle that it held.
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, command, name};
-use tare_engine::{Attached, BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Keeper, Stdin};
+use tare_engine::{BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Keeper, Session, Stdin};
 
 pub use crate::work::files::{FileIn, FileOut};
 
@@ -186,7 +186,7 @@ impl Cut {
 
 struct Course<'a, T> {
     app: &'a App,
-    attached: Attached,
+    session: Session,
     /// Given back when nothing is left.
     admitted: Option<Admitted>,
     wanted: &'a mut Wanted<Outcome<T>>,
@@ -233,18 +233,18 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             }
         };
         stage.enter("creating the box");
-        let attached = make(app, spec, stdin).await;
-        let attached = attached.inspect_err(|error| tell(None, Over::failed(error)))?;
-        app.journal.note_box(attached.notes());
-        let id = attached.id().clone();
+        let session = make(app, spec, stdin).await;
+        let session = session.inspect_err(|error| tell(None, Over::failed(error)))?;
+        app.journal.note_box(session.notes());
+        let id = session.id().clone();
         let mut course =
-            Self { app, attached, admitted: Some(admitted), wanted, since: started, stage };
+            Self { app, session, admitted: Some(admitted), wanted, since: started, stage };
         course.lap(Lap::Create);
         course.stage.enter("starting the box");
         let ran = course.go(what, output, bench).await;
         course.stage.enter("ending the box");
         if ran.is_err() {
-            course.attached.kill();
+            course.session.kill();
         }
         let ending = course.end(request_id).await;
         tell(Some(&id), Over::of(&ran, &ending));
@@ -281,7 +281,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         if what.copies_nothing() {
             return self.go_straight(what, output).await;
         }
-        let id = self.attached.id().clone();
+        let id = self.session.id().clone();
         let stdin = what.stdin();
         if !what.files.is_empty() {
             let app = self.app.clone();
@@ -311,13 +311,13 @@ impl<'a, T: Send + 'static> Course<'a, T> {
 
     /// The command is the box's own.
     async fn go_straight(&mut self, what: OneShot<T>, output: &Output) -> Result<Ran<T>, Cut> {
-        let attached = &mut self.attached;
-        let ends = Ends::of(attached.streams(), None, what.output_bytes_max)?;
+        let session = &mut self.session;
+        let ends = Ends::of(session.streams(), None, what.output_bytes_max)?;
         let mut ends = ends.at_flood(what.flood);
         self.box_is_made();
         self.lap(Lap::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
-        let relayed = relay::relay(&mut self.attached, &mut ends, input, orders, output);
+        let relayed = relay::relay(&mut self.session, &mut ends, input, orders, output);
         let ended = unless_ended(self.app, self.wanted, relayed).await?;
         self.lap(Lap::Run);
         Ok(Ran { ended, collected: None, ends })
@@ -325,13 +325,12 @@ impl<'a, T: Send + 'static> Course<'a, T> {
 
     /// Until its keeper says that the box is made.
     async fn await_made(&mut self, bench: Bench) -> Result<(), Cut> {
-        let events = Events::of(self.attached.events_fd())?;
-        let keeper = self.attached.keeper().try_clone();
-        let keeper = keeper.map_err(|error| ServiceError::internal(error.to_string()))?;
+        let events = Events::of(self.session.events_fd())?;
+        let keeper = self.session.keeper().map_err(ServiceError::from)?;
         let slow = say_where(&keeper, &self.stage);
-        let attached = &mut self.attached;
+        let session = &mut self.session;
         let made = async {
-            match events.next(|| attached.next_event()).await? {
+            match events.next(|| session.next_event()).await? {
                 Event::Started => Ok(()),
                 Event::Failed(error) => Err(ServiceError::from(error)),
                 Event::Terminal(_) | Event::Exited(_) | Event::TimedOut | Event::Gone => {
@@ -380,7 +379,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                 Cut::Failed(ServiceError::invalid("files_stalled", message))
             }
         };
-        self.attached.kill();
+        self.session.kill();
         what.await.ok();
         Err(cut)
     }
@@ -388,23 +387,25 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     /// The one way out. What cannot be ended is on record, and tried again by whoever
     /// looks next.
     async fn end(mut self, request_id: Option<&str>) -> Result<Ending, ServiceError> {
-        let (app, id) = (self.app.clone(), self.attached.id().clone());
+        let (app, id) = (self.app.clone(), self.session.id().clone());
         let started = Instant::now();
         let ended = loop {
-            let (attached, ended) = try_to_end(&app, self.attached).await;
+            let (session, ended) = try_to_end(&app, self.session).await;
             let left = ENDED_WITHIN.saturating_sub(started.elapsed());
             match ended {
                 Err(error) if left.is_zero() => {
                     // Its end is noticed, whenever that comes, and it is swept then.
-                    let keeper = attached.keeper().try_clone();
-                    let admitted = self.admitted.take().map(Admitted::without_turn);
-                    keeper.and_then(|keeper| app.watch.add(id.clone(), keeper, admitted)).ok();
+                    if let Ok(keeper) = session.keeper() {
+                        let admitted = self.admitted.take().map(Admitted::without_turn);
+                        app.watch.add(id.clone(), keeper, admitted).ok();
+                    }
                     break Err(error);
                 }
                 Err(_not_yet) => {
-                    is_dead(&app, attached.keeper().as_fd(), left).await?;
+                    let keeper = session.keeper()?;
+                    is_dead(&app, keeper.as_fd(), left).await?;
                     tokio::time::sleep(TRY_AGAIN.min(left)).await;
-                    self.attached = attached;
+                    self.session = session;
                 }
                 Ok(ending) => break Ok(ending),
             }
@@ -423,10 +424,10 @@ impl<'a, T: Send + 'static> Course<'a, T> {
 /// How long an attempt to end a box may hold its thread.
 const TRIED_WITHIN: Duration = Duration::from_secs(1);
 
-async fn try_to_end(app: &App, mut attached: Attached) -> (Attached, Result<Ending, Error>) {
+async fn try_to_end(app: &App, mut session: Session) -> (Session, Result<Ending, Error>) {
     app.call(move || {
-        let ended = attached.try_end(TRIED_WITHIN);
-        (attached, ended)
+        let ended = session.try_end(TRIED_WITHIN);
+        (session, ended)
     })
     .await
 }
@@ -498,7 +499,7 @@ async fn unless_ended<T>(
     }
 }
 
-async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Attached, ServiceError> {
+async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Session, ServiceError> {
     let engine = Arc::clone(&app.engine);
     let made = app.makers.make(move || engine.run(&spec, stdin));
     match made.await {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use tare_engine::spec::{Spec, quantity};
-use tare_engine::{Attached, Context as _, Error, ErrorKind, Exit, Stdin};
+use tare_engine::{Context as _, Error, ErrorKind, Exit, Stdin};
 use tare_kernel::signals;
 
 use crate::commands::doctor::{Check, Status};
@@ -67,8 +67,8 @@ fn make_and_end(context: &Context) -> Result<(), Error> {
         past_limit: PastLimit::Truncate,
         writers: Writers::Dead,
     };
-    let attached = engine.run(&spec, Stdin::Empty)?;
-    let attended = stdio::attend(attached, settings, &signals, Attached::end)?;
+    let session = engine.run(&spec, Stdin::Empty)?;
+    let attended = stdio::attend(session, settings, &signals)?;
     judge(attended.outcome)?;
     attended.ending.map(drop)
 }

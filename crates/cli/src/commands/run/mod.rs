@@ -5,15 +5,15 @@
 //! ```
 //!
 //! From the moment that the engine has made a box every path leads through
-//! [`Attached::end`]. Signals are taken over before there is a box, so that
+//! [`tare_engine::Session::end`]. Signals are taken over before there is a box, so that
 //! none can end tare without its box.
 
 use std::time::Instant;
 
 use rustix::process::{getgid, getuid};
 use serde::Serialize;
+use tare_engine::Error;
 use tare_engine::spec::User;
-use tare_engine::{Attached, Ending, Error};
 use tare_kernel::signals;
 
 mod args;
@@ -38,12 +38,12 @@ pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
         return detach::start(&engine, args, &request, &taken);
     }
     let started = Instant::now();
-    let attached = engine.run(&request.spec, request.stdin)?;
+    let session = engine.run(&request.spec, request.stdin)?;
     if !request.quiet {
-        attached.notes().iter().for_each(|note| print_note(note));
+        session.notes().iter().for_each(|note| print_note(note));
     }
-    let id = attached.id().to_string();
-    let attended = stdio::attend(attached, request.relay, &taken, Attached::end)?;
+    let id = session.id().to_string();
+    let attended = stdio::attend(session, request.relay, &taken)?;
     conclude(id, attended, started, &request)
 }
 
@@ -66,7 +66,7 @@ struct Report {
 /// Prints what there is to say, and returns the exit code.
 fn conclude(
     id: String,
-    attended: Attended<Ending>,
+    attended: Attended,
     started: Instant,
     request: &Request,
 ) -> Result<u8, Error> {

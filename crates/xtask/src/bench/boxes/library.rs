@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_engine::{BoxId, Engine, Event, ExecSpec, Executed, Exit, Stdin};
+use tare_engine::{BoxId, Engine, Event, ExecSpec, Exit, Session, Stdin};
 
 use super::super::RunOnce;
 use crate::failure::{Doing, Failure};
@@ -39,17 +39,17 @@ pub fn subject(
 }
 
 fn run(engine: &Engine, id: &BoxId, command: &[&str]) -> Result<u8, String> {
-    let executed = engine.exec(id, &ExecSpec::of(command), Stdin::Empty);
-    exit_code(executed.map_err(|error| error.to_string())?)
+    let session = engine.exec(id, &ExecSpec::of(command), Stdin::Empty);
+    exit_code(session.map_err(|error| error.to_string())?)
 }
 
-fn exit_code(mut executed: Executed) -> Result<u8, String> {
+fn exit_code(mut session: Session) -> Result<u8, String> {
     loop {
-        match executed.next_event() {
+        match session.next_event() {
             Some(Event::Exited(Exit::Code(code))) => return Ok(code),
             Some(Event::Started) => {}
             Some(other) => return Err(format!("{other:?}")),
-            None => wait(executed.events_fd()),
+            None => wait(session.events_fd()),
         }
     }
 }

@@ -1,0 +1,139 @@
+//! Starts another process in a live box. The box's keeper starts it, with pipes or a
+//! terminal that are made for it.
+
+use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tare_control::{Call, Exec, ExecStreams, Identity, Program, TerminalPlan};
+
+use crate::engine::Engine;
+use crate::error::{Context, Error};
+use crate::record::Record;
+use crate::session::Session;
+use crate::session::link::KeeperLink;
+use crate::session::stdio::{Owner, Stdin, Stdio};
+use crate::spec::BoxId;
+use crate::spec::{Isolation, Terminal, User};
+use crate::time::from_now;
+
+/// What is to be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecSpec {
+    /// Never empty; no element holds a NUL.
+    pub command: Vec<OsString>,
+    /// Over the environment of the box.
+    pub env: Vec<(OsString, OsString)>,
+    /// `None`: as the box's command.
+    pub workdir: Option<PathBuf>,
+    pub user: Option<User>,
+    pub terminal: Terminal,
+    pub timeout: Option<Duration>,
+    /// It does not need its client, and its output goes to the box's log.
+    pub detached: bool,
+}
+
+impl ExecSpec {
+    /// A command over pipes, all else as the box's own.
+    pub fn of<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            command: command.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            workdir: None,
+            user: None,
+            terminal: Terminal::Pipes,
+            timeout: None,
+            detached: false,
+        }
+    }
+
+    fn streams(&self) -> ExecStreams {
+        match (self.detached, self.terminal) {
+            (true, _) => ExecStreams::Log,
+            (false, Terminal::Pty { rows, columns }) => {
+                ExecStreams::Terminal(TerminalPlan { rows, columns })
+            }
+            (false, Terminal::Pipes) => ExecStreams::Passed,
+        }
+    }
+
+    fn request(&self) -> Exec {
+        let words = self.command.iter().map(|word| word.as_bytes().to_owned());
+        let workdir = self.workdir.as_ref().map(|path| path.as_os_str());
+        let pairs = self.env.iter();
+        Exec {
+            program: Program::Command(words.collect()),
+            env: pairs
+                .map(|(key, value)| [key.as_bytes(), b"=", value.as_bytes()].concat())
+                .collect(),
+            workdir: workdir.map(|path| path.as_bytes().to_owned()),
+            identity: self.user.map(|User { uid, gid }| Identity { uid, gid }),
+            streams: self.streams(),
+            timeout_ns: self
+                .timeout
+                .map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+impl Engine {
+    /// Starts another process in a live box. Whether it started comes as an event; a
+    /// keeper that does not answer in time is an error.
+    pub fn exec(&self, id: &BoxId, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
+        let record = self.awake(id)?;
+        refuse_user(&record, id, spec)?;
+        let deadline_ns = spec.timeout.map(from_now);
+        let (link, stdio) = start(&record, id, spec.request(), spec.user, stdin)?;
+        link.await_answer(id)?;
+        let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
+        Ok(Session::new(id.clone(), link.channel, streams, deadline_ns)
+            .of_command(spec.command.first().cloned(), spec.workdir.clone()))
+    }
+}
+
+/// Asks the keeper to start a process. `user`: its user, if not the one of the box's
+/// command. Returns the pipes that were made for it.
+pub(crate) fn start(
+    record: &Record,
+    id: &BoxId,
+    exec: Exec,
+    user: Option<User>,
+    stdin: Stdin,
+) -> Result<(KeeperLink, Option<Stdio>), Error> {
+    let stdio = match exec.streams {
+        ExecStreams::Passed => {
+            let made = Stdio::pipes(stdin, owner(record, user));
+            Some(made.context(|| "cannot make pipes for the command".into())?)
+        }
+        ExecStreams::Terminal(_) | ExecStreams::Log => None,
+    };
+    let passed = stdio.as_ref().map(Stdio::theirs);
+    let passed: &[BorrowedFd<'_>] = passed.as_ref().map_or(&[], |streams| streams);
+    let link = KeeperLink::open(record, id, &Call::Exec(exec), passed)?;
+    Ok((link, stdio))
+}
+
+/// Containment changes nobody's ids.
+fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error> {
+    let intent = record.account.intent.as_ref();
+    let contained = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Contain);
+    if spec.user.is_none() || !contained {
+        return Ok(());
+    }
+    Err(Error::bad_request(format!("box {id} has no users of its own"))
+        .caused_by("it was started with --contain")
+        .with_hint("leave -u out"))
+}
+
+/// Who the process is on the host.
+fn owner(record: &Record, user: Option<User>) -> Owner {
+    let account = &record.account;
+    let first_uid = account.keeper.as_ref().and_then(|keeper| keeper.first_uid);
+    let box_user = account.intent.as_ref().map(|intent| intent.spec.user);
+    match user.or(box_user) {
+        Some(user) => Owner::of(first_uid, user),
+        None => Owner::of(None, User { uid: 0, gid: 0 }),
+    }
+}
