@@ -249,7 +249,7 @@ mod tests {
 
     /// E100.
     #[test]
-    fn numbers_that_are_none_are_refused() {
+    fn malformed_numbers_are_refused() {
         let numbers: [(&[u8], Option<i64>); 12] = [
             (b"0000644\0", Some(0o644)),
             (b"   644 \0", Some(0o644)),

@@ -33,7 +33,7 @@ fn problem(archive: &[u8]) -> String {
 }
 
 #[test]
-fn what_is_no_archive_is_called_so() {
+fn data_that_is_not_an_archive_is_reported_as_such() {
     assert_eq!(problem(b""), "not a tar archive");
     assert_eq!(problem(b"hello"), "not a tar archive");
     assert_eq!(problem(&[0x55; 10_000]), "not a tar archive");
@@ -194,7 +194,7 @@ fn nested_headers_are_read_as_gnu_tar_reads_them() {
 }
 
 #[test]
-fn an_archive_that_is_cut_in_a_file_leaves_the_file_that_was_there() {
+fn an_archive_truncated_in_a_file_keeps_the_old_file() {
     let archive = Archive::new().file("file", &[7; 100_000]).end();
     let into = TemporaryDirectory::new();
     into.write("file", "old");

@@ -281,7 +281,7 @@ fn a_name_that_no_file_system_has_is_a_clear_error() {
 }
 
 #[test]
-fn only_the_asked_for_top_is_unpacked() {
+fn only_the_requested_top_level_name_is_unpacked() {
     let ground = Ground::new();
     let options = Options { top: Top::Only { name: b"b", becomes: b"c" }, ..Options::default() };
     let good = Archive::new().directory("b", 0o755).file("./b/f", b"1");

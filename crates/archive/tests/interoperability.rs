@@ -119,7 +119,7 @@ fn is_unpacked_by(program: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn gnu_tar_unpacks_what_is_packed() {
+fn gnu_tar_unpacks_our_archives() {
     if !has_program("tar") {
         skip!("there is no tar");
     }
@@ -127,7 +127,7 @@ fn gnu_tar_unpacks_what_is_packed() {
 }
 
 #[test]
-fn python_unpacks_what_is_packed() {
+fn python_unpacks_our_archives() {
     if !has_program("python3") {
         skip!("there is no python3");
     }

@@ -132,7 +132,7 @@ fn special_files_are_refused_by_name() {
 }
 
 #[test]
-fn only_one_name_can_be_asked_for() {
+fn unpack_can_be_limited_to_one_name() {
     for entry in ["a/b", "..", "", "/"] {
         let error = pack(Path::new("/"), entry).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Refused, "{entry}");
@@ -186,7 +186,7 @@ fn a_file_that_changes_its_size_leaves_the_archive_whole() {
 }
 
 #[test]
-fn what_vanishes_during_the_walk_is_not_in_the_archive() {
+fn files_that_vanish_during_packing_are_left_out() {
     let (from, to) = (TemporaryDirectory::new(), TemporaryDirectory::new());
     let top = from.join("d");
     for directory in 0..100 {

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_program_is_called_its_name_is_one_harmless_word() {
+    fn every_program_name_becomes_one_harmless_word() {
         let mut random = Random(7);
         for length in 0..200 {
             let name = Name::of(&random.bytes(length));
@@ -323,7 +323,7 @@ mod tests {
     /// Whatever is in the file, reading it ends, and what comes of it is nothing but
     /// visible characters, at most one event for each slot, in order.
     #[test]
-    fn a_hostile_file_says_nothing_that_could_not_have_been_written() {
+    fn a_hostile_journal_yields_only_possible_events() {
         let mut random = Random(11);
         let whole = file_of(
             &(0..60)
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_of_one_event_and_half_of_another_is_none() {
+    fn a_torn_event_is_ignored() {
         for text in [
             "61 5 started",
             "1 5 started now",

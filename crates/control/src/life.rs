@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_left_out() {
+    fn malformed_events_are_left_out() {
         assert_eq!(parse(b"exited x command 1\nexited 1 magic 2\n\0\0\xff"), []);
         let behind = [&[b' '; LIFE_BYTES][..], b"\ndetached\n"].concat();
         assert_eq!(parse(&behind), []);

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_moment_is_refused() {
+    fn an_invalid_time_is_refused() {
         for text in [
             "",
             "yesterday",

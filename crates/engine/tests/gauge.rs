@@ -263,14 +263,14 @@ fn open_descriptors(from: u64) -> u64 {
 
 /// Among them what says how many processes and how much memory the cgroup has.
 #[test]
-fn descriptors_are_counted_and_every_gauge_works_when_there_are_none_left() {
+fn every_gauge_works_without_free_descriptors() {
     let Some(directory) = inner() else {
         let Some(around) = around_all() else {
             skip!("no cgroup with a limit of processes and one of memory can be made here");
         };
         let enter: String = around.iter().map(Around::enter).collect();
         let directory = TemporaryDirectory::new();
-        let test = "descriptors_are_counted_and_every_gauge_works_when_there_are_none_left";
+        let test = "every_gauge_works_without_free_descriptors";
         let around = format!("{enter} ulimit -n 128; exec");
         return run_inner(test, &directory, &around);
     };
@@ -345,7 +345,7 @@ fn when_the_kernel_refuses_a_user_another_process_the_limit_is_reached() {
 }
 
 #[test]
-fn root_has_no_limit_of_processes_of_its_own() {
+fn root_has_no_user_process_gauge() {
     if !is_root() {
         skip!("only root is exempt");
     }
@@ -358,7 +358,7 @@ fn root_has_no_limit_of_processes_of_its_own() {
 const PAGE: u64 = 4096;
 
 #[test]
-fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
+fn a_full_disk_shows_in_bytes_and_inodes() {
     let Some(directory) = inner() else {
         if !is_root() {
             skip!("only root can mount a small disk");
@@ -372,7 +372,7 @@ fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
             "export {INNER}={small}; exec unshare --mount --propagation private \
              sh -c '{mount} && exec \"$@\"' sh"
         );
-        let test = "a_disk_that_is_full_is_told_by_its_bytes_and_its_names";
+        let test = "a_full_disk_shows_in_bytes_and_inodes";
         return run_inner(test, &directory, &around);
     };
     let mut gauges = gauges(&directory, GaugeSettings::default());
@@ -407,14 +407,14 @@ fn a_disk_that_is_full_is_told_by_its_bytes_and_its_names() {
 /// What the kernel can take back is not used, or a cgroup in which files are read is
 /// full for ever.
 #[test]
-fn the_memory_of_a_cgroup_is_what_cannot_be_had_back() {
+fn the_memory_of_a_cgroup_excludes_reclaimable_pages() {
     let Some(directory) = inner() else {
         let Some(around) = around_memory(64 * MIB) else {
             skip!("no cgroup with a limit of memory can be made here");
         };
         let directory = TemporaryDirectory::new();
         tell_cgroup(&directory, "memory", &around);
-        let test = "the_memory_of_a_cgroup_is_what_cannot_be_had_back";
+        let test = "the_memory_of_a_cgroup_excludes_reclaimable_pages";
         return run_inner(test, &directory, &format!("{} exec", around.enter()));
     };
     let cgroup = own_cgroup("memory");
@@ -475,7 +475,7 @@ fn meminfo(key: &str) -> u64 {
 }
 
 #[test]
-fn what_the_host_has_is_what_the_kernel_tells() {
+fn host_gauges_agree_with_the_kernel() {
     let directory = TemporaryDirectory::new();
     let mut gauges = gauges(directory.path(), GaugeSettings::default());
     agrees(&mut gauges, Gauge::PidsHost, || {

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_replacement_left_is_removed_by_the_next_one() {
+    fn the_next_replacement_removes_leftovers_of_a_killed_one() {
         let directory = TemporaryDirectory::new();
         directory.write("file", "old");
         directory.write(hidden_name(c"file").to_str().unwrap(), "left");

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_ignores_stays_ignored() {
+    fn signals_that_the_caller_ignores_stay_ignored() {
         // Rust's runtime ignores SIGPIPE before main.
         let signals = SignalFd::open(&[libc::SIGPIPE]).unwrap();
         raise(libc::SIGPIPE);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_no_signal_is_refused() {
+    fn an_invalid_signal_number_is_refused() {
         assert!(SignalFd::open(&[-1]).is_err());
         assert!(SignalFd::open(&[4096]).is_err());
     }

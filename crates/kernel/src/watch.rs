@@ -143,7 +143,7 @@ mod tests {
         }
     }
     #[test]
-    fn one_instance_tells_which_of_its_files_has_changed() {
+    fn one_inotify_instance_reports_which_file_changed() {
         let directory = TemporaryDirectory::new();
         let files = ["a", "b"].map(|name| File::create(directory.join(name)).unwrap().into());
         let watch = Watch::new().unwrap();

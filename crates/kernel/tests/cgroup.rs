@@ -50,7 +50,7 @@ fn start_with(program: &str, enter: impl FnOnce(&str)) -> Child {
 /// thread only, which is gone here. The first half is the control: it shows
 /// that the process does survive.
 #[test]
-fn a_process_whose_main_thread_has_exited_is_killed_all_the_same() {
+fn a_process_whose_main_thread_has_exited_is_killed() {
     let Some((path, cgroup)) = own_cgroup("main-thread") else {
         skip!("no cgroup v2 hierarchy that we may write");
     };
@@ -155,7 +155,7 @@ fn removing_a_cgroup_that_is_already_gone_succeeds() {
 
 /// A page of process numbers is about 700 of them.
 #[test]
-fn everyone_in_a_cgroup_and_below_is_found_however_many_they_are() {
+fn all_members_of_a_cgroup_and_its_descendants_are_found() {
     let Some((path, cgroup)) = own_cgroup("members") else {
         skip!("no cgroup v2 hierarchy that we may write");
     };

@@ -103,7 +103,7 @@ fn a_child_that_waits_for_its_go_holds_only_its_own_descriptors() {
 }
 
 #[test]
-fn a_child_that_cannot_execute_says_at_which_step() {
+fn a_child_that_cannot_execute_reports_the_step() {
     let (_output, input) = pipe().unwrap();
     let spawned = start("/etc/passwd", &script(""), &input, &[]).go();
     assert!(spawned.process.wait_dead(BOUND).unwrap());

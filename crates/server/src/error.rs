@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_has_no_more_of_is_named_and_may_be_there_later() {
+    fn an_exhausted_resource_is_named_and_retryable() {
         for (errno, what) in
             [(Errno::MFILE, "descriptors"), (Errno::AGAIN, "processes"), (Errno::NOSPC, "space")]
         {

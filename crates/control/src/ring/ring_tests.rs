@@ -49,7 +49,7 @@ fn numbered(range: std::ops::Range<usize>) -> String {
 }
 
 #[test]
-fn what_is_written_is_read_in_order_with_its_time_and_stream() {
+fn records_are_read_in_order_with_time_and_stream() {
     let (mut writer, mut reader) = log(BYTES_MAX);
     assert_eq!(rest(&mut reader), []);
     writer.append_at(17, Stream::Stdout, b"one\n");
@@ -78,7 +78,7 @@ fn append_notes_the_wall_clock() {
 }
 
 #[test]
-fn a_chunk_of_any_size_comes_back_whole() {
+fn a_chunk_of_any_size_is_read_back_unchanged() {
     let (mut writer, mut reader) = log(4 << 20);
     let text = numbered(0..50_000);
     writer.append_at(1, Stream::Stdout, text.as_bytes());
@@ -116,7 +116,7 @@ fn a_limit_that_is_too_small_is_raised_to_the_least() {
 }
 
 #[test]
-fn a_reader_goes_on_across_any_number_of_turns() {
+fn a_reader_continues_across_any_number_of_segments() {
     let (mut writer, mut reader) = log(BYTES_MAX);
     for number in 0..20_000 {
         let line = numbered(number..number + 1);
@@ -130,7 +130,7 @@ fn a_reader_goes_on_across_any_number_of_turns() {
 }
 
 #[test]
-fn a_reader_that_is_overtaken_goes_on_with_the_oldest_and_knows_what_it_missed() {
+fn an_overtaken_reader_continues_with_the_oldest_record_and_counts_lost_bytes() {
     let (mut writer, mut reader) = log(BYTES_MAX);
     for number in 0..10_000 {
         let line = numbered(number..number + 1);
@@ -148,7 +148,7 @@ fn a_reader_that_is_overtaken_goes_on_with_the_oldest_and_knows_what_it_missed()
 }
 
 #[test]
-fn the_end_lies_behind_all_that_is_there_and_before_all_that_comes() {
+fn the_end_is_after_all_records_and_before_later_ones() {
     let (mut writer, mut reader) = log(LOG_BYTES_MIN);
     for _ in 0..300 {
         let end = reader.end().unwrap();
@@ -258,7 +258,7 @@ fn read_hostile(files: [OwnedFd; 2]) -> usize {
 }
 
 #[test]
-fn a_log_cut_off_anywhere_gives_the_records_before() {
+fn a_log_truncated_anywhere_gives_the_records_before() {
     let files = files();
     let mut writer = Writer::new(clones(&files), BYTES_MAX);
     writer.append_at(1, Stream::Stdout, b"one");
@@ -377,7 +377,7 @@ impl SmallDisk {
 }
 
 #[test]
-fn a_disk_that_fills_up_leaves_a_log_that_goes_on_when_there_is_room() {
+fn a_log_continues_when_a_full_disk_has_space_again() {
     let Some(disk) = SmallDisk::new() else {
         skip!("no tmpfs can be made without privileges");
     };
@@ -405,7 +405,7 @@ fn a_disk_that_fills_up_leaves_a_log_that_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn what_a_full_disk_dropped_last_is_told_once_without_a_record_behind_it() {
+fn bytes_dropped_last_by_a_full_disk_are_reported_once() {
     let Some(disk) = SmallDisk::new() else {
         skip!("no tmpfs can be made without privileges");
     };
@@ -439,7 +439,7 @@ fn what_a_full_disk_dropped_last_is_told_once_without_a_record_behind_it() {
 }
 
 #[test]
-fn a_full_disk_at_the_turn_of_a_segment_is_told_and_loses_no_later_record() {
+fn a_full_disk_at_a_segment_change_is_reported_and_loses_no_later_record() {
     let whole_segment = (BYTES_MAX / 2) as usize - SEGMENT_HEADER_BYTES - RECORD_OVERHEAD;
     // Room for nothing at all, or for a part of the first record.
     for pages in [0, 1] {

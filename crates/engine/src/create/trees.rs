@@ -212,7 +212,7 @@ mod tests {
 
     /// E079: a live socket beneath a volume is found by the kernel's own list.
     #[test]
-    fn a_live_socket_beneath_a_directory_is_found_and_none_elsewhere() {
+    fn only_live_sockets_beneath_the_directory_are_found() {
         let directory = std::env::temp_dir().join(format!("tare-sockets-{}", std::process::id()));
         fs::create_dir(&directory).unwrap();
         assert_eq!(live_socket_beneath(&directory), None);

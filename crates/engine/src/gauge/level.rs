@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_at_every_percent_becomes_what_the_table_says() {
+    fn every_level_at_every_percent_follows_the_table() {
         for percent in 0..=120 {
             let fraction = f64::from(percent) / 100.0;
             let next = Level::ALL.map(|old| old.next(fraction, &Thresholds::default()));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_swings_around_a_threshold_changes_once() {
+    fn use_that_oscillates_around_a_threshold_changes_the_level_once() {
         let thresholds = Thresholds::default();
         let mut level = Normal;
         let mut changes = 0;
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_that_cannot_be_told_apart_or_never_left_are_refused() {
+    fn equal_or_unreachable_thresholds_are_refused() {
         assert!(Thresholds::new(60, 80, 95, 5).is_ok());
         assert!(Thresholds::new(10, 20, 100, 0).is_ok());
         for (warn, alert, full, margin) in

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once() {
+    fn a_level_change_is_reported_once() {
         let mut levels = Levels::new(Thresholds::default());
         let full = || vec![at(Gauge::PidsHost, 96), at(Gauge::Boxes, 10)];
         let changes = levels.update(full());

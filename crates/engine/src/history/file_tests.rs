@@ -90,7 +90,7 @@ fn a_story_is_kept_for_its_retention_and_not_past_a_boot() {
 }
 
 #[test]
-fn it_never_grows_past_its_limit_and_the_oldest_go_first() {
+fn the_history_file_stays_within_its_limit_and_drops_the_oldest() {
     let place = Place::new();
     let path = place.file();
     let stories: Vec<Story> = (0..1500).map(|_| story(&"x".repeat(1000))).collect();
@@ -182,7 +182,7 @@ fn a_huge_file_is_read_at_its_end_and_becomes_small_again() {
 }
 
 #[test]
-fn what_is_no_file_of_ours_is_left_alone() {
+fn a_foreign_history_file_is_left_alone() {
     let place = Place::new();
     let path = place.file();
     let target = place.0.join("target");
@@ -202,7 +202,7 @@ fn what_is_no_file_of_ours_is_left_alone() {
 }
 
 #[test]
-fn whoever_holds_it_costs_a_story_and_no_time() {
+fn a_locked_history_file_loses_one_history_and_delays_nothing() {
     let place = Place::new();
     let path = place.file();
     fs::write(&path, "").unwrap();
@@ -215,7 +215,7 @@ fn whoever_holds_it_costs_a_story_and_no_time() {
 }
 
 #[test]
-fn many_add_at_once_and_none_is_lost() {
+fn concurrent_additions_lose_no_history() {
     let place = Place::new();
     let path = place.file();
     std::thread::scope(|scope| {

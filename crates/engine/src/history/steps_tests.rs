@@ -96,14 +96,14 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
 }
 
 #[test]
-fn a_keeper_that_said_nothing_was_killed_from_elsewhere() {
+fn a_keeper_that_recorded_no_end_was_killed_by_another_process() {
     let story = told(&[intent("true"), ended(9, "kill")], Vec::new(), Vec::new());
     let expected = [StepKind::Created, StepKind::Lost, StepKind::Emptied];
     assert_eq!(kinds(&story), expected);
 }
 
 #[test]
-fn an_end_that_was_said_twice_is_told_once() {
+fn an_end_recorded_twice_is_shown_once() {
     let exited = LifeEvent::Exited { wait_status: 0, by: EndedBy::Command, at_ms: 1_000_005 };
     let again = event(0, 5, Happening::CommandEnded { wait_status: 0 });
     for (life, events) in
@@ -138,7 +138,7 @@ fn no_event_is_before_the_box_or_after_now() {
 }
 
 #[test]
-fn a_record_that_is_lost_leaves_what_the_keeper_said() {
+fn without_a_record_the_keepers_events_are_shown() {
     let story = told(&[], vec![], vec![event(7, 9_000, Happening::Started)]);
     assert_eq!(kinds(&story), [StepKind::Started]);
     assert_eq!(story.created_at, Timestamp::from_ms(1_009_000));
@@ -146,7 +146,7 @@ fn a_record_that_is_lost_leaves_what_the_keeper_said() {
 }
 
 #[test]
-fn a_long_story_loses_its_middle_and_says_so() {
+fn a_long_history_loses_its_middle_and_counts_the_loss() {
     let paused = |number| event(number, 10 + u64::from(number), Happening::Paused);
     let story = told(&[intent("true")], vec![], (0..500).map(paused).collect());
     assert_eq!(story.steps.len(), STEPS_MAX);

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_told_by_its_name_also_where_a_shell_heard_of_it() {
+    fn a_signal_is_named_also_if_a_shell_reported_it() {
         for (wait_status, expected) in [
             (9, "its command was killed by signal 9 (SIGKILL)"),
             (64, "its command was killed by signal 64 (SIG64)"),

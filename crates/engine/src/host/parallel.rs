@@ -59,7 +59,7 @@ mod tests {
     use std::sync::{Condvar, Mutex};
 
     #[test]
-    fn what_is_said_of_each_comes_in_their_order() {
+    fn results_come_in_the_order_of_the_items() {
         for count in [0, 1, EACH_MIN, 1000, SHARE * 100 + 1] {
             let all: Vec<usize> = (0..count).collect();
             let doubled = look_at_each(&all, |number| number * 2);

@@ -81,7 +81,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn a_tag_is_that_of_the_place_whether_or_not_anything_is_there() {
+    fn a_tag_depends_only_on_the_path_whether_it_exists_or_not() {
         let home = std::env::temp_dir().join(format!("tare-tag-{}", std::process::id()));
         std::fs::create_dir(&home).unwrap();
         let root = home.join("state");

@@ -174,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn a_box_that_somebody_works_on_is_left_to_them() {
+    fn a_locked_box_is_left_alone() {
         for facts in all().filter(|facts| facts.busy && !facts.ended) {
             assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
         }
     }
 
     #[test]
-    fn what_its_creator_left_behind_half_made_is_removed() {
+    fn an_incomplete_box_of_a_dead_creator_is_removed() {
         let is_due = |facts: &Facts| !facts.busy && !facts.ended && !facts.tried_lately;
         for facts in all().filter(is_due) {
             match (facts.tie, facts.keeper) {
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tried_in_vain_a_moment_ago_is_left_alone() {
+    fn a_stuck_box_is_left_alone_until_its_next_retry() {
         for facts in all().filter(|facts| facts.tried_lately) {
             assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
         }
     }
 
     #[test]
-    fn states_are_told_apart() {
+    fn every_state_is_derived_from_its_observation() {
         assert_eq!(state(&LIVE), State::Running);
         for (facts, expected) in [
             (Facts { frozen: true, ..LIVE }, State::Paused),

@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_that_never_ends_is_no_missing_lease() {
+    fn an_endless_lease_differs_from_a_missing_one() {
         let hour = Lease::of(Some(Duration::from_secs(3600)));
         for lease in [None, Some(Lease::Never), Some(hour)] {
             let update = Update { lease, ..Update::default() };
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_tried_at_once_and_then_less_and_less_often() {
+    fn a_failed_teardown_is_retried_at_once_and_then_less_and_less_often() {
         let pauses = [1, 2, 3, 4, 13, 14, 40, 4000].map(|times| failed(times).pause().as_secs());
         assert_eq!(pauses, [0, 1, 2, 4, 2048, 3600, 3600, 3600]);
         assert!(failed(1).is_due() && !failed(3).is_due());
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_not_said_again_before_it_is_time() {
+    fn a_repeated_failure_is_not_recorded_before_its_retry_time() {
         let last = failed(5);
         let again = |why: &str| StuckEntry::after(Some(&last), "a".into(), why.into());
         assert!(again("b").is_said(Some(&last)));

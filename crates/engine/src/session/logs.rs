@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watch_announces_what_is_written() {
+    fn the_watch_reports_new_output() {
         let mut written = Box::new();
         let logs = written.logs();
         let watch = logs.watch().unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error_after_what_could_be_read() {
+    fn damage_is_an_error_after_the_readable_part() {
         let mut written = Box::new();
         written.out(1, "fine\n");
         written.directory.write("log.1", [0xff; 100]);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_both_streams_count_and_none_is_cut_in_half() {
+    fn tail_counts_lines_of_both_streams_and_cuts_none() {
         let mut written = Box::new();
         written.out(1, "old\nhal");
         written.err(1, "error\n");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_tail_was_taken_is_never_left_out() {
+    fn output_after_the_tail_is_never_lost() {
         let mut written = Box::new();
         let mut logs = written.logs();
         written.out(1, &"old\n".repeat(100));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_stopped_ends_though_the_box_goes_on() {
+    fn a_stopped_follower_ends_while_the_box_continues() {
         let mut written = Box::new();
         written.out(1, "a\n");
         let mut logs = written.logs();

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_are_the_ids_that_were_asked_for() {
+    fn digits_are_taken_as_ids() {
         for (text, uid, gid) in [
             ("0", 0, 0),
             ("1", 1, 1),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_signal_is_refused() {
+    fn an_unknown_signal_is_refused() {
         for text in ["", "0", "65", "-9", "+9", "SIG", "SIGSIGTERM", "NOPE", "9.0"] {
             let error = signal(text).unwrap_err();
             assert!(error.to_string().ends_with("is not a signal"), "{error}");

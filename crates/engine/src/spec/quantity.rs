@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_duration_is_refused() {
+    fn an_invalid_duration_is_refused() {
         for text in ["-1s", "+1s", "1y", "s", "30 s", " 30s", "1s1s", "30s5", "1..5s", "1s\n"] {
             let error = duration(text).unwrap_err().to_string();
             assert!(error.ends_with("is not a duration"), "{error}");

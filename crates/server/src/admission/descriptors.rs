@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_away_is_less_than_there_is() {
+    fn shares_of_descriptors_stay_below_the_limit() {
         for descriptors in [128, 256, 1024, 4096] {
             let room = Room::of(descriptors);
             let mut limits = Limits::default();

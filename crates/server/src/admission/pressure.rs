@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fullest_gauge_is_the_reason_and_no_path_of_the_host_is_told() {
+    fn a_refusal_names_the_fullest_gauge_and_no_path_of_the_host() {
         let found = found(vec![
             at(Gauge::PidsHost, 95, Level::Full),
             at(Gauge::DiskBytes, 99, Level::Full),

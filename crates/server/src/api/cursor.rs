@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_cursor_is_refused() {
+    fn a_malformed_cursor_is_refused() {
         let id = BoxId::random().to_string();
         let no_id = URL_SAFE_NO_PAD.encode("9/../../etc");
         let no_time = URL_SAFE_NO_PAD.encode(format!("-1/{id}"));

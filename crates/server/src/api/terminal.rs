@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_control_is_refused() {
+    fn a_malformed_control_message_is_refused() {
         let resize = Order::Resize { rows: 24, columns: 80 };
         assert_eq!(Control::parse(r#"{"resize":[24,80]}"#), Some(resize));
         assert_eq!(Control::parse(r#"{"signal":15}"#), Some(Order::Signal(15)));

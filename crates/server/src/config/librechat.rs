@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_this_host_nobody_is_heard_who_does_not_say_who_he_is() {
+    fn beyond_loopback_a_credential_or_allow_anonymous_is_required() {
         let afar = |rest: &str| checked(&format!("listen = '0.0.0.0:80'\n{rest}"));
         assert!(afar("").is_err_and(|said| said.contains("without an API key")));
         assert_eq!(afar(&key("a")), Ok(Auth::Key));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_protect_less_than_it_says_is_refused() {
+    fn settings_that_weaken_protection_are_refused() {
         assert!(checked(&format!("{JWT}skew = '30s'")).is_ok());
         assert!(checked(&format!("{JWT}skew = '31s'")).is_err());
         let anonymous = key(ANONYMOUS) + "[librechat]\nanonymous_exec = true";

@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_name() {
+    fn unknown_settings_are_refused_by_name() {
         let wrong = |text: &str| toml::from_str::<Config>(text).expect_err(text).to_string();
         assert!(wrong("listn = 'x'").contains("listn"));
         assert!(wrong("[limits]\ntimeout = '-1s'").contains("timeout"));
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line_with_its_place() {
+    fn errors_are_one_line_with_their_place() {
         let said = |text: &str| in_a_line(text, &toml::from_str::<Config>(text).expect_err(text));
         let wrong = said("[limits]\n\ntimeout = 30\n");
         assert_eq!(
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_with_which_everybody_waits_for_ever_are_refused() {
+    fn limits_of_zero_are_refused() {
         for limit in ["connections", "runs"] {
             let config: Config = toml::from_str(&format!("[limits]\n{limit} = 0")).expect("TOML");
             let refused = config.check().expect_err(limit).to_string();
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_that_cannot_be_told_apart_are_refused() {
+    fn equal_gauge_levels_are_refused() {
         let config: Config = toml::from_str("[gauges]\nwarn = 90").expect("TOML");
         assert!(config.check().is_err());
         let config: Config = toml::from_str("[gauges]\nwarn = 50").expect("TOML");
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_a_name_of_its_own_and_a_quota_that_can_be_kept() {
+    fn a_key_needs_a_unique_name_and_a_possible_quota() {
         let key = |name: &str, quota: &str| {
             let sha256 = "0".repeat(64);
             format!("[[keys]]\nname = '{name}'\nsha256 = '{sha256}'\n{quota}\n")
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_this_host_nothing_is_heard_without_a_key() {
+    fn beyond_loopback_a_key_is_required() {
         let open = |listen: &str| Config {
             listen: listen.parse().expect("an address"),
             ..Config::default()

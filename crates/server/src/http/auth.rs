@@ -226,7 +226,7 @@ mod tests {
 
     /// B084
     #[test]
-    fn a_page_is_refused_whatever_key_it_has() {
+    fn a_web_page_is_refused_even_with_a_key() {
         let mut config = with_key("secret");
         let asked = |origin, config: &Config| {
             let pairs = [("x-api-key", "secret"), ("origin", origin)];
@@ -295,7 +295,7 @@ mod tests {
 
     /// Also after a configuration was read again that says it listens elsewhere.
     #[test]
-    fn without_keys_nobody_else_is_heard() {
+    fn without_keys_only_loopback_hosts_are_accepted() {
         let local = [("host", "localhost")];
         let open = Config::default();
         assert!(admitted(&local, &open, Reach::Host).is_ok());

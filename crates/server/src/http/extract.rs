@@ -232,7 +232,7 @@ mod tests {
 
     /// B025 to B029
     #[test]
-    fn what_is_wrong_with_a_body_is_named_with_its_place() {
+    fn an_invalid_body_is_reported_with_its_place() {
         assert!(refusal(r#"{"command":["a",1]}"#).contains("command[1]"));
         assert!(refusal(r#"{"command":[],"env":{"A":null}}"#).contains("env.A"));
         assert!(refusal(r#"{"command":[],"commnad":1}"#).contains("commnad"));

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_accepted_decides_the_form() {
+    fn the_accept_header_decides_the_format() {
         let form = |accept: &'static str| {
             let value = HeaderValue::from_static(accept);
             Form::wanted(&HeaderMap::from_iter([(header::ACCEPT, value)]))
@@ -249,7 +249,7 @@ mod tests {
 
     /// Output cannot make a frame of its own.
     #[test]
-    fn a_frame_is_one_line_of_data_whatever_is_in_it() {
+    fn a_frame_is_always_one_line() {
         let value = || json!({ "data": "a\n\nevent: result\ndata: {}\n\n" });
         let event = Form::Events.frame("stdout", value());
         assert_eq!(event.matches('\n').count(), 3, "{event}");

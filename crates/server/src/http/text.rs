@@ -85,7 +85,7 @@ mod tests {
 
     /// B067
     #[test]
-    fn a_character_that_is_cut_anywhere_comes_whole() {
+    fn a_split_character_is_joined() {
         let text = "añ€😀\u{fffd}z";
         for at in 0..=text.len() {
             let mut pieces = Pieces::new(Encoding::Utf8);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_replaced_and_the_rest_stays() {
+    fn invalid_utf_8_is_replaced_and_the_rest_stays() {
         let mut pieces = Pieces::new(Encoding::Utf8);
         assert_eq!(pieces.next(b"a\xffb\xe2\x82".to_vec()), "a\u{fffd}b");
         assert_eq!(pieces.last(), "\u{fffd}");

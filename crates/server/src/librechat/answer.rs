@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_a_program_is_told_in_the_words_of_its_client() {
+    fn the_reason_for_an_end_uses_librechats_wording() {
         let told = |ended, oom| {
             let answer = ran(ended, oom).into_answer(Id::random(), Collected::default());
             let answer = serde_json::to_value(answer).expect("JSON");

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_known_code_is_said_and_else_the_sentence() {
+    fn known_codes_are_returned_and_otherwise_the_message() {
         let busy = ServiceError::conflict("runtime_session_busy", "it runs");
         assert_eq!(body(&busy)["error"], "runtime_session_busy");
         let language = ServiceError::invalid("unsupported_language", "Unsupported language: x");

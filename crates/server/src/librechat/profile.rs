@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_expects_a_profile_has_it_or_is_told_so() {
+    fn an_expected_profile_is_served_or_refused() {
         use Profile::{Default, Stateful};
         let both = [Default, Stateful];
         assert_eq!(asked(&[], &both), Ok(Default));

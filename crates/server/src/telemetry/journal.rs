@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_hears_what_is_noted_and_one_who_is_late_what_he_missed() {
+    fn a_subscriber_gets_events_and_a_slow_one_the_number_it_missed() {
         let journal = Journal::start(LogFormat::Json, Arc::default()).expect("a thread");
         journal.note(Happening::Reloaded);
         let mut listener = journal.listen();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_whose_processes_do_not_die_has_an_event_of_its_own() {
+    fn a_box_whose_processes_do_not_die_causes_its_own_event() {
         let name = |why: &str| Happening::stuck("abc", None, why).name();
         let populated = format!("cannot empty cgroup /x: {STILL_POPULATED}");
         assert_eq!(name(&populated), "cgroup_still_populated");

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_that_nobody_reads_holds_nobody_and_goes_on_when_it_is_read() {
+    fn an_unread_log_blocks_nothing_and_continues_when_it_is_read() {
         let (reader, to) = io::pipe().expect("a pipe");
         let writer = Writer::start(to).expect("a thread");
         let line = || format!("{}\n", "x".repeat(99));

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_once_and_the_child_is_reaped() {
+    fn the_end_of_a_keeper_is_reported_once_and_reaped() {
         let (ends, told) = mpsc::channel();
         let watch = Watch::start(move |id| ends.send(id).expect("the test listens"));
         let watch = watch.expect("a thread");

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_the_same_in_whatever_order_it_is_written() {
+    fn the_order_of_fields_does_not_change_a_request() {
         let request = |body| asked(b"a", None, body).map(|keyed| keyed.map(|it| it.request));
         let plain = request(r#"{"a":1,"b":{"c":2,"d":3}}"#);
         assert_eq!(plain, request(r#"{ "b": {"d":3,"c":2}, "a":1 }"#));

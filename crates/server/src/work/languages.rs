@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compiled_is_run_only_if_that_worked() {
+    fn a_program_runs_only_if_it_compiled() {
         let all = Languages::default();
         let python = &all.0["python"];
         assert_eq!(python.command("/work", &words("a b")), words("python3 /work/main.py a b"));

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_neither_reads_nor_writes_is_not_waited_for_for_ever() {
+    fn a_peer_that_neither_reads_nor_writes_times_out() {
         let (reads, writes) = rustix::pipe::pipe().expect("a pipe");
         let soon = |end| Pipe {
             until: Instant::now() + Duration::from_millis(50),

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_box_so_many_are_remembered_and_those_that_run_always() {
+    fn ended_processes_are_limited_and_running_ones_are_always_remembered() {
         let execs = Execs::new(1);
         let (one, other) = (BoxId::random(), BoxId::random());
         let all: Vec<_> = (0..REMEMBERED_OF_ONE_BOX_MAX).map(|_| exec(&one)).collect();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_comes_late_reads_from_the_beginning_and_to_the_end() {
+    async fn a_late_reader_reads_all_output() {
         let memory = Memory::default();
         let mut place = Place::default();
         memory.add(chunk(1, 1));
@@ -148,7 +148,7 @@ mod tests {
 
     /// B066
     #[tokio::test]
-    async fn who_is_too_slow_is_told_how_much_is_missing() {
+    async fn a_slow_reader_gets_the_number_of_lost_bytes() {
         let memory = Memory::default();
         let mut place = Place::default();
         for _chunk in 0..8 {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken() {
+    async fn a_waiting_reader_is_woken() {
         let memory = Memory::default();
         let mut place = Place::default();
         let (next, ()) = tokio::join!(memory.next(&mut place), async {

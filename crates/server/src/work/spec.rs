@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_is_as_on_the_command_line() {
+    fn omitted_fields_have_the_defaults_of_the_command_line() {
         let spec = spec(LimitsAsked::default()).expect("nothing is asked for");
         assert_eq!(spec, Spec::of(vec!["true".into()]));
     }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_nothing_gets_no_more_than_can_be_asked_for() {
+    fn default_limits_do_not_exceed_the_operators_maxima() {
         let short = Duration::from_secs(5);
         let little = 64 << 20;
         let limits = config::Limits {

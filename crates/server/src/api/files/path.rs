@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_can_be_asked_for() {
+    fn every_file_name_can_be_requested() {
         let every: Vec<u8> = (1..=255).collect();
         assert_eq!(decoded(&encoded(&every)), Some(every));
     }

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_names_its_file_and_leaves_what_was_known() {
+    fn an_unreadable_key_file_is_named_and_the_old_keys_stay() {
         let path = fresh("broken");
         let ring = Keyring::new(Source::Jwks(path.clone()));
         let said = ring.read().expect_err("there is no file").to_string();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_key_is_found_without_a_reload_but_nobody_makes_us_look_in_a_loop() {
+    async fn a_new_key_is_found_without_a_reload_at_a_limited_rate() {
         let path = fresh("rotated");
         let write = |keys: &[Value]| fs::write(&path, json!({ "keys": keys }).to_string());
         write(&[ed("old")]).expect("a file");

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn beyond_this_host_nobody_is_heard_without_a_word_unless_it_is_allowed() {
+    async fn beyond_loopback_anonymous_requests_must_be_allowed() {
         let mut config = Config::default();
         fn from_afar(config: &Config) -> Asked<'_> {
             Asked { reach: Reach::Network, ..asked(config) }
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_asked_for_and_looked_at() {
+    async fn a_token_is_required_and_checked() {
         let (ed, rsa) = (Signer::ed25519("ed", 1), Signer::rsa("rsa"));
         let (_directory, config) = with_keys(&[&ed, &rsa], "");
         let asked = asked(&config);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn executing_is_for_whoever_is_silent_if_that_is_allowed_and_nothing_else_is() {
+    async fn anonymous_exec_allows_only_execution() {
         let ed = Signer::ed25519("ed", 1);
         let (_directory, config) = with_keys(&[&ed], "anonymous_exec = true");
         let exec = Asked { method: Method::POST, path: EXEC, ..asked(&config) };

@@ -99,7 +99,7 @@ mod tests {
         -----END PUBLIC KEY-----\n";
 
     #[test]
-    fn what_openssl_writes_is_read() {
+    fn public_keys_written_by_openssl_are_read() {
         let algorithm = |text| public_key(text).map(|key| key.algorithm());
         assert_eq!(algorithm(ED_PEM), Ok(Algorithm::EdDsa));
         assert_eq!(algorithm(RSA_PEM), Ok(Algorithm::Rs256));

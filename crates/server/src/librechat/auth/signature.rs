@@ -197,7 +197,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_key_that_protects_nothing_is_none() {
+    fn a_weak_key_is_refused() {
         let modulus = bytes(RSA_N);
         for exponent in [&[][..], &[0], &[1], &[2], &[0, 1], &[1, 0, 0, 0, 1]] {
             assert!(PublicKey::rsa(&modulus, exponent).is_none(), "{exponent:?}");

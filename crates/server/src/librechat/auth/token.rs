@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_whose_it_is() {
+    fn a_token_names_its_user_and_tenant() {
         let holder = |claims: &Value| judged(claims).map(|who| (who.tenant, who.user));
         let ann = |tenant: &str| Ok((tenant.to_owned(), Some("ann".to_owned())));
         assert_eq!(holder(&Signer::claims("ann")), ann("legacy"));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_claimed_has_to_be_all_there_and_for_us() {
+    fn all_claims_are_required_and_must_match() {
         let long = "x".repeat(NAME_BYTES_MAX + 1);
         for (field, wrong) in [
             ("iss", json!("another")),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_says_how_it_signs_and_not_the_token() {
+    fn the_key_decides_the_signature_algorithm() {
         let claims = Signer::claims("ann").to_string();
         for algorithm in ["none", "None", "", "HS256", "RS256", "ES256", "eddsa"] {
             let header = json!({ "alg": algorithm, "kid": "ed" }).to_string();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused_before_anything_is_done_with_it() {
+    fn a_malformed_token_is_refused_first() {
         let good = ed().token("ann");
         let long = ed().sign(&changed("jti", json!("x".repeat(TOKEN_BYTES_MAX))));
         assert_eq!(Token::parse(long.as_bytes()).err(), Some("it is too long"));

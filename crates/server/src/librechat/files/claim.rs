@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn every_generation_says_it_in_its_own_way() {
+    fn every_generation_of_clients_names_its_resource() {
         let meant = |fields| said(fields).claim().expect("it means something");
         let user = Claim::Resource(Resource::User, Some("u1".to_owned()));
         assert_eq!(meant(["user", "u1", "-", "-"]), user);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_another_ones_is_refused() {
+    fn a_resource_of_another_owner_is_refused() {
         let (one, other) = (principal("t", Some("u1")), principal("t", Some("u2")));
         let user = |id: &str| Claim::Resource(Resource::User, Some(id.to_owned()));
         let mine = object(user("u1").owner(&one), Some("u1"));

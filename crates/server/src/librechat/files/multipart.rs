@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_large_part_only_a_piece_is_held() {
+    fn only_a_piece_of_a_large_part_is_in_memory() {
         let mut parser = Parser::of(TYPE).expect("a form");
         parser.feed(b"--XX\r\nContent-Disposition: form-data; name=file; filename=f\r\n\r\n");
         assert_eq!(parser.next(), Ok(Some(file("f"))));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_form_is_refused() {
+    fn a_malformed_form_is_refused() {
         for wrong in [
             "",
             "multipart/form-data",

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn more_time_than_there_is_cannot_be_asked_for() {
+    fn a_requested_timeout_is_limited_to_timeout_max() {
         let config = Config::default();
         let asked = |ms| work(&config, Some(ms)).exec.timeout;
         assert_eq!(asked(5), Some(Duration::from_millis(5)));

@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_most_gives_up_his_oldest() {
+    fn eviction_takes_oldest_run_of_busiest_user() {
         let ids = [(); 5].map(|()| Id::random());
         let slots = [
             waits_of("ann", 100, 0),

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_begun_or_gone_on_with_is_refused() {
+    fn invalid_starts_and_continuations_are_refused() {
         let refused = |request: Value| parse(request).expect_err("refused").kind;
         let tools = json!([{ "name": "f" }]);
         assert_eq!(refused(json!({ "code": "", "tools": tools })), Kind::Invalid);

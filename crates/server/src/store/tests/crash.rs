@@ -16,7 +16,7 @@ const LINES_STEP: u64 = 7;
 const WORKERS: u8 = 3;
 
 #[test]
-fn killed_at_any_moment_it_has_every_file_that_it_said_and_nothing_else() {
+fn a_store_killed_at_any_moment_has_exactly_the_acknowledged_files() {
     let fresh = Fresh::new();
     for kill in 0..KILLS {
         let said = killed_after(&fresh, 1 + kill * LINES_STEP);

@@ -11,7 +11,7 @@ fn swept_later(store: &Store) {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_no_file_and_stops_nobody() {
+fn an_unreadable_file_record_is_skipped() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let session = Id::random();
@@ -45,7 +45,7 @@ fn a_record_cannot_speak_for_another_file() {
 }
 
 #[test]
-fn a_content_that_is_not_whole_is_no_file_and_the_next_one_is() {
+fn a_file_with_incomplete_content_is_skipped_and_can_be_stored_again() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let session = Id::random();

@@ -180,7 +180,7 @@ fn a_content_that_is_read_stays_until_its_end() {
 }
 
 #[test]
-fn what_is_not_kept_leaves_nothing() {
+fn a_file_that_is_not_kept_leaves_nothing() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let mut incoming = store.receive(&owner("a")).expect("there is room");
@@ -228,7 +228,7 @@ fn only_one_server_works_in_a_directory() {
 }
 
 #[test]
-fn nobody_else_can_look_into_it() {
+fn only_the_servers_user_can_read_the_store() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let kept = put(&store, "a", &Id::random(), b"secret");
@@ -264,7 +264,7 @@ fn after_its_time_a_file_is_gone_and_others_stay() {
 }
 
 #[test]
-fn a_store_that_nobody_opened_for_a_while_is_swept_when_it_is() {
+fn opening_an_old_store_removes_expired_files() {
     let fresh = Fresh::new();
     put(&fresh.open(), "a", &Id::random(), b"old");
     let brief = StoreLimits { ttl: Duration::ZERO, ..ROOMY };
@@ -287,7 +287,7 @@ fn an_expired_file_is_neither_found_nor_listed_before_it_is_swept() {
 
 /// `EISDIR` stands for every error that passes, such as `EMFILE`.
 #[test]
-fn a_failed_sweep_is_repeated_and_removes_what_it_could_not_read() {
+fn a_failed_file_sweep_is_repeated_and_succeeds_later() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let kept = put(&store, "a", &Id::random(), b"old");

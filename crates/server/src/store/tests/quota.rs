@@ -51,7 +51,7 @@ fn all_files_together_have_a_limit_and_not_a_byte_more() {
 }
 
 #[test]
-fn what_comes_at_once_is_counted_before_it_is_there() {
+fn concurrent_uploads_are_charged_in_advance() {
     let (_fresh, store) = limited(100, 10, 100);
     let mut one = store.receive(&owner("a")).expect("there is room");
     let mut other = store.receive(&owner("a")).expect("there is room");
@@ -103,14 +103,14 @@ const SMALL_DISK: &str = "TARE_STORE_TEST_DISK";
 /// Only a process of its own, in mounts of its own, has the disk.
 #[test]
 #[allow(clippy::print_stderr, reason = "a skip is said aloud")]
-fn a_full_disk_takes_no_more_and_has_what_it_had() {
+fn a_full_disk_refuses_new_files_and_keeps_the_old_ones() {
     if let Some(disk) = std::env::var_os(SMALL_DISK) {
         return fill(Path::new(&disk));
     }
     let fresh = Fresh::new();
     fs::create_dir(&fresh.0).expect("a directory");
     let this = std::env::current_exe().expect("a program");
-    let test = "store::tests::quota::a_full_disk_takes_no_more_and_has_what_it_had";
+    let test = "store::tests::quota::a_full_disk_refuses_new_files_and_keeps_the_old_ones";
     let script = "mount -t tmpfs -o size=1m tare \"$1\" || exit 77; exec \"$2\" --exact \"$3\"";
     let status = std::process::Command::new("unshare")
         .args(["--mount", "sh", "-c", script, "sh"])

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_how_much_of_the_growth_is_everybodys() {
+    fn a_row_shows_which_part_of_the_growth_affects_every_program() {
         let mut beside = Beside { create_us: 6_000.0, bwrap_us: Some(8_000.0) };
         let expected = "  beside 5000 boxes: create 6000 us, bwrap 8000 us: 0.75 x\n";
         assert_eq!(beside.line(5_000), expected);

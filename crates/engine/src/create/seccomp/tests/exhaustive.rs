@@ -48,7 +48,7 @@ fn paired_arguments() -> Vec<[u64; 6]> {
 }
 
 #[test]
-fn every_call_is_answered_as_the_model_says() {
+fn every_system_call_matches_the_model() {
     let (uniform, paired) = (uniform_arguments(), paired_arguments());
     for (profile, bits) in variants() {
         let program = confined(profile, bits);

@@ -53,7 +53,7 @@ fn assert_answers(profile: SeccompProfile, bits: SetIdBits, expected: &[(&str, i
 
 /// E046, E050, E061, E062.
 #[test]
-fn the_kernel_refuses_what_default_refuses() {
+fn the_kernel_refuses_calls_that_the_default_profile_refuses() {
     let expected = [
         ("39", 0),                           // getpid()
         ("272,268435456", EPERM),            // unshare(CLONE_NEWUSER)

@@ -33,7 +33,7 @@ fn the_table_agrees_with_the_headers_of_this_host() {
 /// 83 EPERM. Of those that it allows, prlimit64 is allowed by its arguments here: it
 /// reaches a keeper that has the ids of its command.
 #[test]
-fn default_allows_as_many_calls_as_the_security_profile_says() {
+fn the_default_profile_allows_the_documented_number_of_calls() {
     let verdicts = table::SYSCALLS
         .map(|(_, _, rule)| rule.verdict(SeccompProfile::Default, SetIdBits::Allowed));
     let count = |wanted: fn(&Verdict) -> bool| verdicts.iter().filter(|each| wanted(each)).count();
