@@ -4,7 +4,7 @@
 //! sends the [`Plan`] first and then [`Request`]s, and to every later client, who
 //! sends a [`Call`]. Both get [`Report`]s. The host treats every report as
 //! untrusted input: a frame has a size limit and decoding cannot panic.
-//! What a detached box writes goes through no socket but into a log ([`ring`]), and
+//! What a detached box writes goes through no socket but into a log ([`log`]), and
 //! what becomes of it into a file of one page ([`life`], [`events`]).
 
 mod channel;
@@ -12,9 +12,9 @@ pub mod events;
 pub mod files;
 mod frame;
 pub mod life;
+pub mod log;
 mod message;
 mod plan;
-pub mod ring;
 
 pub use channel::{Channel, Received};
 pub use frame::{

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::ring::Writer;
+use tare_control::log::Writer;
 use tare_control::{DetachedPlan, Identity, SetupStep};
 
 use crate::inherited::Planned;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use tare_control::ring::{Stream, Writer};
+use tare_control::log::{Stream, Writer};
 use tare_control::{DetachedPlan, Identity};
 use tare_kernel::step::step;
 

@@ -32,7 +32,7 @@ use rustix::net::{
 };
 use tare_control::events::{self, Event, LIFE_FILE_BYTES};
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
-use tare_control::ring::{self, FILE_NAMES};
+use tare_control::log::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::{open_regular, peer_pid};
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
@@ -408,7 +408,7 @@ impl Locked {
         })?;
         let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
         step("room for what its log will lack made", || {
-            rustix::io::pwrite(&log[0], &ring::first_header(), 0)
+            rustix::io::pwrite(&log[0], &log::first_header(), 0)
         })?;
         Ok(DetachedFiles { life, log })
     }

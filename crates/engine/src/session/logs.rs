@@ -9,19 +9,19 @@
 //! ```
 //!
 //! Nothing of a log is held in memory but one record, however long it is. The
-//! keeper is not trusted, so neither is what it wrote: see [`tare_control::ring`].
+//! keeper is not trusted, so neither is what it wrote: see [`tare_control::log`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
-use tare_control::ring::{End, Entry, FILE_NAMES, ReadError, Reader};
+use tare_control::log::{End, Entry, FILE_NAMES, ReadError, Reader};
 use tare_kernel::fds::open_regular;
 use tare_kernel::watch::{Mark, Watch};
 
 use crate::error::{Context, Error};
 use crate::time::Timestamp;
 
-pub use tare_control::ring::Stream;
+pub use tare_control::log::Stream;
 
 /// Some of the output, as the keeper received it: it may hold several lines, or
 /// half of one.
@@ -243,7 +243,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::fs::File;
     use std::os::fd::AsFd;
-    use tare_control::ring::Writer;
+    use tare_control::log::Writer;
     use tare_harness::TemporaryDirectory;
 
     const BYTES_MAX: u64 = 64 << 10;

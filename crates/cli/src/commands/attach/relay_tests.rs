@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::process::{Child, Command, Stdio};
 
-use tare_control::ring::{FILE_NAMES, Writer};
+use tare_control::log::{FILE_NAMES, Writer};
 use tare_harness::TemporaryDirectory;
 
 use super::*;

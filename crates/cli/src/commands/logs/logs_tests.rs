@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tare_control::ring::{FILE_NAMES, Writer};
+use tare_control::log::{FILE_NAMES, Writer};
 use tare_engine::logs::Stream;
 use tare_harness::TemporaryDirectory;
 

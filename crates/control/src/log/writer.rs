@@ -1,8 +1,7 @@
-//! The keeper's side of the log: appends, and never fails, waits or grows.
+//! Writes the log. Writing never fails, never waits, and never grows the log past its limit.
 //!
-//! A disk that is full costs the output that it cannot take and nothing else.
-//! The counters say how much that was, the newest header says where it ended, and
-//! the next record is tried again.
+//! A full disk costs only the output that it cannot take. The counters say how much that was, the
+//! newest header says where it ended, and the next record is tried again.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -20,28 +19,28 @@ use super::{
 pub struct Writer {
     files: [OwnedFd; 2],
     segment_bytes_max: u64,
-    /// Of the segment that is being written.
+    /// The segment that is being written.
     sequence: u64,
-    /// The end of its last whole record, or of its header; 0 before that is written.
+    /// The end of its last whole record, or of its header; 0 before the header is written.
     offset: u64,
     behind: Behind,
     received_bytes: u64,
     dropped_bytes: u64,
 }
 
-/// What lies in the file behind the last whole record.
+/// What the file has behind the last whole record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behind {
     Nothing,
-    /// An earlier segment, or a part of a record that the disk could not take.
+    /// An earlier segment, or part of a record that the disk could not take.
     Remains,
 }
 
 impl Writer {
-    /// Begins a log in two files, which hold `bytes_max` together at most.
+    /// Begins a log in two files, which together hold at most `bytes_max`.
     ///
-    /// Where [`first_header`] is in the first file already, nothing that is dropped
-    /// later goes untold, whatever room the disk has from now on.
+    /// If [`first_header`] is in the first file already, readers learn of every dropped byte, even
+    /// if the disk is full from now on.
     pub fn new(files: [OwnedFd; 2], bytes_max: u64) -> Self {
         let header = first_header();
         let begun = retry_on_intr(|| pwrite(&files[0], &header, 0));
@@ -60,14 +59,14 @@ impl Writer {
         }
     }
 
-    /// Keeps what the workload has written just now.
+    /// Appends what the workload has just written.
     pub fn append(&mut self, stream: Stream, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.append_at(wall_clock_ms(), stream, bytes);
         }
     }
 
-    /// Keeps what the workload wrote at this time, in milliseconds since 1970.
+    /// Appends what the workload wrote at this time, in milliseconds since 1970.
     pub fn append_at(&mut self, time_ms: u64, stream: Stream, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -82,24 +81,24 @@ impl Writer {
         }
     }
 
-    /// All that the workload has written, kept or not.
+    /// Returns how much the workload has written, kept or not.
     pub fn received_bytes(&self) -> u64 {
         self.received_bytes
     }
 
-    /// How much of it never came into the log.
+    /// Returns how much of it was not kept.
     pub fn dropped_bytes(&self) -> u64 {
         self.dropped_bytes
     }
 
-    /// How many bytes a record may have here and now.
+    /// Returns how many bytes the next record may have in this segment.
     fn room(&self) -> usize {
         let begun = self.offset.max(SEGMENT_HEADER_BYTES as u64);
         let left = self.segment_bytes_max.saturating_sub(begun + RECORD_OVERHEAD as u64);
         usize::try_from(left).map_or(RECORD_BYTES_MAX, |left| left.min(RECORD_BYTES_MAX))
     }
 
-    /// The oldest segment makes place for the newest.
+    /// Replaces the oldest segment.
     fn begin_next_segment(&mut self) {
         self.sequence += 1;
         self.offset = 0;
@@ -118,7 +117,7 @@ impl Writer {
         }
     }
 
-    /// In the newest segment that is there: readers come to it last.
+    /// Writes `dropped_to` into the newest segment, which readers read last.
     fn tell_dropped(&self) {
         let newest = match self.offset {
             0 => self.sequence.checked_sub(1),
@@ -128,13 +127,13 @@ impl Writer {
             return;
         };
         let told = encode_dropped_to(self.received_bytes);
-        // Over bytes that are there. Where even that fails, the next record tells.
+        // This overwrites existing bytes. If it fails all the same, the next record shows the gap.
         let file = &self.files[file_of(newest)];
         let _ = retry_on_intr(|| pwrite(file, &told, DROPPED_TO_OFFSET));
     }
 
-    /// Nothing may follow the last record when the next is written: a shorter
-    /// one would leave the rest to be read as records.
+    /// Cuts off everything behind the last record: behind a shorter new record, readers would take
+    /// the rest for records.
     fn cut_off_remains(&mut self) -> Result<(), Errno> {
         if self.behind == Behind::Remains {
             ftruncate(&self.files[file_of(self.sequence)], self.offset)?;
@@ -143,7 +142,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The size of what was written, which is all or nothing of a record.
+    /// Writes a whole record and returns its size, or fails.
     fn write(&mut self, frame: &Frame, piece: &[u8]) -> Result<u64, Errno> {
         let segment = encode_segment(self.sequence);
         let (header, trailer) = (frame.header(), frame.trailer());
@@ -154,12 +153,12 @@ impl Writer {
         };
         let size: usize = parts.iter().map(|part| part.len()).sum();
         let file = &self.files[file_of(self.sequence)];
-        // A disk that fills up on the way is told by a short count (write(2)).
+        // If the disk fills up on the way, the kernel returns a short count (write(2)).
         match retry_on_intr(|| pwritev(file, parts, self.offset)) {
             Ok(written) if written == size => Ok(size as u64),
             Ok(written) => {
                 self.behind = Behind::Remains;
-                // A header that is there stays: readers may have gone to it.
+                // A header that was written stays: readers may already use it.
                 if self.offset == 0 && written >= segment.len() {
                     self.offset = segment.len() as u64;
                 }
@@ -170,7 +169,7 @@ impl Writer {
     }
 }
 
-/// A clock before 1970 says 1970.
+/// Returns 0 for a clock before 1970.
 fn wall_clock_ms() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

@@ -1,5 +1,4 @@
-//! Everyone's side of the log: records from the oldest on, while the keeper may
-//! be writing, in one buffer.
+//! Reads the log from the oldest record on, in one buffer, while the keeper may be writing.
 //!
 //! ```text
 //!          ┌────────────── overtaken: the segment is another one now ──────────┐
@@ -11,9 +10,9 @@
 //!   nothing (yet) ◀── no next ── next segment? ── yes, and this has no more ───┘
 //! ```
 //!
-//! The files are hostile input. A length is believed up to the buffer's size,
-//! sequences only grow, and the looks for one record are counted, so nothing in
-//! the files can make this panic, grow or run for ever.
+//! The files are hostile input. A length is accepted up to the size of the buffer, sequences only
+//! grow, and the attempts to find one record are counted. So nothing in the files can make the
+//! reader panic, grow or run without end.
 
 use std::fmt;
 use std::io;
@@ -28,41 +27,41 @@ use super::{
     SEGMENT_HEADER_BYTES, SegmentHeader, Stream, decode_segment, file_of,
 };
 
-/// How often to look before garbage is believed. An honest log needs four looks
-/// for a record, and more only when the keeper writes it at that very moment.
+/// How many attempts before garbage is reported as damage. An intact log needs four attempts for a
+/// record, and more only if the keeper writes the record at that moment.
 const LOOKS_MAX: usize = 16;
 
-/// A record; its bytes are [`Reader::bytes`] until the next one is asked for.
+/// A record. [`Reader::bytes`] returns its bytes until the next record is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Of the wall clock, since 1970.
+    /// The wall clock, in milliseconds since 1970.
     pub time_ms: u64,
     pub stream: Stream,
-    /// How many bytes the workload had written before.
+    /// How many bytes the workload had written before this record.
     pub position: u64,
-    /// How many of those came after the record before this one and are lost:
-    /// dropped by a full disk, or overwritten before they were read.
+    /// How many bytes between the previous record and this one are lost: a full disk dropped them,
+    /// or the writer overwrote them before they were read.
     pub missed_bytes: u64,
     pub place: Place,
 }
 
-/// Where a record begins. The places of a log have the order of its records.
+/// Where a record begins. Places are ordered like the records of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     sequence: u64,
     offset: u64,
 }
 
-/// How far a log went at some moment.
+/// The end of a log at some moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// Behind the last record.
+    /// The place behind the last record.
     pub place: Place,
-    /// What the workload had written before here is in a record or dropped.
+    /// Bytes that the workload wrote before this position are in a record, or were dropped.
     dropped_to: u64,
 }
 
-/// Where a log stops to make sense.
+/// Where a log is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
     pub file: &'static str,
@@ -98,29 +97,29 @@ impl std::error::Error for ReadError {
 #[derive(Debug)]
 pub struct Reader {
     files: [OwnedFd; 2],
-    /// Of the next record.
+    /// The place of the next record.
     place: Option<Place>,
-    /// Segments before this one were read or lost.
+    /// Segments before this one were read, or are lost.
     sequence_min: u64,
-    /// Room for one record of the greatest size.
+    /// Room for one record of the largest size.
     buffer: Box<[u8]>,
-    /// The part of the buffer that holds what the file has at `place`.
+    /// The part of the buffer that holds the content of the file at `place`.
     filled: Range<usize>,
     /// The part of the buffer that holds the bytes of the current record.
     current: Range<usize>,
-    /// What the next record's position is if nothing is missing.
+    /// The position of the next record if nothing is missing.
     position: Option<u64>,
 }
 
-/// What one look for the next record found.
+/// The result of one attempt to find the next record.
 enum Look {
     Record(Place, Frame),
-    /// Nothing more, or nothing more yet.
+    /// There is no record, or not yet.
     End,
     Again,
 }
 
-/// What the beginning of a file says.
+/// The beginning of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Segment {
     Absent,
@@ -158,10 +157,9 @@ impl Reader {
         &self.files
     }
 
-    /// Behind all that is there now: whoever stops here comes to an end however
-    /// fast the log grows.
+    /// Returns the current end. A reader that stops here finishes, however fast the log grows.
     pub fn end(&self) -> Result<End, ReadError> {
-        // First: what was kept before it was written is before the place.
+        // Read this first: records that were kept before it was written are before the end.
         let dropped_to = self.dropped_to()?;
         let segments = [self.segment(0)?, self.segment(1)?];
         let Some(sequence) = segments.iter().filter_map(Segment::number).max() else {
@@ -173,7 +171,7 @@ impl Reader {
         Ok(End { place: Place { sequence, offset: size.unsigned_abs() }, dropped_to })
     }
 
-    /// The next record is the oldest one that is there.
+    /// Makes the oldest record the next one.
     pub fn rewind(&mut self) {
         self.place = None;
         self.sequence_min = 0;
@@ -181,20 +179,20 @@ impl Reader {
         self.position = None;
     }
 
-    /// The next record; `None` when there is none, though there may be later.
+    /// Reads the next record. Returns `None` if there is none yet.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ReadError> {
         let found = self.find_next()?;
         Ok(found.map(|(place, frame)| self.take(place, &frame)))
     }
 
-    /// The next record that was there at that end.
+    /// Reads the next record that is before this end.
     pub fn next_entry_before(&mut self, end: &End) -> Result<Option<Entry>, ReadError> {
         let found = self.find_next()?.filter(|(place, _)| *place < end.place);
         Ok(found.map(|(place, frame)| self.take(place, &frame)))
     }
 
-    /// How many bytes came after the last record and were dropped, when there is no
-    /// next record. What was told is not told again.
+    /// Returns how many bytes behind the last record were dropped, if there is no next record. It
+    /// returns the same bytes only once.
     pub fn missed_at_end(&mut self) -> Result<u64, ReadError> {
         let end = self.end()?;
         match self.find_next()? {
@@ -203,7 +201,8 @@ impl Reader {
         }
     }
 
-    /// The same for whoever has read all that is before that end.
+    /// Returns how many bytes before this end were dropped, to a caller that has read all records
+    /// before it. It returns the same bytes only once.
     pub fn missed_before(&mut self, end: &End) -> u64 {
         let expected = self.position.unwrap_or(0);
         let missed_bytes = end.dropped_to.saturating_sub(expected);
@@ -213,7 +212,7 @@ impl Reader {
         missed_bytes
     }
 
-    /// The bytes of the record that [`Self::next_entry`] gave.
+    /// Returns the bytes of the record that [`Self::next_entry`] returned.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.current.clone()]
     }
@@ -231,7 +230,7 @@ impl Reader {
         Err(damaged(file_of(sequence), offset))
     }
 
-    /// 0 when nothing was; what never makes sense says nothing.
+    /// Returns 0 if nothing was dropped, or if the header never becomes consistent.
     fn dropped_to(&self) -> Result<u64, ReadError> {
         for _ in 0..LOOKS_MAX {
             let segments = [self.segment(0)?, self.segment(1)?];
@@ -301,12 +300,12 @@ impl Reader {
         self.filled = 0..0;
     }
 
-    /// Fills the buffer from this place; `false` when the segment was overwritten.
+    /// Fills the buffer from this place. Returns `false` if the segment was overwritten.
     fn fill(&mut self, place: Place) -> Result<bool, ReadError> {
         let file = &self.files[file_of(place.sequence)];
         let read = retry_on_intr(|| pread(file, &mut self.buffer[..], place.offset));
         self.filled = 0..read.map_err(|errno| ReadError::Read(errno.into()))?;
-        // After reading, not before: only then was all of it of this segment.
+        // Check after reading: only then is it certain that all bytes are of this segment.
         if self.segment(file_of(place.sequence))?.number() == Some(place.sequence) {
             return Ok(true);
         }
@@ -316,12 +315,12 @@ impl Reader {
         Ok(false)
     }
 
-    /// Where no whole record is, the segment is at its end if a next one has begun.
+    /// Leaves a segment that has no whole record here, if the next segment has begun.
     fn leave(&mut self, place: Place) -> Result<Look, ReadError> {
         let other = 1 - file_of(place.sequence);
         match self.segment(other)? {
             Segment::Begun(next) if next.sequence > place.sequence => {
-                // What was written here between our look and that is there now.
+                // Look again: a record may have been written between the two reads.
                 if self.fill(place)? && self.decode() == Decoded::Part {
                     self.go_to(next.sequence);
                 }

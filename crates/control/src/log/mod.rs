@@ -11,27 +11,25 @@
 //!           position u64
 //! ```
 //!
-//! All numbers are little-endian. When a segment is full, the other file is
-//! emptied and begins the next one, so at least the last half of the limit is
-//! always there. A record's *position* is how many bytes the workload had written
-//! before it, those that could not be kept included: whatever is missing between
-//! two records, a reader knows how much. What is missing behind the last one is told
-//! by *dropped_to*: the position behind the last bytes that could not be kept. The
-//! newest segment that is there has room for it from the beginning, so that it takes
-//! no more of a disk that is full; the creator of a box makes that of the first one.
+//! All numbers are little-endian. When a segment is full, the other file is emptied and begins the
+//! next segment, so at least the last half of the limit is always there. The *position* of a record
+//! is the number of bytes that the workload had written before it, including bytes that were not
+//! kept. So a reader knows how much is missing between two records. *dropped_to* says what is missing
+//! behind the last record: it is the position behind the last bytes that were not kept. The newest
+//! segment has room for it from the beginning, so it needs no space on a full disk. The creator of a
+//! box writes the header of the first segment.
 //!
-//! The keeper has the [`Writer`]; everyone else has a [`Reader`], holds no lock,
-//! and takes whatever it finds for hostile input. What lets them run side by side:
+//! Only the keeper has a [`Writer`]. A [`Reader`] holds no lock, and treats what it finds as hostile
+//! input. These rules let both run side by side:
 //!
-//! - a file shows bytes only after they were written to it, so a record is read
-//!   whole or is not there yet;
-//! - a segment's bytes are never changed, only cut off: a reader whose segment has
-//!   the same sequence *after* it read has read that segment;
-//! - one exception is a record that a full disk cut short, in whose place the
-//!   next one is put: whoever reads during that finds two different positions;
-//! - the other is *dropped_to*, which only grows: whoever reads it while it is
-//!   written finds two different numbers. Records before it are there before it is,
-//!   so whoever reads it first and then finds no record before it knows that none comes.
+//! - A file shows bytes only after they were written, so a record is read whole or is not there yet.
+//! - The bytes of a segment never change, they are only cut off. If a segment has the same sequence
+//!   *after* a reader read from it, the reader has read that segment.
+//! - One exception: if a full disk cuts a record short, the next record takes its place. A reader
+//!   that reads meanwhile finds two different positions.
+//! - The other exception: *dropped_to* grows. A reader that reads it while it is written finds two
+//!   different numbers. Records before it are written before it, so a reader that reads it first and
+//!   then finds no record knows that none follows.
 
 mod reader;
 mod writer;
@@ -41,38 +39,38 @@ pub use writer::Writer;
 
 /// The names of the two files in the record of a box.
 pub const FILE_NAMES: [&str; 2] = ["log.0", "log.1"];
-/// What one record holds at most: what a pipe gives at once.
+/// The largest record: what a pipe returns at once.
 pub const RECORD_BYTES_MAX: usize = 64 << 10;
-/// A smaller limit becomes this one: less holds no useful record.
+/// The smallest limit: a smaller log holds no useful record.
 pub const LOG_BYTES_MIN: u64 = 4096;
 
 const MAGIC: [u8; 8] = *b"tarelog\x02";
 const SEGMENT_HEADER_BYTES: usize = 32;
-/// Where in it the two numbers are that are written again.
+/// The place of the two copies of `dropped_to` in the header.
 const DROPPED_TO_OFFSET: u64 = 16;
 const RECORD_HEADER_BYTES: usize = 24;
 const RECORD_TRAILER_BYTES: usize = 8;
-/// What a record takes beside its bytes.
+/// The size of a record without its bytes.
 const RECORD_OVERHEAD: usize = RECORD_HEADER_BYTES + RECORD_TRAILER_BYTES;
 
-/// Which of the workload's descriptors it wrote to.
+/// The descriptor that the workload wrote to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     Stdout = 1,
     Stderr = 2,
 }
 
-/// The file that a segment lies in.
+/// Returns the file of a segment.
 fn file_of(sequence: u64) -> usize {
     usize::from(sequence % 2 == 1)
 }
 
-/// What the first of the two files holds before anything is written to it.
+/// Returns the content of the first file before anything is written to it.
 pub fn first_header() -> [u8; SEGMENT_HEADER_BYTES] {
     encode_segment(0)
 }
 
-/// The header of a segment that has dropped nothing.
+/// Returns the header of a segment that has dropped nothing.
 fn encode_segment(sequence: u64) -> [u8; SEGMENT_HEADER_BYTES] {
     let mut bytes = [0; SEGMENT_HEADER_BYTES];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -80,15 +78,15 @@ fn encode_segment(sequence: u64) -> [u8; SEGMENT_HEADER_BYTES] {
     bytes
 }
 
-/// What the header of a segment says.
+/// The header of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SegmentHeader {
     sequence: u64,
-    /// `None` while it is being written.
+    /// `None` while the writer changes it.
     dropped_to: Option<u64>,
 }
 
-/// `None` for what is not the beginning of a segment.
+/// Returns `None` for bytes that are not the header of a segment.
 fn decode_segment(bytes: &[u8; SEGMENT_HEADER_BYTES]) -> Option<SegmentHeader> {
     let (sequence, rest) = bytes.strip_prefix(&MAGIC)?.split_first_chunk()?;
     let (dropped_to, again) = rest.split_first_chunk()?;
@@ -98,7 +96,7 @@ fn decode_segment(bytes: &[u8; SEGMENT_HEADER_BYTES]) -> Option<SegmentHeader> {
     })
 }
 
-/// What the header of a segment says from now on.
+/// Returns the new value of `dropped_to`, twice.
 fn encode_dropped_to(position: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&position.to_le_bytes());
@@ -106,7 +104,7 @@ fn encode_dropped_to(position: u64) -> [u8; 16] {
     bytes
 }
 
-/// What stands before and after the bytes of a record.
+/// The numbers before and after the bytes of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Frame {
     time_ms: u64,
@@ -116,11 +114,11 @@ struct Frame {
     stream: Stream,
 }
 
-/// What some bytes of a segment begin with.
+/// The beginning of some bytes of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decoded {
     Record(Frame),
-    /// The beginning of a record, or nothing.
+    /// The first part of a record, or nothing.
     Part,
     Garbage,
 }
@@ -140,7 +138,7 @@ impl Frame {
         self.position.to_le_bytes()
     }
 
-    /// In the file, all in all.
+    /// Returns the size of the whole record in the file.
     fn size(&self) -> usize {
         RECORD_OVERHEAD + self.length
     }
@@ -179,5 +177,5 @@ impl Frame {
 }
 
 #[cfg(test)]
-#[path = "ring/ring_tests.rs"]
+#[path = "log_tests.rs"]
 mod tests;
