@@ -1,5 +1,4 @@
-//! `tare audit`: what every box holds is what the kernel says that it holds, and
-//! nothing is changed by looking.
+//! `tare audit` shows what every box holds, as the kernel reports it, and changes nothing.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Who calls tare, and from where: what a caller left behind in its process must
-//! not reach the box, nor keep tare from its work.
+//! The process that calls tare: its ignored signals, umask, directory and limits must neither reach
+//! the box nor stop tare from working.
 
 use std::fs;
 

@@ -1,9 +1,9 @@
-//! What people run must still run in a box with the default profile, and what is
-//! refused on purpose is refused in a way that programs understand.
+//! Common programs work in a box with the default profile, and what is refused on purpose is
+//! refused in a way that programs understand.
 //!
-//! Each program proves by its output that it did its work. A tool that this host
-//! does not have skips aloud. Limits are raised only where the program honestly
-//! needs more than the default, and there it is said why.
+//! Each program proves by its output that it did its work. If a tool is not installed on this host,
+//! its test reports that it is skipped. A test raises a limit only if the program needs more than
+//! the default, and says why.
 
 use tare_harness::{Output, Tare};
 

@@ -1,5 +1,4 @@
-//! `--contain`: only the processes are contained; the files, the network and the
-//! user are the host's.
+//! `--contain` contains only the processes. The files, the network and the user are the host's.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `tare cp`: files and directories into a box and out of it.
+//! `tare cp` copies files and directories into a box and out of it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};

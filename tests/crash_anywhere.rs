@@ -1,6 +1,6 @@
-//! SIGKILL to tare, to a keeper, to both, to the whole process group, at any moment
-//! of any command: after the next command nobody is alive and nothing is there that
-//! no box accounts for, and boxes that should live are whole.
+//! SIGKILL to tare, to a keeper, to both or to the whole process group, at any moment of any
+//! command. After the next command, no process and no object is left without a box, and boxes that
+//! should live are complete.
 
 mod calls;
 mod instants;

@@ -1,10 +1,9 @@
-//! leak B1: every operation is made of steps (`kernel/src/step.rs`). At each of them
-//! tare, or the keeper, is killed, is told that it failed, or does it twice: after the
-//! next command nothing is there that no box accounts for, boxes that should live are
-//! as they were, and an operation that failed has said so.
+//! Every operation consists of steps (`kernel/src/step.rs`). At each step tare, or the keeper, is
+//! killed, fails, or repeats the step. After the next command, no object is left without a box,
+//! boxes that should live are unchanged, and an operation that failed has reported it.
 //!
-//! How many steps there are is found by trying: the first number that is not met ends
-//! the search, so a new step is covered the day that it is written.
+//! The tests find the number of steps by trying: the first number that is not reached ends the
+//! search. So a new step is covered as soon as it exists.
 //!
 //! ```text
 //! TARE_STEPS_ALL=1     every errno at every step, instead of one that the seed chooses

@@ -1,8 +1,8 @@
-//! Records that are cut off, garbled, gone, another's, of another version, links, or on
-//! a disk that takes nothing: whatever is wrong with one, every other box is listed and
-//! looked after as before, and `rm -f` ends the box by its id, with nothing left.
+//! Records that are truncated, garbled, missing, foreign, of another version, links, or on a full
+//! or read-only disk. Whatever is wrong with one, every other box is listed and cleaned up as
+//! before, and `rm -f` ends the box by its id and leaves nothing.
 //!
-//! That no damage gets a stranger signalled is in `identity.rs`.
+//! `identity.rs` tests that no damage causes a signal to a foreign process.
 
 use std::fs;
 use std::os::unix::fs::{chown, symlink};

@@ -1,5 +1,4 @@
-//! `tare run -d`: a box that belongs to nobody's process, from its start to what
-//! is kept of it after its end.
+//! `tare run -d`: detached boxes, from their start to what tare keeps after their end.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

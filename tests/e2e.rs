@@ -1,5 +1,5 @@
-//! Every end-to-end test, in one binary: it links once. Each module holds claims about
-//! the real host; `hostile`, `library` and `vm` are parts that several of them use.
+//! Every end-to-end test, in one binary that links once. Each module holds claims about the real
+//! host; several of them share `hostile`, `library` and `vm`.
 
 mod auditing;
 mod bad_input;

@@ -1,5 +1,5 @@
-//! `tare exec`: another process in a box that is there already, bound by what
-//! binds the box, and gone with whoever asked for it.
+//! `tare exec` runs another process in an existing box. The process is confined like the box's
+//! command, and ends with its client.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
-//! When something is used up (processes, descriptors, disk, memory; the box's, the
-//! user's or tare's own), boxes are still listed, stopped and removed, and a box that
-//! cannot be made is refused with the reason and leaves nothing.
+//! When a resource is used up (processes, descriptors, disk or memory of the box, the user or
+//! tare), boxes can still be listed, stopped and removed. A box that cannot be created is refused
+//! with the reason and leaves nothing.
 
 use std::fs;
 use std::path::PathBuf;

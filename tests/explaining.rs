@@ -1,4 +1,4 @@
-//! `tare explain`: the story of a box, in order, while it lives and after it is gone.
+//! `tare explain` prints the history of a box in order, while the box exists and after its removal.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! Volumes and root directories: what of the host's files a box can reach.
+//! Volumes and root directories: which files of the host a box can reach.
 
 use std::collections::BTreeMap;
 use std::fs;

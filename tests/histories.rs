@@ -1,10 +1,9 @@
-//! Random histories: several tares at once do random things to boxes, some are killed
-//! meanwhile, and what they say and what is there agrees with a simple model.
+//! Random histories: several concurrent commands do random things to boxes, some are killed, and
+//! their results and the host agree with a simple model.
 //!
-//! Each actor has boxes of its own, of which the model knows the state, and all of
-//! them meddle with shared ones, of which nothing is known but that every command
-//! ends, says in one line what is wrong, and leaves whole boxes. A history that fails
-//! is shrunk and printed with its seed.
+//! Each actor has its own boxes, whose state the model knows. All actors also use shared boxes, for
+//! which the test requires only that every command ends, reports errors in one line, and leaves
+//! complete boxes. A history that fails is shrunk and printed with its seed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! Peers on a box's socket that are no tare, each as hostile as the kernel lets
-//! it be.
+//! Hostile peers on a box's socket, each as hostile as the kernel allows.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;

@@ -1,5 +1,5 @@
-//! A box is who its keeper is, and a number is nobody: whatever a record claims,
-//! no stranger is ever signalled, and no live box is ever judged dead.
+//! The identity of a box is its keeper, never a pid. Whatever a record claims, no foreign process
+//! is signalled, and no live box is judged dead.
 
 use std::fs;
 use std::os::unix::net::UnixListener;

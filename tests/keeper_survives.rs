@@ -1,5 +1,5 @@
-//! The keeper survives whatever its box does and whoever talks to it: thousands
-//! of processes, clients that vanish, peers that lie, disks that are full.
+//! The keeper survives everything that its box and its clients do: thousands of processes, clients
+//! that disappear, hostile peers, full disks.
 
 use std::fs;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! `--keep`: what a box wrote, after its end.
+//! `--keep`: the files of a box after its end.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
-//! The oldest kernel that tare runs on, Debian 12's Linux 6.1, with both cgroup
-//! layouts: whatever this host has, the claims in `vm/checks.sh` hold there.
+//! The oldest supported kernel, Debian 12's Linux 6.1, with both cgroup layouts: the claims in
+//! `vm/checks.sh` hold there.
 
 use std::io::Write;
 

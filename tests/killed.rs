@@ -1,5 +1,5 @@
-//! Somebody kills, stops or freezes tare, its keeper or its box: the box ends all
-//! the same, and nothing is left.
+//! tare, its keeper or its box is killed, stopped or frozen: the box still ends, and nothing is
+//! left.
 
 use std::fs;
 use std::path::PathBuf;

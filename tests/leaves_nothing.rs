@@ -1,5 +1,5 @@
-//! Workloads that must end with nothing left, whether they end by themselves or
-//! are ended. Every test also ends in the oracle's comparison of the whole host.
+//! Workloads that must leave nothing, whether they end by themselves or are killed. Every test also
+//! ends with the oracle's comparison of the whole host.
 
 use std::fs;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! exec as a library call, and what a keeper may cost that serves thousands of them.
+//! exec as a library call, and what a keeper that serves thousands of execs may cost.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! LibreChat's API: what its clients send, and what they get. One file for each subject.
+//! LibreChat's API: what its clients send, and what they get. One file per subject.
 
 mod client;
 mod documents;

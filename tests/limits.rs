@@ -1,4 +1,4 @@
-//! Limits: enforced by the kernel, named when they are hit.
+//! Limits: the kernel enforces them, and tare names the limit that was reached.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What a box printed: kept by its keeper in a bounded ring, read with `logs`,
-//! followed with `logs -f` and `attach`.
+//! The output of a box: its keeper stores it in a bounded log, `logs` reads it, `logs -f` and
+//! `attach` follow it.
 
 use std::fs;
 use std::process::{Command, Stdio};

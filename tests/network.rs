@@ -1,4 +1,4 @@
-//! What of the network a box can reach.
+//! What a box can reach on the network.
 
 use std::net::TcpListener;
 

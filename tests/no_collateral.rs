@@ -1,5 +1,5 @@
-//! What looks like tare's and is not survives everything that tare does to its own:
-//! listing, looking after, auditing, removing all boxes, and the crashes of tare.
+//! Foreign objects that look like tare's survive everything that tare does to its own objects:
+//! listing, cleanup, audit, removal of all boxes, and crashes of tare.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! `pause` and `resume`: the workload of a box stands still, its keeper does not.
+//! `pause` and `resume`: the workload of a box is frozen, its keeper is not.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! One proof of who a process is: every tare recognises every keeper, of whatever version,
-//! cgroup, clock and namespace, and takes no other process for one.
+//! The proof of a keeper's identity: every tare recognises every keeper, whatever its version,
+//! cgroup, clock and namespace, and mistakes no other process for one.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

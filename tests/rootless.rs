@@ -1,5 +1,5 @@
-//! The same as a user without any privilege: the PID namespace is the kill
-//! switch, and what cannot be enforced is said.
+//! `tare run` without privileges: the PID namespace ends the box, and limits that cannot be
+//! enforced are reported.
 
 use std::fs;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Boxes that live on, as a user without any privilege: the same commands, and
-//! the PID namespace of the keeper in place of cgroups.
+//! Detached boxes without privileges: the same commands work, with the keeper's PID namespace in
+//! place of cgroups.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;

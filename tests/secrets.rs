@@ -1,6 +1,5 @@
-//! E038: what a caller gives a box or one of its processes as a variable is known
-//! to them alone. It is in no arguments and no environment of tare's own
-//! processes, in no file, and in nothing that tare says.
+//! A variable that a caller gives to a box or an exec is visible only to its processes. It is in no
+//! arguments and no environment of tare's own processes, in no file, and in no output of tare.
 
 use std::collections::BTreeSet;
 use std::fs;

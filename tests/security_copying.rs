@@ -1,5 +1,4 @@
-//! `tare cp` against a hostile box and hostile archives: nothing that either does
-//! leads anywhere else.
+//! `tare cp` against hostile boxes and hostile archives: neither can redirect a copy.
 
 use std::ffi::OsStr;
 use std::fs;

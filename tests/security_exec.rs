@@ -1,5 +1,5 @@
-//! `tare exec` against a hostile box: another process in it is bound by what binds
-//! the first, shows nothing foreign while it is born, and keeps its secrets.
+//! `tare exec` against a hostile box: an exec is confined like the command, exposes nothing while
+//! it starts, and keeps its secrets.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! What of `/proc`, `/sys`, `/dev`, the cgroups and the host's files a box sees, and
-//! what it leaves on a volume: the cases of SECURITY.md, section 1d.
+//! What a box sees of `/proc`, `/sys`, `/dev`, the cgroups and the host's files, and what it can
+//! leave on a volume.
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt;

@@ -1,8 +1,8 @@
-//! The first process of a box, the binary it runs, and the descriptors that pass
-//! between a box and its caller: the cases of SECURITY.md, section 1b.
+//! The keeper, the binary that it runs, and the descriptors between a box and its caller.
 //!
-//! Held elsewhere: E034 for output and E044 in `streams.rs`, E041 beside the code
-//! that reads a keeper's frames, `only_the_three_streams_are_open` in `run.rs`.
+//! `streams.rs` tests that a box cannot change the caller's output streams, `run.rs` that only
+//! three streams are open, and the tests beside the frame reader that a keeper's messages are
+//! untrusted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

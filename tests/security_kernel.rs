@@ -1,7 +1,7 @@
-//! How much of the kernel a box can reach: the cases of SECURITY.md, section 1c.
+//! How much of the kernel a box can reach.
 //!
-//! Every refusal has its control: the same call on the host, without the filter or
-//! in a wider profile, must answer otherwise, or the refusal proves nothing.
+//! Every refusal has its control: the same call on the host, without the filter or in a wider
+//! profile, must give another result. Otherwise the refusal proves nothing.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,19 +1,8 @@
-//! A box in the making, when its root directory, its volumes, its state root or its
-//! options are somebody else's trap: the cases of SECURITY.md, section 1a.
+//! The creation of a box when its root directory, its volumes, its state root or its options are
+//! hostile.
 //!
-//! Cases that wait for a part that is not there yet:
-//!
-//! | case | waits for |
-//! |---|---|
-//! | E014 (restart), E030, E040 (the server's socket) | boxes that are started again, the server |
-//! | E016, E018 (VOLUME), E020 (passwd), E084 (unpack), E098 to E105 | images and archives |
-//! | E085 (allow-list), E086 to E097 but for `--net` | the API and egress |
-//! | E106, E108 (the API) | the files API |
-//!
-//! Held elsewhere: E012 also in `bad_input.rs`, E021 and E022 also beside the
-//! parsers, E110 in `leaves_nothing.rs`, most of E112 in `limits.rs`, E025, E026, E028
-//! and E038 for `exec` in `security_exec.rs`, E106 and E108 for `cp` in
-//! `security_copying.rs`.
+//! `bad_input.rs`, `leaves_nothing.rs`, `limits.rs`, `security_exec.rs` and `security_copying.rs`
+//! test hostile options, leftovers, limits, execs and copies.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -1,5 +1,4 @@
-//! Two boxes at once, and one after the other: nothing passes between them. The cases
-//! of SECURITY.md, section 1g, and E049.
+//! Concurrent boxes and boxes in sequence: nothing passes between them.
 
 use std::fs;
 use std::process::Command;

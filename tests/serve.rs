@@ -1,4 +1,4 @@
-//! `tare serve`: the engine over HTTP. One file for each subject.
+//! `tare serve`: the engine over HTTP. One file per subject.
 
 mod abuse;
 mod bodies;

@@ -1,6 +1,6 @@
-//! The state root in the hands of others: a lock that a stopped process holds, files of
-//! the wrong kind, directories that are not tare's, a record that cannot be removed. tare
-//! reports them within a bound and goes on when they are gone.
+//! A state root that other programs disturb: a lock that a stopped process holds, files of the
+//! wrong type, foreign directories, a record that cannot be removed. tare reports them within a
+//! bound, and continues when they are gone.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The end of a box on request: `stop`, `kill`, `rm`. Each returns when the end
-//! was seen, and works on whatever is there.
+//! Ending boxes: `stop`, `kill`, `rm`. Each returns after tare has seen the end, and works in every
+//! state.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! Standard input, output and error of a box: untouched, at once, in order.
+//! Standard input, output and error of a box: forwarded unchanged, at once, and in order.
 
 use std::fs;
 use std::io::Read;

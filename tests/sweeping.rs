@@ -1,5 +1,5 @@
-//! `tare sweep`: every orphan and every box that is over goes, nobody else does, and
-//! what cannot be ended holds up no other.
+//! `tare sweep` removes every orphan and finishes every ended box, touches nothing else, and is not
+//! delayed by a box that cannot be ended.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
-//! Several commands on one box at the same time: each ends, the box is then in a
-//! state that a sequence of them could have produced, and nothing is left.
+//! Concurrent commands on one box: each ends, the box is then in a state that some order of the
+//! commands explains, and nothing is left.
 
 use std::time::Duration;
 

@@ -1,11 +1,10 @@
-//! A virtual machine: another kernel with another cgroup layout, a static
-//! busybox, the `tare` under test, and nothing else.
+//! A virtual machine: another kernel with another cgroup layout, a static busybox and the `tare`
+//! under test.
 //!
-//! QEMU emulates it in software, without a device of the host and without
-//! privileges, from two files: a kernel of Debian 12 that `./check` unpacks to
-//! `target/vm-cache` (`TARE_VM_KERNEL` names another unpacked package), and an
-//! archive made here. It is a child of the test, ends with the value that waits
-//! for it, and gives up by itself should nobody be left to end it.
+//! QEMU emulates it in software, without a device of the host and without privileges, from two
+//! files: a kernel of Debian 12 that `./check` unpacks to `target/vm-cache` (`TARE_VM_KERNEL` names
+//! another unpacked package), and an archive made here. It is a child of the test and ends with the
+//! value that waits for it. If that value is lost, the machine shuts itself down.
 
 mod archive;
 

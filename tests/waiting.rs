@@ -1,4 +1,4 @@
-//! A box without a command: it waits for what is executed in it.
+//! Boxes without a command: they wait for execs.
 
 use std::time::Duration;
 

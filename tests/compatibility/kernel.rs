@@ -1,5 +1,4 @@
-//! What programs ask of the kernel itself: sockets, descriptors of every kind,
-//! locks, memory, files.
+//! What programs need from the kernel: sockets, descriptors of every kind, locks, memory, files.
 
 use tare_harness::{skip, tare};
 

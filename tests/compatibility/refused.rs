@@ -1,5 +1,5 @@
-//! What is refused by design, and that it is refused as a program expects: by an
-//! error that it knows, never by a signal.
+//! What a box refuses by design. It refuses with an error that programs handle, never with a
+//! signal.
 
 use tare_harness::skip::has_program;
 use tare_harness::{skip, tare};

@@ -1,4 +1,4 @@
-//! The tools of every day: processes, memory, disks, archives, text, shells.
+//! Everyday tools: processes, memory, disks, archives, text, shells.
 
 use tare_harness::fixture::busybox_root;
 use tare_harness::skip::has_program;

@@ -1,5 +1,5 @@
-//! Tare, or a keeper, is killed when it is about to make its k-th system call, for
-//! every k: what lies between two of them changes nothing but memory.
+//! Kills tare, or a keeper, right before its k-th system call, for every k. Between two system
+//! calls a process changes only its memory, so this covers every instant.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

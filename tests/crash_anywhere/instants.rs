@@ -1,5 +1,4 @@
-//! Somebody kills tare, a keeper, both or the whole process group at a moment that
-//! nobody chose.
+//! Kills tare, a keeper, both or the whole process group at random moments.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The tare whose steps can be told to fail. Its feature must never be in an ordinary
-//! binary, so `tests/build-faults` builds it apart.
+//! The tare binary in which tests inject faults. The feature must never be in an ordinary binary,
+//! so `tests/build-faults` builds this one separately.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! A state root of its own, with a box in it that nothing is done to. What is done to
-//! the other one comes one after the other, so that its steps can be counted.
+//! A state root with one box that no operation touches. Operations on the other box run one after
+//! another, so that their steps can be counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! What is done, and what may have become of the box then.
+//! The operations, and the states in which each may leave its box.
 
 use tare_harness::scene::Fate::{self, Absent, Exited, Paused, Running};
 

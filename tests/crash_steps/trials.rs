@@ -1,4 +1,4 @@
-//! Each step, and each fate that it may meet.
+//! Tries every fault at every step of an operation.
 
 use std::any::Any;
 use std::collections::BTreeSet;

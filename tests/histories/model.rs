@@ -1,7 +1,7 @@
-//! What commands do to boxes, in a few lines: nothing here knows how.
+//! What commands do to boxes, as a small model that knows nothing about how.
 //!
-//! Of a box that only one actor uses, the state is known after each command, unless
-//! the command was killed: then it did what it should, or nothing.
+//! If only one actor uses a box, its state is known after each command. If the command was killed,
+//! it did everything or nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

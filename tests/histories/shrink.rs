@@ -1,5 +1,5 @@
-//! The shortest history that still fails: what can be left out is left out (delta
-//! debugging, Zeller 1999).
+//! Finds the shortest history that still fails, by leaving out steps (delta debugging, Zeller
+//! 1999).
 
 /// Leaves items out, many at once first, as long as the rest still fails. What it
 /// returns fails, and no single item of it can be left out.

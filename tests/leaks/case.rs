@@ -1,4 +1,4 @@
-//! What every case begins and ends with, and how often it repeats itself.
+//! How every case begins and ends, and how often it repeats.
 
 use std::fs;
 use std::ops::Deref;

@@ -1,5 +1,4 @@
-//! E. Descriptors, threads and memory of long-lived processes: in tare, the
-//! keepers and the server.
+//! E. Descriptors, threads and memory of long-lived processes: in tare, the keepers and the server.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! A server with files of its own, and forms as LibreChat's clients write them.
+//! A server with its own files, and forms as LibreChat's clients write them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

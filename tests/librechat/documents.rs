@@ -1,5 +1,5 @@
-//! Figures, reports and spreadsheets, as the libraries that people use write them: they
-//! come back under their names, as what they are, whole.
+//! Figures, reports and spreadsheets, written by common libraries, are returned complete with their
+//! names and types.
 
 use serde_json::{Value, json};
 use tare_harness::{skip, tare};

@@ -1,4 +1,4 @@
-//! `POST /v1/exec`: what came of a program, in exactly the fields that clients know.
+//! `POST /v1/exec`: the result of a program, in exactly the fields that clients know.
 
 use std::io::Read;
 

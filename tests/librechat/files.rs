@@ -1,4 +1,4 @@
-//! `GET /v1/files/{session}`, objects of sessions, and removing them.
+//! `GET /v1/files/{session}`, objects of sessions, and their removal.
 
 use serde_json::{Value, json};
 use tare_harness::{Answer, tare, unix_now, unix_seconds};

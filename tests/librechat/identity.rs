@@ -1,5 +1,5 @@
-//! Who is heard, in each of the ways in which a LibreChat says who asks, and what is
-//! answered to those who are not.
+//! Authentication in each way that LibreChat supports, and the answers to requests that are
+//! refused.
 
 use std::fs;
 use std::path::PathBuf;

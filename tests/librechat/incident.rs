@@ -1,8 +1,8 @@
-//! The incident that tare was made for: code that imports numpy and pandas, of twenty
-//! users at once, over and over. Each execution may leave nothing behind, of descriptors,
-//! threads, processes, cgroups and files, or one day there are none left for anybody.
+//! The incident that was the reason to write tare: twenty concurrent users run code that imports
+//! numpy and pandas, again and again. No execution may leave a descriptor, thread, process, cgroup
+//! or file behind.
 //!
-//! `TARE_INCIDENT_EXECUTIONS=1000` is all of it; `cargo xtask soak --librechat` draws it.
+//! `TARE_INCIDENT_EXECUTIONS=1000` runs all of it; `cargo xtask soak --librechat` plots it.
 
 use serde_json::json;
 use tare_harness::random::number_in;

@@ -1,4 +1,4 @@
-//! Files outlive the server, for their time and not longer.
+//! Files outlive the server and expire on time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

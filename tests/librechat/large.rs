@@ -1,4 +1,4 @@
-//! A file as large as a client sends one costs the server no memory to speak of.
+//! A file of the largest size that a client sends costs the server little memory.
 
 use std::io::{Read, Write};
 

@@ -1,4 +1,4 @@
-//! The leak catalogue, for LibreChat's API: failures that other sandboxes have shipped.
+//! The leak catalogue for LibreChat's API: failures that other sandboxes shipped.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Whose a file is: nobody else gets, lists or removes it.
+//! The owner of a file: no other user can get, list or remove it.
 
 use serde_json::json;
 use tare_harness::{Signer, TemporaryDirectory, jwks, tare};

@@ -1,5 +1,5 @@
-//! Packages of the host: every box sees all of their files, and none of them costs the
-//! host anything when the box is gone.
+//! Packages of the host: every box sees all of their files, and they cost the host nothing when the
+//! box is gone.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;

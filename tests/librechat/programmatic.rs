@@ -1,4 +1,4 @@
-//! `POST /v1/exec/programmatic`: code that calls the client's tools, round after round.
+//! `POST /v1/exec/programmatic`: code that calls the client's tools, in several rounds.
 
 use serde_json::{Value, json};
 use tare_harness::{eventually, tare};

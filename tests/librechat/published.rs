@@ -1,5 +1,5 @@
-//! The clients' own code is the judge: what LibreChat runs, as it is published on npm,
-//! drives the server and finds what it expects.
+//! LibreChat's own client code, as published on npm, uses the server and gets the answers that it
+//! expects.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Sessions: the same hint is the same box, until nobody uses it.
+//! Sessions: requests with the same hint use the same box, until it is idle.
 
 use std::io::Read;
 use std::io::{BufRead, BufReader};

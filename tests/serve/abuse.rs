@@ -1,5 +1,5 @@
-//! Clients that do not keep to the rules. Whatever they do, they are answered or cut
-//! off, and the server is what it was.
+//! Clients that break the rules of HTTP: the server answers or disconnects them, and is unchanged
+//! afterwards.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,4 @@
-//! Request bodies: all of them share one budget of memory, which returns to the system.
+//! Request bodies share one memory budget, and the memory returns to the system.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! `/v1/boxes`: boxes that live on.
+//! `/v1/boxes`: detached boxes.
 
 use serde_json::{Value, json};
 use tare_harness::{Server, tare};

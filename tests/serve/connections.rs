@@ -1,4 +1,4 @@
-//! Connections: those that only listen have a share of them, and an operator always gets in.
+//! Connections: clients that only listen have a share of them, and operators can always connect.
 
 use std::fs;
 use std::io::Write;

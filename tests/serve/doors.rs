@@ -1,4 +1,5 @@
-//! Who is heard, and what is answered to those who are not.
+//! Authentication, `Host` and `Origin`: which requests the server accepts, and what it answers to
+//! others.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
-//! Very many one-shots, of which some end badly: the server is after them what it was.
+//! Many runs, some of which end badly, leave the server unchanged.
 //!
-//! Its memory has no slope. A look is taken when nobody asks.
+//! Its memory has no slope. The test measures while no request is active.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `POST /v1/boxes/{id}/exec`: processes in boxes that live on.
+//! `POST /v1/boxes/{id}/exec`: processes in detached boxes.
 
 use std::io::Read;
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! The program of a hook: it ends with its timeout and with the server, and so does all
-//! that it started.
+//! The program of a hook ends at its timeout and with the server, and so does everything that it
+//! started.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: a lost answer never costs a second box.
+//! `Idempotency-Key`: a lost answer never creates a second box.
 
 use std::thread;
 

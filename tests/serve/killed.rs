@@ -1,5 +1,5 @@
-//! The server is killed while it works, and started again: what it has said is still
-//! true, and what it was at is done or undone.
+//! The server is killed while it works, and restarted: what it has answered is still true, and
+//! unfinished work is done or undone.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

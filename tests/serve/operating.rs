@@ -1,4 +1,4 @@
-//! What an operator sees of a server, and tells it.
+//! What an operator sees of a server and can change: log, metrics, reload, packaging.
 
 use std::collections::BTreeSet;
 use std::fs;

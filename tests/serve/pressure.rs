@@ -1,5 +1,5 @@
-//! Gauges that act: when something runs out, new boxes are refused with the reason,
-//! everything else goes on, and nobody has to restart anything.
+//! Gauges: when a resource runs out, the server refuses new boxes with the reason, everything else
+//! continues, and the server recovers by itself.
 
 use std::fs;
 use std::path::PathBuf;

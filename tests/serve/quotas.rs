@@ -1,4 +1,4 @@
-//! What the holder of a key may have.
+//! The quotas of a key.
 
 use serde_json::{Value, json};
 use tare_harness::{Answer, Server, eventually, tare};

@@ -1,4 +1,4 @@
-//! Readers of streams: those who read, those who do not, and those who go away.
+//! Readers of streams: fast ones, stalled ones, and ones that disconnect.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! `POST /v1/run`: one command in a box of its own.
+//! `POST /v1/run`: one command in its own box.
 
 use std::io::Read;
 

@@ -1,5 +1,5 @@
-//! The API does what its description says: schemathesis, from PyPI, asks every route in
-//! every way that the description allows, and in some that it does not.
+//! The API matches its description: schemathesis, from PyPI, sends to every route what the
+//! description allows, and some requests that it does not.
 
 use std::path::Path;
 use std::process::Command;

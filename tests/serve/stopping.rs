@@ -1,5 +1,5 @@
-//! Stops over HTTP: a stop that waits holds up nothing else, and the stop of a box of
-//! which nothing is kept succeeds.
+//! Stops over HTTP: a stop that waits delays no other request, and the stop of a box that keeps
+//! nothing succeeds.
 
 use std::io::{ErrorKind, Read};
 

@@ -1,4 +1,4 @@
-//! `GET /v1/boxes/{id}/exec/ws`: a terminal over a WebSocket, spoken by hand (RFC 6455).
+//! `GET /v1/boxes/{id}/exec/ws`: a terminal over a WebSocket, written by hand (RFC 6455).
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What boxes write, use and go through, and the proof that nothing is left.
+//! Logs, use and events of boxes, and audit and sweep over HTTP.
 
 use std::fs;
 use std::io::Read;

@@ -1,6 +1,6 @@
 //! The archive that a kernel unpacks as its first root: cpio in its "newc" form
-//! (Documentation/driver-api/early-userspace/buffer-format.rst). Everything in
-//! it belongs to root, whoever makes it.
+//! (Documentation/driver-api/early-userspace/buffer-format.rst). Root owns every entry, whichever
+//! user creates the archive.
 
 #[derive(Debug, Default)]
 pub struct Archive {

@@ -1,4 +1,4 @@
-//! The lines of a record, read and forged without tare's code.
+//! Reads and forges the lines of a record without tare's code.
 
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,8 @@
-//! Boxes that outlive the call that made them: made, looked at and removed from
-//! outside.
+//! Detached boxes in tests: creates, inspects and removes them from outside.
 //!
-//! A test removes its boxes itself. What is still listed at its end fails it, and
-//! is named. What a box consists of is read from the kernel, by the cgroups that
-//! have the box's id in their name; only what tare says is asked of tare.
+//! A test removes its boxes itself. If a box is still listed at the end, the test fails and names
+//! it. What a box consists of is read from the kernel, by the cgroups that have the box's id in
+//! their name.
 
 use std::ffi::OsStr;
 use std::fs;

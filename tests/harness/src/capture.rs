@@ -1,5 +1,5 @@
-//! What comes out of a descriptor, collected by a thread of its own, so that a
-//! test can wait for a line and no stream can block another.
+//! Collects the output of a descriptor in its own thread, so that a test can wait for a line and no
+//! stream can block another.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};

@@ -1,4 +1,4 @@
-//! Points in time as tare prints them, read without its code.
+//! Reads times as tare prints them, without tare's code.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

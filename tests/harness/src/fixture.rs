@@ -1,4 +1,4 @@
-//! Things that boxes are made of in more than one test.
+//! Files and root directories that several tests give to boxes.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! What the boxes of one test have on the host, cheaper than a snapshot and blind to
-//! what others do on this host: for tests that look a thousand times.
+//! What the boxes of one test have on the host. It is cheaper than a snapshot and ignores what
+//! other programs do on this host, for tests that check thousands of times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Boxes that cannot die, for tests: a freezer of cgroup version 1.
+//! A cgroup v1 freezer, with which tests make boxes that cannot die.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,14 +1,11 @@
-//! The leak oracle: runs `tare` from outside and proves that the host came back
-//! to what it was.
+//! The leak oracle: runs `tare` from outside and proves that the host is as it was before.
 //!
-//! A test starts with [`tare!`], which waits for its turn on this host, remembers
-//! what the host looks like and makes a private state root. When the value is
-//! dropped, the host must look the same again; every difference is printed and
-//! fails the test. The oracle has tests of its own (`tests/oracle.rs`) that leak
-//! one thing of each class on purpose, because an oracle that sees nothing finds
-//! nothing.
+//! A test starts with [`tare!`], which records what the host looks like and creates a private state
+//! root. When the value is dropped, the host must look the same again. Every difference is printed
+//! and fails the test. The oracle has its own tests (`tests/oracle.rs`) that leak one object of
+//! each class on purpose, because an oracle that sees nothing finds nothing.
 //!
-//! Nothing here knows the engine: what is observed comes from the kernel alone.
+//! Nothing here knows the engine: every observation comes from the kernel.
 
 pub mod account;
 mod boxes;

@@ -1,9 +1,9 @@
-//! Processes that outlive their `tare` come to the test process, not to the
-//! host's first process, which may reap them late or never (KERNEL.md, fact 8).
+//! Makes the test process the parent of processes that outlive their `tare`, instead of the host's
+//! PID 1, which may reap them late or never.
 //!
-//! So a zombie that tare forgot stays visible, and one that nobody else could
-//! have reaped (its tare was killed on purpose, or has detached from its box) goes
-//! when the test says so. A keeper that is alive is never ours to forget.
+//! So a zombie that tare forgot stays visible. A zombie that no other process could have reaped
+//! (its tare was killed on purpose, or has detached) is reaped when the test asks for it. A keeper
+//! that is alive is never forgotten.
 
 use std::fs;
 

@@ -1,5 +1,4 @@
-//! Choices that can be made again: all of them follow from one number, which a
-//! failed test prints.
+//! Repeatable random choices: all of them follow from one number, which a failed test prints.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

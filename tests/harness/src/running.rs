@@ -1,4 +1,4 @@
-//! One call of `tare`, watched from outside and bounded in time.
+//! One call of `tare`, observed from outside and bounded in time.
 
 use std::fmt;
 use std::io::Write;

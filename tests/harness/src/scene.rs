@@ -1,4 +1,4 @@
-//! What may be there after crashes, and what may not.
+//! What may exist on the host after crashes, and what may not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! A `tare serve` under test, and HTTP by hand: a test decides what is sent, byte for
-//! byte, and when.
+//! A `tare serve` under test, and HTTP written by hand: a test decides which bytes it sends, and
+//! when.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

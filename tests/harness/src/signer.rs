@@ -1,5 +1,4 @@
-//! Whoever makes tokens as LibreChat does. A test decides what is in them, and what is
-//! wrong with them.
+//! Makes tokens as LibreChat does. A test decides what they contain, and what is wrong with them.
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};

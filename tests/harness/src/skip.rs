@@ -1,8 +1,8 @@
-//! Tests that this host cannot run: said aloud, and counted.
+//! Tests that this host cannot run: reported and counted.
 //!
-//! Nothing is skipped silently: each skip is a line on the real standard error
-//! (the test runner captures only what `eprintln!` writes) and a line in the file
-//! that `TARE_SKIPS` names, so that the check can count them.
+//! No test is skipped silently: each skip is a line on the real standard error (the test runner
+//! captures only what `eprintln!` writes) and a line in the file that `TARE_SKIPS` names, so that
+//! `./check` can count them.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

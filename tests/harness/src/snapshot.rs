@@ -1,12 +1,11 @@
-//! The host as it looks now, in everything that a box could leave behind.
+//! The current state of the host, in everything that a box could leave behind.
 //!
-//! Each class is a set of sentences, so that a difference between two snapshots
-//! is itself readable. A class is read from the kernel (`/proc`, the cgroup file
-//! systems, directories), never from what tare says about itself.
+//! Each class is a set of sentences, so that the difference between two snapshots is readable. A
+//! class is read from the kernel (`/proc`, the cgroup file systems, directories), never from tare.
 //!
-//! All classes but one must be equal at the moment at which a command returns.
-//! Namespaces are freed by the kernel in its own time (KERNEL.md, section 2:
-//! usually in 0.1 s, once 5.7 s), so that class is read again for a bounded time.
+//! All classes but one must be equal at the moment at which a command returns. The kernel frees
+//! namespaces later (usually within 0.1 s, once after 5.7 s), so that class is read again for a
+//! bounded time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,5 +1,4 @@
-//! The program under test, on a state root of its own, with the host's state
-//! before it remembered.
+//! The program under test, with its own state root and a snapshot of the host before it.
 
 use std::ffi::OsStr;
 use std::fs;

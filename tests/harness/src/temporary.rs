@@ -1,4 +1,4 @@
-//! A directory that is gone with the value.
+//! A directory that is removed when the value is dropped.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,4 @@
-//! `tare` under a real terminal: a pseudo-terminal of the host, of which the
-//! test holds the master side.
+//! `tare` under a real terminal: a pseudo-terminal of the host whose master side the test holds.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What a process that lives long costs its host, as the kernel counts it.
+//! What a long-lived process costs its host, as the kernel counts it.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Waiting for a condition that no descriptor announces, never for a time.
+//! Waits for a condition that no descriptor announces, instead of for a time.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Somebody who has nothing to do with any box, and tells who meddled with him.
+//! A foreign process that reports whether anything signalled or changed it.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

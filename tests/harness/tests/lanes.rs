@@ -1,5 +1,5 @@
-//! A lane is a host of its own: what a test leaves in it fails the test, and nothing of it
-//! reaches the next one. Each test here starts a lane inside its own.
+//! A lane is a host of its own: what a test leaves in it fails the test, and nothing of it reaches
+//! the next test. Each test here starts a lane inside its own.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -1,5 +1,5 @@
-//! The oracle sees each kind of leak: everything is leaked once on purpose, must
-//! be reported, and once it is gone nothing may be reported any more.
+//! The oracle sees every kind of leak: each test leaks one object on purpose, expects the report,
+//! removes the object, and expects no report.
 
 use std::fs;
 use std::io::Write;

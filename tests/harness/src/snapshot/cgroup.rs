@@ -1,4 +1,4 @@
-//! Cgroup directories of tare's, in every hierarchy that is mounted.
+//! Cgroup directories of tare, in every mounted hierarchy.
 
 use std::collections::BTreeSet;
 use std::fs;

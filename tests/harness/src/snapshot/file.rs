@@ -1,4 +1,4 @@
-//! Paths under the state roots, and wherever else tare could write.
+//! Paths below the state roots, and everywhere else where tare could write.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! System V and POSIX IPC objects of our own IPC namespace.
+//! System V and POSIX IPC objects of the test's own IPC namespace.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The mounts of our own mount namespace.
+//! The mounts of the test's own mount namespace.
 
 use std::fs;
 use std::path::PathBuf;

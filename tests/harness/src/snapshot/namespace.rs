@@ -1,4 +1,4 @@
-//! Network and mount namespaces that some process is in.
+//! Network and mount namespaces that contain a process.
 
 use std::fs;
 

@@ -1,8 +1,7 @@
-//! Processes that belong to a box or to tare, and what they hold open.
+//! Processes that belong to a box or to tare, and the descriptors that they hold.
 //!
-//! A process counts when its PID namespace is not ours, when it runs a program
-//! of tare's, or when it is in a cgroup of tare's. Ourselves, our ancestors and
-//! the compiler do not count.
+//! A process counts if its PID namespace is not the test's, if it runs a tare program, or if it is
+//! in a cgroup of tare. The test itself, its ancestors and the compiler do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,4 @@
-//! Ports that somebody listens on, and abstract unix names, of our own network
-//! namespace.
+//! Listening ports and abstract unix names of the test's own network namespace.
 
 use std::fs;
 
