@@ -189,7 +189,6 @@ fn cp_refuses_special_files_and_names_them() {
     tare.remove(&id);
 }
 
-/// B010, B011
 #[test]
 fn cp_keeps_hostile_file_names_unchanged() {
     let tare = tare!();

@@ -157,7 +157,6 @@ fn the_lease_ends_a_box_whose_command_is_stopped() {
     tare.remove(&id);
 }
 
-/// B021
 #[test]
 fn invalid_leases_and_retentions_are_refused() {
     let tare = tare!();

@@ -376,7 +376,6 @@ fn a_detached_exec_survives_its_client() {
     tare.remove(&id);
 }
 
-/// E044
 #[test]
 fn a_background_child_does_not_delay_the_exec() {
     let tare = tare!();

@@ -56,7 +56,7 @@ fn cp_reads_kept_files_by_their_names_in_the_box() {
     tare.remove(&id);
 }
 
-/// E106: a link that the box left leads nowhere on the host.
+/// A link that the box left leads nowhere on the host.
 #[test]
 fn cp_copies_a_kept_symlink_and_never_follows_it() {
     let tare = tare!();
@@ -66,7 +66,7 @@ fn cp_copies_a_kept_symlink_and_never_follows_it() {
     tare.call(["cp", "a:/work/link/passwd", to]).exited(1);
     tare.call(["cp", "a:/work/link", to]).ok();
     assert_eq!(fs::read_link(out.join("link")).unwrap().to_str(), Some("/etc"));
-    // E014: whatever it is replaced by, only what is the box's own is removed.
+    // Whatever it is replaced by, only what is the box's own is removed.
     let victim = TemporaryDirectory::new();
     let precious = victim.write("precious", "precious\n");
     let deep = kept(&tare, &id).join("work/deep");

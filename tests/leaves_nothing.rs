@@ -162,7 +162,7 @@ for _ in range(5):
     ends_both_ways(&tare, &[], workload);
 }
 
-/// KERNEL.md fact 1: such a process survives `cgroup.kill`.
+/// A process whose main thread has exited survives `cgroup.kill`.
 const LEADERLESS: &str = "
 import threading
 def leaderless():
@@ -194,7 +194,6 @@ ctypes.CDLL(None).syscall(60, 0)";
     }
 }
 
-/// E110
 #[test]
 fn a_child_stopped_by_its_tracer_leaves_nothing() {
     let tare = tare!();
@@ -210,7 +209,6 @@ assert os.WIFSTOPPED(status), status";
     ends_both_ways(&tare, &["--contain"], workload);
 }
 
-/// E110
 #[test]
 fn a_stopped_child_leaves_nothing() {
     let tare = tare!();
@@ -247,7 +245,7 @@ int main(void) {
 }
 "#;
 
-/// E110: its parent waits in the kernel for an `exec` that never comes.
+/// Its parent waits in the kernel for an `exec` that never comes.
 #[test]
 fn a_child_that_blocks_its_parent_in_vfork_leaves_nothing() {
     let tare = tare!();
@@ -266,7 +264,6 @@ fn a_child_that_blocks_its_parent_in_vfork_leaves_nothing() {
     tare.run(["-v", &volume, "--", "sh", "-c", script]).exited(137).printed("ready\n");
 }
 
-/// E046, E069
 #[test]
 fn nested_namespaces_and_cgroups_are_refused() {
     let tare = tare!();
@@ -335,7 +332,7 @@ if sys.argv[1] == 'ByTimeout': time.sleep(1000)";
     }
 }
 
-/// KERNEL.md fact 9: a descriptor in flight keeps its port.
+/// A socket in flight between processes keeps its port.
 #[test]
 fn a_port_that_is_in_flight_between_sockets_is_free_again() {
     let tare = tare!();
@@ -416,7 +413,6 @@ for directory in range(100):
     ends_both_ways_after(&tare, 6, &["--scratch", "1g", "--memory", "1g"], workload);
 }
 
-/// B052
 #[test]
 fn directories_five_thousand_deep_leave_nothing() {
     let tare = tare!();
@@ -449,7 +445,6 @@ fn endless_output_leaves_nothing() {
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
-/// B065
 #[test]
 fn unread_output_does_not_delay_the_timeout() {
     let tare = tare!();

@@ -48,7 +48,6 @@ fn logs_keep_each_stream_in_order_and_separate() {
     tare.remove(&id);
 }
 
-/// B067
 #[test]
 fn logs_keep_every_byte() {
     let tare = tare!();

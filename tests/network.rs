@@ -19,7 +19,6 @@ print(server.accept()[0].recv(2).decode())";
     tare.run(["--", "python3", "-c", script]).ok().printed("['lo']\nup\n");
 }
 
-/// E086
 #[test]
 fn listeners_of_the_host_are_reachable_only_with_net_host() {
     let tare = tare!();

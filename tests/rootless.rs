@@ -76,7 +76,7 @@ fn rootless_daemons_end_with_the_command() {
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
-/// KERNEL.md section 5, last line.
+/// The kernel kills all processes of a PID namespace when its first process dies.
 #[test]
 fn a_killed_rootless_tare_takes_its_box_along() {
     let tare = unprivileged!();

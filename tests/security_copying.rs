@@ -23,7 +23,7 @@ fn start(tare: &Tare) -> String {
     tare.detached(["--name", "a", "--", "sleep", "1000"])
 }
 
-/// E106: the archive itself is hostile; nothing of it may land elsewhere in the
+/// The archive itself is hostile; nothing of it may land elsewhere in the
 /// box than beneath the directory that was asked for.
 #[test]
 fn a_hostile_archive_stays_beneath_its_directory() {
@@ -60,7 +60,7 @@ archive.close()";
     tare.remove(&id);
 }
 
-/// E106, E108: links of the box mean the box's own files.
+/// Links of the box mean the box's own files.
 #[test]
 fn cp_follows_no_symlink_of_a_box_to_the_host() {
     let tare = tare!();
@@ -177,7 +177,7 @@ fn a_cp_in_killed_by_the_box_keeps_the_old_file() {
     tare.remove(&id);
 }
 
-/// Swaps a directory and a link to the host's own, as fast as it can (E106).
+/// Swaps a directory and a link to the host's own, as fast as it can.
 const RACER: &str = "#include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>

@@ -15,7 +15,7 @@ grep -E '^(NoNewPrivs|Seccomp|Cap|Groups|Uid|Gid)' /proc/self/status
 for kind in cgroup ipc mnt net pid time user; do readlink /proc/self/ns/$kind; done
 umask; pwd; env | sort; uname -n; ls /proc/self/fd";
 
-/// E028, E066: also after the box has overwritten whatever it can.
+/// Also after the box has overwritten whatever it can.
 #[test]
 fn an_exec_is_confined_like_the_command() {
     let tare = tare!();
@@ -66,7 +66,7 @@ except BlockingIOError:
     tare.remove(&id);
 }
 
-/// E025: a working directory behind a descriptor.
+/// A working directory behind a descriptor.
 #[test]
 fn a_working_directory_behind_a_magic_link_is_refused() {
     let tare = tare!();
@@ -100,7 +100,6 @@ while True:
             own = int(number) < 3 or target.startswith(('/usr/', '/lib', '/etc/', '/proc/'))
             if pid == '1' or not own: print('foreign', pid, number, target, flush=True)";
 
-/// E026
 #[test]
 fn a_starting_exec_exposes_nothing_of_keeper_or_host() {
     let tare = tare!();
@@ -125,7 +124,7 @@ fn holders_of(text: &str) -> BTreeSet<u32> {
     all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline")).collect()
 }
 
-/// E038: what the caller typed is in the caller's own arguments, and nowhere else
+/// What the caller typed is in the caller's own arguments, and nowhere else
 /// but where it was meant to be.
 #[test]
 fn only_an_exec_sees_its_own_secret() {

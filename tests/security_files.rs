@@ -34,7 +34,7 @@ fn place_and_options(line: &str) -> (&str, Vec<&str>) {
     (fields[4], fields[5].split(',').collect())
 }
 
-/// E068: whoever can write a release agent runs a program on the host.
+/// Whoever can write a release agent runs a program on the host.
 #[test]
 fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
     let tare = tare!();
@@ -54,7 +54,7 @@ fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
     }
 }
 
-/// E069, E070: there is no cgroup file to write, and no path that tells the host's.
+/// There is no cgroup file to write, and no path that tells the host's.
 #[test]
 fn a_box_cannot_reach_or_locate_its_cgroups() {
     let tare = tare!();
@@ -73,7 +73,6 @@ fn a_box_cannot_reach_or_locate_its_cgroups() {
     );
 }
 
-/// E072
 #[test]
 fn a_box_sees_only_the_processors_in_sysfs_and_cannot_write_there() {
     let tare = tare!();
@@ -87,7 +86,6 @@ fn a_box_sees_only_the_processors_in_sysfs_and_cannot_write_there() {
     shell(&tare, &[], kernel).ok().printed("");
 }
 
-/// E073
 #[test]
 fn the_devices_of_a_box_are_the_listed_ones() {
     let tare = tare!();
@@ -101,7 +99,6 @@ fn the_devices_of_a_box_are_the_listed_ones() {
         .printed("/dev/full /dev/null /dev/pts/ptmx /dev/random /dev/tty /dev/urandom /dev/zero ");
 }
 
-/// E073
 #[test]
 fn a_box_cannot_create_a_device() {
     let tare = tare!();
@@ -128,7 +125,7 @@ for place in /tmp /work /dev/shm; do mknod $place/memory c 1 1; mknod $place/dis
     assert!(output.stderr_text().contains("Permission denied"), "{output}");
 }
 
-/// E074: a directory that is moved out of a volume while a process sits in it.
+/// A directory that is moved out of a volume while a process sits in it.
 #[test]
 fn a_directory_moved_out_of_a_volume_leads_nowhere() {
     let tare = tare!();
@@ -150,7 +147,7 @@ fn a_directory_moved_out_of_a_volume_leads_nowhere() {
     assert!(!text.contains("of the other box") && !text.contains("secret"), "{output}");
 }
 
-/// E076: nothing of the tree that the box was built from is left.
+/// Nothing of the tree that the box was built from is left.
 #[test]
 fn no_mount_and_no_directory_of_the_hosts_root_remains() {
     let tare = tare!();
@@ -176,7 +173,6 @@ fn no_mount_and_no_directory_of_the_hosts_root_remains() {
     }
 }
 
-/// E076, without privileges.
 #[test]
 fn nothing_is_above_the_root_of_a_box_without_privileges() {
     let tare = tare!(unprivileged);
@@ -191,7 +187,7 @@ fn nothing_is_above_the_root_of_a_box_without_privileges() {
     }
 }
 
-/// E040: no socket with a name is in a box, and none is in its network's list.
+/// No socket with a name is in a box, and none is in its network's list.
 #[test]
 fn a_box_finds_no_foreign_socket() {
     let tare = tare!();
@@ -202,7 +198,7 @@ fn a_box_finds_no_foreign_socket() {
     tare.run(["--", "python3", "-c", own]).ok().printed("/tmp/own\n");
 }
 
-/// E077: mounts pass neither in nor out.
+/// Mounts pass neither in nor out.
 #[test]
 fn mounts_propagate_neither_into_a_box_nor_out() {
     let tare = tare!();
@@ -234,7 +230,7 @@ fn mounts_propagate_neither_into_a_box_nor_out() {
     assert_eq!(lines[0], lines[2], "{text}");
 }
 
-/// E078: the host's secrets, each by the name it has where it exists. A tare that
+/// The host's secrets, each by the name it has where it exists. A tare that
 /// shows the host's files is the control.
 #[test]
 fn secrets_of_the_host_are_not_visible_in_a_box() {
@@ -284,7 +280,7 @@ fn secrets_of_the_host_are_not_visible_in_a_box() {
     assert!(!fs::read("/proc/cmdline").unwrap().is_empty());
 }
 
-/// E078: the host's users and groups are not told.
+/// The host's users and groups are not told.
 #[test]
 fn users_and_hosts_of_a_box_are_its_own() {
     let tare = tare!();
@@ -309,7 +305,7 @@ try:
 except OSError as error:
     print(type(error).__name__)";
 
-/// E079: connecting to a unix socket ignores that the mount is read-only.
+/// Connecting to a unix socket ignores that the mount is read-only.
 #[test]
 fn a_volume_with_a_live_socket_is_refused() {
     let tare = tare!();
@@ -334,7 +330,7 @@ fn a_volume_with_a_live_socket_is_refused() {
     tare.run(dead).ok().printed("ConnectionRefusedError\n");
 }
 
-/// E080: abstract sockets belong to the network and have no mode.
+/// Abstract sockets belong to the network and have no mode.
 #[test]
 fn a_box_on_the_hosts_network_cannot_reach_abstract_sockets() {
     let tare = tare!();
@@ -364,7 +360,6 @@ pub fn landlock_version() -> i64 {
     text.trim().parse().expect("a number")
 }
 
-/// E081, and the table of mounts in SECURITY.md.
 #[test]
 fn every_mount_is_without_set_user_id_and_without_devices() {
     let tare = tare!();
@@ -407,7 +402,7 @@ int main(void) { printf(\"%d\\n\", (int)geteuid()); return 0; }";
     compiled.success().then_some(program)
 }
 
-/// E081: set-user-id programs and file capabilities do nothing.
+/// Set-user-id programs and file capabilities do nothing.
 #[test]
 fn a_set_user_id_program_does_not_change_the_user() {
     let tare = tare!();
@@ -435,7 +430,6 @@ fn a_set_user_id_program_does_not_change_the_user() {
     shell(&tare, &["--root"], script).ok().printed("5\n");
 }
 
-/// E081
 #[test]
 fn file_capabilities_do_nothing() {
     let tare = tare!();
@@ -459,7 +453,7 @@ fn file_capabilities_do_nothing() {
     assert!(inside.stderr_text().contains("PermissionError"), "{inside}");
 }
 
-/// E082: a program with a set-id bit on a volume would work on the host.
+/// A program with a set-id bit on a volume would work on the host.
 #[test]
 fn a_box_leaves_no_set_id_program_on_a_volume() {
     let tare = tare!();
@@ -499,7 +493,7 @@ attempt(lambda: os.chmod('/data/directory', 0o2777))";
     shell(&tare, &[], "cp /usr/bin/id x && chmod 6755 x && stat -c %a x").ok().printed("6755\n");
 }
 
-/// E084: what an image says about overlays is not followed.
+/// What an image says about overlays is not followed.
 #[test]
 fn overlay_marks_in_a_root_directory_lead_nowhere() {
     let tare = tare!();
@@ -534,7 +528,6 @@ for kind in ('user', 'trusted'):
     assert!(!output.stdout_text().contains("redirected"), "{output}");
 }
 
-/// E085
 #[test]
 fn the_kernels_trees_and_tares_own_state_are_never_bound() {
     let tare = tare!();

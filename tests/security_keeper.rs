@@ -121,7 +121,7 @@ os._exit(5)";
     }
 }
 
-/// E024: no program that runs in a box, tare's own least of all, can be written.
+/// No program that runs in a box, tare's own least of all, can be written.
 #[test]
 fn no_program_of_a_running_process_can_be_opened_for_writing() {
     let tare = tare!();
@@ -138,8 +138,8 @@ fn no_program_of_a_running_process_can_be_opened_for_writing() {
     }
 }
 
-/// E024, without privileges: there the box's user is the caller, who may well own
-/// the binary, and only its being out of sight protects it.
+/// Without privileges the box's user is the caller, who may own the binary. Only the fact that the
+/// box cannot see the binary protects it.
 #[test]
 fn a_rootless_box_cannot_open_tares_program_for_writing() {
     let tare = tare!(unprivileged);
@@ -148,7 +148,7 @@ fn a_rootless_box_cannot_open_tares_program_for_writing() {
     assert!(before == fs::read(tare.program()).unwrap(), "tare was changed");
 }
 
-/// E024: a program that names its starter as its interpreter.
+/// A program that names its starter as its interpreter.
 #[test]
 fn a_script_whose_interpreter_is_the_starter_changes_nothing() {
     let tare = tare!();
@@ -165,7 +165,7 @@ fn a_script_whose_interpreter_is_the_starter_changes_nothing() {
     assert!(before == fs::read(tare.program()).unwrap(), "tare was changed");
 }
 
-/// E025: a working directory behind a descriptor or another process.
+/// A working directory behind a descriptor or another process.
 #[test]
 fn a_working_directory_behind_a_magic_link_is_refused() {
     let tare = tare!();
@@ -198,7 +198,7 @@ __attribute__((constructor)) static void early(void) {
     fflush(stdout);
 }"#;
 
-/// E029: code that runs before `main` runs in the box as much as `main` does.
+/// Code that runs before `main` runs in the box as much as `main` does.
 #[test]
 fn the_seccomp_filter_applies_before_the_workload_runs_any_code() {
     let tare = tare!();
@@ -223,7 +223,7 @@ fn the_seccomp_filter_applies_before_the_workload_runs_any_code() {
     tare.run(control).ok().printed("NoNewPrivs:\t1\nSeccomp:\t0\n");
 }
 
-/// E029: the same for what interpreters read before the program.
+/// The same for what interpreters read before the program.
 #[test]
 fn the_seccomp_filter_applies_before_preloaded_libraries_run() {
     let tare = tare!();
@@ -247,7 +247,7 @@ fn the_seccomp_filter_applies_before_preloaded_libraries_run() {
     }
 }
 
-/// E032: whoever starts tare may be in powerful groups; its box is in none.
+/// Whoever starts tare may be in powerful groups; its box is in none.
 #[test]
 fn the_callers_groups_do_not_reach_the_box() {
     let tare = tare!();
@@ -261,7 +261,7 @@ fn the_callers_groups_do_not_reach_the_box() {
     tare.shell(&format!("{in_groups} \"$TARE\" run -u 5:7 -- id -G")).ok().printed("7\n");
 }
 
-/// E033: a stream that is opened again by its name, with other rights.
+/// A stream that is opened again by its name, with other rights.
 #[test]
 fn a_box_cannot_truncate_or_write_the_files_behind_its_streams() {
     let tare = tare!();
@@ -290,7 +290,6 @@ fn a_box_cannot_truncate_or_write_the_files_behind_its_streams() {
     assert_eq!(fs::read_to_string(input).unwrap(), "x\n");
 }
 
-/// E034, for input.
 #[test]
 fn a_box_cannot_make_the_callers_input_non_blocking() {
     let tare = tare!();
@@ -314,7 +313,7 @@ fn a_box_cannot_make_the_callers_input_non_blocking() {
     drop(writer);
 }
 
-/// E037, and typing into a terminal (V9).
+/// The box has its own session, and cannot type into the caller's terminal (TIOCSTI).
 #[test]
 fn a_boxs_terminal_is_its_own() {
     let tare = tare!();
@@ -339,7 +338,7 @@ print('over')";
     assert!(cooked);
 }
 
-/// E038: what a command is told in its environment is told to nobody else.
+/// What a command is told in its environment is told to nobody else.
 #[test]
 fn a_secret_in_the_environment_is_visible_only_in_the_box() {
     let tare = tare!();
@@ -396,7 +395,7 @@ fn assert_private(directory: &Path) {
     }
 }
 
-/// E042: a keeper that dies between its birth and its id map: the map is written to
+/// A keeper that dies between its birth and its id map: the map is written to
 /// nobody else, and what was there is gone.
 #[test]
 fn a_keeper_killed_right_after_spawn_leaves_nothing() {
@@ -431,7 +430,7 @@ fn kill_child(parent: u32) -> bool {
     is_child == Some(&parent.to_string()) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
 }
 
-/// E045: the code that is reported is the one the kernel told the keeper.
+/// The code that is reported is the one the kernel told the keeper.
 #[test]
 fn a_box_cannot_forge_its_exit_code() {
     let tare = tare!();
@@ -461,8 +460,8 @@ os._exit(7)";
     }
 }
 
-/// E008, for the keeper: its streams are the box's own `/dev/null` by the time a
-/// workload runs, so that the caller's pipes end when the workload's do.
+/// The keeper's streams are the box's own `/dev/null` when a workload runs, so that the caller's
+/// pipes end when the workload closes them.
 #[test]
 fn the_keeper_holds_no_stream_of_the_workload() {
     let tare = tare!();

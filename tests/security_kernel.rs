@@ -46,7 +46,7 @@ fn refused_unlike_on_the_host(tare: &Tare, errno: &str, calls: &[&str]) {
     }
 }
 
-/// E046: a user namespace of its own is the gateway to most of the kernel.
+/// A user namespace of its own is the gateway to most of the kernel.
 #[test]
 fn a_box_cannot_create_or_enter_a_namespace() {
     let tare = tare!();
@@ -68,7 +68,7 @@ fn a_box_cannot_create_or_enter_a_namespace() {
     assert_eq!(answers(&tare, &[], &["272,0x40600"]), ["ok"]);
 }
 
-/// E048, E056, E057, E065: of all families and types of sockets a box has the three
+/// Of all families and types of sockets a box has the three
 /// of everyday use and the one that tells its own addresses.
 #[test]
 fn a_box_has_only_the_sockets_of_everyday_use() {
@@ -101,7 +101,6 @@ fn a_box_has_only_the_sockets_of_everyday_use() {
     }
 }
 
-/// E048
 #[test]
 fn a_box_has_only_the_netlink_protocol_for_addresses() {
     let tare = tare!();
@@ -114,7 +113,6 @@ fn a_box_has_only_the_netlink_protocol_for_addresses() {
     assert!(made(&answers(&tare, &["--seccomp", "unconfined"], &calls)) > 1);
 }
 
-/// E065
 #[test]
 fn a_box_cannot_create_raw_sockets_even_as_its_root() {
     let tare = tare!();
@@ -127,7 +125,7 @@ fn a_box_cannot_create_raw_sockets_even_as_its_root() {
     }
 }
 
-/// E056: no name of a file system or an algorithm makes the host load a module.
+/// No name of a file system or an algorithm makes the host load a module.
 #[test]
 fn a_box_cannot_name_file_systems_or_algorithms() {
     let tare = tare!();
@@ -157,7 +155,7 @@ fn loaded_modules() -> Vec<String> {
     names
 }
 
-/// E050: io_uring runs system calls that no filter sees.
+/// Io_uring runs system calls that no filter sees.
 #[test]
 fn a_box_has_no_io_uring() {
     let tare = tare!();
@@ -168,7 +166,6 @@ fn a_box_has_no_io_uring() {
     refused_unlike_on_the_host(&tare, "ENOSYS", &calls);
 }
 
-/// E052
 #[test]
 fn a_box_has_no_keyrings() {
     let tare = tare!();
@@ -183,7 +180,6 @@ fn a_box_has_no_keyrings() {
     assert!(!users.is_empty());
 }
 
-/// E053, E054
 #[test]
 fn a_box_has_no_bpf_and_no_perf() {
     let tare = tare!();
@@ -197,7 +193,7 @@ fn a_box_has_no_bpf_and_no_perf() {
     refused_unlike_on_the_host(&tare, "EPERM", &calls);
 }
 
-/// E058: urgent bytes on unix sockets were a way from a renderer to the kernel.
+/// Urgent bytes on unix sockets were a way from a renderer to the kernel.
 #[test]
 fn a_strict_box_has_no_urgent_bytes_and_no_system_v_objects() {
     let tare = tare!();
@@ -215,7 +211,7 @@ print('sent')";
     assert_eq!(answers(&tare, &[], &[get_memory]), ["ok"]);
 }
 
-/// E061: the kernel looks at the low half of these arguments, and so must a filter.
+/// The kernel looks at the low half of these arguments, and so must a filter.
 #[test]
 fn high_bits_of_an_argument_do_not_bypass_the_filter() {
     let tare = tare!();
@@ -248,7 +244,7 @@ fn high_bits_of_an_argument_do_not_bypass_the_filter() {
     assert_eq!(unconfined, ["ok", "ok"]);
 }
 
-/// E062: every number there is. What the table refuses is refused by exactly the
+/// Every number there is. What the table refuses is refused by exactly the
 /// errno it says, what no table knows does not exist, and no number of the native
 /// kind kills: programs probe for calls and must be able to fall back.
 #[test]
@@ -287,7 +283,6 @@ fn numbered(line: &str) -> (u32, &str) {
     (number.parse().expect("a number"), answer)
 }
 
-/// E064
 #[test]
 fn a_box_cannot_change_how_the_processor_or_memory_work() {
     let tare = tare!();
@@ -326,7 +321,7 @@ fn members(running: &Running) -> Vec<u32> {
     others.filter(|one| one.pid_namespace == keeper.pid_namespace).map(|one| one.pid).collect()
 }
 
-/// E066: seen from the host, for every process of the box and not only the first.
+/// Seen from the host, for every process of the box and not only the first.
 #[test]
 fn no_process_of_a_box_has_a_capability() {
     let tare = tare!();
@@ -352,7 +347,7 @@ os.read(0, 1)'";
     running.wait().ok();
 }
 
-/// E066: `--root` adds five capabilities inside and nothing else.
+/// `--root` adds five capabilities inside and nothing else.
 #[test]
 fn a_boxs_root_has_five_capabilities_and_no_way_to_more() {
     let tare = tare!();

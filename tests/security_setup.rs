@@ -78,7 +78,7 @@ fn core_pattern() -> String {
     fs::read_to_string("/proc/sys/kernel/core_pattern").expect("/proc is mounted")
 }
 
-/// E001: the masks over `/proc` are made of nothing that an image brings.
+/// The masks over `/proc` are made of nothing that an image brings.
 #[test]
 fn masks_and_devices_follow_no_symlink_of_the_rootfs() {
     let tare = tare!();
@@ -94,7 +94,7 @@ for name in kcore keys kallsyms kmsg sysrq-trigger timer_list; do cat /proc/$nam
     assert_eq!(core_pattern(), before);
 }
 
-/// E002: nor is the terminal.
+/// Nor is the terminal.
 #[test]
 fn a_terminal_follows_no_symlink_of_the_rootfs() {
     let tare = tare!();
@@ -114,7 +114,7 @@ fn a_terminal_follows_no_symlink_of_the_rootfs() {
     assert_eq!(core_pattern(), before);
 }
 
-/// E004, E017: what tare mounts on is a directory of the box or nothing.
+/// What tare mounts on is a directory of the box or nothing.
 #[test]
 fn a_mount_point_that_is_a_symlink_is_refused_and_named() {
     let tare = tare!();
@@ -138,7 +138,7 @@ fn a_mount_point_that_is_a_symlink_is_refused_and_named() {
     victim.is_unharmed();
 }
 
-/// E004, one level deeper: the way to the processors.
+/// The symlink is one level above the mount point `/sys/devices/system/cpu`.
 #[test]
 fn a_mount_point_behind_a_symlink_is_refused() {
     let tare = tare!();
@@ -157,7 +157,7 @@ print('racing', flush=True)
 while True:
     exchange(316, -100, b'/shared/d', -100, b'/shared/e', 2)";
 
-/// E005, E006: a mount point that changes while the mount is made.
+/// A mount point that changes while the mount is made.
 #[test]
 fn a_mount_point_swapped_during_set_up_leads_nowhere_else() {
     let tare = tare!();
@@ -191,7 +191,7 @@ fn a_mount_point_swapped_during_set_up_leads_nowhere_else() {
     victim.is_unharmed();
 }
 
-/// E008: without a `/dev` and without streams nothing of the host is opened or given
+/// Without a `/dev` and without streams nothing of the host is opened or given
 /// away in their place.
 #[test]
 fn closed_streams_are_not_replaced_by_files_of_the_host() {
@@ -223,7 +223,7 @@ fn closed_streams_are_not_replaced_by_files_of_the_host() {
     victim.is_unharmed();
 }
 
-/// E009: a volume whose place lies behind a link of the root directory.
+/// A volume whose place lies behind a link of the root directory.
 #[test]
 fn a_volume_is_never_mounted_outside_the_box() {
     let tare = tare!();
@@ -264,7 +264,7 @@ fn on_state_root(tare: &Tare, state_root: &Path) -> Output {
     tare.start_command(command).wait()
 }
 
-/// E010, E014: names in the state root that were there before.
+/// Names in the state root that were there before.
 #[test]
 fn a_hostile_state_root_causes_no_harm() {
     let tare = tare!();
@@ -296,7 +296,7 @@ fn a_hostile_state_root_causes_no_harm() {
     });
 }
 
-/// E010: a state root is ours alone or it is none.
+/// A state root is ours alone or it is none.
 #[test]
 fn a_state_root_that_is_writable_by_others_or_a_symlink_is_refused() {
     let tare = tare!();
@@ -312,7 +312,7 @@ fn a_state_root_that_is_writable_by_others_or_a_symlink_is_refused() {
     on_state_root(&tare, &home.join("link")).exited(125).said(&["state root"]);
 }
 
-/// E012: a box that writes to a volume plants a link for the next one.
+/// A box that writes to a volume plants a link for the next one.
 #[test]
 fn a_symlink_planted_in_a_volume_is_not_accepted_as_a_volume() {
     let tare = tare!();
@@ -327,7 +327,7 @@ fn a_symlink_planted_in_a_volume_is_not_accepted_as_a_volume() {
     tare.run(["-v", &format!("{}/real:/w", directory.text()), "--", "ls", "/w"]).ok();
 }
 
-/// E013: `..` means what it says and never what a link makes of it.
+/// `..` means what it says and never what a link makes of it.
 #[test]
 fn a_volume_path_with_dots_is_taken_literally() {
     let tare = tare!();
@@ -342,7 +342,7 @@ fn a_volume_path_with_dots_is_taken_literally() {
     }
 }
 
-/// E016: the root directory is opened without following anything.
+/// The root directory is opened without following anything.
 #[test]
 fn a_rootfs_behind_a_symlink_is_refused() {
     let tare = tare!();
@@ -359,7 +359,7 @@ fn a_rootfs_behind_a_symlink_is_refused() {
     }
 }
 
-/// E085: the host's own root, and what holds tare's state or lies in it.
+/// The host's own root, and what holds tare's state or lies in it.
 #[test]
 fn the_hosts_root_and_tares_state_are_refused_as_rootfs() {
     let tare = tare!();
@@ -376,7 +376,7 @@ fn the_hosts_root_and_tares_state_are_refused_as_rootfs() {
     }
 }
 
-/// E017, E020: names that a runtime might read or write on its way. A fifo or a file
+/// Names that a runtime might read or write on its way. A fifo or a file
 /// without end must not keep anybody.
 #[test]
 fn tare_neither_reads_nor_writes_files_of_the_rootfs() {
@@ -400,7 +400,7 @@ fn tare_neither_reads_nor_writes_files_of_the_rootfs() {
     victim.is_unharmed();
 }
 
-/// E018: a working directory is one of the box.
+/// A working directory is one of the box.
 #[test]
 fn a_working_directory_with_dots_stays_in_the_box() {
     let tare = tare!();
@@ -421,7 +421,7 @@ fn a_working_directory_with_dots_stays_in_the_box() {
     tare.run(["-w", "/../../root", "--", "pwd"]).exited(125);
 }
 
-/// E021: digits are ids, whatever the root directory calls them.
+/// Digits are ids, whatever the root directory calls them.
 #[test]
 fn a_number_is_a_user_id_even_if_the_rootfs_names_a_user_so() {
     let tare = tare!();
@@ -452,7 +452,7 @@ fn a_number_is_a_user_id_even_if_the_rootfs_names_a_user_so() {
     }
 }
 
-/// E022: what goes into a file that tare writes cannot add a line to it.
+/// What goes into a file that tare writes cannot add a line to it.
 #[test]
 fn no_option_adds_a_line_to_a_generated_file() {
     let tare = tare!();

@@ -10,7 +10,7 @@ use tare_harness::{TemporaryDirectory, eventually, skip, tare};
 
 use crate::security_files::{CONNECT, landlock_version};
 
-/// E079: the kernel's list of sockets has none of other network namespaces.
+/// The kernel's list of sockets has none of other network namespaces.
 #[test]
 fn a_socket_of_another_network_namespace_is_out_of_reach_from_landlock_abi_9_on() {
     if landlock_version() < 9 {

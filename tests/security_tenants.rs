@@ -36,7 +36,7 @@ fn user_ids(tenant: &Running) -> (u32, u32, u32) {
     (numbers[0], numbers[1], numbers[2])
 }
 
-/// V11: shared numbers are shared limits. Host root is in nobody's.
+/// Shared numbers are shared limits. Host root is in nobody's.
 #[test]
 fn concurrent_boxes_have_separate_user_ids() {
     let tare = tare!();
@@ -95,7 +95,7 @@ found += ['processes'] if others else []
 print('found', found)
 ";
 
-/// E109 and E112 in part: at the same time. The control looks in the same box.
+/// At the same time. The control looks in the same box.
 #[test]
 fn concurrent_boxes_see_nothing_of_each_other() {
     let tare = tare!();
@@ -134,7 +134,7 @@ except OSError as error:
     leave(first);
 }
 
-/// E109: the next box of the same name inherits nothing, however the first one ended.
+/// The next box of the same name inherits nothing, however the first one ended.
 #[test]
 fn the_next_box_of_a_name_inherits_nothing() {
     let tare = tare!();
@@ -165,7 +165,7 @@ for _ in range(1500):
     held = capacity()
 print('small', held < 65536, flush=True)";
 
-/// E112, V11: one box at the end of what its user may have of pipes.
+/// One box at the end of what its user may have of pipes.
 #[test]
 fn pipes_of_one_box_do_not_shrink_those_of_another() {
     let tare = tare!();
@@ -188,7 +188,7 @@ while libc.inotify_init1(0) >= 0:
     pass
 print('stopped', errno.errorcode[ctypes.get_errno()], flush=True)";
 
-/// E112: the same for what watches files.
+/// The same for what watches files.
 #[test]
 fn inotify_watches_of_one_box_do_not_use_up_those_of_another() {
     let tare = tare!();
@@ -206,7 +206,7 @@ fn inotify_watches_of_one_box_do_not_use_up_those_of_another() {
     greedy.wait().ok();
 }
 
-/// E112: message queues are a limit of the user and of nobody's use here.
+/// Message queues are a limit of the user and of nobody's use here.
 #[test]
 fn a_box_has_no_message_queues_to_fill() {
     let tare = tare!();
@@ -243,7 +243,7 @@ fn sums(files: &[String]) -> Vec<String> {
     files.iter().map(sum).collect()
 }
 
-/// E049: the page cache of what all boxes see is shared, so nobody may change it. The
+/// The page cache of what all boxes see is shared, so nobody may change it. The
 /// control is a file of the box's own, which every way can change.
 #[test]
 fn no_box_can_change_a_shared_file() {

@@ -10,7 +10,6 @@ use tare_harness::{TemporaryDirectory, tare};
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(10);
 
-/// B067
 #[test]
 fn every_byte_value_passes_both_ways() {
     let tare = tare!();
@@ -143,7 +142,6 @@ fn an_input_file_is_read_to_its_end() {
     assert!(output.stdout_text() == content);
 }
 
-/// E044
 #[test]
 fn a_background_child_that_holds_stdout_does_not_delay_the_run() {
     let tare = tare!();
@@ -162,7 +160,7 @@ fn the_last_output_of_a_command_is_not_lost() {
     }
 }
 
-/// E034: the caller's own descriptors keep their flags, whatever the box does to
+/// The caller's own descriptors keep their flags, whatever the box does to
 /// the streams it was given.
 #[test]
 fn a_box_cannot_make_the_callers_streams_non_blocking() {

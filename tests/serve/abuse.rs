@@ -80,7 +80,6 @@ fn dribble(mut stream: TcpStream, byte: u8) -> Vec<u8> {
     answer
 }
 
-/// B072
 #[test]
 fn a_request_head_that_does_not_arrive_times_out() {
     let tare = tare!();
@@ -100,7 +99,6 @@ fn a_request_head_that_does_not_arrive_times_out() {
     server.stop().ok();
 }
 
-/// B072, B075
 #[test]
 fn a_request_body_that_does_not_arrive_times_out() {
     let tare = tare!();
@@ -151,7 +149,7 @@ fn an_incomplete_request_is_ignored() {
     server.stop().ok();
 }
 
-/// B075: two that read the same bytes must not see two different requests.
+/// Two that read the same bytes must not see two different requests.
 #[test]
 fn an_ambiguous_request_is_refused() {
     let tare = tare!();
@@ -188,7 +186,6 @@ fn an_ambiguous_request_is_refused() {
     server.stop().ok();
 }
 
-/// B074
 #[test]
 fn a_request_head_that_is_too_large_is_refused() {
     let tare = tare!();
@@ -209,7 +206,6 @@ fn a_request_head_that_is_too_large_is_refused() {
     server.stop().ok();
 }
 
-/// B073
 #[test]
 fn a_thousand_idle_connections_block_no_other_client() {
     let tare = tare!();
@@ -223,7 +219,6 @@ fn a_thousand_idle_connections_block_no_other_client() {
     server.stop().ok();
 }
 
-/// B073
 #[test]
 fn connections_beyond_the_limit_wait_until_idle_ones_are_closed() {
     let tare = tare!();

@@ -145,7 +145,6 @@ fn paging_continues_after_the_box_of_its_cursor_was_removed() {
     tare.call(["rm", "-f", "--all"]).ok();
 }
 
-/// B003
 #[test]
 fn an_invalid_box_name_in_a_path_is_refused() {
     let tare = tare!();

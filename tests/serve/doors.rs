@@ -12,7 +12,6 @@ use serde_json::json;
 use tare_harness::skip::has_program;
 use tare_harness::{Answer, Running, Server, Tare, TemporaryDirectory, eventually, skip, tare};
 
-/// B079
 #[test]
 fn the_server_does_not_listen_beyond_loopback_without_a_key() {
     let tare = tare!();
@@ -36,7 +35,6 @@ fn the_server_listens_on_localhost_by_name() {
         .said(&["not loopback", "write the address itself"]);
 }
 
-/// B080
 #[test]
 fn with_keys_a_request_without_a_valid_key_gets_401() {
     let tare = tare!();
@@ -57,7 +55,6 @@ fn with_keys_a_request_without_a_valid_key_gets_401() {
     assert!(!output.stderr_text().contains("first-key"), "no key in the log");
 }
 
-/// B084, B085
 #[test]
 fn a_web_page_cannot_use_the_api() {
     let tare = tare!();

@@ -226,7 +226,7 @@ fn a_detached_process_gets_signals_and_window_sizes() {
     end(server);
 }
 
-/// B064, B066: nobody reads, and the process goes on.
+/// Nobody reads, and the process goes on.
 #[test]
 fn unread_output_is_bounded_and_counted() {
     let tare = tare!();

@@ -75,7 +75,7 @@ fn a_file_is_uploaded_and_downloaded_unchanged() {
     let disposition = answer.header("content-disposition").expect("a name");
     assert!(disposition.contains("filename=\"a b.bin\""), "{disposition}");
     assert!(answer.body == bytes, "every byte");
-    // B049: nothing of the old file is left, but its permissions are.
+    // Nothing of the old file is left, but its permissions are.
     sh(&tare, "chmod 750 '/work/new/dir/a b.bin'");
     put(&server, "work/new/dir/a%20b.bin", b"short").was(204);
     let shown = sh(&tare, "cd /work/new/dir; cat *; stat -c %a:%n *; ls -A");
@@ -105,7 +105,6 @@ fn a_listing_has_every_name_in_requestable_form() {
     end(server);
 }
 
-/// B046, B047
 #[test]
 fn special_files_are_refused_without_waiting() {
     let tare = tare!();
@@ -135,7 +134,7 @@ fn special_files_are_refused_without_waiting() {
     end(server);
 }
 
-/// B015: what looks like a file of the host is one of the box.
+/// What looks like a file of the host is one of the box.
 #[test]
 fn symlinks_are_resolved_inside_the_box() {
     let tare = tare!();
@@ -161,7 +160,6 @@ fn symlinks_are_resolved_inside_the_box() {
     end(server);
 }
 
-/// B043
 #[test]
 fn an_incomplete_upload_changes_nothing() {
     let tare = tare!();
@@ -228,7 +226,6 @@ fn a_directory_is_downloaded_and_uploaded_as_tar() {
     let is_tar = [("Content-Type", "application/x-tar")];
     server.ask("PUT", path, &is_tar, &tar.body).was(204);
     assert_eq!(sh(&tare, "cat /work/to/a/b/l"), "x\n");
-    // B056
     let garbage = server.ask("PUT", path, &is_tar, &[7; 2000]);
     garbage.refused(400, "file_error");
     let cut = server.ask("PUT", path, &is_tar, &tar.body[..700]);
@@ -239,7 +236,7 @@ fn a_directory_is_downloaded_and_uploaded_as_tar() {
     end(server);
 }
 
-/// B048: a client cannot take a part for the whole.
+/// A client cannot take a part for the whole.
 #[test]
 fn a_file_that_shrinks_during_download_ends_the_connection() {
     let tare = tare!();
@@ -257,7 +254,7 @@ fn a_file_that_shrinks_during_download_ends_the_connection() {
     end(server);
 }
 
-/// B052: `rm` of a box may not be there, and a tree may be deeper than any path.
+/// `rm` of a box may not be there, and a tree may be deeper than any path.
 #[test]
 fn a_very_deep_tree_is_removed() {
     let tare = tare!();

@@ -27,7 +27,6 @@ fn read(stream: &mut TcpStream, bytes: u64) {
     assert_eq!(count.expect("frames come"), bytes);
 }
 
-/// B065
 /// What was not read yet hides that nobody is there any more.
 #[test]
 fn a_client_that_hangs_up_with_unread_bytes_ends_its_run() {
@@ -73,7 +72,6 @@ const READ_BYTES: u64 = 64 << 20;
 /// A channel's worth of chunks may be on its way at one moment and not at another.
 const FLAT_BYTES: u64 = 2 << 20;
 
-/// B064
 #[test]
 fn an_endless_stream_costs_no_memory() {
     let tare = tare!();

@@ -240,14 +240,12 @@ mod tests {
         }
     }
 
-    /// E101.
     #[test]
     fn set_id_and_sticky_bits_are_not_read() {
         let header = Header { mode: 0o7755, ..header() };
         assert_eq!(Header::decode(&header.encode()).unwrap().mode, 0o755);
     }
 
-    /// E100.
     #[test]
     fn malformed_numbers_are_refused() {
         let numbers: [(&[u8], Option<i64>); 12] = [

@@ -83,7 +83,6 @@ mod tests {
         assert_eq!(Name::parse(b"./").unwrap().split_last(), None);
     }
 
-    /// E098.
     #[test]
     fn names_that_lead_outside_are_refused() {
         let outside: [&[u8]; 8] =

@@ -141,7 +141,6 @@ mod tests {
         }
     }
 
-    /// E100.
     #[test]
     fn saying_something_twice_is_refused() {
         assert_eq!(Records::decode(b"9 size=1\n9 size=2\n"), Err(TWICE));

@@ -1,4 +1,4 @@
-//! E100, B053, B056: archives that are cut, garbled or ambiguous. Each is an
+//! Archives that are cut, garbled or ambiguous. Each is an
 //! error or what GNU tar makes of it, and never a panic.
 
 mod fixture;

@@ -1,4 +1,4 @@
-//! E098, E101, E106, E108: whatever an archive says, nothing beside the
+//! Whatever an archive says, nothing beside the
 //! directory it is unpacked into changes, and the error names the entry.
 
 mod fixture;
@@ -135,7 +135,7 @@ fn a_chain_of_symlinks_leads_nowhere() {
     ground.refuses(chain, "where its directory is");
 }
 
-/// E106, E108: the destination was prepared by somebody else.
+/// The destination was prepared by somebody else.
 #[test]
 fn symlinks_that_are_there_are_replaced_and_not_followed() {
     let ground = Ground::new();
@@ -310,7 +310,6 @@ fn only_the_requested_top_level_name_is_unpacked() {
     ground.is_kept();
 }
 
-/// B054, B055.
 #[test]
 fn limits_stop_before_the_entry_that_breaks_them() {
     let ground = Ground::new();

@@ -1,4 +1,4 @@
-//! E106: somebody exchanges directories, files and symlinks while they are
+//! Somebody exchanges directories, files and symlinks while they are
 //! packed and unpacked. Nothing outside is written, and nothing of it is read.
 
 mod fixture;

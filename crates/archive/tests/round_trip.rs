@@ -168,7 +168,6 @@ fn pack_while(directory: &Path, entry: &str, meddle: impl FnMut()) -> Vec<u8> {
     out.archive
 }
 
-/// B048.
 #[test]
 fn a_file_that_changes_its_size_leaves_the_archive_whole() {
     for size_after in [0, 100_000, 3_000_000] {
@@ -198,7 +197,7 @@ fn files_that_vanish_during_packing_are_left_out() {
     assert!(fs::read_dir(to.join("d")).unwrap().count() < 100);
 }
 
-/// B047: such files say that they are empty.
+/// Such files say that they are empty.
 #[test]
 fn files_of_proc_are_packed_with_their_content() {
     let to = TemporaryDirectory::new();

@@ -82,14 +82,14 @@ mod tests {
         );
     }
 
-    /// E041: a hostile keeper claims a frame of 4 GiB.
+    /// A hostile keeper claims a frame of 4 GiB.
     #[test]
     fn a_claimed_length_over_the_limit_is_refused_before_anything_is_allocated() {
         let result = decode::<Request>(&[0xff; 8], REQUEST_BYTES_MAX);
         assert_eq!(result, Err(FrameError::TooLong(u32::MAX as usize)));
     }
 
-    /// E041: every single-byte damage of a frame is an answer, never a panic.
+    /// Every single-byte damage of a frame is an answer, never a panic.
     #[test]
     fn damaged_frames_never_panic() {
         let frame = encode(&Request::Signal(9), REQUEST_BYTES_MAX).unwrap();

@@ -43,7 +43,7 @@ fn everything(mut from: PipeReader) -> String {
     text
 }
 
-/// Leak B1: a creator that dies, or gives up, between `clone3` and the go.
+/// A creator that dies, or gives up, between `clone3` and the go.
 #[test]
 fn a_child_that_is_abandoned_before_its_go_never_executes() {
     let (output, input) = pipe().unwrap();

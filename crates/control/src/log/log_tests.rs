@@ -218,7 +218,7 @@ fn a_reader_that_keeps_up_misses_nothing() {
     assert_eq!(missed_bytes, 0);
 }
 
-/// E041: every damage of a byte is an answer, never a panic, and bounded.
+/// Every damage of a byte is an answer, never a panic, and bounded.
 #[test]
 fn damage_anywhere_ends_the_log_and_nothing_else() {
     let files = files();
@@ -289,7 +289,7 @@ fn damage_is_named_by_file_and_offset() {
     assert_eq!(error.to_string(), "log.0 is damaged at byte 0");
 }
 
-/// E041: lengths and sequences that only a hostile keeper writes.
+/// Lengths and sequences that only a hostile keeper writes.
 #[test]
 fn a_forged_log_ends_without_growing_anything() {
     let claim = |length: u32, stream: u8| {

@@ -103,7 +103,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
 }
 
 /// The state root is tare's own: a box that could write there would end other
-/// boxes, and one that could read there would know what they were told (E085).
+/// boxes, and one that could read there would know what they were told.
 /// The host's whole root holds it too.
 fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Result<(), Error> {
     // By their real names: `..` or a link in either could hide the other.
@@ -210,7 +210,7 @@ fn by_path(path: &Path, is_directory: bool) -> Tree {
 mod tests {
     use super::*;
 
-    /// E079: a live socket beneath a volume is found by the kernel's own list.
+    /// A live socket beneath a volume is found by the kernel's own list.
     #[test]
     fn only_live_sockets_beneath_the_directory_are_found() {
         let directory = std::env::temp_dir().join(format!("tare-sockets-{}", std::process::id()));

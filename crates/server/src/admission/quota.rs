@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(refused.expect_err("one is there").code, "quota_boxes");
     }
 
-    /// leak E18: boxes of keys that are no more leave no account behind.
+    /// Boxes of keys that are no more leave no account behind.
     #[test]
     fn an_account_without_boxes_is_forgotten() {
         let quotas = Quotas::default();

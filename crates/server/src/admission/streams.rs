@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(full.code, "streams_full");
     }
 
-    /// leak E18: a map that is kept by name forgets the names that have nothing.
+    /// A map that is kept by name forgets the names that have nothing.
     #[test]
     fn a_key_without_streams_is_forgotten() {
         let streams = Streams::default();

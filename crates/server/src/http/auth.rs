@@ -204,7 +204,6 @@ mod tests {
         Config { keys: vec![Key::of("ci", key.as_bytes())], ..Config::default() }
     }
 
-    /// B080, B081
     #[test]
     fn only_the_whole_key_is_the_key() {
         let config = with_key("secret");
@@ -224,7 +223,6 @@ mod tests {
         assert_eq!(code(&both), Err(400));
     }
 
-    /// B084
     #[test]
     fn a_web_page_is_refused_even_with_a_key() {
         let mut config = with_key("secret");

@@ -22,7 +22,6 @@ pub fn attachment(name: &[u8]) -> HeaderValue {
 mod tests {
     use super::*;
 
-    /// B057
     #[test]
     fn a_name_is_nothing_but_a_name_in_a_header() {
         let shown = |name: &[u8]| attachment(name).to_str().map(str::to_owned).expect("ASCII");

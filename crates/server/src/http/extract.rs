@@ -230,7 +230,6 @@ mod tests {
         error.message
     }
 
-    /// B025 to B029
     #[test]
     fn an_invalid_body_is_reported_with_its_place() {
         assert!(refusal(r#"{"command":["a",1]}"#).contains("command[1]"));

@@ -83,7 +83,6 @@ fn complete(bytes: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// B067
     #[test]
     fn a_split_character_is_joined() {
         let text = "añ€😀\u{fffd}z";

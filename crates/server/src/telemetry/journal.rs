@@ -396,7 +396,6 @@ mod tests {
         Noted::of(&request(path), Timestamp::from_ms(0)).line(format)
     }
 
-    /// B091
     #[test]
     fn nothing_that_a_client_sends_makes_a_second_line_or_a_long_one() {
         let path = format!("/a\nfake line \u{1b}[2J \u{9b}2J{}", "x".repeat(1 << 20));

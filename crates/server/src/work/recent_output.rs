@@ -146,7 +146,6 @@ mod tests {
         assert_eq!(whole, Next::Chunk(chunk(1, 2)));
     }
 
-    /// B066
     #[tokio::test]
     async fn a_slow_reader_gets_the_number_of_lost_bytes() {
         let memory = Memory::default();

@@ -234,7 +234,6 @@ mod tests {
         assert_eq!(spec, Spec::of(vec!["true".into()]));
     }
 
-    /// B017, B019, B020
     #[test]
     fn a_limit_out_of_range_is_refused_by_name() {
         let refusal = |limits| spec(limits).expect_err("it is out of range").message;

@@ -62,7 +62,6 @@ mod tests {
         Ok(address.path.into_os_string().into_vec())
     }
 
-    /// B005 to B007, B010
     #[test]
     fn a_path_is_absolute_in_the_box_and_of_names_alone() {
         assert_eq!(path("work/a.txt"), Ok(b"/work/a.txt".to_vec()));

@@ -8,7 +8,7 @@ use crate::create::seccomp::tests::*;
 
 const NUMBERS: u32 = 1024;
 
-/// E061: the kernel drops these bits, so no answer may depend on them.
+/// The kernel drops these bits, so no answer may depend on them.
 const HIGH_WORDS: [u64; 3] = [0, 1 << 32, 0xffff_ffff << 32];
 
 /// Every single bit, every value that a rule names, and their neighbours.

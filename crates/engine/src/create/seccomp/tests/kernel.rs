@@ -51,7 +51,6 @@ fn assert_answers(profile: SeccompProfile, bits: SetIdBits, expected: &[(&str, i
     assert_eq!(answers, expected, "{profile:?} {bits:?}");
 }
 
-/// E046, E050, E061, E062.
 #[test]
 fn the_kernel_refuses_calls_that_the_default_profile_refuses() {
     let expected = [
@@ -97,7 +96,6 @@ fn the_kernel_lets_debug_trace_and_refuses_sysv_and_oob_in_strict() {
     assert_answers(SeccompProfile::Strict, SetIdBits::Allowed, &expected);
 }
 
-/// E082.
 #[test]
 fn the_kernel_refuses_set_id_bits_where_they_are_denied() {
     let expected = [
