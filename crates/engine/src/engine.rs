@@ -69,7 +69,7 @@ impl Engine {
     pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
         let engine = Self::open_to_make(state_root)?.lasting();
         // Now, because a server may have no descriptor left when it first needs them.
-        engine.root.host.meters().open();
+        engine.root.host.open_cgroups.open();
         Ok(Self { end_within: SERVED_WITHIN, ..engine })
     }
 

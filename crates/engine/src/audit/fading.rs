@@ -71,7 +71,7 @@ impl Engine {
     }
 
     pub(super) fn fading_beside(&self, procfs: Option<&Procfs>, listening: &[Listening]) -> Fading {
-        let unified = self.root.host.meters().unified();
+        let unified = self.root.host.open_cgroups.unified.open().ok();
         Fading {
             network_namespaces: procfs.and_then(|procfs| procfs.is_at_work("netns")),
             cgroups: unified.and_then(tree::dying),

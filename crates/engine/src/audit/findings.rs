@@ -20,6 +20,7 @@ use tare_kernel::process::Process;
 use crate::audit::host_objects;
 use crate::engine::Engine;
 use crate::error::{Context, Error};
+use crate::holdings::cgroup::CgroupReader;
 use crate::holdings::name;
 use crate::host::parallel::look_at_each;
 use crate::host::tag::Tag;
@@ -235,7 +236,7 @@ impl Engine {
     fn lacks_cgroup(&self, id: &BoxId, observed: &Observed) -> bool {
         let identity = observed.record.account.keeper.as_ref();
         let had_one = identity.is_some_and(|identity| identity.cgroup_inode.is_some());
-        had_one && observed.keeper.is_some() && !self.root.host.meters().has(self.at(id).tagged())
+        had_one && observed.keeper.is_some() && !CgroupReader::at(self.at(id)).exists()
     }
 
     fn lacks_scratch(&self, id: &BoxId, observed: &Observed) -> bool {
@@ -345,7 +346,7 @@ impl Traces {
         let claims = || by_box(host_objects::claims(&self.pids, engine.root.layout.tag()));
         let its = self.claims.get_or_init(claims).get(id);
         // What cannot be seen may live.
-        let is_populated = engine.root.host.meters().is_populated(engine.root.layout.tagged(id));
+        let is_populated = CgroupReader::at(engine.at(id)).is_populated();
         its.is_some_and(|its| engine.living_keeper(id, its).is_some())
             || is_populated.unwrap_or(true)
     }

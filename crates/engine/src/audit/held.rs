@@ -12,6 +12,7 @@ use tare_kernel::sockets::Listening;
 
 use crate::audit::census::Census;
 use crate::engine::Engine;
+use crate::holdings::cgroup::CgroupReader;
 use crate::observe::Observed;
 use crate::operate::find::spec_of;
 use crate::spec::{BoxId, Isolation};
@@ -77,7 +78,7 @@ struct Seen {
 impl Engine {
     pub(super) fn held_by(&self, id: &BoxId, observed: &Observed, census: &Census) -> Held {
         let mut held = Held::default();
-        let tree = self.root.host.meters().tree(self.at(id).tagged());
+        let tree = CgroupReader::at(self.at(id)).tree();
         let members = members(observed, &tree, census);
         let mut seen = Seen::default();
         let keeper = observed.keeper.as_ref().map(|keeper| keeper.pid());
@@ -90,11 +91,8 @@ impl Engine {
                 }
             }
         }
-        held.memory_bytes = if observed.is_live() {
-            self.root.host.meters().memory(self.at(id).tagged())
-        } else {
-            None
-        };
+        held.memory_bytes =
+            if observed.is_live() { CgroupReader::at(self.at(id)).memory() } else { None };
         let mounted = self.mounted_scratch(id, observed);
         if keeper.is_none() && has_scratch(observed) {
             held.scratch_bytes = mounted.as_ref().and_then(|it| used(statfs(it).ok()?));

@@ -25,7 +25,7 @@ use crate::create::plan::Trees;
 use crate::create::trees::{Mapping, Tree};
 use crate::engine::Engine;
 use crate::error::{Context, Error};
-use crate::holdings::cgroup::{self, CgroupHolding, Residence};
+use crate::holdings::cgroup::{self, CgroupHolding, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{name, scratch, uids};
 use crate::host::obstacle::{Step, explained};
@@ -152,7 +152,9 @@ impl Engine {
         let range = uids::acquire(&self.root.layout).map_err(in_state_root)?;
         let map = self.id_map(spec, range.first);
         let tagged = self.at(id).tagged();
-        let cgroups = cgroup::acquire(&self.root.host, tagged, &spec.limits, residence(ends, map))?;
+        let workload = workload_cgroup(ends);
+        let keeper_uid = map.first_uid();
+        let cgroups = cgroup::acquire(&self.root.host, tagged, &spec.limits, workload, keeper_uid)?;
         check_scratch(spec, &cgroups)?;
         let scratch = self.kept_scratch(spec, ends, id, record, map)?;
         Ok(Held {
@@ -373,12 +375,9 @@ fn stdio(spec: &Spec, ends: &Ends<'_>, map: IdMap) -> Result<Stdio, Error> {
     made.context(|| "cannot make pipes for the command".into())
 }
 
-fn residence(ends: &Ends<'_>, map: IdMap) -> Residence {
-    match (ends, map) {
-        (Ends::Callers(_), _) => Residence::Shared,
-        (Ends::Keepers(_), IdMap::Range { first }) => Residence::Below { keeper_uid: Some(first) },
-        (Ends::Keepers(_), IdMap::Host | IdMap::Single { .. }) => {
-            Residence::Below { keeper_uid: None }
-        }
+fn workload_cgroup(ends: &Ends<'_>) -> WorkloadCgroup {
+    match ends {
+        Ends::Callers(_) => WorkloadCgroup::Shared,
+        Ends::Keepers(_) => WorkloadCgroup::Own,
     }
 }

@@ -1,5 +1,7 @@
-//! What this host offers to this process, found out once per engine.
+//! What this host offers, and the names that tare uses on it. Never changes the host, except
+//! for creating a state root.
 
+pub mod cgroups;
 pub mod layout;
 pub mod obstacle;
 pub mod parallel;
@@ -8,16 +10,16 @@ pub mod tag;
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
-use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
 use tare_kernel::fds::{read_list, read_text};
 use tare_kernel::idmap;
 
-use crate::holdings::cgroup::Meters;
+pub use cgroups::CgroupRoots;
+
+use cgroups::OpenRoots;
 
 /// A name that the host has until it is started again.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -41,15 +43,15 @@ pub struct Host {
     /// Whether the process has [`PRIVILEGES`]. A container may have dropped some of them.
     has_privileges: bool,
     pub boot_id: String,
-    /// Where cgroup directories can be tried, best first; see [`CgroupRoots`].
     pub cgroups: CgroupRoots,
-    /// Opened by the first who reads what boxes use.
-    meters: Arc<OnceLock<Meters>>,
+    /// The same directories, open to read what boxes use.
+    pub open_cgroups: Arc<OpenRoots>,
 }
 
 impl Host {
     pub fn probe() -> Self {
         let boot_id = read(BOOT_ID);
+        let cgroups = CgroupRoots::find();
         let uid = geteuid().as_raw();
         Self {
             is_in_first_user_namespace: idmap::is_in_first_user_namespace(),
@@ -57,13 +59,9 @@ impl Host {
             uid,
             gid: getegid().as_raw(),
             boot_id: boot_id.trim().to_owned(),
-            cgroups: CgroupRoots::find(),
-            meters: Arc::default(),
+            open_cgroups: Arc::new(OpenRoots::new(&cgroups)),
+            cgroups,
         }
-    }
-
-    pub fn meters(&self) -> &Meters {
-        self.meters.get_or_init(|| Meters::new(&self.cgroups))
     }
 
     /// Whether id maps, mounts and cgroups of the host are ours to make.
@@ -76,7 +74,7 @@ impl Host {
     }
 }
 
-/// What the kernel does not tell reads as nothing.
+/// Reads a file of the kernel. Empty if the kernel does not show it.
 pub fn read(path: &str) -> String {
     let text = File::open(path).and_then(|file| read_text(file.as_fd()));
     text.unwrap_or_default()
@@ -85,86 +83,4 @@ pub fn read(path: &str) -> String {
 pub fn mount_table() -> String {
     let table = File::open("/proc/self/mountinfo").and_then(|file| read_list(file.as_fd()));
     table.unwrap_or_default()
-}
-
-/// A directory under which a box's cgroup directory is made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CgroupRoots {
-    pub unified: Option<PathBuf>,
-    pub memory: Option<PathBuf>,
-    pub pids: Option<PathBuf>,
-    pub cpu: Option<PathBuf>,
-}
-
-impl CgroupRoots {
-    /// Where most distributions mount them, else wherever the table of mounts
-    /// says, which is long to read.
-    fn find() -> Self {
-        let place = Path::new("/sys/fs/cgroup");
-        Self::pure(place)
-            .or_else(|| Self::hybrid(place))
-            .unwrap_or_else(|| Self::mounted(&hierarchies(&mount_table())))
-    }
-
-    /// One hierarchy at the place itself.
-    fn pure(place: &Path) -> Option<Self> {
-        let unified = at(place.to_owned(), Version::V2)?;
-        Some(Self { unified: Some(writable_root(&unified)), ..Self::NONE })
-    }
-
-    /// A hierarchy for each controller in a directory of its name, all of them.
-    fn hybrid(place: &Path) -> Option<Self> {
-        let unified = at(place.join("unified"), Version::V2)?;
-        Some(Self {
-            unified: Some(writable_root(&unified)),
-            memory: Some(at(place.join("memory"), Version::V1)?),
-            pids: Some(at(place.join("pids"), Version::V1)?),
-            cpu: Some(at(place.join("cpu"), Version::V1)?),
-        })
-    }
-
-    const NONE: Self = Self { unified: None, memory: None, pids: None, cpu: None };
-
-    fn mounted(found: &[Hierarchy]) -> Self {
-        let v1 = |controller: &str| {
-            let bound = |one: &&Hierarchy| one.controllers.iter().any(|name| name == controller);
-            found.iter().find(bound).map(|one| one.mount.clone())
-        };
-        let unified = found.iter().find(|one| one.version == Version::V2);
-        Self {
-            unified: unified.map(|one| writable_root(&one.mount)),
-            memory: v1("memory"),
-            pids: v1("pids"),
-            cpu: v1("cpu"),
-        }
-    }
-
-    /// Every root that may hold a directory of a box, each once. The unified one is
-    /// last: as long as anything of a box is left in any, it is there.
-    pub fn all(&self) -> Vec<&Path> {
-        let v1 = [&self.memory, &self.pids, &self.cpu].into_iter().flatten();
-        let mut roots: Vec<&Path> = v1.map(PathBuf::as_path).collect();
-        roots.sort();
-        roots.dedup();
-        roots.extend(self.unified.as_deref());
-        roots
-    }
-}
-
-/// The path, if a hierarchy of this kind is there.
-fn at(path: PathBuf, version: Version) -> Option<PathBuf> {
-    (version_at(&path) == Some(version)).then_some(path)
-}
-
-/// The hierarchy's own root, or, where only a part of it is delegated to us,
-/// the cgroup that this process is in.
-fn writable_root(mount: &Path) -> PathBuf {
-    if rustix::fs::access(mount, rustix::fs::Access::WRITE_OK).is_ok() {
-        return mount.to_owned();
-    }
-    let own = read("/proc/self/cgroup");
-    match own.lines().find_map(|line| line.strip_prefix("0::/")) {
-        Some(path) => mount.join(path),
-        None => mount.to_owned(),
-    }
 }

@@ -13,7 +13,7 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
 use crate::audit::host_objects;
-use crate::holdings::cgroup::{self, Lodging};
+use crate::holdings::cgroup::{self, CgroupReader, WorkloadCgroup};
 use crate::host::Host;
 use crate::host::tag::Tagged;
 use crate::observe::state::{Care, Facts, KeeperIs, Tie};
@@ -96,7 +96,7 @@ impl Observed {
             stopping: life.contains(&LifeEvent::Stopping),
             frozen: alive
                 && may_be_frozen(&record, tie, depth)
-                && host.meters().is_frozen(of, lodging(tie)),
+                && CgroupReader::new(host, of).is_frozen(workload_cgroup(tie)),
             stuck: record.account.stuck.is_some(),
             tried_lately: record.account.stuck.as_ref().is_some_and(|it| !it.is_due()),
             ending: record.account.ending.is_some(),
@@ -237,10 +237,10 @@ fn may_be_frozen(record: &Record, tie: Tie, depth: Depth) -> bool {
     }
 }
 
-fn lodging(tie: Tie) -> Lodging {
+fn workload_cgroup(tie: Tie) -> WorkloadCgroup {
     match tie {
-        Tie::HalfMade | Tie::Attached => Lodging::Shared,
-        Tie::Detaching | Tie::Detached | Tie::Damaged => Lodging::Below,
+        Tie::HalfMade | Tie::Attached => WorkloadCgroup::Shared,
+        Tie::Detaching | Tie::Detached | Tie::Damaged => WorkloadCgroup::Own,
     }
 }
 
@@ -356,7 +356,7 @@ fn is_populated(of: Tagged<'_>, host: &Host) -> io::Result<bool> {
             #[expect(clippy::disallowed_methods, reason = "bounded by POPULATED_LOOKS")]
             std::thread::sleep(LOOK_AGAIN);
         }
-        if !host.meters().is_populated(of)? {
+        if !CgroupReader::new(host, of).is_populated()? {
             return Ok(false);
         }
     }
@@ -426,7 +426,7 @@ pub fn provable_keeper(
 
 /// By its name alone: in the box's cgroup, where there are few, or wherever it is.
 fn unrecorded_keeper(of: Tagged<'_>, host: &Host) -> Option<Process> {
-    let mut members = host.meters().tree(of).members.into_iter();
+    let mut members = CgroupReader::new(host, of).tree().members.into_iter();
     let inside = members.find_map(|pid| host_objects::keeper_with(of, pid));
     inside.or_else(|| host_objects::keeper_of(of))
 }

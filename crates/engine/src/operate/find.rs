@@ -9,7 +9,7 @@ use tare_control::{Call, KeeperUsage, Report};
 
 use crate::engine::{Engine, Manner};
 use crate::error::{Context, Error, ErrorKind};
-use crate::holdings::cgroup::{self, CgroupUsage};
+use crate::holdings::cgroup::{self, CgroupReader, CgroupUsage};
 use crate::holdings::name;
 use crate::host::layout;
 use crate::observe::view::{Details, Holding, State, Status, Usage};
@@ -158,7 +158,7 @@ impl Engine {
         let account = &observed.record.account;
         let spec = spec_of(observed);
         let used = if observed.is_live() {
-            self.root.host.meters().usage(self.at(id).tagged())
+            CgroupReader::at(self.at(id)).usage()
         } else {
             CgroupUsage::default()
         };
@@ -185,7 +185,7 @@ impl Engine {
     }
 
     fn usage_of(&self, id: &BoxId, observed: &Observed) -> Usage {
-        let used = self.root.host.meters().usage_with_cpu(self.at(id).tagged());
+        let used = CgroupReader::at(self.at(id)).usage_with_cpu();
         let spec = spec_of(observed);
         let limits = spec.map(|spec| &spec.limits);
         // Containment has no scratch space of its own.

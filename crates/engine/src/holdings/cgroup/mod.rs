@@ -1,400 +1,318 @@
-//! A box's cgroup directories: one in the unified hierarchy for its identity
-//! and its end, and where that one has no controllers, one in each v1 hierarchy
-//! that enforces a limit.
+//! The cgroups of a box: made before its keeper, emptied and removed at its end.
+//!
+//! A box has one directory in the unified (v2) hierarchy, which identifies its processes and
+//! ends them. Where that hierarchy has no controllers, the box also has one directory in each
+//! v1 hierarchy that enforces a limit. This folder never decides when a box ends.
 
-mod live;
+mod settings;
+mod usage;
 
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tare_kernel::cgroup::{self, Cgroup};
+use tare_kernel::cgroup::{self, Cgroup, Version};
 
-pub use crate::holdings::cgroup::live::{CgroupUsage, Lodging, Meters, Which, change, freeze};
+pub use usage::{CgroupReader, CgroupUsage, oom_kills};
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout;
 use crate::host::tag::Tagged;
 use crate::host::{CgroupRoots, Host};
-use crate::spec::{Cpus, Limits};
+use crate::spec::Limits;
+use settings::{CONTROLLERS, Controller};
+use usage::oom_kills_in;
 
-/// Why a box is stuck whose processes do not die; its record says so.
+/// Why a box is stuck whose processes do not die. Its record contains this text.
 pub const STILL_POPULATED: &str = "processes are still alive in it";
 
-/// How the kernel is told about a limit.
+/// Which v2 cgroup the workload of a box is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Controller {
-    Memory,
-    Pids,
-    Cpu,
-}
-
-/// Where the workload lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residence {
-    /// With the keeper.
+pub enum WorkloadCgroup {
+    /// The keeper's: an attached box.
     Shared,
-    /// Below it, so that it can be frozen without the keeper, who enters its
-    /// processes there as this uid of the host (`None`: as we are).
-    Below { keeper_uid: Option<u32> },
+    /// One below the keeper's, which can be frozen without the keeper: a detached box.
+    Own,
 }
 
-/// What a box holds, and what could not be had.
+/// The cgroups of a new box.
 #[derive(Debug, Default)]
 pub struct CgroupHolding {
     pub unified: Option<Cgroup>,
-    /// Below it, if the workload has one of its own.
+    /// Below `unified`, with [`WorkloadCgroup::Own`].
     pub workload: Option<Cgroup>,
-    /// Where kills for memory are counted, with the file that counts them.
-    memory: Option<(Cgroup, &'static str)>,
-    /// v1 `tasks` files that the keeper joins by itself.
+    /// The v1 directory with the memory controller.
+    v1_memory: Option<Cgroup>,
+    /// The `tasks` files of v1 directories, which the keeper joins by itself.
     pub join: Vec<OwnedFd>,
-    /// Whether these are enforced by cgroup.
+    /// Whether cgroups enforce these limits.
     pub memory_enforced: bool,
     pub pids_enforced: bool,
 }
 
-const ALL: [Controller; 3] = [Controller::Memory, Controller::Pids, Controller::Cpu];
-
-impl Controller {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Pids => "pids",
-            Self::Cpu => "cpu",
-        }
-    }
-
-    fn v1_root(self, roots: &CgroupRoots) -> Option<&Path> {
-        let root = match self {
-            Self::Memory => &roots.memory,
-            Self::Pids => &roots.pids,
-            Self::Cpu => &roots.cpu,
-        };
-        root.as_deref()
-    }
-
-    /// A box that lives on has them all: a limit may be asked for later.
-    fn wanted(self, limits: &Limits, residence: Residence) -> bool {
-        match (self, residence) {
-            (Self::Memory | Self::Pids, _) | (Self::Cpu, Residence::Below { .. }) => true,
-            (Self::Cpu, Residence::Shared) => limits.cpus.is_some(),
-        }
-    }
-
-    /// Whether there is anything to tell. Of processor time a fresh directory has no
-    /// limit, and to be told so again the kernel looks at all groups of the host.
-    fn limited(self, limits: &Limits) -> bool {
-        match self {
-            Self::Memory | Self::Pids => true,
-            Self::Cpu => limits.cpus.is_some(),
-        }
-    }
-
-    fn asked(self, limits: &Limits) -> bool {
-        match self {
-            Self::Memory => limits.memory_bytes.is_explicit(),
-            // Without a cgroup a resource limit counts the processes of the
-            // box's own user namespace: enforced all the same.
-            Self::Pids => false,
-            Self::Cpu => limits.cpus.is_some(),
-        }
+impl CgroupHolding {
+    /// Returns how many processes of the box the kernel has killed for its memory limit.
+    pub fn oom_kills(&self) -> u64 {
+        let counting = self.v1_memory.as_ref().or(self.unified.as_ref());
+        counting.and_then(oom_kills_in).unwrap_or(0)
     }
 }
 
-/// Makes the directories and sets the limits. On an error the caller tears the
-/// box down; what was made so far has derived names.
+/// Makes the directories and sets the limits. `keeper_uid` may move processes into the
+/// workload's own cgroup. After an error the caller tears the box down: the names of the
+/// directories are derived from its id.
 pub fn acquire(
     host: &Host,
     of: Tagged<'_>,
     limits: &Limits,
-    residence: Residence,
+    workload: WorkloadCgroup,
+    keeper_uid: Option<u32>,
 ) -> Result<CgroupHolding, Error> {
     let mut holding = CgroupHolding::default();
-    let roots = &host.cgroups;
-    if let Some(root) = &roots.unified {
-        holding.unified = make(root, of)?;
-    }
-    if let Some(unified) = &holding.unified {
-        bound_nesting(unified);
-    }
-    if let (Some(unified), Residence::Below { keeper_uid }) = (&holding.unified, residence) {
-        let workload = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
-        holding.workload =
-            Some(workload.context(|| format!("cannot make box {} a cgroup", of.id))?);
-    }
-    let on_unified = match &holding.unified {
-        Some(_) => unified_controllers(roots.unified.as_deref()),
-        None => Vec::new(),
-    };
-    let wanted = ALL.into_iter().filter(|one| one.wanted(limits, residence));
-    for controller in wanted {
-        let enforced = if on_unified.contains(&controller) {
-            enforce_unified(&mut holding, controller, limits, roots, of)?
-        } else {
-            enforce_v1(&mut holding, controller, limits, roots, of)?
-        };
-        if !enforced && controller.asked(limits) {
-            return Err(cannot_enforce(controller));
+    let mut on_unified = Vec::new();
+    if let Some(root) = &host.cgroups.unified
+        && let Some(unified) = make(root, of)?
+    {
+        bound_nesting(&unified);
+        if workload == WorkloadCgroup::Own {
+            let own = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
+            holding.workload = Some(own.context(|| format!("cannot make box {} a cgroup", of.id))?);
         }
+        on_unified = unified_controllers(root);
+        holding.unified = Some(unified);
+    }
+    for controller in CONTROLLERS.into_iter().filter(|it| it.needs_cgroup(limits, workload)) {
+        let enforced = if on_unified.contains(&controller) {
+            holding.enforce_v2(controller, limits)?
+        } else {
+            holding.enforce_v1(controller, limits, &host.cgroups, of)?
+        };
+        if !enforced && controller.is_explicit(limits) {
+            return Err(controller.cannot_enforce());
+        }
+        holding.memory_enforced |= enforced && controller == Controller::Memory;
+        holding.pids_enforced |= enforced && controller == Controller::Pids;
     }
     Ok(holding)
 }
 
-/// How many cgroups a box may make below its own, and how deep: teardown walks all of
-/// them.
+impl CgroupHolding {
+    /// Sets a limit in the unified directory. Returns whether it is enforced.
+    fn enforce_v2(&self, controller: Controller, limits: &Limits) -> Result<bool, Error> {
+        let Some(unified) = &self.unified else {
+            return Ok(false);
+        };
+        controller.set(unified, Version::V2, limits)?;
+        if controller == Controller::Memory && self.workload.is_none() {
+            // A box with one command ends as a whole. In a detached box the kernel picks a process.
+            unified.write("memory.oom.group", "1").ok();
+        }
+        Ok(true)
+    }
+
+    /// Makes a v1 directory and sets a limit in it. Returns whether it is enforced. Without the
+    /// unified directory nothing would end the processes in a v1 directory, so none is made.
+    fn enforce_v1(
+        &mut self,
+        controller: Controller,
+        limits: &Limits,
+        roots: &CgroupRoots,
+        of: Tagged<'_>,
+    ) -> Result<bool, Error> {
+        let root = controller.v1_root(roots).filter(|_| self.unified.is_some());
+        let Some(cgroup) = root.map(|root| make(root, of)).transpose()?.flatten() else {
+            return Ok(false);
+        };
+        controller.set(&cgroup, Version::V1, limits)?;
+        let opening = || format!("cannot open the {} tasks", controller.name());
+        self.join.push(cgroup.tasks().context(opening)?);
+        if controller == Controller::Memory {
+            self.v1_memory = Some(cgroup);
+        }
+        Ok(true)
+    }
+}
+
+/// How many cgroups a box may make below its own, and how deep. Teardown walks all of them.
 const NESTING_MAX: [(&str, &str); 2] =
     [("cgroup.max.descendants", "1000"), ("cgroup.max.depth", "32")];
 
-/// A kernel without these files (before 4.14) sets no limit. Teardown does not rely on
-/// it: the root of a contained box may raise it again.
+/// Kernels before 4.14 have no such files. Teardown does not rely on the limits: the root user
+/// of a contained box can raise them.
 fn bound_nesting(unified: &Cgroup) {
     for (file, most) in NESTING_MAX {
         unified.write(file, most).ok();
     }
 }
 
-/// `None` where the hierarchy is not ours to write.
+/// Makes a directory. `None` if we may not write the hierarchy.
 fn make(root: &Path, of: Tagged<'_>) -> Result<Option<Cgroup>, Error> {
+    use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
     let path = layout::cgroup(root, of);
     match Cgroup::create(&path) {
         Ok(cgroup) => Ok(Some(cgroup)),
-        Err(error) if is_refusal(&error) => Ok(None),
+        Err(error) if matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | NotFound) => {
+            Ok(None)
+        }
         Err(error) => Err(error).context(|| format!("cannot make cgroup {}", path.display())),
     }
 }
 
-fn is_refusal(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::PermissionDenied
-            | io::ErrorKind::ReadOnlyFilesystem
-            | io::ErrorKind::NotFound
-    )
-}
-
-/// The controllers that children of this root can have, switched on if need be.
-fn unified_controllers(root: Option<&Path>) -> Vec<Controller> {
-    let Some(cgroup) = root.and_then(|root| Cgroup::open(root).ok()) else {
+/// Returns the controllers that directories below this root can use, and enables them.
+fn unified_controllers(root: &Path) -> Vec<Controller> {
+    let Ok(cgroup) = Cgroup::open(root) else {
         return Vec::new();
     };
     let listed = |file: &str| {
         let text = cgroup.read(file).unwrap_or_default();
-        ALL.into_iter()
-            .filter(|one| text.split_whitespace().any(|name| name == one.name()))
-            .collect::<Vec<_>>()
+        let has = |one: &Controller| text.split_whitespace().any(|name| name == one.name());
+        CONTROLLERS.into_iter().filter(has).collect::<Vec<_>>()
     };
     let mut usable = listed("cgroup.controllers");
     if usable.is_empty() {
         return usable;
     }
-    let switched_on = listed("cgroup.subtree_control");
+    let enabled = listed("cgroup.subtree_control");
     usable.retain(|one| {
-        let switch_on = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
-        switched_on.contains(one) || (may_hand_down(&cgroup) && switch_on().is_ok())
+        let enable = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
+        enabled.contains(one) || (may_enable(&cgroup) && enable().is_ok())
     });
     usable
 }
 
-/// Whether switching a controller on leaves the children usable. In a cgroup with
-/// processes of its own, such as a delegated one that we are in, the kernel
-/// refuses the memory controller, but takes cpu and pids and makes every child
-/// part of a threaded tree, where no process can be born (cgroup-v2.rst,
-/// "Threads"). The hierarchy's root is exempt; only it has no `cgroup.type`.
-fn may_hand_down(cgroup: &Cgroup) -> bool {
+/// Returns whether enabling a controller leaves the children usable. In a cgroup with processes
+/// of its own, such as a delegated one that we are in, the kernel rejects the memory controller.
+/// It accepts cpu and pids, but then every child is part of a threaded tree, where no process can
+/// be started (cgroup-v2.rst, "Threads"). The root of the hierarchy is exempt; only it has no
+/// `cgroup.type`.
+fn may_enable(cgroup: &Cgroup) -> bool {
     let is_root = cgroup.read("cgroup.type").is_err();
     is_root || cgroup.read("cgroup.procs").is_ok_and(|pids| pids.is_empty())
 }
 
-fn enforce_unified(
-    holding: &mut CgroupHolding,
-    controller: Controller,
-    limits: &Limits,
-    roots: &CgroupRoots,
-    of: Tagged<'_>,
-) -> Result<bool, Error> {
-    let Some(cgroup) = &holding.unified else {
-        return Ok(false);
-    };
-    let mut settings = unified_settings(controller, limits);
-    if controller == Controller::Memory && holding.workload.is_none() {
-        // A box with one command ends as a whole; in one that lives on, the
-        // kernel picks a process.
-        settings.push(("memory.oom.group", "1".to_owned(), Presence::Optional));
-    }
-    if controller.limited(limits) {
-        write_settings(cgroup, controller, &settings)?;
-    }
-    holding.note_enforced(controller);
-    if controller == Controller::Memory {
-        let path = roots.unified.as_deref().map(|root| layout::cgroup(root, of));
-        let again = path.and_then(|path| Cgroup::open(&path).ok());
-        holding.memory = again.map(|cgroup| (cgroup, "memory.events"));
-    }
-    Ok(true)
-}
-
-fn enforce_v1(
-    holding: &mut CgroupHolding,
-    controller: Controller,
-    limits: &Limits,
-    roots: &CgroupRoots,
-    of: Tagged<'_>,
-) -> Result<bool, Error> {
-    // Without the unified directory nothing would be killed with it.
-    let (Some(root), Some(_)) = (controller.v1_root(roots), &holding.unified) else {
-        return Ok(false);
-    };
-    let Some(cgroup) = make(root, of)? else {
-        return Ok(false);
-    };
-    if controller.limited(limits) {
-        write_settings(&cgroup, controller, &v1_settings(controller, limits))?;
-    }
-    let tasks =
-        cgroup.tasks().context(|| format!("cannot open the {} tasks", controller.name()))?;
-    holding.join.push(tasks);
-    holding.note_enforced(controller);
-    if controller == Controller::Memory {
-        holding.memory = Some((cgroup, "memory.oom_control"));
-    }
-    Ok(true)
-}
-
-/// A file, its value, and whether the kernel may not have it.
-type Setting = (&'static str, String, Presence);
-
+/// Which limits to change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Presence {
-    Required,
-    /// Only where swap is accounted, or on newer kernels.
-    Optional,
+pub struct Which {
+    pub memory: bool,
+    pub pids: bool,
+    pub cpu: bool,
 }
 
-fn unified_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
-    match controller {
-        Controller::Memory => vec![
-            ("memory.max", limits.memory_bytes.value().to_string(), Presence::Required),
-            ("memory.swap.max", "0".to_owned(), Presence::Optional),
-        ],
-        Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
-        Controller::Cpu => {
-            let quota = limits.cpus.map(quota_us);
-            let quota = quota.map_or("max".to_owned(), |quota| quota.to_string());
-            vec![("cpu.max", format!("{quota} {PERIOD_US}"), Presence::Required)]
-        }
-    }
-}
-
-fn v1_settings(controller: Controller, limits: &Limits) -> Vec<Setting> {
-    let memory = limits.memory_bytes.value().to_string();
-    match controller {
-        Controller::Memory => vec![
-            ("memory.limit_in_bytes", memory.clone(), Presence::Required),
-            ("memory.memsw.limit_in_bytes", memory, Presence::Optional),
-        ],
-        Controller::Pids => vec![("pids.max", pids(limits), Presence::Required)],
-        Controller::Cpu => vec![
-            ("cpu.cfs_period_us", PERIOD_US.to_string(), Presence::Required),
-            (
-                "cpu.cfs_quota_us",
-                limits.cpus.map_or("-1".to_owned(), |cpus| quota_us(cpus).to_string()),
-                Presence::Required,
-            ),
-        ],
-    }
-}
-
-const PERIOD_US: u64 = 100_000;
-
-fn quota_us(cpus: Cpus) -> u64 {
-    u64::from(cpus.milli) * PERIOD_US / 1000
-}
-
-/// The keeper is one of them and not the user's.
-fn pids(limits: &Limits) -> String {
-    (u64::from(limits.pids.value()) + 1).to_string()
-}
-
-fn write_settings(
-    cgroup: &Cgroup,
-    controller: Controller,
-    settings: &[Setting],
+/// Changes limits of a box. A limit that cannot be enforced is an error.
+pub fn change(
+    roots: &CgroupRoots,
+    of: Tagged<'_>,
+    limits: &Limits,
+    which: Which,
 ) -> Result<(), Error> {
-    let name = controller.name();
-    for (file, value, presence) in settings {
-        let doing = || format!("cannot set {file} to {value}");
-        match cgroup.write(file, value) {
-            Err(_) if *presence == Presence::Optional => {}
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                return Err(error).context(doing).map_err(|error| {
-                    error.with_hint(format!("is the {name} limit in the host's range?"))
-                });
-            }
-            other => other.context(doing)?,
+    let is_changed = |one: &Controller| match one {
+        Controller::Memory => which.memory,
+        Controller::Pids => which.pids,
+        Controller::Cpu => which.cpu,
+    };
+    let open = |root: Option<&Path>| Cgroup::open(&layout::cgroup(root?, of)).ok();
+    for controller in CONTROLLERS.into_iter().filter(is_changed) {
+        if let Some(cgroup) = open(controller.v1_root(roots)) {
+            controller.reset(&cgroup, Version::V1, limits)?;
+            continue;
+        }
+        match open(roots.unified.as_deref()).filter(|cgroup| controller.is_in(cgroup)) {
+            Some(cgroup) => controller.reset(&cgroup, Version::V2, limits)?,
+            None => return Err(controller.cannot_enforce()),
         }
     }
     Ok(())
 }
 
-fn cannot_enforce(controller: Controller) -> Error {
-    let name = controller.name();
-    let option = match controller {
-        Controller::Memory => "--memory",
-        Controller::Pids => "--pids",
-        Controller::Cpu => "--cpus",
-    };
-    Error::new(ErrorKind::Unsupported, format!("cannot enforce {option} on this host"))
-        .caused_by(format!("no writable cgroup with the {name} controller"))
-        .with_hint(format!(
-            "run as root or with a delegated cgroup, or leave {option} out; see 'tare doctor'"
-        ))
+/// How long processes may take to freeze: a process freezes when it next leaves the kernel.
+const FREEZE_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between two checks. The kernel's notification can be late.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
+/// Freezes or continues the workload, and waits until that is done. If it cannot be frozen in
+/// time, it continues.
+pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), Error> {
+    let verb = if frozen { "pause" } else { "resume" };
+    let doing = || format!("cannot {verb} box {}", of.id);
+    let mut cgroups = workloads(roots, of).context(doing)?;
+    if cgroups.is_empty() {
+        return Err(Error::new(ErrorKind::Unsupported, doing())
+            .caused_by("it has no cgroup: none is writable here")
+            .with_hint("see 'tare doctor'"));
+    }
+    let start = Instant::now();
+    loop {
+        let done = set_frozen(&cgroups, frozen).context(doing)?;
+        // A process that still ran may have made another cgroup and moved there.
+        let now = workloads(roots, of).context(doing)?;
+        if done && now == cgroups {
+            return Ok(());
+        }
+        cgroups = now;
+        if start.elapsed() >= FREEZE_WITHIN {
+            set_frozen(&cgroups, !frozen).context(doing)?;
+            return Err(Error::failed(doing()).caused_by("a process in it hangs in the kernel"));
+        }
+        #[expect(clippy::disallowed_methods, reason = "bounded by FREEZE_WITHIN")]
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }
 
-impl CgroupHolding {
-    fn note_enforced(&mut self, controller: Controller) {
-        match controller {
-            Controller::Memory => self.memory_enforced = true,
-            Controller::Pids => self.pids_enforced = true,
-            Controller::Cpu => {}
+/// Returns the cgroups that contain the workload. For an attached box it is the box's own, with
+/// the keeper in it. For a detached box it is each one below that: the box may have made more
+/// (`--contain`).
+fn workloads(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Vec<PathBuf>> {
+    let Some(root) = roots.unified.as_deref() else {
+        return Ok(Vec::new());
+    };
+    let path = layout::cgroup(root, of);
+    let entries = match fs::read_dir(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut below = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            below.push(entry.path());
         }
     }
-
-    /// Processes of the box that the kernel has killed for memory.
-    pub fn oom_kills(&self) -> u64 {
-        let Some((cgroup, file)) = &self.memory else {
-            return 0;
-        };
-        cgroup.read_key(file, "oom_kill").ok().flatten().unwrap_or(0)
-    }
+    if path.join(layout::WORKLOAD_CGROUP).is_dir() { Ok(below) } else { Ok(vec![path]) }
 }
 
-/// Whether a path in the hierarchy is that of a box, and not of one below it.
+/// Returns whether all of them are in the requested state now. A cgroup that is gone counts as
+/// done.
+fn set_frozen(cgroups: &[PathBuf], frozen: bool) -> io::Result<bool> {
+    let mut done = true;
+    for path in cgroups {
+        let set = Cgroup::open(path).and_then(|it| {
+            it.freeze(frozen)?;
+            it.is_frozen()
+        });
+        match set {
+            Ok(now) => done &= now == frozen,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Returns whether a path in the hierarchy is the cgroup of a box, and not one below it.
 pub fn is_of(path: &Path, of: Tagged<'_>) -> bool {
     path == layout::cgroup(path.parent().unwrap_or(Path::new("/")), of)
-}
-
-/// Processes of a box that the kernel has killed for memory, wherever it counts
-/// them; 0 where the directories are gone.
-pub fn oom_kills(roots: &[PathBuf], of: Tagged<'_>) -> u64 {
-    let counted = roots.iter().filter_map(|root| {
-        let cgroup = Cgroup::open(&layout::cgroup(root, of)).ok()?;
-        let in_file = |file: &str| cgroup.read_key(file, "oom_kill").ok().flatten();
-        in_file("memory.events").or_else(|| in_file("memory.oom_control"))
-    });
-    counted.max().unwrap_or(0)
 }
 
 /// A directory can stay busy for a moment after its last process is gone.
 const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Kills whoever is left and removes the directories; returns once all of it
-/// was seen gone, or could not be within the time. Absent and half-made are as
-/// good as whole.
+/// Kills the remaining processes and removes the directories. Returns after all are gone, or
+/// an error if that takes too long. Accepts directories that are absent or half made.
 pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<(), Error> {
     let mut left: Vec<PathBuf> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
-    // The kernel removes none that is not empty, and most are empty by now.
+    // Most are empty by now. The kernel does not remove one that is not.
     left.retain(|path| cgroup::remove(path).is_err());
     for path in &left {
         empty(path, within).context(|| format!("cannot empty cgroup {}", path.display()))?;
@@ -409,13 +327,13 @@ pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<()
 fn empty(path: &Path, within: Duration) -> io::Result<()> {
     let cgroup = match Cgroup::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
+        opened => opened?,
     };
     match cgroup::kill_until_empty(&cgroup, within) {
         Ok(true) => Ok(()),
         Ok(false) => Err(io::Error::other(STILL_POPULATED)),
-        // A v1 directory has no `cgroup.events`; its members are those of the
-        // unified one, which was seen empty.
+        // A v1 directory has no `cgroup.events`. Its processes are those of the unified
+        // directory, which is empty.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -429,9 +347,9 @@ fn remove(path: &Path, within: Duration) -> io::Result<()> {
                 if error.kind() == io::ErrorKind::ResourceBusy && start.elapsed() < within =>
             {
                 #[expect(clippy::disallowed_methods, reason = "bounded by `within`")]
-                std::thread::sleep(Duration::from_micros(200));
+                std::thread::sleep(LOOK_AGAIN);
             }
-            other => return other,
+            removed => return removed,
         }
     }
 }
