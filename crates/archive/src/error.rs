@@ -1,20 +1,20 @@
-//! One error: what was being done to which entry, and why it failed.
+//! The error of this crate: what failed, on which entry, and why.
 
 use std::error::Error as StdError;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
-/// More of a name than this is not shown: a box chooses its names.
+/// How much of a name is shown. A box chooses its names.
 const SHOWN_BYTES_MAX: usize = 240;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The stream is not a whole tar archive.
     Malformed,
-    /// An entry that is never packed or unpacked, whoever asks.
+    /// An entry that tare never packs or unpacks.
     Refused,
-    /// The system said no, or the stream could not be read or written.
+    /// A system call failed, or the stream could not be read or written.
     Failed,
 }
 
@@ -66,7 +66,7 @@ impl Error {
     }
 }
 
-/// The message alone; the chain of sources says why.
+/// Shows the message without its sources.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -79,7 +79,7 @@ impl StdError for Error {
     }
 }
 
-/// A name as it can be printed: quoted, escaped, and cut in its middle when long.
+/// Formats a name for messages: quoted, escaped, and cut in its middle if it is long.
 pub(crate) fn shown(name: &[u8]) -> String {
     let quoted = |part: &[u8]| format!("{:?}", OsStr::from_bytes(part));
     if name.len() <= SHOWN_BYTES_MAX {
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_cannot_speak_to_the_terminal() {
+    fn control_characters_in_names_are_escaped() {
         assert_eq!(shown(b"a\x1b[2J\n\xff"), r#""a\u{1b}[2J\n\xFF""#);
     }
 

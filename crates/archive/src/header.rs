@@ -1,8 +1,7 @@
-//! The block of 512 bytes before each entry, in both directions.
+//! The header of an entry, a block of 512 bytes, and the names of entries.
 //!
-//! Reads what POSIX (ustar), GNU tar and the seventh edition wrote, and writes
-//! ustar. What a block says and tare does not use (owners, device numbers) is
-//! not even looked at.
+//! Reads headers of POSIX (ustar), GNU tar and the seventh edition, and writes ustar. Fields
+//! that tare does not use (owners, device numbers) are not read.
 
 use std::ops::Range;
 
@@ -10,7 +9,7 @@ pub const BLOCK_BYTES: usize = 512;
 pub type Block = [u8; BLOCK_BYTES];
 pub const EMPTY: Block = [0; BLOCK_BYTES];
 
-/// The longest name and link target that fit.
+/// The longest name or link target that fits.
 pub const NAME_BYTES_MAX: usize = 100;
 /// The largest size that fits as eleven octal digits.
 pub const SIZE_MAX: u64 = 0o77_777_777_777;
@@ -27,7 +26,7 @@ const LINK: Range<usize> = 157..257;
 const MAGIC: Range<usize> = 257..265;
 const PREFIX: Range<usize> = 345..500;
 
-/// POSIX; the two digits are the version.
+/// The magic of POSIX; the two digits are the version.
 const USTAR: &[u8] = b"ustar\x0000";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +38,9 @@ pub enum Type {
     BlockDevice,
     Directory,
     Fifo,
-    /// pax: more about the next entry.
+    /// pax: attributes of the next entry.
     Extended,
-    /// pax: more about all entries that follow.
+    /// pax: attributes of all entries that follow.
     Global,
     /// GNU: the name, or the link target, of the next entry.
     LongName,
@@ -54,7 +53,7 @@ pub enum Type {
 impl Type {
     fn of(byte: u8) -> Self {
         match byte {
-            // The seventh edition's, and what POSIX calls contiguous.
+            // 0 is the seventh edition's, 7 is what POSIX calls contiguous.
             0 | b'0' | b'7' => Self::File,
             b'1' => Self::HardLink,
             b'2' => Self::Symlink,
@@ -94,7 +93,7 @@ impl Type {
 pub struct Header {
     pub name: Vec<u8>,
     pub kind: Type,
-    /// The permission bits alone: set-id and sticky bits end here.
+    /// The permission bits, without set-id and sticky bits.
     pub mode: u32,
     pub size: u64,
     pub mtime: i64,
@@ -102,7 +101,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// What is wrong with a block is a sentence about a header.
+    /// The error is a sentence about the header.
     pub fn decode(block: &Block) -> Result<Self, &'static str> {
         if number(&block[CHECKSUM]) != Some(checksum(block)) {
             return Err("a header's checksum is wrong");
@@ -112,7 +111,6 @@ impl Header {
         Ok(Self {
             name: full_name(block),
             kind: Type::of(block[TYPE]),
-            // Masked to nine bits.
             mode: (field(MODE)? & 0o777) as u32,
             size,
             mtime: field(MTIME)?,
@@ -120,7 +118,7 @@ impl Header {
         })
     }
 
-    /// What is too long is cut; an extended header has it whole.
+    /// Cuts what is too long; an extended header contains it in full.
     pub fn encode(&self) -> Block {
         let mut block = [0; BLOCK_BYTES];
         put_text(&mut block[NAME], &self.name);
@@ -139,11 +137,11 @@ impl Header {
 }
 
 pub fn is_zeros(bytes: &[u8]) -> bool {
-    // Compared by the block, which is fast without an optimiser too.
+    // By the block, which is fast even without optimisation.
     bytes.chunks(BLOCK_BYTES).all(|chunk| chunk == &EMPTY[..chunk.len()])
 }
 
-/// GNU tar keeps times where POSIX keeps the prefix, and says so in the magic.
+/// GNU tar has times where POSIX has the prefix, and another magic.
 fn full_name(block: &Block) -> Vec<u8> {
     let (prefix, name) = (text(&block[PREFIX]), text(&block[NAME]));
     if prefix.is_empty() || &block[MAGIC] != USTAR {
@@ -152,7 +150,7 @@ fn full_name(block: &Block) -> Vec<u8> {
     [prefix, b"/", name].concat()
 }
 
-/// The sum of all bytes, with blanks where the sum itself is.
+/// The sum of all bytes, with blanks in place of the sum.
 fn checksum(block: &Block) -> i64 {
     let sum = |range: &[u8]| range.iter().map(|byte| i64::from(*byte)).sum::<i64>();
     sum(block) - sum(&block[CHECKSUM]) + i64::from(b' ') * CHECKSUM.len() as i64
@@ -180,7 +178,7 @@ fn number(field: &[u8]) -> Option<i64> {
     if !digits[end..].iter().all(is_blank) {
         return None;
     }
-    // `from_str_radix` takes signs; a header has none.
+    // `from_str_radix` accepts a sign; a header has none.
     let digits = str::from_utf8(&digits[..end]).ok()?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| i64::from_str_radix(digits, 8).ok())?
 }
@@ -205,6 +203,76 @@ fn put_number(field: &mut [u8], value: i64) {
     let start = field.len() - bytes.len();
     field[start..].copy_from_slice(&bytes);
     field[0] |= 0x80;
+}
+
+/// A checked name of an entry: components joined by single slashes, none of them empty, `.` or
+/// `..`. It leads beneath the directory that it is used in, as long as no symlink is followed. A
+/// name without components means that directory itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name(Vec<u8>);
+
+impl Name {
+    /// The error is a sentence about the entry, called "it".
+    pub fn parse(raw: &[u8]) -> Result<Self, &'static str> {
+        if raw.is_empty() {
+            return Err("it has no name");
+        }
+        if raw.contains(&0) {
+            return Err("its name holds a zero byte");
+        }
+        if raw[0] == b'/' {
+            return Err("its name begins with a slash");
+        }
+        let mut joined = Vec::with_capacity(raw.len());
+        for component in raw.split(|byte| *byte == b'/') {
+            match component {
+                b"" | b"." => continue,
+                b".." => return Err("its name leads outside with '..'"),
+                _ => {}
+            }
+            if !joined.is_empty() {
+                joined.push(b'/');
+            }
+            joined.extend_from_slice(component);
+        }
+        Ok(Self(joined))
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Splits off the last component. `None` for a name without components.
+    pub fn split_last(&self) -> Option<(&[u8], &[u8])> {
+        if self.0.is_empty() {
+            return None;
+        }
+        match self.0.iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => Some((&self.0[..slash], &self.0[slash + 1..])),
+            None => Some((b"", &self.0)),
+        }
+    }
+
+    /// Replaces the first component, which has to be `from`.
+    pub fn with_top(&self, from: &[u8], to: &[u8]) -> Result<Self, &'static str> {
+        match self.0.strip_prefix(from) {
+            Some(rest) if !from.is_empty() && matches!(rest.first(), None | Some(b'/')) => {
+                Self::parse(&[to, rest].concat())
+            }
+            Some(_) | None => Err("it is not part of what was asked for"),
+        }
+    }
+}
+
+/// Returns how many bytes of `path` are directories that `other` has in common with it.
+pub fn shared_bytes(path: &[u8], other: &[u8]) -> usize {
+    let equal = path.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let ends = |name: &[u8]| equal == name.len() || name[equal] == b'/';
+    if ends(path) && ends(other) {
+        return equal;
+    }
+    let slash = path[..equal].iter().rposition(|byte| *byte == b'/');
+    slash.unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -271,5 +339,44 @@ mod tests {
     fn a_negative_size_is_refused() {
         let header = Header { size: u64::MAX, ..header() };
         assert!(Header::decode(&header.encode()).is_err());
+    }
+
+    #[test]
+    fn dots_and_doubled_slashes_mean_nothing() {
+        for raw in ["a/b", "./a/b", "a//b/", "a/./b/.", ".//a/b"] {
+            assert_eq!(Name::parse(raw.as_bytes()).unwrap().as_bytes(), b"a/b");
+        }
+        assert_eq!(Name::parse(b"./").unwrap().split_last(), None);
+    }
+
+    #[test]
+    fn names_that_lead_outside_are_refused() {
+        let outside: [&[u8]; 8] =
+            [b"", b"/", b"/etc", b"//etc", b"..", b"../a", b"a/../b", b"a\0b"];
+        for raw in outside {
+            assert!(Name::parse(raw).is_err(), "{}", raw.escape_ascii());
+        }
+        assert!(Name::parse(b"..a/b..").is_ok());
+    }
+
+    #[test]
+    fn only_the_expected_top_is_renamed() {
+        let rename = |name: &[u8]| Name::parse(name)?.with_top(b"a", b"c");
+        assert_eq!(rename(b"a").unwrap().as_bytes(), b"c");
+        assert_eq!(rename(b"./a/a").unwrap().as_bytes(), b"c/a");
+        for other in ["b", "ab", "b/a", "."] {
+            assert!(rename(other.as_bytes()).is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn shared_directories_are_whole_components() {
+        assert_eq!(shared_bytes(b"a/b", b"a/b/c"), 3);
+        assert_eq!(shared_bytes(b"a/b/c", b"a/b"), 3);
+        assert_eq!(shared_bytes(b"a/bc", b"a/bd"), 1);
+        assert_eq!(shared_bytes(b"a/b", b"a/bc"), 1);
+        assert_eq!(shared_bytes(b"ab", b"a"), 0);
+        assert_eq!(shared_bytes(b"", b"a"), 0);
+        assert_eq!(shared_bytes(b"a/b", b""), 0);
     }
 }

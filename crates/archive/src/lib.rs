@@ -1,36 +1,33 @@
-//! Files as a tar stream: [`pack`] writes one, [`unpack`] takes one apart.
+//! Files as a tar stream: [`pack`] writes one, [`unpack`] reads one.
 //!
-//! Both run on either side of a box's wall, and both hold what they touch by
-//! descriptors. A directory is entered one name at a time, with `O_NOFOLLOW`: a
-//! name without a slash that is neither a symlink nor `..` leads beneath its
-//! directory and nowhere else. `openat2` would say the same in one call, but a
-//! box with a writable volume does not have it (`engine/src/create/seccomp`).
+//! Both run inside and outside of boxes, and work with descriptors. A directory is entered one
+//! name at a time, with `O_NOFOLLOW`: a name without a slash that is neither a symlink nor `..`
+//! leads beneath its directory and nowhere else. `openat2` could do this in one call, but a box
+//! with a writable volume may not call it (`engine/src/create/seccomp`).
 //!
-//! What is carried: regular files, directories, symlinks (as they are, never
-//! followed), permission bits and modification times in seconds. What is not:
-//! owners, set-id bits, extended attributes; a hard link is packed as a copy.
-//! Sockets, fifos and devices end the work with an error that names them, so
-//! that nothing is left out in silence.
+//! An archive has regular files, directories, symlinks (never followed), permission bits, and
+//! modification times in seconds. It has no owners, set-id bits or extended attributes. A hard
+//! link is packed as a copy. A socket, a fifo or a device is an error that names it, so that
+//! nothing is left out unnoticed.
 //!
-//! Memory does not grow with the files. What does grow is small: the names of
-//! the directories that are being walked (`pack`), and a few bytes for each
-//! directory on the path of the current entry (`unpack`).
+//! Memory does not grow with the size of the files. Only the names in the directories of the walk
+//! (`pack`) and a few bytes for each directory on the current path (`unpack`) are kept.
 //!
 //! ```text
-//! pack   ── descent (where the walk is) ── writer ── pax, header
-//! unpack ── descent (where entries go)  ── reader ── pax, header
-//!            name (what an entry may be called)
+//! pack   ── directory_stack ── writer ── pax, header
+//! unpack ── directory_stack ── reader ── pax, header
 //! ```
 
-mod descent;
+mod directory_stack;
 mod error;
 mod header;
-mod name;
 mod pack;
 mod pax;
 mod reader;
 mod unpack;
 mod writer;
+
+use std::io::{self, Read};
 
 pub use error::{Error, ErrorKind};
 pub use pack::{pack, pack_files};
@@ -38,9 +35,23 @@ pub use reader::{Entry, Kind, Reader};
 pub use unpack::{Options, Summary, Top, unpack};
 pub use writer::Writer;
 
-/// How much of a file is held in memory at a time.
+/// How much of a file is in memory at a time.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// An extended header holds one path and one link target; this is a path of
-/// thousands of directories, and what libarchive allows as well.
+/// The longest extended header, with one path and one link target. This is a path of thousands of
+/// directories, and the limit of libarchive.
 const EXTENDED_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads until the buffer is full or the input is at its end. Returns how much was read.
+fn read_full(input: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut count = 0;
+    while count < buffer.len() {
+        match input.read(&mut buffer[count..]) {
+            Ok(0) => break,
+            Ok(more) => count += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(count)
+}

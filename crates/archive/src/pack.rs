@@ -1,55 +1,55 @@
-//! Files onto a stream.
+//! Packs files into a stream.
 //!
-//! Depth first, without recursion. The names of the directories on the way that
-//! are still to be packed lie in one buffer, the innermost directory's last, so
-//! that the next name is always at its end.
+//! The walk is depth first, without recursion. One buffer has the names that are still to be
+//! packed, those of the innermost directory last, so the next name is always at its end.
 
 use std::fs::File;
-use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat};
 use rustix::fs::{fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
+use tare_kernel::files::Kind as FileKind;
 
-use crate::BUFFER_BYTES;
-use crate::descent::{Descent, open_content, open_directory};
+use crate::directory_stack::{DirectoryStack, open_content, open_directory};
 use crate::error::{Error, shown};
 use crate::header::{Header, Type};
 use crate::writer::{Writer, fits};
+use crate::{BUFFER_BYTES, read_full};
 
 /// A directory of a million files has 20 MB of names.
 const NAMES_BYTES_MAX: usize = 64 << 20;
 
-/// Writes the file, symlink or directory that is called `entry` in `directory`
-/// to `out` as an archive in which it is called `name`.
+/// Writes an archive of the file, symlink or directory `entry` in `directory` to `out`. In the
+/// archive it is called `name`.
 ///
-/// `entry` is one name without a slash; `.` is the directory itself. What
-/// vanishes while a tree is walked is not in the archive; a file that changes
-/// its size has the size that it had when its turn came. After an error the
-/// stream has no end, which [`unpack`](crate::unpack()) notices.
+/// `entry` is one name without a slash; `.` is the directory itself. A file that vanishes during
+/// the walk is not in the archive. A file that changes its size is packed with the size that it
+/// had when its header was written. After an error the stream has no end, which
+/// [`unpack`](crate::unpack()) notices.
 pub fn pack(
     out: &mut dyn Write,
     directory: BorrowedFd<'_>,
     entry: &[u8],
     name: &[u8],
 ) -> Result<(), Error> {
-    pack_taking(Take::Everything, out, directory, entry, name)
+    pack_including(Include::Everything, out, directory, entry, name)
 }
 
-/// The same of plain files alone, as far as they can be read: whatever else is there is
-/// left out, and nobody is told.
+/// Writes an archive of the regular files that can be read, and their directories. Everything
+/// else is left out without an error.
 pub fn pack_files(
     out: &mut dyn Write,
     directory: BorrowedFd<'_>,
     entry: &[u8],
     name: &[u8],
 ) -> Result<(), Error> {
-    pack_taking(Take::Files, out, directory, entry, name)
+    pack_including(Include::Files, out, directory, entry, name)
 }
 
-fn pack_taking(
-    take: Take,
+fn pack_including(
+    include: Include,
     out: &mut dyn Write,
     directory: BorrowedFd<'_>,
     entry: &[u8],
@@ -58,55 +58,56 @@ fn pack_taking(
     if entry.contains(&b'/') || entry == b".." || entry.is_empty() {
         return Err(Error::refused(cannot_pack(entry), "it is not one name"));
     }
-    let mut packing = Packing {
-        take,
+    let mut packer = Packer {
+        include,
         writer: Writer::new(out),
         buffer: vec![0; BUFFER_BYTES],
         names: Vec::new(),
     };
-    match packing.put(directory, entry, name)? {
-        Put::Whole => {}
-        Put::Directory => packing.tree(directory, entry, name)?,
-        Put::Gone => {
+    match packer.put(directory, entry, name)? {
+        Packed::Whole => {}
+        Packed::Directory => packer.tree(directory, entry, name)?,
+        Packed::Gone => {
             return Err(Error::failed(cannot_pack(name), io::Error::from(Errno::NOENT)));
         }
     }
-    packing.writer.finish().map_err(cannot_write)
+    packer.writer.finish().map_err(cannot_write)
 }
 
-/// What is wanted of a tree.
+/// Which entries of a tree to pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Take {
-    /// What cannot be had is an error.
+enum Include {
+    /// All of them. One that cannot be packed is an error.
     Everything,
-    /// Plain files that can be read, and the directories that they are in.
+    /// Regular files that can be read, and the directories that they are in.
     Files,
 }
 
-/// What became of an entry.
-enum Put {
+/// The result of packing one entry.
+enum Packed {
     Whole,
-    /// Its content is still to come.
+    /// The header is written; the content of the directory comes next.
     Directory,
+    /// It does not exist any more, or is not included.
     Gone,
 }
 
-struct Packing<'a> {
-    take: Take,
+struct Packer<'a> {
+    include: Include,
     writer: Writer<'a>,
     buffer: Vec<u8>,
     /// Each name ends with a zero byte.
     names: Vec<u8>,
 }
 
-impl Packing<'_> {
-    /// Everything in a directory whose header was written.
+impl Packer<'_> {
+    /// Packs everything in a directory whose header was written.
     fn tree(&mut self, parent: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<(), Error> {
         let failed = |errno| cannot(name, errno);
         let base = open_directory(parent, entry).map_err(failed)?;
         self.list(base.as_fd(), name)?;
-        // The note is where the names of the directory begin.
-        let mut place = Descent::<usize>::new(base.as_fd());
+        // The note is the place in `names` where the names of the directory begin.
+        let mut place = DirectoryStack::<usize>::new(base.as_fd());
         loop {
             let start = place.note().copied().unwrap_or(0);
             if self.names.len() > start {
@@ -121,52 +122,48 @@ impl Packing<'_> {
 
     fn next(
         &mut self,
-        place: &mut Descent<'_, usize>,
+        place: &mut DirectoryStack<'_, usize>,
         entry: &[u8],
         name: &[u8],
     ) -> Result<(), Error> {
         let failed = |errno| cannot(name, errno);
         let here = place.here().map_err(failed)?;
         match self.put(here, entry, name)? {
-            Put::Whole | Put::Gone => return Ok(()),
-            Put::Directory => {}
+            Packed::Whole | Packed::Gone => return Ok(()),
+            Packed::Directory => {}
         }
         match place.enter(entry, self.names.len()) {
-            // It was there a moment ago, and is in the archive without content.
+            // It was removed meanwhile, and is in the archive without content.
             Err(Errno::NOENT) => return Ok(()),
-            Err(_) if self.take == Take::Files => return Ok(()),
+            Err(_) if self.include == Include::Files => return Ok(()),
             entered => entered.map_err(failed)?,
         }
         match self.list(place.here().map_err(failed)?, name) {
-            Err(_) if self.take == Take::Files => Ok(()),
+            Err(_) if self.include == Include::Files => Ok(()),
             listed => listed,
         }
     }
 
-    /// One entry, without what is in it.
-    fn put(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Put, Error> {
+    /// Packs one entry, without the content of a directory.
+    fn put(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Packed, Error> {
         let stat = match statat(here, entry, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(Put::Gone),
+            Err(Errno::NOENT) => return Ok(Packed::Gone),
             stat => stat.map_err(|errno| cannot(name, errno))?,
         };
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => self.file(here, entry, name),
-            FileType::Directory => self.directory(&stat, name),
-            _ if self.take == Take::Files => Ok(Put::Gone),
-            FileType::Symlink => self.symlink(here, entry, &stat, name),
-            special @ (FileType::Fifo
-            | FileType::Socket
-            | FileType::CharacterDevice
-            | FileType::BlockDevice
-            | FileType::Unknown) => Err(refused_kind(name, special)),
+        match FileKind::of(&stat) {
+            FileKind::File => self.file(here, entry, name),
+            FileKind::Directory => self.directory(&stat, name),
+            _ if self.include == Include::Files => Ok(Packed::Gone),
+            FileKind::Symlink => self.symlink(here, entry, &stat, name),
+            special @ FileKind::Special(_) => Err(refused_kind(name, special)),
         }
     }
 
-    fn directory(&mut self, stat: &Stat, name: &[u8]) -> Result<Put, Error> {
+    fn directory(&mut self, stat: &Stat, name: &[u8]) -> Result<Packed, Error> {
         // The slash is for programs that do not know the type.
         let header = header(stat, Type::Directory, &[name, b"/"].concat(), 0);
         self.header(&header)?;
-        Ok(Put::Directory)
+        Ok(Packed::Directory)
     }
 
     fn symlink(
@@ -175,33 +172,32 @@ impl Packing<'_> {
         entry: &[u8],
         stat: &Stat,
         name: &[u8],
-    ) -> Result<Put, Error> {
+    ) -> Result<Packed, Error> {
         let target = match readlinkat(here, entry, Vec::new()) {
-            Err(Errno::NOENT) => return Ok(Put::Gone),
+            Err(Errno::NOENT) => return Ok(Packed::Gone),
             target => target.map_err(|errno| cannot(name, errno))?,
         };
         let mut header = header(stat, Type::Symlink, name, 0);
         header.link = target.into_bytes();
         self.header(&header)?;
-        Ok(Put::Whole)
+        Ok(Packed::Whole)
     }
 
-    fn file(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Put, Error> {
-        // Between the look and the opening it may have become a fifo or a
-        // terminal: neither may make us wait or become ours.
+    fn file(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Packed, Error> {
+        // By now it may be a fifo, which must not make us wait, or a terminal, which must not
+        // become our controlling one.
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match openat(here, entry, flags, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(Put::Gone),
-            Err(_) if self.take == Take::Files => return Ok(Put::Gone),
+            Err(Errno::NOENT) => return Ok(Packed::Gone),
+            Err(_) if self.include == Include::Files => return Ok(Packed::Gone),
             file => file.map_err(|errno| cannot(name, errno))?,
         };
         let stat = fstat(&file).map_err(|errno| cannot(name, errno))?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        match self.take {
-            _ if kind == FileType::RegularFile => {}
-            Take::Files => return Ok(Put::Gone),
-            Take::Everything => return Err(refused_kind(name, kind)),
+        match (FileKind::of(&stat), self.include) {
+            (FileKind::File, _) => {}
+            (_, Include::Files) => return Ok(Packed::Gone),
+            (kind, Include::Everything) => return Err(refused_kind(name, kind)),
         }
         let mut file = File::from(file);
         let begin = read_full(&mut file, &mut self.buffer)
@@ -211,25 +207,24 @@ impl Packing<'_> {
         self.writer.data(&self.buffer[..begin]).map_err(cannot_write)?;
         self.rest(&mut file, size - begin as u64, name)?;
         self.writer.end_of_data(size).map_err(cannot_write)?;
-        Ok(Put::Whole)
+        Ok(Packed::Whole)
     }
 
-    /// What the header shall say, when `begin` bytes were read already. A file
-    /// that ended within the buffer has the size it turned out to have: files of
-    /// /proc and /sys say something else.
+    /// Returns the size for the header, after `begin` bytes were read. For a file that ended
+    /// within the buffer it is what was read: files of /proc and /sys claim other sizes.
     fn size(&self, stat: &Stat, begin: usize, name: &[u8]) -> Result<u64, Error> {
         let claimed = u64::try_from(stat.st_size).unwrap_or(0);
-        match begin < self.buffer.len() {
-            true => Ok(begin as u64),
-            false if claimed == 0 => Err(Error::refused(
-                cannot_pack(name),
-                "it does not say how long it is, as some files of /proc",
-            )),
-            false => Ok(claimed.max(begin as u64)),
+        if begin < self.buffer.len() {
+            return Ok(begin as u64);
         }
+        if claimed == 0 {
+            let why = "it does not say how long it is, as some files of /proc";
+            return Err(Error::refused(cannot_pack(name), why));
+        }
+        Ok(claimed.max(begin as u64))
     }
 
-    /// As many bytes as were promised, whatever became of the file since.
+    /// Writes the bytes that the header promised. If the file has become shorter, zeros follow.
     fn rest(&mut self, file: &mut File, mut left: u64, name: &[u8]) -> Result<(), Error> {
         while left > 0 {
             let wanted = usize::try_from(left).map_or(BUFFER_BYTES, |it| it.min(BUFFER_BYTES));
@@ -252,7 +247,7 @@ impl Packing<'_> {
         self.writer.header(header).map_err(cannot_write)
     }
 
-    /// Appends the names of what is in a directory.
+    /// Appends the names of the entries of a directory.
     fn list(&mut self, directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Error> {
         let failed = |errno| cannot(name, errno);
         let content = open_content(directory).and_then(Dir::new);
@@ -289,20 +284,6 @@ fn header(stat: &Stat, kind: Type, name: &[u8], size: u64) -> Header {
     }
 }
 
-/// Until the buffer is full or the file is at its end.
-fn read_full(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut count = 0;
-    while count < buffer.len() {
-        match file.read(&mut buffer[count..]) {
-            Ok(0) => break,
-            Ok(more) => count += more,
-            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(count)
-}
-
 fn join(top: &[u8], path: &[u8], entry: &[u8]) -> Vec<u8> {
     match path {
         b"" => [top, entry].join(&b'/'),
@@ -322,16 +303,12 @@ fn cannot_write(error: io::Error) -> Error {
     Error::failed("cannot write the archive".into(), error)
 }
 
-fn refused_kind(name: &[u8], kind: FileType) -> Error {
+fn refused_kind(name: &[u8], kind: FileKind) -> Error {
     let what = match kind {
-        FileType::Socket => "it is a socket",
-        FileType::Fifo => "it is a fifo",
-        FileType::CharacterDevice => "it is a character device",
-        FileType::BlockDevice => "it is a block device",
-        FileType::RegularFile | FileType::Directory | FileType::Symlink => {
-            "it became something else while it was packed"
+        FileKind::Special(what) => format!("it is a {what}"),
+        FileKind::File | FileKind::Directory | FileKind::Symlink => {
+            "it became something else while it was packed".to_owned()
         }
-        FileType::Unknown => "it is of a type that tare does not know",
     };
     Error::refused(cannot_pack(name), what)
 }

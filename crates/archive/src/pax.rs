@@ -1,7 +1,7 @@
-//! Extended headers: records of `LENGTH KEY=VALUE\n`, where LENGTH counts the
-//! whole record, itself included.
+//! Extended headers: records of the form `LENGTH KEY=VALUE\n`, where LENGTH is the length of the
+//! whole record.
 
-/// What tare uses of them; the rest is ignored, as the format wants it.
+/// The records that tare uses. Others are ignored, as the format requires.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Records {
     pub path: Option<Vec<u8>>,
@@ -9,7 +9,7 @@ pub struct Records {
     pub size: Option<u64>,
     /// Whole seconds.
     pub mtime: Option<i64>,
-    /// Whether they describe a file with holes, in one of GNU tar's three ways.
+    /// Whether they describe a file with holes, in one of the three forms of GNU tar.
     pub sparse: bool,
 }
 
@@ -40,8 +40,8 @@ impl Records {
         }
     }
 
-    /// Adds what another header says about the same entry. Two headers that
-    /// disagree are read differently by different programs, so none may.
+    /// Adds the records of another header of the same entry. An error if both have a record:
+    /// programs differ in which one they use.
     pub fn merge(&mut self, other: Self) -> Result<(), &'static str> {
         if let Some(path) = other.path {
             once(&mut self.path, path)?;
@@ -67,7 +67,7 @@ fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), &'static str> {
     }
 }
 
-/// Key, value and what follows the first record.
+/// Splits off the first record, and returns its key, its value and the rest.
 fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = bytes.iter().position(|byte| *byte == b' ')?;
     let length = usize::try_from(size(&bytes[..blank])?).ok()?;
@@ -77,7 +77,7 @@ fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((&body[..equals], &body[equals + 1..], rest))
 }
 
-/// Digits only, and no more than a file can have bytes.
+/// Parses a size: digits only, and at most the largest size of a file.
 fn size(text: &[u8]) -> Option<u64> {
     let value: u64 = if text.iter().all(u8::is_ascii_digit) {
         str::from_utf8(text).ok()?.parse().ok()?
@@ -87,7 +87,7 @@ fn size(text: &[u8]) -> Option<u64> {
     (value <= i64::MAX.unsigned_abs()).then_some(value)
 }
 
-/// `-12.345` is a number of seconds; the fraction is dropped.
+/// Parses seconds such as `-12.345`, without the fraction.
 fn seconds(text: &[u8]) -> Option<i64> {
     str::from_utf8(text).ok()?.split('.').next()?.parse().ok()
 }
@@ -96,7 +96,7 @@ fn seconds(text: &[u8]) -> Option<i64> {
 pub fn put_record(records: &mut Vec<u8>, key: &str, value: &[u8]) {
     let rest = key.len() + value.len() + " =\n".len();
     let mut length = rest;
-    // The length counts its own digits: one more may need one more again.
+    // The length includes its own digits: one more digit may need one more again.
     while length != rest + length.to_string().len() {
         length = rest + length.to_string().len();
     }

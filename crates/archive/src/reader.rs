@@ -1,24 +1,25 @@
-//! A stream as entries, one after the other. The stream is hostile: every length
-//! is checked before it is used, and where two readings are possible, it is
-//! refused, because another program would take the other one.
+//! Reads a stream as entries, one after the other.
+//!
+//! The stream is hostile. Every length is checked before it is used. An ambiguous stream is
+//! rejected, because another program could read it differently.
 
-use std::io::{BufRead, BufReader, ErrorKind as IoErrorKind, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 use crate::error::{Error, shown};
 use crate::header::{BLOCK_BYTES, Block, Header, Type, is_zeros};
 use crate::pax::Records;
-use crate::{BUFFER_BYTES, EXTENDED_BYTES_MAX};
+use crate::{BUFFER_BYTES, EXTENDED_BYTES_MAX, read_full};
 
-/// Empty blocks after the end: programs fill up their last record, of 10 KiB
-/// usually and of 1 MiB for the largest tapes.
+/// How many empty blocks may follow the end: programs fill up their last record, usually to
+/// 10 KiB, and to 1 MiB for the largest tapes.
 const PADDING_BYTES_MAX: u64 = 1 << 20;
 
-/// How streams begin that somebody forgot to uncompress.
+/// How compressed streams begin.
 const COMPRESSED: [&[u8]; 4] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh"];
 
 #[derive(Debug)]
 pub struct Entry {
-    /// As the stream has it: nothing about it is checked.
+    /// As the stream has it, unchecked.
     pub name: Vec<u8>,
     pub kind: Kind,
     /// Permission bits.
@@ -34,13 +35,13 @@ pub enum Kind {
     HardLink { target: Vec<u8> },
 }
 
-/// An archive from a stream, an entry after the other.
+/// Reads an archive from a stream.
 pub struct Reader<'a> {
     input: BufReader<&'a mut dyn Read>,
-    /// Of the current entry: what was not read yet, and what fills its last block.
+    /// Bytes of the current entry that were not read yet, and those that fill its last block.
     data_left: u64,
     padding_left: u64,
-    /// Whether a header was seen, so that this is an archive and not anything.
+    /// Whether a header was seen, so that this is an archive.
     begun: bool,
     /// From a global header.
     mtime: Option<i64>,
@@ -63,8 +64,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips what is left of the current entry; `None` after the last one, when
-    /// the stream was read to its end.
+    /// Skips the rest of the current entry and reads the next one. `None` after the last one;
+    /// the stream is then at its end.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, Error> {
         self.skip()?;
         let mut records = Records::default();
@@ -96,8 +97,8 @@ impl<'a> Reader<'a> {
         self.end().map(|()| None)
     }
 
-    /// The next bytes of the current file; none at its end. They come again
-    /// until they are consumed.
+    /// Returns the next bytes of the current file, none at its end. Call [`Self::consume`] to
+    /// get the ones after them.
     pub fn data(&mut self) -> Result<&[u8], Error> {
         if self.data_left == 0 {
             return Ok(&[]);
@@ -116,7 +117,8 @@ impl<'a> Reader<'a> {
         self.data_left -= count as u64;
     }
 
-    /// All that is left of the current file, whose size the caller has found small enough.
+    /// Reads the rest of the current file. The caller has checked its size. Memory grows with
+    /// what arrives, not with what the header claims.
     pub fn content(&mut self) -> Result<Vec<u8>, Error> {
         let mut content = Vec::new();
         loop {
@@ -130,10 +132,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `None` is the empty block after the last entry.
+    /// Reads a header. `None` for the empty block after the last entry.
     fn header(&mut self) -> Result<Option<Header>, Error> {
         let mut block: Block = [0; BLOCK_BYTES];
-        let count = self.read_block(&mut block)?;
+        let count = read_full(&mut self.input, &mut block).map_err(unreadable)?;
         let not_an_archive = || {
             let compressed = COMPRESSED.iter().any(|magic| block.starts_with(magic));
             Error::not_an_archive(compressed.then_some("it is compressed; uncompress it first"))
@@ -177,7 +179,7 @@ impl<'a> Reader<'a> {
         };
         match kind {
             Kind::File { size } => self.expect_data(size),
-            // Some programs skip the data that this promises, and some do not.
+            // Some programs skip such data, and some do not.
             Kind::Directory | Kind::Symlink { .. } | Kind::HardLink { .. } if size != 0 => {
                 return refused("it claims to have data, which only a file has");
             }
@@ -191,8 +193,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Only a time makes sense for many files; a name or a size for all would
-    /// let a small stream do much work.
+    /// Accepts only a time: a name or a size for all entries would let a small stream cause
+    /// much work.
     fn global(&mut self, header: &Header) -> Result<(), Error> {
         let bytes = self.extension(header)?;
         let records = Records::decode(&bytes).map_err(Error::damaged)?;
@@ -205,7 +207,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// GNU tar ends it with a zero byte.
+    /// Reads a name or target of GNU tar, which ends with a zero byte.
     fn long_text(&mut self, header: &Header) -> Result<Vec<u8>, Error> {
         let mut text = self.extension(header)?;
         let length = text.iter().rposition(|byte| *byte != 0);
@@ -213,23 +215,13 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    /// The data of an extended header. Grows with what arrives, not with what
-    /// the header claims.
+    /// Reads the data of an extended header.
     fn extension(&mut self, header: &Header) -> Result<Vec<u8>, Error> {
         if header.size > EXTENDED_BYTES_MAX {
             return Err(Error::damaged("an extended header is longer than 1 MiB"));
         }
         self.expect_data(header.size);
-        let mut bytes = Vec::new();
-        loop {
-            let part = self.data()?;
-            let count = part.len();
-            if count == 0 {
-                break;
-            }
-            bytes.extend_from_slice(part);
-            self.consume(count);
-        }
+        let bytes = self.content()?;
         self.skip()?;
         Ok(bytes)
     }
@@ -249,7 +241,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whatever follows the end would be left out in silence, so nothing may.
+    /// Checks that nothing follows the end: it would be left out without an error.
     fn end(&mut self) -> Result<(), Error> {
         let mut padding: u64 = 0;
         loop {
@@ -267,33 +259,20 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// How much of the block there was.
-    fn read_block(&mut self, block: &mut Block) -> Result<usize, Error> {
-        let mut count = 0;
-        while count < BLOCK_BYTES {
-            self.fill()?;
-            let available = self.input.buffer();
-            let part = available.len().min(BLOCK_BYTES - count);
-            if part == 0 {
-                break;
-            }
-            block[count..count + part].copy_from_slice(&available[..part]);
-            self.input.consume(part);
-            count += part;
-        }
-        Ok(count)
-    }
-
-    /// Makes sure that something is in the buffer, except at the end.
+    /// Fills the buffer, which is then empty only at the end of the stream.
     fn fill(&mut self) -> Result<(), Error> {
         loop {
             match self.input.fill_buf() {
                 Ok(_) => return Ok(()),
-                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::failed("cannot read the archive".into(), error)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(unreadable(error)),
             }
         }
     }
+}
+
+fn unreadable(error: io::Error) -> Error {
+    Error::failed("cannot read the archive".into(), error)
 }
 
 pub fn cannot_unpack(name: &[u8]) -> String {

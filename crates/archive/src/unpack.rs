@@ -1,15 +1,13 @@
-//! A stream into files, beneath one directory and nowhere else.
+//! Unpacks a stream into files beneath one directory, and nowhere else.
 //!
-//! The stream is hostile, and somebody may rename what is written while it is
-//! written. So: no name is used before it was checked, no symlink is followed,
-//! what stands in the way is replaced when the new entry is complete and never
-//! written through, and modes are set through descriptors, on what was just made
-//! and on nothing else.
+//! The stream is hostile, and another process may rename the files meanwhile. So every name is
+//! checked before it is used, and no symlink is followed. An existing file is replaced when the
+//! new one is complete, and never written to. Modes are set through the descriptors of what was
+//! just made.
 //!
-//! A directory gets its mode and time when the stream has moved on to something
-//! that is not in it, as nothing else would do in constant memory; until then it
-//! is 0700. An archive that comes back to a directory changes its time again, and
-//! fails if the mode forbids that.
+//! A directory is 0700 while the stream has entries in it, and then gets its mode and time:
+//! nothing else works in constant memory. An archive that comes back to a directory changes its
+//! time again, and fails if the mode forbids that.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -22,38 +20,37 @@ use rustix::io::Errno;
 use tare_kernel::replace::{Draft, replace};
 use tare_kernel::step::{once, step};
 
-use crate::descent::{Descent, open_beneath, open_content};
+use crate::directory_stack::{DirectoryStack, open_beneath, open_content};
 use crate::error::Error;
-use crate::header::is_zeros;
-use crate::name::{Name, shared_bytes};
+use crate::header::{Name, is_zeros, shared_bytes};
 use crate::reader::{Entry, Kind, Reader, cannot_unpack};
 
-/// Zeros of at least this length become a hole, so that a sparse file in a box
-/// does not fill up the disk of the host.
+/// Zeros of at least this length become a hole: a sparse file of a box must not fill the disk of
+/// the host.
 const HOLE_BYTES_MIN: usize = 4096;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Options<'a> {
     pub top: Top<'a>,
-    /// Files, links and directories, those included that only a path mentions.
+    /// The limit on files, links and directories, including directories that only a path names.
     pub entries_max: u64,
-    /// The sum of all sizes.
+    /// The limit on the sum of all sizes.
     pub bytes_max: u64,
 }
 
-/// Anything, and as much of it as there is.
+/// No limits.
 impl Default for Options<'_> {
     fn default() -> Self {
         Self { top: Top::Any, entries_max: u64::MAX, bytes_max: u64::MAX }
     }
 }
 
-/// What names may begin with.
+/// What the names of entries may begin with.
 #[derive(Debug, Clone, Copy)]
 pub enum Top<'a> {
     Any,
-    /// All with this first component, which is replaced by another one; another
-    /// first component is refused, and so is an archive without any.
+    /// Every name begins with `name`, which is replaced by `becomes`. Another first component is
+    /// an error, and so is an archive without entries.
     Only {
         name: &'a [u8],
         becomes: &'a [u8],
@@ -68,16 +65,16 @@ pub struct Summary {
 
 /// Unpacks everything in `input`, which is read to its end, beneath `into`.
 ///
-/// Files and symlinks that are there are replaced. A directory that is there
-/// stays as it is, and is never replaced by anything else. New files belong to
-/// whoever calls this. After an error, what was unpacked before it stays.
+/// Replaces existing files and symlinks. An existing directory stays as it is and is never
+/// replaced. New files belong to the user of this process. After an error, the entries before it
+/// stay.
 pub fn unpack(
     input: &mut dyn Read,
     into: BorrowedFd<'_>,
     options: Options<'_>,
 ) -> Result<Summary, Error> {
     let mut unpacking =
-        Unpacking { into, place: Descent::new(into), options, summary: Summary::default() };
+        Unpacking { into, place: DirectoryStack::new(into), options, summary: Summary::default() };
     let mut reader = Reader::new(input);
     while let Some(entry) = reader.next_entry()? {
         unpacking.put(entry, &mut reader)?;
@@ -88,8 +85,8 @@ pub fn unpack(
 
 struct Unpacking<'a> {
     into: BorrowedFd<'a>,
-    /// With what new directories get when they are left.
-    place: Descent<'a, Option<Attributes>>,
+    /// The notes are the attributes that new directories get when the stream leaves them.
+    place: DirectoryStack<'a, Option<Attributes>>,
     options: Options<'a>,
     summary: Summary,
 }
@@ -106,7 +103,7 @@ impl Unpacking<'_> {
         let attributes = Attributes { mode: entry.mode, mtime: entry.mtime };
         let Some((parent, last)) = name.split_last() else {
             return match entry.kind {
-                // The directory that everything goes into: it stays as it is.
+                // It is the directory to unpack into, which stays as it is.
                 Kind::Directory => Ok(()),
                 Kind::File { .. } | Kind::Symlink { .. } | Kind::HardLink { .. } => {
                     let why = "it is named like the directory itself";
@@ -133,7 +130,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// A name that the stream gives, checked, and renamed as was asked for.
+    /// Checks a name of the stream, and renames its first component if requested.
     fn name(&self, raw: &[u8], entry: &[u8]) -> Result<Name, Error> {
         let name = Name::parse(raw).and_then(|parsed| match self.options.top {
             Top::Any => Ok(parsed),
@@ -154,7 +151,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Goes into the directory of an entry, and makes it if need be.
+    /// Enters the directory of an entry, and makes it if it does not exist.
     fn go_to(&mut self, directory: &[u8], name: &Name) -> Result<(), Error> {
         self.go_back_to(shared_bytes(self.place.path(), directory))?;
         let rest = &directory[self.place.path().len()..];
@@ -167,12 +164,12 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    /// A directory that only the names of others mention.
+    /// Makes a directory that has no entry of its own.
     fn make_parent(&mut self, component: &[u8], name: &Name) -> Result<(), Error> {
         self.count(name)?;
         let made = self.place.here().and_then(|here| {
             let mode = Mode::from_raw_mode(0o777);
-            step("directory unpacked", || mkdirat(here, component, mode))
+            step("make unpacked directory", || mkdirat(here, component, mode))
         });
         made.and_then(|()| self.place.enter(component, None)).map_err(|errno| blocked(name, errno))
     }
@@ -241,7 +238,7 @@ impl Unpacking<'_> {
         let into = self.into;
         let here = self.place.here().map_err(|errno| blocked(name, errno))?;
         let linked = open_beneath(into, parent).and_then(|parent| {
-            // Without AT_SYMLINK_FOLLOW: a link to a symlink is one more name of it.
+            // Without AT_SYMLINK_FOLLOW, a link to a symlink is one more name of the symlink.
             let link = |last: &CStr| linkat(&parent, target, here, last, AtFlags::empty());
             replace(here, &entry_name(last)?, link)
         });
@@ -251,7 +248,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Complete under its name, or the name is as it was.
+    /// Writes a file. Its name leads to the old file until the new one is complete.
     fn file(
         &mut self,
         name: &Name,
@@ -279,8 +276,8 @@ impl Unpacking<'_> {
 
 impl Attributes {
     fn set(self, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        step("mode unpacked", || fchmod(file, Mode::from_raw_mode(self.mode)))?;
-        step("time unpacked", || futimens(file, &times(self.mtime)))
+        step("set unpacked mode", || fchmod(file, Mode::from_raw_mode(self.mode)))?;
+        step("set unpacked time", || futimens(file, &times(self.mtime)))
     }
 }
 
@@ -307,16 +304,16 @@ fn fill(
         if count >= HOLE_BYTES_MIN && is_zeros(part) {
             file.seek(SeekFrom::Current(count as i64)).map_err(failed)?;
         } else {
-            once("content unpacked", || file.write_all(part)).map_err(failed)?;
+            once("write unpacked content", || file.write_all(part)).map_err(failed)?;
         }
         reader.consume(count);
     }
-    // The last thing may have been a hole.
-    step("size unpacked", || file.set_len(size)).map_err(failed)?;
+    // The file may end with a hole.
+    step("set unpacked size", || file.set_len(size)).map_err(failed)?;
     attributes.set(file.as_fd()).map_err(|errno| failed(errno.into()))
 }
 
-/// Why content could not be written. The file that is there is not given up for it.
+/// Explains why content could not be written. The old file is kept even if the disk is full.
 fn unwritten(here: BorrowedFd<'_>, last: &CStr, name: &Name, error: io::Error) -> Error {
     let message = cannot_unpack(name.as_bytes());
     let is_full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];

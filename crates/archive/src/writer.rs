@@ -1,12 +1,12 @@
-//! Entries onto a stream: a header, an extended one before it where a field is
-//! too small, then as many bytes as the header says, filled up to whole blocks.
+//! Writes entries to a stream: a header, with an extended one before it if a field is too small,
+//! then as many bytes as the header says, filled up to whole blocks.
 
 use std::io::{self, BufWriter, Read, Write};
 
 use crate::header::{BLOCK_BYTES, EMPTY, Header, NAME_BYTES_MAX, SIZE_MAX, Type};
 use crate::{BUFFER_BYTES, EXTENDED_BYTES_MAX, pax};
 
-/// An archive onto a stream, an entry after the other.
+/// Writes an archive to a stream.
 pub struct Writer<'a> {
     out: BufWriter<&'a mut dyn Write>,
 }
@@ -22,7 +22,7 @@ impl<'a> Writer<'a> {
         Self { out: BufWriter::with_capacity(BUFFER_BYTES, out) }
     }
 
-    /// A whole file that its owner may write.
+    /// Writes a file with the mode 0644.
     pub fn file(&mut self, name: &[u8], mtime: i64, content: &[u8]) -> io::Result<()> {
         let size = content.len() as u64;
         self.header(&plain_file(name, mtime, size))?;
@@ -30,8 +30,8 @@ impl<'a> Writer<'a> {
         self.end_of_data(size)
     }
 
-    /// The same of a file with so many bytes, which are read; what is missing of them
-    /// is an error.
+    /// Writes a file with the mode 0644, whose `size` bytes come from `from`. Fewer bytes are an
+    /// error.
     pub fn file_from(
         &mut self,
         name: &[u8],
@@ -55,7 +55,7 @@ impl<'a> Writer<'a> {
         self.out.write_all(&header.encode())
     }
 
-    /// A part of the data; all parts together are what the header said.
+    /// Writes a part of the data. All parts together must have the size of the header.
     pub fn data(&mut self, part: &[u8]) -> io::Result<()> {
         self.out.write_all(part)
     }
@@ -69,12 +69,12 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// After the data of an entry of this size.
+    /// Fills the last block after the data of an entry of this size.
     pub fn end_of_data(&mut self, size: u64) -> io::Result<()> {
         self.zeros(size.next_multiple_of(BLOCK_BYTES as u64) - size)
     }
 
-    /// Two empty blocks say that nothing is missing.
+    /// Ends the archive with two empty blocks.
     pub fn finish(mut self) -> io::Result<()> {
         self.zeros(2 * BLOCK_BYTES as u64)?;
         self.out.flush()
@@ -100,7 +100,7 @@ fn plain_file(name: &[u8], mtime: i64, size: u64) -> Header {
     Header { name: name.to_vec(), kind: Type::File, mode: 0o644, size, mtime, link: Vec::new() }
 }
 
-/// Whether an extended header can hold a name and a link target of these lengths.
+/// Returns whether an extended header has room for this name and link target.
 pub fn fits(name: &[u8], link: &[u8]) -> bool {
     const OTHER_RECORDS_BYTES: usize = 256;
     ((name.len() + link.len() + OTHER_RECORDS_BYTES) as u64) < EXTENDED_BYTES_MAX
