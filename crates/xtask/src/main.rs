@@ -1,8 +1,7 @@
-//! `cargo xtask`: what the project does to itself (measure, check), kept out of
-//! the product.
+//! `cargo xtask`: measures and checks the project. It is no part of the product.
 //!
-//! This file reads the arguments and prints the one failure; each job is a
-//! module. Nothing here judges by the clock: a bench informs, a check decides.
+//! This file reads the arguments and prints the failure. Each job is a module. No check depends
+//! on the speed of the machine: a bench only informs.
 
 // A tool that reports to a terminal: printing is what it is for.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -34,9 +33,9 @@ enum Job {
     Bench(bench::Bench),
     /// Check that each dependency is under a licence that is allowed
     Licences,
-    /// Very many boxes, timeouts and crashes: what is left of them, with a plot
+    /// Run very many boxes, timeouts and crashes, and count what they leave
     Soak(soak::Options),
-    /// (internal) a process of a soak, inside its namespaces
+    /// (internal) the driver of a soak, inside of its lane
     #[command(hide = true)]
     SoakInside(soak::Inside),
     /// Check the rules of style that a program can check

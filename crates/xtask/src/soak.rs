@@ -1,28 +1,24 @@
-//! `cargo xtask soak`: very many boxes, and what of them is left.
+//! `cargo xtask soak`: runs very many boxes, and counts what they leave.
 //!
-//! tare lives through a mix of short runs, timeouts, out-of-memory kills, fork
-//! bombs, execs and crashes of tare itself. Every so often everybody waits, the
-//! next tare command runs, and what is there is counted: it has to be what was
-//! there before the first box. The same mix may be given to bwrap under a naive
-//! supervisor, so that one sees what such counting finds; and [`librechat`] is the
-//! soak of a server, by what users of LibreChat run.
+//! A mix of short runs, timeouts, out-of-memory kills, fork bombs, execs and crashes of tare
+//! runs. From time to time all workers wait, the next tare command runs, and everything that is
+//! left is counted: it has to be what was there before the first box. The same mix can run with
+//! bwrap under a naive supervisor, which shows what the counting finds. [`librechat`] soaks a
+//! server with the requests of LibreChat users.
 //!
-//! Each of the two has a [`ground`] of its own (PID and mount namespace, cgroup
-//! directories, state root in memory), so that nothing of anybody else is
-//! counted and nothing of theirs is left on the host. Inside, [`driver`] drives a
-//! [`subject`] through the [`mix`] and takes [`sample`]s; out here, [`drift`]
-//! judges them, [`report`] writes the table and [`plot`] the picture.
+//! Each subject has a [`lane`] of its own. Inside, [`driver`] drives a [`subject`] through the
+//! [`mix`] and takes [`sample`]s. Outside, [`drift`] judges them and [`report`] writes them as a
+//! table, JSON and CSV. `tools/plot-soak` draws the CSV.
 
 mod commands;
 mod count;
 mod drift;
 mod driver;
-mod ground;
+mod lane;
 mod librechat;
 mod measure;
 mod mix;
 mod naive;
-mod plot;
 mod report;
 mod sample;
 mod series;
@@ -34,10 +30,8 @@ use crate::failure::Failure;
 use crate::workspace::Workspace;
 use clap::{Args, ValueEnum};
 use driver::Orders;
-use ground::Ground;
-pub use ground::{Inside, serve_inside};
+pub use lane::{Inside, serve_inside};
 use report::Report;
-use series::Series;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use subject::Kind;
@@ -59,7 +53,7 @@ pub struct Options {
     /// How many are driven at once
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     workers: u64,
-    /// Where soak.svg, soak.txt and soak.json go [default: target/soak]
+    /// Where soak.txt, soak.json and soak.csv go [default: target/soak]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// What decides the mix and the moment of every crash [default: the time]
@@ -75,7 +69,7 @@ enum Peer {
 pub fn perform(options: &Options) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new(
-            "a soak needs root: its namespaces and cgroups are what keeps it apart from the host",
+            "a soak needs root, for namespaces and cgroups that separate it from the host",
         ));
     }
     let workspace = Workspace::alone()?;
@@ -92,9 +86,9 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         packages: workspace.target_directory.join("packages"),
     };
     let first = if options.librechat { Kind::LibreChat } else { Kind::Tare };
-    let mut all = vec![soak(&orders(first))?];
+    let mut all = vec![lane::run(&workspace, &orders(first))?];
     match options.peer {
-        Some(Peer::Bwrap) => all.push(soak(&orders(Kind::Bwrap))?),
+        Some(Peer::Bwrap) => all.push(lane::run(&workspace, &orders(Kind::Bwrap))?),
         None => {}
     }
     let report = Report::new(seed, all);
@@ -106,22 +100,12 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     };
     save(&report, &out.join("soak.json"))?;
     save_text(&text, &out.join("soak.txt"))?;
-    save_text(&report.plot(), &out.join("soak.svg"))?;
-    println!("saved in {}: soak.svg, soak.txt, soak.json", out.display());
+    save_text(&report.csv(), &out.join("soak.csv"))?;
+    println!("saved in {}: soak.txt, soak.json, soak.csv", out.display());
     match report.complaints().as_slice() {
         [] => Ok(()),
         complaints => Err(Failure::new(format!("soak: {}", complaints.join("; ")))),
     }
-}
-
-/// One subject on a ground of its own. That ground is gone when this returns.
-fn soak(orders: &Orders) -> Result<Series, Failure> {
-    let ground = Ground::acquire()?;
-    let soaked = ground.run(orders);
-    let released = ground.release();
-    let series = soaked?;
-    released?;
-    Ok(series)
 }
 
 fn seed_from_clock() -> u64 {

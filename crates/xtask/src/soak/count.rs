@@ -1,104 +1,93 @@
-//! Counting, from `/proc` and the cgroup file systems: one function per source.
+//! Counts what is left, from `/proc` and the cgroup file systems.
 //!
-//! Everything may go while it is looked at; then it is not there, and is not an
-//! error.
+//! A process or directory may vanish while it is read. It is then not counted, and that is not
+//! an error.
 
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tare_kernel::cgroup::Version;
+use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, Procfs};
 
-/// Where the soak's own processes are in its part of a hierarchy.
+/// The cgroup of the soak's own processes.
 pub const OWN_LEAF: &str = "soak";
-
-/// The kinds of namespaces, as `/proc/PID/ns` names them.
-const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
 
 /// What `st_blocks` of stat(2) counts in.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// A process of the ground.
+/// A process of the soak.
 #[derive(Debug)]
 pub struct Process {
-    directory: PathBuf,
+    pub threads: u64,
+    pub descriptors: u64,
+    pub resident_bytes: u64,
+    namespaces: Vec<u64>,
+    /// The mounts in its mount namespace.
+    mounts: u64,
 }
 
-/// All of them but the first and ourselves. Zombies are among them.
+/// Reads all processes, including zombies, except for the first one and this one.
 pub fn processes() -> Vec<Process> {
-    let own = std::process::id();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|it| it.file_name().to_str()?.parse::<u32>().ok());
-    let others = numbers.filter(|it| *it != 1 && *it != own);
-    others.map(Process::of).collect()
+    let own = std::process::id().cast_signed();
+    let Ok(procfs) = Procfs::open() else {
+        return Vec::new();
+    };
+    let mut pids = procfs.pids().unwrap_or_default();
+    pids.retain(|it| *it != 1 && *it != own);
+    pids.into_iter().filter_map(|pid| Process::read(&procfs, pid)).collect()
 }
 
 impl Process {
-    pub fn of(pid: u32) -> Self {
-        Self { directory: PathBuf::from(format!("/proc/{pid}")) }
-    }
-
-    pub fn threads(&self) -> usize {
-        fs::read_dir(self.directory.join("task")).map_or(0, Iterator::count)
-    }
-
-    pub fn descriptors(&self) -> usize {
-        fs::read_dir(self.directory.join("fd")).map_or(0, Iterator::count)
-    }
-
-    pub fn resident_bytes(&self) -> f64 {
-        let kilobytes = amount_in(self.directory.join("status"), "VmRSS:", 1);
-        kilobytes.unwrap_or_default() * 1024.0
-    }
-
-    fn namespaces(&self) -> impl Iterator<Item = (&'static str, OsString)> {
-        KINDS.into_iter().filter_map(|kind| {
-            let link = fs::read_link(self.directory.join("ns").join(kind)).ok()?;
-            Some((kind, link.into_os_string()))
+    fn read(procfs: &Procfs, pid: i32) -> Option<Self> {
+        let directory = procfs.process(pid).ok()?;
+        Some(Self {
+            threads: directory.threads().ok()?,
+            descriptors: directory.descriptor_count().unwrap_or(0),
+            resident_bytes: directory.stat().ok()?.resident_bytes,
+            namespaces: directory.namespaces(&NAMESPACE_KINDS).unwrap_or_default(),
+            mounts: directory.listed_mounts().unwrap_or(0),
         })
     }
 }
 
-/// How many namespaces these processes are in that we are not in, and how many
-/// mounts are in those.
-pub fn namespaces_and_mounts(processes: &[Process]) -> (usize, usize) {
-    let own = Process { directory: PathBuf::from("/proc/self") };
-    let own: BTreeSet<OsString> = own.namespaces().map(|(_, it)| it).collect();
-    let mut found: BTreeMap<OsString, usize> = BTreeMap::new();
+pub fn count_threads(pid: u32) -> u64 {
+    let read = || Process::read(&Procfs::open().ok()?, pid.cast_signed());
+    read().map_or(0, |process| process.threads)
+}
+
+/// Counts the namespaces that these processes are in and this one is not in, and the mounts in
+/// the mount namespaces among them.
+pub fn namespaces_and_mounts(processes: &[Process]) -> (usize, u64) {
+    let own = Procfs::open().ok();
+    let own = own.and_then(|it| Process::read(&it, std::process::id().cast_signed()));
+    let own = own.map_or_else(Vec::new, |it| it.namespaces);
+    let (mut found, mut mounts) = (BTreeSet::new(), 0);
     for process in processes {
-        for (kind, namespace) in process.namespaces() {
-            if own.contains(&namespace) || found.contains_key(&namespace) {
-                continue;
+        for (kind, namespace) in NAMESPACE_KINDS.iter().zip(&process.namespaces) {
+            let is_new = !own.contains(namespace) && found.insert(*namespace);
+            if is_new && *kind == NamespaceKind::Mount {
+                mounts += process.mounts;
             }
-            let mounts = match kind {
-                "mnt" => lines(&process.directory.join("mountinfo")),
-                _ => 0,
-            };
-            found.insert(namespace, mounts);
         }
     }
-    (found.len(), found.values().sum())
+    (found.len(), mounts)
 }
 
-/// How many mounts there are in our own mount namespace.
-pub fn own_mounts() -> usize {
-    lines(Path::new("/proc/self/mountinfo"))
+/// Counts the mounts in the mount namespace of this process.
+pub fn own_mounts() -> u64 {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().count() as u64
 }
 
-fn lines(path: &Path) -> usize {
-    fs::read(path).map_or(0, |it| it.iter().filter(|byte| **byte == b'\n').count())
-}
-
-/// The parts of the cgroup hierarchies that are the soak's.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// The cgroup hierarchies, as the lane shows them.
+#[derive(Debug)]
 pub struct Hierarchies {
     pub roots: Vec<PathBuf>,
 }
 
 impl Hierarchies {
-    /// Every directory but our own leaf.
+    /// Returns every directory, except for our own leaf.
     pub fn directories(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut pending = self.roots.clone();
@@ -114,17 +103,17 @@ impl Hierarchies {
         found
     }
 
-    /// How many v2 directories were removed that the kernel still has.
+    /// Returns how many removed v2 directories the kernel has not freed yet.
     pub fn dying(&self) -> Option<f64> {
         self.first_amount("cgroup.stat", "nr_dying_descendants")
     }
 
-    /// Has the kernel take back what it can of the memory here: the names and
-    /// nodes of files that it remembers are charged, and are no leak.
+    /// Makes the kernel reclaim memory: cached names and inodes of files are charged, but are not
+    /// leaked.
     pub fn reclaim(&self) {
         for root in &self.roots {
-            // v1; then v2, which is told how much. It reports that it could not
-            // take as much as that, and has taken what there was.
+            // v1, then v2 with an amount. v2 fails because there is less, and has reclaimed what
+            // there was.
             for (file, amount) in [("memory.force_empty", "0"), ("memory.reclaim", "1G")] {
                 let file = root.join(file);
                 if file.exists() {
@@ -134,7 +123,7 @@ impl Hierarchies {
         }
     }
 
-    /// How many processes and threads are here.
+    /// Returns the number of processes and threads.
     pub fn pids(&self) -> Option<f64> {
         self.first_number("pids.current")
     }
@@ -150,8 +139,8 @@ impl Hierarchies {
     }
 }
 
-/// What is charged to the soak in all, and the kernel's part of it. What dead
-/// boxes left is in it: the kernel hands that on to the parent.
+/// Returns the memory that is charged to the soak, and the kernel's part of it. It includes what
+/// removed boxes have left: the kernel charges that to the parent.
 pub fn cgroup_memory(hierarchies: &Hierarchies) -> (Option<f64>, Option<f64>) {
     let number = |file| hierarchies.first_number(file);
     let charged = number("memory.usage_in_bytes").or_else(|| number("memory.current"));
@@ -160,7 +149,7 @@ pub fn cgroup_memory(hierarchies: &Hierarchies) -> (Option<f64>, Option<f64>) {
     (charged, kernel)
 }
 
-/// The hierarchies in which a box may have a directory.
+/// Returns the roots of the hierarchies in which a box may have a directory.
 pub fn used_by_tare() -> Vec<PathBuf> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let found = tare_kernel::cgroup::hierarchies(&mountinfo);
@@ -174,7 +163,7 @@ pub fn used_by_tare() -> Vec<PathBuf> {
     mounts
 }
 
-/// What a file system holds, or one file of it.
+/// How much a file system or a file uses.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Used {
     pub files: u64,
@@ -189,13 +178,13 @@ impl Used {
         })
     }
 
-    /// Nothing, if there is none.
+    /// Zero if there is no such file.
     pub fn by_file(path: &Path) -> Self {
         fs::symlink_metadata(path)
             .map_or(Self::default(), |it| Self { files: 1, bytes: it.blocks() * STAT_BLOCK_BYTES })
     }
 
-    /// All of a directory, and not the directory.
+    /// All files in a directory, without the directory itself.
     pub fn by_files_in(directory: &Path) -> Self {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let each = entries.map(|entry| Self::by_file(&entry.path()));
@@ -205,7 +194,7 @@ impl Used {
         })
     }
 
-    /// All of it but a part.
+    /// Subtracts a part.
     pub fn without(self, part: &Self) -> Self {
         Self {
             files: self.files.saturating_sub(part.files),
@@ -214,7 +203,7 @@ impl Used {
     }
 }
 
-/// The number in this column of the line that begins with `name`.
+/// Returns the number in this column of the line that begins with `name`.
 pub fn amount_in(path: impl AsRef<Path>, name: &str, column: usize) -> Option<f64> {
     amount(&fs::read_to_string(path).ok()?, name, column)
 }
@@ -248,8 +237,9 @@ mod tests {
 
     #[test]
     fn we_are_in_no_namespace_but_our_own() {
-        let own = Process { directory: PathBuf::from("/proc/self") };
-        assert!(own.descriptors() > 2 && own.resident_bytes() > 0.0);
+        let own = std::process::id().cast_signed();
+        let own = Process::read(&Procfs::open().unwrap(), own).unwrap();
+        assert!(own.descriptors > 2 && own.resident_bytes > 0);
         assert_eq!(namespaces_and_mounts(&[own]), (0, 0));
         assert!(own_mounts() > 0);
     }

@@ -1,4 +1,4 @@
-//! What became of one measure: how far it moved, how fast, and how sure that is.
+//! Judges one measure: how far it moved, how fast, and how certain that is.
 
 use super::measure::{Demand, Measure};
 use super::series::Series;
@@ -45,10 +45,6 @@ impl Drift {
             Demand::Told => None,
         };
         Some(Self { measure, before, after, slope, complaint })
-    }
-
-    pub fn drift(&self) -> f64 {
-        self.after - self.before
     }
 }
 
@@ -211,7 +207,7 @@ mod tests {
         };
         assert_eq!(drift(&[8.0, 8.0, 8.0, 8.0]).complaint, None);
         let left = drift(&[8.0, 8.0, 8.0, 9.0]);
-        assert_eq!(left.drift(), 1.0);
+        assert_eq!(left.after - left.before, 1.0);
         let complaint = left.complaint.unwrap();
         assert_eq!(complaint, "processes: 9 after 3000 boxes, 8 before");
         assert!(drift(&[8.0, 9.0, 8.0, 8.0]).complaint.is_some());

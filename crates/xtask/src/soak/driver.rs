@@ -1,12 +1,12 @@
-//! Drives a subject through the mix, inside the ground.
+//! Drives a subject through the mix, inside of the lane.
 //!
-//! Some workers take box after box. At every point of the [`schedule`] they all
-//! finish what they are at, the next ordinary command runs, and what is there is
-//! counted. What the kernel frees late has a bounded time for it.
+//! Some workers run box after box. At every point of the [`schedule`] all of them finish their
+//! box, the next ordinary command runs, and everything that is left is counted. What the kernel
+//! frees late gets a bounded time.
 
 use super::commands::Caller;
 use super::count::Hierarchies;
-use super::ground::Orientation;
+use super::lane::Site;
 use super::librechat::{LibreChat, Places};
 use super::measure::Measure;
 use super::mix::Job;
@@ -19,22 +19,22 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many samples there are, evenly spread; of a short soak fewer.
+/// How many samples there are, evenly spread. A short soak has fewer.
 const SAMPLES_MAX: u64 = 50;
 
-/// Before the first of those there are some more, each after twice as many boxes.
+/// The first of some earlier samples, each after twice as many boxes as the one before.
 const FIRST_SAMPLE: u64 = 25;
 
 const SETTLE_PAUSE: Duration = Duration::from_millis(20);
 
-/// The residents are new: what differs then is what is meant.
+/// How long to wait for the residents, which are expected to differ from an empty lane.
 const LOOK_TWICE: Duration = Duration::from_millis(400);
 
-/// Enough to see what went wrong.
+/// How many surprises the report contains.
 const SURPRISES_KEPT: usize = 20;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,28 +45,25 @@ pub struct Orders {
     pub workers: u64,
     pub seed: u64,
     pub tare: PathBuf,
-    /// What the boxes of LibreChat see.
+    /// The packages that boxes of LibreChat see.
     pub packages: PathBuf,
 }
 
-pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
-    let orders = &orientation.orders;
-    let tare = Tare::new(orders.tare.clone(), orientation.state_root());
+pub fn drive(site: &Site) -> Result<(), Failure> {
+    let orders = &site.orders;
+    let tare = Tare::new(orders.tare.clone(), site.state_root());
     let mut subject: Box<dyn Subject> = match orders.subject {
         Kind::Tare => Box::new(tare),
         Kind::Bwrap => Box::new(Naive::default()),
-        Kind::LibreChat => Box::new(LibreChat::new(tare, places(orientation))),
+        Kind::LibreChat => Box::new(LibreChat::new(tare, places(site))),
     };
-    let callers = (0..orders.workers).map(|it| {
-        let said = orientation.said().join(it.to_string());
-        Caller::new(said)
-    });
+    let callers = (0..orders.workers).map(|it| Caller::new(site.output().join(it.to_string())));
     let callers: Vec<Caller> = callers.collect();
     let place = Place {
-        hierarchies: Hierarchies { roots: orientation.roots.clone() },
-        state: orientation.state(),
-        history: orientation.state_root().join("history"),
-        claims: orientation.state_root().join("claims"),
+        hierarchies: Hierarchies { roots: site.roots.clone() },
+        state: site.state(),
+        history: site.state_root().join("history"),
+        claims: site.state_root().join("claims"),
     };
     let mut driver = Driver {
         orders,
@@ -75,14 +72,21 @@ pub fn drive(orientation: &Orientation) -> Result<(), Failure> {
         progress: Mutex::new(Done::default()),
         before: Values::new(),
     };
+    thread::spawn(|| {
+        let _end = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        ABANDONED.store(true, Ordering::Relaxed);
+    });
     driver.perform(subject.as_mut(), &callers)
 }
 
-fn places(orientation: &Orientation) -> Places {
+/// Set when stdin closes: the process that started the soak is gone.
+static ABANDONED: AtomicBool = AtomicBool::new(false);
+
+fn places(site: &Site) -> Places {
     Places {
-        files: orientation.state().join("files"),
-        directory: orientation.said(),
-        packages: orientation.orders.packages.clone(),
+        files: site.state().join("files"),
+        directory: site.output(),
+        packages: site.orders.packages.clone(),
     }
 }
 
@@ -91,7 +95,7 @@ struct Driver<'a> {
     place: Place,
     start: Instant,
     progress: Mutex<Done>,
-    /// What everything is held against.
+    /// The values that later ones are compared with.
     before: Values,
 }
 
@@ -99,7 +103,7 @@ impl Driver<'_> {
     fn perform(&mut self, subject: &mut dyn Subject, callers: &[Caller]) -> Result<(), Failure> {
         let first = &callers[0];
         subject.make_ready(first).map_err(Failure::new)?;
-        // All else is not known yet.
+        // The other values are not known yet.
         self.before = Values::from([(Measure::DyingCgroups, 0.0)]);
         let empty = self.sample(subject, first);
         self.before = empty.values.clone();
@@ -124,7 +128,7 @@ impl Driver<'_> {
         Event::Done(self.finished()).tell()
     }
 
-    /// All the boxes with these numbers, or fewer when it is time to stop.
+    /// Runs the boxes with these numbers, or fewer if it is time to stop.
     fn leg(&self, subject: &dyn Subject, callers: &[Caller], numbers: std::ops::Range<u64>) {
         let next = AtomicU64::new(numbers.start);
         thread::scope(|scope| {
@@ -157,7 +161,9 @@ impl Driver<'_> {
     }
 
     fn is_to_stop(&self, subject: &dyn Subject) -> bool {
-        let reason = if self.start.elapsed() >= Duration::from_secs(self.orders.seconds_max) {
+        let reason = if ABANDONED.load(Ordering::Relaxed) {
+            "it was abandoned".to_owned()
+        } else if self.start.elapsed() >= Duration::from_secs(self.orders.seconds_max) {
             "its time was over".to_owned()
         } else if let Some(max) = subject.processes_max()
             && self.place.hierarchies.pids().unwrap_or_default() >= max as f64
@@ -170,7 +176,7 @@ impl Driver<'_> {
         true
     }
 
-    /// After the next command, once everything is as before or does not get there.
+    /// Takes a sample after the next command, when everything is as before or time is up.
     fn sample(&self, subject: &dyn Subject, caller: &Caller) -> Sample {
         self.sample_settled_by(subject, caller, subject.patience())
     }
@@ -205,8 +211,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether everything is as before within this time. A box that still has its
-    /// lease needs another command after that.
+    /// Returns whether everything is as before within this time. A box that still has its lease
+    /// needs another command after that.
     fn settles(&self, listed: &Option<u64>, bound: Duration) -> bool {
         let start = Instant::now();
         loop {
@@ -251,7 +257,7 @@ impl Driver<'_> {
     }
 }
 
-/// After how many boxes everything is counted.
+/// Returns the numbers of boxes after which a sample is taken.
 fn schedule(boxes: u64, between: u64) -> Vec<u64> {
     let step = (boxes / SAMPLES_MAX).max(between);
     let early = std::iter::successors(Some(FIRST_SAMPLE), |it| Some(it * 2));

@@ -3,7 +3,7 @@
 //! was made for, long enough to be drawn.
 
 use super::commands::Caller;
-use super::count::Process;
+use super::count::count_threads;
 use super::mix::Job;
 use super::subject::{Subject, Surprise};
 use super::tare::Tare;
@@ -70,10 +70,10 @@ impl LibreChat {
         let server = self.tare.launch(&words).command().spawn();
         let server = server.map_err(failed)?;
         within("the server does not listen", || self.ask("GET", "/health", "").is_ok())?;
-        let process = Process::of(server.id());
-        let threads = process.threads();
+        let threads = || count_threads(server.id());
+        let before = threads();
         self.execute(0)?;
-        within("the server keeps threads", || process.threads() <= threads)?;
+        within("the server keeps threads", || threads() <= before)?;
         Ok(server)
     }
 

@@ -1,8 +1,8 @@
-//! What is measured, and what is asked of it.
+//! The measures of a soak, and how each is judged.
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that is counted or weighed at every sample.
+/// A value of every sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -30,25 +30,18 @@ pub enum Measure {
 /// How a measure is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demand {
-    /// A number of things that are the soak's own: afterwards as before, exactly.
+    /// A count of the soak's own things, which has to be exactly as before.
     Equal,
-    /// Bytes that are the soak's own: they come and go, but do not grow.
+    /// Bytes of the soak, which may vary but not grow.
     NoSlope,
-    /// Bytes that are kept on purpose, up to so many.
+    /// Bytes that are kept on purpose, up to this limit.
     AtMost(u64),
-    /// The whole host's, where others live too: told, not judged.
+    /// A value of the whole host, which other programs change too: reported and not judged.
     Told,
 }
 
-/// The stories of boxes that are gone are kept for `tare explain`; the oldest go
-/// first when there are more than this.
+/// The limit on the histories of removed boxes, which tare keeps for `tare explain`.
 const HISTORY_BYTES_MAX: u64 = 1 << 20;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    Things,
-    Bytes,
-}
 
 impl Measure {
     pub const ALL: [Self; 19] = [
@@ -94,30 +87,6 @@ impl Measure {
             Self::HostPerCpuBytes => "host: per-CPU memory",
             Self::HostNetworks => "host: network namespaces",
             Self::HostMemoryCgroups => "host: memory cgroups, dying too",
-        }
-    }
-
-    pub fn unit(self) -> Unit {
-        match self {
-            Self::Listed
-            | Self::Processes
-            | Self::Threads
-            | Self::Descriptors
-            | Self::Cgroups
-            | Self::DyingCgroups
-            | Self::Mounts
-            | Self::Namespaces
-            | Self::StateFiles
-            | Self::HostNetworks
-            | Self::HostMemoryCgroups => Unit::Things,
-            Self::StateBytes
-            | Self::HistoryBytes
-            | Self::ResidentBytes
-            | Self::ChargedBytes
-            | Self::KernelBytes
-            | Self::HostAvailableBytes
-            | Self::HostSlabBytes
-            | Self::HostPerCpuBytes => Unit::Bytes,
         }
     }
 

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 /// What stays, stays: half a second shows it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Well below what the ground allows: above it bwrap itself would fail to start,
-/// and there would be nothing new to see.
+/// Well below the limit of the lane, above which bwrap itself could not start.
 const PROCESSES_MAX: u64 = 3_000;
 
 const RESIDENTS: usize = 4;

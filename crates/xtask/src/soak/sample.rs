@@ -1,8 +1,7 @@
-//! One look at everything that is measured, from inside the ground.
+//! Takes one sample of everything that is measured, inside of the lane.
 //!
-//! `/proc` shows only the processes of the ground there, and the cgroup
-//! hierarchies only its own part, so what is counted is the soak's. Its own two
-//! processes, the first one and the driver, are left out.
+//! There, `/proc` and the cgroup hierarchies show only the lane, so everything that is counted
+//! belongs to the soak. The first process and the driver are left out.
 
 use super::count::{
     Hierarchies, Used, amount_in, cgroup_memory, namespaces_and_mounts, own_mounts, processes,
@@ -14,31 +13,31 @@ use std::path::PathBuf;
 
 pub type Values = BTreeMap<Measure, f64>;
 
-/// Everything at one moment at which nothing was under way.
+/// All values at a moment when no command runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sample {
-    /// How many boxes there had been by then.
+    /// The number of boxes so far.
     pub boxes: u64,
     pub seconds: f64,
-    /// How long it took until all was as before, or until nobody waited any more.
+    /// How long it took until all was as before, or until time was up.
     pub settled_after_seconds: f64,
     pub values: Values,
 }
 
-/// Where to look.
+/// The places to read from.
 #[derive(Debug)]
 pub struct Place {
     pub hierarchies: Hierarchies,
-    /// A file system of its own, so that it knows what is in it.
+    /// A file system of its own, which knows what it contains.
     pub state: PathBuf,
-    /// What tare keeps there on purpose, and is counted by itself.
+    /// tare keeps this file on purpose. It is a measure of its own.
     pub history: PathBuf,
-    /// A few empty files that are made when they are needed, and stay.
+    /// A few empty files that tare makes when it needs them, and keeps.
     pub claims: PathBuf,
 }
 
 impl Place {
-    /// What is the soak's own and has to be as before.
+    /// The counts that have to be as before.
     pub fn counted(&self) -> Values {
         let processes = processes();
         let (namespaces, mounts) = namespaces_and_mounts(&processes);
@@ -47,11 +46,8 @@ impl Place {
             .without(&Used::by_files_in(&self.claims));
         let mut values = Values::from([
             (Measure::Processes, processes.len() as f64),
-            (Measure::Threads, processes.iter().map(|it| it.threads()).sum::<usize>() as f64),
-            (
-                Measure::Descriptors,
-                processes.iter().map(|it| it.descriptors()).sum::<usize>() as f64,
-            ),
+            (Measure::Threads, sum(processes.iter().map(|it| it.threads))),
+            (Measure::Descriptors, sum(processes.iter().map(|it| it.descriptors))),
             (Measure::Cgroups, self.hierarchies.directories().len() as f64),
             (Measure::Mounts, (own_mounts() + mounts) as f64),
             (Measure::Namespaces, namespaces as f64),
@@ -66,14 +62,14 @@ impl Place {
         Used::by_file(&self.history)
     }
 
-    /// All of it. What the kernel does not tell is not there.
+    /// All values. Those that the kernel does not show are missing.
     pub fn all(&self) -> Values {
         let mut values = self.counted();
-        let resident: f64 = processes().iter().map(|it| it.resident_bytes()).sum();
+        let resident = sum(processes().iter().map(|it| it.resident_bytes));
         values.insert(Measure::ResidentBytes, resident);
         self.hierarchies.reclaim();
         let (charged, kernel) = cgroup_memory(&self.hierarchies);
-        // A state root in memory is memory, too.
+        // The state root is in memory, so its history is charged too.
         let history = self.history().bytes as f64;
         values.insert(Measure::HistoryBytes, history);
         put(&mut values, Measure::ChargedBytes, charged.map(|it| it - history));
@@ -94,13 +90,17 @@ impl Place {
     }
 }
 
+fn sum(values: impl Iterator<Item = u64>) -> f64 {
+    values.sum::<u64>() as f64
+}
+
 fn put(values: &mut Values, measure: Measure, value: Option<f64>) {
     if let Some(value) = value {
         values.insert(measure, value);
     }
 }
 
-/// Whether everything that must be equal is.
+/// Returns whether all values that must be equal are.
 pub fn is_as_before(before: &Values, now: &Values) -> bool {
     let judged = |(measure, _): &(&Measure, &f64)| measure.demand() == Demand::Equal;
     let before = before.iter().filter(judged);

@@ -1,4 +1,4 @@
-//! tare as the subject: its command line, on the state root of the ground.
+//! tare as the subject: its command line, on the state root of the lane.
 
 use super::commands::{Caller, Victim};
 use super::mix::{BOMB, Exec, GREEDY, Job, Purpose, SHORT, STUBBORN};
