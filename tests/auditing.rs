@@ -14,14 +14,14 @@ use tare_harness::{
     Tare, TemporaryDirectory, eventually, hierarchies, skip, tare, unified_hierarchy, unprivileged,
 };
 
-/// What `tare audit --json` says, and its exit code.
+/// Runs `tare audit --json`, checks its exit code and returns its output.
 #[track_caller]
 fn audit(tare: &Tare, code: i32) -> Value {
     let output = tare.call(["audit", "--json"]).exited(code).said_nothing();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"))
 }
 
-/// What a clean audit says of one box.
+/// Runs an audit, which must be clean, and returns its entry for one box.
 #[track_caller]
 fn audited(tare: &Tare, id: &str) -> Value {
     let audit = audit(tare, 0);
@@ -30,7 +30,7 @@ fn audited(tare: &Tare, id: &str) -> Value {
     found.unwrap_or_else(|| panic!("{id} is not in {audit}")).clone()
 }
 
-/// A box that runs this in Python, once it has said that it is ready.
+/// Starts a box that runs a Python script, and waits until the script prints that it is ready.
 #[track_caller]
 fn python_box(tare: &Tare, options: &[&str], script: &str) -> String {
     let script = format!("{script}\nprint('ready', flush=True)\nimport time\ntime.sleep(1000)");
@@ -82,7 +82,7 @@ subprocess.Popen(['setsid', 'sleep', '1000'])";
     tare.remove(&id);
 }
 
-/// Each kind by opening some of it: what is more then is what was opened.
+/// Opens descriptors of each kind and compares the counts before and after.
 #[test]
 fn audit_counts_descriptors_by_kind() {
     let tare = tare!();
@@ -156,7 +156,7 @@ fn audit_shows_the_memory_and_scratch_that_the_box_has_filled() {
     tare.remove(&id);
 }
 
-/// Its `/work` is the host's, if there is one.
+/// A contained box has no `/work` of its own.
 #[test]
 fn audit_shows_no_scratch_space_for_a_contained_box() {
     let tare = tare!();
@@ -269,7 +269,7 @@ fn a_box_that_has_ended_and_waits_for_its_cleanup_is_not_a_difference() {
     tare.call(["rm", "-f", "--all"]).ok();
 }
 
-/// Nothing is wrong with it; and it is said why it is still there.
+/// Such a box is not a difference, and audit shows what keeps it.
 #[test]
 fn a_box_past_its_retention_waits_for_a_sweep() {
     let tare = tare!();
@@ -284,7 +284,7 @@ fn a_box_past_its_retention_waits_for_a_sweep() {
     tare.assert_gone(&id);
 }
 
-/// Everything of a tree that changes when somebody changes anything in it.
+/// Inode, times and size of every path below `root`: any change to the tree changes these values.
 fn marks(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, u64)> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
@@ -465,7 +465,7 @@ fn a_port_of_a_cgroup_that_is_gone_is_told() {
     assert!(!ports.contains(&expected), "{ports:?}");
 }
 
-/// Two boxes could be called the same after this, and one of them only by its id.
+/// Without the link, another box could take the name, and this one could be found only by its id.
 #[test]
 fn audit_reports_a_recorded_name_that_is_gone() {
     let tare = tare!();

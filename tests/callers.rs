@@ -63,7 +63,7 @@ fn run_with_few_descriptors_reports_it_and_leaves_nothing() {
     }
 }
 
-/// The name under which tare is its own keeper is nothing for people.
+/// A user can start tare under the keeper's name by accident.
 #[test]
 fn tare_started_under_the_keepers_name_exits_without_harm() {
     let tare = tare!();
@@ -72,7 +72,7 @@ fn tare_started_under_the_keepers_name_exits_without_harm() {
     assert_eq!(output.stdout_text(), "", "{output}");
 }
 
-/// The record of a box is a file too.
+/// The limit also applies to the files of the record.
 #[test]
 fn run_under_a_file_size_limit_fails_and_leaves_nothing() {
     let tare = tare!();

@@ -57,8 +57,8 @@ fn a_contained_command_has_its_exit_code_limits_and_timeout() {
     tare.run(["--contain", "--", "no-such-program"]).exited(127);
 }
 
-/// Python that nests cgroups below that of the box, without a path that grows, and prints
-/// how many it could make.
+/// Python code that nests cgroups below the box's cgroup with relative paths, and prints how many
+/// it could create.
 const NEST: &str = "import os, sys
 def members(path):
     try:
@@ -133,8 +133,8 @@ fn nested_namespaces_in_a_contained_box_leave_nothing() {
     tare.run(["--contain", "--", "sh", "-c", &leave]).exited(137);
 }
 
-/// Launchers make cgroups where `/proc/self/cgroup` says they are.
-/// From there nothing may come to lie outside of the box.
+/// Launchers create cgroups at the place that `/proc/self/cgroup` names. No process may get outside
+/// the box this way.
 #[test]
 fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
     let tare = tare!();
@@ -157,7 +157,7 @@ fn a_contained_launcher_that_asks_where_it_is_stays_in_its_box() {
     output.ok().printed("made\n");
 }
 
-/// A launcher makes its files as it would without tare around it.
+/// A launcher creates files with the same modes as without tare.
 #[test]
 fn a_contained_command_keeps_the_callers_umask() {
     let tare = tare!();

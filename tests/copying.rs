@@ -11,10 +11,10 @@ use rustix::process::Signal;
 use tare_harness::fixture::tree;
 use tare_harness::{Output, Tare, TemporaryDirectory, eventually, tare};
 
-/// A refusal that has nothing to wait for comes well within this.
+/// A call that has nothing to wait for returns within this time on any machine.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A directory with a bit of everything that can be copied.
+/// A directory with every kind of file that can be copied.
 fn sample() -> TemporaryDirectory {
     let directory = TemporaryDirectory::new();
     let fresh = "the directory is fresh";
@@ -37,7 +37,7 @@ fn copy(tare: &Tare, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Output {
     tare.call([OsStr::new("cp"), from.as_ref(), to.as_ref()])
 }
 
-/// What a shell in the box prints.
+/// Runs a script in the box and returns its output.
 #[track_caller]
 fn inside(tare: &Tare, script: &str) -> String {
     tare.exec("a", ["sh", "-c", script]).ok().stdout_text()
@@ -227,8 +227,8 @@ fn cp_keeps_hostile_file_names_unchanged() {
     tare.remove(&id);
 }
 
-/// The box has 32 MiB of memory, keeper included, and the caller 64 MiB of
-/// addresses; the file has 200.
+/// The file has 200 MiB; the box has 32 MiB of memory, including its keeper, and the caller 64 MiB
+/// of address space.
 #[test]
 fn cp_copies_a_large_file_in_constant_memory() {
     let tare = tare!();
@@ -251,7 +251,7 @@ fn cp_copies_a_large_file_in_constant_memory() {
     tare.remove(&id);
 }
 
-/// A client that is killed while it copies leaves the old file, and no other.
+/// A client that is killed during a copy leaves the old file and no temporary file.
 #[test]
 fn a_killed_cp_changes_nothing() {
     let tare = tare!();

@@ -15,12 +15,12 @@ use tare_harness::random::{Random, fresh_seed, number_in};
 use tare_harness::skip::is_root;
 use tare_harness::{Tare, TemporaryDirectory, eventually, skip, tare};
 
-/// What a box was before its record was damaged.
+/// The kind of box whose record is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Live,
     Ended,
-    /// Its creator got as far as the intent.
+    /// Its creator wrote only the intent.
     HalfMade,
 }
 
@@ -28,21 +28,21 @@ const KINDS: [Kind; 3] = [Kind::Live, Kind::Ended, Kind::HalfMade];
 
 /// Twelve letters of an id that no box has.
 const HALF_MADE: &str = "aaaabbbbcccc";
-/// A user that has nothing to do with us.
+/// A foreign user.
 const SOMEBODY: u32 = 65533;
 /// Into how many lengths a file is cut.
 const CUTS: usize = 24;
 /// How many garbled files there are.
 const GARBLED: usize = 12;
 
-/// Boxes beside the damaged one, which must be as they were.
+/// Boxes beside the damaged one. They must not change.
 struct Scene {
-    /// For what is moved out of the way.
+    /// The directory to which files are moved.
     elsewhere: TemporaryDirectory,
     live: String,
     ended: String,
     listed: Vec<Value>,
-    /// The disk that the state root is on, if that is not any.
+    /// The disk of the state root, if the test has a special one.
     disk: Option<Disk>,
     // Last: all else is gone when it looks at the host.
     tare: Tare,
@@ -57,7 +57,7 @@ impl Scene {
         Self { elsewhere: TemporaryDirectory::new(), live, ended, listed, disk, tare }
     }
 
-    /// What is said about boxes, but for what changes by itself.
+    /// The listed fields of boxes, without those that change by themselves.
     #[track_caller]
     fn others(tare: &Tare, ids: &[&String]) -> Vec<Value> {
         let mut listed = tare.list();
@@ -91,8 +91,8 @@ impl Scene {
         }
     }
 
-    /// Every other box is there, is used and looked after; the damaged one is ended by
-    /// its id.
+    /// Checks that every other box is listed, usable and cleaned up, and that `rm -f` ends the
+    /// damaged one by its id.
     #[track_caller]
     fn bears(&self, what: &str, id: &str) {
         let tare = &self.tare;
@@ -114,8 +114,7 @@ impl Scene {
         assert_eq!(others, self.listed, "{what}");
     }
 
-    /// One that says nothing at all is that of a box which was never made, and may be
-    /// gone by now.
+    /// An empty record belongs to a box that was never created. It may be gone by now.
     #[track_caller]
     fn ends(&self, what: &str, id: &str) {
         let output = self.tare.call(["rm", "-f", id]);
@@ -126,7 +125,7 @@ impl Scene {
         assert!(!name.is_symlink(), "{what}: its name is left");
     }
 
-    /// A box that nobody looks after but the next command.
+    /// Checks that the next command cleans up a box that ended without any tare process.
     #[track_caller]
     fn looks_after_others(&self, what: &str) {
         let id = self.tare.detached(["--rm", "--", "true"]);
@@ -202,7 +201,7 @@ fn a_garbled_record_harms_no_other_box() {
     });
 }
 
-/// It may say then that it has another name, or that it has none.
+/// The damaged record states another name or none.
 #[test]
 fn a_name_that_its_record_no_longer_states_is_free_again() {
     let scene = Scene::new(tare!(), None);
@@ -353,8 +352,8 @@ impl Disk {
         Some(Self { root })
     }
 
-    /// For as long as the returned value is there. Those who have files of it open can
-    /// go on writing, as the keepers on a disk that has failed.
+    /// Makes the disk read-only until the value is dropped. Processes with open files, such as
+    /// keepers, can still write, as on a disk that failed.
     fn made_read_only(&self) -> Self {
         mount_bind(&self.root, &self.root).expect("root may");
         let flags = MountFlags::BIND | MountFlags::RDONLY;
@@ -362,7 +361,7 @@ impl Disk {
         Self { root: self.root.clone() }
     }
 
-    /// What fills it, to be removed again.
+    /// Fills the disk, and returns the file to remove.
     fn fill(&self) -> PathBuf {
         let free = rustix::fs::statvfs(&self.root).expect("it is mounted");
         let bytes = usize::try_from(free.f_bavail * free.f_bsize).expect("it is small");
@@ -388,7 +387,7 @@ fn damaged_records_on_a_full_disk_harm_no_other_box() {
     });
 }
 
-/// Nothing can be removed from it; what can be done is done, and the rest is said.
+/// Nothing can be removed from the disk. Commands do what they can and report the rest.
 #[test]
 fn boxes_on_a_read_only_disk_are_listed_ended_and_removed_later() {
     on_its_own_disk(|scene, disk, id, what| {

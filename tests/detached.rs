@@ -51,7 +51,7 @@ fn json_prints_the_id_and_the_name() {
     ids.iter().for_each(|id| tare.remove(id));
 }
 
-/// Checked before any other command of tare could have tidied up.
+/// The test checks before another tare command could clean up.
 #[test]
 fn a_failed_start_is_an_error_and_leaves_nothing() {
     let tare = tare!();
@@ -91,7 +91,7 @@ fn a_box_holds_nothing_of_its_caller() {
     tare.remove(&id);
 }
 
-/// Either a whole box is listed, or nothing is left.
+/// Either a complete box is listed, or nothing is left.
 #[test]
 fn a_creator_killed_during_start_leaves_a_complete_box_or_none() {
     let tare = tare!();
@@ -284,7 +284,7 @@ fn with_failing(tare: &Tare, inject: &str, args: &[&str]) -> Output {
     tare.start_command(command).wait()
 }
 
-/// Which of the calls of `fcntl` that `tare ARGS` makes duplicate a descriptor.
+/// Returns which `fcntl` calls of `tare ARGS` duplicate a descriptor.
 fn duplications(tare: &Tare, args: &[&str]) -> Vec<usize> {
     let directory = TemporaryDirectory::new();
     let trace = directory.join("trace");

@@ -10,20 +10,20 @@ use tare_harness::{
     Running, Tare, TemporaryDirectory, TerminalSize, box_processes, eventually, tare,
 };
 
-/// A call that has nothing to wait for returns well within this, on any machine.
+/// A call that has nothing to wait for returns within this time on any machine.
 const SOON: Duration = Duration::from_secs(10);
 
 const SIZE: TerminalSize = TerminalSize { rows: 33, columns: 101 };
 
-/// Everyone in the PID namespace of the box, zombies too: a process whose main
-/// thread has exited looks like one.
+/// All processes in the PID namespace of the box, including zombies: a process whose main thread
+/// has exited looks like one.
 fn members(tare: &Tare, id: &str) -> BTreeSet<(u32, String)> {
     let namespace = tare.keeper(id).pid_namespace;
     let all = box_processes().into_iter();
     all.filter(|one| one.pid_namespace == namespace).map(|one| (one.pid, one.name)).collect()
 }
 
-/// It has been told to stop by whoever may, and says nothing.
+/// The keeper got SIGSTOP and does not answer.
 #[test]
 fn exec_does_not_wait_forever_for_a_keeper_that_does_not_answer() {
     let tare = tare!();
@@ -74,7 +74,7 @@ fn is_waiting(pid: u32) -> bool {
     call.is_ok_and(|call| call.starts_with("271 ") || call.starts_with("7 "))
 }
 
-/// The keeper learns of both ends in one turn of its loop.
+/// The keeper sees both ends in one turn of its loop.
 #[test]
 fn an_exec_that_ends_with_its_box_reports_its_own_exit_code() {
     let tare = tare!();
@@ -244,8 +244,8 @@ fn exec_provides_a_real_terminal() {
     tare.remove(&id);
 }
 
-/// Daemons that were forked twice into sessions of their own, and a process whose
-/// main thread has exited, which `cgroup.kill` would not find.
+/// Daemons that were forked twice into their own sessions, and a process whose main thread has
+/// exited, which `cgroup.kill` does not find.
 const TREE: &str = "import ctypes, os, signal, threading, time
 def daemon():
     if os.fork() == 0:
@@ -269,7 +269,7 @@ leaderless()
 print('ready', flush=True)
 time.sleep(1000)";
 
-/// Another process of the same box, which has to live on.
+/// Another process of the same box, which must survive.
 fn bystander(tare: &Tare, id: &str) -> Running {
     let script = "echo up; read line; echo still here";
     let running = tare.spawn_call(["exec", id, "--", "sh", "-c", script]);
@@ -314,7 +314,7 @@ fn an_exec_client_that_disappears_takes_its_tree_along() {
     tare.remove(&id);
 }
 
-/// At any moment of the start.
+/// The client is killed at random moments of the start.
 #[test]
 fn an_exec_client_killed_during_its_request_leaves_nothing() {
     let tare = tare!();
@@ -342,7 +342,7 @@ fn a_signal_to_the_client_reaches_the_command() {
     tare.remove(&id);
 }
 
-/// As after KILL, a timeout and a second signal.
+/// The same happens after KILL, a timeout and a second signal.
 #[test]
 fn a_signal_to_the_client_that_ends_the_command_ends_its_whole_tree() {
     let tare = tare!();
@@ -423,7 +423,7 @@ fn exec_works_in_an_attached_box() {
     attached.wait().ok();
 }
 
-/// Two hundred at once, and then the keeper holds no more than before.
+/// Two hundred execs run at the same time, and then the keeper has as many descriptors as before.
 #[test]
 fn concurrent_execs_get_their_own_output_and_leave_nothing() {
     let tare = tare!();
@@ -453,7 +453,7 @@ fn exec_in_a_contained_box_refuses_a_user() {
     tare.remove(&id);
 }
 
-/// What was written by others than its command does not go to its terminal.
+/// Output of other processes than the command does not go to the box's terminal.
 #[test]
 fn a_detached_process_in_a_box_with_a_terminal_writes_to_the_log() {
     let tare = tare!();

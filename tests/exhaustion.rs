@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tare_harness::skip::is_root;
 use tare_harness::{Output, Tare, hierarchies, skip, tare, unprivileged};
 
-/// What was promised for tare's own descriptors.
+/// The number of descriptors with which tare promises to manage boxes.
 const FEW_DESCRIPTORS: u64 = 32;
 /// More than any command has open.
 const ENOUGH_DESCRIPTORS: u64 = 64;
@@ -28,7 +28,7 @@ fn under(tare: &Tare, limit: &str, args: &str) -> Output {
     tare.shell(&format!("{limit} \"$TARE\" {args}"))
 }
 
-/// No box was made, the reason was told, and nothing is left.
+/// Checks that no box was created, that the reason was printed, and that nothing is left.
 #[track_caller]
 fn refused(tare: &Tare, output: Output, reason: &str) {
     output.exited(125).printed("").said(&["tare: ", reason]);
@@ -38,7 +38,7 @@ fn refused(tare: &Tare, output: Output, reason: &str) {
     assert!(left.processes.is_empty(), "{reason}: {:?}", left.processes);
 }
 
-/// Boxes are made or refused, one line in any case; returns whether it was made.
+/// Checks that a box is created or refused with one line, and returns whether it was created.
 #[track_caller]
 fn made_or_refused(tare: &Tare, limit: &str, args: &str, reason: &str) -> bool {
     let output = under(tare, limit, args);
@@ -51,14 +51,14 @@ fn made_or_refused(tare: &Tare, limit: &str, args: &str, reason: &str) -> bool {
     is_made
 }
 
-/// Two boxes that are there before anything is used up.
+/// Creates two boxes before the resource is used up.
 #[track_caller]
 fn two_boxes(tare: &Tare) -> [String; 2] {
     ["stopped", "removed"]
         .map(|name| tare.detached(["--quiet", "--name", name, "--", "sleep", "1000"]))
 }
 
-/// Somebody without means lists, stops and removes them.
+/// Lists, stops and removes the boxes under the limit.
 #[track_caller]
 fn are_cared_for(tare: &Tare, ids: [String; 2], limit: &str) {
     let listed = under(tare, limit, "ls -a --json").ok().said_nothing();
@@ -147,7 +147,7 @@ fn a_box_is_created_or_refused_with_the_reason_at_any_descriptor_limit() {
     }
 }
 
-/// A box that lives is never said to have ended, nor its record to be damaged.
+/// A live box is never reported as ended, and its record never as damaged.
 #[test]
 fn a_box_is_listed_correctly_or_with_the_reason_at_any_descriptor_limit() {
     let tare = tare!();
@@ -166,8 +166,8 @@ fn a_box_is_listed_correctly_or_with_the_reason_at_any_descriptor_limit() {
     tare.remove(&id);
 }
 
-/// However many boxes there are, only a few are looked at at a time: an audit and a
-/// sweep of thousands must not need thousands of descriptors.
+/// Audit and sweep look at a few boxes at a time, so that thousands of boxes do not need thousands
+/// of descriptors.
 #[test]
 fn audit_and_sweep_reach_all_boxes_with_fewer_descriptors_than_boxes() {
     let tare = tare!();
@@ -201,7 +201,7 @@ fn boxes_are_managed_and_none_created_on_a_full_disk() {
     disk.unmount();
 }
 
-/// Its end is one more line in the record, for which there may be no room.
+/// The end of a box is one more line in the record, for which there may be no space.
 #[test]
 fn a_box_is_stopped_even_if_its_end_cannot_be_recorded() {
     let tare = tare!();
@@ -252,7 +252,7 @@ fn a_box_is_created_or_refused_with_the_reason_at_any_free_disk_space() {
     disk.unmount();
 }
 
-/// The kernel kills whoever asks for more; what that leaves, the next command ends.
+/// The kernel kills a process that needs more memory. The next command removes what it leaves.
 #[test]
 fn run_without_memory_creates_a_box_or_leaves_nothing() {
     let tare = tare!();
@@ -349,7 +349,7 @@ impl Around {
         Some(around)
     }
 
-    /// A shell that goes into it and becomes tare.
+    /// A shell command that enters the cgroup and executes tare.
     pub fn limit(&self) -> String {
         format!("echo 0 > {}/cgroup.procs; exec", self.directory.display())
     }
@@ -362,7 +362,7 @@ impl Drop for Around {
     }
 }
 
-/// The state root is a disk of its own, with little room.
+/// A state root on its own small disk.
 struct SmallDisk<'a> {
     tare: &'a Tare,
     root: PathBuf,
@@ -380,7 +380,7 @@ impl<'a> SmallDisk<'a> {
         Some(Self { tare, root })
     }
 
-    /// Fills it, but for so many pages.
+    /// Fills the disk and leaves `free` pages.
     #[track_caller]
     fn leave_pages(&self, free: u64) {
         let file = self.root.join("filling");
@@ -395,7 +395,7 @@ impl<'a> SmallDisk<'a> {
         assert_eq!(available(), free);
     }
 
-    /// Takes all names, but for so many.
+    /// Uses all inodes and leaves `free` of them.
     #[track_caller]
     fn leave_names(&self, free: u64) {
         self.empty();
@@ -415,7 +415,7 @@ impl<'a> SmallDisk<'a> {
         }
     }
 
-    /// At the end of the test, when no box is there.
+    /// Unmounts the disk at the end of the test, when no box exists.
     #[track_caller]
     fn unmount(self) {
         self.empty();

@@ -17,7 +17,7 @@ fn explained(tare: &Tare, reference: &str) -> Value {
     tare.json(["explain", reference, "--json"])
 }
 
-/// What happened, a word each.
+/// The events of a box's history.
 #[track_caller]
 fn events(tare: &Tare, reference: &str) -> Vec<String> {
     let story = explained(tare, reference);
@@ -28,7 +28,7 @@ fn events(tare: &Tare, reference: &str) -> Vec<String> {
     steps.iter().map(event).collect()
 }
 
-/// The one step of this kind.
+/// The only step with this event.
 #[track_caller]
 fn step(tare: &Tare, reference: &str, event: &str) -> Value {
     let story = explained(tare, reference);
@@ -351,7 +351,7 @@ fn explain_of_an_unknown_box_is_a_one_line_error() {
     tare.call(["explain", "a", "b"]).exited(2).printed("");
 }
 
-/// Whoever is in the box chooses what its programs are called.
+/// The box chooses the names of its programs.
 #[test]
 fn explain_prints_no_terminal_control_characters() {
     let tare = tare!();
@@ -376,7 +376,7 @@ fn explain_prints_no_terminal_control_characters() {
     check();
 }
 
-/// The keeper could be anybody's: readers believe nothing of what it wrote.
+/// Readers do not trust what a keeper wrote.
 #[test]
 fn explain_bounds_what_a_hostile_keeper_wrote() {
     let tare = tare!();

@@ -206,8 +206,8 @@ fn writes_to_a_rootfs_leave_its_source_unchanged() {
         .printed("from the source\n");
 }
 
-/// A volume inside of another, whichever is named first; the place must be there,
-/// because tare makes nothing in a volume.
+/// A volume inside another, in either order of options. The mount point must exist, because tare
+/// creates nothing in a volume.
 #[test]
 fn a_volume_inside_another_needs_an_existing_mount_point() {
     let tare = tare!();
@@ -226,8 +226,8 @@ fn a_volume_inside_another_needs_an_existing_mount_point() {
     }
 }
 
-/// What programs expect to find elsewhere is one directory under two names, with the
-/// same room; nothing else there can be written.
+/// `--workspace` is `/work` under a second path, with the same size limit. Nothing else at that
+/// path can be written.
 #[test]
 fn the_workspace_is_work_under_another_path() {
     let tare = tare!();

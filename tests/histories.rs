@@ -29,7 +29,7 @@ const TRIES: usize = 5;
 /// A history that is run again.
 const REPETITIONS: usize = 20;
 
-/// What a command says about a shared box that somebody else ends meanwhile.
+/// Exit codes of a command on a shared box that another actor ends meanwhile.
 const ENDED_MEANWHILE: [i32; 2] = [137, 143];
 
 #[test]
@@ -126,7 +126,7 @@ impl Stage {
     }
 }
 
-/// What one actor does, one command after the other.
+/// Runs the commands of one actor in sequence.
 fn act<'a>(
     tare: &Tare,
     file: &Path,
@@ -151,7 +151,7 @@ fn act<'a>(
     Ok(model)
 }
 
-/// It did what it should, or was killed, or said in one line why not.
+/// Checks that the command succeeded, was killed, or printed one line with the reason.
 fn behaves(command: &Command, output: &Output) -> Result<(), String> {
     let said = output.stderr_text();
     let is_one_line = said.starts_with("tare: ") && said.lines().count() == 1;
@@ -164,7 +164,7 @@ fn behaves(command: &Command, output: &Output) -> Result<(), String> {
     if is_fine { Ok(()) } else { Err(output.to_string()) }
 }
 
-/// The same, and as the model knows.
+/// Checks the command against the model.
 fn follows(model: &mut Model, command: &Command, output: &Output) -> Result<(), String> {
     behaves(command, output)?;
     match output.code {

@@ -22,10 +22,10 @@ pub struct Peer {
     control: PathBuf,
 }
 
-/// Whatever an attack leaves open until the box has answered somebody else.
+/// Connections that an attack keeps open until the box has answered another client.
 pub type Held = Vec<UnixStream>;
 
-/// Whoever else has them, they are at their end.
+/// Shuts the connections down, also for other holders.
 pub fn hang_up(held: &Held) {
     for connection in held {
         // The keeper may have been faster.
@@ -174,7 +174,7 @@ impl Peer {
         self.send(bytes, &[])
     }
 
-    /// As much of it as is taken before anybody has to wait.
+    /// Sends as many bytes as the socket accepts without blocking.
     fn try_say(&self, bytes: &[u8]) -> UnixStream {
         let mut connection = self.connect();
         let soon = Some(Duration::from_millis(1));
@@ -197,7 +197,7 @@ impl Peer {
         self.send(&call, &vec![null.as_fd(); count])
     }
 
-    /// All of a call, with three descriptors that nobody reads.
+    /// Sends a complete call with three descriptors that are never read.
     fn exec(&self, exec: Exec) -> UnixStream {
         let (mine, theirs) = UnixStream::pair().expect("a descriptor is left");
         let frame = frame(&Call::Exec(exec));

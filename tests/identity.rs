@@ -17,7 +17,7 @@ use tare_harness::{Running, Tare, eventually, skip, tare};
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(5);
 
-/// What proves that a process is who it is, as the kernel says it.
+/// The identity of a process as the kernel reports it.
 fn identity(pid: u32) -> Value {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pidfd = pidfd_open(number.expect("a number"), PidfdFlags::empty()).expect("it is there");
@@ -36,16 +36,16 @@ enum Lie {
     Attached,
     /// The host seems to have no cgroups.
     WithoutCgroup,
-    /// The kernel seems to be one whose pidfds are all alike.
+    /// The record has no pidfd inode, as before Linux 6.9.
     WithoutInode,
-    /// And the record of its keeper is cut off, but somebody listens.
+    /// The record has no keeper, but a process listens on the socket.
     Listening,
 }
 
 const LIES: [Lie; 5] =
     [Lie::Detached, Lie::Attached, Lie::WithoutCgroup, Lie::WithoutInode, Lie::Listening];
 
-/// What a real box has in its record, to make others from.
+/// The record of a real box, from which the tests forge others.
 struct Pattern {
     id: String,
     record: PathBuf,
@@ -61,8 +61,8 @@ impl Pattern {
         Self { id, record, lines }
     }
 
-    /// The record again, with this process as its keeper. Whoever connects to
-    /// its socket gets the test, as long as the answer is held.
+    /// Writes the record with this process as its keeper. Connections to its socket reach the test
+    /// while the returned listener is open.
     fn forge(&self, lie: Lie, keeper: u32) -> Option<UnixListener> {
         fs::create_dir_all(&self.record).expect("the state root is ours");
         let mut life = b"detached\n".to_vec();
@@ -98,7 +98,7 @@ impl Pattern {
     }
 }
 
-/// What waits for the end of a box, which never comes here.
+/// Commands that wait for the end of a box, which never comes here.
 const ENDLESS: [&[&str]; 3] = [&["wait", "ID"], &["logs", "-f", "ID"], &["attach", "ID"]];
 
 const COMMANDS: [&[&str]; 19] = [
@@ -128,7 +128,7 @@ fn with_id<'a>(command: &[&'a str], id: &'a str) -> Vec<String> {
     command.iter().map(word).collect()
 }
 
-/// The pid file of another runtime that pointed at somebody else.
+/// In another runtime, a pid file named a foreign process.
 #[test]
 fn a_record_that_names_a_foreign_process_never_signals_it() {
     let tare = tare!();
@@ -148,8 +148,8 @@ fn a_record_that_names_a_foreign_process_never_signals_it() {
     }
 }
 
-/// Some of those whose number a record could name have the box in their own
-/// arguments: `tare wait ID`, or an editor of its log.
+/// Other processes can have the box's id in their arguments too: `tare wait ID`, or an editor of
+/// its log.
 #[test]
 fn a_process_with_a_box_id_in_its_arguments_is_not_the_keeper() {
     let tare = tare!();
@@ -166,7 +166,7 @@ fn a_process_with_a_box_id_in_its_arguments_is_not_the_keeper() {
     }
 }
 
-/// They wait for somebody who is no keeper, or say so; they do him no harm.
+/// The commands wait for a process that is not a keeper, or report an error; they do not signal it.
 #[test]
 fn wait_on_a_forged_box_touches_no_process() {
     let tare = tare!();
@@ -212,8 +212,8 @@ fn records_of_an_earlier_boot_are_removed_without_signalling_any_process() {
     }
 }
 
-/// Before Linux 6.9 number and tick are all that a record knows of a process, and
-/// somebody else can have both.
+/// Before Linux 6.9 a record has only pid and start time of the keeper, and another process can
+/// have both.
 #[test]
 fn reused_pid_with_same_start_time_is_not_the_keeper() {
     let tare = tare!();
@@ -226,8 +226,7 @@ fn reused_pid_with_same_start_time_is_not_the_keeper() {
     assert_untouched(stranger);
 }
 
-/// Its first process has a PID namespace of its own for the test, in which the
-/// number of a dead keeper is given to somebody else at once.
+/// Runs the test in its own PID namespace, in which the pid of a dead keeper is reused at once.
 const REUSE: &str = "import json, os, signal, subprocess, sys
 def call(*words):
     return subprocess.run([os.environ['TARE'], *words], capture_output=True, text=True)
@@ -276,8 +275,7 @@ fn a_process_with_the_pid_of_a_dead_keeper_lives_on() {
     }
 }
 
-/// A record that is wrong about a box that lives is no reason to end the box,
-/// nor to take it for another.
+/// A wrong record about a live box neither ends the box nor changes which box it is.
 #[test]
 fn sweep_leaves_a_live_box_with_a_wrong_recorded_identity_alone() {
     let tare = tare!();
@@ -299,7 +297,7 @@ fn sweep_leaves_a_live_box_with_a_wrong_recorded_identity_alone() {
     }
 }
 
-/// Many who look and enter at once: every box is judged by what it is.
+/// Many commands list and enter boxes at the same time.
 #[test]
 fn two_hundred_concurrent_commands_judge_no_live_box_dead() {
     let tare = tare!();
@@ -339,7 +337,7 @@ fn two_hundred_concurrent_commands_judge_no_live_box_dead() {
     }
 }
 
-/// Twenty who want one name: whoever gets it, every link leads to its box.
+/// Twenty concurrent renames to one name: every link leads to its box.
 #[test]
 fn exactly_one_of_twenty_renames_gets_a_name_and_none_dangles() {
     let tare = tare!();

@@ -12,7 +12,7 @@ use tare_harness::random::shown_seed;
 use tare_harness::skip::is_root;
 use tare_harness::{Random, Tare, eventually, skip, tare};
 
-/// Also those whose program is not found, or who leave orphans and zombies.
+/// Some programs are not found; others leave orphans and zombies.
 #[test]
 fn two_thousand_execs_that_fail_or_leave_orphans_cost_the_keeper_nothing() {
     let tare = tare!();
@@ -65,7 +65,7 @@ fn two_hundred_concurrent_execs_are_all_served_and_forgotten() {
     tare.remove(&id);
 }
 
-/// Whatever the client was doing when it died.
+/// The client is killed at random moments.
 #[test]
 fn a_client_killed_at_any_moment_leaves_no_process_and_no_connection() {
     let tare = tare!();
@@ -85,7 +85,7 @@ fn a_client_killed_at_any_moment_leaves_no_process_and_no_connection() {
     tare.remove(&id);
 }
 
-/// Each of them sees to it that its box goes on for everybody else.
+/// Several kinds of clients that do not read.
 #[test]
 fn a_client_that_does_not_read_delays_no_other_client() {
     let tare = tare!();
@@ -164,8 +164,8 @@ impl<'a> SmallDisk<'a> {
 }
 
 impl Drop for SmallDisk<'_> {
-    /// Of a test that has failed: whatever happens here, that failure is the one to
-    /// be told, and its boxes go while their records can be seen.
+    /// After a failed test, removes its boxes while their records are visible, without hiding the
+    /// failure.
     fn drop(&mut self) {
         let failed = std::thread::panicking();
         if failed {
@@ -184,7 +184,7 @@ read line; exit 7";
 /// All of that: `begin`, the long line, `end`.
 const LOUD_BYTES: usize = 6 + 3_000_000 + 1 + 4;
 
-/// All of the output is in the log or told to be missing.
+/// Checks that all output is in the log or reported as lost.
 #[track_caller]
 fn assert_missing_is_told(tare: &Tare) {
     let output = tare.call(["logs", "a"]).ok();

@@ -17,7 +17,7 @@ fn ended_box(tare: &Tare, options: &[&str]) -> String {
     id
 }
 
-/// What the kept files are, by the one path that `inspect` tells.
+/// The directory of the kept files, from `inspect`.
 #[track_caller]
 fn kept(tare: &Tare, id: &str) -> std::path::PathBuf {
     let details = tare.json(["inspect", id]);

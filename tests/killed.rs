@@ -74,7 +74,7 @@ fn a_frozen_box_ends_at_its_timeout() {
     tare.nothing_left();
 }
 
-/// What freezes the box of this keeper.
+/// The freezer file of this keeper's cgroup.
 fn freezer(keeper: &Process) -> Option<PathBuf> {
     let paths = keeper.cgroups.iter().filter_map(|path| path.rsplit('/').next());
     let name = paths.into_iter().find(|name| name.starts_with("tare-"))?;

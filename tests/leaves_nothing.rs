@@ -24,7 +24,7 @@ const TIMEOUT_MOST_S: u32 = 32;
 enum End {
     /// Its first process exits and leaves the rest behind.
     ByItself,
-    /// It waits for ever and its timeout ends it.
+    /// The workload waits forever, and its timeout ends it.
     ByTimeout,
 }
 
@@ -38,7 +38,7 @@ impl End {
         }
     }
 
-    /// What the first process does in the end, in Python.
+    /// The last statement of the workload, in Python.
     fn in_python(self) -> &'static str {
         match self {
             Self::ByItself => "os._exit(0)",
@@ -54,7 +54,7 @@ fn ends_both_ways(tare: &Tare, options: &[&str], workload: &str) {
     ends_both_ways_after(tare, 2, options, workload);
 }
 
-/// The same for a workload that usually needs this time to become what it should be.
+/// Ends the workload in both ways, for a workload that needs this much time to start.
 #[track_caller]
 fn ends_both_ways_after(tare: &Tare, timeout_s: u32, options: &[&str], workload: &str) {
     for end in End::BOTH {
@@ -131,7 +131,7 @@ while not full:
     ends_both_ways(&tare, &["--pids", "100"], workload);
 }
 
-/// Processes whose parent exits as soon as the next one is there.
+/// Each process exits as soon as its child exists.
 #[test]
 fn timeout_kills_processes_that_refork_forever() {
     let tare = tare!();

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tare_engine::{BoxId, Engine, Error, Event, ExecSpec, Exit, Stdin};
 use tare_harness::{Tare, eventually};
 
-/// What an idle keeper may cost.
+/// The limits for an idle keeper.
 pub const DESCRIPTORS_MAX: usize = 24;
 pub const PRIVATE_BYTES_MAX: u64 = 400 << 10;
 /// A page or two more or less is the allocator's business; a leak is more.
@@ -35,7 +35,7 @@ impl Library {
         code
     }
 
-    /// It could not be started, and this says why.
+    /// Checks that the command cannot start, and returns the error.
     #[track_caller]
     pub fn is_refused(&self, command: &[&str]) -> Error {
         let last = self.last_event(command);
@@ -67,7 +67,7 @@ fn wait(fd: BorrowedFd<'_>) {
     assert_eq!(ready, 1, "the keeper does not answer");
 }
 
-/// Nobody is there but who belongs there, and no zombie.
+/// Checks that the box has only the expected processes and no zombie.
 #[track_caller]
 pub fn assert_alone(tare: &Tare, id: &str, expected: usize) {
     eventually("nobody else is in the box", || {

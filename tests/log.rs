@@ -193,7 +193,7 @@ fn the_log_drops_the_oldest_output_first() {
     tare.remove(&id);
 }
 
-/// A reader that never reads holds nobody up.
+/// The box continues while a reader of its log does not read.
 #[test]
 fn a_reader_that_never_reads_does_not_stop_the_box() {
     let tare = tare!();

@@ -13,10 +13,10 @@ use rustix::process::Signal;
 use tare_harness::skip::is_root;
 use tare_harness::{Running, Tare, TemporaryDirectory, eventually, hierarchies, skip, tare};
 
-/// An id that no box has, and what is none.
+/// An id without a box, and a malformed one.
 const OTHER_ID: &str = "aaaabbbbcccc";
 const NO_ID: &str = "notanid";
-/// As long as a tag, and nobody's.
+/// A tag of the right length that no state root has.
 const OTHER_TAG: &str = "zzzzzzzz";
 /// How often a creator is met that is done already.
 const TRIES: usize = 50;
@@ -48,7 +48,7 @@ impl Drop for Impostor {
     }
 }
 
-/// A cgroup in every hierarchy under a name like a box's, with somebody in it.
+/// A cgroup in every hierarchy with a box-like name and a process in it.
 struct Cgroups {
     paths: Vec<PathBuf>,
     inside: Impostor,
@@ -210,7 +210,7 @@ impl Drop for Neighbours<'_> {
     }
 }
 
-/// What a tare is told to do to its boxes; each of them looks after others too.
+/// Commands on boxes; each of them also cleans up other boxes.
 const CALLS: [&[&str]; 7] = [
     &["ls", "-a"],
     &["audit"],
@@ -263,7 +263,7 @@ fn foreign_objects_that_look_like_boxes_survive_every_command() {
     tare.reap_orphans();
 }
 
-/// What the cgroups of this state root have in their names.
+/// The tag in the cgroup names of this state root.
 fn tag_of(tare: &Tare, id: &str) -> String {
     let cgroups = tare.cgroups_of(id);
     let name = cgroups.first().and_then(|path| path.file_name()?.to_str());
@@ -327,7 +327,7 @@ fn stopped_creator(tare: &Tare) -> Option<(Running, String)> {
     }
 }
 
-/// Nobody ends, resumes or removes it in passing.
+/// No other command ends, resumes or removes the box.
 #[test]
 fn a_paused_box_stays_paused_through_other_commands_and_crashes() {
     if !is_root() {

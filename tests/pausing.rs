@@ -164,8 +164,8 @@ fn an_ended_box_can_be_neither_paused_nor_resumed() {
     tare.remove(&id);
 }
 
-/// A process that is stopped before it has begun does not stop the keeper, who
-/// waits for it: the box answers, keeps its lease and can be resumed.
+/// A process that is stopped before it starts does not block the keeper that waits for it: the box
+/// answers, keeps its lease and can be resumed.
 #[test]
 fn a_box_paused_during_an_exec_start_still_answers() {
     let tare = tare!();
@@ -191,7 +191,7 @@ fn a_box_paused_during_an_exec_start_still_answers() {
     tare.remove(&id);
 }
 
-/// It has a grace to use.
+/// A stopping box needs its processes to run.
 #[test]
 fn a_stopping_box_cannot_be_paused() {
     let tare = tare!();

@@ -116,7 +116,7 @@ fn a_user_without_privileges_finds_a_newborn_keeper_whose_creator_is_dead() {
     newborn_is_found_and_ended(&tare);
 }
 
-/// What runs tare's program and is no keeper is the user's.
+/// A process that runs tare's binary and is not a keeper belongs to the user.
 #[test]
 fn audit_reports_no_living_tare_command() {
     let tare = tare!();
@@ -280,7 +280,7 @@ fn on_pure_v2_rm_does_not_succeed_while_a_process_of_the_box_lives() {
     moved_box_is_removed(&tare, &pure, |_| true);
 }
 
-/// A hundred days later, by the clock of whoever is in there.
+/// A time namespace whose boot clock is a hundred days ahead.
 const LATER: &str = "exec unshare --time --boottime 8640000 --fork \"$@\"";
 
 #[test]

@@ -129,7 +129,7 @@ fn cp_works_without_root() {
     tare.remove(&id);
 }
 
-/// What needs a cgroup says so, and changes nothing.
+/// Commands that need a cgroup report it and change nothing.
 #[test]
 fn features_that_need_root_are_refused_with_the_reason() {
     let tare = unprivileged!();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tare_harness::{Process, Running, Tare, TemporaryDirectory, eventually, processes, tare};
 
-/// Never twice the same, so that nobody else's traces are found.
+/// A unique secret, so that the test finds only its own traces.
 fn secret(what: &str) -> String {
     format!("s3cret-{what}-{}", std::process::id())
 }
@@ -18,7 +18,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
     windows.any(|window| window == text.as_bytes())
 }
 
-/// Everyone on the host whose arguments or environment have this text, but us.
+/// All processes of the host whose arguments or environment contain this text, except the test.
 fn holders_of(text: &str) -> BTreeSet<u32> {
     let has = |process: &Process, file: &str| {
         let path = format!("/proc/{}/{file}", process.pid);
@@ -151,7 +151,7 @@ fn only_an_exec_sees_its_own_environment() {
     tare.remove(&id);
 }
 
-/// What is there: its kind, its mode, and whose it is.
+/// The type, mode and owner of a path.
 fn described(path: &Path) -> (&'static str, u32, u32) {
     let metadata = path.symlink_metadata().expect("it is there");
     let kind = match metadata.file_type() {
@@ -165,7 +165,7 @@ fn described(path: &Path) -> (&'static str, u32, u32) {
     (kind, mode, metadata.uid())
 }
 
-/// With boxes in every state, and whatever umask their callers have.
+/// The test has boxes in every state and callers with different umasks.
 #[test]
 fn only_its_owner_can_read_the_state_root() {
     let tare = tare!();

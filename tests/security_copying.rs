@@ -12,7 +12,7 @@ fn copy(tare: &Tare, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Output {
     tare.call([OsStr::new("cp"), from.as_ref(), to.as_ref()])
 }
 
-/// What a shell in the box prints.
+/// Runs a script in the box and returns its output.
 #[track_caller]
 fn inside(tare: &Tare, script: &str) -> String {
     tare.exec("a", ["sh", "-c", script]).ok().stdout_text()

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use tare_harness::fixture::compiled_with;
 use tare_harness::{TemporaryDirectory, processes, skip, tare};
 
-/// What binds a process, as it sees it itself.
+/// Prints how a process is confined, as the process itself sees it.
 const BONDS: &str =
     "cat /proc/self/cgroup /proc/self/limits /proc/self/uid_map /proc/self/oom_score_adj
 grep -E '^(NoNewPrivs|Seccomp|Cap|Groups|Uid|Gid)' /proc/self/status
 for kind in cgroup ipc mnt net pid time user; do readlink /proc/self/ns/$kind; done
 umask; pwd; env | sort; uname -n; ls /proc/self/fd";
 
-/// Also after the box has overwritten whatever it can.
+/// The box overwrites every file that it can before the exec.
 #[test]
 fn an_exec_is_confined_like_the_command() {
     let tare = tare!();
@@ -81,7 +81,7 @@ fn a_working_directory_behind_a_magic_link_is_refused() {
     tare.remove(&id);
 }
 
-/// Looks at everyone new in the box, and says what is not their own.
+/// Watches new processes in the box, and prints what belongs to the keeper or the host.
 const WATCHER: &str = "import os
 known = set(os.listdir('/proc'))
 print('watching', flush=True)
@@ -113,7 +113,7 @@ fn a_starting_exec_exposes_nothing_of_keeper_or_host() {
     tare.remove(&id);
 }
 
-/// Everyone on the host whose arguments or environment have this text.
+/// All processes of the host whose arguments or environment contain this text.
 fn holders_of(text: &str) -> BTreeSet<u32> {
     let has = |pid: u32, name: &str| {
         let content = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
@@ -124,8 +124,7 @@ fn holders_of(text: &str) -> BTreeSet<u32> {
     all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline")).collect()
 }
 
-/// What the caller typed is in the caller's own arguments, and nowhere else
-/// but where it was meant to be.
+/// The secret is in the caller's own arguments and in the exec's environment, and nowhere else.
 #[test]
 fn only_an_exec_sees_its_own_secret() {
     let tare = tare!();
@@ -154,7 +153,7 @@ fn only_an_exec_sees_its_own_secret() {
     tare.remove(&id);
 }
 
-/// Stops whoever it may, all the time.
+/// Sends SIGSTOP to every process that it can, in a loop.
 const STOPPER: &str = "import os, signal
 print('up', flush=True)
 while True:
@@ -231,8 +230,7 @@ fn the_timeout_ends_an_exec_whose_main_thread_has_exited() {
     tare.remove(&id);
 }
 
-/// A number that is no process's is not taken for one: `kill` would take it for a
-/// group of the box.
+/// A failed fork returns -1, which must not be used as a pid: `kill` would signal a process group.
 #[test]
 fn exec_at_the_process_limit_is_an_error_and_the_box_can_be_ended() {
     let tare = tare!();

@@ -34,7 +34,7 @@ fn place_and_options(line: &str) -> (&str, Vec<&str>) {
     (fields[4], fields[5].split(',').collect())
 }
 
-/// Whoever can write a release agent runs a program on the host.
+/// A process that can write a release agent can run a program on the host.
 #[test]
 fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
     let tare = tare!();
@@ -54,7 +54,7 @@ fn a_box_sees_no_release_agent_and_can_mount_no_cgroup() {
     }
 }
 
-/// There is no cgroup file to write, and no path that tells the host's.
+/// There is no writable cgroup file, and no path that shows the cgroup's place on the host.
 #[test]
 fn a_box_cannot_reach_or_locate_its_cgroups() {
     let tare = tare!();
@@ -280,7 +280,7 @@ fn secrets_of_the_host_are_not_visible_in_a_box() {
     assert!(!fs::read("/proc/cmdline").unwrap().is_empty());
 }
 
-/// The host's users and groups are not told.
+/// The host's users and groups are not visible.
 #[test]
 fn users_and_hosts_of_a_box_are_its_own() {
     let tare = tare!();
@@ -493,7 +493,7 @@ attempt(lambda: os.chmod('/data/directory', 0o2777))";
     shell(&tare, &[], "cp /usr/bin/id x && chmod 6755 x && stat -c %a x").ok().printed("6755\n");
 }
 
-/// What an image says about overlays is not followed.
+/// Overlay attributes in an image are ignored.
 #[test]
 fn overlay_marks_in_a_root_directory_lead_nowhere() {
     let tare = tare!();

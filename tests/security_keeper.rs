@@ -19,7 +19,7 @@ use tare_harness::{
 const FIRST_PROCESS: &str = include_str!("probes/first_process.py");
 const PROGRAMS: &str = include_str!("probes/programs.py");
 
-/// What came of each attack on process 1 in a box with these options.
+/// Runs all attacks on PID 1 in a box with these options, and returns their results.
 #[track_caller]
 fn attacks(tare: &Tare, options: &[&str]) -> BTreeMap<String, String> {
     let mut call = options.to_vec();
@@ -37,8 +37,7 @@ fn done(attacks: &BTreeMap<String, String>) -> Vec<&str> {
     done.map(|(name, _)| name.as_str()).collect()
 }
 
-/// The keeper is another user, cannot be traced by anybody and is not in `/proc`:
-/// no profile of system calls changes that.
+/// The keeper is another user, cannot be traced and is not in `/proc`, in every seccomp profile.
 #[test]
 fn the_workload_cannot_see_signal_trace_or_read_the_keeper() {
     let tare = tare!();
@@ -55,8 +54,8 @@ fn the_workload_cannot_see_signal_trace_or_read_the_keeper() {
     assert!(done(&control).len() > 15, "{control:?}");
 }
 
-/// What the box's root shares with the keeper is the user, so it may ask whether it
-/// is there and set its limits; it sees and reads as little as anybody.
+/// The box's root has the keeper's user id, so it can check that PID 1 exists and set its limits.
+/// It cannot see or read it.
 #[test]
 fn the_root_of_a_box_cannot_see_trace_or_read_the_keeper() {
     let tare = tare!();
@@ -71,8 +70,8 @@ fn a_rootless_workload_cannot_reach_the_keeper() {
     assert_eq!(done(&answers), ["limit", "signal", "signal by pidfd"]);
 }
 
-/// Whoever has the ids of the first process may set its limits, and one without
-/// descriptors can wait for nobody.
+/// A process with the keeper's ids can set the keeper's limits. A keeper without descriptors cannot
+/// wait for processes.
 const LIMITS_TAKEN: &str = "import os, resource, sys, time
 try:
     resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))
@@ -223,7 +222,7 @@ fn the_seccomp_filter_applies_before_the_workload_runs_any_code() {
     tare.run(control).ok().printed("NoNewPrivs:\t1\nSeccomp:\t0\n");
 }
 
-/// The same for what interpreters read before the program.
+/// Interpreters load code before the program, which must be filtered too.
 #[test]
 fn the_seccomp_filter_applies_before_preloaded_libraries_run() {
     let tare = tare!();
@@ -247,7 +246,7 @@ fn the_seccomp_filter_applies_before_preloaded_libraries_run() {
     }
 }
 
-/// Whoever starts tare may be in powerful groups; its box is in none.
+/// The user who starts tare may be in powerful groups; the box is in none.
 #[test]
 fn the_callers_groups_do_not_reach_the_box() {
     let tare = tare!();
@@ -338,7 +337,7 @@ print('over')";
     assert!(cooked);
 }
 
-/// What a command is told in its environment is told to nobody else.
+/// The environment of a command is not visible to any other process.
 #[test]
 fn a_secret_in_the_environment_is_visible_only_in_the_box() {
     let tare = tare!();
@@ -381,7 +380,7 @@ fn holders_of(text: &str) -> Vec<u32> {
     all.filter(|pid| has(*pid, "environ") || has(*pid, "cmdline")).collect()
 }
 
-/// Nothing below can be read by anybody but its owner.
+/// Checks that only the owner can read anything below the directory.
 fn assert_private(directory: &Path) {
     assert_eq!(fs::metadata(directory).expect("it is ours").mode() & 0o077, 0, "{directory:?}");
     for entry in fs::read_dir(directory).expect("it is ours") {
@@ -395,8 +394,8 @@ fn assert_private(directory: &Path) {
     }
 }
 
-/// A keeper that dies between its birth and its id map: the map is written to
-/// nobody else, and what was there is gone.
+/// The keeper dies before its id map is written. The map is not written to another process, and
+/// nothing is left.
 #[test]
 fn a_keeper_killed_right_after_spawn_leaves_nothing() {
     let tare = tare!();
@@ -413,7 +412,7 @@ fn a_keeper_killed_right_after_spawn_leaves_nothing() {
     assert!(hit > 0, "no keeper was killed in time");
 }
 
-/// Kills a child of this process, by its identity; `false` when there is none.
+/// Kills a child of this process through a pidfd; `false` if there is none.
 fn kill_child(parent: u32) -> bool {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     let children = children.unwrap_or_default();
@@ -430,7 +429,7 @@ fn kill_child(parent: u32) -> bool {
     is_child == Some(&parent.to_string()) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
 }
 
-/// The code that is reported is the one the kernel told the keeper.
+/// The reported exit code comes from the kernel, through the keeper.
 #[test]
 fn a_box_cannot_forge_its_exit_code() {
     let tare = tare!();

@@ -12,10 +12,10 @@ use tare_harness::{Running, Tare, box_processes, skip, tare};
 
 const CALLS: &str = include_str!("probes/calls.py");
 const EVERY_CALL: &str = include_str!("probes/every_call.py");
-/// What the filter does by default with each call it knows.
+/// What the default filter does with each system call.
 const GOLDEN: &str = include_str!("../crates/engine/src/create/seccomp/default.golden");
 
-/// What the kernel answers to these calls in a box with these options.
+/// Makes these calls in a box with these options, and returns the results.
 #[track_caller]
 fn answers(tare: &Tare, options: &[&str], calls: &[&str]) -> Vec<String> {
     let mut call = options.to_vec();
@@ -68,8 +68,7 @@ fn a_box_cannot_create_or_enter_a_namespace() {
     assert_eq!(answers(&tare, &[], &["272,0x40600"]), ["ok"]);
 }
 
-/// Of all families and types of sockets a box has the three
-/// of everyday use and the one that tells its own addresses.
+/// A box has the three common socket families and the netlink protocol for its own addresses.
 #[test]
 fn a_box_has_only_the_sockets_of_everyday_use() {
     let tare = tare!();
@@ -311,8 +310,7 @@ fn powers(pid: u32) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Everyone in this box without its keeper, which is tare's child and has power
-/// over its box alone.
+/// All processes of the box without its keeper, which has capabilities in its own user namespace.
 fn members(running: &Running) -> Vec<u32> {
     let all = box_processes();
     let keeper = all.iter().find(|one| one.parent == running.pid());

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tare_harness::{Output, Tare, TemporaryDirectory, TerminalSize, fixture, skip, tare};
 
-/// What every test of this file has something else point at: it must stay as it is.
+/// A directory of the host that the attacks point at. It must not change.
 struct Victim {
     directory: TemporaryDirectory,
     before: BTreeMap<PathBuf, (u32, u32, Vec<u8>)>,
@@ -114,7 +114,7 @@ fn a_terminal_follows_no_symlink_of_the_rootfs() {
     assert_eq!(core_pattern(), before);
 }
 
-/// What tare mounts on is a directory of the box or nothing.
+/// tare mounts only on directories of the box.
 #[test]
 fn a_mount_point_that_is_a_symlink_is_refused_and_named() {
     let tare = tare!();
@@ -223,7 +223,7 @@ fn closed_streams_are_not_replaced_by_files_of_the_host() {
     victim.is_unharmed();
 }
 
-/// A volume whose place lies behind a link of the root directory.
+/// The target of the volume is behind a symlink of the root directory.
 #[test]
 fn a_volume_is_never_mounted_outside_the_box() {
     let tare = tare!();
@@ -255,7 +255,7 @@ fn a_volume_is_never_mounted_outside_the_box() {
         .printed("deep\n");
 }
 
-/// `tare run -- true` on a state root that somebody has prepared.
+/// Runs `tare run -- true` on a prepared state root.
 #[track_caller]
 fn on_state_root(tare: &Tare, state_root: &Path) -> Output {
     let mut command = tare.command(["run", "--name", "same", "--", "true"]);
@@ -296,7 +296,7 @@ fn a_hostile_state_root_causes_no_harm() {
     });
 }
 
-/// A state root is ours alone or it is none.
+/// Only its owner may be able to write a state root.
 #[test]
 fn a_state_root_that_is_writable_by_others_or_a_symlink_is_refused() {
     let tare = tare!();
@@ -376,8 +376,8 @@ fn the_hosts_root_and_tares_state_are_refused_as_rootfs() {
     }
 }
 
-/// Names that a runtime might read or write on its way. A fifo or a file
-/// without end must not keep anybody.
+/// Files that a runtime might read or write during creation. A fifo or an endless file must not
+/// block tare.
 #[test]
 fn tare_neither_reads_nor_writes_files_of_the_rootfs() {
     let tare = tare!();
@@ -421,7 +421,7 @@ fn a_working_directory_with_dots_stays_in_the_box() {
     tare.run(["-w", "/../../root", "--", "pwd"]).exited(125);
 }
 
-/// Digits are ids, whatever the root directory calls them.
+/// Digits are ids, even if the root directory has a user with such a name.
 #[test]
 fn a_number_is_a_user_id_even_if_the_rootfs_names_a_user_so() {
     let tare = tare!();
@@ -452,7 +452,7 @@ fn a_number_is_a_user_id_even_if_the_rootfs_names_a_user_so() {
     }
 }
 
-/// What goes into a file that tare writes cannot add a line to it.
+/// Values that tare writes to a file must not add a line to it.
 #[test]
 fn no_option_adds_a_line_to_a_generated_file() {
     let tare = tare!();

@@ -36,7 +36,7 @@ fn user_ids(tenant: &Running) -> (u32, u32, u32) {
     (numbers[0], numbers[1], numbers[2])
 }
 
-/// Shared numbers are shared limits. Host root is in nobody's.
+/// Boxes with the same ids would share per-user limits. No box has the host's root.
 #[test]
 fn concurrent_boxes_have_separate_user_ids() {
     let tare = tare!();
@@ -56,7 +56,7 @@ fn concurrent_boxes_have_separate_user_ids() {
     tenants.into_iter().for_each(leave);
 }
 
-/// What one tenant makes that another might find: everything with a name.
+/// Creates every kind of named object that another tenant might find.
 const MAKE_NAMES: &str = "import ctypes, os, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
 for place in ('/tmp', '/work', '/dev/shm'):
@@ -74,7 +74,7 @@ port = socket.create_server(('127.0.0.1', 7777))
 os.mkfifo('/tmp/fifo')
 ";
 
-/// What a tenant finds of those, printed.
+/// Prints which of these objects a tenant finds.
 const FIND_NAMES: &str = "import ctypes, glob, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 found = [place for place in ('/tmp/name', '/work/name', '/dev/shm/name', '/tmp/socket') if os.path.exists(place)]
@@ -188,7 +188,7 @@ while libc.inotify_init1(0) >= 0:
     pass
 print('stopped', errno.errorcode[ctypes.get_errno()], flush=True)";
 
-/// The same for what watches files.
+/// One box uses all inotify watches of its user.
 #[test]
 fn inotify_watches_of_one_box_do_not_use_up_those_of_another() {
     let tare = tare!();
@@ -206,7 +206,7 @@ fn inotify_watches_of_one_box_do_not_use_up_those_of_another() {
     greedy.wait().ok();
 }
 
-/// Message queues are a limit of the user and of nobody's use here.
+/// Message queues count against a per-user limit, so boxes have none.
 #[test]
 fn a_box_has_no_message_queues_to_fill() {
     let tare = tare!();
@@ -243,8 +243,8 @@ fn sums(files: &[String]) -> Vec<String> {
     files.iter().map(sum).collect()
 }
 
-/// The page cache of what all boxes see is shared, so nobody may change it. The
-/// control is a file of the box's own, which every way can change.
+/// Boxes share the page cache of shared files, so no box may change them. The control is a file of
+/// the box's own, which every attack can change.
 #[test]
 fn no_box_can_change_a_shared_file() {
     let tare = tare!();

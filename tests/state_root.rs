@@ -133,7 +133,7 @@ fn a_foreign_directory_named_like_an_id_is_reported_and_keeps_its_contents() {
     tare.call(["audit"]).ok();
 }
 
-/// What a creator leaves that was killed at once: it has no account, and nothing else.
+/// A creator that is killed at once leaves an empty directory without a record file.
 #[test]
 fn an_empty_directory_named_like_an_id_is_removed() {
     let tare = tare!();

@@ -26,7 +26,7 @@ fn started(tare: &Tare, options: &[&str], script: &str) -> String {
     id
 }
 
-/// Everyone is gone, now, and the box is listed as ended.
+/// Checks that no process is left and that the box is listed as ended.
 #[track_caller]
 fn assert_ended(tare: &Tare, id: &str, by: &str, code: i64) {
     // Before another call of tare could have helped.
@@ -109,8 +109,8 @@ fn rm_of_a_running_box_needs_force() {
     tare.call(["rm", "-f", "a"]).exited(1).said(&["there is no box 'a'"]);
 }
 
-/// Whatever moment of its start is met: afterwards both calls are over, and what
-/// is listed is whole.
+/// `rm` comes at random moments of the start: afterwards both calls have ended, and listed boxes
+/// are complete.
 #[test]
 fn rm_force_removes_a_starting_box() {
     let tare = tare!();
@@ -173,7 +173,7 @@ fn rm_removes_an_empty_record() {
     }
 }
 
-/// What may have become of a file.
+/// Damages a file in one of several ways.
 fn damage(path: &Path, round: usize) {
     let content = fs::read(path).unwrap_or_default();
     let damaged = match round {
@@ -221,7 +221,7 @@ fn an_ended_box_with_a_damaged_record_is_removed() {
     }
 }
 
-/// Nothing outside of the record is touched, whatever the record points at.
+/// `rm` touches nothing outside the record, whatever the record points at.
 #[test]
 fn rm_of_a_forged_record_touches_nothing_else() {
     let tare = tare!();
@@ -325,7 +325,7 @@ fn stop_of_an_attached_box_succeeds_while_its_creator_removes_it() {
     }
 }
 
-/// Whoever comes first removes a box of `--rm`: here that is the command itself.
+/// The first command that sees an ended `--rm` box removes it: here `stop` or `rm` itself.
 #[test]
 fn stop_and_rm_of_an_ended_box_with_rm_succeed() {
     let tare = tare!();

@@ -129,7 +129,7 @@ fn sweep_removes_remains_of_an_ended_box_and_keeps_its_record() {
     tare.remove(&id);
 }
 
-/// Waits until nobody of the box is alive, without a word to tare.
+/// Starts a box that ends, and waits for its end without running tare.
 #[track_caller]
 fn over(tare: &Tare, options: &[&str]) -> String {
     let command = ["--quiet", "--", "sh", "-c", "echo out; exit 3"];
@@ -182,7 +182,7 @@ fn sweep_removes_a_damaged_record_only_if_no_process_of_its_box_lives() {
     tare.remove(&alive);
 }
 
-/// A sweep that waited for itself would have everybody wait who makes a box.
+/// A sweep that waited for its own lock would block every creation.
 #[test]
 fn a_file_in_the_place_of_a_record_is_removed_and_delays_nothing() {
     let tare = tare!();
@@ -233,8 +233,7 @@ fn sweep_leaves_live_and_foreign_boxes_alone() {
     }
 }
 
-/// A cgroup of the v1 freezer of our own: whoever is in there when it is frozen cannot
-/// even be killed.
+/// A cgroup of the v1 freezer: a frozen process in it cannot be killed.
 struct Freezer(PathBuf);
 
 impl Freezer {
@@ -298,8 +297,7 @@ fn an_attached_box_whose_keeper_does_not_die_is_recorded_as_stuck() {
     tare.assert_gone(&id);
 }
 
-/// leak A14: somebody froze a process of the box, from outside and in a way that no
-/// signal gets through.
+/// A process of the box is frozen from outside, so that it receives no signal.
 #[test]
 fn a_stuck_box_delays_no_other_and_is_retried_less_and_less_often() {
     let tare = tare!();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tare_harness::{Running, Tare, TemporaryDirectory, tare};
 
-/// What may be done to the box `a`, each once beside each other.
+/// The commands on box `a`; the test runs every pair of them concurrently.
 fn commands(file: &str) -> Vec<Vec<&str>> {
     vec![
         vec!["stop", "-t", "1s", "a"],
@@ -25,7 +25,7 @@ fn follows(command: &[&str]) -> bool {
     command[0] == "logs"
 }
 
-/// Those first that another may have to wait for.
+/// Sorts the calls: those that another may wait for come first.
 fn in_order<'a, T>(mut calls: Vec<(&'a Vec<&'a str>, T)>) -> Vec<(&'a Vec<&'a str>, T)> {
     calls.sort_by_key(|(command, _)| command[0] != "pause");
     calls
@@ -37,7 +37,7 @@ fn nothing_left(tare: &Tare, after: &str) {
     assert!(left.is_empty(), "after {after}:\n{}", left.join("\n"));
 }
 
-/// Ends whatever is there under the name, by force.
+/// Removes the box with this name by force, if it exists.
 #[track_caller]
 fn clear(tare: &Tare, after: &str) {
     for one in tare.list() {
@@ -79,7 +79,7 @@ fn every_pair_of_concurrent_commands_ends_in_a_state_that_some_order_explains() 
     }
 }
 
-/// It did what it was asked to, or it said in one line why not.
+/// Checks that the command succeeded or printed one line with the reason.
 #[track_caller]
 fn check(command: &[&str], call: Running, after: &str) {
     let output = call.wait();

@@ -36,7 +36,7 @@ pub enum Layout {
     Hybrid,
 }
 
-/// What a machine is made of, found on this host.
+/// The parts of a machine that were found on this host.
 #[derive(Debug)]
 pub struct Machine {
     kernel: PathBuf,
@@ -44,7 +44,7 @@ pub struct Machine {
     busybox: PathBuf,
 }
 
-/// What a machine has printed.
+/// The console output of a machine.
 #[derive(Debug)]
 pub struct Console(String);
 
@@ -192,7 +192,7 @@ impl Drop for Running {
     }
 }
 
-/// The entry of a directory whose name begins so; the last one of several.
+/// The last entry of a directory with this prefix.
 fn entry(directory: &Path, beginning: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));

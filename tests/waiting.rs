@@ -16,7 +16,7 @@ fn a_box_without_a_command_waits_for_execs() {
     tare.remove(&id);
 }
 
-/// The one who listens ends by the signal, not by the end of its grace.
+/// The exec that handles TERM ends by the signal, not at the end of the grace period.
 #[test]
 fn stop_of_a_box_without_a_command_stops_its_execs() {
     let tare = tare!();

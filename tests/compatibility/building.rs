@@ -58,7 +58,7 @@ END
     shell(&tare, &[], script).ok().printed("caught\n").said_nothing();
 }
 
-/// The sanitizers map terabytes of address space: there is no limit on that.
+/// Sanitizers map terabytes of address space, which a box does not limit.
 #[test]
 fn address_sanitizer_works() {
     let tare = tare!();
@@ -124,8 +124,8 @@ fn git_commits_clones_and_pushes() {
     shell(&tare, &identity, script).ok().printed("A: another\nA: a commit\n").said_nothing();
 }
 
-/// Within the default 512 MiB: java sees the limit of the box, not of the host,
-/// only where it finds its cgroup, so its heap is said.
+/// Java sees the box's memory limit only if it finds its cgroup, so the test sets the heap size to
+/// fit the default 512 MiB.
 #[test]
 fn java_compiles_and_runs_threads() {
     let tare = tare!();

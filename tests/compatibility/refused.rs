@@ -44,7 +44,7 @@ refused('oom', lambda: open('/proc/self/oom_score_adj', 'w', 1).write('-1000\\n'
     assert_eq!(output.stdout_text().lines().count(), 15, "{output}");
 }
 
-/// A debugger traces; `--seccomp debug` lets it.
+/// strace uses ptrace, which `--seccomp debug` allows.
 #[test]
 fn strace_needs_the_debug_profile() {
     let tare = tare!();
@@ -73,8 +73,8 @@ fn leak_sanitizer_needs_the_debug_profile() {
     shell(&tare, &["--seccomp", "debug"], script).ok().printed("detected memory leaks\n");
 }
 
-/// `RLIMIT_FSIZE` is the scratch space: a file with a hole in it is no way to
-/// promise more than there is. It goes where a writable volume is given.
+/// `RLIMIT_FSIZE` is the scratch size, so a sparse file cannot be larger either. With a writable
+/// volume there is no such limit.
 #[test]
 fn a_file_cannot_be_larger_than_the_scratch_space() {
     let tare = tare!();
@@ -84,7 +84,7 @@ fn a_file_cannot_be_larger_than_the_scratch_space() {
     shell(&tare, &["--scratch", "400m"], script).ok().printed("");
 }
 
-/// Set-user-id programs run, as nobody else than who started them.
+/// Set-user-id programs run, but as the user that started them.
 #[test]
 fn su_and_sudo_grant_no_privilege() {
     let tare = tare!();

@@ -6,7 +6,7 @@ use tare_harness::{skip, tare};
 
 use super::shell;
 
-/// A box sees its own processes and nobody else's.
+/// A box sees only its own processes.
 #[test]
 fn ps_and_top_list_the_processes_of_the_box() {
     let tare = tare!();

@@ -12,7 +12,7 @@ use tare_harness::{Running, TemporaryDirectory, fixture, skip, tare};
 
 const KILL_AT_CALL: &str = include_str!("../probes/kill_at_call.c");
 
-/// How the probe ends when it has killed, and when there was no such call.
+/// Exit codes of the probe: it killed the process, or the process made fewer calls.
 const KILLED: i32 = 0;
 const NO_SUCH_CALL: i32 = 3;
 
@@ -20,8 +20,7 @@ const NO_SUCH_CALL: i32 = 3;
 const BATCH: u64 = 40;
 /// More calls than any of these operations makes.
 const CALLS_MAX: u64 = 5_000;
-/// Every so many-th call is met, from a random one on, unless the environment wants
-/// all of them.
+/// Only every `STRIDE`-th call is tried, from a random one on, unless the environment asks for all.
 const STRIDE: u64 = 2;
 /// How long a keeper may be busy after its client has the answer.
 const AFTER_ANSWER: Duration = Duration::from_millis(50);
@@ -29,20 +28,19 @@ const AFTER_ANSWER: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Tare,
-    /// The keeper that the command makes.
+    /// The keeper of the box that the command creates.
     NewKeeper,
-    /// The keeper of the box that the command is about.
+    /// The keeper of the box that the command works on.
     OldKeeper,
 }
 
 #[derive(Debug)]
 struct Operation {
     whom: Whom,
-    /// The box that it is about, or that it makes, comes as its last argument or as
-    /// the name that it asks for.
+    /// Builds the arguments from the name of the box that the command works on or creates.
     call: fn(&str) -> Vec<&str>,
     needs_box: bool,
-    /// What may have become of the box when somebody was killed on the way.
+    /// The states in which the box may be after the kill.
     fates: &'static [Fate],
 }
 
@@ -184,7 +182,7 @@ fn name(call: u64) -> String {
 }
 
 impl Operation {
-    /// Whether there was such a call.
+    /// Returns whether the process made so many calls.
     fn crash(&self, scene: &Scene, probe: &PathBuf, call: u64) -> bool {
         let name = name(call);
         let id = self.needs_box.then(|| scene.box_named(&name));
@@ -206,7 +204,7 @@ impl Operation {
         start(scene, command)
     }
 
-    /// The keeper is seized first; then somebody makes it work.
+    /// Attaches to the keeper first, then starts the command that makes the keeper work.
     fn crash_old(&self, scene: &Scene, probe: &PathBuf, call: u64, id: &str) -> bool {
         let keeper = keeper_of(scene, id);
         let mut command = Command::new(probe);

@@ -14,11 +14,11 @@ use tare_harness::{Running, tare};
 
 /// How many crashes are checked together.
 const BATCH: usize = 50;
-/// In each test; more by the environment.
+/// The number of crashes in each test; the environment can ask for more.
 const CRASHES: u64 = 1_000;
-/// A batch that is run again meets another moment each time.
+/// How often a batch is repeated; each repetition crashes at other moments.
 const REPETITIONS: u64 = 20;
-/// Every second crash falls into the time in which most is made.
+/// Every second crash happens within this time, in which a command creates most objects.
 const EARLY: Duration = Duration::from_millis(6);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ struct Crash {
     operation: Operation,
     victim: Victim,
     after: Duration,
-    /// The command in the box ends by itself, or never.
+    /// Whether the command in the box ends by itself.
     brief: bool,
     name: String,
 }
@@ -60,12 +60,12 @@ impl fmt::Display for Crash {
     }
 }
 
-/// What was seen of a crash.
+/// What the test observed during a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
-    /// A keeper was there to be killed.
+    /// There was a keeper to kill.
     keeper_killed: bool,
-    /// The command ended before anybody killed it, with success.
+    /// The command succeeded before it was killed.
     acknowledged: bool,
 }
 
@@ -84,8 +84,7 @@ fn third_thousand_crashes_at_random_instants_leave_nothing() {
     crashes();
 }
 
-/// Three tests share the crashes, so that none of them takes long. Each has seeds of its
-/// own.
+/// Three tests share the crashes, so that none of them takes long. Each has its own seeds.
 #[track_caller]
 fn crashes() {
     let scene = Scene::new(tare!());
@@ -101,7 +100,7 @@ fn crashes() {
     }
 }
 
-/// How long each operation lasts here and now, when nobody interferes.
+/// How long each operation takes on this host without interference.
 #[derive(Debug)]
 struct Durations([(Operation, Duration); OPERATIONS.len()]);
 
@@ -144,7 +143,7 @@ fn batch(scene: &Scene, durations: &Durations, seed: u64) {
     scene.clear();
 }
 
-/// Tells what happened, if the test fails while it is there.
+/// Prints what happened if the test fails before the value is dropped.
 struct Story<'a> {
     seed: u64,
     crashes: &'a [Crash],
@@ -179,7 +178,7 @@ impl Crash {
         }
     }
 
-    /// The box that it needs, if it does.
+    /// Creates the box that the operation needs, if it needs one.
     fn prepare(&self, scene: &Scene) -> Option<String> {
         match self.operation {
             Operation::Run | Operation::Detach => None,
@@ -240,7 +239,7 @@ impl Crash {
         scene.tare.start_command(command)
     }
 
-    /// What may have become of its box.
+    /// The states in which the box may be now.
     fn fates(&self, seen: Seen) -> &'static [Fate] {
         use Fate::{Absent, Exited, Running};
         match (self.operation, seen.keeper_killed, seen.acknowledged) {
@@ -260,7 +259,7 @@ impl Crash {
     }
 }
 
-/// Whoever this process has started and not reaped (`children` of proc_pid_task(5)).
+/// The children of a process that it has not reaped (`children` in proc_pid_task(5)).
 fn children(parent: u32) -> Vec<OwnedFd> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let numbers = || -> Vec<u32> {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Absent when `tests/build-faults` did not run: nextest and `./check` call it.
+/// `None` if `tests/build-faults` did not run; nextest and `./check` call it.
 pub fn tare() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/faults/tare");
     built.exists().then_some(built)

@@ -17,7 +17,7 @@ use tare_harness::{box_processes, eventually, hierarchies};
 use crate::crash_steps::operations::{CONTENT, HERE, NAME, OTHER_NAME, Whom};
 
 const BYSTANDER: &str = "bystander";
-/// What a state root has whose boxes are all gone.
+/// The names in a state root without boxes.
 const FIXED_NAMES: [&str; 4] = ["boxes", "claims", "history", "names"];
 
 pub struct Lane<'a> {
@@ -27,10 +27,10 @@ pub struct Lane<'a> {
     bystander: Bystander,
 }
 
-/// A box that must stay as it is.
+/// A box that no operation may change.
 struct Bystander {
     id: String,
-    /// What the cgroups of all boxes of the state root begin with.
+    /// The prefix of the cgroups of all boxes in the state root.
     prefix: String,
     processes: BTreeSet<u32>,
     account: Vec<u8>,
@@ -75,13 +75,14 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// The ordinary binary.
+    /// Runs the ordinary binary.
     #[track_caller]
     pub fn ordinary<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
         self.start(self.tare.command(args)).wait()
     }
 
-    /// The one with faults, told what is to become of whose step; its steps are noted.
+    /// Runs the binary with faults, with the fault for a step of tare or of the keeper, and logs
+    /// its steps.
     #[track_caller]
     pub fn faulty(&self, args: &[&str], whom: Whom, fault: Option<&str>) -> Output {
         let args = args.iter().map(|arg| arg.replace(HERE, self.home.text()));
@@ -109,7 +110,8 @@ impl<'a> Lane<'a> {
         self.tare.command(args)
     }
 
-    /// Forgets the steps that were noted. A keeper is another user.
+    /// Clears the logs of steps. The keeper is another user, so it needs write access to its own
+    /// log.
     pub fn note_anew(&self) {
         for name in ["log", "log.keeper"] {
             let path = self.home.write(name, "");
@@ -117,12 +119,12 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Those of whoever has prepared the box.
+    /// Clears the log of the command that prepared the box.
     pub fn forget_own_steps(&self) {
         self.home.write("log", "");
     }
 
-    /// How many steps were noted, when the keeper has nothing more to do.
+    /// Returns how many steps were logged, once the keeper is idle.
     #[track_caller]
     pub fn steps_of(&self, whom: Whom) -> usize {
         self.settle();
@@ -142,8 +144,7 @@ impl<'a> Lane<'a> {
         fs::read_to_string(self.home.join(name)).expect("it was made before")
     }
 
-    /// Waits until the keeper, if it is there, waits itself: it answers first and
-    /// writes down later what it has done.
+    /// Waits until the keeper, if it exists, is idle: it answers first and records afterwards.
     #[track_caller]
     fn settle(&self) {
         let Some(id) = self.id_of_subject() else {
@@ -178,13 +179,13 @@ impl<'a> Lane<'a> {
         alive.map(|(_, process)| process.pid).collect()
     }
 
-    /// Who is alive in the box that the operation is about.
+    /// The live processes of the box that the operation works on.
     pub fn processes_of_subject(&self) -> BTreeSet<u32> {
         let id = self.id_of_subject();
         id.map(|id| self.processes_of(&id)).unwrap_or_default()
     }
 
-    /// Returns when everyone in the box has died with its keeper.
+    /// Kills the keeper, and returns when all processes of the box are dead.
     #[track_caller]
     pub fn kill_keeper(&self) {
         let id = self.id_of_subject().expect("it was just made");
@@ -199,7 +200,7 @@ impl<'a> Lane<'a> {
         fs::remove_dir_all(self.record(&id)).expect("it is ours");
     }
 
-    /// What came out, if anything did.
+    /// The file that was copied out of the box, if there is one.
     pub fn copied(&self) -> Option<String> {
         fs::read_to_string(self.home.join("out")).ok()
     }
@@ -212,8 +213,8 @@ impl<'a> Lane<'a> {
         boxes.into_iter().map(|one| (id(&one), one)).collect()
     }
 
-    /// After one ordinary command all that is there is of a box that it lists, and the
-    /// bystander is as it was; what has become of the other box.
+    /// Checks that after one ordinary command every object belongs to a listed box, and that the
+    /// bystander is unchanged. Returns the state of the other box.
     #[track_caller]
     pub fn check(&self) -> Fate {
         let first = self.listed();
@@ -228,7 +229,7 @@ impl<'a> Lane<'a> {
         fate
     }
 
-    /// The box that the operation was about is as usable as ever.
+    /// Checks that the box still runs commands.
     #[track_caller]
     pub fn answers(&self) {
         let id = self.id_of_subject().expect("it is listed");
@@ -263,7 +264,7 @@ impl<'a> Lane<'a> {
         names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Those of this state root, with the id of their box.
+    /// The cgroups of this state root, with the ids of their boxes.
     fn cgroups(&self) -> Vec<(String, PathBuf)> {
         let entries = hierarchies().into_iter().flat_map(fs::read_dir).flatten().flatten();
         let id = |path: &Path| {
@@ -274,8 +275,8 @@ impl<'a> Lane<'a> {
         found.filter_map(|path| Some((id(&path)?, path))).collect()
     }
 
-    /// The boxes, when none is on its way: in each that lives are its keeper and the one
-    /// process that it started, and nobody waits to be reaped but those that came to us.
+    /// Waits until no box is starting or ending, and returns the boxes. Each live box then has its
+    /// keeper and one process, and the only zombies are children of the test.
     #[track_caller]
     fn settled(&self) -> BTreeMap<String, Value> {
         let mut listed = BTreeMap::new();
@@ -293,8 +294,8 @@ impl<'a> Lane<'a> {
         listed
     }
 
-    /// Whoever is in a box of this state root, by box: by its cgroup, or with a keeper in
-    /// one PID namespace, where there was none to be had.
+    /// The processes of boxes of this state root, by box. A process belongs to a box by its cgroup
+    /// or, without cgroups, by the PID namespace of the keeper.
     fn inside(&self) -> Vec<(String, Process)> {
         let all = box_processes();
         let kept: BTreeMap<_, _> = all.iter().filter_map(|it| self.namespace_of(it)).collect();
@@ -309,7 +310,8 @@ impl<'a> Lane<'a> {
         inside.collect()
     }
 
-    /// Of a keeper of this state root, with the id of its box: `tare-keeper TAG ID`.
+    /// The PID namespace of a keeper of this state root and the id of its box (`tare-keeper TAG
+    /// ID`).
     fn namespace_of(&self, process: &Process) -> Option<(String, String)> {
         let line = fs::read(format!("/proc/{}/cmdline", process.pid)).ok()?;
         let line = String::from_utf8(line).ok()?;
@@ -332,7 +334,7 @@ impl<'a> Lane<'a> {
         assert!(now == *account, "the bystander's record has changed");
     }
 
-    /// Removes the other box; nothing of it is left.
+    /// Removes the other box and checks that nothing of it is left.
     #[track_caller]
     pub fn clear(&self) {
         for (id, one) in self.listed() {
@@ -347,7 +349,7 @@ impl<'a> Lane<'a> {
         let _ = fs::remove_file(self.home.join("out"));
     }
 
-    /// Removes the bystander too; nothing is left then.
+    /// Removes the bystander too and checks that nothing is left.
     #[track_caller]
     pub fn finish(self) {
         self.ordinary(["rm", "-f", "--all"]).ok();

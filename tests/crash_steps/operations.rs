@@ -2,35 +2,35 @@
 
 use tare_harness::scene::Fate::{self, Absent, Exited, Paused, Running};
 
-/// The box that an operation is about, or that it makes.
+/// The name of the box that an operation works on or creates.
 pub const NAME: &str = "subject";
-/// What it is called after `rename`.
+/// The name of the box after `rename`.
 pub const OTHER_NAME: &str = "renamed";
 
 /// Stands for the directory of the test among the arguments.
 pub const HERE: &str = "HERE";
-/// What goes in and comes out.
+/// The content of the file that `cp` copies.
 pub const CONTENT: &str = "content\n";
 
-/// Who meets the step.
+/// The process whose step gets the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whom {
     Tare,
-    /// Of the box that the operation makes, or is about.
+    /// The keeper of the box that the operation creates or works on.
     Keeper,
 }
 
-/// How the box is before the operation.
+/// The state of the box before the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     Nothing,
     Running,
     Paused,
-    /// Left to itself, and its keeper was killed.
+    /// A detached box whose keeper was killed.
     Dead,
-    /// Its creator was killed, and it has died with it.
+    /// An attached box that died with its creator.
     Abandoned,
-    /// It lives, and nothing of it is on record.
+    /// A live box without a record.
     Orphan,
 }
 
@@ -38,16 +38,16 @@ pub enum Before {
 pub struct Operation {
     pub before: Before,
     pub call: &'static [&'static str],
-    /// What the box may be when the operation has said that it succeeded.
+    /// The possible states of the box after the operation reported success.
     pub done: &'static [Fate],
-    /// And when it has not, or nobody was left to say so.
+    /// The possible states after the operation failed or was killed.
     pub undone: &'static [Fate],
     /// The codes of its own failures.
     pub failures: &'static [i32],
 }
 
 impl Operation {
-    /// What the box may be; a keeper that is killed takes it along.
+    /// The possible states of the box; a killed keeper takes its box along.
     pub fn fates(&self, succeeded: bool, keeper_killed: bool) -> Vec<Fate> {
         let fates = if succeeded { self.done } else { self.undone };
         let mut fates = fates.to_vec();
@@ -110,7 +110,7 @@ pub const REMOVE: Operation = Operation {
     failures: &[1],
 };
 
-/// Any command does so in passing.
+/// Every command finishes dead boxes on the way.
 pub const FINISH: Operation = Operation {
     before: Before::Dead,
     call: &["ls"],

@@ -14,9 +14,9 @@ use crate::crash_steps::faulty;
 use crate::crash_steps::lane::Lane;
 use crate::crash_steps::operations::{Before, CONTENT, NAME, Operation, RUN_DETACHED, Whom};
 
-/// How many operations are tried beside each other.
+/// How many operations run at the same time.
 const LANES: usize = 2;
-/// More steps than a copy has in a row that fail for nobody.
+/// More consecutive steps than a copy has that are not logged.
 const UNNOTED_MAX: usize = 8;
 /// More steps than any operation has.
 const STEPS_MAX: usize = 1_000;
@@ -25,7 +25,7 @@ const STEPS_MAX: usize = 1_000;
 /// EIO.
 const ERRNOS: [i32; 9] = [28, 24, 23, 11, 16, 30, 4, 12, 5];
 
-/// What becomes of a step.
+/// What is done to a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Kill,
@@ -50,7 +50,7 @@ impl Fault {
         faults
     }
 
-    /// As the build with faults wants it.
+    /// The value of `TARE_FAULT`.
     fn at(self, step: usize) -> String {
         match self {
             Self::Kill => format!("kill@{step}"),
@@ -97,7 +97,7 @@ pub fn each_step(operation: &'static Operation, whom: Whom) {
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
 }
 
-/// How many steps the keeper has behind it when the operation begins.
+/// How many steps the keeper has made when the operation begins.
 fn steps_before(lane: &Lane<'_>, operation: &Operation, whom: Whom) -> usize {
     if whom == Whom::Tare || operation.before == Before::Nothing {
         return 0;
@@ -109,14 +109,14 @@ fn steps_before(lane: &Lane<'_>, operation: &Operation, whom: Whom) -> usize {
     steps
 }
 
-/// What came of it in one lane.
+/// The result of one lane.
 #[derive(Debug, Default)]
 struct Tried {
     steps: usize,
     failures: Vec<String>,
 }
 
-/// What is tried in one lane.
+/// The trials of one lane.
 struct Steps<'a> {
     lane: &'a Lane<'a>,
     operation: &'static Operation,
@@ -125,8 +125,8 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Every so many-th step from this one on. What goes wrong at one is no reason not
-    /// to try the others: each that fails is told.
+    /// Tries every `LANES`-th step from `first` on. It continues after a failure and reports every
+    /// step that fails.
     fn all_from(&self, first: usize) -> Tried {
         let mut tried = Tried::default();
         let mut unmet = 0;
@@ -153,18 +153,18 @@ impl Steps<'_> {
         panic!("{:?} does not end", self.operation.call);
     }
 
-    /// How many steps in a row that nobody has met are the end.
+    /// How many consecutive steps without a hit end the search.
     fn unmet_max(&self) -> usize {
         if self.is_for_copies_too() { UNNOTED_MAX } else { 1 }
     }
 
-    /// A copy is a fork of the keeper that goes on counting; what it counts is not noted,
-    /// for it has no descriptor of ours.
+    /// A copy is a fork of the keeper that continues its count. Its steps are not logged, because
+    /// it has no descriptor of the log.
     fn is_for_copies_too(&self) -> bool {
         self.whom == Whom::Keeper && self.operation.call.contains(&"cp")
     }
 
-    /// Whether there was such a step.
+    /// Returns whether the operation has so many steps.
     fn try_at(&self, step: usize) -> bool {
         let Self { lane, operation, whom, .. } = *self;
         let fault = self.fault.at(step);
@@ -200,7 +200,7 @@ impl Steps<'_> {
         met
     }
 
-    /// It was killed, has succeeded, or has said in one line why not.
+    /// Checks that the command was killed, succeeded, or printed one line with the reason.
     #[track_caller]
     fn spoke(&self, output: &Output, met: bool) {
         let Self { operation, whom, fault, .. } = *self;
@@ -225,7 +225,7 @@ impl Steps<'_> {
     }
 }
 
-/// The box as it is before the operation; who is in it then.
+/// Puts the box into its state before the operation, and returns its processes.
 #[track_caller]
 fn prepare(lane: &Lane<'_>, before: Before, whom: Whom, fault: Option<&str>) -> BTreeSet<u32> {
     let call = RUN_DETACHED.call;
@@ -254,7 +254,7 @@ fn prepare(lane: &Lane<'_>, before: Before, whom: Whom, fault: Option<&str>) -> 
     lane.processes_of_subject()
 }
 
-/// A box whose creator was killed while its command ran.
+/// Starts a box and kills its creator while the command runs.
 #[track_caller]
 fn abandon(lane: &Lane<'_>) {
     let call = ["run", "--name", NAME, "--", "sh", "-c", "echo here; exec sleep 1000"];
@@ -265,7 +265,7 @@ fn abandon(lane: &Lane<'_>) {
     eventually("its box has died with it", || lane.processes_of_subject().is_empty());
 }
 
-/// Tells what was tried, if the test fails while it is there.
+/// Prints the trial if the test fails before the value is dropped.
 struct Story(String);
 
 impl Drop for Story {

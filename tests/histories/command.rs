@@ -22,7 +22,7 @@ pub enum Verb {
     List,
 }
 
-/// Those that make a box more often than one that ends it.
+/// Verbs that create a box are more frequent than those that end one.
 const VERBS: [Verb; 18] = [
     Verb::Start,
     Verb::Start,
@@ -48,7 +48,7 @@ const VERBS: [Verb; 18] = [
 pub struct Command {
     pub verb: Verb,
     pub name: String,
-    /// What it is to be called, if it gets another name.
+    /// The new name, for `rename`.
     pub other: String,
 }
 
@@ -76,7 +76,7 @@ impl Command {
         words.into_iter().map(str::to_owned).collect()
     }
 
-    /// What it exits with when it fails.
+    /// The exit code of a failure.
     pub fn failure(&self) -> i32 {
         match self.verb {
             Verb::Start | Verb::Exec => 125,
@@ -101,7 +101,7 @@ impl fmt::Display for Command {
     }
 }
 
-/// Who does what, and when it is killed.
+/// One step: the actor, the command, and when it is killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     pub actor: usize,
@@ -120,7 +120,7 @@ impl fmt::Display for Step {
 }
 
 pub const ACTORS: usize = 3;
-/// Of all actors together.
+/// The number of steps of all actors together.
 const STEPS: usize = 45;
 /// Boxes that one actor has for itself, and that all share.
 const OWN: [&str; 2] = ["x", "y"];

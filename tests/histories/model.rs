@@ -15,18 +15,17 @@ pub enum Outcome {
     Refused,
 }
 
-/// What may be there under each name; under any other nothing is.
+/// The possible states of the box under each name. Other names have no box.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     may_be: BTreeMap<String, BTreeSet<Fate>>,
-    /// Those that were told to end, by a command that was killed: they may yet.
+    /// Boxes that a killed command asked to end: they may still end.
     doomed: BTreeSet<String>,
-    /// Those whose creator was killed: nothing is kept of a box that it had not
-    /// finished, however that ends.
+    /// Boxes whose creator was killed: an unfinished box leaves nothing.
     unborn: BTreeSet<String>,
 }
 
-/// What a command does to a box in this state, and what becomes of the box.
+/// The outcome of a command on a box in this state, and the box's next state.
 pub fn effect(verb: Verb, on: Fate) -> (Outcome, Fate) {
     use Fate::{Absent, Exited, Paused, Running};
     use Outcome::{Done, Refused};
@@ -172,7 +171,7 @@ impl Model {
         self.may_be.insert(name.to_owned(), fates);
     }
 
-    /// What is not sure of a box is not sure under its new name.
+    /// Moves the uncertainties of a box to its new name.
     fn pass_on(&mut self, rename: &Command) {
         for unsure in [&mut self.doomed, &mut self.unborn] {
             if unsure.contains(&rename.name) {

@@ -136,7 +136,7 @@ fn killed_tares_leave_no_name_and_no_packet_filter_rule() {
     assert_eq!((names_of_the_host(), rules()), before);
 }
 
-/// Whatever has a name where programs leave such things, and abstract sockets.
+/// Names in the directories where programs leave sockets and pipes, and abstract sockets.
 fn names_of_the_host() -> BTreeSet<String> {
     let directories = ["/tmp", "/run", "/var/tmp", "/dev/shm", "/var/run/netns", "/dev/mqueue"];
     let entries = directories.iter().flat_map(fs::read_dir).flatten();

@@ -60,7 +60,7 @@ fn every_observer_sees_a_live_box_as_running_and_rm_frees_its_port() {
     assert!(is_free(port));
 }
 
-/// The number of the keeper, as another tare tells it.
+/// The pid of the keeper, from `tare inspect`.
 fn keeper_on_record(case: &Case, id: &str) -> Option<u32> {
     let details = case.json(["inspect", id]);
     let holdings = details[0]["holdings"].as_array().expect("an array").clone();
@@ -306,8 +306,8 @@ fn a_box_with_any_damaged_record_is_listed_and_removed() {
     case.nothing_left();
 }
 
-/// What `ls` and `sweep` do with a box that they cannot see, as root and as a user
-/// without privileges, whose boxes have no cgroup to be seen in.
+/// Checks `ls` and `sweep` on a box that they cannot observe, as root and without privileges
+/// (without cgroups).
 #[track_caller]
 fn assert_unseen_boxes_stay(case: &Case) {
     let kept = case.detached(["--quiet", "--", "sleep", "1000"]);

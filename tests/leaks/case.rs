@@ -42,8 +42,8 @@ impl Case {
         self.start_command(command)
     }
 
-    /// A script for `--contain` that makes cgroups, moves somebody into the deepest, and
-    /// says `up`; `None` where a box cannot.
+    /// A script for `--contain` that creates nested cgroups, moves a process into the deepest, and
+    /// prints `up`; `None` if boxes cannot do that here.
     pub fn nested_cgroups(&self) -> Option<String> {
         let (point, _) = unified_hierarchy().filter(|_| is_root())?;
         // The cgroup in which the kernel says we are, whatever it is called.
@@ -55,7 +55,7 @@ impl Case {
         ))
     }
 
-    /// Nobody is in the box and it has no cgroup, before another tare could have helped.
+    /// Checks that the box has no process and no cgroup, without running another tare command.
     #[track_caller]
     pub fn assert_over(&self, id: &str) {
         let processes = self.processes_in(id);

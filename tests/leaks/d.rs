@@ -16,8 +16,8 @@ use tare_harness::{
 
 use crate::leaks::case::{Case, case, times};
 
-/// How many cgroups that are gone the kernel may keep: some hold pages that nobody has
-/// wanted back yet. A leak is one for each box, or more.
+/// How many removed cgroups the kernel may keep: some hold pages that were not reclaimed yet. A
+/// leak would be at least one per box.
 const DYING_MAX: u64 = 20;
 
 /// How many cgroups are gone and not freed (`nr_dying_descendants` of cgroup.stat).
@@ -207,14 +207,14 @@ except BlockingIOError:
 const BOMB: &str = "printf '#!/bin/sh\\n/work/bomb & /work/bomb & wait\\n' > /work/bomb
                     chmod +x /work/bomb; exec /work/bomb";
 
-/// What is allowed in a box, by each of its cgroups that has a limit of this name.
+/// The limits in the files of this name, in all cgroups of a box.
 fn limits_in(cgroups: &[PathBuf], files: &[&str]) -> Vec<u64> {
     let files = cgroups.iter().flat_map(|one| files.iter().map(|file| one.join(file)));
     let texts = files.filter_map(|file| fs::read_to_string(file).ok());
     texts.filter_map(|text| text.trim().parse().ok()).collect()
 }
 
-/// It has a limit on processes and one on memory that a host survives.
+/// Checks that the box has limits on processes and memory that a host survives.
 #[track_caller]
 fn assert_limited(cgroups: &[PathBuf]) {
     let pids = limits_in(cgroups, &["pids.max"]);
@@ -231,7 +231,7 @@ fn slab_kib() -> u64 {
     kib.expect("as in proc_meminfo(5)")
 }
 
-/// What other tests may use of it meanwhile.
+/// How much kernel memory other tests may use meanwhile.
 const SLAB_KIB_MAX: u64 = 256 << 10;
 
 /// A one-shot that waits. The host is shared with other tests: a refusal for pressure

@@ -59,8 +59,8 @@ fn running_out_of_descriptors_is_reported_and_recovers_after_close() {
     case.nothing_left();
 }
 
-/// What a server may have more without a leak: threads that wait for work end by
-/// themselves, and its heap has holes.
+/// How much more a server may have without a leak: idle threads end by themselves, and the heap is
+/// fragmented.
 const IDLE_THREADS_MAX: usize = 16;
 const SERVER_GROWTH_BYTES_MAX: u64 = 1 << 20;
 
@@ -301,7 +301,7 @@ fn clients_that_leave_during_a_burst_delay_no_other_client() {
 /// How many requests are on their way over one connection.
 const PIPELINED: usize = 50;
 
-/// A connection from an address of this host that nobody else uses.
+/// Connects from an otherwise unused loopback address.
 fn connect_from(server: &Server, number: usize) -> TcpStream {
     let [.., high, low] = number.to_be_bytes();
     let from = SocketAddrV4::new(Ipv4Addr::new(127, 77, high, low), 0);

@@ -106,7 +106,7 @@ fn a_hundred_interrupted_stops_lose_no_slot() {
     case.nothing_left();
 }
 
-/// Who a process of the box is on the host.
+/// The uid map of the box, which begins with its first uid on the host.
 fn first_uid(tare: &Tare, id: &str) -> String {
     let map = format!("/proc/{}/uid_map", tare.keeper(id).pid);
     fs::read_to_string(map).expect("the keeper is ours to look at")

@@ -81,7 +81,7 @@ fn removing_a_box_unmounts_its_volume_and_keeps_the_data() {
     fs::remove_dir_all(data.path()).expect("nobody holds it");
 }
 
-/// What all files below a directory take, but for the stories that are kept on purpose.
+/// The size of all files below a directory, without the history.
 fn bytes_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let counted = entries.filter(|entry| entry.file_name() != "history");

@@ -18,7 +18,7 @@ use crate::library::{Library, assert_alone};
 
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// Goes on whatever it is asked; only SIGKILL ends it.
+/// A script that only SIGKILL ends.
 const STUBBORN: &str =
     "trap '' TERM INT HUP; setsid sleep 1000 & echo up; while :; do sleep 1000; done";
 

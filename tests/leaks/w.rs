@@ -11,7 +11,7 @@ use tare_harness::{TemporaryDirectory, eventually, fixture};
 
 use crate::leaks::case::{case, times};
 
-/// What is below a directory, and which one it is: its inode and times of change.
+/// The tree below a directory, and the directory's inode and change times.
 type Seen = (BTreeMap<PathBuf, (u32, Vec<u8>)>, (u64, i64, i64));
 
 /// Everything below a directory, and its own inode and time of change.

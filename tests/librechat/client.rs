@@ -60,7 +60,7 @@ impl Chat {
         self.post_as(("User-Id", "u1"), path, form)
     }
 
-    /// With a header that says who asks.
+    /// Posts a form with an authentication header.
     pub fn post_as(&self, who: (&str, &str), path: &str, form: Form) -> Answer {
         let media_type = format!("multipart/form-data; boundary={BOUNDARY}");
         let agent = ("User-Agent", "LibreChat/1.0");
@@ -76,9 +76,9 @@ impl Chat {
     }
 }
 
-/// What clients do with code.
+/// Executions, as clients request them.
 impl Chat {
-    /// What a program left and what came of it, whatever that is.
+    /// Executes code and returns the answer, whatever it is.
     #[track_caller]
     pub fn exec(&self, request: Value) -> Value {
         let answer = self.server.post("/v1/exec", &request).was(200).json();
@@ -121,7 +121,7 @@ impl Chat {
     }
 }
 
-/// What `./check` installs from PyPI.
+/// The packages that `./check` installs from PyPI.
 const PACKAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/packages");
 
 /// The section that shows real packages to boxes; `None` where they are not installed.
@@ -224,7 +224,7 @@ impl Form {
         self.0
     }
 
-    /// What is sent before something goes wrong.
+    /// The form without its end.
     pub fn unfinished(self) -> Vec<u8> {
         self.0
     }

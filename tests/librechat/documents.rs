@@ -16,7 +16,7 @@ book.active['A1'], book.active['B1'] = 'sum', 42
 os.mkdir('tables')
 book.save('tables/sheet.xlsx')";
 
-/// What the same libraries, and Pillow, make of what came back.
+/// Reads the returned files with the same libraries and Pillow.
 const READ: &str = "import openpyxl
 from PIL import Image
 for name in ['figure.png', 'figure.jpg']:

@@ -7,7 +7,7 @@ use tare_harness::{Answer, Server, eventually, tare, unprivileged};
 
 use crate::librechat::client::{Chat, Form, file, is_id, peak_bytes, text};
 
-/// Of an answer, in the order of the contract.
+/// The result fields of an answer, in the order of the contract.
 fn verdict(answer: &Value) -> [Value; 4] {
     ["code", "signal", "status", "message"].map(|field| answer[field].clone())
 }
@@ -344,7 +344,7 @@ except OSError as error: print(os.strerror(error.errno))";
     chat.stop(&tare);
 }
 
-/// What a box holds of the server goes with the box.
+/// Descriptors that the server needs for a box are closed with the box.
 #[test]
 fn many_executions_leave_the_number_of_descriptors_unchanged() {
     let tare = tare!();
@@ -366,8 +366,8 @@ fn many_executions_leave_the_number_of_descriptors_unchanged() {
     chat.stop(&tare);
 }
 
-/// Of files that cannot be kept only so much is remembered: a path may be as long as
-/// directories are deep.
+/// The server remembers a limited number of bytes about skipped files, because a path can be as
+/// long as directories are deep.
 #[test]
 fn long_names_in_deep_directories_cost_the_server_little_memory() {
     let tare = tare!();
@@ -386,7 +386,7 @@ for number in range(500): open(str(number), 'w')";
     chat.stop(&tare);
 }
 
-/// What it said is answered, whatever it has done to its files.
+/// The answer contains the output of the program, whatever the program did to its files.
 #[test]
 fn a_program_that_locks_its_directory_still_gets_an_answer() {
     let tare = tare!();

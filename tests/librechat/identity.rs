@@ -12,7 +12,7 @@ use tare_harness::{
 
 use crate::exhaustion::Around;
 
-/// Files of a session that nobody has: whoever is heard is told so.
+/// The files of a session that does not exist: an accepted request gets 404.
 const ASKED: &str = "/v1/files/AAAAAAAAAAAAAAAAAAAAA?detail=simple";
 /// `printf %s native-key | sha256sum`
 pub const KEY: &str = "[[keys]]\nname = 'native'\n\
@@ -65,7 +65,7 @@ fn bearer(server: &Server, token: &str) -> Answer {
     server.ask("GET", ASKED, &[("Authorization", &token)], b"")
 }
 
-/// It was heard, whatever was answered.
+/// Checks that the request was accepted.
 #[track_caller]
 fn heard(answer: Answer) {
     let answers = [200, 404];
@@ -362,7 +362,7 @@ fn a_user_reaches_neither_files_nor_sessions_of_another() {
     fs::remove_dir_all(tare.state_root().join("files")).expect("it is there");
 }
 
-/// A search for tools does not say who asks.
+/// LibreChat's tool search sends no credential.
 #[test]
 fn anonymous_code_runs_only_if_enabled_and_sees_no_files() {
     let tare = tare!();

@@ -16,7 +16,7 @@ use crate::librechat::client::{Chat, file, text, with_packages};
 /// How many there are; more by the environment.
 const EXECUTIONS: u64 = 60;
 const EXECUTIONS_VARIABLE: &str = "TARE_INCIDENT_EXECUTIONS";
-/// That many people at once.
+/// The number of concurrent users.
 const USERS: u64 = 20;
 /// Importing both takes half a second of a processor, of which there may be one for all.
 const LIMITS: &str = "[limits]\ntimeout = '5m'\n";
@@ -60,7 +60,7 @@ fn everybody(does: impl Fn(u64) + Sync) {
     });
 }
 
-/// Nothing of anybody is left now: no box, process, cgroup, descriptor, thread or file.
+/// Checks that no box, process, cgroup, descriptor, thread or file is left.
 #[track_caller]
 fn look(tare: &Tare, chat: &Chat, before: Vitals, kept_before: usize) -> Vitals {
     eventually("no box is left", || {
@@ -89,8 +89,8 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// What the model wrote, and what the client does with the table that comes back. The
-    /// very first table is left for its time to pass.
+    /// Executes the model's code, and downloads and removes the returned table. The very first
+    /// table is left to expire.
     fn executes(&self, round: u64) {
         let name = &self.name;
         let code = format!(

@@ -15,7 +15,7 @@ use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 const USER: &str = "kind=user&id=u1";
 /// How often it is killed; more by the environment.
 const KILLS: u64 = 5;
-/// Each time it is killed after so many answers at most, and so many microseconds.
+/// The server is killed after at most this many answers, plus some microseconds.
 const ANSWERS_MAX: u64 = 8;
 const LATER_US: u64 = 20_000;
 const CLIENTS: u64 = 4;
@@ -122,7 +122,7 @@ fn a_reload_changes_file_limits_but_not_the_directory() {
     chat.server.stop().ok();
 }
 
-/// Of what was answered all is there and whole; of what was not, nothing or all.
+/// Every acknowledged file exists and is complete. Other files exist completely or not at all.
 #[test]
 fn a_server_killed_at_any_moment_keeps_every_acknowledged_file() {
     let tare = tare!();

@@ -9,7 +9,7 @@ use crate::librechat::client::{BOUNDARY, Chat, Form, reference};
 /// Just below what a client sends at most.
 const SIZE: usize = 140 << 20;
 const PIECE: usize = 1 << 20;
-/// What it may have held at once in all of its life: a small part of the file.
+/// The largest resident size that the server may reach: a small part of the file.
 const MOST_RESIDENT: u64 = 40 << 20;
 
 #[test]

@@ -49,7 +49,7 @@ fn walking_200_000_files_of_packages_leaves_no_descriptor_open() {
     chat.stop(&tare);
 }
 
-/// A file system in memory: a loaded disk takes minutes to make and remove so many files.
+/// A file system in memory: on a busy disk, creating and removing so many files takes minutes.
 struct InMemory(PathBuf);
 
 impl InMemory {
@@ -78,14 +78,14 @@ fn make_files(root: &Path) {
     }
 }
 
-/// Open files of everybody, as the kernel counts them (proc_sys_fs(5)).
+/// Open files of the whole host, as the kernel counts them (proc_sys_fs(5)).
 fn host_descriptors() -> u64 {
     let text = fs::read_to_string("/proc/sys/fs/file-nr").expect("/proc is mounted");
     let first = text.split_whitespace().next().map(str::parse);
     first.expect("three numbers").expect("a number")
 }
 
-/// A language whose program is a package, as npm puts it there.
+/// The program of the language is a package that npm installed.
 #[test]
 fn a_language_whose_program_is_in_the_packages_is_offered() {
     let tare = tare!();

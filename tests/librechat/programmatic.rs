@@ -184,7 +184,7 @@ fn a_continuation_refused_under_load_succeeds_when_sent_again() {
     chat.stop(&tare);
 }
 
-/// Whatever the code writes where its calls are, is read by nobody who trusts it.
+/// The server does not trust what code writes to the file of its calls.
 #[test]
 fn forged_tool_calls_have_no_effect() {
     let tare = tare!();
@@ -204,7 +204,7 @@ fn forged_tool_calls_have_no_effect() {
     chat.stop(&tare);
 }
 
-/// What a program writes costs the server no more than its bytes, and not many of them.
+/// The server reads a limited number of the bytes that a program writes.
 #[test]
 fn large_forged_tool_calls_cost_the_server_little_memory() {
     let tare = tare!();
@@ -223,7 +223,7 @@ fn large_forged_tool_calls_cost_the_server_little_memory() {
     chat.stop(&tare);
 }
 
-/// What a call is known by is kept for the client, and is the code's own choice.
+/// The code chooses the keys of its calls, and the server keeps them for the client.
 #[test]
 fn tool_call_keys_are_limited_in_total_size() {
     let tare = tare!();

@@ -209,8 +209,8 @@ fn a_malformed_session_hint_is_refused() {
     chat.stop(&tare);
 }
 
-/// Programs of ours that copy files are the box's own user, whom it may stop: whoever
-/// waits for them waits in vain, and must not do so for ever.
+/// tare's copy processes run as the box's user, so the box can stop them. The server must not wait
+/// for them forever.
 #[test]
 fn sessions_that_stop_tares_copy_processes_delay_no_other_request() {
     let tare = tare!();
@@ -240,7 +240,7 @@ subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=
     chat.stop(&tare);
 }
 
-/// Whatever became of a request, the next one finds the files that it names.
+/// After any end of a request, the next request finds the files that it names.
 #[test]
 fn a_file_replaced_for_a_disconnected_client_is_copied_again() {
     let tare = tare!();
@@ -268,7 +268,7 @@ fn a_file_replaced_for_a_disconnected_client_is_copied_again() {
     chat.stop(&tare);
 }
 
-/// Else nobody could use it any more, and whoever tried would keep it alive.
+/// Otherwise the session would stay unusable, and every request would extend its life.
 #[test]
 fn an_unusable_session_is_replaced() {
     let tare = tare!();

@@ -143,7 +143,7 @@ fn a_batch_accepts_or_refuses_each_file_separately() {
     chat.server.stop().ok();
 }
 
-/// Whatever came before is not left either.
+/// Files that arrived earlier in the same form are removed too.
 #[test]
 fn an_interrupted_upload_leaves_nothing() {
     let tare = tare!();

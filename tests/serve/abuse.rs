@@ -11,7 +11,7 @@ use tare_harness::{Answer, Server, Tare, Vitals, eventually, tare};
 const SHORT: &str = "[limits]\nclient = '1s'\n";
 const JSON: &str = "Host: localhost\r\nContent-Type: application/json\r\n";
 
-/// The server as it is when nobody asks anything.
+/// The vitals of an idle server.
 #[track_caller]
 pub fn at_rest(server: &Server) -> Vitals {
     // What is opened once, for the first file and the first exec, is open.
@@ -23,7 +23,7 @@ pub fn at_rest(server: &Server) -> Vitals {
     server.vitals_at_rest()
 }
 
-/// Nobody's connection, box, descriptor or thread is left.
+/// Checks that no connection, box, descriptor or thread is left.
 #[track_caller]
 pub fn is_at_rest_again(tare: &Tare, server: &Server, before: Vitals) {
     eventually("no box is left", || tare.footprint().records.is_empty());
@@ -39,7 +39,7 @@ pub fn runs(server: &Server) -> usize {
     requests.filter(|line| line.ends_with("status=200")).count()
 }
 
-/// What is answered to these bytes, up to the end of the connection.
+/// Sends these bytes and returns the answer up to the end of the connection.
 #[track_caller]
 fn answered(server: &Server, bytes: &[u8]) -> Vec<u8> {
     let mut stream = server.connect();

@@ -8,9 +8,9 @@ use serde_json::json;
 use tare_harness::{Answer, Server, eventually, tare};
 
 const MIB: u64 = 1 << 20;
-/// What a server has beside bodies: its threads, buffers of connections, its heap.
+/// Memory of a server beside bodies: threads, connection buffers, heap.
 const SLACK_BYTES: u64 = 48 * MIB;
-/// What may stay: the heap has holes.
+/// Memory that may stay, because the heap is fragmented.
 const STAYS_BYTES: u64 = 16 * MIB;
 
 /// A value of `/metrics`.
@@ -52,7 +52,7 @@ fn sent(server: &Server, path: &str, body: &str) -> (Answer, u64) {
     (answer, rose)
 }
 
-/// A request for a process that reads its input, of so many bytes.
+/// A request for a process with this many bytes of input.
 fn reading(stdin_bytes: usize) -> String {
     let stdin = "x".repeat(stdin_bytes);
     format!("{{\"command\":[\"wc\",\"-c\"],\"stdin\":\"{stdin}\",\"timeout_ms\":60000}}")

@@ -92,7 +92,7 @@ fn an_unknown_route_gets_404_with_a_hint() {
     server.stop().ok();
 }
 
-/// A server that listens on a socket of the host, and what it was told to listen on.
+/// Starts a server on a unix socket, and returns it with its `--listen` value.
 fn serve_through(tare: &Tare, path: &Path) -> (Running, String) {
     let listen = format!("unix:{}", path.display());
     let running = tare.spawn_call(["serve", "--listen", &listen]);
@@ -217,7 +217,7 @@ fn a_foreign_host_or_port_is_refused_on_every_route() {
     server.stop().ok();
 }
 
-/// With keys a page has nothing to gain, and clients use whatever name they know.
+/// With keys, a web page cannot authenticate, so every `Host` is accepted.
 #[test]
 fn with_keys_librechats_health_answers_to_any_host() {
     let tare = tare!();
@@ -308,7 +308,7 @@ fn host_network_without_keys_needs_a_unix_socket() {
     }
 }
 
-/// The listener stays on loopback, whatever the new configuration says.
+/// A reload does not change the listening address.
 #[test]
 fn a_reload_that_would_let_boxes_use_the_api_is_refused() {
     let tare = tare!();

@@ -14,9 +14,9 @@ use crate::serve::abuse::{at_rest, is_at_rest_again};
 const RUNS: u64 = 600;
 /// A part of the first ones is not counted: caches fill.
 const WARM_UP_PART: u64 = 6;
-/// So many looks are taken after that.
+/// The number of measurements after the warm-up.
 const LOOKS: u64 = 12;
-/// That many clients at once.
+/// The number of concurrent clients.
 const CLIENTS: u64 = 8;
 /// Longer than most boxes live.
 const HANGS_UP_WITHIN_MS: u64 = 60;
@@ -42,7 +42,7 @@ fn many_runs_leave_the_server_unchanged() {
     tare.call(["audit"]).ok();
 }
 
-/// The server when so many more are over, and nothing is left of them.
+/// Makes more runs, waits until nothing of them is left, and returns the server's vitals.
 fn look_after(
     tare: &Tare,
     server: &Server,

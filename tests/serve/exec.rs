@@ -226,7 +226,7 @@ fn a_detached_process_gets_signals_and_window_sizes() {
     end(server);
 }
 
-/// Nobody reads, and the process goes on.
+/// The process continues although its output is not read.
 #[test]
 fn unread_output_is_bounded_and_counted() {
     let tare = tare!();

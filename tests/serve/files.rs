@@ -45,8 +45,8 @@ fn listed(server: &Server, path: &str) -> Vec<Value> {
     entries
 }
 
-/// A part of a file that may be another one by then cannot be told from a part of this
-/// one: whoever asks for a part is told that there are none, and gets all of it.
+/// The file may change between two requests, so parts of it may not fit together. A range request
+/// gets the whole file.
 #[test]
 fn range_requests_are_not_supported_and_the_answer_says_so() {
     let tare = tare!();
@@ -134,7 +134,7 @@ fn special_files_are_refused_without_waiting() {
     end(server);
 }
 
-/// What looks like a file of the host is one of the box.
+/// A symlink to a path of the host leads to the same path in the box.
 #[test]
 fn symlinks_are_resolved_inside_the_box() {
     let tare = tare!();
@@ -267,7 +267,7 @@ fn a_very_deep_tree_is_removed() {
     end(server);
 }
 
-/// Whoever is in the box may stop our side of it, as it is the same user.
+/// Processes of the box can stop tare's copy process, because it has the same user.
 #[test]
 fn a_box_that_stops_tares_copy_process_delays_no_other_request() {
     let tare = tare!();

@@ -16,7 +16,7 @@ const PROGRAM: &str = "echo $$ >> $0; setsid sleep 1000 & echo $! >> $0;
     (setsid sh -c \"echo \\$\\$ >> $0; exec sleep 1000\" &); sleep 1000";
 const PROCESSES: usize = 3;
 
-/// A server whose hook runs that program, and the numbers of its processes.
+/// Starts a server whose hook runs the program, and returns the pids of the program's processes.
 fn hooked(tare: &Tare, timeout: &str) -> (Server, Vec<u32>, TemporaryDirectory) {
     let (directory, config) = configured("");
     let pids = directory.path().join("pids");

@@ -59,8 +59,8 @@ fn create_as(server: &Server, key: &str, body: &str) -> Answer {
     server.ask("POST", "/v1/boxes", &headers, body.as_bytes())
 }
 
-/// Whoever sends a key again with another request has made a mistake, and is not to
-/// believe that he has got what he asked for; also of a server that has never seen it.
+/// A key with another request is a mistake of the client, which must not get the old box. A
+/// restarted server refuses it too.
 #[test]
 fn a_key_reused_with_another_request_is_refused() {
     let tare = tare!();
@@ -97,7 +97,7 @@ fn a_key_reused_with_another_request_is_refused() {
     server.stop().ok();
 }
 
-/// What could not be made is no box: the key is still to be used.
+/// A failed creation leaves no box, so the key is still free.
 #[test]
 fn a_key_whose_create_failed_can_be_used_again() {
     let tare = tare!();
@@ -111,7 +111,7 @@ fn a_key_whose_create_failed_can_be_used_again() {
     server.stop().ok();
 }
 
-/// Killed at any moment of a create, and asked again by whoever got no answer.
+/// The server is killed at random moments of a creation, and the client repeats its request.
 #[test]
 fn a_server_killed_during_create_does_not_create_a_second_box() {
     let tare = tare!();

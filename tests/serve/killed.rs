@@ -19,7 +19,7 @@ const KILLS: u64 = 6;
 /// In which a client does some things, and is in the middle of one at the end.
 const KILLED_WITHIN_MS: u64 = 400;
 const CLIENTS: u64 = 4;
-/// What a box ends with by itself.
+/// The exit code of a box that ends by itself.
 const CODE: u8 = 7;
 
 #[test]
@@ -77,7 +77,7 @@ enum Step {
     Remove,
 }
 
-/// What a client was told about a box of its own.
+/// What the server answered about a box.
 #[derive(Debug)]
 struct Known {
     name: String,
@@ -102,7 +102,7 @@ impl Known {
         }
     }
 
-    /// As the server tells it, and the box itself.
+    /// Checks that server and box still agree with the answer.
     #[track_caller]
     fn is_still_true(&self, scene: &Scene, server: &Server) {
         let path = format!("/v1/boxes/{}", self.name);
@@ -124,7 +124,7 @@ impl Known {
         }
     }
 
-    /// Also one that ended while no server was there.
+    /// Checks the exit code, also of a box that ended while no server was running.
     #[track_caller]
     fn ended_with(&self, server: &Server, path: &str) {
         let mut found = Value::Null;
@@ -189,7 +189,7 @@ impl Client {
         Some(())
     }
 
-    /// Of the last box that it made, if that is still there.
+    /// Ends the last box of the client, if it still exists.
     fn end(&mut self, step: Step) -> Option<()> {
         let address = self.address;
         let Some(last) = self.known.last_mut() else {
@@ -299,7 +299,7 @@ fn children_of(parent: u32) -> Vec<Process> {
 /// Boxes that are there when a server starts; more by the environment.
 const LEFTOVERS: usize = 200;
 const THREADS: usize = 8;
-/// For thousands of boxes.
+/// The time limit for the recovery of thousands of boxes.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(60);
 
 #[test]

@@ -114,7 +114,7 @@ fn metrics_count_requests_runs_and_boxes() {
     server.stop().ok();
 }
 
-/// A leak is told the first time, and not after six days.
+/// A leak must be reported at once, not after six days.
 #[test]
 fn leftovers_of_a_killed_server_are_reclaimed_and_reported() {
     let tare = tare!();

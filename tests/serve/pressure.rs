@@ -158,7 +158,7 @@ fn on_a_full_disk_boxes_are_refused_and_other_requests_succeed() {
     server.stop().ok();
 }
 
-/// Those that have ended and are kept are in nobody's way.
+/// Ended boxes that are kept do not count.
 #[test]
 fn the_maximum_of_live_boxes_is_exact() {
     let tare = tare!();
@@ -212,7 +212,7 @@ fn a_box_that_is_ending_counts_until_it_is_gone() {
     server.stop().ok();
 }
 
-/// What can be given back is looked for at once, and not when somebody asks.
+/// An alert starts the cleanup at once, not with the next request.
 #[test]
 fn an_alert_removes_leftovers_at_once() {
     let tare = tare!();
@@ -309,7 +309,7 @@ impl Around {
         text.expect("it is there").trim().parse().expect("a number")
     }
 
-    /// So many processes, until their input ends.
+    /// Starts this many processes, which run until their input ends.
     fn fill(&self, tare: &Tare, count: usize) -> Running {
         let script = format!(
             "{}; exec 3<&0; i=1; while [ $i -lt {count} ]; do cat <&3 & i=$((i+1)); done; \

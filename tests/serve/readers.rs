@@ -20,14 +20,14 @@ fn flood(server: &Server) -> TcpStream {
     server.send("POST", "/v1/run", &STREAM, body.as_bytes())
 }
 
-/// Reads so many bytes, and keeps none.
+/// Reads and discards this many bytes.
 #[track_caller]
 fn read(stream: &mut TcpStream, bytes: u64) {
     let count = std::io::copy(&mut stream.take(bytes), &mut std::io::sink());
     assert_eq!(count.expect("frames come"), bytes);
 }
 
-/// What was not read yet hides that nobody is there any more.
+/// Unread bytes hide the end of the connection.
 #[test]
 fn a_client_that_hangs_up_with_unread_bytes_ends_its_run() {
     let tare = tare!();
@@ -119,7 +119,7 @@ fn a_stalled_reader_does_not_affect_other_readers() {
     server.stop().ok();
 }
 
-/// So many clients at a time hang up.
+/// The number of clients that hang up at the same time.
 const CLIENTS: u64 = 20;
 /// Longer than the whole life of a box.
 const HANGS_UP_WITHIN_MS: u64 = 200;

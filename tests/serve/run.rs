@@ -192,7 +192,7 @@ fn an_invalid_run_is_refused_with_the_reason() {
     server.stop().ok();
 }
 
-/// What is missing is not left out silently.
+/// A missing output must not be silent.
 #[test]
 fn outputs_that_the_command_blocks_are_an_error() {
     let tare = tare!();

@@ -11,13 +11,13 @@ const PROGRAM: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/schemathesis/bin/schemathesis");
 const EXAMPLES: &str = "20";
 const SECONDS_MAX: &str = "40";
-/// Whatever is run, is run for a moment, and no box keeps whoever follows its log waiting.
+/// Short limits, so that runs and followed logs end quickly.
 const LIMITS: &str =
     "[limits]\ntimeout = '1s'\ntimeout_max = '2s'\nlease = '2s'\nlease_max = '4s'\n";
 
-/// Of all that it checks only this is left out: that whatever fits the description is
-/// accepted. A description cannot say what the operator allows, that a command excludes
-/// code, or which paths there are in a box; that is refused with a reason.
+/// The only check that is left out: that every request that fits the description is accepted. The
+/// description cannot express what the operator allows, that `command` excludes `code`, or which
+/// paths exist in a box.
 const EXCLUDED: &str = "positive_data_acceptance";
 
 #[test]

@@ -12,7 +12,7 @@ const CLOSE: u8 = 8;
 
 struct Socket {
     stream: TcpStream,
-    /// What was read and not yet looked for.
+    /// Text that was read and not matched yet.
     seen: String,
 }
 

@@ -76,7 +76,7 @@ fn a_log_is_followed_to_the_end_of_its_box() {
     server.stop().ok();
 }
 
-/// A server that is asked to stop does not wait for those who only listen.
+/// A server that shuts down does not wait for clients that only listen.
 #[test]
 fn event_and_log_streams_end_when_the_server_shuts_down() {
     let tare = tare!();
@@ -153,7 +153,7 @@ fn audit_works_over_http() {
     server.stop().ok();
 }
 
-/// What a box of which nothing was told is left with is found, and swept.
+/// Audit reports a box whose record is gone, and sweep removes it.
 #[test]
 fn sweep_removes_box_without_record() {
     let tare = tare!();
@@ -207,7 +207,7 @@ fn events_report_pause_resume_and_lease_changes() {
     server.stop().ok();
 }
 
-/// A record whose creator was killed; `tare run` leaves one.
+/// Kills a `tare run`, which leaves a record, and returns its id.
 fn leftover(tare: &Tare) -> String {
     let before = tare.footprint().records;
     let killed = tare.spawn(["--", "sh", "-c", "echo runs; sleep 1000"]);
@@ -227,8 +227,7 @@ fn times_told(told: &str, event: &str, id: &str) -> usize {
     of_box.filter(|line| line.contains(&event)).count()
 }
 
-/// Whoever happens to end what somebody left behind: a list, a look at one box, a box
-/// that wants its name, a sweep.
+/// Different calls remove the leftover: a list, an inspect, a create with its name, a sweep.
 #[test]
 fn every_reclaimed_leftover_is_reported_once() {
     let tare = tare!();

@@ -83,7 +83,7 @@ impl Tare {
         Running::start(with_pipes(command, Stdio::null())).wait()
     }
 
-    /// What `tare ARGS` prints, which must be JSON on one or more lines.
+    /// Runs `tare ARGS` and parses its output, which must be JSON.
     #[track_caller]
     pub fn json<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Value {
         self.expect_lasting_boxes();
@@ -99,13 +99,13 @@ impl Tare {
         boxes.unwrap_or_else(|| panic!("not an array: {listed}")).clone()
     }
 
-    /// What `tare ls` says about one box; `None` when it is not listed.
+    /// The entry of `tare ls` for one box; `None` if it is not listed.
     #[track_caller]
     pub fn listed(&self, id: &str) -> Option<Value> {
         self.list().into_iter().find(|one| one["id"] == id)
     }
 
-    /// The same of a box that must be listed.
+    /// The entry of `tare ls -a` for a box that must be listed.
     #[track_caller]
     pub fn look(&self, id: &str) -> Value {
         self.listed(id).unwrap_or_else(|| panic!("box {id} is not listed"))
@@ -175,7 +175,7 @@ impl Tare {
         files
     }
 
-    /// Whoever is alive in the box, its keeper included.
+    /// The live processes of the box, including its keeper.
     pub fn processes_in(&self, id: &str) -> Vec<Process> {
         let is_inside = |process: &Process| {
             let mut parts = process.cgroups.iter().flat_map(|path| path.split('/'));
@@ -184,7 +184,7 @@ impl Tare {
         box_processes().into_iter().filter(is_inside).collect()
     }
 
-    /// Whoever is alive in the box except its keeper.
+    /// The live processes of the box, without its keeper.
     pub fn workload(&self, id: &str) -> Vec<Process> {
         let mut processes = self.processes_in(id);
         processes.retain(|process| !is_first(process));

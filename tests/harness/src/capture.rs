@@ -50,15 +50,14 @@ impl Capture {
         found(&collected)
     }
 
-    /// Everything up to the end of the stream; `None` when somebody still holds
-    /// it open at the deadline.
+    /// Everything up to the end of the stream; `None` if the stream is still open at the deadline.
     pub fn all_by(&self, deadline: Instant) -> Option<Vec<u8>> {
         let mut collected = self.wait(deadline, |state| state.ended);
         assert_eq!(collected.surplus_bytes, 0, "bytes came past the first {CAPTURED_BYTES_MAX}");
         collected.ended.then(|| std::mem::take(&mut collected.bytes))
     }
 
-    /// What has come until now.
+    /// The output so far.
     pub fn text_so_far(&self) -> String {
         String::from_utf8_lossy(&self.lock().bytes).into_owned()
     }

@@ -54,7 +54,7 @@ pub fn busybox_root() -> Option<TemporaryDirectory> {
     Some(root)
 }
 
-/// What is below a directory: contents of files, targets of links, modes.
+/// The tree below a directory: contents of files, targets of links, modes.
 pub fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];

@@ -18,9 +18,9 @@ pub struct Footprint {
     pub records: BTreeSet<String>,
     /// Names of the links in `names/`.
     pub names: BTreeSet<String>,
-    /// Directories of boxes in all hierarchies, of whatever state root.
+    /// Directories of boxes in all hierarchies, of any state root.
     pub cgroups: BTreeSet<PathBuf>,
-    /// Whoever is alive and in a box that we, or those that we started, have made.
+    /// Live processes in boxes that the test or its children created.
     pub processes: Vec<Process>,
 }
 
@@ -63,8 +63,7 @@ fn cgroups() -> BTreeSet<PathBuf> {
     of_tare.map(|entry| entry.path()).collect()
 }
 
-/// All orphans come to the test process, so whoever is in a box of ours descends
-/// from it.
+/// All orphans become children of the test process, so every process in its boxes descends from it.
 fn our_processes() -> Vec<Process> {
     let all = processes();
     let parents: BTreeMap<u32, u32> = all.iter().map(|it| (it.pid, it.parent)).collect();

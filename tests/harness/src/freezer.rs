@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use crate::skip::is_root;
 use crate::{eventually, hierarchies};
 
-/// A cgroup whose processes take no signal, SIGKILL neither (freezer-subsystem.rst).
+/// A cgroup whose processes receive no signal, not even SIGKILL (freezer-subsystem.rst).
 #[derive(Debug)]
 pub struct Freezer(PathBuf);
 
 impl Freezer {
-    /// `None` where there is no such freezer, or it cannot be used.
+    /// `None` if this host has no v1 freezer, or it cannot be used.
     pub fn new() -> Option<Self> {
         let name = format!("frozen-by-a-test-{}", std::process::id());
         let mut roots = hierarchies().into_iter().filter(|_| is_root());

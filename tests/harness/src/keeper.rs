@@ -7,8 +7,8 @@ use crate::tare::Tare;
 use crate::wait::eventually;
 
 impl Tare {
-    /// How many descriptors the keeper of the box has open, once it has nothing to
-    /// do: whoever has ended may be a moment ahead of it.
+    /// How many descriptors the idle keeper of the box has. It waits, because the keeper may still
+    /// clean up after a process that has ended.
     #[track_caller]
     pub fn keeper_descriptors(&self, id: &str) -> usize {
         let keeper = self.keeper(id).pid;
@@ -24,7 +24,7 @@ impl Tare {
         private_bytes(self.keeper(id).pid)
     }
 
-    /// Everyone in the PID namespace of the box, in whatever state and cgroup.
+    /// All processes in the PID namespace of the box, in any state and cgroup.
     #[track_caller]
     pub fn members(&self, id: &str) -> Vec<Process> {
         let namespace = self.keeper(id).pid_namespace;

@@ -60,8 +60,8 @@ macro_rules! tare {
     };
 }
 
-/// The same for a test that is about that user: skips where the host lets no user
-/// make namespaces.
+/// Like [`tare!`], for a user without privileges: skips if the host does not let users create
+/// namespaces.
 #[macro_export]
 macro_rules! unprivileged {
     () => {{

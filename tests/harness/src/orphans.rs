@@ -44,8 +44,8 @@ pub fn kill() {
     }
 }
 
-/// A child that we did not start: those are all of our own PID namespace, and
-/// whoever started them waits for them.
+/// Whether the process is an orphan that became a child of the test. Children that the test
+/// started itself are in its own PID namespace, and the code that started them waits for them.
 fn is_ours(process: &Process) -> bool {
     let own = fs::read_link("/proc/self/ns/pid").expect("/proc is mounted");
     Pid::as_raw(Some(getpid())).unsigned_abs() == process.parent

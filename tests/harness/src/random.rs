@@ -26,7 +26,7 @@ impl Random {
         self.number() % end
     }
 
-    /// True once in so many times.
+    /// Returns true once in `times` calls on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -54,7 +54,7 @@ pub fn shown_seed(variable: &str) -> u64 {
     seed
 }
 
-/// A seed that nobody has had yet.
+/// A new seed.
 pub fn fresh_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let since = since.expect("it is later than 1970");

@@ -132,7 +132,8 @@ impl Running {
         self.wait_within(left)
     }
 
-    /// The same of one that lived long before it was told to end.
+    /// Like `wait`, but the time limit begins now, for a call that ran long before the test ended
+    /// it.
     #[track_caller]
     pub(crate) fn wait_from_now(self) -> Output {
         self.wait_within(CALL_MAX)
@@ -216,13 +217,13 @@ impl Output {
         text(&self.stderr)
     }
 
-    /// It ended with 0.
+    /// Checks that the call exited with 0.
     #[track_caller]
     pub fn ok(self) -> Self {
         self.exited(0)
     }
 
-    /// It ended with this code.
+    /// Checks the exit code.
     #[track_caller]
     pub fn exited(self, code: i32) -> Self {
         assert_eq!(self.code, code, "wrong exit code: {self}");

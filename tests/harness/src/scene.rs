@@ -12,7 +12,7 @@ use crate::wait::{eventually, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
-/// What may have become of a box.
+/// The state of a box after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     Absent,
@@ -33,7 +33,7 @@ impl Fate {
     }
 }
 
-/// What may have become of the box of this name.
+/// The possible states of the box with this name.
 #[derive(Debug)]
 pub struct Expected {
     pub name: String,
@@ -43,8 +43,7 @@ pub struct Expected {
 /// The keeper and the one process that it started.
 const PROCESSES_OF_A_BOX: usize = 2;
 
-/// How long a box that was told to end, or a process whose client has gone, may be
-/// there; and, where others test on this host, a cgroup of theirs.
+/// How long a box that is ending, or a process whose client is gone, may still exist.
 const SOON: Duration = Duration::from_secs(5);
 
 /// How many crashes happen beside each other.
@@ -122,7 +121,7 @@ impl Scene {
         self.no_cgroup_but_of(&alive.map(id).collect());
     }
 
-    /// Those that live are as they were, and nobody else is there.
+    /// Checks that live boxes are unchanged and that there is no other process.
     #[track_caller]
     fn boxes_are_whole(&self, listed: &BTreeMap<String, Value>) {
         let alive = listed.values().filter(|one| one["state"] != "exited");
@@ -147,7 +146,8 @@ impl Scene {
     }
 }
 
-/// What `make` makes of each, in their order, some beside each other: their tares meet.
+/// Calls `make` for each item, some at the same time, so that their tare commands run concurrently.
+/// Returns the results in order.
 pub fn in_lanes<T: Sync, R: Send>(items: &[T], make: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let make = &make;
     let mut made: Vec<(usize, R)> = std::thread::scope(|threads| {

@@ -25,7 +25,7 @@ pub struct Server {
     address: SocketAddr,
 }
 
-/// What a server answered.
+/// The answer of a server.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: u16,
@@ -41,7 +41,7 @@ impl Server {
         Self::start_command(tare, tare.command(args))
     }
 
-    /// The same with this configuration. Its file is read at the start and never again.
+    /// Starts a server with this configuration, which it reads only at the start.
     #[track_caller]
     pub fn start_configured(tare: &Tare, configuration: &str) -> Self {
         let directory = TemporaryDirectory::new();
@@ -81,13 +81,13 @@ impl Server {
         self.running.stderr_so_far()
     }
 
-    /// What it costs now.
+    /// What the server costs now.
     #[track_caller]
     pub fn vitals(&self) -> Vitals {
         Vitals::of(self.pid())
     }
 
-    /// The same once it has closed what it opened for the last answer.
+    /// What the server costs once it has closed what it opened for the last answer.
     #[track_caller]
     pub fn vitals_at_rest(&self) -> Vitals {
         let mut rest = self.vitals();
@@ -142,7 +142,7 @@ impl Server {
         Answer::parse(&bytes)
     }
 
-    /// The same without waiting for the answer.
+    /// Sends a request without waiting for the answer.
     pub fn send(
         &self,
         method: &str,
@@ -228,7 +228,7 @@ fn listening_on(log: &str) -> Option<SocketAddr> {
     rest[..end].parse().ok()
 }
 
-/// What ends early is left as it came: whoever reads it sees that it is cut.
+/// Decodes a chunked body. A truncated body is returned as it is.
 fn unchunked(mut bytes: &[u8]) -> Vec<u8> {
     let mut whole = Vec::new();
     while let Some(end) = bytes.windows(2).position(|two| two == b"\r\n") {

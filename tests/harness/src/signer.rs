@@ -23,7 +23,7 @@ enum Key {
     Rsa,
 }
 
-/// The RSA key of RFC 7515, A.2.1: everybody has it.
+/// The public example RSA key of RFC 7515, A.2.1.
 const RSA_N: &str = "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qP\
     CJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0\
     LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qC\
@@ -73,7 +73,7 @@ impl Signer {
         format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
     }
 
-    /// What LibreChat says of this user now.
+    /// The claims that LibreChat sends for this user now.
     pub fn claims(user: &str) -> Value {
         let now = unix_now();
         json!({
@@ -92,7 +92,7 @@ impl Signer {
         self.sign_text(&self.header().to_string(), &claims.to_string())
     }
 
-    /// The same for a header and claims that are not even JSON.
+    /// Signs a header and claims that need not be JSON.
     pub fn sign_text(&self, header: &str, claims: &str) -> String {
         let signed = format!("{}.{}", encoded(header.as_bytes()), encoded(claims.as_bytes()));
         let signature = match &self.key {
@@ -111,7 +111,7 @@ impl Signer {
     }
 }
 
-/// What [`Signer::jwk`] gave, in one file.
+/// A JWKS with the keys of these signers.
 pub fn jwks(signers: &[&Signer]) -> String {
     let keys: Vec<Value> = signers.iter().map(|signer| signer.jwk()).collect();
     json!({ "keys": keys }).to_string()

@@ -87,18 +87,18 @@ impl Snapshot {
         Self { roots: roots.to_vec(), classes: Class::ALL.into_iter().map(observe).collect() }
     }
 
-    /// What is different in `later`, a sentence each; empty when nothing is.
+    /// The differences in `later`, one sentence each.
     pub fn difference(&self, later: &Self) -> Vec<String> {
         let of_class = |class: Class| difference(&self.classes[&class], &later.classes[&class]);
         Class::ALL.into_iter().flat_map(of_class).collect()
     }
 
-    /// What is different now. Classes that the kernel frees late get ten seconds.
+    /// The differences now. Classes that the kernel frees late get ten seconds.
     pub fn difference_now(&self) -> Vec<String> {
         self.unexpected_difference_now(|_| false)
     }
 
-    /// The same without the lines that are expected.
+    /// The differences now, without expected lines.
     pub fn unexpected_difference_now(&self, is_expected: impl Fn(&str) -> bool) -> Vec<String> {
         let mut unexpected = self.observed_difference();
         unexpected.retain(|line| !is_expected(line));

@@ -15,17 +15,17 @@ use crate::snapshot::Snapshot;
 use crate::temporary::{TemporaryDirectory, own_prefix, set_mode};
 use crate::terminal::{TerminalSize, UnderTerminal};
 
-/// A user and group that no file and no process belongs to, and that has no
-/// sub-ids: not `nobody`, whose number the kernel uses for what it cannot map.
+/// A user and group without files, processes and sub-ids. It is not `nobody`, whose number the
+/// kernel uses for ids that it cannot map.
 const UNPRIVILEGED_ID: u32 = 65533;
 
-/// What tare keeps in a state root when no box is there; each is a fixed name, and
-/// `history` has the stories of boxes that are gone, on purpose.
+/// The names that tare keeps in a state root without boxes. `history` contains the histories of
+/// removed boxes.
 const FIXED_NAMES: [&str; 4] = ["boxes", "names", CLAIMS, "history"];
 /// At most sixteen, empty.
 const CLAIMS: &str = "claims";
 
-/// Who runs the program under test.
+/// The user that runs the program under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caller {
     Ourselves,
@@ -48,8 +48,8 @@ impl Tare {
         Self::start_as(Caller::Ourselves, program.as_ref())
     }
 
-    /// The same as a user without any privilege (which takes some to become; who
-    /// has none is that user already).
+    /// Starts as a user without privileges. If the test has no privileges itself, it stays its own
+    /// user.
     pub fn start_unprivileged(program: impl AsRef<Path>) -> Self {
         let caller = if is_root() { Caller::Unprivileged } else { Caller::Ourselves };
         Self::start_as(caller, program.as_ref())
@@ -92,7 +92,7 @@ impl Tare {
         Running::start(with_pipes(self.shell_command(script), Stdio::null())).wait()
     }
 
-    /// The same, not started.
+    /// The command of [`Tare::shell`], not started.
     pub fn shell_command(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]).env("TARE", &self.program);
@@ -145,10 +145,9 @@ impl Tare {
         UnderTerminal::start(&self.run_command(args), size)
     }
 
-    /// What is different from before, now. Temporary directories of the test do
-    /// not count before its end, nor do the fixed names in the state root, nor the
-    /// zombies of keepers that outlived their creator as they should: they came to
-    /// us, and nobody else can reap them.
+    /// The differences from before, now. Temporary directories of the running test and the fixed
+    /// names of the state root do not count. Neither do zombies of keepers that outlived their
+    /// creator: they are children of the test, and only the test can reap them.
     pub fn difference_now(&self) -> Vec<String> {
         if self.is_lasting() {
             orphans::reap();
@@ -163,8 +162,7 @@ impl Tare {
         assert!(left.is_empty(), "left:\n{}", left.join("\n"));
     }
 
-    /// Reaps keepers whose tare was killed: they are nobody's else, and on some
-    /// hosts the first process never does.
+    /// Reaps keepers whose tare was killed. They are children of the test.
     pub fn reap_orphans(&self) {
         orphans::reap();
     }
@@ -210,9 +208,8 @@ impl Tare {
         }
     }
 
-    /// After a failed test: its boxes are removed, and should that fail too, their
-    /// keepers are killed; whatever they still have with a name goes the way that
-    /// every tare command goes first. Best effort, nothing is proven.
+    /// Cleans up after a failed test, as well as possible: removes its boxes, and kills their
+    /// keepers if that fails.
     pub fn sweep(&self) {
         if self.is_lasting() {
             self.try_call(&["rm", "-f", "--all"]);
@@ -259,7 +256,7 @@ fn reachable_copy(program: &Path, home: &TemporaryDirectory, state_root: &Path) 
     copy
 }
 
-/// What a state root has for ever: a few names, and the files of one of them.
+/// Whether the path is one of the fixed names of a state root, or below `claims`.
 fn is_fixed(inside: &Path) -> bool {
     let is_claims = inside.parent() == Some(Path::new(CLAIMS));
     is_claims || FIXED_NAMES.iter().any(|name| inside == *name)

@@ -9,7 +9,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 const NAME: &str = "tare-test-";
 
-/// What the paths of all temporary directories of this process begin with.
+/// The prefix of all temporary directories of this process.
 pub fn own_prefix() -> String {
     let name = format!("{NAME}{}-", std::process::id());
     let prefix = std::env::temp_dir().join(name);

@@ -20,8 +20,7 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// A call of `tare` whose three streams are one terminal, and whose controlling
-/// terminal it is.
+/// A call of `tare` with one terminal as its three streams and its controlling terminal.
 #[derive(Debug)]
 pub struct UnderTerminal {
     running: Running,

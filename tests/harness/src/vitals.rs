@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Of one process, at one moment.
+/// What one process costs at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vitals {
     pub descriptors: usize,
@@ -28,11 +28,11 @@ impl Vitals {
     }
 }
 
-/// What the allocator may hold more at one look than at another: 2.7 MB were seen over ten
-/// looks at a server whose memory did not grow.
+/// How much the allocator's memory may vary between measurements: ten measurements of a server
+/// without growth varied by 2.7 MB.
 const MEMORY_NOISE_BYTES: u64 = 6 << 20;
 
-/// Memory does not grow: the median of the last third of the looks is no more than a
+/// Checks that memory does not grow: the median of the last third of the measurements is at most a
 /// little above that of the first third.
 #[track_caller]
 pub fn assert_no_slope(looks: &[Vitals]) {

@@ -34,7 +34,7 @@ pub fn poll(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Lets a time pass. For tests whose input is the moment of an action, such as a kill, or that
+/// Lets a time pass, for tests whose input is the moment of an action, such as a kill, or that
 /// measure what happens meanwhile. Never use it to wait for something.
 #[expect(clippy::disallowed_methods, reason = "bounded by its argument")]
 pub fn let_pass(time: Duration) {

@@ -14,8 +14,7 @@ done
 echo up
 while read line; do echo here; done";
 
-/// Somebody who has nothing to do with any box, except such a name and last
-/// argument.
+/// Starts a foreign process with this name and last argument.
 pub fn stranger(tare: &Tare, name: &str, last: &str) -> Running {
     let mut command = Command::new("sh");
     command.arg0(name).args(["-c", WITNESS, last]);
@@ -25,7 +24,7 @@ pub fn stranger(tare: &Tare, name: &str, last: &str) -> Running {
     running
 }
 
-/// It lives, was not stopped, and nobody has sent it anything.
+/// Checks that the process is alive, was not stopped and received no signal.
 #[track_caller]
 pub fn assert_untouched(mut stranger: Running) {
     stranger.write(b"\n");

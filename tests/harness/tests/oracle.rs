@@ -245,7 +245,7 @@ fn a_file_under_a_state_root_is_seen() {
     nothing_reported(&before);
 }
 
-/// A shell stands in for tare: it does what it is told in the state root.
+/// A shell script stands in for tare and writes to the state root.
 #[test]
 fn a_test_fails_when_something_is_left_in_the_state_root() {
     let left = std::panic::catch_unwind(|| {
@@ -271,7 +271,7 @@ fn a_call_ended_by_a_signal_differs_from_one_that_exits() {
     tare.call(["-c", "kill -9 $$"]).exited(-9);
 }
 
-/// Says that it made a box, and lists what it was told to.
+/// A script that pretends to create a box and to list boxes.
 fn pretender(directory: &TemporaryDirectory, run: &str, listed: &str) -> PathBuf {
     let script = format!("#!/bin/sh\ncase $1$2 in run-d) {run};; ls-a) echo '{listed}';; esac\n");
     let program = directory.write("pretender", script);

@@ -13,7 +13,7 @@ pub fn observe(roots: &[PathBuf]) -> Things {
     places.flat_map(|root| paths(&root)).collect()
 }
 
-/// What is called `tare*` where temporary files are.
+/// Paths named `tare*` in the temporary directories.
 fn temporary() -> Vec<PathBuf> {
     let directories = [PathBuf::from("/tmp"), std::env::temp_dir()];
     let entries = directories.iter().flat_map(fs::read_dir).flatten().flatten();

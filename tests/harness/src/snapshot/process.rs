@@ -16,7 +16,7 @@ use super::cgroup::is_of_tare;
 pub struct Process {
     pub pid: u32,
     pub parent: u32,
-    /// What `comm` says.
+    /// The contents of `comm`.
     pub name: String,
     pub is_zombie: bool,
     /// `pid:[4026531836]`; absent when we may not look.
@@ -53,7 +53,7 @@ pub fn in_boxes(tare: u32) -> usize {
     alive.filter(|process| process.pid != tare).count()
 }
 
-/// Of processes that were seen before, those of [`box_processes`].
+/// Filters processes that were read before, like [`box_processes`].
 pub fn box_processes_of(all: Vec<Process>) -> Vec<Process> {
     let own_namespace = link("/proc/self/ns/pid");
     let ancestors = ancestors_of(std::process::id(), &all);
