@@ -2,17 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{
-    Tare, TemporaryDirectory, eventually, hierarchies, skip, tare, unified_hierarchy, unprivileged,
-};
+use tare_harness::{Tare, TemporaryDirectory, eventually, skip, tare, unprivileged};
 
 /// Runs `tare audit --json`, checks its exit code and returns its output.
 #[track_caller]
@@ -377,92 +372,35 @@ fn a_user_without_privileges_sees_what_its_boxes_hold() {
     tare.remove(&id);
 }
 
-/// The v2 hierarchy, and a cgroup of our own in it with somebody who is dead and whom
-/// nobody reaps: it was removed, and the kernel cannot free it.
-fn dying_cgroup() -> Option<std::process::Child> {
-    let roots = hierarchies().into_iter();
-    let root = roots.into_iter().find(|root| root.join("cgroup.stat").exists())?;
-    let own = root.join("test-of-an-audit");
-    fs::create_dir(&own).ok()?;
-    let procs = own.join("cgroup.procs");
-    let mut command = Command::new("sleep");
-    command.arg("1000").stdin(Stdio::null()).process_group(0);
-    let mut child = command.spawn().expect("it is ours");
-    fs::write(procs, child.id().to_string()).expect("it is ours");
-    child.kill().expect("it is ours");
-    let events = own.join("cgroup.events");
-    eventually("it is empty", || {
-        let text = fs::read_to_string(&events).unwrap_or_default();
-        text.contains("populated 0")
-    });
-    fs::remove_dir(own).expect("it is ours");
-    Some(child)
-}
-
-/// What the kernel frees later is told, waited for as long as that may help, and no
-/// difference, whoever had it.
+/// Another program may have put it there. tare reports it, and does not touch it.
 #[test]
-fn what_others_have_the_kernel_free_later_is_no_difference() {
+fn files_that_tare_did_not_make_in_names_and_claims_are_reported() {
     let tare = tare!();
-    if !is_root() {
-        skip!("only root can make cgroups");
+    tare.run(["--name", "web", "--", "true"]).ok();
+    let names = tare.state_root().join("names");
+    let claims = tare.state_root().join("claims");
+    fs::create_dir_all(&names).unwrap();
+    fs::create_dir_all(&claims).unwrap();
+    let foreign = [names.join("file"), names.join("dangling"), claims.join("99")];
+    fs::write(&foreign[0], "mine").unwrap();
+    std::os::unix::fs::symlink("/nowhere", &foreign[1]).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &foreign[2], fifo, mode, 0).unwrap();
+    let orphans = audit(&tare, 1)["orphans"].clone();
+    for path in &foreign {
+        let is_it =
+            |one: &&Value| one["kind"] == "foreign" && one["path"] == path.to_str().unwrap();
+        let found = orphans.as_array().unwrap().iter().find(is_it);
+        let found = found.unwrap_or_else(|| panic!("{path:?} is not reported: {orphans}"));
+        assert_eq!(found["would"], "leave", "{found}");
     }
-    let Some(mut dead) = dying_cgroup() else {
-        skip!("there is no cgroup v2 here");
-    };
-    let id = tare.idle_box();
-    tare.remove(&id);
-    let found = tare.json(["audit", "--json", "--wait"]);
-    assert!(number(&found["fading"]["cgroups"]) >= 1, "{found}");
-    let text = tare.call(["audit"]).ok().stdout_text();
-    assert!(text.contains("is still freeing"), "{text}");
-    dead.wait().unwrap();
-}
-
-/// A port that is listened on by nobody of the cgroup that it was made in, which is gone.
-const ORPHANED_PORT: &str = "import os, socket, sys
-cgroup = sys.argv[1]
-os.mkdir(cgroup)
-here, there = socket.socketpair()
-child = os.fork()
-if child == 0:
-    with open(cgroup + '/cgroup.procs', 'w') as procs: procs.write('0')
-    port = socket.create_server(('127.0.0.1', 0))
-    socket.send_fds(there, [b'x'], [port.fileno()])
-    os._exit(0)
-port = socket.socket(fileno=socket.recv_fds(here, 1, 1)[1][0])
-os.waitpid(child, 0)
-os.rmdir(cgroup)
-print(port.getsockname()[1], flush=True)
-sys.stdin.read()";
-
-#[test]
-fn a_port_of_a_cgroup_that_is_gone_is_told() {
-    let tare = tare!();
-    if !is_root() {
-        skip!("only root can make cgroups");
-    }
-    let Some((root, _)) = unified_hierarchy() else {
-        skip!("there is no cgroup v2 here");
-    };
-    let mut command = Command::new("/usr/bin/python3");
-    command.args(["-c", ORPHANED_PORT]);
-    command.arg(Path::new(&root).join("test-of-a-port"));
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut holder = command.spawn().expect("there is a Python");
-    let mut port = String::new();
-    let stdout = holder.stdout.take().expect("it was asked for");
-    BufReader::new(stdout).read_line(&mut port).expect("its port");
-    let expected = json!({ "transport": "tcp", "address": format!("127.0.0.1:{}", port.trim()) });
-    let told = || tare.json(["audit", "--json"])["fading"]["ports"].clone();
-    let ports = told();
-    let ports = ports.as_array().expect("root can ask for it");
-    assert!(ports.contains(&expected), "{ports:?}");
-    drop(holder.stdin.take());
-    assert!(holder.wait().expect("it is ours").success());
-    let ports = told();
-    let ports = ports.as_array().expect("root can ask for it");
-    assert!(!ports.contains(&expected), "{ports:?}");
+    let text = tare.call(["audit"]).exited(1).stdout_text();
+    assert!(text.contains("was not made by tare: sweep would leave it alone (move it elsewhere)"));
+    tare.call(["sweep"]).ok();
+    assert!(foreign.iter().all(|path| path.symlink_metadata().is_ok()));
+    foreign.iter().for_each(|path| fs::remove_file(path).unwrap());
+    tare.call(["audit"]).ok();
 }
 
 /// Without the link, another box could take the name, and this one could be found only by its id.

@@ -250,7 +250,9 @@ fn foreign_objects_that_look_like_boxes_survive_every_command() {
             TcpStream::connect(address).expect("somebody listens");
         };
         for call in CALLS {
-            tare.call(call).ok();
+            // An audit reports the link in `names/` that leads elsewhere.
+            let code = i32::from(call[0] == "audit");
+            tare.call(call).exited(code);
             check(&format!("{call:?}"));
         }
         for whom in ["run", "run -d"] {

@@ -206,3 +206,17 @@ fn a_stopping_box_cannot_be_paused() {
     stopping.wait().ok();
     tare.remove(&id);
 }
+
+/// Its keeper would stand still with it, and with that its timeout.
+#[test]
+fn an_attached_box_cannot_be_paused() {
+    let tare = tare!();
+    let attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
+    attached.see("up");
+    for call in [["pause", "a"], ["resume", "a"]] {
+        tare.call(call).exited(1).said(&["attached to the tare that started it"]);
+    }
+    assert_eq!(tare.list()[0]["state"], "running");
+    tare.call(["rm", "-f", "a"]).ok();
+    attached.wait();
+}

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tare_engine::{Context as _, Engine, Error};
+use tare_engine::{Context as _, Engine, Error, OpenOptions};
 
 /// The surroundings of one command.
 #[derive(Debug, Clone)]
@@ -43,10 +43,10 @@ impl Context {
     pub fn engine(&self, purpose: Purpose) -> Result<Engine, Error> {
         let state_root = self.state_root();
         match purpose {
-            Purpose::Use => Engine::open(state_root),
-            Purpose::CreateOrEnd => Engine::open_to_make(state_root),
-            Purpose::Look => Engine::look(state_root),
-            Purpose::Sweep => Engine::open_to_sweep(state_root),
+            Purpose::Use => Engine::open(state_root, OpenOptions::COMMAND),
+            Purpose::CreateOrEnd => Engine::open(state_root, OpenOptions::CREATE),
+            Purpose::Look => Engine::open_read_only(state_root),
+            Purpose::Sweep => Engine::open(state_root, OpenOptions::SWEEP),
         }
     }
 }

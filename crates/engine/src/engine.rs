@@ -1,100 +1,118 @@
-//! The engine: boxes on one state root. It is opened by every command and by
-//! every server; what can be asked of it is in the files beside this one, one
-//! subject each.
+//! The engine: boxes on one state root. Every command and every server opens it. The methods of
+//! [`Engine`] are the public interface; each calls a function of the folder that does the work.
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use tare_kernel::process::check_proc;
+use tare_kernel::process::{Process, check_proc};
 
-use crate::care::reclaiming::Listener;
+use crate::audit::{self, Audit};
+use crate::care::sweep::{self, Swept};
+use crate::care::tend;
 use crate::create::Ends;
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
-use crate::host::layout::{BoxAt, Layout, StateRoot};
+use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
-use crate::record::{self, Locked};
+use crate::observe::Observation;
+use crate::observe::view::{Details, Ended, Status, Usage, no_box};
+use crate::operate::change::{self, Changes};
+use crate::operate::stop::{self, EndWatch, Looked, Stopping};
+use crate::operate::{find, inspect};
+use crate::record::{self, Locked, Record};
 use crate::session::stdio::Stdin;
 use crate::session::{Reserve, Session};
-use crate::spec::{BoxId, DetachOptions, Spec};
+use crate::spec::{BoxId, DetachOptions, Name, Spec};
 use crate::teardown::OWN_WITHIN;
 
-/// A server has few threads. It waits for a box that takes longer without one, and tries
-/// again.
+/// How long a server tries to end a box at once. It has few threads: it waits for a box that takes
+/// longer without one, and tries again.
 const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
+/// The boxes of one state root.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) root: StateRoot,
-    pub(crate) manner: Manner,
     /// How long an attempt to end a box may hold the thread that makes it.
-    pub(crate) end_within: Duration,
-    /// Boxes that nobody looked after, and that are gone since this was opened.
-    tended: OnceLock<Vec<BoxId>>,
-    pub(crate) listener: Listener,
+    end_within: Duration,
+    /// Boxes that were removed while this was opened, or while the first box was made.
+    cleaned: OnceLock<Vec<BoxId>>,
 }
 
-/// What is done about boxes that need it.
+/// When an engine looks after boxes that were left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
-    /// What there is to be done.
-    Tending,
-    /// Nothing.
-    Looking,
+pub enum Tend {
+    /// Before anything else.
+    AtOpen,
+    /// While the keeper of a new box works, or after a named box was found.
+    WhileMaking,
+    /// Not before a sweep is asked for.
+    Never,
 }
 
+/// How an engine is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenOptions {
+    pub tend: Tend,
+    /// The process stays, and answers many requests: it waits for no box for long.
+    pub serve: bool,
+}
+
+impl OpenOptions {
+    pub const COMMAND: Self = Self { tend: Tend::AtOpen, serve: false };
+    pub const CREATE: Self = Self { tend: Tend::WhileMaking, serve: false };
+    pub const SWEEP: Self = Self { tend: Tend::Never, serve: false };
+    pub const SERVE: Self = Self { tend: Tend::Never, serve: true };
+}
+
+/// Opening a state root; `None` is the default one.
 impl Engine {
-    /// Opens a state root, making it if need be; `None` for the default one.
-    /// Boxes that somebody has to look after are looked after on the way.
-    pub fn open(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::open_to_make(state_root)?;
-        engine.tended();
+    /// Opens a state root to change boxes.
+    pub fn open(state_root: Option<PathBuf>, options: OpenOptions) -> Result<Self, Error> {
+        let mut engine = Self::new(state_root, Access::ReadWrite)?;
+        match options.tend {
+            Tend::AtOpen | Tend::WhileMaking => state_root::prepare(&engine.root.layout)?,
+            Tend::Never if options.serve => state_root::prepare(&engine.root.layout)?,
+            // A sweep makes nothing where there is nothing to sweep.
+            Tend::Never => state_root::inspect(&engine.root.layout)?,
+        }
+        if options.serve {
+            // Now, because a server may have no descriptor left when it first needs them.
+            engine.root.host.open_cgroups.open();
+            engine.end_within = SERVED_WITHIN;
+        }
+        match options.tend {
+            Tend::AtOpen => drop(engine.cleaned()),
+            Tend::WhileMaking => {}
+            Tend::Never => engine.cleaned = OnceLock::from(Vec::new()),
+        }
         Ok(engine)
     }
 
-    /// Opens the state root for a command that makes a box or names one. It looks after other
-    /// boxes later: while the new keeper works, or after the named box was found.
-    pub fn open_to_make(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::new(state_root, Manner::Tending)?;
-        state_root::prepare(&engine.root.layout)?;
-        Ok(engine)
-    }
-
-    /// The same for somebody who stays, and has a sweep made behind his first answers.
-    pub fn open_to_serve(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::open_to_make(state_root)?.lasting();
-        // Now, because a server may have no descriptor left when it first needs them.
-        engine.root.host.open_cgroups.open();
-        Ok(Self { end_within: SERVED_WITHIN, ..engine })
-    }
-
-    /// For somebody who lives on: what was found on the way in is not spoken of for
-    /// ever, since an id may come again ([`Self::start_as`]).
-    pub fn lasting(self) -> Self {
-        Self { tended: OnceLock::from(Vec::new()), ..self }
-    }
-
-    /// The same to look only: nothing is made, and nothing changed. A state root
-    /// that is not there has no boxes.
-    pub fn look(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::new(state_root, Manner::Looking)?;
+    /// Opens a state root to look only: nothing is made, and nothing changed. A state root that
+    /// does not exist has no boxes.
+    pub fn open_read_only(state_root: Option<PathBuf>) -> Result<Self, Error> {
+        let engine = Self::new(state_root, Access::ReadOnly)?;
         state_root::inspect(&engine.root.layout)?;
-        Ok(engine.lasting())
+        Ok(Self { cleaned: OnceLock::from(Vec::new()), ..engine })
     }
 
-    /// The same to sweep: nothing is done before it is asked for.
-    pub fn open_to_sweep(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::new(state_root, Manner::Tending)?;
-        state_root::inspect(&engine.root.layout)?;
-        Ok(engine.lasting())
+    /// Calls `report` for every box that was left behind and that this engine has removed. It must
+    /// not wait.
+    pub fn on_reclaimed(
+        mut self,
+        report: impl Fn(&BoxId, &[String]) + Send + Sync + 'static,
+    ) -> Self {
+        self.root.on_reclaimed = OnReclaimed(Some(Arc::new(report)));
+        self
     }
 
-    fn new(state_root: Option<PathBuf>, manner: Manner) -> Result<Self, Error> {
+    fn new(state_root: Option<PathBuf>, access: Access) -> Result<Self, Error> {
         let host = Host::probe();
         if host.boot_id.is_empty() {
             // Every box would be one of an earlier boot, and over.
@@ -106,8 +124,7 @@ impl Engine {
             });
         }
         check_proc().map_err(|why| {
-            let message = "cannot identify processes: /proc is not usable";
-            Error::failed(message)
+            Error::failed("cannot identify processes: /proc is not usable")
                 .caused_by(why)
                 .with_hint("mount /proc for this PID namespace: mount -t proc proc /proc")
         })?;
@@ -115,37 +132,29 @@ impl Engine {
         let root = state_root.unwrap_or_else(|| Layout::default_root(host.uid, runtime));
         let tag = Tag::of(&root);
         Ok(Self {
-            root: StateRoot { layout: Layout::new(root, tag), host },
-            manner,
+            root: StateRoot {
+                layout: Layout::new(root, tag),
+                host,
+                access,
+                on_reclaimed: OnReclaimed::default(),
+            },
             end_within: OWN_WITHIN,
-            tended: OnceLock::new(),
-            listener: Listener::default(),
+            cleaned: OnceLock::new(),
         })
     }
 
     /// Looks after some boxes, the first time that this is called.
-    pub(crate) fn tended(&self) -> &[BoxId] {
-        self.tended.get_or_init(|| self.tend_some())
-    }
-
-    /// The record of a new box. What others have left may be in its way.
-    pub(crate) fn record(
-        &self,
-        id: &BoxId,
-        spec: &Spec,
-        options: Option<&DetachOptions>,
-    ) -> Result<Locked, Error> {
-        let made = Locked::create(&self.root.layout, id, &self.root.host, spec, options);
-        made.map_err(|error| {
-            self.tended();
-            explained(error, Step::StateRoot)
-        })
+    pub(crate) fn cleaned(&self) -> &[BoxId] {
+        self.cleaned.get_or_init(|| tend::tend(&self.root))
     }
 
     pub(crate) fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
         self.root.at(id)
     }
+}
 
+/// Making boxes.
+impl Engine {
     /// Makes a box whose life hangs on the returned value and on this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Session, Error> {
         let id = BoxId::random();
@@ -158,6 +167,185 @@ impl Engine {
                 Err(self.unmake(&id, record, unmade))
             }
         }
+    }
+
+    /// The record of a new box. What others have left may be in its way.
+    pub(crate) fn record(
+        &self,
+        id: &BoxId,
+        spec: &Spec,
+        options: Option<&DetachOptions>,
+    ) -> Result<Locked, Error> {
+        let made = Locked::create(&self.root.layout, id, &self.root.host, spec, options);
+        made.map_err(|error| {
+            self.cleaned();
+            explained(error, Step::StateRoot)
+        })
+    }
+}
+
+/// Finding and inspecting boxes.
+impl Engine {
+    /// The box with this id, this name, or an id that begins so.
+    pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
+        self.find_recorded(reference)?.ok_or_else(|| no_box(reference))
+    }
+
+    pub(crate) fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
+        find::find(&self.root, reference, || self.cleaned())
+    }
+
+    /// Every box, the oldest first.
+    pub fn list(&self) -> Result<Vec<Status>, Error> {
+        find::list(&self.root)
+    }
+
+    pub fn status(&self, id: &BoxId) -> Result<Status, Error> {
+        Ok(inspect::status(self.at(id), &self.observe(id)?))
+    }
+
+    /// The status of a box that was just started. One that keeps nothing may have ended and be
+    /// gone.
+    pub fn status_of_new(&self, id: &BoxId, spec: &Spec) -> Result<Status, Error> {
+        inspect::status_of_new(self.at(id), spec)
+    }
+
+    /// The status of a box that was detached; `None` for one that is being made.
+    pub fn announced(&self, id: &BoxId) -> Result<Option<Status>, Error> {
+        inspect::announced(self.at(id))
+    }
+
+    /// Everything that is known of a box.
+    pub fn details(&self, id: &BoxId) -> Result<Details, Error> {
+        inspect::details(self.at(id))
+    }
+
+    /// What a live box uses.
+    pub fn usage(&self, id: &BoxId) -> Result<Usage, Error> {
+        self.usage_until(id, Instant::now() + inspect::ANSWERS_WITHIN)
+    }
+
+    /// What a live box uses. After `until` its keeper is not asked any more, so that a command
+    /// about many boxes waits no longer than one about a single box.
+    pub fn usage_until(&self, id: &BoxId, until: Instant) -> Result<Usage, Error> {
+        inspect::usage(self.at(id), until)
+    }
+
+    /// How many processes of the box the kernel has killed at the memory limit so far.
+    pub fn oom_kills(&self, id: &BoxId) -> u64 {
+        inspect::oom_kills(self.at(id))
+    }
+
+    /// The keeper of a box, which lives as long as the box.
+    pub fn keeper(&self, id: &BoxId) -> Result<Option<Process>, Error> {
+        Ok(self.observe(id)?.keeper.into_alive())
+    }
+
+    pub(crate) fn observe(&self, id: &BoxId) -> Result<Observation, Error> {
+        tend::observe_tended(self.at(id))
+    }
+
+    pub(crate) fn awake(&self, id: &BoxId) -> Result<Record, Error> {
+        tend::awake(self.at(id))
+    }
+}
+
+/// Ending boxes, and waiting for their end.
+impl Engine {
+    /// Passes a signal to the command of a box.
+    pub fn signal(&self, id: &BoxId, signal: i32) -> Result<(), Error> {
+        stop::signal(self.at(id), signal)
+    }
+
+    /// Asks the command to stop, and does not wait for it. Whether or not [`Self::end_stop`]
+    /// follows, the box ends after the grace.
+    pub fn begin_stop(&self, id: &BoxId, grace: Duration) -> Result<Stopping, Error> {
+        stop::begin_stop(self.at(id), grace)
+    }
+
+    /// Ends a box that has not stopped after the grace. Returns when the box was seen gone.
+    pub fn end_stop(&self, stopping: &Stopping) -> Result<(), Error> {
+        self.cleaned();
+        stop::end_stop(&self.root, stopping, self.end_within)
+    }
+
+    /// Kills the whole box.
+    pub fn kill(&self, id: &BoxId) -> Result<(), Error> {
+        stop::kill(self.at(id), self.end_within)
+    }
+
+    /// Removes a box. One that is not over is only removed by force.
+    pub fn remove(&self, id: &BoxId, force: bool) -> Result<(), Error> {
+        if self.cleaned().contains(id) {
+            return Ok(());
+        }
+        stop::remove(self.at(id), force, self.end_within)
+    }
+
+    /// Waits for the end of a box.
+    pub fn wait(&self, id: &BoxId) -> Result<Ended, Error> {
+        self.await_end(&self.watch_end(id)?)
+    }
+
+    /// Prepares to learn how the box ends, also when nothing of it is left by then.
+    pub fn watch_end(&self, id: &BoxId) -> Result<EndWatch, Error> {
+        stop::watch_end(self.at(id))
+    }
+
+    /// Waits for the end of a watched box.
+    pub fn await_end(&self, watch: &EndWatch) -> Result<Ended, Error> {
+        stop::await_end(&self.root, watch)
+    }
+
+    /// How a watched box has ended, or what to wait for. Does not wait.
+    pub fn look_for_end(&self, watch: &EndWatch) -> Result<Looked, Error> {
+        stop::look_for_end(&self.root, watch)
+    }
+}
+
+/// Changing boxes.
+impl Engine {
+    /// Stops every process of a detached box where it is; its deadlines go on.
+    pub fn pause(&self, id: &BoxId) -> Result<(), Error> {
+        change::pause(self.at(id))
+    }
+
+    /// Lets the processes of a box go on.
+    pub fn resume(&self, id: &BoxId) -> Result<(), Error> {
+        change::resume(self.at(id))
+    }
+
+    /// Gives a box another name.
+    pub fn rename(&self, id: &BoxId, wanted: &Name) -> Result<(), Error> {
+        change::rename(self.at(id), wanted)
+    }
+
+    /// Gives a live box other limits, or another lease from now on.
+    pub fn update(&self, id: &BoxId, changes: &Changes) -> Result<(), Error> {
+        change::update(self.at(id), changes)
+    }
+}
+
+/// The proof, and what is done about it.
+impl Engine {
+    /// Everything that boxes hold, and what of it should not be there.
+    pub fn audit(&self) -> Result<Audit, Error> {
+        audit::audit(&self.root)
+    }
+
+    /// Audits until records and host agree, for at most ten seconds.
+    pub fn audit_until_clean(&self) -> Result<Audit, Error> {
+        audit::audit_until_clean(&self.root)
+    }
+
+    /// What a sweep would do. Changes nothing.
+    pub fn plan_sweep(&self) -> Result<Vec<Swept>, Error> {
+        sweep::plan(&self.root)
+    }
+
+    /// Does what an audit finds, and finishes every box that is over.
+    pub fn sweep(&self) -> Result<Vec<Swept>, Error> {
+        sweep::sweep(&self.root)
     }
 
     /// Opens everything that gauges of this process and this state root need, and measures nothing

@@ -21,14 +21,13 @@ pub mod spec;
 mod teardown;
 mod time;
 
-pub use audit::findings::{Differences, Lost, LostKind, Orphan, OrphanKind, Would};
-pub use audit::{
-    Audit, AuditedBox, Fading, FadingPort, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy,
-};
-pub use care::sweep::{Outcome, Subject, Swept};
+pub use audit::findings::{Action, Finding, FindingKind};
+pub use audit::{Audit, AuditedBox, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy};
+pub use care::Outcome;
+pub use care::sweep::{Subject, Swept};
 pub use create::detach::Started;
 pub use create::seccomp;
-pub use engine::Engine;
+pub use engine::{Engine, OpenOptions, Tend};
 pub use error::{Context, Error, ErrorKind, reason};
 pub use gauge::{Change, Gauge, GaugeSettings, Gauges, Level, NoRoom, Reading, Thresholds, Unit};
 pub use history::Explanation;

@@ -16,8 +16,6 @@
 //! - While the record exists it is complete and its name leads to it.
 //! - This file never prints, and waits at most `Order::within` for each object.
 
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tare_kernel::clock::boot_ns;
@@ -26,14 +24,16 @@ use tare_kernel::process::Process;
 use crate::error::{Context, Error, ErrorKind};
 use crate::history::keep_story;
 use crate::history::steps::Removal;
+use crate::holdings::cgroup::{self, CgroupReader};
 use crate::holdings::name::Names;
-use crate::holdings::{cgroup, scratch};
+use crate::holdings::{HOLDINGS, ReleaseAt};
 use crate::host::layout::BoxAt;
-use crate::observe::provable_keeper;
+use crate::host::processes::{all_pids, keeper_candidates};
+use crate::observe::identity::{self, KeeperState};
 use crate::record::damage::Flaw;
 use crate::record::lines::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
 use crate::record::reason::Reason;
-use crate::record::{self, Locked};
+use crate::record::{self, Locked, Record};
 use crate::spec::BoxId;
 
 /// How long the owner of a box waits for each object before the box counts as stuck.
@@ -124,21 +124,27 @@ pub fn await_death(keeper: &Process, id: &BoxId, within: Duration) -> Result<(),
     keeper.reap().context(doing).map(drop)
 }
 
-/// A keeper that cannot be seen is an error: the box may look empty from here although it is not.
-fn found_keeper(at: BoxAt<'_>, record: &Locked) -> Result<Option<Process>, Error> {
-    let doing = || format!("cannot look for the keeper of box {}", at.id);
-    let keeper = provable_keeper(record, at.tagged(), &at.root.host).context(doing)?;
-    if keeper.is_none() && record.is_kept_out_of_sight().context(doing)? {
-        return Err(keeper_hidden(at.id));
+/// The keeper, if it is alive. A keeper that cannot be seen is an error: the box may look empty
+/// from here although it is not.
+fn found_keeper(at: BoxAt<'_>, record: &Record) -> Result<Option<Process>, Error> {
+    match identity::find(at, record) {
+        KeeperState::Alive(keeper) => Ok(Some(keeper.process)),
+        KeeperState::Dead => Ok(None),
+        // Its creator died before it recorded the keeper. Without a cgroup, only its arguments
+        // tell which box it belongs to.
+        KeeperState::NotRecorded => {
+            let inside = CgroupReader::at(at).tree().members;
+            let anywhere = || {
+                let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
+                candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)
+            };
+            let keeper = identity::find_unrecorded(at, inside);
+            Ok(keeper.or_else(|| identity::find_unrecorded(at, anywhere())))
+        }
+        KeeperState::Unknown { why } => Err(Error::failed(format!("cannot end box {}", at.id))
+            .caused_by(format!("tare cannot see whether it lives ({why})"))
+            .with_hint("end it from the PID namespace that it was started in")),
     }
-    Ok(keeper)
-}
-
-fn keeper_hidden(id: &BoxId) -> Error {
-    let message = format!("cannot end box {id}");
-    Error::failed(message)
-        .caused_by("its keeper lives where this tare cannot see it")
-        .with_hint("end it from the PID namespace that it was started in")
 }
 
 /// Kills the box and releases the holdings that must not outlive it.
@@ -149,11 +155,10 @@ fn end(
     found: Option<&Process>,
 ) -> Result<Seen, Error> {
     let start = Instant::now();
-    let roots = roots(at, record);
     // Read this first: the counter is a file in the cgroup directory, which is removed below. The
     // creator has read it already.
     let is_counted = order.reason != Reason::Own && record.account.ended.is_none();
-    let oom = is_counted && cgroup::oom_kills(&roots, at.tagged()) > 0;
+    let oom = is_counted && cgroup::oom_kills(&cgroup::roots_of(at, record), at.tagged()) > 0;
     if let Some(keeper) = found {
         note_kill(record, keeper, order.reason);
     }
@@ -161,8 +166,16 @@ fn end(
         keeper.kill().context(|| format!("cannot kill the keeper of box {}", at.id))?;
         await_death(keeper, at.id, order.within)?;
     }
-    cgroup::release(&roots, at.tagged(), order.within)?;
+    release(at, record, ReleaseAt::End, order.within)?;
     Ok(Seen { oom, took: start.elapsed() })
+}
+
+/// Releases every kind of holding that is due at this point, in the order of the table.
+fn release(at: BoxAt<'_>, record: &Locked, when: ReleaseAt, within: Duration) -> Result<(), Error> {
+    for holding in HOLDINGS.iter().filter(|holding| holding.release_at == when) {
+        (holding.release)(at, record, within)?;
+    }
+    Ok(())
 }
 
 /// Removes the box's kept files, record and names, and keeps its history unless its creator
@@ -181,10 +194,8 @@ fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> R
         // A removal that is killed leaves half a box, which the next command removes.
         record.forget(at.id)?;
     }
-    if may_keep_scratch(record) {
-        scratch::release(&at.root.layout, record.as_fd(), at.id)?;
-    }
-    let names = lock_names(at, &record.account)?;
+    release(at, record, ReleaseAt::Removal, order.within)?;
+    let names = lock_names(at, &record.account, order.within)?;
     record::remove(&at.root.layout, at.id)?;
     match names {
         Some(names) => release_names(at, &names, &record.account),
@@ -206,9 +217,9 @@ fn mark_removal(record: &mut Locked) -> bool {
 }
 
 /// The names, locked, if the box may have one.
-fn lock_names(at: BoxAt<'_>, account: &Account) -> Result<Option<Names>, Error> {
+fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Option<Names>, Error> {
     if account.intent.is_none() || account.may_hold().next().is_some() {
-        Names::lock(&at.root.layout).context(|| cannot_release(at.id))
+        Names::lock(&at.root.layout, within).context(|| cannot_release(at.id))
     } else {
         Ok(None)
     }
@@ -228,15 +239,6 @@ fn release_names(at: BoxAt<'_>, names: &Names, account: &Account) -> Result<(), 
 
 fn cannot_release(id: &BoxId) -> String {
     format!("cannot release the names of box {id}")
-}
-
-fn roots(at: BoxAt<'_>, record: &Locked) -> Vec<PathBuf> {
-    let intent = record.account.intent.as_ref();
-    let recorded = intent.map(|intent| intent.cgroup_roots.clone());
-    recorded.unwrap_or_else(|| {
-        let roots = at.root.host.cgroups.all().into_iter();
-        roots.map(Path::to_owned).collect()
-    })
 }
 
 /// Records the kill once, before it happens. A full disk does not stop the kill.
@@ -273,10 +275,4 @@ fn note_stuck(record: &mut Locked, error: Error, leave: Leave) -> Error {
         record.add(Entry::Stuck(entry)).ok();
     }
     error
-}
-
-/// A record that does not say counts as one that may.
-fn may_keep_scratch(record: &Locked) -> bool {
-    let intent = record.account.intent.as_ref();
-    intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
 }

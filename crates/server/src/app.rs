@@ -236,7 +236,7 @@ impl App {
 
 /// Any call of the engine may end what somebody left behind.
 fn telling(engine: Engine, journal: Arc<Journal>) -> Engine {
-    engine.telling(move |id, found| {
+    engine.on_reclaimed(move |id, found| {
         journal.note(Happening::OrphanReclaimed { box_id: id.as_str(), found });
     })
 }

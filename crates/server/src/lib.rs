@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Change, Context as _, Engine, Error, State, Status};
+use tare_engine::{BoxId, Change, Context as _, Engine, Error, OpenOptions, State, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -99,7 +99,7 @@ impl Options {
 pub fn serve(options: Options) -> Result<(), Error> {
     let room = Room::make();
     let config = options.configuration()?;
-    let engine = Engine::open_to_serve(options.state_root.clone())?;
+    let engine = Engine::open(options.state_root.clone(), OpenOptions::SERVE)?;
     let no_threads = || "cannot start threads".to_owned();
     let waiting_max = config.limits.runs.saturating_add(config.limits.runs_waiting);
     let hands = Hands {

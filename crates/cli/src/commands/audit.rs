@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Audit, AuditedBox, BoxId, Error, Fading, KeptBy, LostKind, Timestamp, Would};
+use tare_engine::{Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, Timestamp};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -51,48 +51,41 @@ pub struct AuditArgs {
     #[arg(long)]
     json: bool,
 
-    /// Wait first until the kernel has freed what it frees a little later, such as
-    /// network namespaces; up to ten seconds
+    /// Repeat the audit until records and host agree; up to ten seconds
     #[arg(long)]
     wait: bool,
 }
 
 pub fn run(args: &AuditArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Look)?;
-    if args.wait {
-        engine.await_faded();
-    }
-    let audit = engine.audit()?;
+    let audit = if args.wait { engine.audit_until_clean()? } else { engine.audit()? };
     if args.json {
         print_json(&audit)?
     } else {
-        print_result(&as_text(&audit, args.wait))?
+        print_result(&as_text(&audit))?
     }
     Ok(if audit.is_clean() { DONE } else { FAILED })
 }
 
-fn as_text(audit: &Audit, has_waited: bool) -> String {
+fn as_text(audit: &Audit) -> String {
     let mut text = String::new();
     if !audit.boxes.is_empty() {
         let rows: Vec<_> = audit.boxes.iter().map(row).collect();
         text += &table::render(&COLUMNS, &rows, table::columns_of_stdout());
         text.push('\n');
     }
-    let orphans = audit.orphans.iter().map(|it| (&it.sentence, it.would));
-    text += &section("On the host, and in no record:", orphans);
-    let lost = audit.lost.iter().map(|it| (&it.sentence, it.would));
-    text += &section("In a record, and not so on the host:", lost);
+    text += &section("On the host, and in no record:", audit.orphans());
+    text += &section("In a record, and not so on the host:", audit.lost());
     text += &stuck(audit);
     text += &verdict(audit);
-    text += &fading(&audit.fading, has_waited);
     text
 }
 
-fn section<'a>(title: &str, found: impl Iterator<Item = (&'a String, Would)>) -> String {
-    let line = |(sentence, would): (&String, Would)| {
-        let instead = if would == Would::Leave { " ('tare rm -f' ends it)" } else { "" };
-        let would = would.as_str();
-        format!("  {}: sweep would {would}{instead}\n", escaped(sentence))
+fn section<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> String {
+    let line = |finding: &Finding| {
+        let remedy = finding.remedy().map(|remedy| format!(" ({remedy})")).unwrap_or_default();
+        let action = finding.action.as_str();
+        format!("  {}: sweep would {action}{remedy}\n", escaped(&finding.text))
     };
     let lines: String = found.map(line).collect();
     if lines.is_empty() { lines } else { format!("{title}\n{lines}") }
@@ -101,8 +94,8 @@ fn section<'a>(title: &str, found: impl Iterator<Item = (&'a String, Would)>) ->
 /// Why boxes are still there that should not be. What is wrong with a record was said.
 fn stuck(audit: &Audit) -> String {
     let is_said = |id: &BoxId| {
-        let mut said = audit.lost.iter().filter(|it| it.id == *id);
-        said.any(|it| matches!(it.what, LostKind::Record { .. }))
+        let mut said = audit.lost().filter(|it| it.id.as_ref() == Some(id));
+        said.any(|it| matches!(it.kind, FindingKind::Record { .. }))
     };
     let stuck = audit.boxes.iter().filter(|one| !is_said(&one.id));
     let line = |one: &AuditedBox| Some(format!("  {}\n", escaped(one.stuck_on.as_ref()?)));
@@ -116,8 +109,7 @@ fn stuck(audit: &Audit) -> String {
 
 fn verdict(audit: &Audit) -> String {
     let boxes = counted(audit.boxes.len(), "box", "boxes");
-    let differences = audit.orphans.len() + audit.lost.len();
-    match differences {
+    match audit.findings.len() {
         0 => {
             format!("{boxes}. Records and host agree: nothing is left over, nothing is missing.\n")
         }
@@ -125,29 +117,6 @@ fn verdict(audit: &Audit) -> String {
             let differences = counted(some, "difference", "differences");
             format!("{boxes}, {differences}. 'tare sweep' does what is said of each.\n")
         }
-    }
-}
-
-fn fading(fading: &Fading, has_waited: bool) -> String {
-    let mut what = Vec::new();
-    if fading.network_namespaces == Some(true) {
-        what.push("network namespaces".to_owned());
-    }
-    if let Some(cgroups) = fading.cgroups.filter(|count| *count > 0) {
-        what.push(counted(usize::try_from(cgroups).unwrap_or(usize::MAX), "cgroup", "cgroups"));
-    }
-    let ports = fading.ports.iter().flatten();
-    what.extend(ports.map(|port| format!("{} port {}", port.transport, port.address)));
-    if what.is_empty() {
-        String::new()
-    } else {
-        let what = what.join(", ");
-        let then = if has_waited {
-            "that gets no less, so somebody still refers to it"
-        } else {
-            "--wait waits for that"
-        };
-        format!("The kernel is still freeing {what}, of tare or of others: {then}.\n")
     }
 }
 

@@ -1,5 +1,7 @@
 //! `tare stats`: what boxes use of what they may.
 
+use std::time::{Duration, Instant};
+
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::quantity;
@@ -49,6 +51,9 @@ pub struct StatsArgs {
     boxes: Vec<String>,
 }
 
+/// How long keepers that do not answer hold up the command, all together.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Serialize)]
 struct Sample {
     id: BoxId,
@@ -64,7 +69,8 @@ pub fn run(args: &StatsArgs, context: &Context) -> Result<u8, Error> {
         if args.boxes.is_empty() {
             return Ok(Some(render(args.json, &of_all(&engine)?)));
         }
-        let (samples, worst) = gather(&args.boxes, |reference| sample(&engine, reference));
+        let until = Instant::now() + ANSWERS_WITHIN;
+        let (samples, worst) = gather(&args.boxes, |reference| sample(&engine, reference, until));
         code = worst;
         // A table of nothing says nothing; an empty array does.
         Ok((args.json || !samples.is_empty()).then(|| render(args.json, &samples)))
@@ -72,20 +78,21 @@ pub fn run(args: &StatsArgs, context: &Context) -> Result<u8, Error> {
     Ok(code)
 }
 
-fn sample(engine: &Engine, reference: &str) -> Result<Sample, Error> {
+fn sample(engine: &Engine, reference: &str, until: Instant) -> Result<Sample, Error> {
     let id = engine.find(reference)?;
-    Ok(Sample { name: engine.status(&id)?.name, usage: engine.usage(&id)?, id })
+    Ok(Sample { name: engine.status(&id)?.name, usage: engine.usage_until(&id, until)?, id })
 }
 
 /// One that ends while we look is no longer one of them.
 fn of_all(engine: &Engine) -> Result<Vec<Sample>, Error> {
     let mut samples = Vec::new();
+    let until = Instant::now() + ANSWERS_WITHIN;
     for status in engine.list()? {
         if status.state == State::Exited {
             continue;
         }
         let (id, name) = (status.id, status.name);
-        match engine.usage(&id) {
+        match engine.usage_until(&id, until) {
             Ok(usage) => samples.push(Sample { id, name, usage }),
             Err(error) => {
                 let still = engine.status(&id).map(|status| status.state);

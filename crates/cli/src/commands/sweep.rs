@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Error, Outcome, Subject, Swept, Would};
+use tare_engine::{Action, Error, Outcome, Subject, Swept};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -76,20 +76,20 @@ fn line(one: &Swept) -> String {
         Outcome::Stuck { step, reason } => escaped(&format!(": {step}: {reason}")),
         Outcome::Planned | Outcome::Done | Outcome::Busy | Outcome::Left => String::new(),
     };
-    format!("{:<12}  {found}{why}\n", word(&one.outcome, one.would))
+    format!("{:<12}  {found}{why}\n", word(&one.outcome, one.action))
 }
 
-fn word(outcome: &Outcome, would: Would) -> &'static str {
-    match (outcome, would) {
+fn word(outcome: &Outcome, action: Action) -> &'static str {
+    match (outcome, action) {
         (Outcome::Stuck { .. }, _) => "stuck",
         (Outcome::Busy, _) => "busy",
-        (Outcome::Left, _) | (Outcome::Planned | Outcome::Done, Would::Leave) => "left",
-        (Outcome::Planned, Would::End) => "would end",
-        (Outcome::Planned, Would::Finish) => "would finish",
-        (Outcome::Planned, Would::Remove) => "would remove",
-        (Outcome::Done, Would::End) => "ended",
-        (Outcome::Done, Would::Finish) => "finished",
-        (Outcome::Done, Would::Remove) => "removed",
+        (Outcome::Left, _) | (Outcome::Planned | Outcome::Done, Action::Leave) => "left",
+        (Outcome::Planned, Action::End) => "would end",
+        (Outcome::Planned, Action::Finish) => "would finish",
+        (Outcome::Planned, Action::Remove) => "would remove",
+        (Outcome::Done, Action::End) => "ended",
+        (Outcome::Done, Action::Finish) => "finished",
+        (Outcome::Done, Action::Remove) => "removed",
     }
 }
 

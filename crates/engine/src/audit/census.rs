@@ -1,46 +1,45 @@
-//! Everyone on the host, before the records are read, and every port that somebody
-//! listens on.
+//! All processes of the host, read before the records are, and all ports that a process listens
+//! on.
 
 use std::collections::HashMap;
 
 use tare_kernel::procfs::{NAMESPACE_KINDS, Procfs, Stat};
 use tare_kernel::sockets::{self, Listening};
 
-use crate::audit::findings::Traces;
-use crate::engine::Engine;
+use crate::host::layout::StateRoot;
 use crate::host::parallel::look_at_each;
+use crate::record;
 
 #[derive(Debug)]
-pub struct Census {
+pub struct Processes {
     pub procfs: Option<Procfs>,
     stats: HashMap<i32, Stat>,
     children: HashMap<i32, Vec<i32>>,
-    /// The namespaces that we are in, in the order of their kinds.
+    /// The namespaces of this process, in the order of their kinds.
     pub own_namespaces: Vec<u64>,
     pub listening: Vec<Listening>,
 }
 
-impl Census {
-    /// Of a host that has no boxes nobody is counted.
-    pub fn take(engine: &Engine, traces: &Traces) -> Self {
-        let mut census = Self {
+impl Processes {
+    /// Reads these processes. A host without boxes needs none of it.
+    pub fn read(root: &StateRoot, pids: &[i32]) -> Self {
+        let mut processes = Self {
             procfs: Procfs::open().ok(),
             stats: HashMap::new(),
             children: HashMap::new(),
             own_namespaces: Vec::new(),
             listening: sockets::listening().unwrap_or_default(),
         };
-        if matches!(engine.boxes_if_any(), Ok(Some(_))) {
-            census.count(&traces.pids);
+        if matches!(record::boxes_if_any(root), Ok(Some(_))) {
+            processes.add(pids);
         }
-        census
+        processes
     }
 
-    fn count(&mut self, pids: &[i32]) {
+    fn add(&mut self, pids: &[i32]) {
         let Some(procfs) = &self.procfs else { return };
         let stats = look_at_each(pids, |pid| procfs.stat(*pid).ok());
         for (pid, stat) in pids.iter().zip(stats) {
-            // One that is gone by now is nobody.
             if let Some(stat) = stat {
                 self.children.entry(stat.parent).or_default().push(*pid);
                 self.stats.insert(*pid, stat);
@@ -56,17 +55,17 @@ impl Census {
         self.stats.get(&pid).copied()
     }
 
-    /// A process and all who descend from it. Whoever loses its parent in a box
-    /// becomes a child of its first process: nobody in there is missing.
-    pub fn family(&self, first: i32) -> Vec<i32> {
-        let mut family = Vec::new();
+    /// A process and all its descendants. A process that loses its parent in a box becomes a child
+    /// of the box's first process, so none is missing.
+    pub fn descendants(&self, first: i32) -> Vec<i32> {
+        let mut found = Vec::new();
         let mut pending = vec![first];
         while let Some(pid) = pending.pop() {
-            if self.stats.contains_key(&pid) && !family.contains(&pid) {
-                family.push(pid);
+            if self.stats.contains_key(&pid) && !found.contains(&pid) {
+                found.push(pid);
                 pending.extend(self.children.get(&pid).into_iter().flatten());
             }
         }
-        family
+        found
     }
 }

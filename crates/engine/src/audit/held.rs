@@ -10,14 +10,14 @@ use tare_kernel::cgroup_tree::CgroupTree;
 use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ProcessDir};
 use tare_kernel::sockets::Listening;
 
-use crate::audit::census::Census;
-use crate::engine::Engine;
+use crate::audit::census::Processes;
+use crate::audit::mounted_scratch;
 use crate::holdings::cgroup::CgroupReader;
-use crate::observe::Observed;
-use crate::operate::find::spec_of;
-use crate::spec::{BoxId, Isolation};
+use crate::host::layout::BoxAt;
+use crate::observe::Observation;
+use crate::spec::Isolation;
 
-/// `None` is what the kernel does not show to us.
+/// What a box holds. `None` means that the kernel does not show it to us.
 #[derive(Debug, Default, Serialize)]
 pub struct Held {
     pub processes: Vec<HeldProcess>,
@@ -51,7 +51,7 @@ pub struct HeldProcess {
 pub struct HeldNamespace {
     pub kind: &'static str,
     pub inode: u64,
-    /// Whoever of the box is in it.
+    /// The processes of the box that are in it.
     pub pids: Vec<i32>,
 }
 
@@ -59,7 +59,7 @@ pub struct HeldNamespace {
 pub struct HeldPort {
     pub transport: &'static str,
     pub address: SocketAddr,
-    /// Whoever of the box has it open.
+    /// The processes of the box that have it open.
     pub pids: Vec<i32>,
 }
 
@@ -75,56 +75,54 @@ struct Seen {
     mounts: Vec<u64>,
 }
 
-impl Engine {
-    pub(super) fn held_by(&self, id: &BoxId, observed: &Observed, census: &Census) -> Held {
-        let mut held = Held::default();
-        let tree = CgroupReader::at(self.at(id)).tree();
-        let members = members(observed, &tree, census);
-        let mut seen = Seen::default();
-        let keeper = observed.keeper.as_ref().map(|keeper| keeper.pid());
-        for pid in members {
-            let shown = census.procfs.as_ref().and_then(|it| it.process(pid).ok());
-            if let Some(shown) = shown {
-                seen.look(pid, &shown, census, &mut held);
-                if keeper == Some(pid) && has_scratch(observed) {
-                    held.scratch_bytes = shown.space_at("work").ok().and_then(used);
-                }
+/// What the box holds on the host now.
+pub fn held_by(at: BoxAt<'_>, observation: &Observation, processes: &Processes) -> Held {
+    let mut held = Held::default();
+    let cgroup = CgroupReader::at(at);
+    let tree = cgroup.tree();
+    let mut seen = Seen::default();
+    let keeper = observation.keeper().map(|keeper| keeper.pid());
+    for pid in members(observation, &tree, processes) {
+        let shown = processes.procfs.as_ref().and_then(|it| it.process(pid).ok());
+        if let Some(shown) = shown {
+            seen.look(pid, &shown, processes, &mut held);
+            if keeper == Some(pid) && has_scratch(observation) {
+                held.scratch_bytes = shown.space_at("work").ok().and_then(used);
             }
         }
-        held.memory_bytes =
-            if observed.is_live() { CgroupReader::at(self.at(id)).memory() } else { None };
-        let mounted = self.mounted_scratch(id, observed);
-        if keeper.is_none() && has_scratch(observed) {
-            held.scratch_bytes = mounted.as_ref().and_then(|it| used(statfs(it).ok()?));
-        }
-        held.cgroups = self.unified_directories(&tree);
-        held.host_mounts = mounted.into_iter().collect();
-        held.ports = ports(&seen, &tree, &census.listening);
-        held.take(seen);
-        held
     }
-
-    fn unified_directories(&self, tree: &CgroupTree) -> Vec<PathBuf> {
-        let unified = self.root.host.cgroups.unified.as_deref();
-        let directories = tree.directories.iter();
-        directories.filter_map(|it| Some(unified?.join(&it.path))).collect()
+    held.memory_bytes = if observation.is_live() { cgroup.memory() } else { None };
+    let mounted = mounted_scratch(at, observation);
+    if keeper.is_none() && has_scratch(observation) {
+        held.scratch_bytes = mounted.as_ref().and_then(|it| used(statfs(it).ok()?));
     }
+    held.cgroups = unified_directories(at, &tree);
+    held.host_mounts = mounted.into_iter().collect();
+    held.ports = ports(&seen, &tree, &processes.listening);
+    held.take(seen);
+    held
 }
 
-/// Whoever is in its cgroup, or descends from its keeper.
-fn members(observed: &Observed, tree: &CgroupTree, census: &Census) -> BTreeSet<i32> {
+fn unified_directories(at: BoxAt<'_>, tree: &CgroupTree) -> Vec<PathBuf> {
+    let unified = at.root.host.cgroups.unified.as_deref();
+    let directories = tree.directories.iter();
+    directories.filter_map(|it| Some(unified?.join(&it.path))).collect()
+}
+
+/// The processes in the box's cgroup, and the descendants of its keeper.
+fn members(observation: &Observation, tree: &CgroupTree, processes: &Processes) -> BTreeSet<i32> {
     let mut members: BTreeSet<i32> = tree.members.iter().copied().collect();
-    if let Some(keeper) = &observed.keeper {
-        // It may be younger than the census.
+    if let Some(keeper) = observation.keeper() {
+        // It may be younger than the list of processes.
         members.insert(keeper.pid());
-        members.extend(census.family(keeper.pid()));
+        members.extend(processes.descendants(keeper.pid()));
     }
     members
 }
 
 impl Seen {
-    fn look(&mut self, pid: i32, shown: &ProcessDir<'_>, census: &Census, held: &mut Held) {
-        let stat = census.stat(pid).or_else(|| shown.stat().ok());
+    fn look(&mut self, pid: i32, shown: &ProcessDir<'_>, processes: &Processes, held: &mut Held) {
+        let stat = processes.stat(pid).or_else(|| shown.stat().ok());
         let Some(stat) = stat else { return };
         let descriptors = shown.descriptors().ok();
         held.threads += stat.threads;
@@ -148,16 +146,16 @@ impl Seen {
             }
             None => self.hides_descriptors = true,
         }
-        self.look_at_namespaces(pid, shown, census);
+        self.look_at_namespaces(pid, shown, processes);
     }
 
-    fn look_at_namespaces(&mut self, pid: i32, shown: &ProcessDir<'_>, census: &Census) {
+    fn look_at_namespaces(&mut self, pid: i32, shown: &ProcessDir<'_>, processes: &Processes) {
         let Some(inodes) = shown.namespaces(&NAMESPACE_KINDS).ok() else {
             self.hides_namespaces = true;
             return;
         };
         for (kind, inode) in inodes.into_iter().enumerate() {
-            if census.own_namespaces.get(kind) == Some(&inode) {
+            if processes.own_namespaces.get(kind) == Some(&inode) {
                 continue;
             }
             let known = self.namespaces.entry((kind, inode)).or_default();
@@ -197,7 +195,7 @@ fn mounts_of(shown: &ProcessDir<'_>) -> Option<u64> {
     counted.or_else(|| shown.listed_mounts().ok())
 }
 
-/// By the cgroup in which the socket was made, or by who has it open.
+/// The ports whose socket was made in a cgroup of the box, or is open in one of its processes.
 fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPort> {
     let is_inside = |cgroup| tree.directories.iter().any(|it| Some(it.inode) == cgroup);
     let its = listening.iter().filter(|port| {
@@ -212,8 +210,8 @@ fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPor
 }
 
 /// Containment has none of its own.
-fn has_scratch(observed: &Observed) -> bool {
-    spec_of(observed).is_some_and(|spec| spec.isolation == Isolation::Full)
+fn has_scratch(observation: &Observation) -> bool {
+    observation.spec().is_some_and(|spec| spec.isolation == Isolation::Full)
 }
 
 fn used(space: StatFs) -> Option<u64> {

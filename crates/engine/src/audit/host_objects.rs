@@ -1,116 +1,116 @@
-//! What boxes of this state root have on the host under their own names, record or
-//! not. Only reads, and only counts what bears the tag.
+//! What boxes of one state root have on the host under their own names, with or without a record.
+//! Only reads, and counts only objects that bear the tag of the state root.
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, HashSet};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tare_control::KEEPER_NAME;
 use tare_kernel::process::Process;
 use tare_kernel::procfs::Procfs;
 use tare_kernel::program;
 
-use crate::host::CgroupRoots;
-use crate::host::layout;
+use crate::holdings::cgroup::CgroupReader;
+use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::parallel::look_at_each;
+use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::tag::{Tag, Tagged};
+use crate::observe::identity;
+use crate::record::Record;
 use crate::spec::BoxId;
 
-/// The directories of boxes in every hierarchy, by box.
-pub fn cgroups(roots: &CgroupRoots, tag: &Tag) -> BTreeMap<BoxId, Vec<PathBuf>> {
+/// The host as it was before the records were read.
+#[derive(Debug)]
+pub struct HostObjects {
+    pub cgroups: BTreeMap<BoxId, Vec<PathBuf>>,
+    /// All processes of the host.
+    pub pids: Vec<i32>,
+    /// Those that have the arguments of a keeper, read when they are needed.
+    candidates: OnceLock<Candidates>,
+    /// Keepers that were never started and whose creator is dead.
+    strays: OnceLock<Vec<Process>>,
+}
+
+type Candidates = BTreeMap<BoxId, Vec<i32>>;
+
+impl HostObjects {
+    pub fn read(root: &StateRoot) -> Self {
+        Self {
+            cgroups: cgroups(root),
+            pids: all_pids(),
+            candidates: OnceLock::new(),
+            strays: OnceLock::new(),
+        }
+    }
+
+    /// Whether a process lives in a box, whatever its record says. A cgroup that cannot be read
+    /// may have one.
+    pub fn has_life(&self, at: BoxAt<'_>) -> bool {
+        let tag = at.root.layout.tag();
+        let candidates = || by_box(keeper_candidates(&self.pids, tag));
+        let its = self.candidates.get_or_init(candidates).get(at.id);
+        its.is_some_and(|its| identity::find_unrecorded(at, its.iter().copied()).is_some())
+            || CgroupReader::at(at).is_populated().unwrap_or(true)
+    }
+
+    pub fn strays(&self) -> &[Process] {
+        self.strays.get_or_init(|| strays(&self.pids))
+    }
+
+    /// Whether the lock of this record is held only because a stray has a copy of its creator's
+    /// descriptors.
+    pub fn has_stray_with(&self, record: &Record) -> bool {
+        let has_it = |stray: &Process| stray.has_open(record.as_fd()).unwrap_or(false);
+        record.is_busy() && self.strays().iter().any(has_it)
+    }
+
+    /// Processes with the arguments of a keeper that are not among these keepers, by box. It does
+    /// not matter that this is read after the records: a box has its record before it has a
+    /// keeper, and keeps it for as long as the keeper lives.
+    pub fn candidates_beside(&self, keepers: &HashSet<i32>, tag: &Tag) -> Candidates {
+        let pids = self.pids.iter().copied();
+        let others: Vec<i32> = pids.filter(|pid| !keepers.contains(pid)).collect();
+        by_box(keeper_candidates(&others, tag))
+    }
+}
+
+fn by_box(candidates: Vec<(BoxId, i32)>) -> Candidates {
+    let mut found = Candidates::new();
+    for (id, pid) in candidates {
+        found.entry(id).or_default().push(pid);
+    }
+    found
+}
+
+/// The directories of boxes in every cgroup hierarchy, by box.
+fn cgroups(root: &StateRoot) -> BTreeMap<BoxId, Vec<PathBuf>> {
+    let tag = root.layout.tag();
     let mut found: BTreeMap<BoxId, Vec<PathBuf>> = BTreeMap::new();
-    for root in roots.all() {
-        for id in boxes_in(root, tag) {
-            let path = layout::cgroup(root, Tagged { tag, id: &id });
+    for hierarchy in root.host.cgroups.all() {
+        for id in boxes_in(hierarchy, tag) {
+            let path = layout::cgroup(hierarchy, Tagged { tag, id: &id });
             found.entry(id).or_default().push(path);
         }
     }
     found
 }
 
-/// The boxes that have a directory in one hierarchy.
-pub fn boxes_in(root: &Path, tag: &Tag) -> Vec<BoxId> {
+fn boxes_in(hierarchy: &Path, tag: &Tag) -> Vec<BoxId> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let entries = openat(CWD, root, flags, Mode::empty()).and_then(rustix::fs::Dir::new);
+    let entries = openat(CWD, hierarchy, flags, Mode::empty()).and_then(rustix::fs::Dir::new);
     let entries = entries.into_iter().flatten().filter_map(Result::ok);
     let id = |entry: rustix::fs::DirEntry| layout::box_of(entry.file_name().to_str().ok()?, tag);
     entries.filter_map(id).collect()
 }
 
-/// The numbers of all processes; none where they are not shown.
-pub fn everyone() -> Vec<i32> {
-    let pids = Procfs::open().and_then(|procfs| procfs.pids());
-    pids.unwrap_or_default()
-}
-
-/// Every one of these processes that is called like a keeper of this state root, with
-/// its box.
-pub fn claims(pids: &[i32], tag: &Tag) -> Vec<(BoxId, i32)> {
-    let Ok(procfs) = Procfs::open() else {
-        return Vec::new();
-    };
-    let claims = look_at_each(pids, |pid| {
-        let arguments = procfs.arguments_behind(*pid, KEEPER_NAME)?;
-        Some((box_of_keeper(&arguments, tag)?, *pid))
-    });
-    claims.into_iter().flatten().collect()
-}
-
-/// The process of this number, if it is the keeper of the box.
-pub fn keeper_with(of: Tagged<'_>, pid: i32) -> Option<Process> {
-    let process = Process::open(pid).ok()?;
-    is_keeper_of(&process, of).then_some(process)
-}
-
-/// The keeper of one box, by its name alone.
-pub fn keeper_of(of: Tagged<'_>) -> Option<Process> {
-    let claims = claims(&everyone(), of.tag).into_iter();
-    let mut its = claims.filter(|(id, _)| id == of.id);
-    its.find_map(|(_, pid)| keeper_with(of, pid))
-}
-
-/// Last in its arguments are its state root's tag and its box.
-fn box_of_keeper(cmdline: &str, tag: &Tag) -> Option<BoxId> {
-    let mut words = cmdline.split_terminator('\0');
-    if words.next().map(str::as_bytes) != Some(KEEPER_NAME.to_bytes()) {
-        return None;
-    }
-    let id = BoxId::parse(words.next_back()?)?;
-    (words.next_back() == Some(tag.as_str())).then_some(id)
-}
-
-/// Whether it is what only the keeper of this box is: the first process of a PID
-/// namespace, of tare's program in whatever version, under a keeper's name with the box
-/// behind it. Any process can choose such arguments, but not tare's program.
-pub fn is_keeper_of(process: &Process, of: Tagged<'_>) -> bool {
-    let named = process.arguments().is_ok_and(|arguments| is_called(&arguments, of));
-    named && process.is_first_of_namespace().unwrap_or(false) && may_be_tare(process)
-}
-
-/// Whether these are the arguments of the keeper of this box.
-fn is_called(arguments: &[String], of: Tagged<'_>) -> bool {
-    let last = [of.tag.as_str(), of.id.as_str()];
-    let first = arguments.first().map(String::as_bytes);
-    first == Some(KEEPER_NAME.to_bytes()) && arguments.ends_with(&last.map(str::to_owned))
-}
-
-/// A keeper is not dumpable, so that without privileges its program is not shown,
-/// which is otherwise that of any process of the same user.
-fn may_be_tare(process: &Process) -> bool {
-    match program::is_tare(process) {
-        Ok(is_tare) => is_tare,
-        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
-    }
-}
-
 /// How long a keeper may take to end after its creator was killed.
 const STRAY_AFTER: Duration = Duration::from_millis(200);
 
-/// Keepers that were never started, whose creator is dead. Such a process ends by itself,
-/// unless something holds it: it was stopped, or it is of an older tare, in which two of
-/// them could wait for each other.
+/// Keepers that were never started, whose creator is dead. Such a process ends by itself, unless
+/// something holds it: it was stopped, or it is of an older tare, in which two of them could wait
+/// for each other.
 pub fn strays(pids: &[i32]) -> Vec<Process> {
     let Ok(procfs) = Procfs::open() else {
         return Vec::new();
@@ -124,10 +124,10 @@ pub fn strays(pids: &[i32]) -> Vec<Process> {
     strays.into_iter().flatten().filter(stays).collect()
 }
 
-/// The process of this number, if it is a stray. Only a keeper before its start is the
-/// first of a PID namespace, runs tare's program and has not executed it itself. It has
-/// the arguments of its creator, in whose memory it runs. Without its creator it is the
-/// child of a process that has others.
+/// The process of this number, if it is a stray. Only a keeper before its start is PID 1 of a PID
+/// namespace, runs tare's program and has not executed it itself. It has the arguments of its
+/// creator, in whose memory it runs. Without its creator it is the child of a process that has
+/// other arguments.
 fn stray(procfs: &Procfs, pid: i32) -> Option<Process> {
     if procfs.stat(pid).ok()?.has_executed {
         return None;

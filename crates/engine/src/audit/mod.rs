@@ -1,40 +1,41 @@
-//! The proof: every box with all that it holds on the host now, and the two
-//! differences between records and host.
+//! The proof: every box with all that it holds on the host now, and the differences between
+//! records and host.
 //!
-//! Only reads, makes nothing, asks no keeper: what is told comes from the kernel.
-//! One pass over `/proc` is for all boxes; then each is looked at once.
+//! Only reads, makes nothing, asks no keeper: everything comes from the kernel. One pass over
+//! `/proc` serves all boxes; then each box is looked at once.
 
 pub(crate) mod census;
-pub mod difference;
-mod fading;
+pub(crate) mod compare;
 pub mod findings;
 mod held;
-pub mod host_objects;
+pub(crate) mod host_objects;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
 
-use crate::audit::findings::{Comparison, Lost, Orphan};
-use crate::engine::Engine;
+use crate::audit::census::Processes;
+use crate::audit::compare::compare;
+use crate::audit::findings::Finding;
+use crate::audit::held::held_by;
+use crate::audit::host_objects::HostObjects;
 use crate::error::Error;
+use crate::host::layout::{BoxAt, StateRoot};
+use crate::observe::Observation;
 use crate::observe::view::State;
-use crate::observe::{Depth, Observed};
 use crate::spec::BoxId;
 use crate::time::Timestamp;
 
-use crate::audit::census::Census;
-pub use crate::audit::fading::{Fading, FadingPort};
 pub use crate::audit::held::{Held, HeldNamespace, HeldPort, HeldProcess};
 
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Audit {
     /// The oldest first.
     pub boxes: Vec<AuditedBox>,
-    pub orphans: Vec<Orphan>,
-    pub lost: Vec<Lost>,
-    pub fading: Fading,
+    pub findings: Vec<Finding>,
 }
 
 /// A box on record, and what it holds.
@@ -50,95 +51,123 @@ pub struct AuditedBox {
     pub held: Held,
 }
 
-/// Without whom nothing of a box would be there.
+/// What keeps a box on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum KeptBy {
-    /// Everyone in the box dies with this process.
+    /// Every process of the box dies with this one.
     Keeper { pid: i32 },
-    /// It has no keeper, and these processes live in it.
+    /// The box has no keeper, and these processes live in it.
     Processes { pids: Vec<i32> },
-    /// It is over: its record is kept for its retention.
+    /// The box is over: its record is kept for its retention.
     Retention { until: Timestamp },
-    /// Nobody: only names are left.
+    /// Nothing: only names are left.
     Nobody,
 }
 
 impl Audit {
     /// Whether records and host agree.
     pub fn is_clean(&self) -> bool {
-        self.orphans.is_empty() && self.lost.is_empty()
+        self.findings.is_empty()
+    }
+
+    /// Objects on the host that are in no record.
+    pub fn orphans(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|finding| finding.kind.is_unrecorded())
+    }
+
+    /// Objects of a record that are not, or not so, on the host.
+    pub fn lost(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|finding| !finding.kind.is_unrecorded())
     }
 }
 
-impl Engine {
-    /// Everything that boxes hold, and what of it should not be there.
-    pub fn audit(&self) -> Result<Audit, Error> {
-        let traces = self.traces();
-        let census = Census::take(self, &traces);
-        let audited = |id: &BoxId, observed: &Observed| {
-            let directories = traces.cgroups.get(id).into_iter().flatten();
-            self.audited(id, observed, directories, &census)
-        };
-        let Comparison { mut boxes, orphans, lost } =
-            self.compare(&traces, Depth::State, audited)?;
-        boxes.sort_by(|one, other| {
-            let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
-            key(one).cmp(&key(other))
-        });
-        Ok(Audit {
-            boxes,
-            orphans,
-            lost,
-            fading: self.fading_beside(census.procfs.as_ref(), &census.listening),
-        })
-    }
-
-    fn audited<'a>(
-        &self,
-        id: &BoxId,
-        observed: &Observed,
-        directories: impl Iterator<Item = &'a PathBuf>,
-        census: &Census,
-    ) -> AuditedBox {
-        let account = &observed.record.account;
-        let mut held = self.held_by(id, observed, census);
-        // Those of v1 have none below them: nobody in a box sees them.
-        held.add_cgroups(directories);
-        let created = account.intent.as_ref().map(|intent| intent.created_at);
-        AuditedBox {
-            id: id.clone(),
-            name: account.name().map(ToString::to_string),
-            state: observed.state(),
-            created_at: created.unwrap_or(Timestamp::from_ms(0)),
-            kept_by: kept_by(observed, &held),
-            stuck_on: observed.stuck_on(),
-            held,
-        }
-    }
-
-    /// Where a box has its scratch space mounted on the host. Without privileges it
-    /// is a directory there.
-    fn mounted_scratch(&self, id: &BoxId, observed: &Observed) -> Option<PathBuf> {
-        if !observed.record.keeps_scratch() {
-            return None;
-        }
-        let path = self.root.layout.scratch(id);
-        let device = |path: &Path| Some(path.symlink_metadata().ok()?.dev());
-        (device(&path)? != device(path.parent()?)?).then_some(path)
+/// The findings are two lists in JSON.
+impl Serialize for Audit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("Audit", 3)?;
+        object.serialize_field("boxes", &self.boxes)?;
+        object.serialize_field("orphans", &self.orphans().collect::<Vec<_>>())?;
+        object.serialize_field("lost", &self.lost().collect::<Vec<_>>())?;
+        object.end()
     }
 }
 
-fn kept_by(observed: &Observed, held: &Held) -> KeptBy {
-    if let Some(keeper) = &observed.keeper {
+/// Everything that boxes hold, and what of it should not be there.
+pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
+    let objects = HostObjects::read(root);
+    let processes = Processes::read(root, &objects.pids);
+    let comparison = compare(root, &objects, Some(&processes))?;
+    let audited = comparison.boxes.into_iter().filter_map(|summary| summary.audited);
+    let mut boxes: Vec<AuditedBox> = audited.collect();
+    boxes.sort_by(|one, other| {
+        let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
+        key(one).cmp(&key(other))
+    });
+    Ok(Audit { boxes, findings: comparison.findings })
+}
+
+/// How long [`audit_until_clean`] waits at most.
+const CLEAN_WITHIN: Duration = Duration::from_secs(10);
+/// Between two audits: nothing tells when records and host agree.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Audits until records and host agree, for at most ten seconds, and returns the last result.
+pub fn audit_until_clean(root: &StateRoot) -> Result<Audit, Error> {
+    let until = Instant::now() + CLEAN_WITHIN;
+    loop {
+        let found = audit(root)?;
+        if found.is_clean() || Instant::now() >= until {
+            return Ok(found);
+        }
+        #[expect(clippy::disallowed_methods, reason = "bounded by CLEAN_WITHIN")]
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn audited(
+    at: BoxAt<'_>,
+    observation: &Observation,
+    objects: &HostObjects,
+    processes: &Processes,
+) -> AuditedBox {
+    let account = &observation.record.account;
+    let mut held = held_by(at, observation, processes);
+    // Directories in v1 hierarchies have none below them: a box cannot see them.
+    held.add_cgroups(objects.cgroups.get(at.id).into_iter().flatten());
+    let created = account.intent.as_ref().map(|intent| intent.created_at);
+    AuditedBox {
+        id: at.id.clone(),
+        name: account.name().map(ToString::to_string),
+        state: observation.state(),
+        created_at: created.unwrap_or(Timestamp::from_ms(0)),
+        kept_by: kept_by(at, observation, &held),
+        stuck_on: observation.stuck_on(),
+        held,
+    }
+}
+
+/// Where a box has its scratch space mounted on the host. Without privileges it is a directory
+/// there.
+fn mounted_scratch(at: BoxAt<'_>, observation: &Observation) -> Option<PathBuf> {
+    if !observation.record.keeps_scratch() {
+        return None;
+    }
+    let path = at.scratch();
+    let device = |path: &Path| Some(path.symlink_metadata().ok()?.dev());
+    (device(&path)? != device(path.parent()?)?).then_some(path)
+}
+
+fn kept_by(at: BoxAt<'_>, observation: &Observation, held: &Held) -> KeptBy {
+    if let Some(keeper) = observation.keeper() {
         return KeptBy::Keeper { pid: keeper.pid() };
     }
     if !held.processes.is_empty() {
         let pids = held.processes.iter().map(|process| process.pid);
         return KeptBy::Processes { pids: pids.collect() };
     }
-    let options = observed.record.account.detached();
-    match (&observed.ended, options) {
+    let options = observation.record.account.detached();
+    match (observation.ended(at), options) {
         (Some(_), Some(options)) if options.remove => KeptBy::Retention { until: Timestamp::now() },
         (Some(ended), Some(options)) => {
             KeptBy::Retention { until: ended.at.after(options.retention) }

@@ -1,5 +1,290 @@
-//! Looks after boxes: removes what has ended, and what no record explains.
+//! Looks after boxes: finishes those that have ended, and removes what no record explains.
+//!
+//! [`settle`] is the only way from a verdict to an action. It locks the record, observes the box
+//! again and tears it down. Tending, sweep, `stop` and `rm` all call it. This folder never decides
+//! by itself what is due: `duty` does.
 
-pub mod reclaiming;
 pub mod sweep;
 pub mod tend;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tare_kernel::clock::boot_ns;
+
+use crate::audit::compare::left_behind;
+use crate::audit::findings::{Action, action_about};
+use crate::audit::host_objects::HostObjects;
+use crate::error::{Context, Error};
+use crate::holdings::name;
+use crate::host::layout::{self, BoxAt};
+use crate::host::processes::{all_pids, keeper_candidates};
+use crate::observe::identity;
+use crate::observe::state::Duty;
+use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked};
+use crate::record::damage::Flaw;
+use crate::record::lines::StuckEntry;
+use crate::record::reason::Reason;
+use crate::record::{self, Locked, Record};
+use crate::spec::BoxId;
+use crate::teardown::{Leave, Order, tear_down};
+
+/// What to do about a box, and how long to wait for each object of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort<'a> {
+    pub goal: Goal<'a>,
+    pub within: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Goal<'a> {
+    /// Do what is due, unless that failed a moment ago.
+    Due,
+    /// Do what is due, and remove what is left of a box that is over, whose record is damaged, or
+    /// that has none. `found` says what was there, in sentences.
+    Clean { found: &'a [String] },
+    /// End the box, as a user asked for. Waits for the lock.
+    End(Leave),
+}
+
+/// What became of a box that was to be settled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// Nothing yet: it was only looked at.
+    Planned,
+    /// It was done, and seen to be.
+    Done,
+    /// Another process is making, changing or ending it.
+    Busy,
+    /// The box may live, or be in order. A user who wants its end says so.
+    Left,
+    /// It could not be done within its bound; it is tried again.
+    Stuck { step: String, reason: String },
+}
+
+/// A decision about one box.
+#[derive(Debug)]
+struct Decision {
+    leave: Leave,
+    reason: Reason,
+    /// What the box had left behind, if it is to be reported.
+    reclaimed: Vec<String>,
+}
+
+/// Does what is to be done about one box, under the lock of its record.
+pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
+    let boxes = record::boxes(at.root)?;
+    let boxes = boxes.as_fd();
+    let (mut locked, is_claimed) = match lock(at, boxes, effort)? {
+        LockAttempt::Locked(locked) => (*locked, false),
+        LockAttempt::Claimed(locked) => (*locked, true),
+        LockAttempt::Busy => return Ok(Outcome::Busy),
+        LockAttempt::Gone => return Ok(Outcome::Done),
+    };
+    let decision = match effort.goal {
+        Goal::End(leave) => end_as_asked(at, &locked, leave)?,
+        Goal::Due | Goal::Clean { .. } => {
+            let Some(observation) = observe_settled(at, boxes)? else {
+                return Ok(Outcome::Done);
+            };
+            match decide(at, &observation, effort.goal, is_claimed) {
+                Ok(decision) => decision,
+                Err(outcome) => return Ok(outcome),
+            }
+        }
+    };
+    let Decision { leave, reason, reclaimed } = decision;
+    tear_down(at, &mut locked, Order { reason, leave, within: effort.within, child: None })?;
+    if let Some(report) = &at.root.on_reclaimed.0
+        && !reclaimed.is_empty()
+    {
+        report(at.id, &reclaimed);
+    }
+    Ok(Outcome::Done)
+}
+
+/// What is due to the box, or what becomes of it without that.
+fn decide(
+    at: BoxAt<'_>,
+    observation: &Observation,
+    goal: Goal<'_>,
+    is_claimed: bool,
+) -> Result<Decision, Outcome> {
+    let found = match goal {
+        Goal::Clean { found } => Some(found),
+        Goal::Due | Goal::End(_) => None,
+    };
+    let reported = |is_there: bool| match found {
+        Some(found) if is_there => found.to_vec(),
+        Some(_) | None => Vec::new(),
+    };
+    if let (Some(flaw), Some(_)) = (&observation.record.flaw, found) {
+        return match action_about(flaw, HostObjects::read(at.root).has_life(at)) {
+            Action::Leave => Err(Outcome::Left),
+            Action::Remove | Action::Finish | Action::End => Ok(Decision {
+                leave: Leave::Nothing,
+                reason: Reason::Asked,
+                reclaimed: reported(true),
+            }),
+        };
+    }
+    if !may_try(observation.record.account.stuck.as_ref(), goal) {
+        return Err(Outcome::Left);
+    }
+    let (leave, reason) = match observation.duty(boot_ns()) {
+        Duty::Finish(reason) => (Leave::Record, reason),
+        Duty::Remove(reason) => (Leave::Nothing, reason),
+        // What is left of it apart from its record.
+        Duty::Leave if observation.has_ended() && found.is_some() => {
+            let reclaimed = reported(has_remains(at));
+            return Ok(Decision { leave: Leave::Record, reason: Reason::Asked, reclaimed });
+        }
+        Duty::Leave => return Err(Outcome::Done),
+    };
+    let reclaimed = if is_claimed {
+        reported(has_remains(at) || name::all(&at.root.layout).iter().any(|(_, it)| it == at.id))
+    } else {
+        let left = left_behind(at.id, observation).filter(|_| is_leftover(observation, reason));
+        left.map(|finding| finding.text).into_iter().collect()
+    };
+    Ok(Decision { leave, reason, reclaimed })
+}
+
+/// A box that failed to end is tried again when that is due. A sweep tries it at once.
+fn may_try(stuck: Option<&StuckEntry>, goal: Goal<'_>) -> bool {
+    match goal {
+        Goal::Due => stuck.is_none_or(StuckEntry::is_due),
+        Goal::Clean { .. } | Goal::End(_) => true,
+    }
+}
+
+/// Whether a process left the box behind, rather than that its time is over.
+fn is_leftover(observation: &Observation, reason: Reason) -> bool {
+    match observation.ownership {
+        Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached => true,
+        Ownership::Detached | Ownership::Damaged => {
+            observation.keeper().is_some() || reason == Reason::Rebooted
+        }
+    }
+}
+
+/// Only a box that was detached has a record worth keeping.
+fn end_as_asked(at: BoxAt<'_>, locked: &Locked, leave: Leave) -> Result<Decision, Error> {
+    if let (Leave::Record, Some(flaw @ Flaw::Unreadable(_))) = (leave, &locked.flaw) {
+        // It may say that it is to be kept.
+        return Err(Error::failed(format!("cannot end box {}", at.id))
+            .caused_by(flaw.to_string())
+            .with_hint("'tare rm -f' ends it all the same, and keeps nothing of it"));
+    }
+    let leave = if locked.is_kept() { leave } else { Leave::Nothing };
+    Ok(Decision { leave, reason: Reason::Asked, reclaimed: Vec::new() })
+}
+
+/// Observes a box whose record is ours, once more if the kernel was about to finish something.
+fn observe_settled(at: BoxAt<'_>, boxes: BorrowedFd<'_>) -> Result<Option<Observation>, Error> {
+    let look = || {
+        let record = Record::look(boxes, at.id).context(|| format!("cannot look at box {}", at.id));
+        Ok(record?.map(|record| observe_locked(at, record)))
+    };
+    match look()? {
+        Some(observation) if observation.await_change(at, Instant::now() + GOES_WITHIN) => look(),
+        other => Ok(other),
+    }
+}
+
+/// Whether anything of a box is on the host, apart from its record and names.
+fn has_remains(at: BoxAt<'_>) -> bool {
+    let mut roots = at.root.host.cgroups.all().into_iter();
+    let candidates = || {
+        let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
+        candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)
+    };
+    roots.any(|root| layout::cgroup(root, at.tagged()).is_dir())
+        || identity::find_unrecorded(at, candidates()).is_some()
+}
+
+/// What became of an attempt to lock a record.
+#[derive(Debug)]
+enum LockAttempt {
+    Locked(Box<Locked>),
+    /// The box had no record, and has an empty one now. Whatever happens, the next command goes
+    /// on with it.
+    Claimed(Box<Locked>),
+    Busy,
+    Gone,
+}
+
+fn lock(at: BoxAt<'_>, boxes: BorrowedFd<'_>, effort: Effort<'_>) -> Result<LockAttempt, Error> {
+    let looked = Record::look(boxes, at.id);
+    let record = looked.context(|| format!("cannot open the record of box {}", at.id))?;
+    Ok(match (record, effort.goal) {
+        (Some(record), Goal::End(_)) => match record.lock(boxes, at.id, effort.within)? {
+            Some(locked) => LockAttempt::Locked(Box::new(locked)),
+            None => LockAttempt::Gone,
+        },
+        (Some(record), Goal::Due | Goal::Clean { .. }) => try_lock(boxes, at.id, record),
+        (None, Goal::Clean { .. }) => match Locked::claim(boxes, at.id) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => LockAttempt::Busy,
+            claimed => LockAttempt::Claimed(Box::new(
+                claimed.context(|| format!("cannot make a record of box {}", at.id))?,
+            )),
+        },
+        // Its own tare, or another command, was faster.
+        (None, Goal::Due | Goal::End(_)) => LockAttempt::Gone,
+    })
+}
+
+/// Locks a record without waiting.
+fn try_lock(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> LockAttempt {
+    // A record without its first line may be just made, by a process that is about to lock it.
+    // What is no directory is replaced by one, and a process that makes a record waits until
+    // creation is not paused.
+    let is_record = !record.flaw.as_ref().is_some_and(Flaw::is_of_directory);
+    let may_be_new = is_record && record.account.intent.is_none();
+    if may_be_new && !record::hold_still(boxes) {
+        return LockAttempt::Busy;
+    }
+    let locked = record.lock(boxes, id, Duration::ZERO);
+    if may_be_new {
+        record::let_go(boxes);
+    }
+    match locked {
+        Ok(Some(locked)) => LockAttempt::Locked(Box::new(locked)),
+        Ok(None) => LockAttempt::Gone,
+        Err(_) => LockAttempt::Busy,
+    }
+}
+
+impl Outcome {
+    fn stuck(error: &Error) -> Self {
+        let reason = std::error::Error::source(error).map(ToString::to_string);
+        Self::Stuck { step: error.to_string(), reason: reason.unwrap_or_default() }
+    }
+
+    pub fn is_stuck(&self) -> bool {
+        match self {
+            Self::Stuck { .. } => true,
+            Self::Planned | Self::Done | Self::Busy | Self::Left => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stuck_box_is_left_alone_until_its_next_retry() {
+        let failed = |last: Option<StuckEntry>, _| {
+            Some(StuckEntry::after(last.as_ref(), "a".into(), "b".into()))
+        };
+        let stuck = (0..3).fold(None, failed);
+        assert!(!may_try(stuck.as_ref(), Goal::Due));
+        assert!(may_try(stuck.as_ref(), Goal::Clean { found: &[] }));
+        assert!(may_try(stuck.as_ref(), Goal::End(Leave::Nothing)));
+        assert!(may_try(None, Goal::Due));
+    }
+}

@@ -1,220 +1,151 @@
-//! Looking after boxes: every command does it in passing, so that no program
-//! for it has to run.
+//! Cleans up during other commands, so that no program for it has to run.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::rand::{GetRandomFlags, getrandom};
+use tare_kernel::clock::boot_ns;
 
-use crate::engine::{Engine, Manner};
-use crate::error::Error;
+use crate::care::{Effort, Goal, may_try, settle};
+use crate::error::{Context, Error};
 use crate::holdings::name::{self, Names};
-use crate::observe::state::Care;
-use crate::observe::{Depth, Observed, When};
-use crate::record::damage::Flaw;
-use crate::record::{self, Locked, Record};
+use crate::host::layout::{Access, BoxAt, StateRoot};
+use crate::observe::state::Duty;
+use crate::observe::view::{State, has_ended, no_box};
+use crate::observe::{GOES_WITHIN, Observation, observe};
+use crate::record::{self, Record};
 use crate::spec::{BoxId, Name};
-use crate::teardown::{Leave, OTHERS_WITHIN, Order, tear_down};
+use crate::teardown::OTHERS_WITHIN;
 
-/// How many records one command looks at, so that on a host with thousands of
-/// live boxes it does not pay for all of them. Whoever lists boxes looks at all.
+/// How many records one command looks at, so that on a host with thousands of live boxes it does
+/// not pay for all of them. A command that lists boxes looks at all.
 const LOOK_AT_MOST: usize = 16;
-/// Up to so many boxes every command reads all of their names, to choose from them.
-/// Of more, one command in so many looks at so many more: each pays the same on
-/// average, however many there are.
+/// Up to so many boxes every command reads all of their names, to choose from them. Of more, one
+/// command in so many looks at so many more: each pays the same on average, however many there
+/// are.
 const NAMES_MOST: usize = 256;
 
-impl Engine {
-    /// Looks after some boxes, from a random one on, and returns those that are
-    /// gone. What cannot be ended now stays on record and is tried again.
-    pub(crate) fn tend_some(&self) -> Vec<BoxId> {
-        let Ok(boxes) = record::open_all(&self.root.layout) else {
-            return Vec::new();
-        };
-        let turns = record::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
-        if random_below(turns) != 0 {
-            return Vec::new();
-        }
-        let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
-        let most = LOOK_AT_MOST * turns;
-        if ids.len() > most {
-            let start = random_below(ids.len());
-            ids.rotate_left(start);
-        }
-        ids.truncate(most);
-        let is_gone = |id: &BoxId| matches!(self.tend_in(boxes.as_fd(), id, Depth::Care), Ok(None));
-        ids.retain(is_gone);
-        self.tend_names_of_none(boxes.as_fd(), most);
-        ids
-    }
+const IN_PASSING: Effort<'static> = Effort { goal: Goal::Due, within: OTHERS_WITHIN };
 
-    /// Releases names that lead to no record. A removal deletes the record before the name, and
-    /// may have been killed in between.
-    fn tend_names_of_none(&self, boxes: BorrowedFd<'_>, most: usize) {
-        let mut named = name::all(&self.root.layout);
-        if named.len() > most {
-            let start = random_below(named.len());
-            named.rotate_left(start);
-        }
-        named.truncate(most);
-        named.retain(|(_, id)| !record::is_there(boxes, id));
-        if named.is_empty() {
-            return;
-        }
-        // The process that holds the lock may be removing that record now.
-        let Ok(Some(names)) = Names::lock_now(&self.root.layout) else {
-            return;
-        };
-        for (name, id) in named {
-            // A record is made before its name is taken, so no box has this name.
-            if !record::is_there(boxes, &id) {
-                names.release(&name, &id).ok();
-            }
-        }
+/// Looks after some boxes, from a random one on, and returns those that are gone. What cannot be
+/// ended now stays on record and is tried again.
+pub fn tend(root: &StateRoot) -> Vec<BoxId> {
+    let Ok(boxes) = record::open_all(&root.layout) else {
+        return Vec::new();
+    };
+    let turns = record::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
+    if random_below(turns) != 0 {
+        return Vec::new();
     }
+    let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
+    let most = LOOK_AT_MOST * turns;
+    choose(&mut ids, most);
+    let until = Instant::now() + GOES_WITHIN;
+    ids.retain(|id| matches!(tended(root.at(id), boxes.as_fd(), until), Ok(None)));
+    release_dangling_names(root, boxes.as_fd(), most);
+    ids
+}
 
-    /// Looks after the holder of a name, which is free if there is no such box.
-    pub(crate) fn tend_holder(&self, wanted: &Name) {
-        let Some(holder) = name::holder(&self.root.layout, wanted) else {
-            return;
-        };
-        let Ok(boxes) = record::open_all(&self.root.layout) else {
-            return;
-        };
-        // What cannot be looked at now keeps its name.
-        self.tend_in(boxes.as_fd(), &holder, Depth::Care).ok();
-        if matches!(Record::look(boxes.as_fd(), &holder), Ok(None)) {
-            // If this fails, taking the name does, in its own words.
-            name::release(&self.root.layout, wanted, &holder).ok();
-        }
+/// Keeps so many at most, from a random one on.
+fn choose<T>(all: &mut Vec<T>, most: usize) {
+    if all.len() > most {
+        let start = random_below(all.len());
+        all.rotate_left(start);
     }
+    all.truncate(most);
+}
 
-    /// Looks after one box; what is left of it, if anything is.
-    pub(crate) fn tend_in(
-        &self,
-        boxes: BorrowedFd<'_>,
-        id: &BoxId,
-        depth: Depth,
-    ) -> io::Result<Option<Observed>> {
-        let Some(mut observed) = self.look_at(boxes, id, depth)? else {
-            return Ok(None);
-        };
-        if self.manner == Manner::Tending && observed.is_half_named() {
-            self.tend_names(boxes, id);
-            match self.look_at(boxes, id, depth)? {
-                Some(again) => observed = again,
-                None => return Ok(None),
-            }
-        }
-        match (observed.care(When::Due), self.manner) {
-            (Care::Nothing, _) | (_, Manner::Looking) => return Ok(Some(observed)),
-            (Care::Finish | Care::Remove, Manner::Tending) => {}
-        }
-        match take(boxes, id, observed.record) {
-            // What cannot be ended says so in its record.
-            Taken::Ours(locked) => drop(self.act(boxes, id, *locked, IN_PASSING)),
-            Taken::Gone => return Ok(None),
-            // Whoever has it does the same.
-            Taken::Others => {}
-        }
-        self.look_at(boxes, id, depth)
+/// Releases names that lead to no record. A removal deletes the record before the name, and may
+/// have been killed in between.
+fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
+    let mut named = name::all(&root.layout);
+    choose(&mut named, most);
+    named.retain(|(_, id)| !record::is_there(boxes, id));
+    if named.is_empty() {
+        return;
     }
-
-    /// Whoever gave it another name was killed before it had only one.
-    fn tend_names(&self, boxes: BorrowedFd<'_>, id: &BoxId) {
-        let record = Record::look(boxes, id).ok().flatten();
-        let locked = record.map(|record| record.lock(boxes, id, Duration::ZERO));
-        if let Some(Ok(Some(mut locked))) = locked {
-            // What cannot be done now is tried again.
-            self.settle_names(&mut locked, id).ok();
+    // The process that holds the lock may be removing that record now.
+    let Ok(Some(names)) = Names::lock(&root.layout, Duration::ZERO) else {
+        return;
+    };
+    for (name, id) in named {
+        // A record is made before its name is taken, so no box has this name.
+        if !record::is_there(boxes, &id) {
+            names.release(&name, &id).ok();
         }
-    }
-
-    /// A box as it is now. A record that seems to be wrong may have been read while
-    /// somebody wrote it.
-    fn look_at(
-        &self,
-        boxes: BorrowedFd<'_>,
-        id: &BoxId,
-        depth: Depth,
-    ) -> io::Result<Option<Observed>> {
-        let look = || {
-            let record = Record::look(boxes, id)?;
-            let observed =
-                |record| Observed::of(record, self.at(id).tagged(), &self.root.host, depth);
-            Ok::<_, io::Error>(record.map(observed))
-        };
-        match look()? {
-            Some(observed) if observed.record.flaw.is_some() => look(),
-            other => Ok(other),
-        }
-    }
-
-    /// Once more, now that nobody else changes it. The record, if there was nothing
-    /// to be done.
-    pub(crate) fn act(
-        &self,
-        boxes: BorrowedFd<'_>,
-        id: &BoxId,
-        mut locked: Locked,
-        effort: Effort,
-    ) -> Result<Option<Locked>, Error> {
-        let Ok(Some(record)) = Record::look(boxes, id) else {
-            return Ok(None);
-        };
-        let observed = Observed::of(record, self.at(id).tagged(), &self.root.host, Depth::Care);
-        let observed = observed.ours();
-        let why = observed.reason(&self.root.host);
-        let to_tell = self.to_tell(id, &observed);
-        let leave = match observed.care(effort.when) {
-            Care::Nothing => return Ok(Some(locked)),
-            Care::Finish => Leave::Record,
-            Care::Remove => Leave::Nothing,
-        };
-        let order = Order { reason: why, leave, within: effort.within, child: None };
-        tear_down(self.at(id), &mut locked, order)?;
-        if let Some(sentence) = to_tell {
-            self.tell_reclaimed(id, &[sentence]);
-        }
-        Ok(None)
     }
 }
 
-/// How hard it is tried.
-#[derive(Debug, Clone, Copy)]
-pub struct Effort {
-    pub when: When,
-    pub within: Duration,
+/// Looks after the box that has a name, and releases the name if there is no such box.
+pub fn settle_name_owner(root: &StateRoot, wanted: &Name) -> Result<(), Error> {
+    let Some(owner) = name::holder(&root.layout, wanted) else {
+        return Ok(());
+    };
+    let boxes = record::boxes(root)?;
+    // A box that cannot be observed now keeps its name.
+    tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN).ok();
+    match Record::look(boxes.as_fd(), &owner) {
+        Ok(None) => name::release(&root.layout, wanted, &owner),
+        Ok(Some(_)) | Err(_) => Ok(()),
+    }
 }
 
-/// No command waits long for another's mess, nor again and again.
-const IN_PASSING: Effort = Effort { when: When::Due, within: OTHERS_WITHIN };
-
-/// What became of an attempt to have a record to oneself, without waiting for it.
-#[derive(Debug)]
-pub enum Taken {
-    Ours(Box<Locked>),
-    Others,
-    Gone,
+/// Does what is due to one box, and returns what is left of it. Waits until this time at most for
+/// what the kernel is about to finish.
+pub fn tended(
+    at: BoxAt<'_>,
+    boxes: BorrowedFd<'_>,
+    until: Instant,
+) -> io::Result<Option<Observation>> {
+    let Some(observation) = look(at, boxes, until)? else {
+        return Ok(None);
+    };
+    let is_due = observation.duty(boot_ns()) != Duty::Leave
+        && may_try(observation.record.account.stuck.as_ref(), Goal::Due);
+    match at.root.access {
+        Access::ReadWrite if is_due => {}
+        Access::ReadWrite | Access::ReadOnly => return Ok(Some(observation)),
+    }
+    drop(observation);
+    // A box that cannot be ended says so in its record. One that is busy is another's to settle.
+    settle(at, IN_PASSING).ok();
+    look(at, boxes, until)
 }
 
-pub fn take(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> Taken {
-    // Half-made may be just made, by somebody who is about to lock it. What is no record
-    // is replaced by one, and whoever makes a record waits until they are not held still.
-    let is_record = !record.flaw.as_ref().is_some_and(Flaw::is_of_directory);
-    let may_be_new = is_record && record.account.intent.is_none();
-    if may_be_new && !record::hold_still(boxes) {
-        return Taken::Others;
+/// Observes a box, once more if something about it was about to change: a record that seems to be
+/// wrong may have been read while another process wrote it.
+fn look(at: BoxAt<'_>, boxes: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Observation>> {
+    let look = || Ok(Record::look(boxes, at.id)?.map(|record| observe(at, record)));
+    match look()? {
+        Some(observation) if observation.await_change(at, until) => look(),
+        other => Ok(other),
     }
-    let locked = record.lock(boxes, id, Duration::ZERO);
-    if may_be_new {
-        record::let_go(boxes);
-    }
-    match locked {
-        Ok(Some(locked)) => Taken::Ours(Box::new(locked)),
-        Ok(None) => Taken::Gone,
-        Err(_) => Taken::Others,
+}
+
+/// Looks after a box that a command names, and observes it.
+pub fn observe_tended(at: BoxAt<'_>) -> Result<Observation, Error> {
+    let boxes = record::boxes(at.root)?;
+    let observation = tended(at, boxes.as_fd(), Instant::now() + GOES_WITHIN);
+    observation
+        .context(|| format!("cannot open the record of box {}", at.id))?
+        .ok_or_else(|| no_box(at.id.as_str()))
+}
+
+/// The record of a box whose keeper can answer.
+pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
+    let observation = observe_tended(at)?;
+    let problem =
+        |what: &str, hint: &str| Error::conflict(format!("box {} {what}", at.id)).with_hint(hint);
+    match observation.state() {
+        State::Running | State::Stopping => Ok(observation.record),
+        State::Paused => Err(problem("is paused", "'tare resume' lets it go on")),
+        State::Starting => Err(problem("is still starting", "try again in a moment")),
+        State::Stuck => Err(problem(
+            "is stuck",
+            "'tare inspect' says on what; 'tare rm -f' tries again to end it",
+        )),
+        State::Exited => Err(has_ended(at.id)),
     }
 }
 

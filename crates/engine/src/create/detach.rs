@@ -20,8 +20,6 @@ use crate::create::{Ends, Made};
 use crate::engine::Engine;
 use crate::error::{Context, Error};
 use crate::history::steps::StepKind;
-use crate::observe::state::Tie;
-use crate::observe::view::Status;
 use crate::record::Locked;
 use crate::session::{Event, Reserve, event, failure};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
@@ -72,14 +70,6 @@ impl Engine {
             return Err(self.unmake(id, record, removed(id).into()));
         }
         self.start_recorded(id.clone(), record, reserve, (spec, options)).map(Some)
-    }
-
-    /// A box that was left to itself. `None` for one that is being made, and for one
-    /// whose creator was killed first: it goes, though it is still on record.
-    pub fn announced(&self, id: &BoxId) -> Result<Option<Status>, Error> {
-        let observed = self.observe(id)?;
-        let was_left = observed.tie() == Tie::Detached || observed.is_over();
-        Ok(was_left.then(|| self.status_of(id, &observed)))
     }
 
     /// Whether a box of this id has lived by itself, and is removed. One that its

@@ -20,6 +20,7 @@ use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::spawn::Child;
 
+use crate::care::tend;
 use crate::create::birth::{IdMap, Inheritance, Unmade, Waiting};
 use crate::create::plan::Trees;
 use crate::create::trees::{Mapping, Tree};
@@ -123,14 +124,14 @@ impl Engine {
             return Err(Unmade::with(error, made.keeper));
         }
         // The keeper needs nothing of us for a while.
-        self.tended();
+        self.cleaned();
         Ok(made)
     }
 
     /// Ends what could not be made whole, and returns why it could not. It may be
     /// others that are in its way. A failed roll-back is a note on that first error.
     pub(crate) fn unmake(&self, id: &BoxId, record: Locked, unmade: Unmade) -> Error {
-        self.tended();
+        self.cleaned();
         let child = unmade.keeper.as_ref().map(|keeper| &keeper.process);
         roll_back(self.at(id), record, child, unmade.error)
     }
@@ -146,7 +147,7 @@ impl Engine {
         let in_state_root = |error| explained(error, Step::StateRoot);
         if let Some(wanted) = &spec.name {
             // A name of a box that nobody wants any more is free.
-            self.tend_holder(wanted);
+            tend::settle_name_owner(&self.root, wanted)?;
             name::acquire(&self.root.layout, wanted, id).map_err(in_state_root)?;
         }
         let range = uids::acquire(&self.root.layout).map_err(in_state_root)?;
@@ -214,15 +215,10 @@ impl Engine {
         let doing = || "cannot record the keeper's identity".to_owned();
         let process = &made.keeper.process;
         let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
-        let pidfd_inode = process.inode().context(doing)?;
         let identity = KeeperIdentity {
             boot_id: self.root.host.boot_id.clone(),
             pid: process.pid(),
-            pidfd_inode,
-            birth_tick: match pidfd_inode {
-                Some(_) => None,
-                None => Some(process.birth_tick().context(doing)?),
-            },
+            pidfd_inode: process.inode().context(doing)?,
             cgroup_inode: cgroup_inode.transpose().context(doing)?,
             first_uid: made.first_uid,
             lease: made.lease,

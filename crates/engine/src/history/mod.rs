@@ -14,7 +14,7 @@ use crate::history::steps::{Now, Removal, Sources, Story};
 use crate::host::Host;
 use crate::host::layout::Layout;
 use crate::observe::view::State;
-use crate::operate::find::no_box;
+use crate::observe::view::no_box;
 use crate::record::lines::Entry;
 use crate::record::reason::Reason;
 use crate::record::{self, Record};
@@ -38,7 +38,7 @@ impl Engine {
     /// is there comes before those that are gone, of which the last to go comes first.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
         match self.find_recorded(reference)? {
-            Some(id) if !self.tended().contains(&id) => self.explain_recorded(&id),
+            Some(id) if !self.cleaned().contains(&id) => self.explain_recorded(&id),
             Some(id) => self.explain_removed(id.as_str()),
             None => self.explain_removed(reference),
         }
@@ -49,13 +49,13 @@ impl Engine {
         let Ok(observed) = self.observe(id) else {
             return self.explain_removed(id.as_str());
         };
-        let boxes = self.boxes()?;
+        let boxes = record::boxes(&self.root)?;
         match Record::look(boxes.as_fd(), id) {
             Ok(Some(record)) => {
                 let mut sources = sources(&record);
                 // No command has written it down yet.
                 let unwritten = record.account.ended.is_none();
-                let ended = observed.ended.clone().filter(|_| unwritten);
+                let ended = observed.ended(self.at(id)).filter(|_| unwritten);
                 sources.entries.extend(ended.map(Entry::Ended));
                 let mut story = steps::tell(id, &sources, Now::read());
                 if observed.is_live() && self.oom_kills(id) > 0 {
@@ -84,7 +84,7 @@ impl Engine {
     pub(crate) fn reserve_story(&self) -> Result<(), Error> {
         let path = self.root.layout.history();
         let history = History { path: &path, boot_id: &self.root.host.boot_id };
-        let boxes = record::count(self.boxes()?.as_fd()).max(1);
+        let boxes = record::count(record::boxes(&self.root)?.as_fd()).max(1);
         history
             .reserve(boxes)
             .context(|| format!("cannot make room for the history in {}", path.display()))

@@ -1,7 +1,38 @@
-//! What a box may hold on the host, one file each: acquire, and release by the
-//! id alone where it can outlive us.
+//! Host objects that a box may hold and that can outlive tare, one file each: acquire, probe, and
+//! release by the id alone. This folder never decides when a holding is released: teardown does.
 
 pub mod cgroup;
 pub mod name;
 pub mod scratch;
 pub mod uids;
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::host::layout::BoxAt;
+use crate::record::{Locked, Record};
+
+/// One kind of host object that a box may hold.
+#[derive(Debug)]
+pub struct Holding {
+    /// The word for it in `tare inspect`.
+    pub kind: &'static str,
+    pub release_at: ReleaseAt,
+    /// What the box holds of this kind now.
+    pub probe: fn(BoxAt<'_>, &Record) -> Vec<String>,
+    /// Releases it, and returns when it was seen gone. Absent and half-made objects are accepted.
+    pub release: fn(BoxAt<'_>, &Locked, Duration) -> Result<(), Error>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseAt {
+    /// When the box ends.
+    End,
+    /// When its record is removed.
+    Removal,
+}
+
+/// All kinds, in the order of their release. A uid range needs no entry: its claim ends with the
+/// keeper. Names are released with the record itself (`record::remove` and [`name::Names`]), so
+/// that a name leads to its box for as long as there is a record.
+pub const HOLDINGS: [Holding; 2] = [cgroup::HOLDING, scratch::HOLDING];

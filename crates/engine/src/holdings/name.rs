@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
@@ -55,10 +56,21 @@ pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
     entries.filter_map(Result::ok).filter_map(named).collect()
 }
 
+/// Entries of `names/` that tare did not make: everything but links to the id of a box.
+pub fn foreign(layout: &Layout) -> Vec<PathBuf> {
+    let names = layout.names();
+    let entries = std::fs::read_dir(&names).into_iter().flatten().filter_map(Result::ok);
+    let is_name = |path: &PathBuf| {
+        let target = std::fs::read_link(path).ok();
+        target.is_some_and(|target| target.to_str().and_then(BoxId::parse).is_some())
+    };
+    entries.map(|entry| entry.path()).filter(|path| !is_name(path)).collect()
+}
+
 /// Lets go of the name if it is this box's. Absent is as wanted.
 pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
-    match Names::lock(layout).context(doing)? {
+    match Names::lock(layout, LOCK_WITHIN).context(doing)? {
         Some(names) => names.release(name.as_str(), id).context(doing).map(drop),
         None => Ok(()),
     }
@@ -71,24 +83,15 @@ pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
 pub struct Names(OwnedFd);
 
 impl Names {
-    /// `None` where there are no names.
-    pub fn lock(layout: &Layout) -> io::Result<Option<Self>> {
-        Self::lock_within(layout, LOCK_WITHIN)
-    }
-
-    /// The same without waiting.
-    pub fn lock_now(layout: &Layout) -> io::Result<Option<Self>> {
-        Self::lock_within(layout, Duration::ZERO)
-    }
-
-    fn lock_within(layout: &Layout, bound: Duration) -> io::Result<Option<Self>> {
+    /// Locks the names, and waits so long at most. `None` where there are no names.
+    pub fn lock(layout: &Layout, within: Duration) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || openat(CWD, layout.names(), flags, Mode::empty());
         let names = match step("names opened", open) {
             Err(Errno::NOENT) => return Ok(None),
             names => names?,
         };
-        lock_within("names locked", &names, Lock::Exclusive, bound)?;
+        lock_within("names locked", &names, Lock::Exclusive, within)?;
         Ok(Some(Self(names)))
     }
 

@@ -19,8 +19,11 @@ use tare_kernel::tree;
 use crate::create::plan::scratch_inodes;
 use crate::create::trees::Tree;
 use crate::error::{Context, Error, ErrorKind};
+use crate::holdings::{Holding, ReleaseAt};
 use crate::host::layout::{Layout, SCRATCH};
-use crate::spec::{BoxId, Limits};
+use crate::record::Record;
+use crate::spec::BoxId;
+use crate::spec::Limits;
 
 /// Makes it in the open record of the box, whose user 0 is `first_uid` of the
 /// host, or the caller.
@@ -73,9 +76,28 @@ fn cannot_limit() -> Error {
         .with_hint("run as root, or leave one of the two out")
 }
 
+/// The kept scratch space of a box, for teardown and `inspect`.
+pub const HOLDING: Holding = Holding {
+    kind: "scratch",
+    release_at: ReleaseAt::Removal,
+    probe: |at, _| {
+        let path = at.scratch();
+        path.exists().then(|| path.display().to_string()).into_iter().collect()
+    },
+    release: |at, record, _| {
+        if may_keep(record) { release(&at.root.layout, record.as_fd(), at.id) } else { Ok(()) }
+    },
+};
+
+/// A record that does not say counts as one that may keep its scratch space.
+fn may_keep(record: &Record) -> bool {
+    let intent = record.account.intent.as_ref();
+    intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
+}
+
 /// Takes it away with all that is in it. Absent, and no mount at all, are as
 /// wanted.
-pub fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
+fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the scratch space of box {id}");
     unmount(layout, id).and_then(|()| tree::remove(record, c"scratch")).context(doing)
 }

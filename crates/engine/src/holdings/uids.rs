@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -57,6 +57,18 @@ pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
     Err(Error::new(ErrorKind::Unsupported, doing())
         .caused_by(format!("all {SLOTS} are taken"))
         .with_hint("end some boxes first"))
+}
+
+/// Entries of `claims/` that tare did not make: everything but its regular files.
+pub fn foreign(layout: &Layout) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(layout.uid_claims()).into_iter().flatten();
+    let is_ours = |entry: &std::fs::DirEntry| {
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        number.is_some_and(|number| number < FILES)
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+    };
+    let foreign = entries.filter_map(Result::ok).filter(|entry| !is_ours(entry));
+    foreign.map(|entry| entry.path()).collect()
 }
 
 /// Never through a link: it is made in the state root alone.

@@ -3,17 +3,41 @@
 //!
 //! Functions of the engine take a [`StateRoot`], or a [`BoxAt`] if they are about one box.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::host::Host;
 use crate::host::tag::{Tag, Tagged};
 use crate::spec::BoxId;
 
-/// One state root on this host.
+/// One state root on this host, and what this process may do there.
 #[derive(Debug, Clone)]
 pub struct StateRoot {
     pub layout: Layout,
     pub host: Host,
+    pub access: Access,
+    pub on_reclaimed: OnReclaimed,
+}
+
+/// Whether boxes that need it are looked after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+/// A callback for each box that was left behind and that this process has removed: the box, and
+/// what there was of it, in sentences. It must not wait, because another request does.
+#[derive(Clone, Default)]
+pub struct OnReclaimed(pub Option<Arc<Reclaimed>>);
+
+type Reclaimed = dyn Fn(&BoxId, &[String]) + Send + Sync;
+
+impl fmt::Debug for OnReclaimed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OnReclaimed").field(&self.0.is_some()).finish()
+    }
 }
 
 impl StateRoot {

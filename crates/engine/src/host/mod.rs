@@ -5,6 +5,7 @@ pub mod cgroups;
 pub mod layout;
 pub mod obstacle;
 pub mod parallel;
+pub mod processes;
 pub mod state_root;
 pub mod tag;
 

@@ -1,5 +1,5 @@
-//! Which state a box is in, and what whoever looks at it has to do about it:
-//! pure functions of what was observed.
+//! Which state a box is in, and what tare must do about it. Both are pure tables over an
+//! [`Observation`].
 //!
 //! ```text
 //!            ┌───────────── attached: ends with its creator ─────────────┐
@@ -7,231 +7,385 @@
 //!     │             │ └─ stop asked ─▶ stopping ─┐                       ▼
 //!     │             └─ command, lease, kill ─────┴─▶ exited ─ rm ─▶ (no record)
 //!     └─ creator gone ──────────────────────────────────────────────────▶
-//! Any of them is stuck while something of it cannot be ended.
+//! A box is stuck while something of it cannot be ended, or cannot be seen.
 //! ```
 
+use std::time::Duration;
+
+use tare_control::life::LifeEvent;
+
+use crate::observe::identity::KeeperState;
 use crate::observe::view::State;
+use crate::observe::{Observation, Ownership};
+use crate::record::damage::Flaw;
+use crate::record::reason::Reason;
 
-/// The keeper, as far as its recorded identity tells.
+/// How long a keeper may take to end its box after the lease.
+const OVERDUE_AFTER: Duration = Duration::from_secs(2);
+
+/// What tare must do about a box, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeeperIs {
-    /// Not on record.
-    Unborn,
-    Alive,
-    Dead,
+pub enum Duty {
+    Leave,
+    /// The box is over: release what it holds and keep its record.
+    Finish(Reason),
+    /// Nothing of the box is to be kept, or not any longer: remove all of it.
+    Remove(Reason),
 }
 
-/// Whose box it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tie {
-    /// Nobody's yet: its record does not say what it is to be.
-    HalfMade,
-    /// Its creator's, whose lock is on the record all the time.
-    Attached,
-    /// Its creator's still: it has not been left to itself.
-    Detaching,
-    /// Nobody's.
-    Detached,
-    /// Nobody's, and its record does not say any more what it was.
-    Damaged,
-}
+impl Observation {
+    pub fn state(&self) -> State {
+        if self.record.account.stuck.is_some() {
+            return State::Stuck;
+        }
+        if self.has_ended() {
+            return State::Exited;
+        }
+        match (self.ownership, &self.keeper) {
+            (Ownership::Unwritten | Ownership::NotYetDetached, KeeperState::Unknown { .. })
+                if self.locked =>
+            {
+                State::Starting
+            }
+            (Ownership::Damaged, _) | (_, KeeperState::Unknown { .. }) => State::Stuck,
+            (Ownership::Unwritten, _)
+            | (Ownership::Attached | Ownership::NotYetDetached, KeeperState::NotRecorded) => {
+                State::Starting
+            }
+            (Ownership::NotYetDetached, KeeperState::Alive(_)) if self.locked => State::Starting,
+            // Its creator is gone and it lives: what would tell why is damaged.
+            (Ownership::NotYetDetached, KeeperState::Alive(_)) => State::Stuck,
+            (Ownership::Attached | Ownership::Detached, KeeperState::Alive(_)) => {
+                if self.journal.contains(&LifeEvent::Stopping) {
+                    State::Stopping
+                } else if self.paused {
+                    State::Paused
+                } else {
+                    State::Running
+                }
+            }
+            (Ownership::Attached | Ownership::NotYetDetached, KeeperState::Dead) => State::Stopping,
+            // No command has recorded its end yet.
+            (Ownership::Detached, KeeperState::Dead | KeeperState::NotRecorded) => State::Exited,
+        }
+    }
 
-/// What was observed of a box.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
-    pub tie: Tie,
-    pub keeper: KeeperIs,
-    /// Somebody has the lock of its record.
-    pub busy: bool,
-    pub stopping: bool,
-    pub frozen: bool,
-    pub stuck: bool,
-    /// That is so short a time ago that it is not tried again yet.
-    pub tried_lately: bool,
-    /// Somebody has begun to end it, and said so on record.
-    pub ending: bool,
-    /// Its end is on record.
-    pub ended: bool,
-    /// Nothing of it is to be kept after its end, or not any longer; nothing ever
-    /// of a box of an earlier boot.
-    pub expired: bool,
-    /// It should have ended by itself.
-    pub overdue: bool,
-}
+    /// What tare must do about the box at this time of the boot clock.
+    pub fn duty(&self, now_ns: u64) -> Duty {
+        if self.has_ended() {
+            let reason = self.reason(now_ns);
+            return if self.is_expired(now_ns) { Duty::Remove(reason) } else { Duty::Leave };
+        }
+        // The process that has the lock takes care.
+        if self.locked {
+            return Duty::Leave;
+        }
+        let reason = self.reason(now_ns);
+        let is_ending = self.record.account.ending.is_some();
+        match (self.ownership, &self.keeper) {
+            // It may live, or hold what is to be kept. A user who wants its end says so.
+            (Ownership::Damaged, _) | (_, KeeperState::Unknown { .. }) => Duty::Leave,
+            (
+                Ownership::Unwritten | Ownership::Attached,
+                KeeperState::NotRecorded | KeeperState::Alive(_) | KeeperState::Dead,
+            ) => Duty::Remove(reason),
+            // A creator that is gone has taken its box along by now.
+            (Ownership::NotYetDetached, KeeperState::Alive(_)) if !is_ending => Duty::Leave,
+            (
+                Ownership::NotYetDetached,
+                KeeperState::Alive(_) | KeeperState::NotRecorded | KeeperState::Dead,
+            ) => Duty::Remove(reason),
+            (Ownership::Detached, KeeperState::Alive(_)) => {
+                // A command that began to end it was killed, or failed.
+                if is_ending || self.is_overdue(now_ns) {
+                    Duty::Finish(reason)
+                } else {
+                    Duty::Leave
+                }
+            }
+            (Ownership::Detached, KeeperState::Dead | KeeperState::NotRecorded) => {
+                if self.is_expired(now_ns) { Duty::Remove(reason) } else { Duty::Finish(reason) }
+            }
+        }
+    }
 
-/// What there is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Care {
-    Nothing,
-    /// It is over: what is left of it goes, its record stays.
-    Finish,
-    /// Nobody wants it, or not any longer: all of it goes.
-    Remove,
-}
+    /// Why a process that is not the creator ends the box.
+    fn reason(&self, now_ns: u64) -> Reason {
+        if self.is_of_earlier_boot {
+            return Reason::Rebooted;
+        }
+        let account = &self.record.account;
+        match (self.ownership, &account.ending) {
+            (Ownership::NotYetDetached | Ownership::Detached, Some(ending)) => ending.why,
+            (Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached, _) => {
+                Reason::Abandoned
+            }
+            (Ownership::Damaged, _) => Reason::Asked,
+            (Ownership::Detached, None) if account.removing => Reason::Asked,
+            (Ownership::Detached, None) if self.is_overdue(now_ns) => Reason::Overdue,
+            (Ownership::Detached, None) => match account.detached() {
+                Some(options) if options.remove => Reason::NotKept,
+                Some(_) | None => Reason::Expired,
+            },
+        }
+    }
 
-pub fn state(facts: &Facts) -> State {
-    if facts.stuck {
-        return State::Stuck;
+    /// Whether nothing of the box is to be kept after its end, or not any longer: its retention
+    /// has passed, its removal has begun, or it is of an earlier boot.
+    fn is_expired(&self, now_ns: u64) -> bool {
+        let account = &self.record.account;
+        if account.removing || self.is_of_earlier_boot {
+            return true;
+        }
+        let since = |at_ns: u64| Duration::from_nanos(now_ns.saturating_sub(at_ns));
+        let ended = account.ended.as_ref();
+        match (&account.intent, account.detached()) {
+            (None, _) => false,
+            (Some(_), None) => ended.is_some(),
+            (Some(_), Some(options)) if options.remove => true,
+            (Some(_), Some(options)) => {
+                ended.is_some_and(|ended| since(ended.at_ns) >= options.retention)
+            }
+        }
     }
-    if facts.ended {
-        return State::Exited;
-    }
-    match (facts.tie, facts.keeper) {
-        (Tie::Damaged, _) => State::Stuck,
-        (Tie::HalfMade, _) | (Tie::Attached | Tie::Detaching, KeeperIs::Unborn) => State::Starting,
-        (Tie::Detaching, KeeperIs::Alive) if facts.busy => State::Starting,
-        // Its creator is gone and it lives: what would tell why is damaged.
-        (Tie::Detaching, KeeperIs::Alive) => State::Stuck,
-        (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.stopping => State::Stopping,
-        (Tie::Attached | Tie::Detached, KeeperIs::Alive) if facts.frozen => State::Paused,
-        (Tie::Attached | Tie::Detached, KeeperIs::Alive) => State::Running,
-        (Tie::Attached | Tie::Detaching, KeeperIs::Dead) => State::Stopping,
-        // Nobody has got to writing it down yet.
-        (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) => State::Exited,
-    }
-}
 
-pub fn care(facts: &Facts) -> Care {
-    if facts.tried_lately {
-        return Care::Nothing;
+    /// Whether the box lives although its lease has passed.
+    pub fn is_overdue(&self, now_ns: u64) -> bool {
+        let identity = self.record.account.keeper.as_ref();
+        let lease_ns = identity.and_then(|identity| identity.lease.ends_ns());
+        let late_ns = u64::try_from(OVERDUE_AFTER.as_nanos()).unwrap_or(u64::MAX);
+        self.keeper().is_some() && lease_ns.is_some_and(|at| at.saturating_add(late_ns) <= now_ns)
     }
-    if facts.ended {
-        return if facts.expired { Care::Remove } else { Care::Nothing };
+
+    /// Whether the box may have anything but its record.
+    pub fn is_live(&self) -> bool {
+        match self.state() {
+            State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
+                true
+            }
+            State::Exited => false,
+        }
     }
-    // Whoever has the lock takes care.
-    if facts.busy {
-        return Care::Nothing;
+
+    /// What the box is stuck on, if it is, and what to do about it.
+    pub fn stuck_on(&self) -> Option<String> {
+        if self.state() != State::Stuck {
+            return None;
+        }
+        if let Some((what, remedy)) = self.problem() {
+            return Some(format!("{what}; {remedy}"));
+        }
+        let stuck = self.record.account.stuck.as_ref().map(ToString::to_string);
+        let unsaid = || format!("{}; {}", Flaw::Incomplete, Flaw::Incomplete.remedy());
+        Some(stuck.unwrap_or_else(unsaid))
     }
-    match (facts.tie, facts.keeper) {
-        // No reason to end what may live, or to lose what it has written; who
-        // wants that says so.
-        (Tie::Damaged, _) => Care::Nothing,
-        (Tie::HalfMade | Tie::Attached, _) => Care::Remove,
-        // A creator that is gone has taken it along by now.
-        (Tie::Detaching, KeeperIs::Alive) if !facts.ending => Care::Nothing,
-        (Tie::Detaching, KeeperIs::Alive | KeeperIs::Unborn | KeeperIs::Dead) => Care::Remove,
-        // What was begun is finished, whoever was killed or failed in the middle of it.
-        (Tie::Detached, KeeperIs::Alive) if !(facts.overdue || facts.ending) => Care::Nothing,
-        (Tie::Detached, KeeperIs::Dead | KeeperIs::Unborn) if facts.expired => Care::Remove,
-        (Tie::Detached, KeeperIs::Alive | KeeperIs::Dead | KeeperIs::Unborn) => Care::Finish,
+
+    /// Why the record cannot be relied on, and what the user can do about it.
+    pub fn problem(&self) -> Option<(String, &'static str)> {
+        match (&self.record.flaw, &self.keeper) {
+            (Some(flaw), _) => Some((flaw.to_string(), flaw.remedy())),
+            (None, KeeperState::Unknown { why }) => Some((
+                format!("tare cannot see whether it lives ({why})"),
+                "try again when tare can open files and see processes",
+            )),
+            (None, KeeperState::NotRecorded | KeeperState::Alive(_) | KeeperState::Dead) => None,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::identity::{Keeper, Proof};
+    use crate::record::Record;
+    use crate::record::lines::{
+        Account, EndedEntry, EndingEntry, KeeperIdentity, Lease, StuckEntry,
+    };
+    use crate::time::Timestamp;
+    use tare_kernel::process::Process;
 
-    const LIVE: Facts = Facts {
-        tie: Tie::Detached,
-        keeper: KeeperIs::Alive,
-        busy: false,
+    const NOW_NS: u64 = 1 << 40;
+
+    /// One combination of what can be observed.
+    #[derive(Debug, Clone, Copy)]
+    struct Case {
+        ownership: Ownership,
+        /// 0: not recorded, 1: alive, 2: dead, 3: unknown.
+        keeper: usize,
+        locked: bool,
+        stopping: bool,
+        paused: bool,
+        stuck: bool,
+        ending: bool,
+        ended: bool,
+        expired: bool,
+        overdue: bool,
+    }
+
+    const ALIVE: usize = 1;
+
+    const LIVE: Case = Case {
+        ownership: Ownership::Detached,
+        keeper: ALIVE,
+        locked: false,
         stopping: false,
-        frozen: false,
+        paused: false,
         stuck: false,
-        tried_lately: false,
         ending: false,
         ended: false,
         expired: false,
         overdue: false,
     };
 
-    fn all() -> impl Iterator<Item = Facts> {
-        let ties = [Tie::HalfMade, Tie::Attached, Tie::Detaching, Tie::Detached, Tie::Damaged];
-        let keepers = [KeeperIs::Unborn, KeeperIs::Alive, KeeperIs::Dead];
-        (0..15 * 512).map(move |number: usize| {
-            let bit = |at: usize| (number / 15) & (1 << at) != 0;
-            Facts {
-                tie: ties[number % 5],
-                keeper: keepers[number / 5 % 3],
-                busy: bit(0),
+    fn all() -> impl Iterator<Item = Case> {
+        let owners = [
+            Ownership::Unwritten,
+            Ownership::Attached,
+            Ownership::NotYetDetached,
+            Ownership::Detached,
+            Ownership::Damaged,
+        ];
+        (0..20 * 256).map(move |number: usize| {
+            let bit = |at: usize| (number / 20) & (1 << at) != 0;
+            Case {
+                ownership: owners[number % 5],
+                keeper: number / 5 % 4,
+                locked: bit(0),
                 stopping: bit(1),
-                frozen: bit(2),
+                paused: bit(2),
                 stuck: bit(3),
                 ended: bit(4),
                 expired: bit(5),
                 overdue: bit(6),
-                tried_lately: bit(7),
-                ending: bit(8),
+                ending: bit(7),
             }
         })
     }
 
-    /// The failure that this product was made against: a live box that is
-    /// judged dead.
+    impl Case {
+        fn observation(self) -> Observation {
+            let identity = |lease| KeeperIdentity {
+                boot_id: String::new(),
+                pid: 1,
+                pidfd_inode: None,
+                cgroup_inode: None,
+                first_uid: None,
+                lease,
+                at_ns: 0,
+            };
+            let past = Lease::Ends { at_ns: 0, at: Timestamp::from_ms(0) };
+            let lease = if self.overdue { past } else { Lease::Never };
+            let stuck = StuckEntry::after(None, "a".into(), "b".into());
+            let account = Account {
+                keeper: Some(identity(lease)),
+                stuck: self.stuck.then_some(stuck),
+                ending: self.ending.then(|| EndingEntry::now(Reason::Overdue)),
+                ended: self.ended.then(|| EndedEntry::of(&[], None, false, Duration::ZERO)),
+                removing: self.expired,
+                ..Account::default()
+            };
+            let process = || Process::open(std::process::id() as i32).expect("this test runs");
+            Observation {
+                record: Record::of(account),
+                ownership: self.ownership,
+                keeper: match self.keeper {
+                    0 => KeeperState::NotRecorded,
+                    ALIVE => {
+                        KeeperState::Alive(Keeper { process: process(), proof: Proof::PidfdInode })
+                    }
+                    2 => KeeperState::Dead,
+                    _ => KeeperState::Unknown { why: "no descriptors".into() },
+                },
+                locked: self.locked,
+                journal: self.stopping.then_some(LifeEvent::Stopping).into_iter().collect(),
+                paused: self.paused,
+                is_of_earlier_boot: false,
+                occupied: false,
+            }
+        }
+
+        fn state(self) -> State {
+            self.observation().state()
+        }
+
+        /// Without the reason.
+        fn duty(self) -> &'static str {
+            match self.observation().duty(NOW_NS) {
+                Duty::Leave => "leave",
+                Duty::Finish(_) => "finish",
+                Duty::Remove(_) => "remove",
+            }
+        }
+    }
+
+    /// The failure that tare was made against: a live box that is judged dead.
     #[test]
     fn a_live_detached_box_is_never_touched_before_it_is_overdue() {
-        let live = |facts: &Facts| {
-            facts.tie == Tie::Detached
-                && facts.keeper == KeeperIs::Alive
-                && !facts.ended
-                && !facts.overdue
-                && !facts.ending
+        let is_live = |case: &Case| {
+            case.ownership == Ownership::Detached
+                && case.keeper == ALIVE
+                && !(case.ended || case.overdue || case.ending)
         };
-        for facts in all().filter(live) {
-            assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
-            assert_ne!(state(&facts), State::Exited, "{facts:?}");
+        for case in all().filter(is_live) {
+            assert_eq!(case.duty(), "leave", "{case:?}");
+            assert_ne!(case.state(), State::Exited, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn a_box_that_cannot_be_seen_is_never_touched() {
+        for case in all().filter(|case| case.keeper == 3 && !case.ended) {
+            assert_eq!(case.duty(), "leave", "{case:?}");
+            assert_ne!(case.state(), State::Exited, "{case:?}");
         }
     }
 
     #[test]
     fn a_locked_box_is_left_alone() {
-        for facts in all().filter(|facts| facts.busy && !facts.ended) {
-            assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
+        for case in all().filter(|case| case.locked && !case.ended) {
+            assert_eq!(case.duty(), "leave", "{case:?}");
         }
     }
 
     #[test]
     fn an_incomplete_box_of_a_dead_creator_is_removed() {
-        let is_due = |facts: &Facts| !facts.busy && !facts.ended && !facts.tried_lately;
-        for facts in all().filter(is_due) {
-            match (facts.tie, facts.keeper) {
-                (Tie::Attached | Tie::HalfMade, _)
-                | (Tie::Detaching, KeeperIs::Unborn | KeeperIs::Dead) => {
-                    assert_eq!(care(&facts), Care::Remove, "{facts:?}");
-                }
-                (Tie::Detached, KeeperIs::Unborn | KeeperIs::Dead) if facts.expired => {
-                    assert_eq!(care(&facts), Care::Remove, "{facts:?}");
-                }
-                (Tie::Detaching, KeeperIs::Alive) if facts.ending => {
-                    assert_eq!(care(&facts), Care::Remove, "{facts:?}");
-                }
-                (Tie::Detaching, KeeperIs::Alive) | (Tie::Detached | Tie::Damaged, _) => {
-                    assert_ne!(care(&facts), Care::Remove, "{facts:?}");
-                }
-            }
+        let is_due = |case: &Case| !case.locked && !case.ended && case.keeper != 3;
+        for case in all().filter(is_due) {
+            let is_alive = case.keeper == ALIVE;
+            let is_removed = match case.ownership {
+                Ownership::Unwritten | Ownership::Attached => true,
+                Ownership::NotYetDetached => !is_alive || case.ending,
+                Ownership::Detached => !is_alive && case.expired,
+                Ownership::Damaged => false,
+            };
+            assert_eq!(case.duty() == "remove", is_removed, "{case:?}");
         }
     }
 
     #[test]
     fn an_ended_box_stays_until_it_expires() {
-        for facts in all().filter(|facts| facts.ended) {
-            let expected =
-                if facts.expired && !facts.tried_lately { Care::Remove } else { Care::Nothing };
-            assert_eq!(care(&facts), expected);
-            let expected = if facts.stuck { State::Stuck } else { State::Exited };
-            assert_eq!(state(&facts), expected);
-        }
-    }
-
-    #[test]
-    fn a_stuck_box_is_left_alone_until_its_next_retry() {
-        for facts in all().filter(|facts| facts.tried_lately) {
-            assert_eq!(care(&facts), Care::Nothing, "{facts:?}");
+        for case in all().filter(|case| case.ended) {
+            let expected = if case.expired { "remove" } else { "leave" };
+            assert_eq!(case.duty(), expected, "{case:?}");
+            let expected = if case.stuck { State::Stuck } else { State::Exited };
+            assert_eq!(case.state(), expected, "{case:?}");
         }
     }
 
     #[test]
     fn every_state_is_derived_from_its_observation() {
-        assert_eq!(state(&LIVE), State::Running);
-        for (facts, expected) in [
-            (Facts { frozen: true, ..LIVE }, State::Paused),
-            (Facts { frozen: true, stopping: true, ..LIVE }, State::Stopping),
-            (Facts { stuck: true, ..LIVE }, State::Stuck),
-            (Facts { tie: Tie::Detaching, busy: true, ..LIVE }, State::Starting),
-            (Facts { tie: Tie::Damaged, ..LIVE }, State::Stuck),
-            (Facts { keeper: KeeperIs::Dead, ..LIVE }, State::Exited),
+        assert_eq!(LIVE.state(), State::Running);
+        for (case, expected) in [
+            (Case { paused: true, ..LIVE }, State::Paused),
+            (Case { paused: true, stopping: true, ..LIVE }, State::Stopping),
+            (Case { stuck: true, ..LIVE }, State::Stuck),
+            (Case { ownership: Ownership::NotYetDetached, locked: true, ..LIVE }, State::Starting),
+            (Case { ownership: Ownership::NotYetDetached, ..LIVE }, State::Stuck),
+            (Case { ownership: Ownership::Damaged, ..LIVE }, State::Stuck),
+            (Case { keeper: 2, ..LIVE }, State::Exited),
+            (Case { keeper: 3, ..LIVE }, State::Stuck),
         ] {
-            assert_eq!(state(&facts), expected, "{facts:?}");
+            assert_eq!(case.state(), expected, "{case:?}");
         }
     }
 }

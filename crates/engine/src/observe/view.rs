@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::Serialize;
 pub use tare_control::EndedBy;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 use crate::time::Timestamp;
@@ -97,8 +97,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// Of a box of which nothing but its id is known.
-    pub(crate) fn unknown(id: &BoxId, why: String) -> Self {
+    /// The status of a box whose record cannot be read.
+    pub(crate) fn stuck(id: &BoxId, why: String) -> Self {
         Self {
             id: id.clone(),
             name: None,
@@ -152,6 +152,18 @@ pub struct Details {
     pub spec: serde_json::Value,
     pub usage: Option<Usage>,
     pub holdings: Vec<Holding>,
+}
+
+/// The error for a reference to a box that does not exist.
+pub fn no_box(reference: &str) -> Error {
+    let message = format!("there is no box {}", quoted(reference));
+    Error::new(ErrorKind::NoSuchBox, message).with_hint("'tare ls -a' lists all")
+}
+
+/// The error for a request that needs a live box.
+pub fn has_ended(id: &BoxId) -> Error {
+    Error::conflict(format!("box {id} has ended"))
+        .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
 }
 
 /// How a box ended.

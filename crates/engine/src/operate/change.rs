@@ -1,4 +1,4 @@
-//! Changing a live box.
+//! Changes a live box: pause, resume, rename, limits and lease.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -9,20 +9,21 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::locks::LOCK_WITHIN;
 use tare_kernel::process::Process;
 
-use crate::audit::census::Census;
-use crate::engine::Engine;
+use crate::audit::census::Processes;
+use crate::care::tend::{observe_tended, settle_name_owner};
 use crate::error::{Context, Error};
 use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
-use crate::observe::Observed;
-use crate::observe::view::State;
-use crate::operate::find::{has_ended, no_box};
+use crate::host::layout::BoxAt;
+use crate::host::processes::all_pids;
+use crate::observe::Observation;
+use crate::observe::view::{State, has_ended, no_box};
 use crate::record::lines::{Entry, Lease, PausingEntry, Renaming, Update};
-use crate::record::{Locked, Record};
+use crate::record::{self, Locked, Record};
 use crate::session::link;
 use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
 
-/// What is to be different; `None` leaves it as it is.
+/// What to change; `None` leaves it as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     pub memory_bytes: Option<u64>,
@@ -32,177 +33,169 @@ pub struct Changes {
     pub lease: Option<Option<Duration>>,
 }
 
-impl Engine {
-    /// Stops every process of a box where it is; its deadlines go on.
-    pub fn pause(&self, id: &BoxId) -> Result<(), Error> {
-        self.freeze(id, true)
+/// Stops every process of a detached box where it is; its deadlines go on.
+///
+/// An attached box cannot be paused: its keeper is in the same cgroup as its workload, and with it
+/// the timeout would stand still.
+pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
+    let mut record = lock_detached(at, "paused", "suspend the 'tare run' that it belongs to")?;
+    let observation = observe_tended(at)?;
+    match observation.state() {
+        State::Running | State::Paused => {}
+        // A box that is stopping has a grace to use.
+        state @ (State::Stopping | State::Starting | State::Stuck) => {
+            return Err(Error::failed(format!("box {} is {state}", at.id)));
+        }
+        State::Exited => return Err(has_ended(at.id)),
     }
-
-    pub fn resume(&self, id: &BoxId) -> Result<(), Error> {
-        self.freeze(id, false)
-    }
-
-    fn freeze(&self, id: &BoxId, frozen: bool) -> Result<(), Error> {
-        // An attached box is its creator's to lock, who never does this.
-        let mut record = if self.observe(id)?.is_attached() { None } else { Some(self.lock(id)?) };
-        let observed = self.observe(id)?;
-        match (observed.state(), frozen) {
-            (State::Running | State::Paused, true) => {
-                if let Some(record) = &mut record {
-                    note_pausing(record, id)?;
-                    // Never while a process is born: its keeper waits for that.
-                    link::call_done(record, id, &Call::Freeze)?;
-                }
-                cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), true)?;
-                match self.at_large(id, &observed) {
-                    None => Ok(()),
-                    Some(pid) => {
-                        cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), false)?;
-                        Err(moved_away(id, pid))
-                    }
-                }
-            }
-            (State::Running | State::Paused | State::Stopping, false) => {
-                cgroup::freeze(&self.root.host.cgroups, self.at(id).tagged(), false)?;
-                if observed.is_frozen() && !observed.is_attached() {
-                    // It goes on whether or not that is written down.
-                    link::call_done(&observed.record, id, &Call::Resumed).ok();
-                }
-                Ok(())
-            }
-            // It has a grace to use.
-            (state @ State::Stopping, true) | (state @ (State::Starting | State::Stuck), _) => {
-                Err(Error::failed(format!("box {id} is {state}")))
-            }
-            (State::Exited, _) => Err(has_ended(id)),
+    note_pausing(&mut record, at.id)?;
+    // Never while a process is started: the keeper waits for that.
+    link::call_done(&record, at.id, &Call::Freeze)?;
+    cgroup::freeze(&at.root.host.cgroups, at.tagged(), true)?;
+    match at_large(at, &observation) {
+        None => Ok(()),
+        Some(pid) => {
+            cgroup::freeze(&at.root.host.cgroups, at.tagged(), false)?;
+            Err(moved_away(at.id, pid))
         }
     }
+}
 
-    /// A process of a contained box that none of its frozen cgroups holds. Such a box
-    /// sees the host's cgroups, and as root may have moved there; others see none.
-    fn at_large(&self, id: &BoxId, observed: &Observed) -> Option<i32> {
-        let intent = observed.record.account.intent.as_ref();
-        if intent.is_none_or(|intent| intent.spec.isolation != Isolation::Contain) {
-            return None;
+/// Lets the processes of a box go on.
+pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
+    let _record = lock_detached(at, "resumed", "continue the 'tare run' that it belongs to")?;
+    let observation = observe_tended(at)?;
+    match observation.state() {
+        State::Running | State::Paused | State::Stopping => {}
+        state @ (State::Starting | State::Stuck) => {
+            return Err(Error::failed(format!("box {} is {state}", at.id)));
         }
-        let keeper = observed.keeper.as_ref()?.pid();
-        let census = Census::take(self, &self.traces());
-        let lives = |pid: &i32| census.stat(*pid).is_some_and(|it| !it.is_zombie);
-        // The keeper of a detached box goes on, in the cgroup above its workload.
-        let above = usize::from(!observed.is_attached());
-        let of = self.at(id).tagged();
-        let is_held = |pid: &i32| {
-            let cgroup = Process::open(*pid).and_then(|it| it.cgroup());
-            cgroup.ok().flatten().is_none_or(|path| {
-                let mut holders = Path::new(&path).ancestors().skip(above);
-                holders.any(|it| cgroup::is_of(it, of))
-            })
-        };
-        let others = census.family(keeper).into_iter().filter(|it| *it != keeper);
-        others.filter(lives).find(|pid| !is_held(pid))
+        State::Exited => return Err(has_ended(at.id)),
     }
-
-    /// Gives a box another name.
-    pub fn rename(&self, id: &BoxId, wanted: &Name) -> Result<(), Error> {
-        let mut record = self.lock_detached(id)?;
-        if record.account.name() == Some(wanted) {
-            return Ok(());
-        }
-        self.tend_holder(wanted);
-        let doing = || format!("cannot record the name of box {id}");
-        let renaming = Renaming { name: wanted.clone(), at_ns: boot_ns() };
-        let naming = Entry::Naming(Some(renaming.clone()));
-        record.add(naming).context(doing)?;
-        let taken = name::acquire(&self.root.layout, wanted, id)
-            .and_then(|()| record.add(Entry::Renamed(renaming)).context(doing));
-        // What was not written down is not so.
-        let settled = self.settle_names(&mut record, id);
-        taken.and(settled)
+    cgroup::freeze(&at.root.host.cgroups, at.tagged(), false)?;
+    if observation.paused {
+        // It goes on whether or not its keeper notes that.
+        link::call_done(&observation.record, at.id, &Call::Resumed).ok();
     }
+    Ok(())
+}
 
-    /// Lets go of every name that is not, or not any more, the box's own.
-    pub(crate) fn settle_names(&self, record: &mut Locked, id: &BoxId) -> Result<(), Error> {
-        let own = record.account.name().cloned();
-        let others = record.account.may_hold().filter(|it| Some(*it) != own.as_ref());
-        for other in others {
-            name::release(&self.root.layout, other, id)?;
-        }
-        match record.account.naming {
-            Some(_) => record
-                .add(Entry::Naming(None))
-                .context(|| format!("cannot record the name of box {id}")),
-            None => Ok(()),
-        }
+/// A process of a contained box that is in none of its frozen cgroups. Such a box sees the host's
+/// cgroups, and as root may have moved there; others see none.
+fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
+    if observation.spec().is_none_or(|spec| spec.isolation != Isolation::Contain) {
+        return None;
     }
+    let keeper = observation.keeper()?.pid();
+    let processes = Processes::read(at.root, &all_pids());
+    let lives = |pid: &i32| processes.stat(*pid).is_some_and(|it| !it.is_zombie);
+    let is_held = |pid: &i32| {
+        let cgroup = Process::open(*pid).and_then(|it| it.cgroup());
+        cgroup.ok().flatten().is_none_or(|path| {
+            // The keeper goes on, in the cgroup above its workload.
+            let mut holders = Path::new(&path).ancestors().skip(1);
+            holders.any(|it| cgroup::is_of(it, at.tagged()))
+        })
+    };
+    let others = processes.descendants(keeper).into_iter().filter(|it| *it != keeper);
+    others.filter(lives).find(|pid| !is_held(pid))
+}
 
-    /// Gives a live box other limits, or another lease from now on.
-    pub fn update(&self, id: &BoxId, changes: &Changes) -> Result<(), Error> {
-        let mut record = self.lock_detached(id)?;
-        let observed = self.observe(id)?;
-        match (observed.is_live(), observed.keeper) {
-            (false, _) => return Err(has_ended(id)),
-            (true, None) => return Err(damaged(id)),
-            (true, Some(_)) => {}
-        }
-        let mut limits = match &record.account.intent {
-            Some(intent) => intent.spec.limits.clone(),
-            None => return Err(damaged(id)),
-        };
-        if let Some(bytes) = changes.memory_bytes {
-            limits.memory_bytes = Limit::Asked(bytes);
-        }
-        if let Some(pids) = changes.pids {
-            limits.pids = Limit::Asked(pids);
-        }
-        limits.cpus = changes.cpus.or(limits.cpus);
-        let which = Which {
-            memory: changes.memory_bytes.is_some(),
-            pids: changes.pids.is_some(),
-            cpu: changes.cpus.is_some(),
-        };
-        cgroup::change(&self.root.host.cgroups, self.at(id).tagged(), &limits, which)?;
-        let lease = changes.lease.map(Lease::of);
-        if let Some(lease) = lease {
-            let ends_ns = lease.ends_ns();
-            link::call_done(&record, id, &Call::Lease { ends_ns })?;
-        }
-        let update = Update {
-            at_ns: boot_ns(),
-            memory_bytes: changes.memory_bytes,
-            pids: changes.pids,
-            cpus: changes.cpus,
-            lease,
-        };
-        record
-            .add(Entry::Updated(update))
-            .context(|| format!("cannot record the limits of box {id}"))
+/// Gives a box another name.
+pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
+    let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
+    if record.account.name() == Some(wanted) {
+        return Ok(());
     }
+    settle_name_owner(at.root, wanted)?;
+    let doing = || format!("cannot record the name of box {}", at.id);
+    let renaming = Renaming { name: wanted.clone(), at_ns: boot_ns() };
+    let naming = Entry::Naming(Some(renaming.clone()));
+    record.add(naming).context(doing)?;
+    let taken = name::acquire(&at.root.layout, wanted, at.id)
+        .and_then(|()| record.add(Entry::Renamed(renaming)).context(doing));
+    // What was not written down is not so.
+    let settled = settle_names(at, &mut record);
+    taken.and(settled)
+}
 
-    /// For as long as this is held nobody else changes the box.
-    pub(crate) fn lock(&self, id: &BoxId) -> Result<Locked, Error> {
-        let boxes = self.boxes()?;
-        let doing = || format!("cannot open the record of box {id}");
-        let record = Record::look(boxes.as_fd(), id).context(doing)?;
-        let record = record.ok_or_else(|| no_box(id.as_str()))?;
-        let locked = record.lock(boxes.as_fd(), id, LOCK_WITHIN)?;
-        let locked = locked.ok_or_else(|| no_box(id.as_str()))?;
-        match &locked.flaw {
-            // Whoever does not know what it is cannot say what it is to be.
-            Some(flaw) => Err(damaged(id).caused_by(flaw.to_string())),
-            None => Ok(locked),
-        }
+/// Lets go of every name that is not, or not any more, the box's own.
+fn settle_names(at: BoxAt<'_>, record: &mut Locked) -> Result<(), Error> {
+    let own = record.account.name().cloned();
+    let others = record.account.may_hold().filter(|it| Some(*it) != own.as_ref());
+    for other in others {
+        name::release(&at.root.layout, other, at.id)?;
     }
+    match record.account.naming {
+        Some(_) => record
+            .add(Entry::Naming(None))
+            .context(|| format!("cannot record the name of box {}", at.id)),
+        None => Ok(()),
+    }
+}
 
-    /// The same of a box that was left to itself. An attached one is locked by
-    /// its creator for as long as it lives.
-    fn lock_detached(&self, id: &BoxId) -> Result<Locked, Error> {
-        if self.observe(id)?.is_attached() {
-            let message = format!("box {id} cannot be changed");
-            return Err(Error::bad_request(message)
-                .caused_by("it is attached to the tare that started it")
-                .with_hint("start it with 'tare run -d' to change it later"));
-        }
-        self.lock(id)
+/// Gives a live box other limits, or another lease from now on.
+pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
+    let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
+    let observation = observe_tended(at)?;
+    match (observation.is_live(), observation.keeper()) {
+        (false, _) => return Err(has_ended(at.id)),
+        (true, None) => return Err(damaged(at.id)),
+        (true, Some(_)) => {}
+    }
+    let mut limits = match &record.account.intent {
+        Some(intent) => intent.spec.limits.clone(),
+        None => return Err(damaged(at.id)),
+    };
+    if let Some(bytes) = changes.memory_bytes {
+        limits.memory_bytes = Limit::Asked(bytes);
+    }
+    if let Some(pids) = changes.pids {
+        limits.pids = Limit::Asked(pids);
+    }
+    limits.cpus = changes.cpus.or(limits.cpus);
+    let which = Which {
+        memory: changes.memory_bytes.is_some(),
+        pids: changes.pids.is_some(),
+        cpu: changes.cpus.is_some(),
+    };
+    cgroup::change(&at.root.host.cgroups, at.tagged(), &limits, which)?;
+    let lease = changes.lease.map(Lease::of);
+    if let Some(lease) = lease {
+        let ends_ns = lease.ends_ns();
+        link::call_done(&record, at.id, &Call::Lease { ends_ns })?;
+    }
+    let update = Update {
+        at_ns: boot_ns(),
+        memory_bytes: changes.memory_bytes,
+        pids: changes.pids,
+        cpus: changes.cpus,
+        lease,
+    };
+    let doing = || format!("cannot record the limits of box {}", at.id);
+    record.add(Entry::Updated(update)).context(doing)
+}
+
+const CHANGE_LATER: &str = "start it with 'tare run -d' to change it later";
+
+/// Locks the record of a detached box: while this is held, no other process changes the box. An
+/// attached box is locked by its creator for as long as it lives.
+fn lock_detached(at: BoxAt<'_>, what: &str, hint: &str) -> Result<Locked, Error> {
+    if observe_tended(at)?.is_attached() {
+        return Err(Error::bad_request(format!("box {} cannot be {what}", at.id))
+            .caused_by("it is attached to the tare that started it")
+            .with_hint(hint));
+    }
+    let boxes = record::boxes(at.root)?;
+    let doing = || format!("cannot open the record of box {}", at.id);
+    let record = Record::look(boxes.as_fd(), at.id).context(doing)?;
+    let record = record.ok_or_else(|| no_box(at.id.as_str()))?;
+    let locked = record.lock(boxes.as_fd(), at.id, LOCK_WITHIN)?;
+    let locked = locked.ok_or_else(|| no_box(at.id.as_str()))?;
+    match &locked.flaw {
+        // It is not known what the box is, so it cannot be changed.
+        Some(flaw) => Err(damaged(at.id).caused_by(flaw.to_string())),
+        None => Ok(locked),
     }
 }
 

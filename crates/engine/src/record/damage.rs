@@ -26,8 +26,6 @@ pub enum Flaw {
     Unreadable(String),
     /// It was written by a version of tare that does it differently.
     Newer { version: u32 },
-    /// Whether its keeper lives cannot be seen just now, for example without descriptors.
-    Unseen(String),
     /// It has neither account nor socket, and holds what tare never puts into a record.
     Foreign { entry: String },
     /// It lacks what it must have said.
@@ -56,7 +54,6 @@ impl Flaw {
             | Self::Newer { .. }
             | Self::Incomplete
             | Self::Wrong => "'tare rm -f' ends it",
-            Self::Unseen(_) => "try again when tare can open files and see processes",
         }
     }
 
@@ -68,7 +65,6 @@ impl Flaw {
             | Self::Foreign { .. }
             | Self::Odd
             | Self::Unreadable(_)
-            | Self::Unseen(_)
             | Self::Newer { .. }
             | Self::Incomplete
             | Self::Wrong => false,
@@ -87,7 +83,6 @@ impl fmt::Display for Flaw {
             }
             Self::Odd => f.write_str("a file of its record is none"),
             Self::Unreadable(why) => write!(f, "its record cannot be read ({why})"),
-            Self::Unseen(why) => write!(f, "tare cannot see whether it lives ({why})"),
             Self::Newer { version } => {
                 write!(f, "its record was written by a newer tare (version {version})")
             }

@@ -40,8 +40,6 @@ pub struct KeeperIdentity {
     pub pid: i32,
     /// `None` on kernels where it would prove nothing.
     pub pidfd_inode: Option<u64>,
-    /// Where the former is missing.
-    pub birth_tick: Option<u64>,
     pub cgroup_inode: Option<u64>,
     /// The host's id of the box's user 0, if it has a range of its own.
     pub first_uid: Option<u32>,

@@ -34,18 +34,18 @@ use tare_control::events::{self, Event, LIFE_FILE_BYTES};
 use tare_control::life::{self, LIFE_BYTES, LifeEvent};
 use tare_control::log::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
-use tare_kernel::fds::{open_regular, peer_pid};
-use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
+use tare_kernel::fds::open_regular;
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::Host;
-use crate::host::layout::Layout;
+use crate::host::layout::{Access, Layout, StateRoot};
 use crate::record::damage::Flaw;
 use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, VERSION};
 use crate::spec::{BoxId, DetachOptions, Isolation, Spec};
 use crate::time::Timestamp;
+use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 
 /// A record as it was when it was looked at.
 #[derive(Debug)]
@@ -76,6 +76,15 @@ const FILES: [&str; 5] = [FILE, CONTROL, LIFE, FILE_NAMES[0], FILE_NAMES[1]];
 pub struct DetachedFiles {
     pub life: OwnedFd,
     pub log: [OwnedFd; 2],
+}
+
+#[cfg(test)]
+impl Record {
+    /// A record that says this, without a directory of its own.
+    pub fn of(account: Account) -> Self {
+        let directory = openat(CWD, c"/", DIRECTORY, Mode::empty()).expect("the root is there");
+        Self { directory, account, flaw: None }
+    }
 }
 
 impl Record {
@@ -191,6 +200,16 @@ impl Record {
         is_full && self.account.detached().is_some_and(|options| options.keep)
     }
 
+    /// Whether the record is to be kept after the box's end: that of a box that was detached. A
+    /// journal that cannot be read is no reason to lose the rest.
+    pub fn is_kept(&self) -> bool {
+        let was_detached = || {
+            let life = self.life();
+            life.map_or(true, |life| life.contains(&LifeEvent::Detached))
+        };
+        self.account.detached().is_some_and(|options| !options.remove) && was_detached()
+    }
+
     fn has(&self, name: &str) -> bool {
         !matches!(statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
     }
@@ -206,21 +225,6 @@ impl Record {
         let address = self.control_address()?;
         step("keeper called", || connect(&socket, &address))?;
         Ok(socket)
-    }
-
-    /// The number of the process that listens on the socket; 0 of one that we cannot
-    /// see, `None` where there is none. An error means that tare could not ask.
-    pub fn listener(&self) -> io::Result<Option<i32>> {
-        match self.connect(CONNECT_WITHIN) {
-            Ok(connection) => peer_pid(connection.as_fd()).map(Some),
-            Err(error) if is_shortage(&error) => Err(error),
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// Whether a process that we cannot see keeps it.
-    pub fn is_kept_out_of_sight(&self) -> io::Result<bool> {
-        Ok(self.listener()? == Some(0))
     }
 
     /// By the open directory: its path may be longer than an address can be.
@@ -269,17 +273,6 @@ impl Record {
         Ok(same.then(|| Locked(Self::read(self.directory))))
     }
 }
-
-/// Whether a call failed for want of something on our side, which says nothing about the
-/// object that it was about. `EAGAIN` of a connection means that its listener lives, and
-/// has not accepted in time.
-fn is_shortage(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN))
-}
-
-/// How long a look at the listener waits to be accepted.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 fn busy(id: &BoxId, why: io::Error) -> Error {
     Error::new(ErrorKind::Busy, format!("box {id} is busy"))
@@ -538,6 +531,23 @@ pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// The directory of all records; `None` where there has never been a box.
+pub fn boxes_if_any(root: &StateRoot) -> Result<Option<OwnedFd>, Error> {
+    open_all_if_any(&root.layout).context(|| cannot_open(root))
+}
+
+/// The directory of all records. Opening it to change boxes makes it.
+pub fn boxes(root: &StateRoot) -> Result<OwnedFd, Error> {
+    match root.access {
+        Access::ReadWrite => open_all(&root.layout).context(|| cannot_open(root)),
+        Access::ReadOnly => boxes_if_any(root)?.ok_or(Errno::NOENT).context(|| cannot_open(root)),
+    }
+}
+
+fn cannot_open(root: &StateRoot) -> String {
+    format!("cannot open {}", root.layout.boxes().display())
 }
 
 /// What a keeper has said, of the open file; see [`life::parse`].

@@ -9,7 +9,7 @@ use tare_kernel::process::Process;
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::observe::Observed;
+use crate::observe::Observation;
 use crate::session::link;
 use crate::session::logs::Logs;
 use crate::spec::BoxId;
@@ -32,7 +32,7 @@ impl Engine {
     pub fn logs(&self, id: &BoxId) -> Result<(Logs, Option<Process>), Error> {
         let observed = self.observe(id)?;
         let logs = logs(&observed, id)?;
-        Ok((logs, observed.keeper))
+        Ok((logs, observed.keeper.into_alive()))
     }
 
     pub fn attach(&self, id: &BoxId) -> Result<Attachment, Error> {
@@ -47,11 +47,11 @@ impl Engine {
             // tells.
             Ok(_) | Err(_) => (None, false),
         };
-        Ok(Attachment { logs, keeper: observed.keeper, input, is_terminal })
+        Ok(Attachment { logs, keeper: observed.keeper.into_alive(), input, is_terminal })
     }
 }
 
-fn logs(observed: &Observed, id: &BoxId) -> Result<Logs, Error> {
+fn logs(observed: &Observation, id: &BoxId) -> Result<Logs, Error> {
     if observed.is_attached() {
         let message = format!("box {id} has no log");
         return Err(Error::bad_request(message)

@@ -3,7 +3,7 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
-use tare_engine::{AuditedBox, Fading, Lost, Orphan, Swept};
+use tare_engine::{AuditedBox, Finding, Swept};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::boxes::taken;
@@ -21,13 +21,10 @@ pub struct AuditAnswer {
     pub boxes: Vec<AuditedBox>,
     /// On the host, and in no record.
     #[schema(value_type = Vec<Object>)]
-    pub orphans: Vec<Orphan>,
+    pub orphans: Vec<Finding>,
     /// In a record, and not on the host.
     #[schema(value_type = Vec<Object>)]
-    pub lost: Vec<Lost>,
-    /// What the kernel frees a little later.
-    #[schema(value_type = Object)]
-    pub fading: Fading,
+    pub lost: Vec<Finding>,
 }
 
 /// As `tare sweep --json` prints it.
@@ -41,7 +38,7 @@ pub struct SweepAnswer {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditQuery {
-    /// Whether what the kernel frees a little later is waited for, for a bounded time.
+    /// Whether to repeat the audit until records and host agree, for at most ten seconds.
     #[serde(default)]
     pub wait: bool,
 }
@@ -72,20 +69,13 @@ pub async fn audit(
     let wait = taken(query)?.wait;
     // A look at every process of the host: one at a time is enough.
     let _turn = app.proofs.lock().await;
-    let audit = app.ask(move |engine| {
-        if wait {
-            engine.await_faded();
-        }
-        engine.audit()
-    });
+    let audit =
+        app.ask(move |engine| if wait { engine.audit_until_clean() } else { engine.audit() });
     let audit = audit.await?;
-    Ok(axum::Json(AuditAnswer {
-        clean: audit.is_clean(),
-        boxes: audit.boxes,
-        orphans: audit.orphans,
-        lost: audit.lost,
-        fading: audit.fading,
-    }))
+    let clean = audit.is_clean();
+    let (orphans, lost) =
+        audit.findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
+    Ok(axum::Json(AuditAnswer { clean, boxes: audit.boxes, orphans, lost }))
 }
 
 /// Do what an audit finds, and finish every box that is over

@@ -18,9 +18,11 @@ use tare_kernel::cgroup::{self, Cgroup, Version};
 pub use usage::{CgroupReader, CgroupUsage, oom_kills};
 
 use crate::error::{Context, Error, ErrorKind};
-use crate::host::layout;
+use crate::holdings::{Holding, ReleaseAt};
+use crate::host::layout::{self, BoxAt};
 use crate::host::tag::Tagged;
 use crate::host::{CgroupRoots, Host};
+use crate::record::Record;
 use crate::spec::Limits;
 use settings::{CONTROLLERS, Controller};
 use usage::oom_kills_in;
@@ -298,6 +300,28 @@ fn set_frozen(cgroups: &[PathBuf], frozen: bool) -> io::Result<bool> {
         }
     }
     Ok(done)
+}
+
+/// The cgroup directories of a box, for teardown and `inspect`.
+pub const HOLDING: Holding = Holding {
+    kind: "cgroup",
+    release_at: ReleaseAt::End,
+    probe: |at, _| {
+        let roots = at.root.host.cgroups.all().into_iter();
+        let paths = roots.map(|root| layout::cgroup(root, at.tagged()));
+        paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect()
+    },
+    release: |at, record, within| release(&roots_of(at, record), at.tagged(), within),
+};
+
+/// The hierarchies in which the box may have a directory: as its record says, or all.
+pub fn roots_of(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
+    let intent = record.account.intent.as_ref();
+    let recorded = intent.map(|intent| intent.cgroup_roots.clone());
+    recorded.unwrap_or_else(|| {
+        let roots = at.root.host.cgroups.all().into_iter();
+        roots.map(Path::to_owned).collect()
+    })
 }
 
 /// Returns whether a path in the hierarchy is the cgroup of a box, and not one below it.

@@ -1,0 +1,314 @@
+//! Compares records and host in both directions: objects on the host that are in no record, and
+//! objects of a record that are not on the host.
+//!
+//! Only reads. The host is read first, then the records, then the names: everything of a box is
+//! made after its record and gone before it, so an object that was on the host and then is in no
+//! record belongs to no box. Every finding was seen twice, because a box may come or go between
+//! two looks at different things.
+//!
+//! Each box is finished before the next one is looked at, so the comparison needs few descriptors
+//! however many boxes there are.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tare_kernel::clock::boot_ns;
+
+use crate::audit::census::Processes;
+use crate::audit::findings::{Action, Finding, FindingKind, action_about};
+use crate::audit::host_objects::HostObjects;
+use crate::audit::{AuditedBox, audited};
+use crate::error::{Context, Error};
+use crate::holdings::cgroup::CgroupReader;
+use crate::holdings::{name, uids};
+use crate::host::layout::{BoxAt, StateRoot};
+use crate::host::parallel::look_at_each;
+use crate::observe::state::Duty;
+use crate::observe::view::State;
+use crate::observe::{GOES_WITHIN, Observation, Ownership, identity, observe};
+use crate::record::damage::Flaw;
+use crate::record::reason::Reason;
+use crate::record::{self, Record};
+use crate::spec::BoxId;
+
+#[derive(Debug, Default)]
+pub struct Comparison {
+    /// Every box on record that could be read.
+    pub boxes: Vec<Summary>,
+    pub findings: Vec<Finding>,
+}
+
+/// One box on record.
+#[derive(Debug)]
+pub struct Summary {
+    pub id: BoxId,
+    pub is_stuck: bool,
+    /// What a sweep has to do about a box with which nothing is wrong: it has ended, or has been
+    /// kept for long enough.
+    pub due: Option<(String, Action)>,
+    /// What the box holds, if that was asked for.
+    pub audited: Option<AuditedBox>,
+}
+
+/// What was read of one record.
+#[derive(Debug, Default)]
+struct Looked {
+    has_ended: bool,
+    keeper: Option<i32>,
+    findings: Vec<Finding>,
+    /// `None` for a box that is gone by now, or that cannot be read.
+    summary: Option<Summary>,
+}
+
+/// Compares all records with the host. With `processes`, each summary says what its box holds.
+pub fn compare(
+    root: &StateRoot,
+    objects: &HostObjects,
+    processes: Option<&Processes>,
+) -> Result<Comparison, Error> {
+    let mut comparison = Comparison::default();
+    let mut on_record = BTreeMap::new();
+    let mut keepers = HashSet::new();
+    if let Some(boxes) = record::boxes_if_any(root)? {
+        let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+        let until = Instant::now() + GOES_WITHIN;
+        let look = |id: &BoxId| looked_at(root.at(id), boxes.as_fd(), objects, processes, until);
+        let looked = look_at_each(&ids, look);
+        for (id, one) in ids.into_iter().zip(looked) {
+            on_record.insert(id, one.has_ended);
+            keepers.extend(one.keeper);
+            comparison.findings.extend(one.findings);
+            comparison.boxes.extend(one.summary);
+        }
+    }
+    comparison.findings.extend(unrecorded(root, objects, &on_record, &keepers));
+    Ok(comparison)
+}
+
+fn looked_at(
+    at: BoxAt<'_>,
+    boxes: BorrowedFd<'_>,
+    objects: &HostObjects,
+    processes: Option<&Processes>,
+    until: Instant,
+) -> Looked {
+    match look_twice(at, boxes, objects, until) {
+        Ok(None) => Looked::default(),
+        Ok(Some((observation, findings))) => Looked {
+            has_ended: observation.has_ended(),
+            keeper: observation.keeper().map(|keeper| keeper.pid()),
+            findings,
+            summary: Some(Summary {
+                id: at.id.clone(),
+                is_stuck: observation.record.account.stuck.is_some(),
+                due: due(at.id, &observation),
+                audited: processes.map(|processes| audited(at, &observation, objects, processes)),
+            }),
+        },
+        Err(error) => {
+            let why = Flaw::unreadable(&error).to_string();
+            let finding = Finding::missing(at.id, FindingKind::Record { why }, Action::Leave);
+            Looked { findings: vec![finding], ..Looked::default() }
+        }
+    }
+}
+
+/// Looks again at a box with which something seems to be wrong.
+fn look_twice(
+    at: BoxAt<'_>,
+    boxes: BorrowedFd<'_>,
+    objects: &HostObjects,
+    until: Instant,
+) -> io::Result<Option<(Observation, Vec<Finding>)>> {
+    let look = || {
+        let record = Record::look(boxes, at.id)?;
+        Ok::<_, io::Error>(record.map(|record| {
+            let observation = observe(at, record);
+            let findings = missing(at, boxes, &observation, objects);
+            (observation, findings)
+        }))
+    };
+    match look()? {
+        Some((observation, findings)) if !findings.is_empty() => {
+            observation.await_change(at, until);
+            look()
+        }
+        other => Ok(other),
+    }
+}
+
+/// What the record of a box says and the host does not.
+fn missing(
+    at: BoxAt<'_>,
+    boxes: BorrowedFd<'_>,
+    observation: &Observation,
+    objects: &HostObjects,
+) -> Vec<Finding> {
+    let finding = |kind, action| Finding::missing(at.id, kind, action);
+    if observation.state() == State::Starting && objects.has_stray_with(&observation.record) {
+        return vec![finding(FindingKind::LostCreator, Action::Remove)];
+    }
+    if observation.locked || may_be_new(boxes, observation) {
+        return Vec::new();
+    }
+    if let Some((why, _)) = observation.problem() {
+        let lives = || observation.keeper().is_some() || objects.has_life(at);
+        let flaw = observation.record.flaw.as_ref();
+        let action = flaw.map_or(Action::Leave, |flaw| action_about(flaw, lives()));
+        return vec![finding(FindingKind::Record { why }, action)];
+    }
+    let mut missing = Vec::new();
+    match left_behind(at.id, observation) {
+        Some(found) if awaits_cleanup(observation, &found) => return missing,
+        Some(found) => missing.push(found),
+        // Its creator is gone, and nothing says that it was to live on.
+        None if observation.ownership == Ownership::NotYetDetached && !observation.has_ended() => {
+            let why = Flaw::Incomplete.to_string();
+            missing.push(finding(FindingKind::Record { why }, Action::Leave));
+        }
+        None => {}
+    }
+    if observation.record.account.removing {
+        // The next command finishes its removal, unless it is stuck.
+        return missing;
+    }
+    if lacks_cgroup(at, observation) {
+        missing.push(finding(FindingKind::LostCgroup, Action::Leave));
+    }
+    if lacks_scratch(at, observation) {
+        missing.push(finding(FindingKind::LostScratch, Action::Leave));
+    }
+    if let Some(name) = observation.record.account.name()
+        && name::holder(&at.root.layout, name).as_ref() != Some(at.id)
+    {
+        let name = name.to_string();
+        missing.push(finding(FindingKind::LostName { name }, Action::Leave));
+    }
+    missing
+}
+
+/// A process may be between making the record and locking it.
+fn may_be_new(boxes: BorrowedFd<'_>, observation: &Observation) -> bool {
+    if observation.record.account.intent.is_some() || observation.record.flaw.is_some() {
+        return false;
+    }
+    let is_still = record::hold_still(boxes);
+    if is_still {
+        record::let_go(boxes);
+    }
+    !is_still
+}
+
+fn lacks_cgroup(at: BoxAt<'_>, observation: &Observation) -> bool {
+    let identity = observation.record.account.keeper.as_ref();
+    let had_one = identity.is_some_and(|identity| identity.cgroup_inode.is_some());
+    had_one && observation.keeper().is_some() && !CgroupReader::at(at).exists()
+}
+
+fn lacks_scratch(at: BoxAt<'_>, observation: &Observation) -> bool {
+    let is_made = observation.record.account.keeper.is_some();
+    is_made && observation.record.keeps_scratch() && !at.scratch().is_dir()
+}
+
+/// Why a box that is not over on record should be gone, and what is to be done about it.
+pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
+    if observation.record.account.ended.is_some() {
+        return None;
+    }
+    let now_ns = boot_ns();
+    let action = match observation.duty(now_ns) {
+        Duty::Leave => return None,
+        Duty::Finish(_) if observation.keeper().is_some() => Action::End,
+        Duty::Finish(_) => Action::Finish,
+        Duty::Remove(_) => Action::Remove,
+    };
+    let kind = match observation.ownership {
+        Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached => {
+            FindingKind::LostCreator
+        }
+        Ownership::Detached | Ownership::Damaged if observation.is_overdue(now_ns) => {
+            FindingKind::PassedLease
+        }
+        Ownership::Detached | Ownership::Damaged => FindingKind::LostKeeper,
+    };
+    Some(Finding::missing(id, kind, action))
+}
+
+/// Whether the box has ended in order, and only its cleanup by the next command is left. That is
+/// not a difference, unless the cleanup was tried and failed.
+fn awaits_cleanup(observation: &Observation, found: &Finding) -> bool {
+    let is_over = found.kind == FindingKind::LostKeeper && observation.keeper().is_none();
+    is_over && observation.record.account.stuck.is_none()
+}
+
+/// What is due to a box with which nothing is wrong: its end is to be recorded, or it was kept for
+/// as long as it was to be.
+fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
+    if let Some(found) = left_behind(id, observation) {
+        let is_due = awaits_cleanup(observation, &found) && !observation.locked;
+        return is_due.then_some((found.text, found.action));
+    }
+    if !observation.has_ended() {
+        return None;
+    }
+    let text = match observation.duty(boot_ns()) {
+        Duty::Leave | Duty::Finish(_) => return None,
+        Duty::Remove(Reason::Rebooted) => format!("box {id} is of an earlier boot"),
+        Duty::Remove(Reason::NotKept) => format!("box {id} is over, and was not to be kept"),
+        Duty::Remove(_) => format!("box {id} is over, and its retention has passed"),
+    };
+    Some((text, Action::Remove))
+}
+
+/// Objects on the host that no record accounts for. `keepers` are those of boxes on record.
+fn unrecorded(
+    root: &StateRoot,
+    objects: &HostObjects,
+    on_record: &BTreeMap<BoxId, bool>,
+    keepers: &HashSet<i32>,
+) -> Vec<Finding> {
+    let is_orphan = |id: &BoxId| !on_record.contains_key(id) && !has_record(root.at(id));
+    let has_ended = |id: &BoxId| on_record.get(id) == Some(&true);
+    let mut found = Vec::new();
+    let mut note = |id: &BoxId, kind| found.push(Finding::unrecorded(Some(id.clone()), kind));
+    for (id, paths) in &objects.cgroups {
+        let paths: Vec<PathBuf> = paths.iter().filter(|path| path.is_dir()).cloned().collect();
+        if paths.is_empty() {
+            continue;
+        }
+        if has_ended(id) {
+            note(id, FindingKind::Remains { paths });
+        } else if is_orphan(id) {
+            note(id, FindingKind::Cgroups { paths });
+        }
+    }
+    for (id, pids) in objects.candidates_beside(keepers, root.layout.tag()) {
+        if objects.cgroups.contains_key(&id) || !(has_ended(&id) || is_orphan(&id)) {
+            continue;
+        }
+        if let Some(keeper) = identity::find_unrecorded(root.at(&id), pids) {
+            note(&id, FindingKind::Keeper { pid: keeper.pid() });
+        }
+    }
+    for stray in objects.strays() {
+        found.push(Finding::unrecorded(None, FindingKind::Newborn { pid: stray.pid() }));
+    }
+    for (name, id) in name::all(&root.layout) {
+        let still_its = || name::holder_of(&root.layout, &name).as_ref() == Some(&id);
+        if is_orphan(&id) && still_its() {
+            found.push(Finding::unrecorded(Some(id), FindingKind::Name { name }));
+        }
+    }
+    let foreign = name::foreign(&root.layout).into_iter().chain(uids::foreign(&root.layout));
+    found.extend(foreign.map(|path| Finding::unrecorded(None, FindingKind::Foreign { path })));
+    found
+}
+
+/// Whether there is anything in the place of the box's record.
+fn has_record(at: BoxAt<'_>) -> bool {
+    let found = at.record().symlink_metadata();
+    !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
+}

@@ -1,0 +1,231 @@
+//! What `ls`, `inspect` and `stats` say about a box.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tare_control::{Call, KeeperUsage, Report};
+use tare_kernel::procfs::Procfs;
+
+use crate::care::tend::observe_tended;
+use crate::error::{Error, ErrorKind};
+use crate::holdings::HOLDINGS;
+use crate::holdings::cgroup::{self, CgroupReader, CgroupUsage};
+use crate::host::layout::BoxAt;
+use crate::observe::view::{Details, Holding, State, Status, Usage, has_ended};
+use crate::observe::{Observation, Ownership};
+use crate::session::link;
+use crate::spec::{Isolation, Limits, Root, Spec, Terminal, Volume};
+use crate::time::Timestamp;
+
+/// How long a command waits for the answers of all keepers that it asks together.
+pub const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+
+pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
+    let account = &observation.record.account;
+    let spec = observation.spec();
+    let used =
+        if observation.is_live() { CgroupReader::at(at).usage() } else { CgroupUsage::default() };
+    let ended = observation.ended(at);
+    let ended = ended.as_ref();
+    let intent = account.intent.as_ref();
+    Status {
+        id: at.id.clone(),
+        name: account.name().map(ToString::to_string),
+        state: observation.state(),
+        created_at: intent.map_or(Timestamp::from_ms(0), |intent| intent.created_at),
+        lease_ends_at: lease_end(observation),
+        command: spec.map_or_else(Vec::new, |spec| texts(&spec.command)),
+        labels: spec.map(|spec| spec.labels.clone()).unwrap_or_default(),
+        pids: used.pids.map(without_keeper),
+        memory_bytes: used.memory_bytes,
+        exit_code: ended.map(|ended| ended.exit_code),
+        attached: observation.is_attached(),
+        ended_at: ended.map(|ended| ended.at),
+        ended_after: ended.and_then(|ended| ended.after),
+        ended_by: ended.map(|ended| ended.by),
+        oom: ended.is_some_and(|ended| ended.oom),
+        stuck_on: observation.stuck_on(),
+    }
+}
+
+/// The status of a box that was just started. One that keeps nothing may have ended and be gone.
+pub fn status_of_new(at: BoxAt<'_>, spec: &Spec) -> Result<Status, Error> {
+    match observe_tended(at) {
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Status {
+            name: spec.name.as_ref().map(ToString::to_string),
+            state: State::Exited,
+            created_at: Timestamp::now(),
+            command: texts(&spec.command),
+            labels: spec.labels.clone(),
+            stuck_on: None,
+            ..Status::stuck(at.id, String::new())
+        }),
+        observation => Ok(status(at, &observation?)),
+    }
+}
+
+/// The status of a box that was detached. `None` for one that is being made, and for one whose
+/// creator was killed first: it is removed, though it is still on record.
+pub fn announced(at: BoxAt<'_>) -> Result<Option<Status>, Error> {
+    let observation = observe_tended(at)?;
+    let is_detached = observation.ownership == Ownership::Detached || observation.has_ended();
+    Ok(is_detached.then(|| status(at, &observation)))
+}
+
+/// How many processes of the box the kernel has killed at the memory limit so far.
+pub fn oom_kills(at: BoxAt<'_>) -> u64 {
+    let roots = at.root.host.cgroups.all().into_iter();
+    let roots: Vec<_> = roots.map(Path::to_owned).collect();
+    cgroup::oom_kills(&roots, at.tagged())
+}
+
+/// Everything that is known of a box.
+pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
+    let observation = observe_tended(at)?;
+    let spec = observation.spec();
+    let until = Instant::now() + ANSWERS_WITHIN;
+    Ok(Details {
+        status: status(at, &observation),
+        spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observation)),
+        usage: observation.is_live().then(|| usage_of(at, &observation, until)),
+        holdings: holdings(at, &observation),
+    })
+}
+
+/// What a live box uses. After `until` its keeper is not asked any more.
+pub fn usage(at: BoxAt<'_>, until: Instant) -> Result<Usage, Error> {
+    let observation = observe_tended(at)?;
+    if observation.is_live() {
+        Ok(usage_of(at, &observation, until))
+    } else {
+        Err(has_ended(at.id))
+    }
+}
+
+fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
+    let used = CgroupReader::at(at).usage_with_cpu();
+    let spec = observation.spec();
+    let limits = spec.map(|spec| &spec.limits);
+    // Containment has no scratch space of its own.
+    let isolated = limits.filter(|_| spec.is_some_and(|spec| spec.isolation == Isolation::Full));
+    let seen = seen_by_keeper(at, observation, until);
+    let logged = !observation.is_attached();
+    Usage {
+        memory_bytes: used.memory_bytes,
+        memory_limit_bytes: limits.map(|limits| limits.memory_bytes.value()),
+        cpu_us: used.cpu_us,
+        pids: used.pids.map(without_keeper),
+        pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
+        scratch_bytes: seen.and_then(|usage| usage.scratch_bytes),
+        scratch_limit_bytes: isolated.map(|limits| limits.scratch_bytes.value()),
+        output_bytes: seen.filter(|_| logged).map(|usage| usage.output_bytes),
+        output_dropped_bytes: seen.filter(|_| logged).map(|usage| usage.output_dropped_bytes),
+    }
+}
+
+/// What only the keeper knows. A keeper that is stopped is not asked: it cannot answer, and the
+/// rest does not wait for it.
+fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Option<KeeperUsage> {
+    let keeper = observation.keeper()?;
+    let stat = Procfs::open().ok().and_then(|procfs| procfs.stat(keeper.pid()).ok());
+    if Instant::now() >= until || stat.is_some_and(|stat| stat.is_stopped) {
+        return None;
+    }
+    match link::call(&observation.record, at.id, &Call::Usage).ok()?.0 {
+        Report::Usage(usage) => Some(usage),
+        Report::Terminal
+        | Report::SetupFailed { .. }
+        | Report::LaunchFailed { .. }
+        | Report::Started
+        | Report::Exited { .. }
+        | Report::TimedOut
+        | Report::Detached
+        | Report::Done
+        | Report::Input { .. }
+        | Report::Refused(_) => None,
+    }
+}
+
+/// What the box holds on the host now: its record and keeper, and what the table of holdings finds.
+fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
+    let mut holdings = vec![Holding { kind: "record", what: at.record().display().to_string() }];
+    if let Some(keeper) = observation.keeper() {
+        holdings.push(Holding { kind: "keeper", what: format!("pid {}", keeper.pid()) });
+    }
+    for holding in &HOLDINGS {
+        let found = (holding.probe)(at, &observation.record).into_iter();
+        holdings.extend(found.map(|what| Holding { kind: holding.kind, what }));
+    }
+    let name = observation.record.account.name();
+    holdings.extend(name.map(|name| Holding { kind: "name", what: name.to_string() }));
+    holdings
+}
+
+fn without_keeper(pids: u64) -> u64 {
+    pids.saturating_sub(1)
+}
+
+fn lease_end(observation: &Observation) -> Option<Timestamp> {
+    let identity = observation.record.account.keeper.as_ref();
+    identity?.lease.ends_at().filter(|_| observation.is_live())
+}
+
+fn texts<T: AsRef<OsStr>>(words: &[T]) -> Vec<String> {
+    words.iter().map(text).collect()
+}
+
+/// Bytes that are not text are replaced.
+fn text<T: AsRef<OsStr>>(word: T) -> String {
+    word.as_ref().to_string_lossy().into_owned()
+}
+
+/// The request, without the values of the environment.
+fn shown_spec(spec: &Spec, observation: &Observation) -> serde_json::Value {
+    let keys: Vec<_> = spec.env.iter().map(|(key, _)| key).collect();
+    let options = observation.record.account.detached();
+    json!({
+        "command": texts(&spec.command),
+        "env": texts(&keys),
+        "workdir": spec.workdir.as_ref().map(text),
+        "workspace": spec.workspace.as_ref().map(text),
+        "user": format!("{}:{}", spec.user.uid, spec.user.gid),
+        "rootfs": match &spec.root {
+            Root::HostView => None,
+            Root::Directory(path) => Some(text(path)),
+        },
+        "volumes": spec.volumes.iter().map(shown_volume).collect::<Vec<_>>(),
+        "network": spec.network,
+        "isolation": spec.isolation,
+        "seccomp": spec.seccomp,
+        "privilege": spec.privilege,
+        "terminal": spec.terminal != Terminal::Pipes,
+        "stdin": options.map(|options| options.stdin),
+        "timeout_ms": spec.timeout.map(|timeout| timeout.as_millis()),
+        "limits": shown_limits(&spec.limits),
+        "retention_ms": options.map(|options| options.retention.as_millis()),
+        "remove": options.is_none_or(|options| options.remove),
+        "keep": options.is_some_and(|options| options.keep),
+        "log_bytes_max": options.map(|options| options.log_bytes_max.value()),
+        "output_kill": options.map(|options| options.kill_past_log),
+    })
+}
+
+fn shown_limits(limits: &Limits) -> serde_json::Value {
+    json!({
+        "memory_bytes": limits.memory_bytes.value(),
+        "cpus": limits.cpus.map(|cpus| f64::from(cpus.milli) / 1000.0),
+        "pids": limits.pids.value(),
+        "nofile": limits.nofile,
+        "scratch_bytes": limits.scratch_bytes.value(),
+    })
+}
+
+fn shown_volume(volume: &Volume) -> serde_json::Value {
+    json!({
+        "host": text(&volume.host),
+        "target": text(&volume.target),
+        "access": volume.access,
+    })
+}
