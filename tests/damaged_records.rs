@@ -29,7 +29,7 @@ const KINDS: [Kind; 3] = [Kind::Live, Kind::Ended, Kind::HalfMade];
 /// Twelve letters of an id that no box has.
 const HALF_MADE: &str = "aaaabbbbcccc";
 /// A foreign user.
-const SOMEBODY: u32 = 65533;
+const FOREIGN_USER: u32 = 65533;
 /// Into how many lengths a file is cut.
 const CUTS: usize = 24;
 /// How many garbled files there are.
@@ -212,7 +212,7 @@ fn a_name_that_its_record_no_longer_states_is_free_again() {
         assert!(text.contains(from), "{text}");
         fs::write(&path, text.replace(from, to)).expect("it is ours");
         scene.tare.remove(&id);
-        // Nobody else may have it in the way of this one.
+        // No other box may have the name.
         let next = scene.make(Kind::Ended);
         scene.ends(from, &next);
     }
@@ -334,7 +334,7 @@ fn a_record_of_another_user_harms_no_other_box() {
     each(&damages, what, |_, record, damage| {
         let path = if damage.is_empty() { record.to_owned() } else { record.join(damage) };
         if path.exists() {
-            chown(path, Some(SOMEBODY), Some(SOMEBODY)).expect("root may");
+            chown(path, Some(FOREIGN_USER), Some(FOREIGN_USER)).expect("root may");
         }
     });
 }

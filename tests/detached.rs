@@ -78,7 +78,7 @@ fn a_box_holds_nothing_of_its_caller() {
     let directory = TemporaryDirectory::new();
     let script =
         format!("exec 7>{}/held; setsid \"$TARE\" run -d -- sleep 1000 | cat", directory.text());
-    // The harness itself fails the test when somebody still holds the pipes.
+    // The harness fails the test if a process still holds the pipes.
     let output = tare.spawn_script(&script).wait().ok();
     let id = output.stdout_text().trim().to_owned();
     for process in tare.processes_in(&id) {

@@ -37,7 +37,7 @@ fn exec_does_not_wait_forever_for_a_keeper_that_does_not_answer() {
     let output = output.exited(125).printed("").said(&[&said]);
     assert!(output.lasted < 3 * SOON, "{output}");
     tare.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
-    eventually("what nobody waits for is gone", || members(&tare, &id) == before);
+    eventually("the abandoned exec is gone", || members(&tare, &id) == before);
     tare.remove(&id);
 }
 
@@ -326,7 +326,7 @@ fn an_exec_client_killed_during_its_request_leaves_nothing() {
         client.signal(Signal::KILL);
         client.wait().exited(-9);
     }
-    eventually("nobody but the box itself is there", || members(&tare, &id) == before);
+    eventually("only the box's own processes are left", || members(&tare, &id) == before);
     tare.exec(&id, ["true"]).ok();
     tare.remove(&id);
 }

@@ -292,7 +292,7 @@ fn commands_that_cannot_allocate_memory_report_it() {
     for kib in (least - 48..least + 512).step_by(16) {
         for call in ["run -- true", "run -d -- true", "ls"] {
             let output = under(&tare, &limit(kib), call);
-            // Where the stack cannot grow, nobody can say anything.
+            // If the stack cannot grow, the process cannot print anything.
             if ![0, -11].contains(&output.code) {
                 let failure = if call == "ls" { 1 } else { 125 };
                 output.exited(failure).said(&["tare: ", "Out of memory"]);

@@ -221,7 +221,7 @@ fn explain_shows_pause_rename_and_update() {
     says(&tare, "b", "renamed", "renamed to b");
     tare.call(["explain", "a"]).exited(1).printed("");
     tare.remove(&id);
-    // Both names are nobody's now.
+    // No box has either name now.
     for name in ["a", "b"] {
         assert_eq!(explained(&tare, name)["id"], *id);
     }
@@ -239,7 +239,7 @@ fn explain_shows_that_the_creator_was_killed() {
     creator.signal(Signal::KILL);
     creator.wait().exited(-9);
     let mut removers = Vec::new();
-    eventually("somebody removes it", || {
+    eventually("a command removes it", || {
         let remover = tare.spawn_call(["ls", "-aq"]);
         removers.push(remover.pid());
         remover.wait().ok().stdout.is_empty()
@@ -471,5 +471,5 @@ fn the_history_of_a_removed_box_is_kept_on_a_full_disk() {
     let output = on_disk(&["rm", "-f", "b"]).ok();
     assert!(output.lasted < Duration::from_secs(10), "{output}");
     on_disk(&["explain", "b"]).ok();
-    unmount(disk.path(), UnmountFlags::empty()).expect("nobody uses it");
+    unmount(disk.path(), UnmountFlags::empty()).expect("no process uses it");
 }

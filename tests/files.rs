@@ -31,7 +31,7 @@ fn a_box_writes_to_a_volume_as_the_volumes_owner() {
         let volume = format!("{}:/data", directory.text());
         let script = "cat /data/private && echo made > /data/made && mkdir /data/d && stat -c '%u:%g' /data/made && id -u && id -g";
         let output = tare.run(["-v", &volume, "--", "sh", "-c", script]).ok();
-        // Inside, what the box makes belongs to whoever the box is.
+        // Inside, new files belong to the box's own user.
         assert_eq!(output.stdout_text(), "for the owner\n1000:1000\n1000\n1000\n");
         for name in ["made", "d"] {
             let made = directory.join(name).metadata().unwrap();

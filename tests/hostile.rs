@@ -49,7 +49,7 @@ pub const ATTACKS: [Attack; 20] = [
         let all: Held = (0..100).map(|_| peer.say(&large())).collect();
         for _ in 0..16 {
             for mut one in &all {
-                // It hangs up on nobody for this.
+                // The keeper must not hang up because of this.
                 one.write_all(&[0; 4 << 10]).expect("it listens");
             }
         }
@@ -167,7 +167,7 @@ impl Peer {
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect(&self.control).expect("somebody listens")
+        UnixStream::connect(&self.control).expect("the keeper listens")
     }
 
     fn say(&self, bytes: &[u8]) -> UnixStream {

@@ -136,7 +136,7 @@ fn a_record_that_names_a_foreign_process_never_signals_it() {
             let _listener = pattern.forge(lie, stranger.pid());
             let output = tare.call(with_id(command, &pattern.id));
             assert!(!stranger.has_ended(), "{lie:?}: {command:?}");
-            // Nobody waits for an answer of who is no keeper.
+            // No command waits for an answer of a process that is not a keeper.
             assert!(output.lasted < SOON, "{lie:?}: {output}");
             tare.call(["rm", "-f", "--all"]);
             assert!(!pattern.record.exists(), "{lie:?}: {command:?}");

@@ -173,7 +173,7 @@ impl Drop for SmallDisk<'_> {
         }
         let status = Command::new("umount").arg(self.0.state_root()).status();
         let is_done = status.is_ok_and(|status| status.success());
-        assert!(is_done || failed, "somebody uses it");
+        assert!(is_done || failed, "a process still uses it");
     }
 }
 
@@ -217,7 +217,7 @@ fn a_full_disk_loses_output_and_nothing_else() {
     attached.write(b"go\n");
     tare.call(["wait", "a"]).ok().printed("7\n");
     attached.wait().exited(7);
-    // Nobody is left who could be asked.
+    // No keeper is left to ask.
     assert_missing_is_told(&tare);
     assert_eq!(tare.look(&id)["exit_code"], 7);
     tare.call(["exec", "a", "--", "true"]).exited(125);

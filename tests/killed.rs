@@ -85,20 +85,20 @@ fn freezer(keeper: &Process) -> Option<PathBuf> {
     })
 }
 
-/// Whoever is killed while it removes a record must not leave a life without an
-/// account: that is a damaged record, which no command touches by itself.
+/// A removal that is killed must not leave the keeper's journal without the record file: that
+/// would be a damaged record, which no command touches by itself.
 #[test]
-fn of_a_record_the_account_is_not_removed_before_the_life() {
+fn rm_removes_the_record_file_after_the_journal() {
     let tare = tare!();
     let id = tare.detached(["--", "true"]);
     tare.call(["wait", &id]).ok();
     let life = tare.record(&id).join("life");
-    // A removal that comes no further than to the life.
+    // The removal fails at the journal.
     fs::remove_file(&life).unwrap();
     fs::create_dir_all(life.join("1/2/3/4/5/6/7/8/9")).unwrap();
     tare.call(["rm", &id]).exited(1);
     assert!(tare.record(&id).join("record.json").exists());
-    // And one that comes just past it is gone on with by whoever comes next.
+    // A removal that is killed right after this step is continued by the next command.
     fs::remove_dir_all(&life).unwrap();
     fs::remove_file(tare.record(&id).join("record.json")).unwrap();
     tare.call(["ls"]).ok();

@@ -307,7 +307,7 @@ done < /proc/self/mounts
         command.args(["sh", &script]).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = tare.start_command(command).wait().ok().printed("ready\n");
-        // The keeper of a box that lived on is nobody's child by now but the test's.
+        // The keeper of a detached box is a child of the test by now.
         tare.reap_orphans();
         nothing_left(&tare, &output);
     }

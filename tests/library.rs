@@ -71,7 +71,7 @@ fn wait(fd: BorrowedFd<'_>) {
 /// Checks that the box has only the expected processes and no zombie.
 #[track_caller]
 pub fn assert_alone(tare: &Tare, id: &str, expected: usize) {
-    eventually("nobody else is in the box", || {
+    eventually("the box has no other process", || {
         let members = tare.members(id);
         members.len() == expected && members.iter().all(|one| !one.is_zombie)
     });

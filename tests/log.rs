@@ -256,7 +256,7 @@ fn attach_sends_input_to_a_box_with_open_input() {
     first.write(b"it\n");
     first.see("got it\n").signal(Signal::KILL);
     first.wait().exited(-9);
-    // Whoever goes away does not close the box's input.
+    // A client that detaches does not close the box's input.
     assert_eq!(tare.state(&id), "running");
     let mut second = tare.spawn_call(["attach", &id]);
     second.write(b"more\n");
@@ -299,7 +299,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Whoever still uses it is found by the oracle.
+        // The oracle finds processes that still use it.
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);
     }
 }

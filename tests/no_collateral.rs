@@ -63,7 +63,7 @@ impl Cgroups {
             if fs::create_dir(&path).is_err() {
                 continue;
             }
-            // Some of version 1 take nobody before they are set up.
+            // Some v1 controllers accept no process before they are configured.
             let _ = fs::write(path.join("cgroup.procs"), inside.0.id().to_string());
             paths.push(path);
         }
@@ -247,7 +247,7 @@ fn foreign_objects_that_look_like_boxes_survive_every_command() {
             mount.is_there(after);
             files.are_there(after);
             neighbours.live(after);
-            TcpStream::connect(address).expect("somebody listens");
+            TcpStream::connect(address).expect("the foreign process listens");
         };
         for call in CALLS {
             // An audit reports the link in `names/` that leads elsewhere.

@@ -108,7 +108,7 @@ for place in /tmp /work /dev/shm; do mknod $place/memory c 1 1; mknod $place/dis
         let output = shell(&tare, options, script).ok().printed("made a pipe\n");
         assert_eq!(output.stderr_text().matches("Operation not permitted").count(), 6, "{output}");
     }
-    // And what somebody else has made opens for nobody.
+    // A device that another program created cannot be opened either.
     if !is_root() {
         skip!("only root can make the device that the box must not open");
     }
@@ -489,7 +489,7 @@ attempt(lambda: os.chmod('/data/directory', 0o2777))";
         }
         fs::remove_dir(directory.join("directory")).unwrap();
     }
-    // Without a writable volume it is nobody's business but the box's.
+    // Without a writable volume, set-id bits stay inside the box.
     shell(&tare, &[], "cp /usr/bin/id x && chmod 6755 x && stat -c %a x").ok().printed("6755\n");
 }
 

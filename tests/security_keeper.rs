@@ -358,7 +358,7 @@ fn a_secret_in_the_environment_is_visible_only_in_the_box() {
         assert_ne!(Some(of_the_box.pid), keeper.as_ref().map(|keeper| keeper.pid));
     }
     assert_private(&tare.state_root());
-    // Another box finds it neither in its own environment nor in anybody's.
+    // Another box finds it in no environment.
     let look = "import glob, os
 for path in glob.glob('/proc/[0-9]*/environ'):
     print(path, b'TOKEN' in open(path, 'rb').read())

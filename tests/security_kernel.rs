@@ -257,7 +257,7 @@ fn every_system_call_returns_what_the_table_says() {
     for (number, answer) in &came {
         let expected = told.get(number).copied().unwrap_or("ENOSYS");
         // From Linux 6.14 on the kernel hides these two from every filter, and
-        // refuses by itself whoever is not a probe's trampoline.
+        // refuses by itself every caller that is not the trampoline of a probe.
         let is_probe = [335, 336].contains(number);
         match expected {
             "EPERM" | "ENOSYS" if is_probe => assert_ne!(*answer, "ok", "{number}"),

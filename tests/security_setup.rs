@@ -287,7 +287,7 @@ fn a_hostile_state_root_causes_no_harm() {
     prepare(&|state| fs::hard_link(victim.path().join("file"), state.join("claims")).unwrap());
     prepare(&|state| symlink(victim.path().join("inside"), state.join("names")).unwrap())
         .exited(125);
-    // A record that nobody looks after is removed, and not what it points at.
+    // An abandoned record is removed, but not what it points at.
     prepare(&|state| {
         fs::create_dir_all(state.join("boxes/aaaaaaaaaaaa")).unwrap();
         symlink(victim.path(), state.join("boxes/aaaaaaaaaaaa/inside")).unwrap();

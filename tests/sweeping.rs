@@ -142,7 +142,7 @@ fn over(tare: &Tare, options: &[&str]) -> String {
 fn sweep_finishes_an_ended_box_and_keeps_it_until_its_retention_has_passed() {
     let tare = tare!();
     if !is_root() {
-        skip!("without cgroups nobody knows who is in a box");
+        skip!("without cgroups the processes of a box are not known");
     }
     let id = over(&tare, &["--retention", "1h"]);
     tare.call(["audit"]).ok();
@@ -345,7 +345,7 @@ fn a_stuck_box_delays_no_other_and_is_retried_less_and_less_often() {
     assert!(text.contains("Stuck, and tried again"), "{text}");
     assert!(text.contains("does not die"), "{text}");
     freezer.thaw();
-    eventually("nobody is in there", || tare.processes_in(&id).is_empty());
+    eventually("the box has no process", || tare.processes_in(&id).is_empty());
     let swept = json(&tare, &["sweep", "--json"], 0);
     assert_eq!(swept[0]["outcome"], "done", "{swept}");
     tare.assert_gone(&id);

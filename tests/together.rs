@@ -65,7 +65,7 @@ fn every_pair_of_concurrent_commands_ends_in_a_state_that_some_order_explains() 
                 calls.into_iter().partition(|(it, _)| follows(it));
             for (command, call) in in_order(others) {
                 check(command, call, &after);
-                // Whoever has begun in a box that was paused then goes on.
+                // Processes that started while the box was paused continue now.
                 if command[0] == "pause" {
                     tare.call(["resume", "a"]);
                 }

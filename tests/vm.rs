@@ -91,7 +91,7 @@ impl Machine {
             Layout::Pure => "pure",
             Layout::Hybrid => "hybrid",
         };
-        // A machine in software has nobody to hide its caches from.
+        // An emulated machine needs no protection of its caches.
         let words = format!("console=ttyS0 quiet panic=-1 mitigations=off vm_layout={layout}");
         let output = fs::File::create(console).expect("the directory is ours");
         let errors = output.try_clone().expect("a descriptor is left");

@@ -8,10 +8,10 @@ use tare_harness::{eventually_within, tare};
 fn a_box_without_a_command_waits_for_execs() {
     let tare = tare!();
     let id = tare.detached(["--name", "agent"]);
-    assert!(tare.workload(&id).is_empty(), "nobody is in it");
+    assert!(tare.workload(&id).is_empty(), "the box has no workload");
     assert_eq!(tare.state(&id), "running");
     tare.exec("agent", ["sh", "-c", "echo one > /work/file"]).ok();
-    assert!(tare.workload(&id).is_empty(), "nobody is left in it");
+    assert!(tare.workload(&id).is_empty(), "the workload has ended");
     tare.exec("agent", ["cat", "/work/file"]).ok().printed("one\n");
     tare.remove(&id);
 }

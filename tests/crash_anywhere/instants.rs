@@ -192,7 +192,7 @@ impl Crash {
         let keeper = self
             .prepare(scene)
             .filter(|_| self.is_for_keeper())
-            .map(|id| pidfd(keeper_of(scene, &id)).expect("nobody has ended the box"));
+            .map(|id| pidfd(keeper_of(scene, &id)).expect("the box is alive"));
         let running = self.start(scene);
         tare_harness::let_pass(self.after);
         let keepers = if self.is_for_keeper() {

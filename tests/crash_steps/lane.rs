@@ -189,7 +189,7 @@ impl<'a> Lane<'a> {
     #[track_caller]
     pub fn kill_keeper(&self) {
         let id = self.id_of_subject().expect("it was just made");
-        let keeper = pidfd(self.tare.keeper(&id).pid).expect("nobody has ended the box");
+        let keeper = pidfd(self.tare.keeper(&id).pid).expect("the box is alive");
         pidfd_send_signal(&keeper, Signal::KILL).expect("it is alive");
         eventually("the box is dead", || self.processes_of(&id).is_empty());
         self.tare.reap_orphans();

@@ -93,7 +93,7 @@ pub fn each_step(operation: &'static Operation, whom: Whom) {
     }
     assert!(failures.is_empty(), "{:?} of {whom:?}:\n{}", operation.call, failures.join("\n"));
     lanes.into_iter().for_each(Lane::finish);
-    // What a tare that was killed had started comes to us, and nobody runs now.
+    // Children of a killed tare become children of the test, and none of them runs now.
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
 }
 

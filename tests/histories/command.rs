@@ -59,7 +59,7 @@ impl Command {
         let copy = format!("{name}:/work/file");
         let words = match self.verb {
             Verb::Start => vec!["run", "-d", "--name", name, "--", "sleep", "1000"],
-            // Somebody may pause the box meanwhile, and nobody resume it.
+            // Another actor may pause the box and never resume it.
             Verb::Exec => vec!["exec", "--timeout", "5s", name, "--", "true"],
             Verb::Copy => vec!["cp", file, &copy],
             Verb::Stop => vec!["stop", "-t", "1s", name],

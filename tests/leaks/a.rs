@@ -151,7 +151,7 @@ fn a_killed_launcher_leaves_neither_a_box_nor_its_directory() {
     let launcher = case.spawn(["--rootfs", root.text(), "--root", "--", "sh", "-c", script]);
     launcher.see("up").signal(Signal::KILL);
     launcher.wait().exited(-9);
-    eventually("the box is gone without anybody's help", || case.footprint().processes.is_empty());
+    eventually("the box ends without any tare command", || case.footprint().processes.is_empty());
     case.call(["ls"]).ok();
     assert_eq!(case.footprint().records.len(), 0);
     case.reap_orphans();
@@ -208,7 +208,7 @@ fn a_box_that_cannot_die_is_stuck_and_others_are_not() {
     case.exec("other", ["echo", "usable"]).ok().printed("usable\n");
     case.remove(&other);
     freezer.thaw();
-    eventually("whoever looks next ends it", || case.state(&id) == "exited");
+    eventually("the next command ends it", || case.state(&id) == "exited");
     case.assert_over(&id);
     case.remove(&id);
 }

@@ -109,7 +109,7 @@ fn ten_boxes_are_unchanged_after_every_tare_was_killed() {
     for id in ten_boxes_whose_tares_were_killed(&case) {
         assert_eq!(case.state(&id), "running");
         case.exec(&id, ["echo", "usable"]).ok().printed("usable\n");
-        eventually("nobody is left of the clients", || case.members(&id).len() == 2);
+        eventually("the clients are gone", || case.members(&id).len() == 2);
         case.remove(&id);
     }
 }
@@ -206,7 +206,7 @@ fn nineteen_attached_keepers_end_with_their_creators() {
     }
     tares.iter().for_each(|one| one.signal(Signal::KILL));
     tares.into_iter().for_each(|one| drop(one.wait()));
-    eventually("all keepers are gone without anybody's help", || {
+    eventually("all keepers are gone without any tare command", || {
         case.footprint().processes.is_empty()
     });
     case.call(["ls"]).ok();
@@ -240,7 +240,7 @@ fn an_attached_box_ends_however_its_client_ends() {
 fn a_box_outlives_its_creator() {
     let case = case();
     let id = case.idle_box();
-    // The creator has been waited for; its keeper came to whoever adopts orphans.
+    // The creator was reaped; its keeper became a child of the process that adopts orphans.
     assert_eq!(case.keeper(&id).parent, std::process::id());
     case.exec(&id, ["echo", "alive"]).ok().printed("alive\n");
     assert_eq!(case.state(&id), "running");

@@ -128,7 +128,7 @@ fn on_a_disk(case: &Case, options: &str, flags: MountFlags) -> [Output; 2] {
         assert_eq!(records, 0, "{options:?}: {output}");
         output
     });
-    unmount(path, UnmountFlags::empty()).expect("nobody holds it");
+    unmount(path, UnmountFlags::empty()).expect("nothing holds it");
     outputs
 }
 
@@ -189,7 +189,7 @@ fn a_box_whose_keeper_is_killed_releases_everything_without_any_command() {
     let (id, port) = listener(&case);
     assert_eq!(case.uid_claims(), 1);
     case.keeper(&id).signal(Signal::KILL);
-    eventually_within(Duration::from_secs(2), "nobody is there", || {
+    eventually_within(Duration::from_secs(2), "no process is left", || {
         case.processes_in(&id).is_empty()
     });
     eventually_within(Duration::from_secs(2), "its port is free", || is_free(port));

@@ -281,7 +281,7 @@ fn the_default_process_limit_stops_a_self_starting_shell_and_the_host_recovers()
     assert_limited(&case.footprint().cgroups.into_iter().collect::<Vec<_>>());
     bombing.signal(Signal::KILL);
     bombing.wait();
-    eventually("nobody is left", || case.footprint().processes.is_empty());
+    eventually("no process is left", || case.footprint().processes.is_empty());
     case.call(["ls"]).ok();
     case.reap_orphans();
     eventually("the kernel's memory is free again", || slab_kib() <= slab + SLAB_KIB_MAX);
@@ -350,6 +350,6 @@ fn a_box_with_a_process_outside_its_cgroups_is_not_reported_as_paused() {
         assert_eq!(case.state(&id), "running", "{place}");
         case.exec(&id, ["true"]).ok();
         case.remove(&id);
-        eventually("nobody is left", || case.footprint().processes.is_empty());
+        eventually("no process is left", || case.footprint().processes.is_empty());
     }
 }

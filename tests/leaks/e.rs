@@ -50,7 +50,7 @@ fn running_out_of_descriptors_is_reported_and_recovers_after_close() {
     let command = options.iter().chain(&["python3", "-c", GREEDY]);
     let mut greedy = case.spawn_call(command);
     greedy.see("full");
-    // Nobody else has fewer.
+    // No other process has fewer.
     case.exec("a", ["sh", "-c", "ls /usr/bin | grep -c env >/dev/null; ulimit -n"])
         .ok()
         .printed("256\n");

@@ -150,7 +150,7 @@ fn no_command_waits_for_the_recovery_of_leftovers() {
     }
     eventually("all boxes are dead", || case.footprint().processes.is_empty());
     assert_eq!(case.footprint().records.len(), count);
-    // Whoever comes next does some of it, and what it was asked to.
+    // The next command cleans up a part, and does what it was asked to.
     case.run(["--", "echo", "served"]).ok().printed("served\n");
     let left = case.footprint().records.len();
     assert!(left < count && left > count / 2, "{left} of {count} are left");

@@ -78,7 +78,7 @@ fn removing_a_box_unmounts_its_volume_and_keeps_the_data() {
         assert_eq!(fixture::tree(data.path()), before);
     }
     assert_eq!(fs::read_to_string(file).expect("it is there"), "precious\n");
-    fs::remove_dir_all(data.path()).expect("nobody holds it");
+    fs::remove_dir_all(data.path()).expect("nothing holds it");
 }
 
 /// The size of all files below a directory, without the history.
@@ -213,7 +213,7 @@ fn a_client_that_gives_up_during_creation_leaves_nothing() {
         let output = client.wait();
         let number = signal.as_raw();
         assert!([-number, 128 + number].contains(&output.code), "{output}");
-        eventually("nobody is left", || case.footprint().processes.is_empty());
+        eventually("no process is left", || case.footprint().processes.is_empty());
     }
     case.call(["ls"]).ok();
     assert_eq!(case.footprint().records.len(), 0);
@@ -248,7 +248,7 @@ fn a_deleted_file_that_a_box_held_open_is_gone_with_the_box() {
     fs::set_permissions(plain.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
     let volume = format!("{}:/data", plain.text());
     end_holding(&case, &["-v", &volume], "/data", plain.path());
-    fs::remove_dir(plain.path()).expect("nobody holds it");
+    fs::remove_dir(plain.path()).expect("nothing holds it");
     let Some(root) = fixture::busybox_root() else {
         skip!("this host has no static busybox");
     };
@@ -278,10 +278,10 @@ fn a_deleted_file_on_fuse_that_a_box_held_open_is_gone_with_the_box() {
     // A box of its own user ids cannot have it writable: FUSE maps none by default.
     end_holding(&case, &["--contain"], mounted.text(), mounted.path());
     assert_eq!(fixture::tree(source.path()).len(), 1);
-    unmount(mounted.path(), UnmountFlags::empty()).expect("nobody holds it");
+    unmount(mounted.path(), UnmountFlags::empty()).expect("nothing holds it");
     server.wait();
-    fs::remove_dir(mounted.path()).expect("nobody holds it");
-    fs::remove_dir(source.path()).expect("nobody holds it");
+    fs::remove_dir(mounted.path()).expect("nothing holds it");
+    fs::remove_dir(source.path()).expect("nothing holds it");
 }
 
 /// H18, boxlite: another limit applied before the requested disk size, and the machine died
@@ -338,5 +338,5 @@ fn a_failed_create_frees_its_volume_at_once() {
         }
     }
     assert!(failed > 3, "only {failed} of them failed");
-    fs::remove_dir(data.path()).expect("nobody holds it");
+    fs::remove_dir(data.path()).expect("nothing holds it");
 }

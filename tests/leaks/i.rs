@@ -29,7 +29,7 @@ fn a_lease_ends_the_box_without_any_tare_running() {
     let started = Instant::now();
     let id = case.detached(["--lease", "1s", "--", "sh", "-c", STUBBORN]);
     let keeper = case.keeper(&id);
-    // Nobody runs tare between the start and the end.
+    // No tare command runs between the start and the end.
     eventually("everyone in the box is gone, the keeper too", || case.processes_in(&id).is_empty());
     assert!(started.elapsed() >= Duration::from_secs(1));
     let mut alive = tare_harness::processes().into_iter();
@@ -84,7 +84,7 @@ fn a_box_that_is_starved_or_silent_is_not_taken_for_dead() {
     let starved = case.up(&["--cpus", "0.05"], busy);
     let silent = case.idle_box();
     let keepers = [&starved, &silent].map(|id| case.keeper(id));
-    // Its keeper answers nobody.
+    // Its keeper does not answer.
     keepers[1].signal(Signal::STOP);
     for _ in 0..times(20, 2_000) {
         let listed = case.list();
@@ -117,7 +117,7 @@ fn failed_spawns_release_their_slots() {
         library.is_refused(&["true"]);
     }
     let sleeper = case.workload(&id).into_iter().max_by_key(|one| one.pid);
-    sleeper.expect("somebody sleeps").signal(Signal::KILL);
+    sleeper.expect("a process sleeps").signal(Signal::KILL);
     eventually("the next one works", || case.exec(&id, ["true"]).code == 0);
     assert_alone(&case, &id, 1 + taken);
     case.remove(&id);
@@ -207,7 +207,7 @@ fn rm_force_works_in_every_state() {
         case.remove(&id);
         case.nothing_left();
     }
-    // One that starts: whoever comes first, both are over then and nothing is left.
+    // A starting box: whichever command is first, both end and nothing is left.
     for step in 0..20 {
         let creator = case.spawn_call(["run", "-d", "--name", "a", "--", "sleep", "1000"]);
         tare_harness::let_pass(Duration::from_micros(500 * step));

@@ -34,6 +34,6 @@ fn a_box_paused_and_resumed_under_traffic_answers_every_request() {
         client.signal(Signal::KILL);
         client.wait();
     }
-    eventually("nobody is left of the clients", || case.members(&id).len() <= 3);
+    eventually("the clients are gone", || case.members(&id).len() <= 3);
     case.remove(&id);
 }

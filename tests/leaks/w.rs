@@ -49,7 +49,7 @@ fn no_mount_point_is_created_in_a_directory_of_the_user() {
             assert_eq!(seen(home.path()), before, "{name}");
         }
     }
-    eventually("nobody is left", || case.footprint().processes.is_empty());
+    eventually("no process is left", || case.footprint().processes.is_empty());
     case.call(["ls"]).ok();
     // The processes of killed tares came to us, as they come to the first process of a
     // host: keepers, and those that mapped the user ids of a volume.

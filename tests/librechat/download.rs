@@ -38,7 +38,7 @@ fn a_download_is_unchanged_and_never_rendered_by_a_browser() {
 }
 
 #[test]
-fn a_part_of_a_file_can_be_asked_for() {
+fn a_range_of_a_file_can_be_downloaded() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let sent = chat.sent("a.txt", b"0123456789");
@@ -69,7 +69,7 @@ fn unknown_ids_get_404_and_malformed_ids_400() {
     let answer = chat.server.get(&missing).was(404).json();
     assert_eq!(answer["error"], "File not found");
     assert!(answer["details"].is_string(), "{answer}");
-    assert!(!chat.store().exists(), "nobody has ever sent a file");
+    assert!(!chat.store().exists(), "no file was ever uploaded");
     let sent = chat.sent("a.txt", b"x");
     let session = sent.split('/').next().expect("a session");
     chat.server.get(&format!("/v1/download/{session}/{}", "b".repeat(21))).was(404);

@@ -108,7 +108,7 @@ fn only_valid_tokens_are_accepted() {
         ("too long", with("exp", json!(now + 400))),
         ("not yet", with("nbf", json!(now + 100))),
         ("of the future", with("iat", json!(now + 100))),
-        ("nobody's", with("sub", json!(""))),
+        ("without a user", with("sub", json!(""))),
         ("without an end", with("exp", Value::Null)),
         ("twice", ed.sign_text(&ed.header().to_string(), &twice)),
         ("oversized", with("jti", json!("x".repeat(9000)))),

@@ -40,18 +40,18 @@ fn the_incident_numpy_and_pandas_for_twenty_users_at_once_leave_nothing() {
     let executions = number_in(EXECUTIONS_VARIABLE).unwrap_or(EXECUTIONS);
     let rounds = executions.div_ceil(USERS);
     let look_after = |round: u64| {
-        everybody(|number| user(number).executes(round));
+        all_users(|number| user(number).executes(round));
         look(&tare, &chat, before, kept_before)
     };
     let looks: Vec<Vitals> = (1..=rounds).map(look_after).collect();
     assert_no_slope(&looks);
     let chat = chat.after(&tare, |server| drop(server.stop().ok()), "ttl = '1ms'");
-    eventually("what nobody removed is over its time", || chat.stored() == 0);
+    eventually("the first table has expired", || chat.stored() == 0);
     chat.stop(&tare);
     tare.call(["audit"]).ok();
 }
 
-fn everybody(does: impl Fn(u64) + Sync) {
+fn all_users(does: impl Fn(u64) + Sync) {
     std::thread::scope(|threads| {
         for user in 0..USERS {
             let does = &does;

@@ -69,7 +69,7 @@ fn a_busy_session_refuses_a_second_execution() {
     eventually("it runs", || tare.call(look).code == 0);
     let ask = || chat.server.post("/v1/exec", &in_session(HINT, "print(1)"));
     assert_eq!(ask().was(409).json()["error"], "runtime_session_busy");
-    // Whoever hangs up ends what runs, and the session goes on.
+    // A client that hangs up ends its execution, and the session continues.
     drop(waiting);
     eventually("it is free", || ask().status == 200);
     assert_eq!(boxes(&tare), 1);

@@ -175,7 +175,7 @@ fn an_ambiguous_request_is_refused() {
         let answer = String::from_utf8_lossy(&bytes);
         let refused = ["400", "403", "505"].map(|code| format!("HTTP/1.1 {code} "));
         let is_refused = refused.iter().any(|start| answer.starts_with(start));
-        // Whoever speaks another protocol would not understand an answer.
+        // A client of another protocol would not understand an answer.
         assert!(is_refused || answer.is_empty(), "{what}: {answer:?}");
         assert!(answer.matches("HTTP/1.1 ").count() <= 1, "{what}: {answer:?}");
     }

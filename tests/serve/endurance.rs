@@ -62,7 +62,7 @@ fn look_after(
     });
     eventually("no box is left", || tare.footprint().records.is_empty());
     let mut look = server.vitals();
-    eventually("nobody is connected", || {
+    eventually("no client is connected", || {
         look = server.vitals();
         look.descriptors <= before.descriptors
     });

@@ -360,7 +360,7 @@ fn all_boxes(server: &Server) -> Vec<Value> {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "figures, for whoever asks for more boxes")]
+#[expect(clippy::print_stderr, reason = "figures for runs with more boxes")]
 fn show(leftovers: usize, health: &Value, answered: Duration, listed: Duration) {
     eprintln!("{leftovers} boxes: health after {answered:?}, all after {listed:?}, {health}");
 }

@@ -83,7 +83,7 @@ fn with_128_descriptors_boxes_are_refused_early_and_other_requests_succeed() {
             201 => ids.push(id(&answer)),
             _ => break answer,
         }
-        assert!(ids.len() < MANY, "nobody refuses");
+        assert!(ids.len() < MANY, "the server refuses no box");
     };
     refused.refused(503, "pressure");
     assert!(ids.len() > 8, "{} boxes are few", ids.len());

@@ -161,7 +161,7 @@ fn sweep_removes_box_without_record() {
     start(&server, "sleep 1000");
     let id = server.get("/v1/boxes/web").json()["id"].clone();
     let id = id.as_str().expect("an id");
-    // Its record is taken away behind everybody's back.
+    // The test removes the record directly.
     let record = tare.state_root().join("boxes").join(id);
     fs::remove_dir_all(record).expect("it is there");
     let audit = server.get("/v1/audit").was(200).json();

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_read_as_it_was_said_and_nothing_else_is_one() {
+    fn only_valid_status_words_are_read() {
         for word in [
             FileWord::Ready { size: None },
             FileWord::Ready { size: Some(u64::MAX) },
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_read_as_it_was_listed_whatever_its_name() {
+    fn an_entry_with_any_name_is_read_back_unchanged() {
         let listed = Listed {
             kind: ListedKind::Symlink,
             mode: 0o777,

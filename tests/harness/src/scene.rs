@@ -75,7 +75,7 @@ impl Scene {
         let first = self.by_name();
         let footprint = self.tare.footprint();
         self.holds_only_what_is_listed(&first, &footprint);
-        // Whoever was told to stop has some grace.
+        // A stopping box has a grace period.
         eventually("no box is on its way", || {
             let settled = ["running", "paused", "exited"];
             let is_settled = |one: &Value| settled.iter().any(|state| one["state"] == *state);
@@ -89,7 +89,7 @@ impl Scene {
         }
         for name in listed.keys() {
             let is_expected = expected.iter().any(|one| one.name == *name);
-            assert!(is_expected, "nobody made {name:?}");
+            assert!(is_expected, "the test did not create {name:?}");
         }
         self.boxes_are_whole(&listed);
     }

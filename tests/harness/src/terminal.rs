@@ -80,7 +80,7 @@ impl UnderTerminal {
         drop(slave);
         output.stdout = screen
             .all_by(Instant::now() + PATIENCE)
-            .expect("nobody holds the terminal open after tare has ended");
+            .expect("no process holds the terminal open after tare has ended");
         drop(master);
         (output, cooked)
     }

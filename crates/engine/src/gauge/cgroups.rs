@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cgroups_around_are_told_up_to_what_is_mounted() {
+    fn parent_cgroups_are_listed_up_to_the_mount() {
         let found = chain(&at("/sys/fs/cgroup", "/"), "/system.slice/tare.service");
         let paths = ["/system.slice/tare.service", "/system.slice", "/"];
         let expected = paths.map(|it| PathBuf::from(format!("/sys/fs/cgroup{it}")));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_hides_what_was_mounted_there_before() {
+    fn a_later_mount_hides_an_earlier_one() {
         let all = vec![at("/c", "/"), at("/d", "/"), at("/c", "/part")];
         assert_eq!(visible(all), [at("/d", "/"), at("/c", "/part")]);
     }

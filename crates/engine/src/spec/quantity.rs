@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_past_what_the_kernel_can_hold_is_refused() {
+    fn a_size_beyond_the_kernels_range_is_refused() {
         for text in
             ["9223372036854775808", "18446744073709551616", "8388608t", "99999999999999999999t"]
         {
