@@ -154,7 +154,7 @@ fn loaded_modules() -> Vec<String> {
     names
 }
 
-/// Io_uring runs system calls that no filter sees.
+/// System calls that io_uring makes are not seen by any filter.
 #[test]
 fn a_box_has_no_io_uring() {
     let tare = tare!();

@@ -78,7 +78,7 @@ fn core_pattern() -> String {
     fs::read_to_string("/proc/sys/kernel/core_pattern").expect("/proc is mounted")
 }
 
-/// The masks over `/proc` are made of nothing that an image brings.
+/// The masks over `/proc` do not use files of the image.
 #[test]
 fn masks_and_devices_follow_no_symlink_of_the_rootfs() {
     let tare = tare!();
@@ -94,7 +94,7 @@ for name in kcore keys kallsyms kmsg sysrq-trigger timer_list; do cat /proc/$nam
     assert_eq!(core_pattern(), before);
 }
 
-/// Nor is the terminal.
+/// The terminal is not created from what an image contains.
 #[test]
 fn a_terminal_follows_no_symlink_of_the_rootfs() {
     let tare = tare!();
@@ -264,7 +264,7 @@ fn on_state_root(tare: &Tare, state_root: &Path) -> Output {
     tare.start_command(command).wait()
 }
 
-/// Names in the state root that were there before.
+/// The state root contains hostile names before its first use.
 #[test]
 fn a_hostile_state_root_causes_no_harm() {
     let tare = tare!();
@@ -327,7 +327,7 @@ fn a_symlink_planted_in_a_volume_is_not_accepted_as_a_volume() {
     tare.run(["-v", &format!("{}/real:/w", directory.text()), "--", "ls", "/w"]).ok();
 }
 
-/// `..` means what it says and never what a link makes of it.
+/// tare resolves `..` in the text of the path, without following symlinks.
 #[test]
 fn a_volume_path_with_dots_is_taken_literally() {
     let tare = tare!();

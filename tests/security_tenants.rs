@@ -95,7 +95,7 @@ found += ['processes'] if others else []
 print('found', found)
 ";
 
-/// At the same time. The control looks in the same box.
+/// The boxes run at the same time. As a control, each box looks for its own objects.
 #[test]
 fn concurrent_boxes_see_nothing_of_each_other() {
     let tare = tare!();

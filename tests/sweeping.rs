@@ -199,7 +199,7 @@ fn a_file_in_the_place_of_a_record_is_removed_and_delays_nothing() {
     tare.remove(&alive);
 }
 
-/// No collateral.
+/// Boxes that are alive, starting, paused or of another state root.
 #[test]
 fn sweep_leaves_live_and_foreign_boxes_alone() {
     let tare = tare!();

@@ -18,7 +18,7 @@ fn listed(tare: &Tare) -> String {
     tare.call(["ls", "-a", "-q"]).ok().stdout_text()
 }
 
-/// leak I20
+/// Case I20 of docs/leaks.md, over LibreChat's API.
 #[test]
 fn boxes_of_a_disconnected_client_are_removed() {
     let tare = tare!();
@@ -37,7 +37,7 @@ fn boxes_of_a_disconnected_client_are_removed() {
     chat.stop(&tare);
 }
 
-/// leak D9
+/// Case D9 of docs/leaks.md, over LibreChat's API.
 #[test]
 fn the_default_limits_stop_a_self_starting_shell() {
     let tare = tare!();
@@ -94,7 +94,7 @@ fn idles(server: &Server) {
     assert!(ticks(server) - before < 50);
 }
 
-/// leak I18
+/// Another service could no longer remove machines whose key was gone.
 #[test]
 fn boxes_of_a_removed_api_key_can_be_removed() {
     let tare = tare!();
@@ -111,7 +111,7 @@ fn boxes_of_a_removed_api_key_can_be_removed() {
     chat.server.stop().ok();
 }
 
-/// leak I18
+/// Another service could no longer remove machines whose key was gone.
 #[test]
 fn boxes_of_a_removed_token_key_can_be_removed() {
     let tare = tare!();

@@ -29,7 +29,7 @@ fn id(answer: &Answer) -> String {
     made["id"].as_str().expect("an id").to_owned()
 }
 
-/// No box is begun, and it is said why.
+/// Checks that new boxes are refused with the reason.
 #[track_caller]
 fn refuses_boxes_for(server: &Server, gauge: &str) {
     for answer in [create(server), run(server), server.get("/ready")] {
@@ -40,7 +40,7 @@ fn refuses_boxes_for(server: &Server, gauge: &str) {
     }
 }
 
-/// Everything but a new box.
+/// Checks that everything except a new box works.
 #[track_caller]
 fn cares_for(server: &Server, ids: &[String]) {
     assert_eq!(server.get("/health").was(200).json()["status"], "ok");
