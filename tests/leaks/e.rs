@@ -480,10 +480,10 @@ fn boxes_created_by_sixteen_allocating_threads_all_start() {
 fn a_hook_whose_peer_never_answers_does_not_delay_the_servers_shutdown() {
     let case = case();
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = silent.local_addr().expect("an address");
+    let port = silent.local_addr().expect("an address").port();
     let text = format!(
         "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
-         [hooks]\nurl = 'http://{address}/'\ntimeout = '500s'\n"
+         [hooks]\ncommand = ['bash', '-c', 'cat < /dev/tcp/127.0.0.1/{port}']\ntimeout = '500s'\n"
     );
     let server = Server::start_configured(&case, &text);
     let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));

@@ -20,8 +20,9 @@ use crate::error::ServiceError;
 use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::makers::Makers;
 use crate::store::open::Files;
-use crate::telemetry::hook::Hooks;
-use crate::telemetry::journal::{Happening, Journal};
+use crate::telemetry::LogEvent;
+use crate::telemetry::hook::Hook;
+use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::upkeep::Sweeping;
 use crate::watch::followers::Followers;
@@ -51,7 +52,7 @@ pub struct Shared {
     pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
     pub sweeping: Sweeping,
-    pub hooks: Arc<Hooks>,
+    pub hook: Hook,
     pub streams: Streams,
     pub followers: Followers,
     pub bodies: Bodies,
@@ -171,7 +172,7 @@ impl App {
             metrics,
             admission: Admission::new(&config.limits, pressure),
             sweeping: Sweeping::default(),
-            hooks: Arc::default(),
+            hook: Hook::default(),
             streams: Streams::default(),
             followers: Followers::default(),
             bodies: Bodies::default(),
@@ -237,7 +238,7 @@ impl App {
 /// Any call of the engine may end what somebody left behind.
 fn telling(engine: Engine, journal: Arc<Journal>) -> Engine {
     engine.on_reclaimed(move |id, found| {
-        journal.note(Happening::OrphanReclaimed { box_id: id.as_str(), found });
+        journal.record(&LogEvent::OrphanReclaimed { box_id: id.as_str(), found });
     })
 }
 

@@ -17,6 +17,7 @@ mod app;
 mod callers;
 mod config;
 mod error;
+mod fd;
 mod http;
 mod librechat;
 mod makers;
@@ -45,8 +46,8 @@ pub use config::{Config, Key, Listen, LogFormat};
 use error::ServiceError;
 use http::listen::Listener;
 use makers::Makers;
+use telemetry::LogEvent;
 pub use telemetry::hook_runner;
-use telemetry::journal::Happening;
 use watch::keepers::Watch;
 pub use work::run::RUN_LABEL;
 
@@ -115,9 +116,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
     let pressure = Pressure::start(gauges, settings, tell).context(no_threads)?;
     let app = App::new(engine, hands, watch, pressure, options, config).context(no_threads)?;
-    telemetry::hook::start(&app).context(no_threads)?;
     let result = runtime.block_on(live(app.clone(), ended, changes));
-    app.hooks.end();
     app.journal.flush();
     // A thread that waits in the engine for others must not hold this one.
     runtime.shutdown_background();
@@ -139,12 +138,12 @@ async fn live(
     if let Some(port) = listener.port() {
         app.port.get_or_init(|| port);
     }
-    app.journal.note(Happening::Listening { on: &on });
+    app.journal.record(&LogEvent::Listening { on: &on });
     note_lowered(&app);
     notify::ready();
     tokio::spawn(recover(app.clone()));
     tokio::spawn(look_after(app.clone(), ended));
-    tokio::spawn(telemetry::hook::heed(app.clone()));
+    let calling = app.hook.start(Arc::clone(&app.journal));
     tokio::spawn(upkeep::heed(app.clone(), changes));
     tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
     let serving =
@@ -157,6 +156,8 @@ async fn live(
         }
     }
     drain(&app).await;
+    app.hook.end();
+    calling.await.ok();
     // The last answers are on their way.
     tokio::time::timeout(ENDED_WITHIN, serving).await.ok();
     if let Listen::Unix(path) = &listen {
@@ -170,7 +171,7 @@ fn note_lowered(app: &App) {
     let config = app.config();
     if !config.lowered.is_empty() {
         let limits = &config.lowered;
-        app.journal.note(Happening::LimitsLowered { limits });
+        app.journal.record(&LogEvent::LimitsLowered { limits });
     }
 }
 
@@ -181,7 +182,7 @@ async fn recover(app: App) {
     let boxes = watch_all(&app).await.unwrap_or(0);
     upkeep::sweep_files(&app).await;
     app.recovery.done(boxes);
-    app.journal.note(Happening::Recovered { boxes, duration: started.elapsed() });
+    app.journal.record(&LogEvent::Recovered { boxes, duration: started.elapsed() });
 }
 
 /// Every box that lives is watched, whoever made it; how many boxes there are.
@@ -230,7 +231,7 @@ async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
                         // What it was stuck on has just died.
                         app.sweeping.want();
                     }
-                    app.journal.note(Happening::BoxEnded {
+                    app.journal.record(&LogEvent::BoxEnded {
                         box_id: id.as_str(),
                         exit_code: status.exit_code,
                     });
@@ -261,13 +262,13 @@ async fn reload(app: &App) -> Result<(), ServiceError> {
     match read {
         Ok(config) => {
             app.configure(config);
-            app.journal.note(Happening::Reloaded);
+            app.journal.record(&LogEvent::Reloaded);
             note_lowered(app);
             Ok(())
         }
         Err(error) => {
             let why = &error.message;
-            app.journal.note(Happening::ReloadRefused { why });
+            app.journal.record(&LogEvent::ReloadRefused { why });
             Err(error)
         }
     }
@@ -275,7 +276,7 @@ async fn reload(app: &App) -> Result<(), ServiceError> {
 
 /// Nothing new begins; what runs may end by itself for a while, and is ended then.
 async fn drain(app: &App) {
-    app.journal.note(Happening::Draining);
+    app.journal.record(&LogEvent::Draining);
     notify::stopping();
     app.stopping.enter(Phase::Draining);
     let limits = app.config().limits.clone();
@@ -290,5 +291,5 @@ async fn drain(app: &App) {
             running
         }
     };
-    app.journal.note(Happening::Drained { ended });
+    app.journal.record(&LogEvent::Drained { ended });
 }

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::app::App;
 use crate::error::{STUCK, ServiceError};
 use crate::librechat;
-use crate::telemetry::journal::Happening;
+use crate::telemetry::LogEvent;
 
 /// That everything is to be looked after now, and who was stuck when it was last.
 #[derive(Debug, Default)]
@@ -44,7 +44,8 @@ impl Sweeping {
 /// Every change of a level: told, and acted upon.
 pub async fn heed(app: App, mut changes: mpsc::Receiver<Change>) {
     while let Some(change) = changes.recv().await {
-        app.journal.note(Happening::GaugeChanged { change: &change });
+        let record = app.journal.record(&LogEvent::gauge_changed(&change));
+        app.hook.call(&app.config().hooks, record);
         if change.to >= Level::Alert && change.to > change.from {
             app.sweeping.want();
         }
@@ -77,7 +78,7 @@ pub async fn sweep_files(app: &App) {
         Err(error) if error.code == "store_in_use" => {}
         Err(error) => {
             let why = error.detail.as_deref().unwrap_or(&error.message);
-            app.journal.note(Happening::FilesNotSwept { why });
+            app.journal.record(&LogEvent::FilesNotSwept { why });
         }
         Ok(_) => {}
     }
@@ -89,14 +90,14 @@ pub fn note_stuck(app: &App, id: &BoxId, request_id: &str, error: &ServiceError)
         let mut known = app.sweeping.stuck();
         known.insert(id.clone());
         drop(known);
-        let stuck = Happening::stuck(id.as_str(), Some(request_id), &error.message);
-        app.journal.note(stuck);
+        let stuck = LogEvent::stuck(id.as_str(), Some(request_id), &error.message);
+        app.journal.record(&stuck);
     }
 }
 
 pub fn tell_stuck(app: &App, boxes: &[Status]) {
     for one in app.sweeping.newly_stuck(boxes) {
         let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-        app.journal.note(Happening::stuck(one.id.as_str(), None, why));
+        app.journal.record(&LogEvent::stuck(one.id.as_str(), None, why));
     }
 }

@@ -20,7 +20,7 @@ use crate::app::{App, Phase};
 use crate::error::{ServiceError, in_plain_words};
 use crate::http::error::ErrorBody;
 use crate::http::extract::{Json, Path, Sent};
-use crate::telemetry::journal::Happening;
+use crate::telemetry::LogEvent;
 use crate::work::idempotency;
 use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
 use crate::work::stop;
@@ -192,8 +192,8 @@ impl Created {
         admitted.box_is_made();
         let (box_id, request_id) = (started.id.as_str(), &*caller.request_id);
         // Its creation is logged before its end can be.
-        app.journal.note(Happening::BoxCreated { box_id, request_id });
-        app.journal.note_box(&started.notes);
+        app.journal.record(&LogEvent::BoxCreated { box_id, request_id });
+        app.journal.record_box_notes(&started.notes);
         // What cannot be watched now is watched later.
         app.watch.add(started.id.clone(), started.keeper, Some(admitted)).ok();
         app.engine.status_of_new(&started.id, spec).map(Self::Now)
@@ -348,7 +348,7 @@ pub async fn remove(
 ) -> Result<StatusCode, ServiceError> {
     let force = taken(query)?.force;
     let removed = stop::remove(&app, id, force, &request_id).await?;
-    app.journal.note(Happening::BoxRemoved { box_id: removed.as_str(), request_id: &request_id });
+    app.journal.record(&LogEvent::BoxRemoved { box_id: removed.as_str(), request_id: &request_id });
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -396,7 +396,7 @@ pub async fn pause(
     let Changed { before, after } = change(&app, id, Engine::pause).await?;
     if before.state != tare_engine::State::Paused {
         app.journal
-            .note(Happening::BoxPaused { box_id: after.id.as_str(), request_id: &request_id });
+            .record(&LogEvent::BoxPaused { box_id: after.id.as_str(), request_id: &request_id });
     }
     Ok(axum::Json(after))
 }
@@ -417,7 +417,7 @@ pub async fn resume(
     let Changed { before, after } = change(&app, id, Engine::resume).await?;
     if before.state == tare_engine::State::Paused {
         app.journal
-            .note(Happening::BoxResumed { box_id: after.id.as_str(), request_id: &request_id });
+            .record(&LogEvent::BoxResumed { box_id: after.id.as_str(), request_id: &request_id });
     }
     Ok(axum::Json(after))
 }
@@ -443,7 +443,7 @@ pub async fn lease(
         engine.update(id, &changes)
     };
     let Changed { after, .. } = change(&app, id, update).await?;
-    app.journal.note(Happening::BoxLeaseChanged {
+    app.journal.record(&LogEvent::BoxLeaseChanged {
         box_id: after.id.as_str(),
         request_id: &request_id,
         lease_ends_at: after.lease_ends_at,

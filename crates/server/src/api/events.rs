@@ -14,7 +14,7 @@ use crate::error::ServiceError;
 use crate::http::error::ErrorBody;
 use crate::http::frames::{ALIVE_EVERY, EventFrame, Form};
 use crate::http::request_log;
-use crate::telemetry::journal::Noted;
+use crate::telemetry::journal::LogRecord;
 
 /// What happens to boxes
 ///
@@ -36,7 +36,7 @@ use crate::telemetry::journal::Noted;
 pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Response, ServiceError> {
     request_log::hold_stream(&app)?;
     let form = Form::of_stream(&headers);
-    let listening = Listening { noted: app.journal.listen(), app, form, has_begun: false };
+    let listening = Listening { noted: app.journal.subscribe(), app, form, has_begun: false };
     let frames = stream::unfold(listening, |mut listening| async move {
         let frame = listening.next().await?;
         Some((Ok(frame), listening))
@@ -46,7 +46,7 @@ pub async fn events(State(app): State<App>, headers: HeaderMap) -> Result<Respon
 
 struct Listening {
     app: App,
-    noted: Receiver<Arc<Noted>>,
+    noted: Receiver<Arc<LogRecord>>,
     form: Form,
     has_begun: bool,
 }
@@ -69,8 +69,8 @@ impl Listening {
                 }
             };
             match noted {
-                Ok(noted) if noted.event == NOT_TOLD => {}
-                Ok(noted) => return Some(self.form.frame(noted.event, noted.to_json())),
+                Ok(noted) if noted.event() == NOT_TOLD => {}
+                Ok(noted) => return Some(self.form.frame(noted.event(), noted.to_json())),
                 Err(RecvError::Lagged(missed)) => {
                     return Some(self.form.frame("missed", json!({ "events": missed })));
                 }

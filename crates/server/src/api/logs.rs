@@ -23,13 +23,13 @@ use utoipa::IntoParams;
 use crate::api::boxes::taken;
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
+use crate::fd;
 use crate::http::error::ErrorBody;
 use crate::http::extract::Path;
 use crate::http::frames::{ALIVE_EVERY, Form, Texts};
 use crate::http::request_log;
 use crate::http::text::Encoding;
 use crate::watch::followers::Follower;
-use crate::work::fd;
 use crate::work::relay::Chunk;
 
 /// How much is read at a time, in whole records.

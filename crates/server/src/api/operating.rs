@@ -6,6 +6,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::error::ErrorBody;
+use crate::telemetry::metrics::Scrape;
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -18,7 +19,21 @@ const OPEN_METRICS: HeaderValue =
     responses((status = 200, body = String, content_type = "application/openmetrics-text"))
 )]
 pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1], String) {
-    let text = app.metrics.text(&app);
+    let measured = app.admission.pressure.found();
+    let text = app.metrics.text(&Scrape {
+        readings: &measured.readings,
+        threads: measured.threads,
+        resident_bytes: measured.resident_bytes,
+        boxes_live: app.admission.pressure.boxes_live(),
+        runs_running: app.admission.running() as u64,
+        runs_waiting: app.admission.waiting() as u64,
+        streams_open: app.streams.count() as u64,
+        bodies_bytes: app.bodies.used_bytes(),
+        files_bytes: app.files.used_bytes(),
+        executions_waiting: app.waiting.count() as u64,
+        log_lines_dropped: app.journal.dropped(),
+        uptime: app.started.elapsed(),
+    });
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text)
 }
 

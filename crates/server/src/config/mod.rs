@@ -2,6 +2,7 @@
 //! refused whole.
 
 pub mod files;
+pub mod hook;
 pub mod librechat;
 
 use std::collections::BTreeSet;
@@ -20,9 +21,9 @@ use tare_engine::{Error, GaugeSettings, Thresholds};
 use crate::admission::descriptors::Room;
 use crate::admission::quota::Quota;
 use crate::config::files::FilesConfig;
+use crate::config::hook::HookConfig;
 use crate::config::librechat::{Auth, LibreChatConfig};
 use crate::error::in_plain_words;
-use crate::telemetry::hook::HooksConfig;
 use crate::work::languages::Languages;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -43,7 +44,7 @@ pub struct Config {
     /// Over those that are built in.
     pub languages: Languages,
     /// Called when a gauge comes to another level.
-    pub hooks: HooksConfig,
+    pub hooks: HookConfig,
     pub librechat: LibreChatConfig,
     pub log: LogFormat,
     /// What of the limits was lowered, for want of descriptors.
@@ -186,7 +187,7 @@ impl Default for Config {
             files: FilesConfig::default(),
             gauges: Levels::default(),
             languages: Languages::default(),
-            hooks: HooksConfig::default(),
+            hooks: HookConfig::default(),
             librechat: LibreChatConfig::default(),
             log: LogFormat::default(),
             lowered: Vec::new(),

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
 use crate::http::listen;
-use crate::telemetry::journal::Happening;
+use crate::telemetry::LogEvent;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -187,7 +187,7 @@ impl Served {
 
     fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ServiceError>) {
         self.is_told = true;
-        self.app.journal.note(Happening::Request {
+        self.app.journal.record(&LogEvent::Request {
             request_id: &self.current.id,
             key: self.current.key.get().map(String::as_str),
             method: self.method.as_str(),

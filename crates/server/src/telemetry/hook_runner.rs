@@ -1,6 +1,6 @@
 //! The process between the server and a hook's program. It ends everything that the
 //! program has started: after the timeout, when the program exits, and when the server
-//! is gone, also by SIGKILL.
+//! is gone, even after SIGKILL.
 //!
 //! It is the same binary under another name. As a subreaper (PR_SET_CHILD_SUBREAPER,
 //! prctl(2)) it becomes the parent of every descendant whose own parent is gone, in
@@ -21,15 +21,15 @@ use rustix::process::{
 use tare_kernel::procfs::Procfs;
 use tare_kernel::signals::{self, SignalFd};
 
-/// What the process is called.
+/// The name of the process.
 pub const NAME: &CStr = c"tare-hook";
 /// The program was ended after its timeout, or because the server is gone.
 pub const LATE: u8 = 124;
 /// The program could not be started.
 pub const NOT_STARTED: u8 = 125;
-/// How long the program's processes may take to die.
+/// How long the processes of the program may take to die.
 pub const ENDED_WITHIN: Duration = Duration::from_secs(5);
-/// Between two looks at what is left of them.
+/// The time between two looks at the remaining processes.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// `tare-hook SERVER_PID TIMEOUT_MS PROGRAM [ARGUMENT...]`.
@@ -65,7 +65,7 @@ fn number<T: std::str::FromStr>(text: &OsString) -> io::Result<T> {
     text.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// How the program ended, unless it is late or the server is gone.
+/// Waits for the program. Returns [`LATE`] after its timeout, and when the server is gone.
 fn ended(signals: &SignalFd, program: u32, until: Instant) -> io::Result<u8> {
     loop {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -85,10 +85,10 @@ fn code(status: ExitStatus) -> u8 {
     u8::try_from(status.code().unwrap_or_else(signal)).unwrap_or(u8::MAX)
 }
 
-/// Waits for a signal; whether it was SIGTERM.
+/// Waits for a signal. Returns whether SIGTERM arrived.
 fn is_terminated(signals: &SignalFd, within: Duration) -> io::Result<bool> {
     let within = Timespec::try_from(within).map_err(io::Error::other)?;
-    // An interrupted wait is one more look.
+    // The caller looks again after an interrupted wait.
     poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], Some(&within)).ok();
     while let Some(signal) = signals.next()? {
         if signal == Signal::TERM.as_raw() {
@@ -98,12 +98,13 @@ fn is_terminated(signals: &SignalFd, within: Duration) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Kills children until there are none: those of a dead child are ours then.
+/// Kills children until there are none. The children of a dead child become children of this
+/// process.
 fn end_all(signals: &SignalFd) -> io::Result<()> {
     let until = Instant::now() + ENDED_WITHIN;
     while Instant::now() < until {
         for child in children()? {
-            // It is not reaped yet: the number is its own.
+            // It is not reaped yet, so the pid is its own.
             kill_process(child, Signal::KILL).ok();
         }
         loop {

@@ -1,129 +1,113 @@
-//! What is counted, under names that stay: `GET /metrics`, as Prometheus reads it.
+//! Counters and histograms: `GET /metrics`, in the format of Prometheus. Names and labels are
+//! stable.
 //!
-//! What happens is counted where it is noted ([`crate::telemetry::journal`]), what is measured is
-//! asked for at each scrape. A label has a value of a set that is known ahead: nothing
-//! that a client sends makes a series.
+//! The journal counts events when it records them. The caller passes in what is measured at each
+//! scrape. The values of every label are known in advance: no client can create a series.
 
-use std::fmt;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge as Value;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use tare_engine::{Gauge, Level};
+use serde::Serialize;
+use tare_engine::{Gauge, Level, Reading};
 
-use crate::admission::pressure::Found;
-use crate::app::App;
-use crate::telemetry::journal::Happening;
+use crate::telemetry::event::LogEvent;
 
 const PREFIX: &str = "tare";
 /// From half a millisecond, doubling, to four minutes.
 const BUCKETS: (f64, f64, u16) = (0.0005, 2.0, 20);
 
+/// Names and values of labels.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    requests: Histograms<RequestLabels>,
-    phases: Histograms<PhaseLabels>,
-    runs: Family<ResultLabels, Counter>,
+    requests: Histograms<[(&'static str, String); 3]>,
+    phases: Histograms<Labels<1>>,
+    runs: Family<Labels<1>, Counter>,
     created: Counter,
     ended: Counter,
     removed: Counter,
     reclaimed: Counter,
     stuck: Counter,
-    refused: Family<ReasonLabels, Counter>,
-    changes: Family<ChangeLabels, Counter>,
+    refused: Family<Labels<1>, Counter>,
+    changes: Family<Labels<2>, Counter>,
 }
 
-/// A part of the life of a one-shot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lap {
-    /// Until its box is there.
+/// The phases of a run, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
     Create,
-    /// Until its command runs.
     Start,
     Run,
-    /// Until nothing is left.
     Teardown,
 }
 
-/// What came of a one-shot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RunEnd {
+impl Phase {
+    const ALL: [Self; 4] = [Self::Create, Self::Start, Self::Run, Self::Teardown];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Start => "start",
+            Self::Run => "run",
+            Self::Teardown => "teardown",
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunResult {
     Ok,
-    /// Its command said so.
+    /// The command failed.
     Failed,
     TimedOut,
     Oom,
-    /// Its client went away.
+    /// The client disconnected.
     Disconnected,
-    /// It could not be run.
+    /// The server could not run the command.
     Error,
 }
 
-macro_rules! label_values {
-    ($type:ty, $($variant:ident => $name:literal),+) => {
-        impl $type {
-            const ALL: &[Self] = &[$(Self::$variant),+];
+impl RunResult {
+    const ALL: [Self; 6] =
+        [Self::Ok, Self::Failed, Self::TimedOut, Self::Oom, Self::Disconnected, Self::Error];
 
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name),+
-                }
-            }
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Oom => "oom",
+            Self::Disconnected => "disconnected",
+            Self::Error => "error",
         }
-
-        impl EncodeLabelValue for $type {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-                EncodeLabelValue::encode(&self.as_str(), encoder)
-            }
-        }
-    };
+    }
 }
 
-label_values!(Lap, Create => "create", Start => "start", Run => "run", Teardown => "teardown");
-label_values!(
-    RunEnd, Ok => "ok", Failed => "failed", TimedOut => "timed_out", Oom => "oom",
-    Disconnected => "disconnected", Error => "error"
-);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    method: &'static str,
-    route: String,
-    status: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabels {
-    phase: Lap,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabels {
-    result: RunEnd,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GaugeLabels {
-    gauge: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ChangeLabels {
-    gauge: &'static str,
-    to: &'static str,
+/// What is measured at each scrape.
+#[derive(Debug)]
+pub struct Scrape<'a> {
+    pub readings: &'a [(Reading, Level)],
+    pub threads: u64,
+    pub resident_bytes: u64,
+    pub boxes_live: u64,
+    pub runs_running: u64,
+    pub runs_waiting: u64,
+    pub streams_open: u64,
+    pub bodies_bytes: u64,
+    pub files_bytes: u64,
+    pub executions_waiting: u64,
+    pub log_lines_dropped: u64,
+    pub uptime: Duration,
 }
 
 fn histogram() -> Histogram {
@@ -146,12 +130,12 @@ impl Default for Metrics {
             refused: Family::default(),
             changes: Family::default(),
         };
-        metrics.begin();
+        metrics.start_at_zero();
         metrics.registered()
     }
 }
 
-/// Reasons that are no gauge.
+/// Reasons for a refusal other than gauges.
 const REASONS: [&str; 11] = [
     "busy",
     "bodies_full",
@@ -167,20 +151,20 @@ const REASONS: [&str; 11] = [
 ];
 
 impl Metrics {
-    /// What has not happened yet is 0, and not absent: an alert can be on it.
-    fn begin(&self) {
-        for phase in Lap::ALL {
-            drop(self.phases.get_or_create(&PhaseLabels { phase: *phase }));
+    /// Events that have not happened yet are 0 and not absent, so that alerts can use them.
+    fn start_at_zero(&self) {
+        for phase in Phase::ALL {
+            drop(self.phases.get_or_create(&[("phase", phase.as_str())]));
         }
-        for result in RunEnd::ALL {
-            drop(self.runs.get_or_create(&ResultLabels { result: *result }));
+        for result in RunResult::ALL {
+            drop(self.runs.get_or_create(&[("result", result.as_str())]));
         }
         for reason in REASONS.into_iter().chain(Gauge::all().map(Gauge::as_str)) {
-            drop(self.refused.get_or_create(&ReasonLabels { reason }));
+            drop(self.refused.get_or_create(&[("reason", reason)]));
         }
         for gauge in Gauge::all().map(Gauge::as_str) {
             for to in Level::ALL.map(Level::as_str) {
-                drop(self.changes.get_or_create(&ChangeLabels { gauge, to }));
+                drop(self.changes.get_or_create(&[("gauge", gauge), ("to", to)]));
             }
         }
     }
@@ -210,141 +194,124 @@ impl Metrics {
         self
     }
 
-    pub fn lap(&self, phase: Lap, took: Duration) {
-        let labels = PhaseLabels { phase };
-        self.phases.get_or_create(&labels).observe(took.as_secs_f64());
+    pub fn observe(&self, phase: Phase, took: Duration) {
+        self.phases.get_or_create(&[("phase", phase.as_str())]).observe(took.as_secs_f64());
     }
 
-    /// What is noted is counted.
-    pub fn count(&self, happening: &Happening<'_>) {
-        match happening {
-            Happening::Request { method, route, status, duration, error, .. } => {
-                let labels = RequestLabels {
-                    method: known_method(method),
-                    route: (*route).to_owned(),
-                    status: status_class(*status),
-                };
+    /// Counts an event. Most events are not counted.
+    pub fn count(&self, event: &LogEvent<'_>) {
+        let count = |counter: &Counter| {
+            counter.inc();
+        };
+        match event {
+            LogEvent::Request { method, route, status, duration, error, .. } => {
+                let method = known_method(method).to_owned();
+                let status = status_class(*status).to_owned();
+                let route = (*route).to_owned();
+                let labels = [("method", method), ("route", route), ("status", status)];
                 self.requests.get_or_create(&labels).observe(duration.as_secs_f64());
                 if let Some(reason) = error.and_then(|error| error.refused_for) {
-                    self.refused.get_or_create(&ReasonLabels { reason }).inc();
+                    count(&self.refused.get_or_create(&[("reason", reason)]));
                 }
             }
-            Happening::RunEnded(run) => {
-                let labels = ResultLabels { result: run.result };
-                self.runs.get_or_create(&labels).inc();
+            LogEvent::RunEnded { result, .. } => {
+                count(&self.runs.get_or_create(&[("result", result.as_str())]));
             }
-            Happening::BoxCreated { .. } => {
-                self.created.inc();
+            LogEvent::BoxCreated { .. } => count(&self.created),
+            LogEvent::BoxRemoved { .. } => count(&self.removed),
+            LogEvent::BoxEnded { .. } => count(&self.ended),
+            LogEvent::TeardownStuck { .. } | LogEvent::CgroupStillPopulated { .. } => {
+                count(&self.stuck);
             }
-            Happening::BoxRemoved { .. } => {
-                self.removed.inc();
+            LogEvent::OrphanReclaimed { .. } => count(&self.reclaimed),
+            LogEvent::GaugeChanged { gauge, to, .. } => {
+                count(&self.changes.get_or_create(&[("gauge", *gauge), ("to", *to)]));
             }
-            Happening::BoxEnded { .. } => {
-                self.ended.inc();
-            }
-            Happening::TeardownStuck { .. } | Happening::CgroupStillPopulated { .. } => {
-                self.stuck.inc();
-            }
-            Happening::OrphanReclaimed { .. } => {
-                self.reclaimed.inc();
-            }
-            Happening::GaugeChanged { change } => {
-                let labels = ChangeLabels { gauge: change.gauge.as_str(), to: change.to.as_str() };
-                self.changes.get_or_create(&labels).inc();
-            }
-            Happening::Listening { .. }
-            | Happening::LimitsLowered { .. }
-            | Happening::Recovered { .. }
-            | Happening::BoxPaused { .. }
-            | Happening::BoxResumed { .. }
-            | Happening::BoxLeaseChanged { .. }
-            | Happening::HookFailed { .. }
-            | Happening::Reloaded
-            | Happening::FilesNotSwept { .. }
-            | Happening::KeysNotRead { .. }
-            | Happening::BoxNote { .. }
-            | Happening::ReloadRefused { .. }
-            | Happening::Draining
-            | Happening::Drained { .. } => {}
+            LogEvent::Listening { .. }
+            | LogEvent::LimitsLowered { .. }
+            | LogEvent::Recovered { .. }
+            | LogEvent::BoxPaused { .. }
+            | LogEvent::BoxResumed { .. }
+            | LogEvent::BoxLeaseChanged { .. }
+            | LogEvent::BoxNote { .. }
+            | LogEvent::HookFailed { .. }
+            | LogEvent::FilesNotSwept { .. }
+            | LogEvent::KeysNotRead { .. }
+            | LogEvent::Reloaded
+            | LogEvent::ReloadRefused { .. }
+            | LogEvent::Draining
+            | LogEvent::Drained { .. } => {}
         }
     }
 
-    /// Everything, as text.
-    pub fn text(&self, app: &App) -> String {
+    /// Everything that is counted and measured, as text.
+    pub fn text(&self, scrape: &Scrape<'_>) -> String {
         let mut text = String::new();
         let written = encode_registry(&mut text, &self.registry)
-            .and_then(|()| encode_registry(&mut text, &measured(app)))
+            .and_then(|()| encode_registry(&mut text, &measured(scrape)))
             .and_then(|()| encode_eof(&mut text));
-        // A text takes whatever is written to it.
+        // Writing to a string does not fail.
         written.ok();
         text
     }
 }
 
-/// What is as it is now.
-fn measured(app: &App) -> Registry {
+fn measured(scrape: &Scrape<'_>) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
-    let found = app.admission.pressure.found();
-    let (used, limit) = (Family::<GaugeLabels, Value>::default(), Family::default());
-    let level = Family::default();
-    for (reading, at) in &found.readings {
-        let labels = GaugeLabels { gauge: reading.gauge.as_str() };
-        set(&used, &labels, reading.used);
-        set(&limit, &labels, reading.limit);
-        set(&level, &labels, rank(*at));
+    let family = Family::<Labels<1>, Value>::default;
+    let (used, limit, level) = (family(), family(), family());
+    for (reading, at) in scrape.readings {
+        let labels = [("gauge", reading.gauge.as_str())];
+        used.get_or_create(&labels).set(signed(reading.used));
+        limit.get_or_create(&labels).set(signed(reading.limit));
+        level.get_or_create(&labels).set(rank(*at));
     }
     registry.register("gauge_used", "What is used of a limit", used);
     registry.register("gauge_limit", "A limit that boxes may meet", limit);
     let help = "How near a limit is: 0 normal, 1 warn, 2 alert, 3 full";
     registry.register("gauge_level", help, level);
-    for (name, help, now) in plain(app, &found) {
+    for (name, help, now) in without_labels(scrape) {
         let value: Value = Value::default();
-        value.set(shown(now));
+        value.set(signed(now));
         registry.register(name, help, value);
     }
     registry
 }
 
-/// Those without labels: a name, what it is, and its value.
-fn plain(app: &App, found: &Found) -> [(&'static str, &'static str, u64); 12] {
-    let descriptors = found.of(Gauge::DescriptorsProcess).map_or(0, |it| it.used);
+/// Name, help and value of each metric without labels.
+fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 12] {
+    let of_process = |(reading, _): &&(Reading, Level)| reading.gauge == Gauge::DescriptorsProcess;
+    let descriptors =
+        scrape.readings.iter().find(of_process).map_or(0, |(reading, _)| reading.used);
     [
         ("process_descriptors", "Descriptors that the server has open", descriptors),
-        ("process_threads", "Threads of the server", found.threads),
-        ("process_resident_bytes", "Memory of the server that is resident", found.resident_bytes),
-        (
-            "boxes_live",
-            "Boxes that live, with those of one-shots",
-            app.admission.pressure.boxes_live(),
-        ),
-        ("runs_running", "One-shots that run", app.admission.running() as u64),
-        ("runs_waiting", "One-shots that wait for their turn", app.admission.waiting() as u64),
-        ("streams_open", "Clients that only listen", app.streams.count() as u64),
-        ("bodies_bytes", "Memory that request bodies hold", app.bodies.used_bytes()),
-        ("files_bytes", "What the files of clients take on the disk", app.files.used_bytes()),
+        ("process_threads", "Threads of the server", scrape.threads),
+        ("process_resident_bytes", "Memory of the server that is resident", scrape.resident_bytes),
+        ("boxes_live", "Boxes that live, with those of one-shots", scrape.boxes_live),
+        ("runs_running", "One-shots that run", scrape.runs_running),
+        ("runs_waiting", "One-shots that wait for their turn", scrape.runs_waiting),
+        ("streams_open", "Clients that only listen", scrape.streams_open),
+        ("bodies_bytes", "Memory that request bodies hold", scrape.bodies_bytes),
+        ("files_bytes", "What the files of clients take on the disk", scrape.files_bytes),
         (
             "executions_waiting",
             "Executions whose client is asked to call tools",
-            app.waiting.count() as u64,
+            scrape.executions_waiting,
         ),
         (
             "log_lines_dropped",
             "Lines of the log that found no room, because nobody took them",
-            app.journal.dropped(),
+            scrape.log_lines_dropped,
         ),
-        ("uptime_seconds", "How long the server is there", app.started.elapsed().as_secs()),
+        ("uptime_seconds", "How long the server is there", scrape.uptime.as_secs()),
     ]
 }
 
-fn set(family: &Family<GaugeLabels, Value>, labels: &GaugeLabels, value: u64) {
-    family.get_or_create(labels).set(shown(value));
-}
-
-fn shown(value: u64) -> i64 {
+fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn rank(level: Level) -> u64 {
+fn rank(level: Level) -> i64 {
     match level {
         Level::Normal => 0,
         Level::Warn => 1,

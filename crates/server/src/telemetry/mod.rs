@@ -1,8 +1,11 @@
-//! Events: the log, subscribers, metrics and the hook.
+//! Events: the log, subscribers, metrics and the hook. This folder records what happened. It
+//! never decides what happens next.
 
+pub mod event;
 pub mod hook;
-pub mod hook_call;
 pub mod hook_runner;
 pub mod journal;
 pub mod metrics;
-pub mod writer;
+mod writer;
+
+pub use event::LogEvent;

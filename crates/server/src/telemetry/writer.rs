@@ -1,5 +1,5 @@
-//! The log, written by a thread of its own: a log that nobody reads, or a disk that does
-//! not answer, holds no request. What finds no room is dropped, and counted.
+//! The thread that writes the log. A log that is not read, or a disk that does not answer, delays
+//! no request: lines that find no room in the queue are dropped, and counted.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-/// Lines that wait to be written, each of less than a few thousand characters.
+/// How many lines can wait. Each has less than a few thousand characters.
 const LINES_WAITING: usize = 1024;
-/// For the last lines, when the server ends.
+/// How long the last lines may take when the server ends.
 const FLUSHED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Writer {
 
 enum Line {
     Text(String),
-    /// Everything before it is written.
+    /// Reports that every line before it is written.
     Flush(SyncSender<()>),
 }
 
@@ -41,12 +41,12 @@ impl Writer {
         }
     }
 
-    /// How many lines nobody will ever read.
+    /// The number of lines that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Returns when all is written, or will not be.
+    /// Waits until every line is written, for a bounded time.
     pub fn flush(&self) {
         let (written, seen) = sync_channel(1);
         if self.lines.try_send(Line::Flush(written)).is_ok() {
@@ -58,7 +58,7 @@ impl Writer {
 fn write_all(mut to: impl Write, waiting: &Receiver<Line>) {
     while let Ok(line) = waiting.recv() {
         match line {
-            // A log that cannot be written is no reason to serve nobody.
+            // The server goes on if its log cannot be written.
             Line::Text(text) => drop(to.write_all(text.as_bytes())),
             Line::Flush(written) => drop(written.try_send(())),
         }

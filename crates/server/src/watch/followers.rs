@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use crate::error::ServiceError;
-use crate::work::fd;
+use crate::fd;
 
 /// Creates the inotify instance for the first follower, because the host may have none left.
 #[derive(Debug, Default)]

@@ -2,7 +2,6 @@
 
 pub mod events;
 pub mod exec;
-pub mod fd;
 pub mod files;
 pub mod idempotency;
 pub mod languages;

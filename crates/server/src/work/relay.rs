@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 
 use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
+use crate::fd;
 use crate::work::events::Events;
-use crate::work::fd;
 use crate::work::recent_output::Memory;
 
 /// As much as a pipe holds.

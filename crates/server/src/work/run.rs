@@ -30,8 +30,8 @@ use crate::app::{App, Phase};
 use crate::error::ServiceError;
 use crate::makers::Bench;
 use crate::shutdown::{self, Running, Wanted};
-use crate::telemetry::journal::{Happening, RunEnded};
-use crate::telemetry::metrics::{Lap, RunEnd};
+use crate::telemetry::LogEvent;
+use crate::telemetry::metrics::{Phase as RunPhase, RunResult};
 use crate::work::events::Events;
 use crate::work::files;
 use crate::work::relay::{self, Ended, Ends, Flood, Input, Kept, Output, Relayed};
@@ -214,14 +214,14 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let started = Instant::now();
         let request_id = Some(request_id.as_str()).filter(|id| !id.is_empty());
         let tell = |box_id: Option<&BoxId>, over: Over| {
-            app.journal.note(Happening::RunEnded(RunEnded {
+            app.journal.record(&LogEvent::RunEnded {
                 box_id: box_id.map(BoxId::as_str),
                 request_id,
                 result: over.result,
                 exit_code: over.exit_code,
                 code: over.code,
                 duration: started.elapsed(),
-            }));
+            });
         };
         let (spec, stdin) = what.to_make();
         let stage = what.stage.clone();
@@ -235,11 +235,11 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         stage.enter("creating the box");
         let session = make(app, spec, stdin).await;
         let session = session.inspect_err(|error| tell(None, Over::failed(error)))?;
-        app.journal.note_box(session.notes());
+        app.journal.record_box_notes(session.notes());
         let id = session.id().clone();
         let mut course =
             Self { app, session, admitted: Some(admitted), wanted, since: started, stage };
-        course.lap(Lap::Create);
+        course.lap(RunPhase::Create);
         course.stage.enter("starting the box");
         let ran = course.go(what, output, bench).await;
         course.stage.enter("ending the box");
@@ -270,9 +270,9 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         }
     }
 
-    fn lap(&mut self, over: Lap) {
+    fn lap(&mut self, over: RunPhase) {
         let now = Instant::now();
-        self.app.metrics.lap(over, now - self.since);
+        self.app.metrics.observe(over, now - self.since);
         self.since = now;
     }
 
@@ -294,7 +294,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
         let mut ends = ends.at_flood(what.flood);
         self.box_is_made();
-        self.lap(Lap::Start);
+        self.lap(RunPhase::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
         let relayed = relay::relay(&mut executed, &mut ends, input, orders, output);
         let ended = unless_ended(self.app, self.wanted, relayed).await?;
@@ -305,7 +305,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
             let collect = app.ask(move |engine| collect(engine, &id, ended));
             collected = Some(self.unless_cut(COPIED_WITHIN, collect).await??);
         }
-        self.lap(Lap::Run);
+        self.lap(RunPhase::Run);
         Ok(Ran { ended, collected, ends })
     }
 
@@ -315,11 +315,11 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let ends = Ends::of(session.streams(), None, what.output_bytes_max)?;
         let mut ends = ends.at_flood(what.flood);
         self.box_is_made();
-        self.lap(Lap::Start);
+        self.lap(RunPhase::Start);
         let (input, orders) = (Input::of(what.stdin), &mut None);
         let relayed = relay::relay(&mut self.session, &mut ends, input, orders, output);
         let ended = unless_ended(self.app, self.wanted, relayed).await?;
-        self.lap(Lap::Run);
+        self.lap(RunPhase::Run);
         Ok(Ran { ended, collected: None, ends })
     }
 
@@ -410,12 +410,12 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                 Ok(ending) => break Ok(ending),
             }
         };
-        app.metrics.lap(Lap::Teardown, started.elapsed());
+        app.metrics.observe(RunPhase::Teardown, started.elapsed());
         ended.map_err(|error| {
             let error = ServiceError::from(error);
             let why = error.detail.as_deref().unwrap_or(&error.message);
-            let stuck = Happening::stuck(id.as_str(), request_id, why);
-            app.journal.note(stuck);
+            let stuck = LogEvent::stuck(id.as_str(), request_id, why);
+            app.journal.record(&stuck);
             error
         })
     }
@@ -434,7 +434,7 @@ async fn try_to_end(app: &App, mut session: Session) -> (Session, Result<Ending,
 
 /// How a run ended, for the log and the metrics.
 struct Over {
-    result: RunEnd,
+    result: RunResult,
     exit_code: Option<u8>,
     code: Option<&'static str>,
 }
@@ -449,10 +449,10 @@ impl Over {
         let (exit, timed_out) = ran.ended.verdict();
         Self {
             result: match exit {
-                _ if timed_out => RunEnd::TimedOut,
-                _ if ending.oom_kills > 0 => RunEnd::Oom,
-                Exit::Code(0) => RunEnd::Ok,
-                Exit::Code(_) | Exit::Signal(_) => RunEnd::Failed,
+                _ if timed_out => RunResult::TimedOut,
+                _ if ending.oom_kills > 0 => RunResult::Oom,
+                Exit::Code(0) => RunResult::Ok,
+                Exit::Code(_) | Exit::Signal(_) => RunResult::Failed,
             },
             exit_code: Some(exit.code()),
             code: None,
@@ -461,15 +461,15 @@ impl Over {
 
     fn cut(cut: &Cut) -> Self {
         let (result, code) = match cut {
-            Cut::Gone => (RunEnd::Disconnected, None),
-            Cut::Ending => (RunEnd::Error, Some(STOPPING)),
+            Cut::Gone => (RunResult::Disconnected, None),
+            Cut::Ending => (RunResult::Error, Some(STOPPING)),
             Cut::Failed(error) => return Self::failed(error),
         };
         Self { result, exit_code: None, code }
     }
 
     fn failed(error: &ServiceError) -> Self {
-        Self { result: RunEnd::Error, exit_code: None, code: Some(error.code) }
+        Self { result: RunResult::Error, exit_code: None, code: Some(error.code) }
     }
 }
 

@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
+use crate::fd;
 use crate::upkeep;
-use crate::work::fd;
 
 /// How long a box may take to die before a request reports that it is stuck.
 pub const ENDED_WITHIN: Duration = Duration::from_secs(10);

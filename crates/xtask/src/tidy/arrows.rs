@@ -78,31 +78,35 @@ const CRATES: [Crate; 4] = [
         src: "crates/server/src",
         rows: &[
             ("error", ""),
+            ("fd", ""),
             ("config", "error"),
             ("workers", "error"),
             ("shutdown", "error"),
             ("notify", "error"),
-            ("telemetry", "error config workers shutdown"),
+            ("telemetry", "error fd config workers shutdown"),
             ("store", "error config workers shutdown callers"),
             ("admission", "error config workers shutdown telemetry"),
-            ("watch", "error config workers shutdown telemetry admission"),
-            ("http", "error config workers shutdown telemetry admission"),
-            ("work", "error config workers shutdown telemetry admission watch"),
-            ("api", "error config workers shutdown telemetry admission watch http work store app"),
+            ("watch", "error fd config workers shutdown telemetry admission"),
+            ("http", "error fd config workers shutdown telemetry admission"),
+            ("work", "error fd config workers shutdown telemetry admission watch"),
+            (
+                "api",
+                "error fd config workers shutdown telemetry admission watch http work store app",
+            ),
             (
                 "librechat",
-                "error config workers shutdown telemetry admission watch http work store app",
+                "error fd config workers shutdown telemetry admission watch http work store app",
             ),
             // Until their parts are in `work`, `workers` and `server`.
             (
                 "app",
-                "error config shutdown telemetry admission watch http work store callers makers",
+                "error fd config shutdown telemetry admission watch http work store callers makers",
             ),
             ("callers", "error"),
             ("makers", "error callers"),
             (
                 "upkeep",
-                "error config workers shutdown telemetry admission watch http work store api \
+                "error fd config workers shutdown telemetry admission watch http work store api \
                  librechat app",
             ),
             (

@@ -21,8 +21,8 @@ use crate::api::files::failure::of_file;
 use crate::api::files::path::Address;
 use crate::app::App;
 use crate::error::ServiceError;
+use crate::fd;
 use crate::http::download;
-use crate::work::fd;
 
 pub async fn file(app: &App, address: Address) -> Result<Response, ServiceError> {
     let Address { reference, path } = address;

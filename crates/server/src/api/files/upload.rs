@@ -17,7 +17,7 @@ use crate::api::files::failure::of_file;
 use crate::api::files::path::Address;
 use crate::app::App;
 use crate::error::ServiceError;
-use crate::work::fd;
+use crate::fd;
 
 pub async fn file(
     app: &App,

@@ -28,7 +28,7 @@ pub use crate::librechat::auth::keys::Keyring;
 use crate::librechat::auth::token::LEGACY;
 pub use crate::librechat::auth::token::{ANONYMOUS, Token};
 use crate::store::owner::Principal;
-use crate::telemetry::journal::Happening;
+use crate::telemetry::LogEvent;
 
 /// The one route that LibreChat asks without saying who asks, whatever its settings.
 const EXEC: &str = "/v1/exec";
@@ -54,7 +54,7 @@ async fn identify(app: &App, parts: &Parts) -> Result<Identified, ServiceError> 
     let door = Door { config: &config, served: app.served_at(), now: now(), callers: &app.callers };
     let identified = door.identify(parts).await;
     if let Err(Refused::Unread(why)) = &identified {
-        app.journal.note(Happening::KeysNotRead { why });
+        app.journal.record(&LogEvent::KeysNotRead { why });
     }
     identified.map_err(ServiceError::from)
 }

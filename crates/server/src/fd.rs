@@ -1,4 +1,4 @@
-//! Descriptors that the runtime waits for.
+//! Descriptors as futures.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,8 +7,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that is ours alone, and from now on never waits. Whoever has the other
-/// end of a pipe does not notice.
+/// Makes a descriptor non-blocking, and registers it with the runtime. The other end of a pipe
+/// is not affected.
 #[allow(
     deprecated,
     reason = "unsound for what may give another descriptor each time it is asked; an \

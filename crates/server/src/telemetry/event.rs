@@ -1,0 +1,166 @@
+//! Every event with its fields. Names and fields are an API: the log, `GET /v1/events` and the
+//! hook show them, and `docs/serve.md` lists them.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+use tare_engine::{Change, STILL_POPULATED, Timestamp};
+
+use crate::error::ServiceError;
+use crate::telemetry::metrics::RunResult;
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum LogEvent<'a> {
+    Listening {
+        on: &'a str,
+    },
+    /// The host has too few descriptors for the configured limits.
+    LimitsLowered {
+        limits: &'a [&'static str],
+    },
+    Recovered {
+        boxes: usize,
+        #[serde(rename = "duration_ms", serialize_with = "ms")]
+        duration: Duration,
+    },
+    Request {
+        request_id: &'a str,
+        /// The name of the key that the client sent.
+        key: Option<&'a str>,
+        method: &'a str,
+        path: &'a str,
+        /// The pattern of the route, for the metrics.
+        #[serde(skip)]
+        route: &'a str,
+        status: u16,
+        #[serde(rename = "duration_ms", serialize_with = "ms")]
+        duration: Duration,
+        code: Option<&'a str>,
+        #[serde(rename = "detail", serialize_with = "detail")]
+        error: Option<&'a ServiceError>,
+    },
+    RunEnded {
+        /// `None` if no box was made.
+        box_id: Option<&'a str>,
+        request_id: Option<&'a str>,
+        result: RunResult,
+        exit_code: Option<u8>,
+        /// The code of the error that kept the run from finishing.
+        code: Option<&'a str>,
+        #[serde(rename = "duration_ms", serialize_with = "ms")]
+        duration: Duration,
+    },
+    BoxCreated {
+        box_id: &'a str,
+        request_id: &'a str,
+    },
+    BoxRemoved {
+        box_id: &'a str,
+        request_id: &'a str,
+    },
+    BoxPaused {
+        box_id: &'a str,
+        request_id: &'a str,
+    },
+    BoxResumed {
+        box_id: &'a str,
+        request_id: &'a str,
+    },
+    BoxLeaseChanged {
+        box_id: &'a str,
+        request_id: &'a str,
+        /// `None` if the box has no lease.
+        lease_ends_at: Option<Timestamp>,
+    },
+    BoxEnded {
+        box_id: &'a str,
+        exit_code: Option<u8>,
+    },
+    /// What boxes of this host lack, such as the enforcement of a default limit.
+    BoxNote {
+        note: &'a str,
+    },
+    /// A box could not be ended in time. Its record stays, and the server tries again.
+    TeardownStuck {
+        box_id: &'a str,
+        request_id: Option<&'a str>,
+        why: &'a str,
+    },
+    /// A box could not be ended in time, because a process in it does not die.
+    CgroupStillPopulated {
+        box_id: &'a str,
+        request_id: Option<&'a str>,
+        why: &'a str,
+    },
+    /// tare removed the leftovers of a box that no process looked after.
+    OrphanReclaimed {
+        box_id: &'a str,
+        #[serde(serialize_with = "joined")]
+        found: &'a [String],
+    },
+    GaugeChanged {
+        gauge: &'static str,
+        from: &'static str,
+        to: &'static str,
+        used: Option<u64>,
+        limit: Option<u64>,
+        limit_is: Option<&'a str>,
+    },
+    HookFailed {
+        hook: &'a str,
+        why: &'a str,
+    },
+    /// Expired files could not be removed. The server tries again.
+    FilesNotSwept {
+        why: &'a str,
+    },
+    /// A token names an unknown key, and the key files cannot be read. The server keeps the
+    /// keys that it has.
+    KeysNotRead {
+        why: &'a str,
+    },
+    Reloaded,
+    ReloadRefused {
+        why: &'a str,
+    },
+    Draining,
+    Drained {
+        ended: usize,
+    },
+}
+
+impl<'a> LogEvent<'a> {
+    pub fn gauge_changed(change: &'a Change) -> Self {
+        let reading = change.reading.as_ref();
+        Self::GaugeChanged {
+            gauge: change.gauge.as_str(),
+            from: change.from.as_str(),
+            to: change.to.as_str(),
+            used: reading.map(|reading| reading.used),
+            limit: reading.map(|reading| reading.limit),
+            limit_is: reading.map(|reading| reading.limit_is.as_str()),
+        }
+    }
+
+    /// The event for a box that could not be ended; `why` is the engine's message.
+    pub fn stuck(box_id: &'a str, request_id: Option<&'a str>, why: &'a str) -> Self {
+        if why.contains(STILL_POPULATED) {
+            Self::CgroupStillPopulated { box_id, request_id, why }
+        } else {
+            Self::TeardownStuck { box_id, request_id, why }
+        }
+    }
+}
+
+fn ms<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((duration.as_secs_f64() * 1e6).round() / 1e3)
+}
+
+fn detail<S: Serializer>(error: &Option<&ServiceError>, serializer: S) -> Result<S::Ok, S::Error> {
+    error.and_then(|error| error.detail.as_deref()).serialize(serializer)
+}
+
+fn joined<S: Serializer>(found: &&[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&found.join("; "))
+}
