@@ -14,20 +14,19 @@ use crate::admission::bodies::Bodies;
 use crate::admission::pressure::Pressure;
 use crate::admission::streams::Streams;
 use crate::admission::{Admission, Admitted, Caller, Need};
-use crate::callers::Callers;
 use crate::config::{Config, Reach};
 use crate::error::ServiceError;
 use crate::librechat::{Cancellable, Sessions, Waiting};
-use crate::makers::Makers;
 use crate::store::open::Files;
 use crate::telemetry::LogEvent;
 use crate::telemetry::hook::Hook;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
-use crate::upkeep::Sweeping;
+use crate::upkeep::Upkeep;
 use crate::watch::followers::Followers;
-use crate::watch::keepers::Watch;
+use crate::watch::keepers::KeeperWatch;
 use crate::work::processes::Execs;
+use crate::workers::{Creators, Workers};
 
 /// Each kind of call that may have to wait gets one in so many of the calling threads.
 /// However many of them wait, the others list boxes and end runs.
@@ -36,8 +35,8 @@ const SHARE_OF_THREADS: usize = 4;
 /// The threads that work for requests.
 #[derive(Debug)]
 pub struct Hands {
-    pub makers: Makers,
-    pub callers: Callers,
+    pub creators: Creators,
+    pub workers: Workers,
 }
 
 /// Cheap to clone: one for each request.
@@ -47,11 +46,11 @@ pub struct App(Arc<Shared>);
 #[derive(Debug)]
 pub struct Shared {
     pub engine: Arc<Engine>,
-    pub makers: Makers,
-    pub callers: Callers,
+    pub creators: Creators,
+    pub workers: Workers,
     pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
-    pub sweeping: Sweeping,
+    pub upkeep: Upkeep,
     pub hook: Hook,
     pub streams: Streams,
     pub followers: Followers,
@@ -72,7 +71,7 @@ pub struct Shared {
     pub port: OnceLock<u16>,
     pub started: Instant,
     pub stopping: Stopping,
-    pub watch: Arc<Watch>,
+    pub watch: Arc<KeeperWatch>,
     /// What the configuration is read by, again and again.
     pub options: Arc<Options>,
     config: RwLock<Arc<Config>>,
@@ -156,22 +155,22 @@ impl App {
     pub fn new(
         engine: Engine,
         hands: Hands,
-        watch: Arc<Watch>,
+        watch: Arc<KeeperWatch>,
         pressure: Pressure,
         options: Options,
         config: Config,
     ) -> io::Result<Self> {
         let metrics = Arc::new(Metrics::default());
         let journal = Arc::new(Journal::start(config.log, Arc::clone(&metrics))?);
-        let shares = Shares::of(hands.callers.threads_max());
+        let shares = Shares::of(hands.workers.threads());
         Ok(Self(Arc::new(Shared {
             engine: Arc::new(telling(engine, Arc::clone(&journal))),
-            makers: hands.makers,
-            callers: hands.callers,
+            creators: hands.creators,
+            workers: hands.workers,
             journal,
             metrics,
             admission: Admission::new(&config.limits, pressure),
-            sweeping: Sweeping::default(),
+            upkeep: Upkeep::default(),
             hook: Hook::default(),
             streams: Streams::default(),
             followers: Followers::default(),
@@ -212,7 +211,7 @@ impl App {
     }
 
     /// Asks the engine, which waits for the kernel and for other tares, in a thread
-    /// that may wait. Not for making attached boxes: see [`crate::makers`].
+    /// that may wait. Not for making attached boxes: see [`crate::workers`].
     pub async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Engine) -> Result<T, tare_engine::Error> + Send + 'static,
@@ -223,7 +222,7 @@ impl App {
 
     /// Calls what waits as the engine does.
     pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
-        self.callers.call(call).await
+        self.workers.call(call).await
     }
 }
 

@@ -14,13 +14,11 @@ mod admission;
 #[allow(unused_qualifications, reason = "what describes the routes writes whole paths")]
 mod api;
 mod app;
-mod callers;
 mod config;
 mod error;
 mod fd;
 mod http;
 mod librechat;
-mod makers;
 mod notify;
 mod shutdown;
 mod store;
@@ -28,35 +26,32 @@ mod telemetry;
 mod upkeep;
 mod watch;
 mod work;
+mod workers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tare_engine::{BoxId, Change, Context as _, Engine, Error, OpenOptions, State, Status};
+use tare_engine::{BoxId, Change, Context as _, Engine, Error, OpenOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use admission::Admitted;
 use admission::descriptors::Room;
 use admission::pressure::Pressure;
 use app::{App, Hands, Phase};
-use callers::Callers;
 pub use config::{Config, Key, Listen, LogFormat};
 use error::ServiceError;
 use http::listen::Listener;
-use makers::Makers;
 use telemetry::LogEvent;
 pub use telemetry::hook_runner;
-use watch::keepers::Watch;
+use watch::keepers::KeeperWatch;
 pub use work::run::RUN_LABEL;
+use workers::{Creators, Workers};
 
 /// Changes of levels that wait to be told; more wait with their gauge.
 const CHANGES_WAITING: usize = 64;
-/// Ends that wait to be looked at; more wait in the kernel.
+/// Ends of boxes that wait to be reported; more wait in their tasks.
 const ENDS_WAITING: usize = 64;
-/// Boxes that others have made are watched after so long.
-const WATCH_AGAIN: Duration = Duration::from_secs(30);
 /// How long the last one-shots may take on their way out.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -102,15 +97,14 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let config = options.configuration()?;
     let engine = Engine::open(options.state_root.clone(), OpenOptions::SERVE)?;
     let no_threads = || "cannot start threads".to_owned();
-    let waiting_max = config.limits.runs.saturating_add(config.limits.runs_waiting);
     let hands = Hands {
-        makers: Makers::start(waiting_max).context(no_threads)?,
-        callers: Callers::start(room.calls()).context(no_threads)?,
+        creators: Creators::start().context(no_threads)?,
+        workers: Workers::start("worker", room.calls()).context(no_threads)?,
     };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context(no_threads)?;
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
-    let watch = Watch::start(move |id| drop(ends.blocking_send(id))).context(no_threads)?;
+    let watch = KeeperWatch::new(runtime.handle().clone(), ends);
     let settings = config.gauge_settings();
     let gauges = engine.gauges(settings)?;
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
@@ -141,10 +135,11 @@ async fn live(
     app.journal.record(&LogEvent::Listening { on: &on });
     note_lowered(&app);
     notify::ready();
-    tokio::spawn(recover(app.clone()));
-    tokio::spawn(look_after(app.clone(), ended));
+    tokio::spawn(upkeep::recover(app.clone()));
+    tokio::spawn(upkeep::report_ends(app.clone(), ended));
+    tokio::spawn(upkeep::sweep_periodically(app.clone()));
     let calling = app.hook.start(Arc::clone(&app.journal));
-    tokio::spawn(upkeep::heed(app.clone(), changes));
+    tokio::spawn(upkeep::watch_gauges(app.clone(), changes));
     tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
     let serving =
         tokio::spawn(http::listen::serve(listener, api::router(app.clone()), app.clone()));
@@ -172,79 +167,6 @@ fn note_lowered(app: &App) {
     if !config.lowered.is_empty() {
         let limits = &config.lowered;
         app.journal.record(&LogEvent::LimitsLowered { limits });
-    }
-}
-
-/// What was there before this server is looked at behind its first answers.
-async fn recover(app: App) {
-    let started = Instant::now();
-    upkeep::sweep(&app).await;
-    let boxes = watch_all(&app).await.unwrap_or(0);
-    upkeep::sweep_files(&app).await;
-    app.recovery.done(boxes);
-    app.journal.record(&LogEvent::Recovered { boxes, duration: started.elapsed() });
-}
-
-/// Every box that lives is watched, whoever made it; how many boxes there are.
-async fn watch_all(app: &App) -> Result<usize, ServiceError> {
-    let server = app.clone();
-    let looked = app.ask(move |engine| {
-        let boxes = engine.list()?;
-        // One that is attached is its creator's.
-        let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
-        for one in live.filter(|one| !server.watch.has(&one.id)) {
-            // What cannot be watched now is looked at again later.
-            if let Ok(Some(keeper)) = engine.keeper(&one.id) {
-                let admitted = admitted(engine, &server, one);
-                server.watch.add(one.id.clone(), keeper, Some(admitted)).ok();
-            }
-        }
-        Ok(boxes)
-    });
-    let boxes = looked.await?;
-    upkeep::tell_stuck(app, &boxes);
-    Ok(boxes.len())
-}
-
-/// A box that a key created earlier counts for it.
-fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
-    let memory_bytes = || {
-        one.labels.get(admission::quota::KEY_LABEL)?;
-        let spec = engine.details(&one.id).ok()?.spec;
-        spec["limits"]["memory_bytes"].as_u64()
-    };
-    app.admission.of_existing(&one.labels, memory_bytes().unwrap_or(0))
-}
-
-/// A box that has ended by itself is finished at once, and not when somebody asks.
-async fn look_after(app: App, mut ended: mpsc::Receiver<BoxId>) {
-    // What is there now is looked at by whoever recovers.
-    let first = tokio::time::Instant::now() + WATCH_AGAIN;
-    let mut again = tokio::time::interval_at(first, WATCH_AGAIN);
-    loop {
-        tokio::select! {
-            Some(id) = ended.recv() => {
-                let of = id.clone();
-                // Gone altogether it needs no care.
-                if let Ok(status) = app.ask(move |engine| engine.status(&of)).await {
-                    if status.state == State::Stuck {
-                        // What it was stuck on has just died.
-                        app.sweeping.want();
-                    }
-                    app.journal.record(&LogEvent::BoxEnded {
-                        box_id: id.as_str(),
-                        exit_code: status.exit_code,
-                    });
-                }
-            }
-            // Boxes that others have made, and what they have left behind.
-            _ = again.tick() => {
-                upkeep::sweep(&app).await;
-                app.execs.forget_old();
-                upkeep::sweep_files(&app).await;
-                watch_all(&app).await.ok();
-            }
-        }
     }
 }
 

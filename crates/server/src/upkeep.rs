@@ -1,75 +1,105 @@
-//! What follows from a gauge that rises, and from a box that cannot be ended.
+//! Recovery at start, the periodic sweep, the reaction to gauges, and reports of stuck boxes.
+//!
+//! Each of these is a task of its own: the report of a box's end never waits for a sweep of all
+//! boxes. This file decides when to look after boxes. How, is the engine's work.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tare_engine::{BoxId, Change, Engine, Level, State, Status, Timestamp};
 use tokio::sync::{Notify, mpsc};
 
+use crate::admission::Admitted;
+use crate::admission::quota::KEY_LABEL;
 use crate::app::App;
 use crate::error::{STUCK, ServiceError};
 use crate::librechat;
 use crate::telemetry::LogEvent;
 
-/// That everything is to be looked after now, and who was stuck when it was last.
+/// How often the server looks for boxes and leftovers of other processes.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The request for a sweep, and the boxes that are known to be stuck.
 #[derive(Debug, Default)]
-pub struct Sweeping {
+pub struct Upkeep {
     wanted: Notify,
     stuck: Mutex<HashSet<BoxId>>,
 }
 
-impl Sweeping {
-    /// Those who are stuck and were not before; each is told once.
+impl Upkeep {
+    /// Starts a sweep of all boxes soon.
+    pub fn want_sweep(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// Returns the boxes that are stuck now and were not before: each is reported once.
     fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<&'a Status> {
-        let stuck = boxes.iter().filter(|one| one.state == State::Stuck);
-        let stuck: Vec<&Status> = stuck.collect();
-        let mut known = self.stuck();
+        let mut stuck: Vec<&Status> =
+            boxes.iter().filter(|one| one.state == State::Stuck).collect();
         let now = stuck.iter().map(|one| one.id.clone()).collect();
-        let before = std::mem::replace(&mut *known, now);
-        let mut new = stuck;
-        new.retain(|one| !before.contains(&one.id));
-        new
+        let before = std::mem::replace(&mut *self.stuck(), now);
+        stuck.retain(|one| !before.contains(&one.id));
+        stuck
     }
 
     fn stuck(&self) -> MutexGuard<'_, HashSet<BoxId>> {
         self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Has everything looked after now.
-    pub fn want(&self) {
-        self.wanted.notify_one();
+/// Looks after boxes and files of earlier servers, while the server already answers.
+pub async fn recover(app: App) {
+    let started = Instant::now();
+    sweep(&app).await;
+    let boxes = watch_all(&app).await.unwrap_or(0);
+    sweep_files(&app).await;
+    app.recovery.done(boxes);
+    app.journal.record(&LogEvent::Recovered { boxes, duration: started.elapsed() });
+}
+
+/// Sweeps boxes and files, and watches boxes that other processes created.
+pub async fn sweep_periodically(app: App) {
+    // `recover` looks at what is there at start.
+    let first = tokio::time::Instant::now() + SWEEP_INTERVAL;
+    let mut interval = tokio::time::interval_at(first, SWEEP_INTERVAL);
+    loop {
+        interval.tick().await;
+        sweep(&app).await;
+        app.execs.forget_old();
+        sweep_files(&app).await;
+        watch_all(&app).await.ok();
     }
 }
 
-/// Every change of a level: told, and acted upon.
-pub async fn heed(app: App, mut changes: mpsc::Receiver<Change>) {
+/// Records each change of a gauge, calls the hook, and sweeps when a resource runs out.
+pub async fn watch_gauges(app: App, mut changes: mpsc::Receiver<Change>) {
     while let Some(change) = changes.recv().await {
         let record = app.journal.record(&LogEvent::gauge_changed(&change));
         app.hook.call(&app.config().hooks, record);
         if change.to >= Level::Alert && change.to > change.from {
-            app.sweeping.want();
+            app.upkeep.want_sweep();
         }
     }
 }
 
-/// Looks after everything at once when something runs out; wanted meanwhile, once more.
+/// Sweeps when asked to. A request that comes during a sweep starts another one.
 pub async fn sweep_when_wanted(app: App) {
     loop {
-        app.sweeping.wanted.notified().await;
+        app.upkeep.wanted.notified().await;
         sweep(&app).await;
     }
 }
 
-/// What is nobody's is ended; whoever the engine tells says so. What fails for want of
-/// something is tried again by whoever looks next.
-pub async fn sweep(app: &App) {
+/// Removes leftovers. The engine reports each one. If the sweep fails, the next one tries again.
+async fn sweep(app: &App) {
     app.ask(Engine::sweep).await.ok();
 }
 
 /// Removes expired files, and what was saved of sessions whose box is gone.
-pub async fn sweep_files(app: &App) {
+async fn sweep_files(app: &App) {
     let engine = Arc::clone(&app.engine);
-    let swept = app.files.call_if_any(&app.callers, move |store| {
+    let swept = app.files.call_if_any(&app.workers, move |store| {
         let removed = store.remove_known(|known| librechat::is_over(&engine, known));
         store.sweep(Timestamp::now()).and(removed)
     });
@@ -84,20 +114,61 @@ pub async fn sweep_files(app: &App) {
     }
 }
 
-/// A request could not end a box. The list of stuck boxes has it from now on.
-pub fn note_stuck(app: &App, id: &BoxId, request_id: &str, error: &ServiceError) {
-    if error.code == STUCK {
-        let mut known = app.sweeping.stuck();
-        known.insert(id.clone());
-        drop(known);
-        let stuck = LogEvent::stuck(id.as_str(), Some(request_id), &error.message);
-        app.journal.record(&stuck);
+/// Watches every running box, whichever process created it. Returns the number of boxes.
+async fn watch_all(app: &App) -> Result<usize, ServiceError> {
+    let server = app.clone();
+    let looked = app.ask(move |engine| {
+        let boxes = engine.list()?;
+        // The creator of an attached box watches it.
+        let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
+        for one in live.filter(|one| !server.watch.has(&one.id)) {
+            // If this fails, the next look tries again.
+            if let Ok(Some(keeper)) = engine.keeper(&one.id) {
+                let admitted = admitted(engine, &server, one);
+                server.watch.add(one.id.clone(), keeper, Some(admitted));
+            }
+        }
+        Ok(boxes)
+    });
+    let boxes = looked.await?;
+    for one in app.upkeep.newly_stuck(&boxes) {
+        let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
+        app.journal.record(&LogEvent::stuck(one.id.as_str(), None, why));
+    }
+    Ok(boxes.len())
+}
+
+/// A box that a key created earlier counts for it.
+fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
+    let memory_bytes = || {
+        one.labels.get(KEY_LABEL)?;
+        let spec = engine.details(&one.id).ok()?.spec;
+        spec["limits"]["memory_bytes"].as_u64()
+    };
+    app.admission.of_existing(&one.labels, memory_bytes().unwrap_or(0))
+}
+
+/// Finishes and reports each box whose keeper has ended.
+pub async fn report_ends(app: App, mut ended: mpsc::Receiver<BoxId>) {
+    while let Some(id) = ended.recv().await {
+        let of = id.clone();
+        // This fails if the box is already removed.
+        let Ok(status) = app.ask(move |engine| engine.status(&of)).await else {
+            continue;
+        };
+        if status.state == State::Stuck {
+            // The process that blocked its end has just died.
+            app.upkeep.want_sweep();
+        }
+        let exit_code = status.exit_code;
+        app.journal.record(&LogEvent::BoxEnded { box_id: id.as_str(), exit_code });
     }
 }
 
-pub fn tell_stuck(app: &App, boxes: &[Status]) {
-    for one in app.sweeping.newly_stuck(boxes) {
-        let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-        app.journal.record(&LogEvent::stuck(one.id.as_str(), None, why));
+/// Reports a box that a request could not end. Later looks do not report it again.
+pub fn report_stuck(app: &App, id: &BoxId, request_id: &str, error: &ServiceError) {
+    if error.code == STUCK {
+        app.upkeep.stuck().insert(id.clone());
+        app.journal.record(&LogEvent::stuck(id.as_str(), Some(request_id), &error.message));
     }
 }

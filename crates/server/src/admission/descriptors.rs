@@ -22,8 +22,8 @@ const OWN: u64 = 40;
 const PER_RUN: u64 = 20;
 /// One process in a box that is looked after for as many descriptors: it has a few.
 const PER_EXEC: u64 = 32;
-/// At most so many threads call the engine at once, and with few descriptors fewer.
-const CALLS_MAX: u64 = 64;
+/// The number of threads that call the engine, unless there are few descriptors.
+const CALLS_MAX: u64 = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {

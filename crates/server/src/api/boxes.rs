@@ -195,7 +195,7 @@ impl Created {
         app.journal.record(&LogEvent::BoxCreated { box_id, request_id });
         app.journal.record_box_notes(&started.notes);
         // What cannot be watched now is watched later.
-        app.watch.add(started.id.clone(), started.keeper, Some(admitted)).ok();
+        app.watch.add(started.id.clone(), started.keeper, Some(admitted));
         app.engine.status_of_new(&started.id, spec).map(Self::Now)
     }
 }

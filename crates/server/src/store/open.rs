@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use crate::callers::Callers;
 use crate::config::files::{FilesConfig, StoreLimits};
 use crate::error::ServiceError;
 use crate::store::{Object, Store, locked};
+use crate::workers::Workers;
 
 /// The store of this server, open or not. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -101,7 +101,7 @@ impl Files {
     /// Calls the store on a worker thread, and creates it if there is none.
     pub async fn call<T: Send + 'static>(
         &self,
-        workers: &Callers,
+        workers: &Workers,
         call: impl FnOnce(&Arc<Store>) -> Result<T, ServiceError> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let files = self.clone();
@@ -111,7 +111,7 @@ impl Files {
     /// Calls the store on a worker thread. Returns `None` if nothing was ever stored.
     pub async fn call_if_any<T: Send + 'static>(
         &self,
-        workers: &Callers,
+        workers: &Workers,
         call: impl FnOnce(&Arc<Store>) -> Result<T, ServiceError> + Send + 'static,
     ) -> Result<Option<T>, ServiceError> {
         let files = self.clone();

@@ -1,4 +1,5 @@
-//! Notices changes that other processes make: ends of keepers, growth of logs.
+//! Notices what other processes do: ends of keepers, growth of logs. This folder reports changes,
+//! and never decides what follows from them.
 
 pub mod followers;
 pub mod keepers;

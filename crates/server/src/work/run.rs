@@ -28,7 +28,6 @@ pub use crate::work::files::{FileIn, FileOut};
 use crate::admission::{Admitted, Caller};
 use crate::app::{App, Phase};
 use crate::error::ServiceError;
-use crate::makers::Bench;
 use crate::shutdown::{self, Running, Wanted};
 use crate::telemetry::LogEvent;
 use crate::telemetry::metrics::{Phase as RunPhase, RunResult};
@@ -36,6 +35,7 @@ use crate::work::events::Events;
 use crate::work::files;
 use crate::work::relay::{self, Ended, Ends, Flood, Input, Kept, Output, Relayed};
 use crate::work::stop::{ENDED_WITHIN, TRY_AGAIN, is_dead};
+use crate::workers::CreateSlot;
 
 /// For the box to be made. A file system that does not answer must not hold anybody.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
@@ -226,7 +226,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         let (spec, stdin) = what.to_make();
         let stage = what.stage.clone();
         let bench = tokio::select! {
-            bench = app.makers.bench() => bench,
+            bench = app.creators.slot() => bench,
             () = wanted.given_up() => {
                 tell(None, Over::cut(&Cut::Gone));
                 return Err(Cut::Gone.into_error());
@@ -276,7 +276,12 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         self.since = now;
     }
 
-    async fn go(&mut self, what: OneShot<T>, output: &Output, bench: Bench) -> Result<Ran<T>, Cut> {
+    async fn go(
+        &mut self,
+        what: OneShot<T>,
+        output: &Output,
+        bench: CreateSlot,
+    ) -> Result<Ran<T>, Cut> {
         self.await_made(bench).await?;
         if what.copies_nothing() {
             return self.go_straight(what, output).await;
@@ -324,7 +329,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
     }
 
     /// Until its keeper says that the box is made.
-    async fn await_made(&mut self, bench: Bench) -> Result<(), Cut> {
+    async fn await_made(&mut self, bench: CreateSlot) -> Result<(), Cut> {
         let events = Events::of(self.session.events_fd())?;
         let keeper = self.session.keeper().map_err(ServiceError::from)?;
         let slow = say_where(&keeper, &self.stage);
@@ -397,7 +402,7 @@ impl<'a, T: Send + 'static> Course<'a, T> {
                     // Its end is noticed, whenever that comes, and it is swept then.
                     if let Ok(keeper) = session.keeper() {
                         let admitted = self.admitted.take().map(Admitted::without_turn);
-                        app.watch.add(id.clone(), keeper, admitted).ok();
+                        app.watch.add(id.clone(), keeper, admitted);
                     }
                     break Err(error);
                 }
@@ -501,11 +506,5 @@ async fn unless_ended<T>(
 
 async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Session, ServiceError> {
     let engine = Arc::clone(&app.engine);
-    let made = app.makers.make(move || engine.run(&spec, stdin));
-    match made.await {
-        Ok(made) => Ok(made?),
-        Err(_busy) => {
-            Err(ServiceError::unavailable("busy", "server busy: too many boxes are being made"))
-        }
-    }
+    Ok(app.creators.call(move || engine.run(&spec, stdin)).await?)
 }

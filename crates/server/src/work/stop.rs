@@ -69,7 +69,7 @@ pub async fn remove(
     let id = app.ask(move |engine| engine.find(&reference)).await?;
     let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
     end_within(app, &id, request_id, remove).await?;
-    app.watch.forget(&id);
+    app.watch.remove(&id);
     Ok(id)
 }
 
@@ -112,7 +112,7 @@ async fn end_within(
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() || app.stopping.phase() > Phase::Serving {
             let error = ServiceError::from(error);
-            upkeep::note_stuck(app, id, request_id, &error);
+            upkeep::report_stuck(app, id, request_id, &error);
             return Err(error);
         }
         if let Some(keeper) = keeper {

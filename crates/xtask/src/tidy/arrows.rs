@@ -84,7 +84,7 @@ const CRATES: [Crate; 4] = [
             ("shutdown", "error"),
             ("notify", "error"),
             ("telemetry", "error fd config workers shutdown"),
-            ("store", "error config workers shutdown callers"),
+            ("store", "error config workers shutdown"),
             ("admission", "error config workers shutdown telemetry"),
             ("watch", "error fd config workers shutdown telemetry admission"),
             ("http", "error fd config workers shutdown telemetry admission"),
@@ -98,12 +98,7 @@ const CRATES: [Crate; 4] = [
                 "error fd config workers shutdown telemetry admission watch http work store app",
             ),
             // Until their parts are in `work`, `workers` and `server`.
-            (
-                "app",
-                "error fd config shutdown telemetry admission watch http work store callers makers",
-            ),
-            ("callers", "error"),
-            ("makers", "error callers"),
+            ("app", "error fd config workers shutdown telemetry admission watch http work store"),
             (
                 "upkeep",
                 "error fd config workers shutdown telemetry admission watch http work store api \

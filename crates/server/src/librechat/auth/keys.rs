@@ -18,9 +18,9 @@ use serde::{Deserialize, Deserializer};
 use tare_engine::Error;
 use tokio::sync::Mutex;
 
-use crate::callers::Callers;
 use crate::librechat::auth::pem;
 use crate::librechat::auth::signature::PublicKey;
+use crate::workers::Workers;
 
 /// How often the files are read for keys that are not there.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -77,7 +77,7 @@ impl Keyring {
     pub async fn find(
         &self,
         kid: &str,
-        callers: &Callers,
+        workers: &Workers,
     ) -> Result<Option<Arc<PublicKey>>, Error> {
         if let Some(key) = self.known(kid) {
             return Ok(Some(key));
@@ -91,7 +91,7 @@ impl Keyring {
         }
         *looked = Some(Instant::now());
         let ring = self.clone();
-        callers.call(move || ring.read()).await?;
+        workers.call(move || ring.read()).await?;
         Ok(self.known(kid))
     }
 
@@ -319,22 +319,22 @@ mod tests {
         write(&[ed("old")]).expect("a file");
         let ring = Keyring::new(Source::Jwks(path.clone()));
         ring.read().expect("keys");
-        let callers = &Callers::start(1).expect("threads");
+        let workers = &Workers::start("test", 1).expect("threads");
         write(&[ed("old"), rsa("new")]).expect("a file");
-        assert!(ring.find("new", callers).await.is_ok_and(|key| key.is_some()));
+        assert!(ring.find("new", workers).await.is_ok_and(|key| key.is_some()));
         write(&[ed("newest")]).expect("a file");
         let just_now = Some(Instant::now() + Duration::from_secs(3600));
         *ring.0.looked.lock().await = just_now;
-        assert!(ring.find("newest", callers).await.is_ok_and(|key| key.is_none()));
-        assert!(ring.find("old", callers).await.is_ok_and(|key| key.is_some()));
+        assert!(ring.find("newest", workers).await.is_ok_and(|key| key.is_none()));
+        assert!(ring.find("old", workers).await.is_ok_and(|key| key.is_some()));
         *ring.0.looked.lock().await = None;
-        assert!(ring.find("newest", callers).await.is_ok_and(|key| key.is_some()));
+        assert!(ring.find("newest", workers).await.is_ok_and(|key| key.is_some()));
         assert!(ring.known("old").is_none());
         fs::write(&path, "{").expect("a file");
         *ring.0.looked.lock().await = None;
-        assert!(ring.find("other", callers).await.is_err());
+        assert!(ring.find("other", workers).await.is_err());
         *ring.0.looked.lock().await = just_now;
-        assert!(ring.find("other", callers).await.is_ok_and(|key| key.is_none()));
+        assert!(ring.find("other", workers).await.is_ok_and(|key| key.is_none()));
         assert!(ring.known("newest").is_some());
         fs::remove_file(&path).expect("it is there");
     }

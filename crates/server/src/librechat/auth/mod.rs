@@ -18,7 +18,6 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::{App, ServedAt};
-use crate::callers::Callers;
 use crate::config::Config;
 use crate::config::librechat::{Auth, JwtConfig};
 use crate::error::{ServiceError, in_full};
@@ -29,6 +28,7 @@ use crate::librechat::auth::token::LEGACY;
 pub use crate::librechat::auth::token::{ANONYMOUS, Token};
 use crate::store::owner::Principal;
 use crate::telemetry::LogEvent;
+use crate::workers::Workers;
 
 /// The one route that LibreChat asks without saying who asks, whatever its settings.
 const EXEC: &str = "/v1/exec";
@@ -51,7 +51,7 @@ pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Resp
 
 async fn identify(app: &App, parts: &Parts) -> Result<Identified, ServiceError> {
     let config = app.config();
-    let door = Door { config: &config, served: app.served_at(), now: now(), callers: &app.callers };
+    let door = Door { config: &config, served: app.served_at(), now: now(), workers: &app.workers };
     let identified = door.identify(parts).await;
     if let Err(Refused::Unread(why)) = &identified {
         app.journal.record(&LogEvent::KeysNotRead { why });
@@ -70,7 +70,7 @@ struct Door<'a> {
     served: ServedAt,
     now: Duration,
     /// Threads that read the files with the keys of tokens.
-    callers: &'a Callers,
+    workers: &'a Workers,
 }
 
 /// Why somebody is not heard.
@@ -141,7 +141,7 @@ impl Door<'_> {
             Some(_) | None => return Err(unauthorized("Bearer token is required").into()),
         };
         let token = Token::parse(token).map_err(invalid)?;
-        let key = jwt.keys.find(token.kid(), self.callers).await;
+        let key = jwt.keys.find(token.kid(), self.workers).await;
         let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
         let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
@@ -221,7 +221,7 @@ mod tests {
                 config: self.config,
                 served: ServedAt { reach: self.reach, port: Some(8080) },
                 now: now(),
-                callers: &Callers::start(1).expect("threads"),
+                workers: &Workers::start("test", 1).expect("threads"),
             };
             let identified = door.identify(&parts).await.map_err(ServiceError::from);
             let (principal, key) =

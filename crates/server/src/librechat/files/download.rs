@@ -34,7 +34,7 @@ pub async fn download(
     let etag = format!("\"{}\"", object.sha256);
     let wanted = Wanted::of(&headers, &etag, object.size);
     let opening = object.clone();
-    let file = app.files.call(&app.callers, move |store| store.read(&opening)).await?;
+    let file = app.files.call(&app.workers, move |store| store.read(&opening)).await?;
     let file = Arc::new(file.ok_or_else(not_found)?);
     let range = match wanted {
         Wanted::All => Range::all(object.size),

@@ -17,7 +17,7 @@ pub struct Arriving {
 
 impl Arriving {
     pub async fn begin(app: &App, owner: Owner) -> Result<Self, ServiceError> {
-        let incoming = app.files.call(&app.callers, move |store| store.receive(&owner)).await?;
+        let incoming = app.files.call(&app.workers, move |store| store.receive(&owner)).await?;
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
 

@@ -48,7 +48,7 @@ impl FromRequestParts<App> for Named {
             Path::<(String, String)>::from_request_parts(parts, app).await?;
         let (session, file) = (parsed(&session)?, parsed(&file)?);
         let asked = Asked::from_request_parts(parts, app).await?;
-        let found = app.files.call_if_any(&app.callers, move |store| store.find(&session, &file));
+        let found = app.files.call_if_any(&app.workers, move |store| store.find(&session, &file));
         let found = found.await?.flatten();
         let object = found.ok_or_else(not_found)?;
         asked.claim.check(&asked.principal, &object)?;

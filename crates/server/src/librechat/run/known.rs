@@ -33,7 +33,7 @@ impl Known {
     pub async fn recall(app: &App, turn: &Arc<Turn>, box_id: BoxId) -> Result<Self, ServiceError> {
         let held = Arc::clone(turn);
         let found =
-            app.files.call_if_any(&app.callers, move |store| store.known(held.session())).await?;
+            app.files.call_if_any(&app.workers, move |store| store.known(held.session())).await?;
         let entry = found.flatten().as_deref().and_then(parsed);
         let same = entry.filter(|entry| entry.box_id == box_id);
         Ok(Self {
@@ -58,7 +58,7 @@ impl Known {
         let text = serde_json::to_vec(&entry);
         let text = text.map_err(|error| ServiceError::internal(error.to_string()))?;
         let remember = move |store: &Arc<Store>| store.save_known(turn.session(), &text);
-        self.app.files.call(&self.app.callers, remember).await?;
+        self.app.files.call(&self.app.workers, remember).await?;
         self.files = files;
         Ok(())
     }

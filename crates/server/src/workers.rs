@@ -1,0 +1,216 @@
+//! Fixed threads for blocking calls, and the slots for boxes that are being created.
+//!
+//! The threads start with the server and live as long as it does: the server can list, stop and
+//! remove boxes when the host has no thread left, and a keeper, which the kernel kills when the
+//! *thread* that created it exits (`PR_SET_PDEATHSIG`, prctl(2)), outlives its creation. Tokio's
+//! own pool for blocking calls panics if it cannot create a thread, and lets idle threads exit.
+//!
+//! A caller waits for a free thread as a task. So the queue never has more calls than there are
+//! threads, and a call whose client disconnects while it waits is not made.
+//!
+//! A call that panics ends the server: the release is built with `panic = "abort"`, because
+//! unwinding would make the binary 22 % larger.
+
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// Creating a box is mostly the kernel's work, and waits there a little: for memory of
+/// namespaces, for a grace period. More threads than this gain nothing.
+const CREATORS_PER_CPU: usize = 2;
+/// A keeper waits in the kernel too, longer than its creator.
+const SLOTS_PER_CREATOR: usize = 2;
+
+/// Threads for calls that may block. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Workers {
+    queue: SyncSender<Call>,
+    free: Arc<Semaphore>,
+    threads: usize,
+}
+
+impl Workers {
+    pub fn start(name: &str, threads: usize) -> io::Result<Self> {
+        let (queue, calls) = sync_channel(threads);
+        let calls = Arc::new(Mutex::new(calls));
+        for number in 0..threads {
+            let calls = Arc::clone(&calls);
+            let thread = thread::Builder::new().name(format!("{name}-{number}"));
+            thread.spawn(move || work(&calls))?;
+        }
+        Ok(Self { queue, free: Arc::new(Semaphore::new(threads)), threads })
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Makes a call on one of the threads. Once it has begun, it runs to its end, even if this
+    /// future is dropped.
+    pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
+        let free = Arc::clone(&self.free).acquire_owned().await;
+        let free = free.expect("the semaphore is never closed");
+        let (done, result) = oneshot::channel();
+        let call = Box::new(move || {
+            let _free = free;
+            // This fails if the caller no longer waits.
+            done.send(call()).ok();
+        });
+        // Does not wait: there is one place in the queue for each permit.
+        self.queue.send(call).expect("the threads live as long as their queue");
+        result.await.expect("a call that panics ends the process")
+    }
+}
+
+fn work(calls: &Mutex<Receiver<Call>>) {
+    loop {
+        let call = calls.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        match call {
+            Ok(call) => call(),
+            Err(_no_workers_left) => return,
+        }
+    }
+}
+
+/// The threads that create boxes.
+#[derive(Debug, Clone)]
+pub struct Creators {
+    workers: Workers,
+    slots: Arc<Semaphore>,
+}
+
+/// The right to have a box in creation, until its command runs. A creator is done long before
+/// the keeper that it started. With any number of keepers at work, each would take as long as
+/// all of them; with slots, the first box is ready first.
+pub type CreateSlot = OwnedSemaphorePermit;
+
+impl Creators {
+    pub fn start() -> io::Result<Self> {
+        let threads = thread::available_parallelism().map_or(1, usize::from) * CREATORS_PER_CPU;
+        let slots = Arc::new(Semaphore::new(threads * SLOTS_PER_CREATOR));
+        Ok(Self { workers: Workers::start("creator", threads)?, slots })
+    }
+
+    /// Waits for a slot. The first to ask gets the first slot.
+    pub async fn slot(&self) -> CreateSlot {
+        let slot = Arc::clone(&self.slots).acquire_owned().await;
+        slot.expect("the semaphore is never closed")
+    }
+
+    /// Creates a box on one of the threads. The caller must not drop the future: the result
+    /// may be a box that it has to end.
+    pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
+        self.workers.call(call).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).build().expect("a runtime")
+    }
+
+    /// Occupies a thread while the sender exists. Returns when the thread is occupied.
+    fn occupy(runtime: &tokio::runtime::Runtime, workers: &Workers) -> Sender<()> {
+        let (hold, until) = channel::<()>();
+        let (begun, beginning) = channel();
+        let workers = workers.clone();
+        runtime.spawn(async move {
+            let call = move || {
+                begun.send(()).expect("the test waits");
+                until.recv().ok();
+            };
+            workers.call(call).await
+        });
+        beginning.recv().expect("it begins");
+        hold
+    }
+
+    #[test]
+    fn as_many_calls_run_at_once_as_there_are_threads() {
+        const THREADS: usize = 5;
+        let (runtime, workers) = (runtime(), Workers::start("test", THREADS).expect("threads"));
+        let all = Arc::new(Barrier::new(THREADS));
+        let start = |_| {
+            let (workers, all) = (workers.clone(), Arc::clone(&all));
+            let call = move || {
+                all.wait();
+                thread::current().id()
+            };
+            runtime.spawn(async move { workers.call(call).await })
+        };
+        let tasks: Vec<_> = (0..THREADS).map(start).collect();
+        let joined = tasks.into_iter().map(|task| runtime.block_on(task).expect("it ends"));
+        assert_eq!(joined.collect::<HashSet<_>>().len(), THREADS);
+    }
+
+    #[test]
+    fn a_call_that_is_given_up_before_it_begins_is_not_made() {
+        let (runtime, workers) = (runtime(), Workers::start("test", 2).expect("threads"));
+        let held: Vec<_> = (0..2).map(|_| occupy(&runtime, &workers)).collect();
+        for _each in 0..100 {
+            let call = workers.call(|| panic!("the caller is gone"));
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = call => panic!("all threads are busy"),
+                    () = std::future::ready(()) => {}
+                }
+            });
+        }
+        drop(held);
+        runtime.block_on(workers.call(|| ()));
+    }
+
+    #[test]
+    fn a_call_waits_for_a_thread_that_is_busy() {
+        let (runtime, workers) = (runtime(), Workers::start("test", 1).expect("a thread"));
+        let held = occupy(&runtime, &workers);
+        let waiting = {
+            let workers = workers.clone();
+            runtime.spawn(async move { workers.call(|| 7).await })
+        };
+        drop(held);
+        assert_eq!(runtime.block_on(waiting).expect("it ends"), 7);
+    }
+
+    #[test]
+    fn the_first_to_ask_for_a_slot_gets_the_first_slot() {
+        let creators = Creators::start().expect("threads");
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let mut held = Vec::new();
+            while creators.slots.available_permits() > 0 {
+                held.push(creators.slot().await);
+            }
+            let wait = |number: usize| {
+                let (creators, order) = (creators.clone(), Arc::clone(&order));
+                tokio::spawn(async move {
+                    let _slot = creators.slot().await;
+                    order.lock().expect("no panic").push(number);
+                })
+            };
+            let waiting = [1, 2, 3].map(wait);
+            tokio::task::yield_now().await;
+            assert!(order.lock().expect("no panic").is_empty());
+            drop(held.pop());
+            for one in waiting {
+                one.await.expect("it had its slot");
+            }
+        });
+        assert_eq!(*order.lock().expect("no panic"), [1, 2, 3]);
+    }
+}
