@@ -1,4 +1,4 @@
-//! What the service manager is told (`sd_notify(3)`), where there is one.
+//! Notifies the service manager (`sd_notify(3)`), if there is one.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ pub fn stopping() {
     tell(b"STOPPING=1");
 }
 
-/// A manager that does not listen is none.
+/// Sends a state. A manager that does not listen is ignored.
 fn tell(state: &[u8]) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

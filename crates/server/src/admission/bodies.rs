@@ -1,8 +1,7 @@
 //! Memory for request bodies: all of them share one budget, `[limits] bodies_bytes`.
 //!
-//! A body is charged for its bytes as they come, and for what parsing makes of it. The
-//! charge lasts until the request is over. Bodies that pass through to a box or to the
-//! store are not held, and not charged.
+//! A body is charged for its bytes as they arrive, and for its parsed values. The charge lasts
+//! until the request ends. Bodies that are streamed to a box or to the store are not charged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,13 +19,13 @@ const SMALL_SHARE: u64 = 16;
 /// bytes: an entry of a map with two short texts, twice while it is converted.
 const VALUE_BYTES: u64 = 256;
 
-/// What all bodies hold now.
+/// The memory that all bodies use now.
 #[derive(Debug, Clone, Default)]
 pub struct Bodies {
     used: Arc<AtomicU64>,
 }
 
-/// What one body holds. Dropped, it is given back.
+/// The memory that one body uses, until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
     bodies: Bodies,
@@ -67,7 +66,7 @@ impl Bodies {
 }
 
 impl Charge {
-    /// Holds so much from now on, more or less than before. Refused, it holds what it did.
+    /// Changes the charge. If this is refused, the old charge stays.
     pub fn hold(&mut self, bytes: u64, length: usize) -> Result<(), ServiceError> {
         let most = if length as u64 <= SMALL_BYTES {
             self.budget
@@ -99,7 +98,7 @@ impl Drop for Charge {
 
 const HINT: &str = "the operator's limit is [limits] bodies_bytes";
 
-/// It would not fit if it were the only one.
+/// The error for a body that is larger than the whole budget.
 fn too_large(wanted: u64, most: u64) -> ServiceError {
     let (wanted, most) = (quantity::show_bytes(wanted), quantity::show_bytes(most));
     let message = format!("the body needs {wanted} of memory, and this server has {most} for it");

@@ -1,26 +1,26 @@
-//! Descriptors: how many this process has, and what it gives them to.
+//! Divides the descriptors of this process among boxes, runs, connections and calls.
 //!
 //! ```text
 //! |—— the server itself, boxes and runs ——|—— connections, calls of the engine ——|
 //! 0                                5/8 of the limit                          limit
 //! ```
 //!
-//! The right part is the reserve: however many boxes there are, somebody can still
-//! connect, list, stop and remove them. What is asked for beyond the room there is, in
-//! the configuration or by its defaults, is lowered to it, and said in the log.
+//! The right part is the reserve: with any number of boxes, clients can still connect, list,
+//! stop and remove them. Limits of the configuration that need more descriptors than there are
+//! are lowered, and the log reports it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Limits;
 
-/// More than this nobody needs: with it all defaults fit many times.
+/// The largest limit that the server asks for: all defaults fit many times.
 const DESCRIPTORS_WANTED: u64 = 1 << 16;
-/// What the server has open for itself: streams, the runtime, gauges, sockets.
+/// Descriptors of the server itself: streams, the runtime, gauges, sockets.
 const OWN: u64 = 40;
-/// What a run has open while its command runs: its connection, the keeper, the
-/// control sockets, pipes, cgroups, and what is reserved for its end.
+/// Descriptors of a run: its connection, the keeper, the control sockets, pipes, cgroups, and a
+/// reserve for its end.
 const PER_RUN: u64 = 20;
-/// One process in a box that is looked after for as many descriptors: it has a few.
+/// The server serves one process in a box for this many descriptors; it needs a few.
 const PER_EXEC: u64 = 32;
 /// The number of threads that call the engine, unless there are few descriptors.
 const CALLS_MAX: u64 = 32;
@@ -31,16 +31,15 @@ pub struct Room {
 }
 
 impl Room {
-    /// After the soft limit was raised: programs that cannot bear many descriptors
-    /// (select(2)) are why it is low, and none of them is here. A box has a limit of
-    /// its own.
+    /// Raises the soft limit and returns it. The limit is low for programs that use select(2),
+    /// which the server does not. Boxes have their own limit.
     pub fn make() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let most = limit.maximum.unwrap_or(DESCRIPTORS_WANTED);
         let wanted = most.min(DESCRIPTORS_WANTED);
         if limit.current.is_some_and(|current| current < wanted) {
             let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
-            // What cannot be had is not counted on below.
+            // If this fails, the code below uses the old limit.
             setrlimit(Resource::Nofile, raised).ok();
         }
         Self::found()
@@ -55,12 +54,12 @@ impl Room {
         Self { descriptors }
     }
 
-    /// What is not for boxes.
+    /// The reserve, which boxes do not use.
     pub fn reserved(self) -> u64 {
         self.descriptors * 3 / 8
     }
 
-    /// Threads that call the engine, each of which opens a few files.
+    /// The number of threads that call the engine. Each opens a few files.
     pub fn calls(self) -> usize {
         as_count((self.descriptors / 16).clamp(4, CALLS_MAX))
     }
@@ -78,7 +77,7 @@ impl Room {
         as_count((self.descriptors / PER_EXEC).max(2))
     }
 
-    /// Lowers what there is no room for; returns which.
+    /// Lowers limits that need more descriptors than there are, and returns their names.
     pub fn fit(self, limits: &mut Limits) -> Vec<&'static str> {
         let mut lowered = Vec::new();
         let mut lower = |name, value: &mut usize, most: usize| {
@@ -93,7 +92,7 @@ impl Room {
         }
         lower("runs", &mut limits.runs, self.runs());
         lower("execs", &mut limits.execs, self.execs());
-        // Those who wait have a connection each, and leave half of them to others.
+        // Each waiting run has a connection; half of the connections are for others.
         let waiting = limits.connections / 2;
         lower("runs_waiting", &mut limits.runs_waiting, waiting);
         lowered

@@ -1,13 +1,13 @@
-//! Gauges that act: a thread measures, everybody else reads what it found.
+//! The gauge thread and its last measurement: whether a new box may begin.
 //!
 //! | level | what follows |
 //! |---|---|
-//! | warn | it is told, once |
-//! | alert | and what can be given back is looked for at once |
-//! | full | and no new box is begun |
+//! | warn | an event, once |
+//! | alert | the same, and cleanup begins at once |
+//! | full | the same, and new boxes are refused |
 //!
-//! Nothing but a new box is ever refused for a gauge. The thread is there from the
-//! beginning and has every file open: it measures when nothing can be had any more.
+//! A full gauge refuses only new boxes. The thread starts with the server and keeps every file
+//! open, so that it can measure when no descriptor is left.
 
 use std::fs::File;
 use std::io;
@@ -21,13 +21,13 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::ServiceError;
 
-/// Without anybody who asks.
+/// How often the thread measures without a request.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
-/// What is younger is as good as new.
+/// A younger measurement is used without a new one.
 const FRESH_FOR: Duration = Duration::from_millis(50);
-/// For a new measurement. Whoever gets none in time goes by the last one.
+/// The time limit for a new measurement. After it, the last one counts.
 const FRESH_WITHIN: Duration = Duration::from_secs(1);
-/// What a box takes at most while it is made, and gives back in part.
+/// The most descriptors that a box takes during its creation.
 const DESCRIPTORS_TO_MAKE: u64 = 24;
 
 #[derive(Debug, Clone)]
@@ -43,13 +43,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// Boxes that live or are being made.
+    /// Boxes that exist or are being created.
     taken: u64,
-    /// Boxes that are being made.
+    /// Boxes that are being created.
     making: u64,
 }
 
-/// What was measured last.
+/// The last measurement.
 #[derive(Debug)]
 pub struct Found {
     pub at: Instant,
@@ -59,13 +59,13 @@ pub struct Found {
 }
 
 impl Pressure {
-    /// `changes` is told each change of a level, once.
+    /// Starts the thread. `changes` receives each level change once.
     pub fn start(
         gauges: Gauges,
         settings: GaugeSettings,
         changes: mpsc::Sender<Change>,
     ) -> io::Result<Self> {
-        // One that waits is as good as many.
+        // One waiting request is enough for all.
         let (wanted, asked) = sync_channel(1);
         let mut meter = Meter { gauges, status: File::open("/proc/self/status")? };
         meter.gauges.count_live(0);
@@ -89,12 +89,12 @@ impl Pressure {
         self.0.wanted.try_send(()).ok();
     }
 
-    /// What was measured within the last second.
+    /// The measurement of the last second.
     pub fn found(&self) -> Arc<Found> {
         Arc::clone(&self.0.found.borrow())
     }
 
-    /// Boxes that live or are being made.
+    /// Boxes that exist or are being created.
     pub fn boxes_live(&self) -> u64 {
         lock(&self.0.places).taken
     }
@@ -105,19 +105,19 @@ impl Pressure {
         Place { of: self.clone(), is_made: true }
     }
 
-    /// Room for one more box, unless there is none.
+    /// Returns a place for one more box, or the reason why there is none.
     pub async fn place(&self) -> Result<Place, ServiceError> {
         let found = self.fresh().await;
         if let Ok(place) = self.take_place(&found) {
             return Ok(place);
         }
-        // What has ended a moment ago may not be in that.
+        // The measurement may not contain a box that has just ended.
         tokio::time::sleep(FRESH_FOR).await;
         let found = self.fresh().await;
         self.take_place(&found)
     }
 
-    /// The maximum of boxes is kept exactly, whatever was measured when.
+    /// Takes a place. The maximum of boxes is exact, independent of measurements.
     fn take_place(&self, found: &Found) -> Result<Place, ServiceError> {
         let boxes_max = lock(&self.0.settings).boxes_max;
         let mut places = lock(&self.0.places);
@@ -162,14 +162,14 @@ impl Shared {
             let changes = meter.gauges.measure();
             self.found.send_replace(Arc::new(meter.found()));
             for change in changes {
-                // Nobody listens when the server ends.
+                // The receiver is gone when the server ends.
                 told.blocking_send(change).ok();
             }
         }
     }
 }
 
-/// A box that counts, for as long as this lives.
+/// A box that counts until this is dropped.
 #[derive(Debug)]
 pub struct Place {
     of: Pressure,
@@ -177,7 +177,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// What it has open now is measured like everything else.
+    /// The box is created: from now on, measurements contain its descriptors.
     pub fn made(&mut self) {
         if !self.is_made {
             self.is_made = true;
@@ -194,8 +194,8 @@ impl Drop for Place {
 }
 
 impl Found {
-    /// Whether there is room for one more beside those that are being made. The gauge
-    /// of boxes is asked elsewhere.
+    /// Whether there is space for one more box beside those that are being created. The gauge
+    /// `boxes` is checked elsewhere.
     pub fn admits(&self, making: u64) -> Result<(), ServiceError> {
         let full = self.readings.iter().filter(|(_, level)| *level == Level::Full);
         let full = full.map(|(reading, _)| reading);
@@ -207,7 +207,7 @@ impl Found {
         }
     }
 
-    /// All but the reserve are for those that are made now.
+    /// Whether the descriptors beyond the reserve are enough for the boxes that are being created.
     fn has_descriptors_for(&self, boxes: u64) -> Result<(), ServiceError> {
         let Some(own) = self.of(Gauge::DescriptorsProcess) else {
             return Ok(());
@@ -227,7 +227,8 @@ impl Found {
     }
 }
 
-/// Where a limit was found is the operator's to know: it names paths of the host.
+/// The error for a full gauge. It does not say where the limit is set, because that names paths of
+/// the host.
 fn refused(reading: &Reading) -> ServiceError {
     let Reading { gauge, used, limit, .. } = reading;
     let message = format!("no room for a new box: {gauge} is at {used} of {limit}");

@@ -1,7 +1,7 @@
-//! What the holder of a key may have at once, and how often he may ask.
+//! Quotas of keys: boxes, memory, runs per second.
 //!
-//! Whose a box is, is a label of the box: what is counted survives this server. A box
-//! counts from before it is made until it was seen to end.
+//! A label of the box names its key, so the counts survive this server. A box counts from before
+//! its creation until its end was observed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

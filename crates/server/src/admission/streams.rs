@@ -48,7 +48,7 @@ impl Streams {
         Ok(Stream { streams: self.clone(), key: key.map(str::to_owned) })
     }
 
-    /// How many are open.
+    /// The number of open streams.
     pub fn count(&self) -> usize {
         self.lock().all
     }
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(full.code, "streams_full");
     }
 
-    /// A map that is kept by name forgets the names that have nothing.
+    /// The map has no entries for keys without streams.
     #[test]
     fn a_key_without_streams_is_forgotten() {
         let streams = Streams::default();

@@ -1,5 +1,4 @@
-//! `[librechat]` in `tare.toml`: who is heard, which profiles are served, and what its
-//! boxes are made with.
+//! `[librechat]` in `tare.toml`: authentication, profiles, and the boxes of executions.
 
 use std::time::Duration;
 
@@ -14,13 +13,13 @@ use crate::librechat::run::box_spec::BoxesConfig;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LibreChatConfig {
-    /// How it is told who asks; [`Self::auth`] says what it is if this does not.
+    /// The authentication method; [`Self::auth`] gives the default.
     auth: Option<Auth>,
-    /// Whether everybody is heard although not only this host can ask.
+    /// Allows requests without credentials from other hosts.
     pub allow_anonymous: bool,
-    /// Whether `POST /v1/exec` is served to whoever does not say who asks.
+    /// Serves `POST /v1/exec` without a credential.
     pub anonymous_exec: bool,
-    /// The first is what is said where no other is expected.
+    /// The served profiles. The first is the default.
     pub profiles: Vec<Profile>,
     pub jwt: Option<JwtConfig>,
     pub boxes: BoxesConfig,
@@ -34,7 +33,7 @@ pub enum Auth {
     Jwt,
 }
 
-/// What a token has to be.
+/// The requirements for a token.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JwtConfig {
@@ -43,15 +42,15 @@ pub struct JwtConfig {
     pub issuer: String,
     #[serde(default = "audience")]
     pub audience: String,
-    /// By which the clock of whoever made it may differ from ours.
+    /// The tolerated difference between the clocks of LibreChat and tare.
     #[serde(default = "skew", deserialize_with = "time")]
     pub skew: Duration,
-    /// From when it was made to when it expires.
+    /// The longest time from `iat` to `exp`.
     #[serde(default = "lifetime_max", deserialize_with = "time")]
     pub lifetime_max: Duration,
 }
 
-/// More would make every token live longer than it says.
+/// A larger skew would extend the life of every token.
 const SKEW_MAX: Duration = Duration::from_secs(30);
 
 fn issuer() -> String {
@@ -84,7 +83,7 @@ impl Default for LibreChatConfig {
 }
 
 impl LibreChatConfig {
-    /// The strongest that is configured, unless one is named.
+    /// The named authentication method, or the strongest that is configured.
     pub fn auth(&self, keys: &[Key]) -> Auth {
         match (self.auth, &self.jwt) {
             (Some(named), _) => named,
@@ -94,7 +93,7 @@ impl LibreChatConfig {
         }
     }
 
-    /// Whether nobody has to say who he is although others than this host's can ask.
+    /// Whether other hosts can send requests without a credential.
     pub fn is_open(&self, keys: &[Key], reach: Reach) -> bool {
         self.auth(keys) == Auth::None && !reach.is_local() && !self.allow_anonymous
     }
@@ -129,7 +128,7 @@ impl LibreChatConfig {
         }
     }
 
-    /// Whatever of the configuration is in files of its own.
+    /// Reads the key files that the configuration names.
     pub fn read_keys(&self) -> Result<(), Error> {
         self.jwt.as_ref().map_or(Ok(()), |jwt| jwt.keys.read())
     }

@@ -1,7 +1,6 @@
-//! A connection whose other end is waited for, but not for ever: whoever takes nothing
-//! of what is sent to him for so long is cut off, and what was done for him ends. The
-//! same of one who is gone and left more behind than the request that is served: what is
-//! not read yet hides the end of the stream.
+//! A connection with a limit on how long the server waits for its peer. If the peer reads nothing
+//! for that time, the server closes the connection and ends the work for it. The same happens if
+//! the peer is gone and left unread bytes, which hide the end of the stream.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,17 +12,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// How often the end is looked for where it would not be read.
+/// How often the end of the connection is checked when it is not read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 pub struct Patient<S> {
     stream: S,
     patience: Duration,
-    /// Since the other end took nothing.
+    /// Runs while the peer reads nothing.
     waits: Option<Pin<Box<Sleep>>>,
-    /// Whether the last that was read was something: its reader has enough for now, and
-    /// may not come again before it has answered.
+    /// Whether the last read returned bytes: the reader may not read again before it has answered.
     has_more: bool,
     looks: Option<Pin<Box<Sleep>>>,
 }
@@ -33,7 +31,7 @@ impl<S> Patient<S> {
         Self { stream, patience, waits: None, has_more: false, looks: None }
     }
 
-    /// Whatever was taken begins a new wait.
+    /// Every byte that the peer reads restarts the timer.
     fn bounded<T>(
         &mut self,
         polled: Poll<io::Result<T>>,
@@ -50,7 +48,7 @@ impl<S> Patient<S> {
 }
 
 impl<S: AsFd> Patient<S> {
-    /// An error when the other end is gone and nobody reads.
+    /// Returns an error if the peer is gone while the connection is not read.
     fn look(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if !self.has_more {
             self.looks = None;
@@ -113,7 +111,7 @@ impl<S: AsyncWrite + AsFd + Unpin> AsyncWrite for Patient<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(context);
         ready!(self.bounded(polled, context))?;
-        // Whoever serves a request comes by here each time.
+        // The server polls this while it serves a request.
         Poll::Ready(self.look(context))
     }
 

@@ -1,7 +1,7 @@
-//! `POST /v1/exec/cancel`: what runs under this request id is ended.
+//! `POST /v1/exec/cancel` ends the execution of a request id.
 //!
-//! Later clients name each request (`X-LibreChat-Code-Request-ID`), and say so when they
-//! do not want its answer any more, also where their connection is a proxy's that stays.
+//! Later clients name each request (`X-LibreChat-Code-Request-ID`) and cancel it when they no
+//! longer need the answer. This also works behind a proxy that keeps its connection open.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,22 +21,22 @@ use crate::store::owner::Principal;
 const REQUEST_ID: &str = "x-librechat-code-request-id";
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Requests that can be cancelled. There are as many as are served at once.
+/// Requests that can be cancelled, at most as many as are served at the same time.
 #[derive(Debug, Default)]
 pub struct Cancellable(Mutex<HashMap<Named, Cancel>>);
 
-/// How to cancel one.
+/// How to cancel a request.
 #[derive(Debug)]
 struct Cancel {
-    /// Of the request that it is for: its name may be another's by the time it ends.
+    /// Identifies the request, because another request may have its name when it ends.
     of: Id,
     tell: oneshot::Sender<()>,
 }
 
-/// A request is somebody's.
+/// The client and the name of a request.
 type Named = (Principal, String);
 
-/// That a request is served; it ends with this.
+/// Guard for one request in flight; dropping it removes the request.
 struct Served<'a> {
     all: &'a Cancellable,
     named: Named,
@@ -58,8 +58,8 @@ impl Drop for Served<'_> {
     }
 }
 
-/// Serves it unless it is cancelled. One without a name cannot be, nor a second one with
-/// the same.
+/// Serves a request unless it is cancelled. A request without a name, or a second one with the same
+/// name, cannot be cancelled.
 pub async fn unless_cancelled<T>(
     app: &App,
     principal: &Principal,
@@ -100,7 +100,7 @@ pub struct CancelRequest {
     request_id: String,
 }
 
-/// One that is not served any more needs no end.
+/// Cancels a request. A request that has ended already is not an error.
 pub async fn cancel(
     State(app): State<App>,
     Extension(principal): Extension<Principal>,

@@ -1,8 +1,9 @@
-//! LibreChat's code interpreter: the API that its clients expect, on boxes.
+//! LibreChat's code-interpreter API, in the form that its clients expect. It does no work of its
+//! own: every request becomes a call of the service layer or of the store.
 //!
 //! ```text
-//! words (errors as they expect them) ─▶ profile ─▶ identity ─▶ exec, files, sessions ─▶ boxes
-//!                                              └▶ health
+//! errors (in LibreChat's form) ─▶ profile ─▶ auth ─▶ executions, files, sessions
+//!                                          └▶ health
 //! ```
 
 mod answer;
@@ -24,7 +25,7 @@ pub use crate::librechat::run::known::is_over;
 pub use crate::librechat::run::session::Sessions;
 pub use crate::librechat::tools::Waiting;
 
-/// Its routes, below the same `/v1` as the native ones.
+/// LibreChat's routes, below the same `/v1` as the native API.
 pub fn router(app: &App) -> Router<App> {
     executed()
         .merge(stored())
@@ -34,7 +35,7 @@ pub fn router(app: &App) -> Router<App> {
         .layer(middleware::from_fn(errors::layer))
 }
 
-/// Code that is run.
+/// Routes that execute code.
 fn executed() -> Router<App> {
     Router::new()
         .route("/v1/exec", post(run::exec::exec))
@@ -43,7 +44,7 @@ fn executed() -> Router<App> {
         .route("/v1/exec/programmatic/cancel", post(cancel::cancel))
 }
 
-/// Files that clients send, and get.
+/// Routes for files of clients.
 fn stored() -> Router<App> {
     Router::new()
         .route("/v1/upload", post(files::upload::upload))

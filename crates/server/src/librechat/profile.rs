@@ -1,5 +1,5 @@
-//! Profiles: whether what a program leaves is there for the next one. A client may say
-//! which it expects, and is told which it has.
+//! Profiles: whether files and processes of a program stay for the next one. A client may name the
+//! profile that it expects, and every answer names the profile that it got.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -23,7 +23,7 @@ pub enum Profile {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Disagreement {
-    /// What is expected is no profile, or more than one.
+    /// The client names an unknown profile, or more than one.
     Invalid,
     Mismatch {
         expected: Profile,
@@ -45,7 +45,7 @@ impl Profile {
     }
 }
 
-/// Every answer has the profile, errors too.
+/// Adds the profile to every answer, also to errors.
 pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
     let served = app.config().librechat.profiles.clone();
     let (profile, mut response) = match agreed(request.headers(), &served) {

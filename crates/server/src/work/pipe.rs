@@ -1,5 +1,5 @@
-//! Our end of a pipe to a program of ours that copies in a box. It is the box's own user,
-//! who may stop it: so it is waited for, but not for ever.
+//! The server's end of a pipe to tare's copy process in a box. The process runs as the box's user,
+//! so the box can stop it. Therefore every wait has a limit.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,9 +11,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use tare_kernel::clock::timespec;
 
-/// For the next bytes. One that runs has some at any time.
+/// The time limit for the next bytes.
 const NEXT_WITHIN: Duration = Duration::from_secs(10);
-/// For all of them, in which whatever else runs in the box has a say.
+/// The time limit for all bytes. Other processes of the box can slow the copy down.
 const ALL_WITHIN: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Another one for the same end, which nobody else reads or writes.
+    /// Duplicates the end, which no other code uses.
     pub fn of(end: &OwnedFd) -> io::Result<Self> {
         fcntl_setfl(end, fcntl_getfl(end)? | OFlags::NONBLOCK)?;
         Ok(Self { file: File::from(end.try_clone()?), until: Instant::now() + ALL_WITHIN })

@@ -1,8 +1,8 @@
-//! The keys that tokens are signed with, by their ids.
+//! The keys that sign tokens, by their ids.
 //!
-//! They are read with the configuration, whole or not at all. A key that is not there is
-//! looked for once more in the files, for whoever signs with a new one before anybody
-//! reloads; but not in a loop, whatever is sent here.
+//! They are read with the configuration, completely or not at all. If a token names an unknown key,
+//! the files are read again, so that a new key works before a reload. The rate of these reads is
+//! limited.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,12 +22,12 @@ use crate::librechat::auth::pem;
 use crate::librechat::auth::signature::PublicKey;
 use crate::workers::Workers;
 
-/// How often the files are read for keys that are not there.
+/// The shortest time between two reads of the files for unknown keys.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// No file with keys is that large.
+/// The largest accepted file with keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Where the keys are, and which were there. Cheap to clone.
+/// The place of the keys, and the keys that were read. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Keyring(Arc<Ring>);
 
@@ -35,7 +35,7 @@ pub struct Keyring(Arc<Ring>);
 struct Ring {
     source: Source,
     keys: RwLock<Arc<Keys>>,
-    /// When they were last looked for once more; held by whoever does.
+    /// When the files were last read for an unknown key. The lock is held during the read.
     looked: Mutex<Option<Instant>>,
 }
 
@@ -61,7 +61,7 @@ impl Keyring {
         Self(Arc::new(Ring { source, keys: RwLock::default(), looked: Mutex::default() }))
     }
 
-    /// Takes what is there now for all there is. What cannot be used changes nothing.
+    /// Replaces all keys with those in the files. If a file is invalid, the old keys stay.
     pub fn read(&self) -> Result<(), Error> {
         let keys = match &self.0.source {
             Source::Jwks(path) => with_path(path, of_jwks)?,
@@ -71,9 +71,9 @@ impl Keyring {
         Ok(())
     }
 
-    /// The key, if there is one by now; an error if it could not be looked for. One of the
-    /// server's own threads reads the files: tokio's pool panics where the host has no
-    /// thread left, and anybody can send an unknown key id.
+    /// Finds a key, if necessary in the files; an error means that they could not be read. One of
+    /// the server's own threads reads the files, because every client can send an unknown key id,
+    /// and tokio's blocking pool panics if the host has no thread left.
     pub async fn find(
         &self,
         kid: &str,
@@ -83,7 +83,7 @@ impl Keyring {
             return Ok(Some(key));
         }
         let mut looked = self.0.looked.lock().await;
-        // Somebody else may have looked meanwhile.
+        // Another request may have read the files meanwhile.
         let known = self.known(kid);
         let is_early = looked.is_some_and(|at| at.elapsed() < LOOK_AGAIN_AFTER);
         if known.is_some() || is_early {
@@ -101,7 +101,7 @@ impl Keyring {
     }
 }
 
-/// Two are the same if they are in the same place.
+/// Two keyrings are equal if they read the same files.
 impl PartialEq for Keyring {
     fn eq(&self, other: &Self) -> bool {
         self.0.source == other.0.source
@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for Keyring {
     }
 }
 
-/// What is wrong is said with the file that it is wrong in.
+/// Adds the path of the file to an error.
 fn with_path<T>(
     path: &Path,
     parse: impl FnOnce(&str) -> Result<T, Box<dyn std::error::Error + Send + Sync>>,
@@ -172,7 +172,7 @@ struct Jwks {
     keys: Vec<Jwk>,
 }
 
-/// Of one key (RFC 7517, RFC 7518, RFC 8037) what tells which it is.
+/// The fields of a JWK that identify a key (RFC 7517, RFC 7518, RFC 8037).
 #[derive(Deserialize)]
 struct Jwk {
     kty: String,
@@ -191,7 +191,7 @@ struct Jwk {
 fn of_jwks(text: &str) -> Result<Keys, Box<dyn std::error::Error + Send + Sync>> {
     let jwks: Jwks = serde_json::from_str(text)?;
     let mut keys = Keys::new();
-    // Keys of other kinds are for others.
+    // Keys of other kinds are ignored.
     for jwk in jwks.keys.iter().filter(|jwk| jwk.is_ours()) {
         let kid = jwk.kid.as_deref().ok_or("a key in it has no 'kid'")?;
         if jwk.d.is_some() {

@@ -7,7 +7,7 @@ use crate::librechat::auth::signature::PublicKey;
 
 const BEGIN: &str = "-----BEGIN PUBLIC KEY-----";
 const END: &str = "-----END PUBLIC KEY-----";
-/// What a key that has to stay where it is begins with, of any kind.
+/// Part of the first line of every private key.
 const PRIVATE: &str = "PRIVATE KEY-----";
 
 /// Tags of DER.
@@ -20,7 +20,7 @@ const ED25519: [u8; 5] = [0x06, 0x03, 0x2b, 0x65, 0x70];
 const RSA: [u8; 13] =
     [0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01, 0x05, 0x00];
 
-/// The one key in a text, or what is wrong with it.
+/// Reads the only key in a text, or returns what is wrong with it.
 pub fn public_key(text: &str) -> Result<PublicKey, &'static str> {
     if text.contains(PRIVATE) {
         return Err("that is a private key, which nobody but LibreChat should have");
@@ -42,7 +42,7 @@ pub fn public_key(text: &str) -> Result<PublicKey, &'static str> {
 fn of_der(der: &[u8]) -> Option<PublicKey> {
     let info = only(SEQUENCE, der)?;
     let (algorithm, rest) = next(SEQUENCE, info)?;
-    // The last byte has no bits that do not count.
+    // The number of unused bits must be 0.
     let key = only(BIT_STRING, rest)?.strip_prefix(&[0])?;
     if algorithm == ED25519 {
         PublicKey::ed25519(key)
@@ -54,7 +54,7 @@ fn of_der(der: &[u8]) -> Option<PublicKey> {
     }
 }
 
-/// What is in the value that the input begins with, and what comes after it.
+/// The content of the DER value at the beginning of the input, and the rest.
 fn next(tag: u8, input: &[u8]) -> Option<(&[u8], &[u8])> {
     let (head, rest) = input.split_first_chunk::<2>()?;
     let (length, rest) = match *head {
@@ -73,7 +73,7 @@ fn next(tag: u8, input: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// The same where nothing may come after it.
+/// The content of the DER value that is the whole input.
 fn only(tag: u8, input: &[u8]) -> Option<&[u8]> {
     let (inside, after) = next(tag, input)?;
     after.is_empty().then_some(inside)

@@ -1,4 +1,4 @@
-//! Public keys, and whether a signature is theirs. Nothing here is secret.
+//! Public keys, and the verification of signatures. Nothing here is secret.
 
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd};
@@ -11,7 +11,7 @@ pub enum PublicKey {
     Rsa(RsaKey),
 }
 
-/// How a key signs. It is the key that says so, and never the token.
+/// The signature algorithm of a key. The key decides it, never the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
     EdDsa,
@@ -22,23 +22,23 @@ pub enum Algorithm {
 pub struct RsaKey {
     modulus: BoxedMontyParams,
     exponent: BoxedUint,
-    /// Of the modulus, and so of every signature.
+    /// The length in bytes of the modulus and of every signature.
     length: usize,
 }
 
-/// Shorter ones are broken, and longer ones only cost.
+/// Shorter keys are broken; longer ones only cost time.
 const RSA_BYTES_MIN: usize = 2048 / 8;
 const RSA_BYTES_MAX: usize = 8192 / 8;
-/// Nearly all keys have 65537. Each bit of it costs at every request.
+/// Nearly all keys use the exponent 65537. Each bit costs time at every request.
 const RSA_EXPONENT_BYTES_MAX: usize = 4;
-/// What says in a signature that a SHA-256 follows (RFC 8017, 9.2, note 1).
+/// The DER prefix of a SHA-256 in a signature (RFC 8017, 9.2, note 1).
 const SHA256_FOLLOWS: [u8; 19] = [
     0x30, 0x31, 0x30, 0x0d, 0x06, 0x09, 0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x01, 0x05,
     0x00, 0x04, 0x20,
 ];
 
 impl Algorithm {
-    /// As a token has it.
+    /// The name in a token's header.
     pub fn name(self) -> &'static str {
         match self {
             Self::EdDsa => "EdDSA",
@@ -48,7 +48,7 @@ impl Algorithm {
 }
 
 impl PublicKey {
-    /// `None` for what is no key, and for a key for which anybody can sign.
+    /// `None` if the bytes are not a key, or a weak key for which everyone can sign.
     pub fn ed25519(bytes: &[u8]) -> Option<Self> {
         let key = VerifyingKey::from_bytes(bytes.try_into().ok()?).ok()?;
         (!key.is_weak()).then_some(Self::Ed25519(key))
@@ -60,7 +60,7 @@ impl PublicKey {
         let length = modulus.len();
         if !(RSA_BYTES_MIN..=RSA_BYTES_MAX).contains(&length)
             || !(1..=RSA_EXPONENT_BYTES_MAX).contains(&exponent.len())
-            // One would take any message for its own signature; even ones are none.
+            // With exponent 1 every message is its own signature; an even exponent is invalid.
             || exponent == [1]
             || exponent.last().is_none_or(|last| last % 2 == 0)
         {
@@ -91,8 +91,8 @@ impl PublicKey {
 }
 
 impl RsaKey {
-    /// RSASSA-PKCS1-v1_5 (RFC 8017, 8.2.2). What was signed is never parsed: the whole
-    /// block that it has to be is made, and compared.
+    /// RSASSA-PKCS1-v1_5 (RFC 8017, 8.2.2). The decrypted block is never parsed: the function
+    /// builds the expected block and compares.
     fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let modulus = self.modulus.modulus().as_ref();
         let number = |bytes| BoxedUint::from_be_slice(bytes, modulus.bits_precision());
@@ -183,7 +183,8 @@ pub mod tests {
         }
     }
 
-    /// It is the same number to the key, and would be a second signature of one message.
+    /// A signature plus the modulus is the same number to the key, and would be a second signature
+    /// of one message.
     #[test]
     fn a_signature_is_smaller_than_its_modulus() {
         let modulus = bytes(RSA_N);

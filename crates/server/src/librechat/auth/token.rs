@@ -1,8 +1,7 @@
-//! JSON Web Tokens as LibreChat makes them: one for each request, of one user, for a few
-//! minutes.
+//! JSON Web Tokens as LibreChat makes them: one per request, for one user, valid for a few minutes.
 //!
-//! What a token claims is looked at after its signature and not before. Why one is
-//! refused is for the log: whoever sent it learns only that it was.
+//! The claims are read only after the signature was verified. The reason for a refusal goes to the
+//! log; the client learns only that the token was refused.
 
 use std::time::Duration;
 
@@ -15,23 +14,23 @@ use crate::config::librechat::JwtConfig;
 use crate::librechat::auth::signature::PublicKey;
 use crate::store::owner::Principal;
 
-/// Those of LibreChat have less than one.
+/// The largest accepted token. LibreChat's tokens have less than 1 KiB.
 const TOKEN_BYTES_MAX: usize = 8 << 10;
-/// Of a user and of a tenant.
+/// The longest accepted name of a user or a tenant.
 const NAME_BYTES_MAX: usize = 256;
-/// Whose everything is that no tenant is named for.
+/// Tenant used when a token names none.
 pub const LEGACY: &str = "legacy";
-/// Of whoever may execute without a token. No token can say that it is its own.
+/// Tenant of executions without a token. No token can name this tenant.
 pub const ANONYMOUS: &str = "anonymous";
 
 /// Why a token is refused, for the log.
 pub type Refusal = &'static str;
 
-/// One that could be taken apart; nothing in it is believed yet.
+/// A token that was split into its parts and not verified yet.
 #[derive(Debug)]
 pub struct Token<'a> {
     header: Header,
-    /// The first two parts, as they came.
+    /// The first two parts, unchanged.
     signed: &'a str,
     claims: &'a str,
     signature: Vec<u8>,
@@ -41,7 +40,7 @@ pub struct Token<'a> {
 struct Header {
     alg: String,
     kid: String,
-    /// What has to be understood to understand the token; nothing is.
+    /// Critical extensions (RFC 7515, 4.1.11). None is supported.
     crit: Option<IgnoredAny>,
 }
 
@@ -91,7 +90,7 @@ impl<'a> Token<'a> {
         &self.header.kid
     }
 
-    /// Who holds it, by what its key has signed.
+    /// Verifies the token and returns its user.
     pub fn holder(
         &self,
         key: &PublicKey,
@@ -111,7 +110,7 @@ impl<'a> Token<'a> {
     }
 }
 
-/// Strict: what has a known field twice is not read.
+/// Parses strictly: JSON with a duplicate known field is refused.
 fn json<T: DeserializeOwned>(part: &str) -> Option<T> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(part).ok()?;
     serde_json::from_slice(&bytes).ok()
@@ -131,7 +130,7 @@ impl Claims {
         }
     }
 
-    /// Clocks may differ by the skew; how long a token lives is no matter of clocks.
+    /// Clocks may differ by the skew. The lifetime of a token does not depend on clocks.
     fn check_times(&self, expected: &JwtConfig, now: u64) -> Result<(), Refusal> {
         let skew = expected.skew.as_secs();
         let is_ahead = |time: u64| time > now.saturating_add(skew);
@@ -247,7 +246,7 @@ mod tests {
         }
     }
 
-    /// Two parsers could read two users.
+    /// With a duplicate claim, two parsers could read two different users.
     #[test]
     fn a_claim_is_made_once() {
         let header = ed().header().to_string();
@@ -280,7 +279,7 @@ mod tests {
             judged(&changed("iat", json!(unix_now() - 400))).err(),
             Some("it is valid for too long")
         );
-        // It would expire before it was made.
+        // The token expires before it is valid.
         let mut claims = changed("iat", json!(unix_now() + 20));
         claims["exp"] = json!(unix_now() + 10);
         assert!(judged(&claims).is_err());

@@ -1,8 +1,8 @@
-//! What a client says a file belongs to, in a form or in a query, and what follows from
-//! it for whoever asks.
+//! The resource that a client names as the owner of a file, in a form or a query, and the access
+//! that follows from it.
 //!
-//! Later clients name a kind and an id, and of a skill its version. The first ones name
-//! an agent (`entity_id`) or nothing, and also nothing for what they sent with an agent.
+//! Later clients name a kind and an id, and for a skill its version. First-generation clients name
+//! an agent (`entity_id`) or nothing, also for files that they uploaded with an agent.
 
 use serde::Deserialize;
 
@@ -10,10 +10,10 @@ use crate::error::ServiceError;
 use crate::store::Object;
 use crate::store::owner::{Owner, Principal, Resource};
 
-/// Ids of LibreChat are far shorter.
+/// The longest accepted id. LibreChat's ids are far shorter.
 const ID_BYTES_MAX: usize = 256;
 
-/// As it was sent. What else is in a query is not ours.
+/// The fields as the client sent them. Other fields of a query are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Said {
@@ -23,12 +23,12 @@ pub struct Said {
     pub entity_id: Option<String>,
 }
 
-/// What it means.
+/// The meaning of the fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
-    /// Nothing was said.
+    /// The client named nothing.
     Nothing,
-    /// This, and for a user the id that the client gives him.
+    /// A resource, and for a user the id that the client gives.
     Resource(Resource, Option<String>),
 }
 
@@ -74,7 +74,7 @@ fn is_id(text: &str) -> bool {
 }
 
 impl Claim {
-    /// Whose what is sent with it becomes.
+    /// The owner of a file that is uploaded with this claim.
     pub fn owner(&self, principal: &Principal) -> Owner {
         match self {
             Self::Nothing => principal.owner(&Resource::User),
@@ -90,11 +90,11 @@ impl Claim {
         }
     }
 
-    /// Whether whoever asks with it may have this file.
+    /// Whether a request with this claim may access the file.
     pub fn allows(&self, principal: &Principal, object: &Object) -> bool {
         let is_owner = object.owner == self.owner(principal);
         match self {
-            // Who has proven to be somebody says what he means.
+            // An authenticated user names other resources explicitly.
             Self::Nothing if principal.user.is_some() => is_owner,
             Self::Nothing => is_owner || is_of_an_agent(principal, &object.owner),
             Self::Resource(_, said) => is_owner && !contradicts(said.as_ref(), object),
@@ -111,7 +111,7 @@ pub fn forbidden() -> ServiceError {
     ServiceError::forbidden("not_owner", message)
 }
 
-/// Users that nobody proves are still two, if the client says so.
+/// Whether the client names another user than the file's, even if no token proves either.
 fn contradicts(said: Option<&String>, object: &Object) -> bool {
     match (said, &object.said_by) {
         (Some(said), Some(by)) => said != by,
@@ -119,7 +119,7 @@ fn contradicts(said: Option<&String>, object: &Object) -> bool {
     }
 }
 
-/// Of any agent of the same tenant.
+/// Whether the owner is any agent of the same tenant.
 fn is_of_an_agent(principal: &Principal, owner: &Owner) -> bool {
     let agents = principal.owner(&Resource::Agent(String::new()));
     owner.as_str().starts_with(agents.as_str())

@@ -1,4 +1,4 @@
-//! A form that comes over the network: its parts, bounded in number, size and time.
+//! A form from the network: its parts, limited in number, size and time.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::files::multipart::{Head, Malformed, Parser, Piece};
 
-/// For all of it, however steadily it comes. Clients give up after two minutes.
+/// The time limit for a whole form. Clients give up after two minutes.
 const WHOLE_WITHIN: Duration = Duration::from_secs(600);
-/// What a form has beside the contents of its files.
+/// The size limit of a form beside the contents of its files.
 const OTHER_BYTES_MAX: u64 = 1 << 20;
 const FIELD_BYTES_MAX: usize = 1 << 10;
 
@@ -38,7 +38,7 @@ impl Form {
         Ok(Self {
             parser,
             body: body.into_data_stream(),
-            // Nobody may have more than that.
+            // No owner may store more than this.
             left_bytes: config.files.owner_bytes.saturating_add(OTHER_BYTES_MAX),
             patience: config.limits.client,
             until: Instant::now() + WHOLE_WITHIN,
@@ -51,7 +51,7 @@ impl Form {
             match self.next().await? {
                 Piece::Part(head) => return Ok(Some(head)),
                 Piece::End => return Ok(None),
-                // Of a part that nobody wanted.
+                // The rest of a part that was not read.
                 Piece::Content(_) | Piece::PartEnd => {}
             }
         }

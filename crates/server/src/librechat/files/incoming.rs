@@ -1,5 +1,5 @@
-//! Files on their way from a client into the store. The disk is waited for in threads
-//! that may wait, for one piece at a time: a client that is slow holds none of them.
+//! Files on their way from a client into the store. Worker threads write to the disk one piece at a
+//! time, so a slow client occupies no thread.
 
 use crate::app::App;
 use crate::error::ServiceError;
@@ -7,11 +7,11 @@ use crate::store::id::Id;
 use crate::store::owner::Owner;
 use crate::store::{Meta, NewFile, Object};
 
-/// One file. Dropped before it is kept, nothing of it is left.
+/// One incoming file. If it is dropped before it is kept, nothing is left.
 #[derive(Debug)]
 pub struct Arriving {
     app: App,
-    /// `None` while a thread has it.
+    /// `None` while a thread writes to it.
     incoming: Option<NewFile>,
 }
 
@@ -23,8 +23,7 @@ impl Arriving {
 
     pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), ServiceError> {
         let mut incoming = self.incoming.take().ok_or_else(lost)?;
-        // Whoever does not wait for this any more leaves it to the thread, and with it
-        // the file.
+        // If the request is cancelled, the thread drops the file.
         let write = move || {
             let written = incoming.write(&bytes);
             (incoming, written)
@@ -52,7 +51,7 @@ impl Drop for Arriving {
     }
 }
 
-/// The files of one request. Dropped before its client is answered, none is left.
+/// The files of one request. If they are dropped before the client is answered, none is left.
 #[derive(Debug)]
 pub struct Arrived {
     app: App,
@@ -68,7 +67,7 @@ impl Arrived {
         self.objects.push(object);
     }
 
-    /// They stay.
+    /// Keeps the files.
     pub fn told(mut self) -> Vec<Object> {
         std::mem::take(&mut self.objects)
     }
@@ -85,7 +84,7 @@ impl Drop for Arrived {
     }
 }
 
-/// What waits for the disk and nobody waits for.
+/// Does work on the disk in a thread, without waiting for it.
 fn aside(app: &App, what: impl FnOnce() + Send + 'static) {
     let app = app.clone();
     match tokio::runtime::Handle::try_current() {

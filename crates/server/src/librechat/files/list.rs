@@ -1,5 +1,5 @@
-//! `GET /v1/files/{session}`: what is in a session, in as much detail as is asked for;
-//! `DELETE /v1/files/{session}/{file}`.
+//! `GET /v1/files/{session}` lists a session at the requested level of detail; `DELETE
+//! /v1/files/{session}/{file}` removes a file.
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -30,7 +30,7 @@ enum Detail {
     Normalized,
 }
 
-/// Empty for a session that nobody knows: its files may be over their time.
+/// Returns an empty list for an unknown session, because its files may have expired.
 pub async fn list(
     State(app): State<App>,
     Path(session): Path<String>,
@@ -50,7 +50,7 @@ pub async fn list(
     }
 }
 
-/// What stands for its path in an object store.
+/// The key that clients expect as the path in an object store.
 pub fn key(object: &Object) -> String {
     format!("{}/{}{}", object.session, object.id, object.extension())
 }

@@ -1,22 +1,21 @@
-//! Names of files as clients give them: a place below the directory of a program, and
-//! no trick.
+//! File names from clients: only paths below the directory of a program are accepted.
 
 use crate::error::ServiceError;
 
 const CHARACTERS_MAX: usize = 256;
 const DEPTH_MAX: usize = 10;
-/// As the kernel has it (limits.h).
+/// The kernel's NAME_MAX (limits.h).
 const PART_BYTES_MAX: usize = 255;
 
 /// Whether a name may have directories in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Clients of the first generation know of no directories.
+    /// First-generation clients have no directories.
     Plain,
     Nested,
 }
 
-/// A relative path without `.`, `..`, empty parts and control characters.
+/// Accepts a relative path without `.`, `..`, empty parts and control characters.
 pub fn check(name: &str, form: Form) -> Result<(), ServiceError> {
     let refused = |why: &str| Err(ServiceError::invalid("invalid_filename", why));
     let parts: Vec<&str> = name.split('/').collect();

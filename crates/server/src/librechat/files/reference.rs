@@ -1,4 +1,4 @@
-//! One file that a request names: it is there, and whoever asks may have it.
+//! Finds the file that a request names, and checks that the client may access it.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Query};
@@ -12,7 +12,7 @@ use crate::store::Object;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 
-/// Who asks for a file of a session, and as whose.
+/// The client of a request for a file, and the resource that it names.
 #[derive(Debug)]
 pub struct Asked {
     pub principal: Principal,
@@ -36,7 +36,7 @@ pub fn queried<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ServiceE
     query.map(|Query(query)| query).map_err(refused)
 }
 
-/// A file of a path that ends in `{session}/{file}`.
+/// The file of a path that ends in `{session}/{file}`.
 #[derive(Debug)]
 pub struct Named(pub Object);
 

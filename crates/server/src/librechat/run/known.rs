@@ -48,7 +48,8 @@ impl Known {
         &self.files
     }
 
-    /// Writes nothing if nothing changed: a session without files needs no directory.
+    /// Stores the list. Writes nothing if nothing changed: a session without files needs no
+    /// directory.
     pub async fn set(&mut self, files: Inputs) -> Result<(), ServiceError> {
         if files == self.files {
             return Ok(());
@@ -68,7 +69,7 @@ fn parsed(text: &[u8]) -> Option<Entry> {
     serde_json::from_slice(text).ok()
 }
 
-/// Whether an entry is of no use any more: its box is gone, or it cannot be read.
+/// Whether an entry can be removed: its box is gone, or it cannot be read.
 pub fn is_over(engine: &Engine, text: &[u8]) -> bool {
     parsed(text).is_none_or(|entry| {
         let status = engine.status(&entry.box_id);

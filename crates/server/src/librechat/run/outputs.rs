@@ -1,8 +1,8 @@
-//! What an execution has left among its files: new ones and changed ones go into the
-//! store, whoever asked learns of all that is there.
+//! The files of an execution: new and changed ones go into the store, and the client gets a list of
+//! all.
 //!
-//! The archive comes from inside the box and is not trusted: names are checked, sizes
-//! are bounded, and whatever is no plain file is left where it is.
+//! The archive comes from inside the box and is not trusted: names are checked, sizes are limited,
+//! and everything that is not a regular file is skipped.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -21,7 +21,7 @@ use crate::store::owner::Owner;
 use crate::store::{Meta, NewFile, Object, Origin};
 use crate::work::pipe::Pipe;
 
-/// Where they go, and whose they are.
+/// The store for the files, and their owner.
 #[derive(Debug, Clone)]
 pub struct Outputs {
     pub app: App,
@@ -31,45 +31,45 @@ pub struct Outputs {
     pub files_max: usize,
 }
 
-/// What is there after an execution.
+/// The files after an execution.
 #[derive(Debug, Default)]
 pub struct Collected {
     pub left: Vec<Left>,
-    /// Names of inputs that are not there any more.
+    /// Names of inputs that were deleted.
     pub deleted: Vec<String>,
     pub skipped: Skipped,
-    /// What could not be kept, though it might have been.
+    /// The number of files that could not be stored because of an error.
     pub failed: usize,
 }
 
 #[derive(Debug)]
 pub enum Left {
-    /// As it came, or read-only.
+    /// An unchanged or read-only input.
     Inherited(Input),
-    /// New or changed; the same as an input for whoever goes on with it.
+    /// A new or changed file, which a later execution can use as an input.
     Kept(Input),
 }
 
-/// Files that are too many, too large, or have a name that cannot be. The names are the
-/// program's own, and may be as long as paths can be deep: only so much is kept of them.
+/// Files that are too many, too large or have an invalid name. The program chooses the names, which
+/// can be as long as directories are deep, so only a limited part is kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// The first of them, as far as they can be shown.
+    /// The names of the first skipped files, shortened.
     pub names: Vec<String>,
     pub reasons: BTreeSet<&'static str>,
     pub count: usize,
 }
 
-/// Of files that nobody asked for.
+/// Directories whose files are never outputs.
 const NOT_OUTPUTS: [&str; 2] = ["__pycache__", "node_modules"];
-/// A file with this name stands for a directory that is kept.
+/// A file with this name marks a directory to keep.
 const DIRECTORY_KEPT: &str = ".dirkeep";
-/// Names that are told of those that were skipped, and what of each.
+/// The number and length of reported names of skipped files.
 const SKIPPED_NAMED_MAX: usize = 20;
 const SKIPPED_CHARACTERS_MAX: usize = 256;
 
 impl Outputs {
-    /// Of a program that failed nothing is kept: clients say so to the model.
+    /// The files of a failed program: none is kept, which clients tell the model.
     pub fn of_failed(inputs: &Inputs) -> Collected {
         Collected {
             left: inputs.values().cloned().map(Left::Inherited).collect(),
@@ -77,9 +77,9 @@ impl Outputs {
         }
     }
 
-    /// Whatever is in the box's data. A program that is in the way of this, as one that
-    /// stops what copies or shuts its own directory, has still said what it said: what
-    /// could not be had is told as not delivered.
+    /// Collects the files of the box's data directory. A program can prevent this, for example by
+    /// stopping the copy process or by locking its directory. Its output is still returned, and the
+    /// missing files are reported as not delivered.
     pub fn collect(&self, engine: &Engine, id: &BoxId, inputs: &Inputs) -> Collected {
         let mut collected = Collected::default();
         let mut seen = BTreeSet::new();
@@ -107,7 +107,7 @@ impl Outputs {
         let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
         let received = self.receive(&mut stream, inputs, seen, collected);
         drop(stream);
-        // What the box says of it is more telling than a pipe that closed.
+        // The error of the copy process says more than the closed pipe.
         copying.finish()?;
         received.context(|| format!("cannot read the files of box {id}"))
     }
@@ -148,7 +148,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// One file. What the store refuses is told; the others are kept all the same.
+    /// Stores one file. A refusal of the store is reported, and the other files are still stored.
     fn keep(
         &self,
         archive: &mut Reader<'_>,
@@ -182,7 +182,7 @@ impl Outputs {
         };
         let kept = incoming.and_then(|file| file.keep(&self.session, meta));
         match kept {
-            // Written again as it was.
+            // The program wrote the same content again.
             Ok(object) if input.is_some_and(|input| input.object.sha256 == object.sha256) => {
                 self.drop_copy(&object);
                 let mtime = inputs::telling(mtime);
@@ -209,10 +209,10 @@ impl Outputs {
         self.app.files.open()?.receive(&self.owner)
     }
 
-    /// What is the same as before is not there twice.
+    /// Removes a stored copy that equals its input.
     fn drop_copy(&self, object: &Object) {
         if let Ok(store) = self.app.files.open() {
-            // What stays of it is over its time some day.
+            // If this fails, the file expires later.
             store.remove(object).ok();
         }
     }
@@ -234,8 +234,8 @@ impl Collected {
     }
 }
 
-/// The name and size of a regular file that the client may want. The answer can show the
-/// name even where it is not UTF-8.
+/// The name and size of a regular file that can be an output. The answer shows the name even if it
+/// is not UTF-8.
 fn candidate(entry: &Entry) -> Option<(String, u64)> {
     let Kind::File { size } = entry.kind else {
         return None;

@@ -1,4 +1,4 @@
-//! What code in a box asks for. It may have written anything.
+//! Tool calls that code in a box makes. The code is not trusted.
 
 use std::path::Path;
 
@@ -11,26 +11,26 @@ use crate::librechat::run::box_spec::CODE;
 use crate::librechat::tools::request::Tongue;
 use crate::work::pipe::Pipe;
 
-/// In one round.
+/// The maximum number of calls in one round.
 const CALLS_MAX: usize = 100;
-/// Of one call.
+/// The size limit of one call.
 const CALL_BYTES_MAX: u64 = 1 << 20;
-/// Of all calls of a round.
+/// The size limit of all calls of a round.
 const ROUND_BYTES_MAX: u64 = 8 << 20;
 
-/// A call that nobody has replied to.
+/// A call without a reply.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Call {
-    /// The same for calls that are alike.
+    /// Equal calls have equal keys.
     pub key: String,
-    /// As the code calls the tool.
+    /// The name of the tool.
     pub name: String,
-    /// As it is written: taken apart, a list of digits has sixteen times its bytes.
+    /// The input as text: parsed, a list of digits would take sixteen times its bytes.
     pub input: Box<RawValue>,
 }
 
 pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>, Error> {
-    // Code that removed the place asks for nothing.
+    // If the code removed the directory, there are no calls.
     let Ok(copying) = engine.copy_files_out(id, &Path::new(CODE).join("calls")) else {
         return Ok(Vec::new());
     };
@@ -54,7 +54,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
     }
     drop(stream);
     copying.finish()?;
-    // In the order in which they came, as far as their names tell.
+    // Their names give the order of the calls.
     calls.sort_by_key(|(name, _)| (name.len(), name.clone()));
     let parse = |(_, content): &(Vec<u8>, Vec<u8>)| tongue.parse(content).ok_or_else(not_a_call);
     calls.iter().map(parse).collect()
@@ -78,7 +78,7 @@ impl Tongue {
                 let text = std::str::from_utf8(content).ok()?;
                 let (key, rest) = text.split_once('\n')?;
                 let (name, input) = rest.split_once('\n')?;
-                // What is no JSON is for the tool to judge.
+                // Input that is not JSON is passed on as text.
                 let input = serde_json::from_str(input).or_else(|_| to_raw_value(input));
                 let input = input.ok()?;
                 Some(Call { key: key.to_owned(), name: name.to_owned(), input })

@@ -6,9 +6,9 @@
 //!           └─ continue ─┴─ tool_call_required, and nothing runs meanwhile
 //! ```
 //!
-//! While the client looks for replies there is no box: the code is run again from its
-//! beginning, and calls that were replied to before return what was said then. A call is
-//! known by its tool and its input, and by how many like it came before.
+//! While the client computes replies there is no box. With the replies, the code runs again from
+//! its beginning, and calls that have a reply return it. A call is identified by its tool, its
+//! input, and the number of equal calls before it.
 
 pub mod calls;
 pub mod request;
@@ -36,16 +36,16 @@ use crate::librechat::tools::request::{Reply, Request, Start, Tongue};
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 
-/// Executions that wait for their client.
+/// The maximum number of executions that wait for their client.
 const WAITING_MAX: usize = 256;
-/// Of code, calls and replies of one execution.
+/// The size limit for code, calls and replies of one execution.
 const BYTES_MAX: usize = 16 << 20;
-/// Of all of them.
+/// The size limit for all executions together.
 const BYTES_IN_ALL_MAX: usize = 256 << 20;
-/// A client that does not come back for so long has given up.
+/// A client that does not continue within this time has given up.
 const WAITS_AT_MOST: Duration = Duration::from_secs(600);
 
-/// Executions that go on when their client has replies, by their token.
+/// Executions that wait for replies of their client, by their token.
 #[derive(Debug, Default)]
 pub struct Waiting(Mutex<HashMap<Id, Slot>>);
 
@@ -55,18 +55,18 @@ enum Slot {
         execution: Box<Execution>,
         since: Instant,
     },
-    /// It runs with the replies that came.
+    /// The execution runs with the replies so far.
     Runs,
 }
 
-/// What is known of one between two rounds.
+/// The state of an execution between two rounds.
 #[derive(Debug)]
 struct Execution {
     principal: Principal,
     start: Start,
-    /// What was said to each call, in the order of calls that are alike.
+    /// The replies to each call, in the order of equal calls.
     history: BTreeMap<String, Vec<Reply>>,
-    /// Which call it is that the client was asked for under this id.
+    /// The call for each id that the client was asked to answer.
     asked: BTreeMap<String, String>,
     calls_made: usize,
     bytes: usize,
@@ -132,7 +132,7 @@ async fn round(
         request::Asked::Continue { token, replies } => {
             let (turn, mut execution) = Turn::again(app, &token, principal)?;
             if let Err(wrong) = execution.check(&replies) {
-                // It waits on for better ones.
+                // The execution keeps waiting for valid replies.
                 turn.waits(execution);
                 return Err(wrong);
             }
@@ -147,7 +147,7 @@ async fn round(
 /// A call that got its reply: the id that the client knows, and the key of the call.
 type Taken = (String, String);
 
-/// The right to run one execution; when it is dropped the execution is over.
+/// The right to run one execution; dropping it ends the execution.
 struct Turn<'a> {
     app: &'a App,
     token: Id,
@@ -170,7 +170,7 @@ impl<'a> Turn<'a> {
         Ok(Self { app, token })
     }
 
-    /// One that waits. Only whoever began it goes on with it.
+    /// Takes a waiting execution. Only the client that started it can continue it.
     fn again(
         app: &'a App,
         token: &Id,
@@ -204,7 +204,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Its client is asked for replies.
+    /// Puts the execution back until its client sends replies.
     fn waits(self, execution: Box<Execution>) -> Id {
         let mut slots = self.app.waiting.slots();
         let since = Instant::now();
@@ -240,8 +240,8 @@ impl Waiting {
     }
 }
 
-/// What is given up where there is no room: most of those who never come back began
-/// long ago, and whoever has the most is not to take it from the others.
+/// The execution to give up when there is no space: the oldest of the client that has the most,
+/// because clients that never return usually started long ago.
 fn oldest_of_the_greediest(
     slots: &HashMap<Id, Slot>,
     weigh: impl Fn(&Execution) -> usize,
@@ -284,7 +284,7 @@ impl Execution {
         })
     }
 
-    /// Whether each call that was asked for is replied to once, and nothing else is.
+    /// Checks that the replies answer each requested call exactly once and nothing else.
     fn check(&self, replies: &[(String, Reply)]) -> Result<(), ServiceError> {
         let wrong = |message: String| ServiceError::invalid("invalid_tool_results", message);
         let mut open: BTreeSet<&String> = self.asked.keys().collect();
@@ -299,7 +299,7 @@ impl Execution {
         }
     }
 
-    /// Adds replies that were checked to the history.
+    /// Adds checked replies to the history.
     fn take(&mut self, replies: Vec<(String, Reply)>) -> Vec<Taken> {
         let mut taken = Vec::new();
         for (id, reply) in replies {
@@ -314,7 +314,7 @@ impl Execution {
 
     /// Undoes [`Self::take`]: the client is expected to send the same replies again.
     fn give_back(&mut self, taken: Vec<Taken>) {
-        // Calls that are alike share a key, and the last reply is the last of its key.
+        // Equal calls share a key, and the last reply is the last of its key.
         for (id, key) in taken.into_iter().rev() {
             let reply = self.history.get_mut(&key).and_then(Vec::pop);
             let bytes = reply.as_ref().map_or(0, Reply::bytes);
@@ -377,7 +377,7 @@ impl Execution {
 
     fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
         self.calls_made += calls.len();
-        // What a call is known by is the code's own choice, and remembered.
+        // The code chooses the key of a call, and the server stores it.
         self.bytes += calls.iter().map(|call| call.key.len()).sum::<usize>();
         self.check_bytes()?;
         let ask = |call: Call| {
@@ -391,7 +391,7 @@ impl Execution {
         calls.into_iter().map(ask).collect()
     }
 
-    /// What is run, with what was said so far.
+    /// The code to run, with the replies so far.
     fn work(&self, app: &App) -> Result<Work, ServiceError> {
         let config = app.config();
         let (language, runner) = self.start.tongue.runner();
@@ -424,7 +424,7 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 }
 
 impl Round {
-    /// What was run to its end.
+    /// The answer for a completed execution.
     fn of(answer: Answer, tool_calls_made: usize) -> Self {
         match (answer.status, answer.message) {
             (Some(_), Some(error)) => Self::Error {
