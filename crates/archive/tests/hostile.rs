@@ -12,7 +12,7 @@ use fixture::{Archive, message, snapshot, unpack};
 use tare_archive::{ErrorKind, Options, Top};
 use tare_harness::TemporaryDirectory;
 
-/// A directory to unpack into, beside one that nobody may touch.
+/// A directory to unpack into, beside one that must not change.
 struct Ground {
     root: TemporaryDirectory,
     before: BTreeMap<PathBuf, String>,
@@ -135,7 +135,7 @@ fn a_chain_of_symlinks_leads_nowhere() {
     ground.refuses(chain, "where its directory is");
 }
 
-/// The destination was prepared by somebody else.
+/// Another user prepared the destination.
 #[test]
 fn symlinks_that_are_there_are_replaced_and_not_followed() {
     let ground = Ground::new();

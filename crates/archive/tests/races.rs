@@ -1,5 +1,5 @@
-//! Somebody exchanges directories, files and symlinks while they are
-//! packed and unpacked. Nothing outside is written, and nothing of it is read.
+//! Directories, files and symlinks are exchanged while they are packed and unpacked. Nothing
+//! outside is written or read.
 
 mod fixture;
 

@@ -2,8 +2,8 @@
 //! with milliseconds, `2026-11-15T22:09:05.123Z`. [`from_now`] is a moment of the boot clock.
 //!
 //! Deadlines are on the boot clock (`CLOCK_BOOTTIME`), in nanoseconds: it also counts while the
-//! host sleeps, and nobody can set it. A timestamp is only shown and compared with other
-//! timestamps. It never ends a box.
+//! host sleeps, and it cannot be set. A timestamp is only shown and compared with other timestamps.
+//! It never ends a box.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

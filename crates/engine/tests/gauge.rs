@@ -28,7 +28,7 @@ fn inner() -> Option<PathBuf> {
 /// is given it.
 #[track_caller]
 fn run_inner(test: &str, directory: &TemporaryDirectory, around: &str) {
-    // Whoever it runs as must get at it.
+    // The other user must be able to execute it.
     let program = directory.join("program");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let output = Command::new("sh")
@@ -73,7 +73,7 @@ struct Around {
 }
 
 impl Around {
-    /// In the hierarchy whose cgroups have this file.
+    /// Creates a cgroup in the hierarchy whose cgroups have this file.
     fn new(file: &str, value: &str) -> Option<Self> {
         let name = format!("gauge-{file}-{}", std::process::id());
         let mut roots = hierarchies().into_iter().filter(|_| is_root());
@@ -159,7 +159,7 @@ fn tell_cgroup(directory: &TemporaryDirectory, file: &str, around: &Around) {
     fs::write(directory.join(file), path).unwrap();
 }
 
-/// A backend stood at 241 of 300 for hours, and nobody was told.
+/// A backend had 241 of 300 processes for hours, and no alert fired.
 #[test]
 fn two_hundred_and_forty_one_of_three_hundred_processes_are_an_alert() {
     let Some(directory) = inner() else {
@@ -230,7 +230,7 @@ fn a_limit_of_a_cgroup_around_counts_and_a_process_that_is_moved_is_followed() {
     let reading = read(&mut gauges, Gauge::PidsCgroup);
     assert_eq!((reading.limit, reading.limit_is), (50, by(&first)));
     let mut door = File::options().write(true).open(second.join("cgroup.procs")).unwrap();
-    // Somebody stays, so that what is left behind is the fuller one.
+    // A process stays, so that the old cgroup is the fuller one.
     let mut sleepers = Sleepers::default();
     assert!(sleepers.add());
     let opened = all_descriptors();
@@ -274,7 +274,7 @@ fn every_gauge_works_without_free_descriptors() {
         let around = format!("{enter} ulimit -n 128; exec");
         return run_inner(test, &directory, &around);
     };
-    // Whoever started us may have left us some that the limit came too late for.
+    // Descriptors that were open before the limit was set may be above it.
     let beyond = open_descriptors(128);
     let before = open_descriptors(0);
     let mut gauges = gauges(&directory, GaugeSettings::default());
@@ -308,7 +308,7 @@ fn every_gauge_works_without_free_descriptors() {
     assert!(gauges.check_room().is_ok());
 }
 
-/// The kernel tells nobody what it has counted, but by what it refuses.
+/// The kernel shows its count only by refusing a process.
 #[test]
 fn when_the_kernel_refuses_a_user_another_process_the_limit_is_reached() {
     let Some(directory) = inner() else {

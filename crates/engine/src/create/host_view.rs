@@ -90,7 +90,7 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
     files
 }
 
-/// Home of everyone: the box's own writable directory.
+/// The home directory of every user: the box's own writable directory.
 const HOME: &str = "/work";
 
 fn passwd(spec: &Spec) -> String {
@@ -113,7 +113,7 @@ fn group(spec: &Spec) -> String {
     format!("root:x:0:\n{own}nogroup:x:65534:\n")
 }
 
-/// Bounded: the host's own file, but nobody promised its size.
+/// Reads at most a fixed size, because the host's file can have any size.
 fn read_small(path: &Path) -> String {
     let mut text = fs::read_to_string(path).unwrap_or_default();
     text.truncate(text.floor_char_boundary(16 << 10));

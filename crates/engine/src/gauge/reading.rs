@@ -88,7 +88,7 @@ pub struct Reading {
     pub gauge: Gauge,
     pub used: u64,
     pub limit: u64,
-    /// What the limit is, for an operator who wants to change it.
+    /// Where the limit is set, for operators.
     pub limit_is: String,
 }
 

@@ -1,5 +1,5 @@
-//! What a person or a program is told about a box. The names are those of
-//! `tare ls --json` and stay as they are.
+//! The status of a box for people and programs. The field names are those of `tare ls --json` and
+//! are stable.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -14,7 +14,7 @@ use crate::session::link;
 use crate::session::logs::Logs;
 use crate::spec::BoxId;
 
-/// What somebody who comes back has.
+/// The handles of a client that attaches to a running box.
 #[derive(Debug)]
 pub struct Attachment {
     /// The output from now on.
@@ -43,8 +43,7 @@ impl Engine {
         let (input, is_terminal) = match link::call(&record, id, &Call::Input) {
             Ok((Report::Input { is_terminal: true }, Some(fd))) => (Some(fd), true),
             Ok((Report::Input { is_terminal: false }, fd)) => (fd.filter(is_pipe), false),
-            // Its input was never open, or it has just ended, which its keeper
-            // tells.
+            // Its input was never open, or the box has just ended, which the keeper reports.
             Ok(_) | Err(_) => (None, false),
         };
         Ok(Attachment { logs, keeper: observed.keeper.into_alive(), input, is_terminal })

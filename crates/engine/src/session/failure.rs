@@ -64,7 +64,7 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
     }
 }
 
-/// How the keeper tells of a process that was stopped before it had executed.
+/// The keeper reports this errno for a process that was stopped before its execve.
 const EINTR: i32 = 4;
 
 fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {

@@ -106,8 +106,8 @@ impl Logs {
         Ok(())
     }
 
-    /// The next record; `None` when there is none, though there may be later.
-    /// After an error there is nothing more to be had.
+    /// Returns the next record; `None` if there is none yet. After an error there are no more
+    /// records.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, Error> {
         while let Some(entry) = self.next_entry(self.end)? {
             let length = self.reader.bytes().len();
@@ -124,8 +124,8 @@ impl Logs {
         Ok(None)
     }
 
-    /// How much output came after the last record and is lost, once there is no next
-    /// record. What was told is not told again.
+    /// Returns how many bytes after the last record were lost, if there is no next record. Each
+    /// byte is reported once.
     pub fn missed_at_end(&mut self) -> Result<u64, Error> {
         match &self.end {
             Some(end) => Ok(self.reader.missed_before(end)),

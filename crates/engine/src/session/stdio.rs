@@ -1,5 +1,5 @@
-//! The standard streams of a process in a box: pipes that were made for it, and
-//! never descriptors of whoever asked for it.
+//! The standard streams of a process in a box: pipes that tare creates for it, never descriptors of
+//! the caller.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ pub struct Streams {
     pub stderr: Option<OwnedFd>,
 }
 
-/// What descriptor 0 is, when there is no terminal.
+/// Descriptor 0 of a process without a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stdin {
     /// At end of file from the start.
@@ -28,12 +28,12 @@ pub enum Stdin {
     Pipe,
 }
 
-/// Who a pipe is given to: the user that the process is on the host.
+/// The owner of a pipe: the user of the process on the host.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner(Option<(Uid, Gid)>);
 
 impl Owner {
-    /// `None`: a box without a uid range, whose user is whoever makes the pipe.
+    /// `None` for a box without a uid range, whose user is the caller.
     pub fn of(first_uid: Option<u32>, user: User) -> Self {
         Self(first_uid.map(|first| {
             let (uid, gid) = (first + user.uid, first + user.gid);
@@ -79,8 +79,8 @@ impl Stdio {
     }
 }
 
-/// A pipe whose owner can open it again by name: programs do so with
-/// `/dev/stdout`, and a pipe of root's would refuse them.
+/// Creates a pipe that its owner can open again by name. Programs do so with `/dev/stdout`, and the
+/// kernel would refuse it for a pipe of root.
 fn pipe_of(owner: Owner) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
     if let Some((uid, gid)) = owner.0 {

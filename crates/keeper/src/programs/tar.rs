@@ -55,7 +55,7 @@ fn conclude(result: Result<(), Failure>) -> u8 {
     }
 }
 
-/// Whoever does not listen is gone, and we are with it.
+/// Writes a line to standard error. If the client is gone, this process ends too.
 fn say(line: &dyn Display) {
     writeln!(io::stderr(), "{line}").ok();
 }

@@ -1,6 +1,6 @@
-//! Streams: requests whose client only listens, to events, logs, output, a terminal or the
-//! end of a box. They have a share of the connections, and each key a share of that, so
-//! that listeners cannot take the connections of everybody else.
+//! Streams: requests whose client only listens, to events, logs, output, a terminal or the end of a
+//! box. They have a share of the connections, and each key a share of that, so that listeners
+//! cannot use up all connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -104,7 +104,7 @@ impl<'de> Deserialize<'de> for Languages {
 }
 
 impl Languages {
-    /// The language of this name whose programs a box finds there.
+    /// Finds the language with this name whose programs a box can use.
     pub fn find(&self, name: &str, host: Host<'_>) -> Result<&Language, ServiceError> {
         let called = |(own, language): &(&String, &Language)| {
             *own == name || language.names.iter().any(|other| other == name)
@@ -122,7 +122,7 @@ impl Languages {
     }
 }
 
-/// Of a name that somebody made up.
+/// How many characters of an unknown name an error shows.
 const SHOWN_MAX: usize = 40;
 
 impl Language {
@@ -137,7 +137,7 @@ impl Language {
         !self.run.is_empty() && needed.iter().all(|program| host.has(program))
     }
 
-    /// What runs its code, whose file is in `directory`.
+    /// The command that runs the code in `directory`.
     pub fn command(&self, directory: &str, arguments: &[String]) -> Vec<String> {
         let file = format!("{directory}/{}", self.file);
         let filled = |words: &[String]| -> Vec<String> {

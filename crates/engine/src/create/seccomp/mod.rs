@@ -36,9 +36,9 @@ pub enum SetIdBits {
     Denied,
 }
 
-/// The program for this profile. `Unconfined` has none, unless there is a volume
-/// to protect: then it refuses set-id bits, what could set them unseen, and the
-/// numbers that nobody has looked at; all else is as the kernel likes.
+/// The program for this profile. `Unconfined` has none, unless there is a writable volume to
+/// protect: then the program refuses set-id bits, calls that could set them unseen, and unknown
+/// call numbers, and allows everything else.
 pub fn program(profile: SeccompProfile, set_id_bits: SetIdBits) -> Option<Vec<BpfInstruction>> {
     match (profile, set_id_bits) {
         (SeccompProfile::Unconfined, SetIdBits::Allowed) => None,

@@ -1,8 +1,7 @@
 //! Every system call of x86_64, up to Linux 6.18, and what the filter does with it.
 //!
-//! The one place to look a call up and the one place to change. A number that is
-//! not here does not exist for the box; a call that a later kernel adds is
-//! therefore refused until somebody has read what it does and given it a line.
+//! This is the only place to look up and to change a call. A number that is not here does not exist
+//! for the box: a call of a later kernel is refused until it has a line here.
 
 use crate::create::seccomp::rule::Rule::{self, *};
 use crate::create::seccomp::rule::{ENOSYS, EPERM};

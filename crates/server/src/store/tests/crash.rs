@@ -24,7 +24,7 @@ fn a_store_killed_at_any_moment_has_exactly_the_acknowledged_files() {
         for line in &said {
             line.is_true(&store);
         }
-        // What nobody was told of may be there too, but it is whole.
+        // Files that were not acknowledged may exist too, but they are complete.
         for session in store.directory.sessions().expect("a store") {
             for object in store.list(&session).expect("a store") {
                 let whole = content(&store, &object);

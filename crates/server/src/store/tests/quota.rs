@@ -97,7 +97,7 @@ fn many_at_once_are_counted_right() {
     assert_eq!(store.used_bytes(), 0);
 }
 
-/// Where the disk is, in the environment of whoever has it.
+/// The environment variable with the path of the small disk.
 const SMALL_DISK: &str = "TARE_STORE_TEST_DISK";
 
 /// Only a process of its own, in mounts of its own, has the disk.
