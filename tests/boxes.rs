@@ -469,3 +469,26 @@ fn a_box_is_not_over_because_somebody_cannot_see_it() {
     }
     tare.remove(&id);
 }
+
+#[test]
+fn errors_call_a_box_by_the_name_that_was_typed() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "web", "--", "true"]);
+    tare.ended(&id);
+    let calls: [&[&str]; 6] = [
+        &["exec", "web", "--", "true"],
+        &["pause", "web"],
+        &["kill", "web"],
+        &["update", "--lease", "1h", "web"],
+        &["kill", "-s", "HUP", "web"],
+        &["cp", "web:/etc/hostname", "/tmp"],
+    ];
+    for call in calls {
+        let output = tare.call(call);
+        let said = output.stderr_text();
+        assert!(said.contains("box web") && !said.contains(&id), "{call:?}: {said}");
+    }
+    let said = tare.call(["pause", &id[..6]]).exited(1).stderr_text();
+    assert!(said.contains(&format!("box {id}")), "{said}");
+    tare.remove(&id);
+}

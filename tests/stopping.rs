@@ -203,6 +203,19 @@ fn a_live_box_with_a_damaged_record_is_removed() {
 }
 
 #[test]
+fn stop_of_a_box_with_a_damaged_record_says_that_it_keeps_nothing() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    fs::write(tare.record(&id).join("record.json"), "garbage\n").unwrap();
+    let output = tare.call(["stop", "web"]).ok().printed("web\n");
+    output.said(&["nothing of box web is kept, because its record is damaged"]);
+    tare.nothing_left();
+    let kept = tare.detached(["--", "sleep", "1000"]);
+    tare.call(["stop", &kept]).ok().said_nothing();
+    tare.remove(&kept);
+}
+
+#[test]
 fn an_ended_box_with_a_damaged_record_is_removed() {
     let tare = tare!();
     for round in 0..6 {

@@ -263,8 +263,9 @@ impl Engine {
         stop::begin_stop(self.at(id), grace)
     }
 
-    /// Ends a box that has not stopped after the grace. Returns when the box was seen gone.
-    pub fn end_stop(&self, stopping: &Stopping) -> Result<(), Error> {
+    /// Ends a box that has not stopped after the grace. Returns when the box was seen gone: the
+    /// damage of its record, if that is why nothing of the box is kept.
+    pub fn end_stop(&self, stopping: &Stopping) -> Result<Option<String>, Error> {
         self.cleaned();
         stop::end_stop(&self.root, stopping, self.end_within)
     }

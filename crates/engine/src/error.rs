@@ -81,6 +81,18 @@ impl Error {
         self.with_hint(hint)
     }
 
+    /// Names a box by its name instead of its id, in this error and in the errors that caused it.
+    pub fn naming(mut self, id: &str, name: &str) -> Self {
+        let (by_id, by_name) = (format!("box {id}"), format!("box {name}"));
+        let mut next = Some(&mut self);
+        while let Some(error) = next {
+            error.message = error.message.replace(&by_id, &by_name);
+            error.hint = error.hint.take().map(|hint| hint.replace(&by_id, &by_name));
+            next = error.source.as_mut().and_then(|source| source.downcast_mut::<Self>());
+        }
+        self
+    }
+
     /// Changes the kind to [`ErrorKind::Stuck`].
     pub(crate) fn stuck(mut self) -> Self {
         self.kind = ErrorKind::Stuck;

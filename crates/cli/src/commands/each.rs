@@ -16,10 +16,26 @@ pub struct Boxes {
     pub boxes: Vec<String>,
 }
 
+/// Acts on the box that the user named. Errors call the box by its name if the user did.
+pub fn on_box<T>(
+    engine: &Engine,
+    reference: &str,
+    act: impl FnOnce(&BoxId) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let id = engine.find(reference)?;
+    act(&id).map_err(|error| named(error, &id, reference))
+}
+
+/// Calls the box in `error` as the user typed it, unless that was a part of its id.
+pub fn named(error: Error, id: &BoxId, reference: &str) -> Error {
+    let is_id = id.as_str().starts_with(reference);
+    if is_id { error } else { error.naming(id.as_str(), reference) }
+}
+
 /// Does it to each box, and prints the box as it was typed when that is done.
 pub fn each(engine: &Engine, boxes: &[String], act: impl Fn(&BoxId) -> Result<(), Error>) -> u8 {
     in_turn(boxes, |reference| {
-        act(&engine.find(reference)?)?;
+        on_box(engine, reference, &act)?;
         Ok(reference.to_owned())
     })
 }
@@ -57,6 +73,22 @@ pub fn gather<B, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::sentence;
+
+    #[test]
+    fn errors_call_a_box_as_the_user_did() {
+        let id = BoxId::parse("aaaabbbbcccc").unwrap();
+        let error = || {
+            let cause = Error::failed("box aaaabbbbcccc is busy").with_hint("is box aaaabbbbcccc?");
+            Error::failed("cannot read /run/tare/boxes/aaaabbbbcccc of box aaaabbbbcccc")
+                .caused_by(cause)
+        };
+        assert_eq!(
+            sentence(&named(error(), &id, "web")),
+            "cannot read /run/tare/boxes/aaaabbbbcccc of box web: box web is busy (is box web?)"
+        );
+        assert_eq!(sentence(&named(error(), &id, "aaaa")), sentence(&error()));
+    }
 
     #[test]
     fn a_box_that_fails_is_gone_past_and_remembered() {

@@ -14,6 +14,7 @@ use tare_engine::spec::{Terminal, User, command, quantity};
 use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
 use tare_kernel::signals;
 
+use crate::commands::each::on_box;
 use crate::commands::process_args::{self, ProcessArgs};
 use crate::context::{Context, Purpose};
 use crate::exit::{DONE, Subject, Verdict};
@@ -91,13 +92,13 @@ pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     let spec = spec(args, args.process.terminal(window)?, std::env::var_os("TERM"))?;
     if args.detach {
         let engine = context.engine(Purpose::Use)?;
-        return leave(&engine, &engine.find(&args.reference)?, &spec);
+        return on_box(&engine, &args.reference, |id| leave(&engine, id, &spec));
     }
     let taken = stdio::take_over()?;
     signals::fail_past_file_limit();
     let engine = context.engine(Purpose::Use)?;
-    let id = engine.find(&args.reference)?;
-    let session = engine.exec(&id, &spec, args.process.stdin(window))?;
+    let session =
+        on_box(&engine, &args.reference, |id| engine.exec(id, &spec, args.process.stdin(window)))?;
     let attended = stdio::attend(session, SETTINGS, &taken)?;
     let mut verdict = attended.outcome.verdict(Subject::Command { timeout: args.timeout });
     verdict.print(false);

@@ -3,7 +3,7 @@
 use clap::Args;
 use tare_engine::Error;
 
-use crate::commands::each::{Boxes, gather};
+use crate::commands::each::{Boxes, gather, on_box};
 use crate::context::{Context, Purpose};
 use crate::error::print_result;
 
@@ -31,7 +31,7 @@ pub struct InspectArgs {
 pub fn run(args: &InspectArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     let (found, code) =
-        gather(&args.boxes.boxes, |reference| engine.details(&engine.find(reference)?));
+        gather(&args.boxes.boxes, |reference| on_box(&engine, reference, |id| engine.details(id)));
     let json = serde_json::to_string_pretty(&found).expect("texts, numbers and lists are JSON");
     print_result(&format!("{json}\n"))?;
     Ok(code)

@@ -4,7 +4,7 @@ use clap::Args;
 use tare_engine::Error;
 use tare_engine::spec::Name;
 
-use crate::commands::each::print_line;
+use crate::commands::each::{on_box, print_line};
 use crate::context::{Context, Purpose};
 use crate::exit::DONE;
 
@@ -25,7 +25,7 @@ pub struct RenameArgs {
 
 pub fn run(args: &RenameArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
-    engine.rename(&engine.find(&args.reference)?, &args.name)?;
+    on_box(&engine, &args.reference, |id| engine.rename(id, &args.name))?;
     print_line(args.name.as_str())?;
     Ok(DONE)
 }

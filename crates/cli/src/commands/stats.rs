@@ -7,7 +7,7 @@ use serde::Serialize;
 use tare_engine::spec::quantity;
 use tare_engine::{BoxId, Engine, Error, State, Usage};
 
-use crate::commands::each::gather;
+use crate::commands::each::{gather, on_box};
 use crate::context::{Context, Purpose};
 use crate::error::to_json_line;
 use crate::exit::DONE;
@@ -79,8 +79,10 @@ pub fn run(args: &StatsArgs, context: &Context) -> Result<u8, Error> {
 }
 
 fn sample(engine: &Engine, reference: &str, until: Instant) -> Result<Sample, Error> {
-    let id = engine.find(reference)?;
-    Ok(Sample { name: engine.status(&id)?.name, usage: engine.usage_until(&id, until)?, id })
+    on_box(engine, reference, |id| {
+        let (name, usage) = (engine.status(id)?.name, engine.usage_until(id, until)?);
+        Ok(Sample { id: id.clone(), name, usage })
+    })
 }
 
 /// One that ends while we look is no longer one of them.

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
-use tare_engine::Error;
 use tare_engine::spec::quantity;
+use tare_engine::{BoxId, Error};
 
-use crate::commands::each::{Boxes, gather, print_line};
+use crate::commands::each::{Boxes, gather, named, on_box, print_line};
 use crate::context::{Context, Purpose};
+use crate::error::print_note;
 
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -46,12 +47,15 @@ pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
     let grace = args.grace.unwrap_or(GRACE);
     // All are asked before any is waited for: their graces run together.
     let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {
-        let stopping = engine.begin_stop(&engine.find(reference)?, grace)?;
-        Ok((reference.to_owned(), stopping))
+        let begin = |id: &BoxId| Ok((id.clone(), engine.begin_stop(id, grace)?));
+        Ok((reference, on_box(&engine, reference, begin)?))
     });
-    let (_, not_stopped) = gather(stopping, |(reference, stopping)| {
-        engine.end_stop(&stopping)?;
-        print_line(&reference)
+    let (_, not_stopped) = gather(stopping, |(reference, (id, stopping))| {
+        let ended = engine.end_stop(&stopping);
+        if let Some(why) = ended.map_err(|error| named(error, &id, reference))? {
+            print_note(&format!("nothing of box {reference} is kept, because {why}"));
+        }
+        print_line(reference)
     });
     Ok(not_asked.max(not_stopped))
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use tare_engine::Error;
 
-use crate::commands::each::{Boxes, in_turn};
+use crate::commands::each::{Boxes, in_turn, on_box};
 use crate::context::{Context, Purpose};
 use crate::exit::ended_code;
 
@@ -27,7 +27,7 @@ pub struct WaitArgs {
 pub fn run(args: &WaitArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     let code = in_turn(&args.boxes.boxes, |reference| {
-        let ended = engine.wait(&engine.find(reference)?)?;
+        let ended = on_box(&engine, reference, |id| engine.wait(id))?;
         Ok(ended_code(&ended).to_string())
     });
     Ok(code)

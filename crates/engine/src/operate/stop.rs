@@ -94,14 +94,26 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
     Ok(stopping(observation.keeper.into_alive().filter(|_| asked.is_ok())))
 }
 
-/// Ends a box that has not stopped after the grace. Returns when the box was seen gone.
-pub fn end_stop(root: &StateRoot, stopping: &Stopping, within: Duration) -> Result<(), Error> {
+/// Ends a box that has not stopped after the grace. Returns when the box was seen gone: the damage
+/// of its record, if that is why nothing of the box is kept.
+pub fn end_stop(
+    root: &StateRoot,
+    stopping: &Stopping,
+    within: Duration,
+) -> Result<Option<String>, Error> {
     if let Some(keeper) = &stopping.keeper {
         let left = stopping.until.saturating_duration_since(Instant::now());
         // Whatever this says, teardown comes next.
         keeper.wait_dead(left).ok();
     }
-    end(root.at(&stopping.id), Leave::Record, within)
+    let at = root.at(&stopping.id);
+    let record = Record::look(record::boxes(at.root)?.as_fd(), at.id).ok().flatten();
+    let damage = record.and_then(|record| {
+        let says_nothing = record.account.intent.is_none();
+        record.flaw.or(says_nothing.then_some(Flaw::Incomplete))
+    });
+    end(at, Leave::Record, within)?;
+    Ok(damage.filter(|_| !at.record().exists()).map(|damage| damage.to_string()))
 }
 
 fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {

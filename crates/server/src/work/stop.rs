@@ -44,7 +44,7 @@ pub async fn stop(
     let id = before.id.clone();
     wait_for(app, &stopping).await?;
     let stopping = Arc::new(stopping);
-    let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping);
+    let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
     end_within(app, &id, request_id, end).await?;
     let after = app.ask(move |engine| match engine.status(&id) {
         Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),

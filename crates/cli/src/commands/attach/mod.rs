@@ -4,8 +4,10 @@
 //! none can hold the box up. The box lives on when its caller goes.
 
 use clap::Args;
-use tare_engine::Error;
+use tare_engine::{BoxId, Engine, Error};
+use tare_kernel::signals::SignalFd;
 
+use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
 use crate::exit::{DONE, Verdict, ended_code};
@@ -43,18 +45,21 @@ pub struct AttachArgs {
 pub fn run(args: &AttachArgs, context: &Context) -> Result<u8, Error> {
     let taken = stdio::take_over()?;
     let engine = context.engine(Purpose::Use)?;
-    let id = engine.find(&args.reference)?;
-    let end = engine.watch_end(&id)?;
-    let tell = |signal| engine.signal(&id, signal);
-    let mut wire = Wire::new(engine.attach(&id)?, Caller::of_this_process(), &tell)?;
-    let left = wire.until_end(&taken)?;
+    on_box(&engine, &args.reference, |id| attach(&engine, id, &args.reference, &taken))
+}
+
+fn attach(engine: &Engine, id: &BoxId, reference: &str, taken: &SignalFd) -> Result<u8, Error> {
+    let end = engine.watch_end(id)?;
+    let tell = |signal| engine.signal(id, signal);
+    let mut wire = Wire::new(engine.attach(id)?, Caller::of_this_process(), &tell)?;
+    let left = wire.until_end(taken)?;
     // The terminal is the caller's own again.
     drop(wire);
     match left {
         Left::Ended => Ok(ended_code(&engine.await_end(&end)?)),
         Left::Detached => Ok(DONE),
         Left::Interrupted(signal) => {
-            print_note(&format!("left box {id}, which lives on"));
+            print_note(&format!("left box {reference}, which keeps running"));
             Ok(Verdict::signalled(signal).code)
         }
     }

@@ -23,6 +23,7 @@ use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Copying, Engine, Error, Found};
 use tare_kernel::signals;
 
+use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::{bad, print_error};
 use crate::exit::{DONE, WRONG_USAGE};
@@ -85,20 +86,20 @@ fn copy(engine: &Engine, route: &Route<'_>) -> Result<(), Error> {
     match *route {
         Route::Into { source, reference, path } => {
             let source = Source::open(source)?;
-            let copying = engine.copy_in(&engine.find(reference)?, path)?;
+            let copying = on_box(engine, reference, |id| engine.copy_in(id, path))?;
             put(&source, path, copying)
         }
         Route::OutOf { reference, path, destination } => {
             let destination = Destination::look(destination)?;
-            let copying = engine.copy_out(&engine.find(reference)?, path)?;
+            let copying = on_box(engine, reference, |id| engine.copy_out(id, path))?;
             get(path, &destination, copying)
         }
         Route::StreamInto { reference, path } => {
-            stream_in(path, engine.copy_in(&engine.find(reference)?, path)?)
+            stream_in(path, on_box(engine, reference, |id| engine.copy_in(id, path))?)
         }
         Route::StreamOutOf { reference, path } => {
             refuse_terminal()?;
-            stream_out(engine.copy_out(&engine.find(reference)?, path)?)
+            stream_out(on_box(engine, reference, |id| engine.copy_out(id, path))?)
         }
     }
 }

@@ -16,6 +16,7 @@ use tare_engine::{Context as _, Error, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
 
+use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
 use crate::exit::DONE;
@@ -72,7 +73,7 @@ pub struct LogsArgs {
 
 pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
-    let (mut logs, keeper) = engine.logs(&engine.find(&args.reference)?)?;
+    let (mut logs, keeper) = on_box(&engine, &args.reference, |id| engine.logs(id))?;
     if let Some(since) = args.since {
         logs.since(since);
     }
