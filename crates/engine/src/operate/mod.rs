@@ -2,6 +2,7 @@
 //! box, and ends boxes only through `care::settle`.
 
 pub mod change;
+pub mod filter;
 pub mod find;
 pub mod inspect;
 pub mod stop;

@@ -16,6 +16,7 @@ use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
 use crate::observe::identity;
 use crate::observe::view::{Ended, State, has_ended};
+use crate::record::damage::Flaw;
 use crate::record::lines::EndedEntry;
 use crate::record::{self, Record, life_of};
 use crate::session::link;

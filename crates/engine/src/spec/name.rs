@@ -23,6 +23,9 @@ const LABEL_VALUE_BYTES_MAX: usize = 256;
 /// Every listing reads all labels.
 const LABELS_MAX: usize = 64;
 
+/// The label with which a server names the program that it runs in a box without a command.
+pub const RUN_LABEL: &str = "tare.run";
+
 /// The largest uid and gid in a box. A box has the 65,536 ids 0 to 65535. The last two are
 /// excluded: the kernel shows 65534 for every owner that is not mapped, so a workload with that id
 /// would seem to own foreign files, and 65535 means "no id" to programs that use 16-bit ids.

@@ -13,7 +13,7 @@ use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Error, Found};
 use tare_kernel::step::step;
 
-use crate::commands::cp::landing::{self, Landing, Subject};
+use crate::commands::cp::target::{self, Landing, Subject};
 
 /// Something of the host, held by its directory.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl<'a> Source<'a> {
             Error::bad_request(message).caused_by(error)
         };
         // With a slash behind it a symlink means the directory it leads to.
-        let is_itself = landing::name(path).is_none() || landing::ends_with_slash(path);
+        let is_itself = target::name(path).is_none() || target::ends_with_slash(path);
         let (directory, entry) = match path.file_name() {
             Some(name) if !is_itself => (parent(path), name),
             Some(_) | None => (path, OsStr::new(".")),
@@ -52,7 +52,7 @@ impl<'a> Source<'a> {
     }
 
     pub fn subject(&self) -> Subject<'a> {
-        Subject::new(landing::name(self.path), self.is_directory)
+        Subject::new(target::name(self.path), self.is_directory)
     }
 
     /// Into an archive, in which it is called `name`.
@@ -133,7 +133,7 @@ fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::cp::landing::landing;
+    use crate::commands::cp::target::landing;
     use std::io::Seek;
     use tare_harness::TemporaryDirectory;
 
@@ -144,7 +144,7 @@ mod tests {
         let landing = landing(source.subject(), destination.path(), destination.found())?;
         let spool = TemporaryDirectory::new();
         let mut stream = File::create_new(spool.join("tar")).unwrap();
-        let name = landing::name(source.path()).unwrap_or(OsStr::new("."));
+        let name = target::name(source.path()).unwrap_or(OsStr::new("."));
         source.pack(&mut stream, name).unwrap();
         let mut stream = File::open(spool.join("tar")).unwrap();
         stream.rewind().unwrap();

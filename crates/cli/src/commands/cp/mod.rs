@@ -20,7 +20,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::isatty;
 use tare_engine::spec::shown::quoted;
-use tare_engine::{Context as _, Copying, Engine, Error, Found};
+use tare_engine::{Context as _, Copying, Error, Found};
 use tare_kernel::signals;
 
 use crate::commands::each::on_box;
@@ -29,12 +29,10 @@ use crate::error::{bad, print_error};
 use crate::exit::{DONE, WRONG_USAGE};
 
 mod host;
-mod landing;
-mod place;
+mod target;
 
 use crate::commands::cp::host::{Destination, Source};
-use crate::commands::cp::landing::{Landing, Subject, landing};
-use crate::commands::cp::place::{Place, Route};
+use crate::commands::cp::target::{Landing, Place, Subject, landing};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,43 +63,55 @@ pub struct CpArgs {
 }
 
 fn place() -> impl TypedValueParser<Value = Place> {
-    OsStringValueParser::new().try_map(|text: OsString| place::parse(&text))
+    OsStringValueParser::new().try_map(|text: OsString| target::parse(&text))
 }
 
 pub fn run(args: &CpArgs, context: &Context) -> Result<u8, Error> {
-    let route = match place::route(&args.source, &args.destination) {
-        Ok(route) => route,
-        Err(error) => {
-            print_error(&error);
-            return Ok(WRONG_USAGE);
-        }
-    };
     signals::fail_past_file_limit();
-    copy(&context.engine(Purpose::Use)?, &route)?;
+    // What is wrong on the host's side is found before the box is asked.
+    match (&args.source, &args.destination) {
+        (Place::Host(source), Place::Box { reference, path }) => {
+            let source = Source::open(source)?;
+            put(&source, path, open_in(context, reference, path)?)?;
+        }
+        (Place::Stream, Place::Box { reference, path }) => {
+            stream_in(path, open_in(context, reference, path)?)?;
+        }
+        (Place::Box { reference, path }, Place::Host(destination)) => {
+            let destination = Destination::look(destination)?;
+            get(path, &destination, open_out(context, reference, path)?)?;
+        }
+        (Place::Box { reference, path }, Place::Stream) => {
+            refuse_terminal()?;
+            stream_out(open_out(context, reference, path)?)?;
+        }
+        (Place::Box { .. }, Place::Box { .. }) => {
+            let hint = "copy through a stream: tare cp A:/x - | tare cp - B:/y";
+            return Ok(wrong_usage("SRC and DST are both in a box", hint));
+        }
+        (Place::Host(_) | Place::Stream, Place::Host(_) | Place::Stream) => {
+            let hint = "write BOX:PATH for one of them, such as web:/work";
+            return Ok(wrong_usage("neither SRC nor DST is in a box", hint));
+        }
+    }
     Ok(DONE)
 }
 
-/// What can be wrong on the host's side is found before the box is asked.
-fn copy(engine: &Engine, route: &Route<'_>) -> Result<(), Error> {
-    match *route {
-        Route::Into { source, reference, path } => {
-            let source = Source::open(source)?;
-            let copying = on_box(engine, reference, |id| engine.copy_in(id, path))?;
-            put(&source, path, copying)
-        }
-        Route::OutOf { reference, path, destination } => {
-            let destination = Destination::look(destination)?;
-            let copying = on_box(engine, reference, |id| engine.copy_out(id, path))?;
-            get(path, &destination, copying)
-        }
-        Route::StreamInto { reference, path } => {
-            stream_in(path, on_box(engine, reference, |id| engine.copy_in(id, path))?)
-        }
-        Route::StreamOutOf { reference, path } => {
-            refuse_terminal()?;
-            stream_out(on_box(engine, reference, |id| engine.copy_out(id, path))?)
-        }
-    }
+fn wrong_usage(message: &str, hint: &str) -> u8 {
+    print_error(&bad(message, hint));
+    WRONG_USAGE
+}
+
+/// Begins a copy into a box.
+fn open_in(context: &Context, reference: &str, path: &Path) -> Result<Copying, Error> {
+    let engine = context.engine(Purpose::Use)?;
+    on_box(&engine, reference, |id| engine.copy_in(id, path))
+}
+
+/// Begins a copy out of a box.
+fn open_out(context: &Context, reference: &str, path: &Path) -> Result<Copying, Error> {
+    let engine = context.engine(Purpose::Use)?;
+    on_box(&engine, reference, |id| engine.copy_out(id, path))
 }
 
 fn put(source: &Source<'_>, path: &Path, copying: Copying) -> Result<(), Error> {
@@ -120,7 +130,7 @@ fn put(source: &Source<'_>, path: &Path, copying: Copying) -> Result<(), Error> 
 }
 
 fn get(path: &Path, destination: &Destination<'_>, copying: Copying) -> Result<(), Error> {
-    let subject = Subject::new(landing::name(path), copying.found == Found::Directory);
+    let subject = Subject::new(target::name(path), copying.found == Found::Directory);
     let landing = landing(subject, destination.path(), destination.found())?;
     let mut stream = stream_of(&copying)?;
     let unpacked = destination.unpack(&mut stream, &landing)?;

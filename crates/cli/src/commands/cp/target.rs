@@ -1,5 +1,7 @@
-//! What a copy is called where it arrives: the rules of `cp -r`, as Docker has
-//! them.
+//! What SRC and DST mean: a path in a box, a path of the host or a stream, and the name that a
+//! copy gets where it arrives.
+//!
+//! The names follow the rules of `cp -r`, as Docker has them:
 //!
 //! ```text
 //!             DST is a directory   DST is missing           DST is a file
@@ -10,25 +12,62 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tare_engine::spec::shown::quoted;
 use tare_engine::{Error, Found};
 
 use crate::error::bad;
 
-/// What is copied.
+/// SRC or DST.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    Host(PathBuf),
+    /// The path is absolute: it begins at the root of the box.
+    Box {
+        reference: String,
+        path: PathBuf,
+    },
+    /// `-`
+    Stream,
+}
+
+/// Reads SRC or DST. A text with a colon is a path in a box, unless it begins with a dot or a
+/// slash, or has a slash before the colon.
+pub fn parse(text: &OsStr) -> Result<Place, Error> {
+    let bytes = text.as_bytes();
+    let colon = bytes.iter().position(|byte| *byte == b':');
+    let (reference, path) = match (bytes, colon) {
+        (b"", _) => return Err(bad("a path is empty", "name a file or a directory")),
+        (b"-", _) => return Ok(Place::Stream),
+        ([b'.' | b'/', ..], _) | (_, None) => return Ok(Place::Host(text.into())),
+        (_, Some(colon)) if bytes[..colon].contains(&b'/') => return Ok(Place::Host(text.into())),
+        (_, Some(colon)) => (&bytes[..colon], &bytes[colon + 1..]),
+    };
+    match (std::str::from_utf8(reference), path) {
+        (Ok(reference), [_, ..]) if !reference.is_empty() => Ok(Place::Box {
+            reference: reference.to_owned(),
+            path: Path::new("/").join(OsStr::from_bytes(path)),
+        }),
+        (_, _) => Err(bad(
+            format!("{} names no path in a box", quoted(text)),
+            "write BOX:PATH, such as web:/work, or ./ before a path of the host",
+        )),
+    }
+}
+
+/// The thing that is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject<'a> {
-    /// Whatever is not a directory.
+    /// Anything that is not a directory.
     File(&'a OsStr),
     Directory(&'a OsStr),
-    /// What is in a directory.
+    /// The entries of a directory, without the directory itself.
     Content,
 }
 
 impl<'a> Subject<'a> {
-    /// Of a path whose last component is `name`.
+    /// Describes a path whose last component is `name`.
     pub fn new(name: Option<&'a OsStr>, is_directory: bool) -> Self {
         match (name, is_directory) {
             (None, _) => Self::Content,
@@ -38,7 +77,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Where it goes.
+/// Where a copy goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Landing {
     /// Into the directory DST, under its own name.
@@ -87,7 +126,7 @@ fn renamed(subject: Subject<'_>, becomes: &OsStr) -> Landing {
     }
 }
 
-/// What the last component of a path is called; `None` where it is no name.
+/// The last component of a path; `None` if that is not a name.
 pub fn name(path: &Path) -> Option<&OsStr> {
     let bytes = path.as_os_str().as_bytes();
     // `Path` itself would not see the dot in `a/.`.
@@ -101,6 +140,48 @@ pub fn ends_with_slash(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn in_box(reference: &str, path: &str) -> Place {
+        Place::Box { reference: reference.into(), path: path.into() }
+    }
+
+    #[test]
+    fn a_colon_makes_a_path_in_a_box_unless_it_is_written_as_a_path() {
+        for (text, place) in [
+            ("web:/work", in_box("web", "/work")),
+            ("web:work/a:b", in_box("web", "/work/a:b")),
+            ("web:/work/.", in_box("web", "/work/.")),
+            ("web:.", in_box("web", "/.")),
+            ("a.b:/", in_box("a.b", "/")),
+            ("file", Place::Host("file".into())),
+            ("./a:b", Place::Host("./a:b".into())),
+            ("/a:b", Place::Host("/a:b".into())),
+            ("dir/a:b", Place::Host("dir/a:b".into())),
+            (".hidden:x", Place::Host(".hidden:x".into())),
+            ("-", Place::Stream),
+        ] {
+            let parsed = parse(OsStr::new(text)).unwrap();
+            assert_eq!(parsed, place, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_path_keeps_its_meaning() {
+        for text in ["web:/work/.", "web:/work/"] {
+            let Place::Box { path, .. } = parse(OsStr::new(text)).unwrap() else {
+                panic!("not in a box");
+            };
+            assert_eq!(path.as_os_str(), &text[4..]);
+        }
+    }
+
+    #[test]
+    fn half_a_place_is_refused() {
+        for text in ["", ":/x", "web:", ":"] {
+            assert!(parse(OsStr::new(text)).unwrap_err().hint().is_some(), "{text}");
+        }
+        assert!(parse(OsStr::from_bytes(b"\xff:/x")).is_err());
+    }
 
     fn land(subject: Subject<'_>, destination: &str, found: Found) -> Option<Landing> {
         landing(subject, Path::new(destination), found).ok()

@@ -2,8 +2,7 @@
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Error, State, Status, Timestamp};
-use tare_server::RUN_LABEL;
+use tare_engine::{BoxFilter, Condition, Error, RUN_LABEL, State, Status, Timestamp};
 
 use crate::context::{Context, Purpose};
 use crate::error::to_json_line;
@@ -11,10 +10,6 @@ use crate::exit::DONE;
 use crate::output::format;
 use crate::output::table::{self, Column};
 use crate::output::watch::{self, Times};
-
-mod filter;
-
-use crate::commands::ls::filter::Filter;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,8 +50,8 @@ pub struct LsArgs {
 
     /// Only boxes that match: name=NAME, label=KEY, label=KEY=VALUE or
     /// state=STATE; may be repeated, and all must match
-    #[arg(short, long, value_name = "FILTER", value_parser = filter::parse)]
-    filter: Vec<Filter>,
+    #[arg(short, long, value_name = "FILTER", value_parser = Condition::parse)]
+    filter: Vec<Condition>,
 
     /// Show the list again every second, until interrupted
     #[arg(long)]
@@ -73,10 +68,8 @@ pub fn run(args: &LsArgs, context: &Context) -> Result<u8, Error> {
 }
 
 fn select(args: &LsArgs, mut boxes: Vec<Status>) -> Vec<Status> {
-    // Whoever asks for a state means boxes in it, ended or not.
-    let all = args.all || args.filter.iter().any(Filter::is_state);
-    boxes.retain(|status| all || status.state != State::Exited);
-    boxes.retain(|status| args.filter.iter().all(|filter| filter.matches(status)));
+    let filter = BoxFilter { all: args.all, conditions: args.filter.clone() };
+    boxes.retain(|status| filter.matches(status));
     boxes
 }
 
