@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tare_harness::skip::has_program;
 use tare_harness::{
@@ -361,8 +361,8 @@ fn a_box_whose_creator_is_stopped_ends_with_its_timeout() {
     });
     let creator = creator.expect("it was seen");
     eventually("the box has ended", || lives(creator) == 0);
-    let creator = rustix::process::Pid::from_raw(creator).expect("a process");
-    rustix::process::kill_process(creator, Signal::CONT).unwrap();
+    let creator = Pid::from_raw(creator).expect("a process");
+    kill_process(creator, Signal::CONT).unwrap();
     assert_eq!(tracer.wait().code, 125);
     tare.nothing_left();
 }
@@ -374,4 +374,48 @@ fn stopped_child(pid: u32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
     let state = stat.rsplit_once(") ")?.1.chars().next()?;
     matches!(state, 'T' | 't').then_some(child)
+}
+
+/// The child of a process that has executed its program, or `None` if the process has ended.
+fn keeper_of_creator(creator: u32) -> Option<Pid> {
+    loop {
+        let stat = fs::read_to_string(format!("/proc/{creator}/stat")).ok()?;
+        if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')) {
+            return None;
+        }
+        let children = format!("/proc/{creator}/task/{creator}/children");
+        let children = fs::read_to_string(children).unwrap_or_default();
+        for child in children.split_whitespace() {
+            let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            if !line.is_empty() && !line.windows(4).any(|it| it == b"\0run") {
+                return child.parse().ok().and_then(Pid::from_raw);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_detached_run_heeds_a_signal_while_its_keeper_is_stopped() {
+    let tare = tare!();
+    for _ in 0..50 {
+        let creator = tare.spawn_call(["run", "-d", "--quiet", "--", "sleep", "1000"]);
+        let Some(keeper) = keeper_of_creator(creator.pid()) else {
+            tare.remove(creator.wait().ok().stdout_text().trim());
+            continue;
+        };
+        kill_process(keeper, Signal::STOP).ok();
+        // The moment is the input: a creator that still waits now waits for its keeper.
+        tare_harness::let_pass(Duration::from_millis(200));
+        let has_ended = keeper_of_creator(creator.pid()).is_none();
+        if has_ended {
+            tare.remove(creator.wait().ok().stdout_text().trim());
+            continue;
+        }
+        creator.signal(Signal::TERM);
+        let output = creator.wait().exited(143).printed("");
+        assert!(output.lasted < Duration::from_secs(20), "{output}");
+        tare.nothing_left();
+        return;
+    }
+    panic!("no keeper was stopped before its box had started");
 }

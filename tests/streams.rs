@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::Stdio;
 use std::time::Duration;
 
-use tare_harness::{TemporaryDirectory, tare};
+use tare_harness::{TemporaryDirectory, poll, tare};
 
 /// A call that has nothing to wait for returns well within this, on any machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -191,4 +191,27 @@ fn streams_can_be_opened_again_by_name() {
         let output = tare.with_stdin("in\n", call).ok().printed("out\nin\nmore\n");
         assert_eq!(output.stderr_text(), "err\nmore\n", "{output}");
     }
+}
+
+/// A pipe that is full: nothing more can be written into it without waiting.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().expect("a pipe of our own");
+    let flags = rustix::fs::fcntl_getfl(&writer).expect("a pipe of our own");
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK)
+        .expect("a pipe of our own");
+    while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, flags).expect("a pipe of our own");
+    (reader, writer)
+}
+
+#[test]
+fn a_command_without_output_does_not_wait_for_a_full_stdout() {
+    let tare = tare!();
+    let (reader, writer) = full_pipe();
+    let mut command = tare.command(["run", "--", "true"]);
+    let mut child = command.stdin(Stdio::null()).stdout(writer).spawn().unwrap();
+    drop(command);
+    let ended = poll(SOON, || child.try_wait().unwrap().is_some());
+    drop(reader);
+    assert!(child.wait().unwrap().success() && ended, "it waited for its reader: {}", !ended);
 }

@@ -134,3 +134,37 @@ fn a_terminal_is_put_back_when_the_box_is_killed() {
     output.exited(124);
     assert!(cooked);
 }
+
+/// Runs tare under a terminal of its own, and hangs the terminal up when `ready` is on it. Prints
+/// the exit code of tare.
+const HANGS_UP: &str = "import os, pty, sys
+pid, master = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen = b''
+while b'ready' not in seen:
+    seen += os.read(master, 1000)
+os.close(master)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+
+#[test]
+fn a_terminal_that_hangs_up_ends_a_command_that_ignores_signals() {
+    let tare = tare!();
+    let ignores = "import signal
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+print('ready', flush=True)
+while True:
+    signal.pause()";
+    for options in [&[][..], &["-t"]] {
+        let call = [&["-c", HANGS_UP, "TARE", "run"], options, &["--", "python3", "-c", ignores]];
+        let words: Vec<String> = call.concat().iter().map(|word| quoted(word)).collect();
+        let script = format!("python3 {}", words.join(" ")).replace("'TARE'", "\"$TARE\"");
+        tare.shell(&script).ok().printed("129\n");
+    }
+    tare.nothing_left();
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}

@@ -46,7 +46,7 @@ pub use tare::Tare;
 pub use temporary::TemporaryDirectory;
 pub use terminal::{TerminalSize, UnderTerminal};
 pub use vitals::{Vitals, assert_no_slope};
-pub use wait::{eventually, eventually_within, let_pass};
+pub use wait::{eventually, eventually_within, let_pass, poll};
 
 /// A [`Tare`] on the binary under test; `tare!(unprivileged)` runs it as a user
 /// without any privilege.

@@ -121,7 +121,7 @@ const SETTINGS: Settings = Settings {
 /// Returns when the command runs.
 fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
     let mut session = engine.exec(id, spec, Stdin::Empty)?;
-    stdio::until_started(&mut session)?;
+    session.wait_started()?;
     Ok(DONE)
 }
 

@@ -20,7 +20,6 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::pipe::SpliceFlags;
 
-use crate::stdio::budget::Budget;
 use crate::stdio::endpoint::{End, is_closed};
 
 /// A pipe's usual capacity: more never moves at once, until the pipe is widened.
@@ -150,6 +149,10 @@ impl<'fd> Stream<'fd> {
                         (true, _) | (false, Waiting::Sink) => Waiting::Source,
                         (false, Waiting::Source) => Waiting::Sink,
                     };
+                    // splice(2) reports a full sink before it reports the end of the source.
+                    if self.waiting == Waiting::Sink && self.is_source_at_end() {
+                        self.ends = Err(Ended::EndOfFile);
+                    }
                     return;
                 }
                 Step::Wait(side) => {
@@ -174,6 +177,10 @@ impl<'fd> Stream<'fd> {
                 sink.widen(WIDE_BYTES);
             }
         }
+    }
+
+    fn is_source_at_end(&self) -> bool {
+        self.ends.as_ref().is_ok_and(|ends| ends.source.is_at_end())
     }
 
     fn owes(&self) -> bool {
@@ -210,6 +217,47 @@ impl<'fd> Stream<'fd> {
             }
             Sink::Memory => read_chunk(&ends.source, None, &mut self.pending, budget),
         }
+    }
+}
+
+/// How much of a box's output is passed on, stdout and stderr together. What comes after the limit
+/// is dropped and counted.
+#[derive(Debug)]
+pub struct Budget {
+    room_bytes: u64,
+    dropped_bytes: u64,
+}
+
+impl Budget {
+    pub fn new(limit_bytes: u64) -> Self {
+        Self { room_bytes: limit_bytes, dropped_bytes: 0 }
+    }
+
+    /// No limit: for input, of which nothing is kept.
+    pub fn unlimited() -> Self {
+        Self::new(u64::MAX)
+    }
+
+    /// How many of at most `wanted` bytes may still pass.
+    pub fn allow(&self, wanted: usize) -> usize {
+        usize::try_from(self.room_bytes).map_or(wanted, |room| room.min(wanted))
+    }
+
+    pub fn spend(&mut self, bytes: usize) {
+        self.room_bytes = self.room_bytes.saturating_sub(bytes as u64);
+    }
+
+    pub fn drop_bytes(&mut self, bytes: usize) {
+        self.dropped_bytes = self.dropped_bytes.saturating_add(bytes as u64);
+    }
+
+    /// Whether the limit was passed; exactly reached is not passed.
+    pub fn is_passed(&self) -> bool {
+        self.dropped_bytes > 0
+    }
+
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped_bytes
     }
 }
 

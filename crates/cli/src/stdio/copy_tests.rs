@@ -365,3 +365,16 @@ fn output_for_nobody_is_counted_and_never_waits() {
     feeder.join().unwrap();
     assert_eq!(budget.dropped_bytes(), 100_000);
 }
+
+/// splice(2) reports a full sink before the end of the source: the end must be seen all the same.
+#[test]
+fn a_source_at_its_end_does_not_wait_for_a_full_sink() {
+    let (source, writer) = pipe();
+    let (_reader, mut sink) = pipe();
+    sink.write_all(&vec![7; 64 << 10]).unwrap();
+    drop(writer);
+    let mut stream = Stream::new(ours(source), to(&sink));
+    assert!(is_ready(&stream, Timespec::default()));
+    stream.advance(&mut Budget::unlimited());
+    assert_eq!(stream.ended(), Some(Ended::EndOfFile));
+}

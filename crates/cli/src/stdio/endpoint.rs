@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::{Errno, Result};
 use rustix::net::{RecvFlags, SendFlags};
@@ -79,6 +80,12 @@ impl<'fd> End<'fd> {
         }
     }
 
+    /// Whether nothing can be read and no writer is left (pipe(7): `POLLHUP` without `POLLIN`).
+    pub fn is_at_end(&self) -> bool {
+        let found = polled(self.as_fd(), PollFlags::IN);
+        found.contains(PollFlags::HUP) && !found.contains(PollFlags::IN)
+    }
+
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize> {
         match self.kind {
             Kind::Socket => rustix::net::recv(self, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n),
@@ -115,6 +122,19 @@ impl AsFd for End<'_> {
 /// Whether the other side went away, as opposed to something being wrong.
 pub fn is_closed(errno: Errno) -> bool {
     matches!(errno, Errno::PIPE | Errno::CONNRESET)
+}
+
+/// Whether a descriptor is a terminal that is gone.
+pub fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
+    matches!(kind(fd), Ok(Kind::Device)) && polled(fd, PollFlags::empty()).contains(PollFlags::HUP)
+}
+
+fn polled(fd: BorrowedFd<'_>, flags: PollFlags) -> PollFlags {
+    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
+    match poll(&mut fds, Some(&Timespec::default())) {
+        Ok(_) => fds[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
 }
 
 fn kind(fd: BorrowedFd<'_>) -> Result<Kind> {

@@ -17,6 +17,14 @@ const SIGNALS: [Signal; 7] = [
     Signal::WINCH,
 ];
 
+/// The signals that ask tare to stop.
+const ASKING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+
+/// Readable as soon as a signal asks tare to stop. Only [`take_over`]'s descriptor is read.
+pub fn stop_requested() -> Result<SignalFd, Error> {
+    SignalFd::open(&ASKING.map(Signal::as_raw)).context(|| "cannot watch signals".to_owned())
+}
+
 /// Before there is anything that a signal could end tare without.
 pub fn take_over() -> Result<SignalFd, Error> {
     SignalFd::open(&SIGNALS.map(Signal::as_raw)).context(|| "cannot take over signals".to_owned())

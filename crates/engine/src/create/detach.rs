@@ -8,6 +8,7 @@
 //! ```
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -41,11 +42,30 @@ pub struct Started {
 impl Engine {
     /// Makes a box that belongs to nobody, and returns when its command runs.
     pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
+        self.start_new(spec, options, None)
+    }
+
+    /// The same, until `given_up` is readable: then the box is removed again.
+    pub fn start_unless(
+        &self,
+        spec: &Spec,
+        options: &DetachOptions,
+        given_up: BorrowedFd<'_>,
+    ) -> Result<Started, Error> {
+        self.start_new(spec, options, Some(given_up))
+    }
+
+    fn start_new(
+        &self,
+        spec: &Spec,
+        options: &DetachOptions,
+        given_up: Option<BorrowedFd<'_>>,
+    ) -> Result<Started, Error> {
         let options = &with_log_in_memory(options, spec)?;
         let id = BoxId::random();
         let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let record = self.record(&id, spec, Some(options))?;
-        self.start_recorded(id, record, reserve, (spec, options))
+        self.start_recorded(id, record, reserve, (spec, options, given_up))
     }
 
     /// The same under an id that somebody has chosen. `None` when that box is there, or
@@ -69,7 +89,7 @@ impl Engine {
             drop(reserve);
             return Err(self.unmake(id, record, removed(id).into()));
         }
-        self.start_recorded(id.clone(), record, reserve, (spec, options)).map(Some)
+        self.start_recorded(id.clone(), record, reserve, (spec, options, None)).map(Some)
     }
 
     /// Whether a box of this id has lived by itself, and is removed. One that its
@@ -89,14 +109,14 @@ impl Engine {
         id: BoxId,
         mut record: Locked,
         reserve: Reserve,
-        (spec, options): (&Spec, &DetachOptions),
+        (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
     ) -> Result<Started, Error> {
         if let Err(error) = self.reserve_story() {
             drop(reserve);
             return Err(self.unmake(&id, record, error.into()));
         }
         let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
-        let result = made.and_then(|mut made| match let_go(&id, &mut made, spec) {
+        let result = made.and_then(|mut made| match let_go(&id, &mut made, spec, given_up) {
             Ok(keeper) => {
                 // A server makes very many: nothing may be left of any.
                 made.keeper.has_executed();
@@ -154,12 +174,17 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
 
 /// Waits until the command runs, then leaves the box to itself and returns its keeper.
 /// From then on nothing may fail: a start that fails leaves nothing.
-fn let_go(id: &BoxId, made: &mut Made, spec: &Spec) -> Result<Process, Error> {
+fn let_go(
+    id: &BoxId,
+    made: &mut Made,
+    spec: &Spec,
+    given_up: Option<BorrowedFd<'_>>,
+) -> Result<Process, Error> {
     let keeper = made.keeper.process.try_clone();
     let keeper = keeper.context(|| "cannot watch the keeper of the box".into())?;
     let until = Instant::now() + START_WITHIN;
     loop {
-        let report = await_report(made, until)?;
+        let report = await_report(made, until, given_up)?;
         if report == Report::Detached {
             return Ok(keeper);
         }
@@ -172,7 +197,11 @@ fn let_go(id: &BoxId, made: &mut Made, spec: &Spec) -> Result<Process, Error> {
     }
 }
 
-fn await_report(made: &mut Made, until: Instant) -> Result<Report, Error> {
+fn await_report(
+    made: &mut Made,
+    until: Instant,
+    given_up: Option<BorrowedFd<'_>>,
+) -> Result<Report, Error> {
     loop {
         match made.control.receive(REPORT_BYTES_MAX) {
             Received::Message(report) => return Ok(report),
@@ -188,8 +217,14 @@ fn await_report(made: &mut Made, until: Instant) -> Result<Report, Error> {
                 .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
                 .with_hint("does the file system of a volume or of --rootfs answer?"));
         }
+        let mut fds = vec![PollFd::new(&made.control, PollFlags::IN)];
+        fds.extend(given_up.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // An interrupted wait is one more look.
-        poll(&mut [PollFd::new(&made.control, PollFlags::IN)], Some(&timespec(left))).ok();
+        poll(&mut fds, Some(&timespec(left))).ok();
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if !is_ready(&fds[0]) && fds[1..].iter().any(is_ready) {
+            return Err(Error::failed("the start of the box was given up"));
+        }
     }
 }
 

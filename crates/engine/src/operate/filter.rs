@@ -69,6 +69,29 @@ impl Condition {
 mod tests {
     use super::*;
     use crate::spec::BoxId;
+    use crate::time::Timestamp;
+
+    /// A running box `web` with the label `team=blue`.
+    fn status() -> Status {
+        Status {
+            id: BoxId::parse("aaaaaaaaaaaa").unwrap(),
+            name: Some("web".to_owned()),
+            state: State::Running,
+            created_at: Timestamp::now(),
+            lease_ends_at: None,
+            command: Vec::new(),
+            labels: [("team".to_owned(), "blue".to_owned())].into(),
+            pids: None,
+            memory_bytes: None,
+            exit_code: None,
+            attached: false,
+            ended_at: None,
+            ended_after: None,
+            ended_by: None,
+            oom: false,
+            stuck_on: None,
+        }
+    }
 
     #[test]
     fn conditions_are_read_from_text() {
@@ -94,10 +117,7 @@ mod tests {
 
     #[test]
     fn a_condition_matches_whole_names_and_values() {
-        let unknown = Status::unknown(&BoxId::parse("aaaaaaaaaaaa").unwrap(), String::new());
-        let labels = [("team".to_owned(), "blue".to_owned())].into();
-        let (name, state) = (Some("web".to_owned()), State::Running);
-        let status = Status { name, state, labels, ..unknown };
+        let status = status();
         for (text, matches) in [
             ("name=web", true),
             ("name=we", false),

@@ -22,7 +22,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat, major, minor};
+use rustix::io::retry_on_intr;
 use tare_control::{Channel, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
@@ -159,6 +161,26 @@ impl Session {
         };
         self.over = !matches!(event, Event::Started | Event::Terminal(_));
         Some(event)
+    }
+
+    /// Waits until the command runs. An error says why it does not.
+    pub fn wait_started(&mut self) -> Result<(), Error> {
+        loop {
+            match self.next_event() {
+                Some(Event::Started | Event::Exited(_) | Event::TimedOut) => return Ok(()),
+                Some(Event::Terminal(_)) => {}
+                Some(Event::Failed(error)) => return Err(error),
+                Some(Event::Gone) => {
+                    let message = format!("box {} ended before the command was started", self.id);
+                    return Err(Error::failed(message).with_hint("see 'tare ls -a'"));
+                }
+                None => {
+                    let mut fds = [PollFd::from_borrowed_fd(self.events_fd(), PollFlags::IN)];
+                    retry_on_intr(|| poll(&mut fds, None))
+                        .context(|| "cannot wait for the command to start".into())?;
+                }
+            }
+        }
     }
 
     fn event(&mut self, report: Report) -> Event {

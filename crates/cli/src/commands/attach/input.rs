@@ -8,15 +8,14 @@ use rustix::termios::isatty;
 use tare_engine::{Context as _, Error};
 
 use crate::commands::attach::keys::{Keys, Typed};
-use crate::commands::attach::outlet::{Outlet, Taker};
-use crate::stdio::{End, RawMode, pass_window};
+use crate::stdio::{End, PendingWriter, RawMode, pass_window};
 
 /// What is read at a time.
 const PORTION_BYTES: usize = 4096;
 
 pub struct Input<'fd> {
     source: End<'fd>,
-    sink: Outlet<'fd>,
+    sink: PendingWriter<'fd>,
     terminal: Option<Terminal<'fd>>,
 }
 
@@ -51,7 +50,7 @@ impl<'fd> Input<'fd> {
             };
             Ok(Self {
                 source: End::callers(caller)?,
-                sink: Outlet::new(End::ours(box_side)?),
+                sink: PendingWriter::new(End::ours(box_side)?),
                 terminal,
             })
         };
@@ -96,12 +95,9 @@ impl<'fd> Input<'fd> {
     }
 }
 
-/// A box that does not take its input is no failure of the caller's.
-fn after(put: Result<Taker, Errno>) -> Step {
-    match put {
-        Ok(Taker::There) => Step::More,
-        Ok(Taker::Gone) | Err(_) => Step::Over,
-    }
+/// A box that does not take its input is not a failure of tare.
+fn after(put: Result<(), Errno>) -> Step {
+    if put.is_ok() { Step::More } else { Step::Over }
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ use crate::stdio::{self, Caller};
 
 mod input;
 mod keys;
-mod outlet;
 mod relay;
 
 use crate::commands::attach::relay::{Left, Wire};

@@ -16,9 +16,8 @@ use tare_kernel::signals::SignalFd;
 use tare_kernel::watch::Watch;
 
 use crate::commands::attach::input::{Input, Step};
-use crate::commands::attach::outlet::{Outlet, Taker};
 use crate::error::print_note;
-use crate::stdio::{Caller, End, Reaction, asks, react};
+use crate::stdio::{Caller, End, PendingWriter, Reaction, asks, is_closed, react};
 
 /// After so many records input and signals get their turn.
 const RECORDS_MAX: usize = 64;
@@ -41,7 +40,7 @@ pub struct Wire<'a> {
     keeper: Option<Process>,
     caller: Caller<'a>,
     /// stdout and stderr.
-    outputs: [Outlet<'a>; 2],
+    outputs: [PendingWriter<'a>; 2],
     input: Option<Input<'a>>,
     /// Passes a signal to the box's command.
     tell: &'a dyn Fn(i32) -> Result<(), Error>,
@@ -126,7 +125,7 @@ impl<'a> Wire<'a> {
             };
             say_missed(record.missed_bytes);
             let output = &mut self.outputs[index(record.stream)];
-            if output.put(record.bytes).context(cannot_pass_on)? == Taker::Gone {
+            if is_gone(output.put(record.bytes))? {
                 return Ok(Passed::Gone);
             }
         }
@@ -181,8 +180,8 @@ impl<'a> Wire<'a> {
                 drained.context(|| "cannot watch the log".to_owned())?;
             }
             Ready::Output(index) => {
-                let taker = self.outputs[index].advance().context(cannot_pass_on)?;
-                return Ok((taker == Taker::Gone).then_some(Left::Detached));
+                let gone = is_gone(self.outputs[index].advance())?;
+                return Ok(gone.then_some(Left::Detached));
             }
             Ready::NobodyReads => return Ok(Some(Left::Detached)),
             Ready::Input => return self.take_input(),
@@ -234,9 +233,9 @@ impl<'a> Wire<'a> {
     }
 }
 
-fn outputs(caller: Caller<'_>) -> Result<[Outlet<'_>; 2], Errno> {
-    let stdout = Outlet::new(End::callers(caller.stdout)?);
-    let stderr = Outlet::new(End::callers(caller.stderr)?);
+fn outputs(caller: Caller<'_>) -> Result<[PendingWriter<'_>; 2], Errno> {
+    let stdout = PendingWriter::new(End::callers(caller.stdout)?);
+    let stderr = PendingWriter::new(End::callers(caller.stderr)?);
     Ok([stdout, stderr])
 }
 
@@ -255,8 +254,13 @@ fn say_missed(missed_bytes: u64) {
     }
 }
 
-fn cannot_pass_on() -> String {
-    "cannot pass on the box's output".to_owned()
+/// Whether the reader of our output is gone, which is not an error.
+fn is_gone(written: Result<(), Errno>) -> Result<bool, Error> {
+    match written {
+        Ok(()) => Ok(false),
+        Err(errno) if is_closed(errno) => Ok(true),
+        Err(errno) => Err(errno).context(|| "cannot pass on the box's output".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! `tare run --detach`: a box that lives on, and whose id is all that is said.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::{Limit, defaults, quantity};
-use tare_engine::{BoxId, Context as _, DetachOptions, Engine, Error};
+use tare_engine::{BoxId, Context as _, DetachOptions, Engine, Error, ErrorKind};
 use tare_kernel::signals::SignalFd;
 
 use crate::commands::lease::{self, Lease};
@@ -74,12 +75,21 @@ pub fn start(
     request: &Request,
     signals: &SignalFd,
 ) -> Result<u8, Error> {
-    let started = engine.start(&request.spec, &options(args))?;
+    let given_up = stdio::stop_requested()?;
+    let started = engine.start_unless(&request.spec, &options(args), given_up.as_fd());
     let asked = stdio::asked_to_stop(signals).context(|| "cannot read signals".to_owned())?;
-    if let Some(signal) = asked {
-        engine.remove(&started.id, true)?;
-        return Ok(Verdict::signalled(signal).code);
-    }
+    let started = match (started, asked) {
+        (Ok(started), None) => started,
+        (Ok(started), Some(signal)) => {
+            engine.remove(&started.id, true)?;
+            return Ok(Verdict::signalled(signal).code);
+        }
+        // Removed again, unless a part of the box is stuck.
+        (Err(error), Some(signal)) if error.kind() != ErrorKind::Stuck => {
+            return Ok(Verdict::signalled(signal).code);
+        }
+        (Err(error), _) => return Err(error),
+    };
     if !request.quiet {
         started.notes.iter().for_each(|note| print_note(note));
     }

@@ -1,0 +1,422 @@
+//! One loop between a session and the user: output, input, signals, events.
+//!
+//! No threads, one `poll`, and nothing in the loop that waits for another process. A session ends
+//! before the rest of its output is read.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use rustix::stdio::{stderr, stdin, stdout};
+use tare_engine::{Context as _, Ending, Error, Event, Session, Streams};
+use tare_kernel::signals::SignalFd;
+
+use crate::exit::Outcome;
+use crate::stdio::copy::{Budget, Ended, Sink, Stream, Waiting};
+use crate::stdio::endpoint::{End, is_hung_up};
+use crate::stdio::signals::{Reaction, asked_to_stop, asks, react};
+use crate::stdio::terminal::{RawMode, pass_window};
+
+/// How long a pipe of a box that has ended may stay silent without being at
+/// its end. Every writer is dead by then; this bounds what cannot happen.
+const DRAIN_SILENCE: Duration = Duration::from_secs(3);
+/// What may be left in two pipes, each of the largest size that an unprivileged
+/// user can give one (pipe(7)).
+const LAST_BYTES_MAX: u64 = 2 << 20;
+/// How long a command may run on after the user's terminal has hung up, as with `tare stop`.
+const HANGUP_GRACE: Duration = Duration::from_secs(10);
+/// The silence for a caller who asked twice to stop: what is there at once.
+const HASTY_SILENCE: Duration = Duration::from_millis(50);
+
+/// Where the command's output goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// To the caller's descriptors 1 and 2.
+    Pass,
+    /// Kept until the end (`--json`).
+    Keep,
+}
+
+/// What to do when the output passes its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PastLimit {
+    Truncate,
+    Kill,
+}
+
+/// The descriptors that tare was started with.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller<'fd> {
+    pub stdin: BorrowedFd<'fd>,
+    pub stdout: BorrowedFd<'fd>,
+    pub stderr: BorrowedFd<'fd>,
+}
+
+impl Caller<'static> {
+    pub fn of_this_process() -> Self {
+        Self { stdin: stdin(), stdout: stdout(), stderr: stderr() }
+    }
+}
+
+/// What becomes of the output, and how much of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    pub output: Output,
+    pub output_bytes_max: u64,
+    pub past_limit: PastLimit,
+    pub writers: Writers,
+}
+
+/// Who may still write when the command has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writers {
+    /// Nobody: its box has ended with it.
+    Dead,
+    /// What it left in the background. The command's own output is in the pipes
+    /// by then; nobody waits for theirs.
+    MayLive,
+}
+
+/// A session that has ended.
+#[derive(Debug)]
+pub struct Attended {
+    pub outcome: Outcome,
+    /// What ending it gave.
+    pub ending: Result<Ending, Error>,
+    pub relay: Relay<'static>,
+    /// When the loop ended.
+    pub ended_at: Instant,
+}
+
+/// Stays with the session until its end, ends it, and passes on the rest.
+pub fn attend(
+    mut session: Session,
+    settings: Settings,
+    signals: &SignalFd,
+) -> Result<Attended, Error> {
+    let relay = Relay::new(Caller::of_this_process(), session.streams(), settings)
+        .context(|| "cannot pass on the streams of the box".to_owned());
+    let mut relay = match relay {
+        Ok(relay) => relay,
+        Err(error) => {
+            session.end()?;
+            return Err(error);
+        }
+    };
+    let outcome = relay.until_end(&mut session, signals);
+    let ended_at = Instant::now();
+    // Before the rest of the output: however slowly that is read, the command
+    // is gone, and with it every writer of its pipes.
+    let ending = session.end();
+    let drained = relay.drain(&outcome, signals);
+    relay.leave_terminal();
+    Ok(Attended {
+        outcome: drained.map_or_else(Outcome::Lost, |()| outcome),
+        ending,
+        relay,
+        ended_at,
+    })
+}
+
+#[derive(Debug)]
+pub struct Relay<'fd> {
+    caller: Caller<'fd>,
+    stdin: Option<Stream<'fd>>,
+    /// stdout and stderr.
+    outputs: [Option<Stream<'fd>>; 2],
+    budget: Budget,
+    past_limit: PastLimit,
+    writers: Writers,
+    /// The first signal that asked the command to stop.
+    asked: Option<i32>,
+    /// The user's terminal has hung up: a command that still runs then is killed.
+    kill_at: Option<Instant>,
+    terminal: Option<(OwnedFd, RawMode<'fd>)>,
+}
+
+impl<'fd> Relay<'fd> {
+    pub fn new(caller: Caller<'fd>, streams: Streams, settings: Settings) -> io::Result<Self> {
+        let output = settings.output;
+        let stdin = match streams.stdin {
+            Some(fd) => Some(Stream::new(End::callers(caller.stdin)?, Sink::End(End::ours(fd)?))),
+            None => None,
+        };
+        let stdout = output_stream(streams.stdout, caller.stdout, output)?;
+        let stderr = output_stream(streams.stderr, caller.stderr, output)?;
+        Ok(Self {
+            caller,
+            stdin,
+            outputs: [stdout, stderr],
+            budget: Budget::new(settings.output_bytes_max),
+            past_limit: settings.past_limit,
+            writers: settings.writers,
+            asked: None,
+            kill_at: None,
+            terminal: None,
+        })
+    }
+
+    /// Relays until the box has ended or has to end.
+    pub fn until_end(&mut self, session: &mut Session, signals: &SignalFd) -> Outcome {
+        loop {
+            match self.turn(session, signals) {
+                Ok(None) => {}
+                Ok(Some(outcome)) => return outcome,
+                Err(error) => return Outcome::Lost(error),
+            }
+        }
+    }
+
+    /// Passes on what is left in the pipes of a box that has ended. A caller
+    /// who reads slowly is waited for; one more signal stops that.
+    pub fn drain(&mut self, outcome: &Outcome, signals: &SignalFd) -> io::Result<()> {
+        self.stdin = None;
+        let hasty = matches!(outcome, Outcome::Interrupted(_) | Outcome::OutputKilled);
+        if self.writers == Writers::MayLive {
+            self.budget = Budget::new(LAST_BYTES_MAX);
+        }
+        while !is_over(&self.outputs) && !self.has_drained_enough() {
+            let ready = self.poll(&[signals.as_fd()], Some(self.silence(hasty)))?;
+            if ready.has(0) && asked_to_stop(signals)?.is_some() {
+                return Ok(());
+            }
+            if ready.is_empty() {
+                give_up(&mut self.outputs, hasty);
+            }
+            self.advance(&ready);
+        }
+        Ok(())
+    }
+
+    /// How long silence lasts that is taken for the end.
+    fn silence(&self, hasty: bool) -> Duration {
+        let waits_for_writers = outputs_waiting_for(&self.outputs, Waiting::Source);
+        match (hasty, self.writers) {
+            (true, _) => HASTY_SILENCE,
+            (false, Writers::MayLive) if waits_for_writers => Duration::ZERO,
+            (false, Writers::Dead | Writers::MayLive) => DRAIN_SILENCE,
+        }
+    }
+
+    /// Whoever writes on and on did not end with the command.
+    fn has_drained_enough(&self) -> bool {
+        self.writers == Writers::MayLive && self.budget.is_passed()
+    }
+
+    /// The terminal is the caller's own again.
+    pub fn leave_terminal(&mut self) {
+        self.terminal = None;
+    }
+
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// That output could not be passed on, when that was not its reader's wish.
+    pub fn output_failure(&self) -> Option<Error> {
+        let failure = |stream: &Stream<'_>| match stream.ended() {
+            Some(Ended::SinkFailed(errno)) => Some(errno),
+            Some(Ended::EndOfFile | Ended::SinkClosed | Ended::Stopped) | None => None,
+        };
+        let errno = self.outputs.iter().flatten().find_map(failure)?;
+        let failed: Result<(), _> = Err(errno);
+        failed.context(|| "cannot pass on the command's output".to_owned()).err()
+    }
+
+    /// What was kept of stdout and stderr.
+    pub fn into_kept(self) -> [Vec<u8>; 2] {
+        self.outputs.map(|stream| stream.map_or_else(Vec::new, Stream::into_kept))
+    }
+
+    fn turn(&mut self, session: &mut Session, signals: &SignalFd) -> io::Result<Option<Outcome>> {
+        let overdue_in = session.overdue_in();
+        let kill_in = self.kill_at.map(|at| at.saturating_duration_since(Instant::now()));
+        if overdue_in == Some(Duration::ZERO) {
+            session.kill();
+            return Ok(Some(Outcome::TimedOut));
+        }
+        if kill_in == Some(Duration::ZERO) {
+            session.kill();
+            return Ok(Some(Outcome::Interrupted(Signal::HUP.as_raw())));
+        }
+        let timeout = overdue_in.into_iter().chain(kill_in).min();
+        let ready = self.poll(&[signals.as_fd(), session.events_fd()], timeout)?;
+        self.advance(&ready);
+        if self.budget.is_passed() && self.past_limit == PastLimit::Kill {
+            session.kill();
+            return Ok(Some(Outcome::OutputKilled));
+        }
+        if ready.has(0)
+            && let Some(outcome) = self.take_signals(session, signals)?
+        {
+            return Ok(Some(outcome));
+        }
+        if ready.has(1) {
+            return self.take_events(session);
+        }
+        Ok(None)
+    }
+
+    fn take_signals(
+        &mut self,
+        session: &mut Session,
+        signals: &SignalFd,
+    ) -> io::Result<Option<Outcome>> {
+        while let Some(signal) = signals.next()? {
+            match react(signal, self.asked) {
+                Reaction::Resize => self.resize(),
+                Reaction::Pass => {
+                    if asks(signal) {
+                        self.asked = Some(signal);
+                    }
+                    if signal == Signal::HUP.as_raw() && self.has_hung_up() {
+                        self.kill_at = Some(Instant::now() + HANGUP_GRACE);
+                    }
+                    // A box that cannot be told has ended; its event follows.
+                    let _ = session.signal(signal);
+                }
+                Reaction::EndBox => {
+                    session.kill();
+                    return Ok(Some(Outcome::Interrupted(signal)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_events(&mut self, session: &mut Session) -> io::Result<Option<Outcome>> {
+        while let Some(event) = session.next_event() {
+            let outcome = match event {
+                Event::Started => continue,
+                Event::Terminal(master) => {
+                    self.enter_terminal(master)?;
+                    continue;
+                }
+                Event::Exited(exit) => Outcome::Exited(exit),
+                Event::TimedOut => Outcome::TimedOut,
+                Event::Failed(error) => Outcome::Failed(error),
+                Event::Gone => Outcome::Gone,
+            };
+            return Ok(Some(outcome));
+        }
+        Ok(None)
+    }
+
+    /// Whether a terminal of the user is gone, so that no second signal can come from it.
+    fn has_hung_up(&self) -> bool {
+        [self.caller.stdin, self.caller.stdout, self.caller.stderr].into_iter().any(is_hung_up)
+    }
+
+    fn enter_terminal(&mut self, master: OwnedFd) -> io::Result<()> {
+        let raw = RawMode::enter(self.caller.stdin)?;
+        let keyboard = Sink::End(End::ours(master.try_clone()?)?);
+        self.stdin = Some(Stream::new(End::callers(self.caller.stdin)?, keyboard));
+        let screen = Sink::End(End::callers(self.caller.stdout)?);
+        self.outputs[0] = Some(Stream::new(End::ours(master.try_clone()?)?, screen));
+        self.terminal = Some((master, raw));
+        self.resize();
+        Ok(())
+    }
+
+    /// A window that cannot be passed on is no reason to end anything.
+    fn resize(&self) {
+        if let Some((master, _)) = &self.terminal {
+            let _ = pass_window(self.caller.stdin, master);
+        }
+    }
+
+    fn streams(&self) -> [&Option<Stream<'fd>>; 3] {
+        [&self.stdin, &self.outputs[0], &self.outputs[1]]
+    }
+
+    /// Waits for the given descriptors to be readable, or for any stream.
+    fn poll(&self, fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
+        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(fds.len() + 3);
+        polled.extend(fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
+        let mut places = [None; 3];
+        for (place, stream) in places.iter_mut().zip(self.streams()) {
+            if let Some((fd, flags)) = stream.as_ref().and_then(Stream::interest) {
+                *place = Some(polled.len());
+                polled.push(PollFd::from_borrowed_fd(fd, flags));
+            }
+        }
+        let timeout = timeout.map(|duration| Timespec {
+            tv_sec: duration.as_secs().cast_signed(),
+            tv_nsec: i64::from(duration.subsec_nanos()),
+        });
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_ready = |index: usize| !polled[index].revents().is_empty();
+        Ok(Ready {
+            fds: (0..fds.len()).map(is_ready).collect(),
+            streams: places.map(|place| place.is_some_and(is_ready)),
+        })
+    }
+
+    fn advance(&mut self, ready: &Ready) {
+        if let (true, Some(stdin)) = (ready.streams[0], &mut self.stdin) {
+            stdin.advance(&mut Budget::unlimited());
+        }
+        for (output, ready) in self.outputs.iter_mut().zip(&ready.streams[1..]) {
+            if let (true, Some(output)) = (*ready, output) {
+                output.advance(&mut self.budget);
+            }
+        }
+    }
+}
+
+/// What one `poll` found.
+struct Ready {
+    fds: Vec<bool>,
+    streams: [bool; 3],
+}
+
+impl Ready {
+    fn has(&self, index: usize) -> bool {
+        self.fds[index]
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.fds.iter().chain(&self.streams).any(|ready| *ready)
+    }
+}
+
+fn output_stream<'fd>(
+    from: Option<OwnedFd>,
+    to: BorrowedFd<'fd>,
+    output: Output,
+) -> io::Result<Option<Stream<'fd>>> {
+    let Some(from) = from else { return Ok(None) };
+    let sink = match output {
+        Output::Pass => Sink::End(End::callers(to)?),
+        Output::Keep => Sink::Memory,
+    };
+    Ok(Some(Stream::new(End::ours(from)?, sink)))
+}
+
+fn is_over(outputs: &[Option<Stream<'_>>]) -> bool {
+    outputs.iter().flatten().all(|stream| stream.ended().is_some())
+}
+
+fn outputs_waiting_for(outputs: &[Option<Stream<'_>>], side: Waiting) -> bool {
+    let mut open = outputs.iter().flatten().filter(|one| one.ended().is_none());
+    open.any(|stream| stream.waiting() == side)
+}
+
+/// Stops streams whose source stayed silent; all of them in haste.
+fn give_up(outputs: &mut [Option<Stream<'_>>], hasty: bool) {
+    for stream in outputs.iter_mut().flatten() {
+        if hasty || stream.waiting() == Waiting::Source {
+            stream.stop();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "relay_tests.rs"]
+mod tests;
