@@ -306,15 +306,15 @@ fn move_into(record: &Path, elsewhere: &Path) {
 }
 
 #[test]
-fn a_record_of_a_newer_tare_harms_no_other_box() {
-    let damages = ["version", "all"];
+fn a_record_of_another_version_of_tare_harms_no_other_box() {
+    let damages = ["version", "all", "old"];
     let what = |damage: &&str| (*damage).to_owned();
     each(&damages, what, |_, record, damage| {
         let path = record.join("record.json");
         let text = fs::read_to_string(&path).expect("it is ours");
         let mut lines: Vec<Value> =
             text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
-        lines[0]["intent"]["version"] = json!(99);
+        lines[0]["intent"]["version"] = json!(if *damage == "old" { 1 } else { 99 });
         if *damage == "all" {
             lines[0]["intent"]["spec"] = json!({ "something": "else" });
             lines.truncate(1);

@@ -220,3 +220,18 @@ fn an_attached_box_cannot_be_paused() {
     tare.call(["rm", "-f", "a"]).ok();
     attached.wait();
 }
+
+/// The box runs: it must not be reported as ended.
+#[test]
+fn a_box_without_its_socket_is_reported_as_unreachable() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    fs::remove_file(tare.record(&id).join("control")).unwrap();
+    for (call, code) in [(&["exec", &id, "--", "true"][..], 125), (&["pause", &id], 1)] {
+        let output = tare.call(call).exited(code);
+        output.said(&["cannot be reached", "control socket is missing"]);
+    }
+    assert_eq!(tare.state(&id), "running");
+    tare.call(["rm", "-f", &id]).ok();
+    tare.assert_gone(&id);
+}

@@ -15,6 +15,9 @@ use tare_harness::{Output, Running, Tare, skip, tare};
 /// Twice what a command waits for a lock, for a busy machine.
 const BOUND: Duration = Duration::from_secs(60);
 
+/// One wait for a lock and some time for a busy machine, but not two waits.
+const ONCE: Duration = Duration::from_secs(18);
+
 /// A process that holds the lock on a directory and is stopped.
 #[track_caller]
 fn stopped_holder(tare: &Tare, directory: &Path) -> Running {
@@ -55,6 +58,36 @@ fn rm_beside_a_stopped_holder_of_the_names_lock_fails_within_a_bound_and_names_i
     end(holder);
     tare.call(["rm", "-f", "web"]).ok();
     tare.assert_gone(&id);
+}
+
+/// The bounds of the steps of one command do not add up.
+#[test]
+fn ls_and_rename_beside_a_stopped_holder_of_the_names_lock_wait_once() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    let over = tare.detached(["--name", "over", "--rm", "--", "sleep", "1000"]);
+    let names = tare.state_root().join("names");
+    let holder = stopped_holder(&tare, &names);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(tare.keeper(&over).pid as i32).unwrap(),
+        Signal::KILL,
+    )
+    .unwrap();
+    let output = tare.call(["ls"]).ok();
+    assert!(output.lasted < ONCE, "{output}");
+    // The name of a box that should be gone, and then one that is free.
+    for wanted in ["over", "other"] {
+        let output = tare.call(["rename", &id, wanted]).exited(1);
+        assert!(output.lasted < ONCE, "{output}");
+        names_holder(output, &holder, &names);
+    }
+    end(holder);
+    tare.call(["rename", &id, "last"]).ok();
+    assert_eq!(tare.look(&id)["name"], "last");
+    tare.call(["rm", "-f", "last"]).ok();
+    tare.assert_gone(&id);
+    assert_eq!(tare.list().len(), 0);
+    assert_eq!(fs::read_dir(&names).unwrap().count(), 0);
 }
 
 #[test]
@@ -129,6 +162,28 @@ fn a_foreign_directory_named_like_an_id_is_reported_and_keeps_its_contents() {
         tare.call(call).exited(1).said(&["photos", "move it elsewhere"]);
         assert!(is_whole(), "{call:?}");
     }
+    fs::remove_dir_all(&foreign).unwrap();
+    tare.call(["audit"]).ok();
+}
+
+/// Files with the names of a record's files are not a mark of tare.
+#[test]
+fn a_foreign_directory_with_tares_file_names_is_reported_and_keeps_its_contents() {
+    let tare = tare!();
+    tare.run(["--", "true"]).ok();
+    let foreign = tare.state_root().join("boxes").join(LIKE_AN_ID);
+    fs::create_dir_all(foreign.join("scratch")).unwrap();
+    for (name, content) in [("log.0", "mine"), ("scratch/1", "mine"), ("record.json", "mine")] {
+        fs::write(foreign.join(name), content).unwrap();
+    }
+    let is_whole = || fs::read_to_string(foreign.join("scratch/1")).unwrap() == "mine";
+    for call in [&["ls"][..], &["sweep"], &["run", "--", "true"], &["rm", "-f", LIKE_AN_ID]] {
+        tare.call(call);
+        assert!(is_whole(), "{call:?}");
+    }
+    assert_eq!(tare.look(LIKE_AN_ID)["state"], "stuck");
+    let audit = tare.call(["audit"]).exited(1).stdout_text();
+    assert!(audit.contains("not a record of tare"), "{audit}");
     fs::remove_dir_all(&foreign).unwrap();
     tare.call(["audit"]).ok();
 }

@@ -95,6 +95,21 @@ fn without_a_box_all_that_live_are_measured() {
     tare.call(["rm", "-f", "--all"]).ok();
 }
 
+/// A keeper that is stopped cannot answer, and the others are not delayed by it.
+#[test]
+fn stats_does_not_wait_for_stopped_keepers() {
+    let tare = tare!();
+    let ids = [tare.idle_box(), tare.idle_box(), tare.idle_box()];
+    for id in &ids {
+        let keeper = rustix::process::Pid::from_raw(tare.keeper(id).pid as i32).unwrap();
+        rustix::process::kill_process(keeper, rustix::process::Signal::STOP).unwrap();
+    }
+    let output = tare.call(["stats"]).ok();
+    assert!(output.lasted < Duration::from_secs(9), "{output}");
+    assert!(ids.iter().all(|id| output.stdout_text().contains(id.as_str())));
+    ids.iter().for_each(|id| tare.remove(id));
+}
+
 /// Touches as many MiB as its argument says.
 const HUNGRY: &str = "import sys
 held = [b'x' * 1048576 for _ in range(int(sys.argv[1]))]";

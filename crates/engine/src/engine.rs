@@ -24,7 +24,7 @@ use crate::observe::view::{Details, Ended, Status, Usage, no_box};
 use crate::operate::change::{self, Changes};
 use crate::operate::stop::{self, EndWatch, Looked, Stopping};
 use crate::operate::{find, inspect};
-use crate::record::{self, Locked, Record};
+use crate::record::{Locked, Record};
 use crate::session::stdio::Stdin;
 use crate::session::{Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Name, Spec};
@@ -353,7 +353,7 @@ impl Engine {
     /// yet.
     pub fn gauges(&self, settings: GaugeSettings) -> Result<Gauges, Error> {
         let root = self.root.layout.root().display();
-        let boxes = record::open_all(&self.root.layout)
+        let boxes = state_root::open_all(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
         Ok(Gauges::open(boxes, self.root.host.is_in_first_user_namespace(), settings))
     }

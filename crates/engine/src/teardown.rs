@@ -30,7 +30,7 @@ use crate::holdings::{HOLDINGS, ReleaseAt};
 use crate::host::layout::BoxAt;
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::observe::identity::{self, KeeperState};
-use crate::record::damage::Flaw;
+use crate::record::damage::Damage;
 use crate::record::lines::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
 use crate::record::reason::Reason;
 use crate::record::{self, Locked, Record};
@@ -72,9 +72,11 @@ struct Seen {
 /// Ends the box and removes what the order says. Success means that tare has seen everything gone.
 /// A failure is on record as `stuck`, and the same call can be repeated.
 pub fn tear_down(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>) -> Result<(), Error> {
-    if let Some(flaw @ Flaw::Foreign { .. }) = &record.flaw {
+    if let Some(damage @ Damage::NotOurs { .. }) = &record.damage {
         let message = format!("cannot remove {} from boxes/", at.id);
-        return Err(Error::conflict(message).caused_by(flaw.to_string()).with_hint(flaw.remedy()));
+        return Err(Error::conflict(message)
+            .caused_by(damage.to_string())
+            .with_hint(damage.remedy()));
     }
     let keeper = match order.child {
         Some(_) => None,
@@ -191,7 +193,6 @@ fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> R
         keep_story(&at.root.layout, &at.root.host, at.id, record, &removal);
     }
     if !mark_removal(record) {
-        // A removal that is killed leaves half a box, which the next command removes.
         record.forget(at.id)?;
     }
     release(at, record, ReleaseAt::Removal, order.within)?;
@@ -207,7 +208,7 @@ fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> R
 /// box needs no mark, because it goes with its creator. Returns false if the record
 /// cannot say it.
 fn mark_removal(record: &mut Locked) -> bool {
-    if record.flaw.is_some() || record.account.intent.is_none() {
+    if record.damage.is_some() || record.account.intent.is_none() {
         return false;
     }
     let at_ns = boot_ns();
@@ -218,7 +219,7 @@ fn mark_removal(record: &mut Locked) -> bool {
 
 /// The names, locked, if the box may have one.
 fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Option<Names>, Error> {
-    if account.intent.is_none() || account.may_hold().next().is_some() {
+    if account.intent.is_none() || !account.names.is_empty() {
         Names::lock(&at.root.layout, within).context(|| cannot_release(at.id))
     } else {
         Ok(None)
@@ -229,10 +230,10 @@ fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Opti
 /// are the box's.
 fn release_names(at: BoxAt<'_>, names: &Names, account: &Account) -> Result<(), Error> {
     let mut is_right = account.intent.is_some();
-    for name in account.may_hold() {
+    for name in &account.names {
         let released = names.release(name.as_str(), at.id);
         let was_held = released.context(|| cannot_release(at.id))?;
-        is_right &= was_held || account.name() != Some(name);
+        is_right &= was_held || account.is_renamed || account.names.last() != Some(name);
     }
     if is_right { Ok(()) } else { names.release_all(at.id).context(|| cannot_release(at.id)) }
 }

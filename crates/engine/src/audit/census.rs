@@ -8,7 +8,7 @@ use tare_kernel::sockets::{self, Listening};
 
 use crate::host::layout::StateRoot;
 use crate::host::parallel::look_at_each;
-use crate::record;
+use crate::host::state_root;
 
 #[derive(Debug)]
 pub struct Processes {
@@ -30,7 +30,7 @@ impl Processes {
             own_namespaces: Vec::new(),
             listening: sockets::listening().unwrap_or_default(),
         };
-        if matches!(record::boxes_if_any(root), Ok(Some(_))) {
+        if matches!(state_root::boxes_if_any(root), Ok(Some(_))) {
             processes.add(pids);
         }
         processes

@@ -26,12 +26,13 @@ use crate::holdings::cgroup::CgroupReader;
 use crate::holdings::{name, uids};
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::parallel::look_at_each;
+use crate::host::state_root;
 use crate::observe::state::Duty;
 use crate::observe::view::State;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, identity, observe};
-use crate::record::damage::Flaw;
+use crate::record::Record;
+use crate::record::damage::{Damage, INCOMPLETE};
 use crate::record::reason::Reason;
-use crate::record::{self, Record};
 use crate::spec::BoxId;
 
 #[derive(Debug, Default)]
@@ -72,8 +73,8 @@ pub fn compare(
     let mut comparison = Comparison::default();
     let mut on_record = BTreeMap::new();
     let mut keepers = HashSet::new();
-    if let Some(boxes) = record::boxes_if_any(root)? {
-        let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    if let Some(boxes) = state_root::boxes_if_any(root)? {
+        let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
         let until = Instant::now() + GOES_WITHIN;
         let look = |id: &BoxId| looked_at(root.at(id), boxes.as_fd(), objects, processes, until);
         let looked = look_at_each(&ids, look);
@@ -109,7 +110,7 @@ fn looked_at(
             }),
         },
         Err(error) => {
-            let why = Flaw::unreadable(&error).to_string();
+            let why = Damage::unreadable(&error).to_string();
             let finding = Finding::missing(at.id, FindingKind::Record { why }, Action::Leave);
             Looked { findings: vec![finding], ..Looked::default() }
         }
@@ -156,8 +157,8 @@ fn missing(
     }
     if let Some((why, _)) = observation.problem() {
         let lives = || observation.keeper().is_some() || objects.has_life(at);
-        let flaw = observation.record.flaw.as_ref();
-        let action = flaw.map_or(Action::Leave, |flaw| action_about(flaw, lives()));
+        let damage = observation.record.damage.as_ref();
+        let action = damage.map_or(Action::Leave, |damage| action_about(damage, lives()));
         return vec![finding(FindingKind::Record { why }, action)];
     }
     let mut missing = Vec::new();
@@ -166,7 +167,7 @@ fn missing(
         Some(found) => missing.push(found),
         // Its creator is gone, and nothing says that it was to live on.
         None if observation.ownership == Ownership::NotYetDetached && !observation.has_ended() => {
-            let why = Flaw::Incomplete.to_string();
+            let why = INCOMPLETE.to_owned();
             missing.push(finding(FindingKind::Record { why }, Action::Leave));
         }
         None => {}
@@ -181,7 +182,9 @@ fn missing(
     if lacks_scratch(at, observation) {
         missing.push(finding(FindingKind::LostScratch, Action::Leave));
     }
-    if let Some(name) = observation.record.account.name()
+    let account = &observation.record.account;
+    let name = name::current(at, account).or(account.names.last());
+    if let Some(name) = name
         && name::holder(&at.root.layout, name).as_ref() != Some(at.id)
     {
         let name = name.to_string();
@@ -192,12 +195,12 @@ fn missing(
 
 /// A process may be between making the record and locking it.
 fn may_be_new(boxes: BorrowedFd<'_>, observation: &Observation) -> bool {
-    if observation.record.account.intent.is_some() || observation.record.flaw.is_some() {
+    if observation.record.account.intent.is_some() || observation.record.damage.is_some() {
         return false;
     }
-    let is_still = record::hold_still(boxes);
+    let is_still = state_root::pause_creation(boxes);
     if is_still {
-        record::let_go(boxes);
+        state_root::resume_creation(boxes);
     }
     !is_still
 }

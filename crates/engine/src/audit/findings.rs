@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::record::damage::Flaw;
+use crate::record::damage::Damage;
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 
@@ -229,20 +229,10 @@ impl Action {
 
 /// What a sweep does about a damaged record. It ends no box that may live, and touches nothing
 /// that another tare wrote, that may be in order, or that is not tare's.
-pub fn action_about(flaw: &Flaw, lives: bool) -> Action {
-    match flaw {
-        Flaw::Newer { .. } | Flaw::Unreadable(_) | Flaw::Foreign { .. } => Action::Leave,
-        Flaw::NoDirectory
-        | Flaw::Closed
-        | Flaw::NotOurs { .. }
-        | Flaw::Odd
-        | Flaw::Incomplete
-        | Flaw::Wrong => {
-            if lives {
-                Action::Leave
-            } else {
-                Action::Remove
-            }
-        }
+pub fn action_about(damage: &Damage, lives: bool) -> Action {
+    match damage {
+        Damage::Unreadable(_) | Damage::NotOurs { .. } => Action::Leave,
+        Damage::NotADirectory | Damage::Broken(_) if lives => Action::Leave,
+        Damage::NotADirectory | Damage::Broken(_) => Action::Remove,
     }
 }

@@ -23,6 +23,7 @@ use crate::audit::findings::Finding;
 use crate::audit::held::held_by;
 use crate::audit::host_objects::HostObjects;
 use crate::error::Error;
+use crate::holdings::name;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
 use crate::observe::view::State;
@@ -138,7 +139,7 @@ fn audited(
     let created = account.intent.as_ref().map(|intent| intent.created_at);
     AuditedBox {
         id: at.id.clone(),
-        name: account.name().map(ToString::to_string),
+        name: name::current(at, account).map(ToString::to_string),
         state: observation.state(),
         created_at: created.unwrap_or(Timestamp::from_ms(0)),
         kept_by: kept_by(at, observation, &held),

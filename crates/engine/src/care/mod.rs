@@ -21,13 +21,14 @@ use crate::error::{Context, Error};
 use crate::holdings::name;
 use crate::host::layout::{self, BoxAt};
 use crate::host::processes::{all_pids, keeper_candidates};
+use crate::host::state_root;
 use crate::observe::identity;
 use crate::observe::state::Duty;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked};
-use crate::record::damage::Flaw;
+use crate::record::damage::Damage;
 use crate::record::lines::StuckEntry;
 use crate::record::reason::Reason;
-use crate::record::{self, Locked, Record};
+use crate::record::{Locked, Record};
 use crate::spec::BoxId;
 use crate::teardown::{Leave, Order, tear_down};
 
@@ -76,7 +77,7 @@ struct Decision {
 
 /// Does what is to be done about one box, under the lock of its record.
 pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
-    let boxes = record::boxes(at.root)?;
+    let boxes = state_root::boxes(at.root)?;
     let boxes = boxes.as_fd();
     let (mut locked, is_claimed) = match lock(at, boxes, effort)? {
         LockAttempt::Locked(locked) => (*locked, false),
@@ -121,8 +122,8 @@ fn decide(
         Some(found) if is_there => found.to_vec(),
         Some(_) | None => Vec::new(),
     };
-    if let (Some(flaw), Some(_)) = (&observation.record.flaw, found) {
-        return match action_about(flaw, HostObjects::read(at.root).has_life(at)) {
+    if let (Some(damage), Some(_)) = (&observation.record.damage, found) {
+        return match action_about(damage, HostObjects::read(at.root).has_life(at)) {
             Action::Leave => Err(Outcome::Left),
             Action::Remove | Action::Finish | Action::End => Ok(Decision {
                 leave: Leave::Nothing,
@@ -173,10 +174,10 @@ fn is_leftover(observation: &Observation, reason: Reason) -> bool {
 
 /// Only a box that was detached has a record worth keeping.
 fn end_as_asked(at: BoxAt<'_>, locked: &Locked, leave: Leave) -> Result<Decision, Error> {
-    if let (Leave::Record, Some(flaw @ Flaw::Unreadable(_))) = (leave, &locked.flaw) {
+    if let (Leave::Record, Some(damage @ Damage::Unreadable(_))) = (leave, &locked.damage) {
         // It may say that it is to be kept.
         return Err(Error::failed(format!("cannot end box {}", at.id))
-            .caused_by(flaw.to_string())
+            .caused_by(damage.to_string())
             .with_hint("'tare rm -f' ends it all the same, and keeps nothing of it"));
     }
     let leave = if locked.is_kept() { leave } else { Leave::Nothing };
@@ -242,14 +243,14 @@ fn try_lock(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> LockAttempt {
     // A record without its first line may be just made, by a process that is about to lock it.
     // What is no directory is replaced by one, and a process that makes a record waits until
     // creation is not paused.
-    let is_record = !record.flaw.as_ref().is_some_and(Flaw::is_of_directory);
+    let is_record = !record.damage.as_ref().is_some_and(Damage::has_no_directory);
     let may_be_new = is_record && record.account.intent.is_none();
-    if may_be_new && !record::hold_still(boxes) {
+    if may_be_new && !state_root::pause_creation(boxes) {
         return LockAttempt::Busy;
     }
     let locked = record.lock(boxes, id, Duration::ZERO);
     if may_be_new {
-        record::let_go(boxes);
+        state_root::resume_creation(boxes);
     }
     match locked {
         Ok(Some(locked)) => LockAttempt::Locked(Box::new(locked)),

@@ -11,10 +11,11 @@ use crate::care::{Effort, Goal, may_try, settle};
 use crate::error::{Context, Error};
 use crate::holdings::name::{self, Names};
 use crate::host::layout::{Access, BoxAt, StateRoot};
+use crate::host::state_root;
 use crate::observe::state::Duty;
 use crate::observe::view::{State, has_ended, no_box};
 use crate::observe::{GOES_WITHIN, Observation, observe};
-use crate::record::{self, Record};
+use crate::record::Record;
 use crate::spec::{BoxId, Name};
 use crate::teardown::OTHERS_WITHIN;
 
@@ -31,14 +32,14 @@ const IN_PASSING: Effort<'static> = Effort { goal: Goal::Due, within: OTHERS_WIT
 /// Looks after some boxes, from a random one on, and returns those that are gone. What cannot be
 /// ended now stays on record and is tried again.
 pub fn tend(root: &StateRoot) -> Vec<BoxId> {
-    let Ok(boxes) = record::open_all(&root.layout) else {
+    let Ok(boxes) = state_root::open_all(&root.layout) else {
         return Vec::new();
     };
-    let turns = record::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
+    let turns = state_root::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
     if random_below(turns) != 0 {
         return Vec::new();
     }
-    let mut ids = record::ids(boxes.as_fd()).unwrap_or_default();
+    let mut ids = state_root::ids(boxes.as_fd()).unwrap_or_default();
     let most = LOOK_AT_MOST * turns;
     choose(&mut ids, most);
     let until = Instant::now() + GOES_WITHIN;
@@ -61,7 +62,7 @@ fn choose<T>(all: &mut Vec<T>, most: usize) {
 fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
     let mut named = name::all(&root.layout);
     choose(&mut named, most);
-    named.retain(|(_, id)| !record::is_there(boxes, id));
+    named.retain(|(_, id)| !state_root::is_there(boxes, id));
     if named.is_empty() {
         return;
     }
@@ -71,7 +72,7 @@ fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) 
     };
     for (name, id) in named {
         // A record is made before its name is taken, so no box has this name.
-        if !record::is_there(boxes, &id) {
+        if !state_root::is_there(boxes, &id) {
             names.release(&name, &id).ok();
         }
     }
@@ -82,12 +83,16 @@ pub fn settle_name_owner(root: &StateRoot, wanted: &Name) -> Result<(), Error> {
     let Some(owner) = name::holder(&root.layout, wanted) else {
         return Ok(());
     };
-    let boxes = record::boxes(root)?;
-    // A box that cannot be observed now keeps its name.
-    tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN).ok();
-    match Record::look(boxes.as_fd(), &owner) {
+    let boxes = state_root::boxes(root)?;
+    match tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN) {
         Ok(None) => name::release(&root.layout, wanted, &owner),
-        Ok(Some(_)) | Err(_) => Ok(()),
+        // It may be a box that should be gone.
+        Ok(Some(observation)) => match observation.stuck_on() {
+            Some(why) => Err(name::is_taken(wanted).caused_by(why)),
+            None => Ok(()),
+        },
+        // A box that cannot be observed now keeps its name.
+        Err(_) => Ok(()),
     }
 }
 
@@ -125,7 +130,7 @@ fn look(at: BoxAt<'_>, boxes: BorrowedFd<'_>, until: Instant) -> io::Result<Opti
 
 /// Looks after a box that a command names, and observes it.
 pub fn observe_tended(at: BoxAt<'_>) -> Result<Observation, Error> {
-    let boxes = record::boxes(at.root)?;
+    let boxes = state_root::boxes(at.root)?;
     let observation = tended(at, boxes.as_fd(), Instant::now() + GOES_WITHIN);
     observation
         .context(|| format!("cannot open the record of box {}", at.id))?

@@ -13,11 +13,12 @@ use crate::history::file::History;
 use crate::history::steps::{Now, Removal, Sources, Story};
 use crate::host::Host;
 use crate::host::layout::Layout;
+use crate::host::state_root;
 use crate::observe::view::State;
 use crate::observe::view::no_box;
+use crate::record::Record;
 use crate::record::lines::Entry;
 use crate::record::reason::Reason;
-use crate::record::{self, Record};
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 use crate::time::Timestamp;
@@ -49,7 +50,7 @@ impl Engine {
         let Ok(observed) = self.observe(id) else {
             return self.explain_removed(id.as_str());
         };
-        let boxes = record::boxes(&self.root)?;
+        let boxes = state_root::boxes(&self.root)?;
         match Record::look(boxes.as_fd(), id) {
             Ok(Some(record)) => {
                 let mut sources = sources(&record);
@@ -84,7 +85,7 @@ impl Engine {
     pub(crate) fn reserve_story(&self) -> Result<(), Error> {
         let path = self.root.layout.history();
         let history = History { path: &path, boot_id: &self.root.host.boot_id };
-        let boxes = record::count(record::boxes(&self.root)?.as_fd()).max(1);
+        let boxes = state_root::count(state_root::boxes(&self.root)?.as_fd()).max(1);
         history
             .reserve(boxes)
             .context(|| format!("cannot make room for the history in {}", path.display()))

@@ -157,7 +157,6 @@ impl Beginning {
         let intent = sources.entries.iter().find_map(|entry| match entry {
             Entry::Intent(intent) => Some(intent),
             Entry::Keeper(_)
-            | Entry::Naming(_)
             | Entry::Renamed(_)
             | Entry::Updated(_)
             | Entry::Pausing(_)
@@ -308,7 +307,6 @@ fn name_of(entry: &Entry) -> Option<String> {
         Entry::Intent(intent) => intent.spec.name.as_ref().map(ToString::to_string),
         Entry::Renamed(renaming) => Some(renaming.name.to_string()),
         Entry::Keeper(_)
-        | Entry::Naming(_)
         | Entry::Updated(_)
         | Entry::Pausing(_)
         | Entry::Removing(_)
@@ -325,7 +323,6 @@ fn time_of(entry: &Entry) -> Option<u64> {
         Entry::Renamed(renaming) => Some(renaming.at_ns),
         Entry::Updated(update) => Some(update.at_ns),
         Entry::Pausing(pausing) => Some(pausing.at_ns),
-        Entry::Naming(_) => None,
         Entry::Removing(removing) => Some(removing.at_ns),
         Entry::Stuck(stuck) => Some(stuck.at_ns),
         Entry::Ending(ending) => Some(ending.at_ns),
@@ -352,7 +349,7 @@ fn from_entry(
             vec![Draft::of(ns, StepKind::Updated, text::updated(update))]
         }
         // Every pause is among the events, and a removal has its own step.
-        Entry::Naming(_) | Entry::Pausing(_) | Entry::Removing(_) => Vec::new(),
+        Entry::Pausing(_) | Entry::Removing(_) => Vec::new(),
         Entry::Stuck(stuck) => {
             let text = format!("could not be ended: {stuck}");
             vec![Draft::of(ns, StepKind::Stuck, text)]
@@ -412,7 +409,6 @@ fn end_ns(sources: &Sources, beginning: Beginning) -> Option<u64> {
         Entry::Ending(ending) => Some(ending.at_ns),
         Entry::Intent(_)
         | Entry::Keeper(_)
-        | Entry::Naming(_)
         | Entry::Renamed(_)
         | Entry::Updated(_)
         | Entry::Pausing(_)

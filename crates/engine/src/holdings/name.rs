@@ -12,21 +12,41 @@ use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
-use crate::host::layout::Layout;
-use crate::record::make_private;
+use crate::host::layout::{BoxAt, Layout};
+use crate::host::state_root::make_private;
+use crate::record::lines::Account;
 use crate::spec::{BoxId, Name};
 
+/// Takes a name for a box. Fails while another box has it.
 pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot take the name {}", name.as_str());
     let names = open_or_make(layout).context(doing)?;
     let take = || symlinkat(id.as_str(), &names, name.as_str());
     match step("name taken", take) {
-        Err(Errno::EXIST) => {
-            Err(Error::conflict(format!("the name {} is taken by another box", name.as_str()))
-                .with_hint("choose another, or 'tare rm -f' removes that box"))
-        }
+        Err(Errno::EXIST) => Err(is_taken(name)),
         other => other.context(doing),
     }
+}
+
+/// Fails if the name is taken. Another box may still take it afterwards.
+pub fn check_free(layout: &Layout, name: &Name) -> Result<(), Error> {
+    if holder(layout, name).is_some() { Err(is_taken(name)) } else { Ok(()) }
+}
+
+/// The error for a name that another box has.
+pub fn is_taken(name: &Name) -> Error {
+    Error::conflict(format!("the name {} is taken by another box", name.as_str()))
+        .with_hint("choose another, or 'tare rm -f' removes that box")
+}
+
+/// The name of a box. After a rename it is the last of the recorded names whose link leads to the
+/// box: a rename records the new name before it takes it.
+pub fn current<'a>(at: BoxAt<'_>, account: &'a Account) -> Option<&'a Name> {
+    if !account.is_renamed {
+        return account.names.last();
+    }
+    let leads_here = |name: &&Name| holder(&at.root.layout, name).as_ref() == Some(at.id);
+    account.names.iter().rev().find(leads_here)
 }
 
 /// Whose it is; `None` when it is free, or held by what is no box.

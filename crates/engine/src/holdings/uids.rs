@@ -18,7 +18,7 @@ use tare_kernel::step::step;
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout::Layout;
-use crate::record::make_private;
+use crate::host::state_root::make_private;
 
 /// Width of a range: what a distribution expects to exist.
 pub const COUNT: u32 = 65_536;

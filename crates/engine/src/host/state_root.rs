@@ -1,17 +1,20 @@
-//! The directory that all state is in: the caller's alone, made if it is missing.
+//! The directory that all state is in, and the list of boxes in it. It belongs to the caller alone,
+//! and is made if it is missing.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, flock, fstat, mkdirat, openat, statat,
+};
 use rustix::io::Errno;
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
-use crate::host::layout::Layout;
+use crate::host::layout::{Access, Layout, StateRoot};
 use crate::host::obstacle::{Step, explained};
-use crate::record::make_private;
+use crate::spec::BoxId;
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -75,4 +78,98 @@ fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
         make_private(&directory)?;
     }
     Ok(step("state root opened", open)?)
+}
+
+/// The directory of all records; `None` where there has never been a box.
+pub fn boxes_if_any(root: &StateRoot) -> Result<Option<OwnedFd>, Error> {
+    open_all_if_any(&root.layout).context(|| cannot_open(root))
+}
+
+/// The directory of all records. Opening it to change boxes makes it.
+pub fn boxes(root: &StateRoot) -> Result<OwnedFd, Error> {
+    match root.access {
+        Access::ReadWrite => open_all(&root.layout).context(|| cannot_open(root)),
+        Access::ReadOnly => boxes_if_any(root)?.ok_or(Errno::NOENT).context(|| cannot_open(root)),
+    }
+}
+
+fn cannot_open(root: &StateRoot) -> String {
+    format!("cannot open {}", root.layout.boxes().display())
+}
+
+/// The directory of all records, if it is there.
+pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
+    match openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()) {
+        Ok(boxes) => Ok(Some(boxes)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The directory of all records.
+pub fn open_all(layout: &Layout) -> io::Result<OwnedFd> {
+    Ok(open_boxes(&layout.boxes())?)
+}
+
+/// Opens the directory of records, and makes it if it is missing.
+pub fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
+    let open = || openat(CWD, boxes, DIRECTORY, Mode::empty());
+    match step("records opened", open) {
+        Err(Errno::NOENT) => {
+            make_private(boxes)?;
+            open()
+        }
+        other => other,
+    }
+}
+
+/// Makes a directory that only its owner can use. Another process may make it at the same time.
+pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
+    let make = || mkdirat(CWD, directory, Mode::from_raw_mode(0o700));
+    match step("part of the state root made", make) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The ids of all boxes on record. Every command reads this list, and it may be long:
+/// nothing is copied of an entry but its id.
+pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
+    let directory = openat(boxes, c".", DIRECTORY, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(LIST_BYTES);
+    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+    let mut ids = Vec::new();
+    while let Some(entry) = entries.next() {
+        ids.extend(entry?.file_name().to_str().ok().and_then(BoxId::parse));
+    }
+    Ok(ids)
+}
+
+/// What the kernel hands out at a time: about a thousand names.
+const LIST_BYTES: usize = 32 << 10;
+/// Whether there is anything under this id.
+pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
+    !matches!(statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+}
+
+/// About how many there are, without reading their names: a directory has a link
+/// from each one in it. 0 on a file system that does not count them.
+pub fn count(boxes: BorrowedFd<'_>) -> usize {
+    /// Its own name, and `.` in it.
+    const OWN_LINKS: u64 = 2;
+    let links = fstat(boxes).map_or(0, |found| found.st_nlink);
+    usize::try_from(links.saturating_sub(OWN_LINKS)).unwrap_or(usize::MAX)
+}
+
+/// Tries to pause the creation of records: while this is held, no process is between making a
+/// record and locking it. Does not wait.
+pub fn pause_creation(boxes: BorrowedFd<'_>) -> bool {
+    let hold = || flock(boxes, FlockOperation::NonBlockingLockExclusive);
+    step("records held still", hold).is_ok()
+}
+
+/// Lets records be created again, after [`pause_creation`].
+pub fn resume_creation(boxes: BorrowedFd<'_>) {
+    // It cannot fail for an open descriptor.
+    flock(boxes, FlockOperation::Unlock).ok();
 }

@@ -18,7 +18,7 @@ use crate::holdings::cgroup::{self, CgroupReader, WorkloadCgroup};
 use crate::host::layout::BoxAt;
 use crate::observe::identity::{KeeperState, Proof};
 use crate::record::Record;
-use crate::record::damage::Flaw;
+use crate::record::damage::{CONTRADICTED, Damage, INCOMPLETE};
 use crate::record::lines::EndedEntry;
 use crate::spec::Spec;
 
@@ -76,7 +76,7 @@ enum Locking {
 fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
     let journal = read_journal(&mut record);
     let ownership = ownership(&record, &journal);
-    let has_ended = record.account.ended.is_some() && record.flaw.is_none();
+    let has_ended = record.account.ended.is_some() && record.damage.is_none();
     let keeper = match ownership {
         _ if has_ended => KeeperState::Dead,
         Ownership::Attached if record.account.keeper.is_none() => KeeperState::NotRecorded,
@@ -110,7 +110,7 @@ fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
 impl Observation {
     /// Whether the box's end is on record, and the record can be trusted.
     pub fn has_ended(&self) -> bool {
-        self.record.account.ended.is_some() && self.record.flaw.is_none()
+        self.record.account.ended.is_some() && self.record.damage.is_none()
     }
 
     pub fn is_attached(&self) -> bool {
@@ -171,7 +171,7 @@ impl Observation {
                 let left = until.saturating_duration_since(Instant::now());
                 matches!(keeper.wait_dead(left), Ok(true))
             }
-            (_, _) => self.record.flaw.is_some(),
+            (_, _) => self.record.damage.is_some(),
         }
     }
 
@@ -190,13 +190,14 @@ impl Observation {
             }
         };
         if is_wrong {
-            self.record.flaw.get_or_insert(match self.ownership {
-                Ownership::Detached => Flaw::Wrong,
+            let why = match self.ownership {
+                Ownership::Detached => CONTRADICTED,
                 Ownership::Unwritten
                 | Ownership::Attached
                 | Ownership::NotYetDetached
-                | Ownership::Damaged => Flaw::Incomplete,
-            });
+                | Ownership::Damaged => INCOMPLETE,
+            };
+            self.record.damage.get_or_insert(Damage::Broken(why.to_owned()));
             self.ownership = Ownership::Damaged;
         }
     }
@@ -229,19 +230,19 @@ fn read_journal(record: &mut Record) -> Vec<LifeEvent> {
         (Some(_), _) | (_, None) => Ok(Vec::new()),
     };
     life.unwrap_or_else(|error| {
-        record.flaw.get_or_insert(Flaw::unreadable(&error));
+        record.damage.get_or_insert(Damage::unreadable(&error));
         Vec::new()
     })
 }
 
 fn ownership(record: &Record, journal: &[LifeEvent]) -> Ownership {
     let is_detached = journal.contains(&LifeEvent::Detached);
-    if record.flaw.is_some() {
+    if record.damage.is_some() {
         return Ownership::Damaged;
     }
     match (&record.account.intent, &record.account.keeper) {
         // Only a detached box has a journal.
-        (None, _) if record.has_life() => Ownership::Damaged,
+        (None, _) if record.has_life() && !record.account.removing => Ownership::Damaged,
         (None, _) => Ownership::Unwritten,
         (Some(_), None) if is_detached => Ownership::Damaged,
         (Some(intent), _) => match &intent.detached {
@@ -254,7 +255,7 @@ fn ownership(record: &Record, journal: &[LifeEvent]) -> Ownership {
 
 /// Whether a record without its first line was just made, or is being removed.
 fn is_nothing_yet(record: &Record) -> bool {
-    record.is_blank() || record.account.ending.is_some()
+    record.is_blank() || record.account.ending.is_some() || record.account.removing
 }
 
 /// Whether the keeper is the process that the record names.

@@ -17,7 +17,7 @@ use tare_control::life::LifeEvent;
 use crate::observe::identity::KeeperState;
 use crate::observe::view::State;
 use crate::observe::{Observation, Ownership};
-use crate::record::damage::Flaw;
+use crate::record::damage::Damage;
 use crate::record::reason::Reason;
 
 /// How long a keeper may take to end its box after the lease.
@@ -176,14 +176,17 @@ impl Observation {
             return Some(format!("{what}; {remedy}"));
         }
         let stuck = self.record.account.stuck.as_ref().map(ToString::to_string);
-        let unsaid = || format!("{}; {}", Flaw::Incomplete, Flaw::Incomplete.remedy());
+        let unsaid = || {
+            let damage = Damage::incomplete();
+            format!("{damage}; {}", damage.remedy())
+        };
         Some(stuck.unwrap_or_else(unsaid))
     }
 
     /// Why the record cannot be relied on, and what the user can do about it.
     pub fn problem(&self) -> Option<(String, &'static str)> {
-        match (&self.record.flaw, &self.keeper) {
-            (Some(flaw), _) => Some((flaw.to_string(), flaw.remedy())),
+        match (&self.record.damage, &self.keeper) {
+            (Some(damage), _) => Some((damage.to_string(), damage.remedy())),
             (None, KeeperState::Unknown { why }) => Some((
                 format!("tare cannot see whether it lives ({why})"),
                 "try again when tare can open files and see processes",

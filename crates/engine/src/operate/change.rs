@@ -16,10 +16,11 @@ use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::host::layout::BoxAt;
 use crate::host::processes::all_pids;
+use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::view::{State, has_ended, no_box};
 use crate::record::lines::{Entry, Lease, PausingEntry, Renaming, Update};
-use crate::record::{self, Locked, Record};
+use crate::record::{Locked, Record};
 use crate::session::link;
 use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
 
@@ -101,37 +102,26 @@ fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
     others.filter(lives).find(|pid| !is_held(pid))
 }
 
-/// Gives a box another name.
+/// Gives a box another name. The record has the new name before the box takes it. A rename that is
+/// killed leaves the box with its old name, or with both until it ends or is renamed again.
 pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
     let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
-    if record.account.name() == Some(wanted) {
+    let old = name::current(at, &record.account).cloned();
+    if old.as_ref() == Some(wanted) {
         return Ok(());
     }
     settle_name_owner(at.root, wanted)?;
+    name::check_free(&at.root.layout, wanted)?;
     let doing = || format!("cannot record the name of box {}", at.id);
-    let renaming = Renaming { name: wanted.clone(), at_ns: boot_ns() };
-    let naming = Entry::Naming(Some(renaming.clone()));
-    record.add(naming).context(doing)?;
-    let taken = name::acquire(&at.root.layout, wanted, at.id)
-        .and_then(|()| record.add(Entry::Renamed(renaming)).context(doing));
-    // What was not written down is not so.
-    let settled = settle_names(at, &mut record);
-    taken.and(settled)
-}
-
-/// Lets go of every name that is not, or not any more, the box's own.
-fn settle_names(at: BoxAt<'_>, record: &mut Locked) -> Result<(), Error> {
-    let own = record.account.name().cloned();
-    let others = record.account.may_hold().filter(|it| Some(*it) != own.as_ref());
-    for other in others {
-        name::release(&at.root.layout, other, at.id)?;
+    let renamed = |name: &Name| Entry::Renamed(Renaming { name: name.clone(), at_ns: boot_ns() });
+    record.add(renamed(wanted)).context(doing)?;
+    if let Err(error) = name::acquire(&at.root.layout, wanted, at.id) {
+        // Another box was faster. The box has its old name, whether or not that can be recorded.
+        old.map(|old| record.add(renamed(&old)));
+        return Err(error);
     }
-    match record.account.naming {
-        Some(_) => record
-            .add(Entry::Naming(None))
-            .context(|| format!("cannot record the name of box {}", at.id)),
-        None => Ok(()),
-    }
+    let others = record.account.names.iter().filter(|name| *name != wanted);
+    others.map(|name| name::release(&at.root.layout, name, at.id)).collect()
 }
 
 /// Gives a live box other limits, or another lease from now on.
@@ -186,15 +176,15 @@ fn lock_detached(at: BoxAt<'_>, what: &str, hint: &str) -> Result<Locked, Error>
             .caused_by("it is attached to the tare that started it")
             .with_hint(hint));
     }
-    let boxes = record::boxes(at.root)?;
+    let boxes = state_root::boxes(at.root)?;
     let doing = || format!("cannot open the record of box {}", at.id);
     let record = Record::look(boxes.as_fd(), at.id).context(doing)?;
     let record = record.ok_or_else(|| no_box(at.id.as_str()))?;
     let locked = record.lock(boxes.as_fd(), at.id, LOCK_WITHIN)?;
     let locked = locked.ok_or_else(|| no_box(at.id.as_str()))?;
-    match &locked.flaw {
+    match &locked.damage {
         // It is not known what the box is, so it cannot be changed.
-        Some(flaw) => Err(damaged(at.id).caused_by(flaw.to_string())),
+        Some(damage) => Err(damaged(at.id).caused_by(damage.to_string())),
         None => Ok(locked),
     }
 }

@@ -7,11 +7,11 @@ use crate::care::tend::tended;
 use crate::error::{Context, Error};
 use crate::holdings::name;
 use crate::host::layout::StateRoot;
+use crate::host::state_root;
 use crate::observe::GOES_WITHIN;
 use crate::observe::view::Status;
 use crate::operate::inspect;
-use crate::record;
-use crate::record::damage::Flaw;
+use crate::record::damage::Damage;
 use crate::spec::shown::quoted;
 use crate::spec::{BoxId, Name};
 
@@ -23,10 +23,10 @@ pub fn find<'a>(
     reference: &str,
     removed: impl FnOnce() -> &'a [BoxId],
 ) -> Result<Option<BoxId>, Error> {
-    let Some(boxes) = record::boxes_if_any(root)? else {
+    let Some(boxes) = state_root::boxes_if_any(root)? else {
         return by_prefix(reference, &[], removed());
     };
-    let is_there = |id: &BoxId| record::is_there(boxes.as_fd(), id);
+    let is_there = |id: &BoxId| state_root::is_there(boxes.as_fd(), id);
     let named = || {
         let wanted = Name::parse(reference).ok()?;
         name::holder(&root.layout, &wanted).filter(is_there)
@@ -35,23 +35,23 @@ pub fn find<'a>(
         return Ok(Some(id));
     }
     // Only a reference that is part of an id costs a read of all of them.
-    let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
     by_prefix(reference, &ids, removed())
 }
 
 /// Every box, the oldest first.
 pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
-    let Some(boxes) = record::boxes_if_any(root)? else {
+    let Some(boxes) = state_root::boxes_if_any(root)? else {
         return Ok(Vec::new());
     };
-    let ids = record::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
     let until = Instant::now() + GOES_WITHIN;
     let status = |id: &BoxId| {
         let at = root.at(id);
         match tended(at, boxes.as_fd(), until) {
             Ok(observation) => Some(inspect::status(at, &observation?)),
             // A box that cannot be read is listed all the same.
-            Err(error) => Some(Status::stuck(id, Flaw::unreadable(&error).to_string())),
+            Err(error) => Some(Status::stuck(id, Damage::unreadable(&error).to_string())),
         }
     };
     let mut statuses: Vec<Status> = ids.iter().filter_map(status).collect();

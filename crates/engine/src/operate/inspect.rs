@@ -10,8 +10,8 @@ use tare_kernel::procfs::Procfs;
 
 use crate::care::tend::observe_tended;
 use crate::error::{Error, ErrorKind};
-use crate::holdings::HOLDINGS;
 use crate::holdings::cgroup::{self, CgroupReader, CgroupUsage};
+use crate::holdings::{HOLDINGS, name};
 use crate::host::layout::BoxAt;
 use crate::observe::view::{Details, Holding, State, Status, Usage, has_ended};
 use crate::observe::{Observation, Ownership};
@@ -32,7 +32,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     let intent = account.intent.as_ref();
     Status {
         id: at.id.clone(),
-        name: account.name().map(ToString::to_string),
+        name: name::current(at, account).map(ToString::to_string),
         state: observation.state(),
         created_at: intent.map_or(Timestamp::from_ms(0), |intent| intent.created_at),
         lease_ends_at: lease_end(observation),
@@ -158,7 +158,7 @@ fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
         let found = (holding.probe)(at, &observation.record).into_iter();
         holdings.extend(found.map(|what| Holding { kind: holding.kind, what }));
     }
-    let name = observation.record.account.name();
+    let name = name::current(at, &observation.record.account);
     holdings.extend(name.map(|name| Holding { kind: "name", what: name.to_string() }));
     holdings
 }

@@ -13,12 +13,14 @@ use crate::care::{Effort, Goal, settle};
 use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
+use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::identity;
 use crate::observe::view::{Ended, State, has_ended};
-use crate::record::damage::Flaw;
+use crate::record::Record;
+use crate::record::damage::Damage;
+use crate::record::files::life_of;
 use crate::record::lines::EndedEntry;
-use crate::record::{self, Record, life_of};
 use crate::session::link;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, await_death};
@@ -108,10 +110,10 @@ pub fn end_stop(
         keeper.wait_dead(left).ok();
     }
     let at = root.at(&stopping.id);
-    let record = Record::look(record::boxes(at.root)?.as_fd(), at.id).ok().flatten();
+    let record = Record::look(state_root::boxes(at.root)?.as_fd(), at.id).ok().flatten();
     let damage = record.and_then(|record| {
         let says_nothing = record.account.intent.is_none();
-        record.flaw.or(says_nothing.then_some(Flaw::Incomplete))
+        record.damage.or(says_nothing.then(Damage::incomplete))
     });
     end(at, Leave::Record, within)?;
     Ok(damage.filter(|_| !at.record().exists()).map(|damage| damage.to_string()))
@@ -189,7 +191,7 @@ pub fn look_for_end(root: &StateRoot, watch: &EndWatch) -> Result<Looked, Error>
 }
 
 fn end(at: BoxAt<'_>, leave: Leave, within: Duration) -> Result<(), Error> {
-    let boxes = record::boxes(at.root)?;
+    let boxes = state_root::boxes(at.root)?;
     let looked = Record::look(boxes.as_fd(), at.id);
     // Without a record its own tare, or another command, was faster.
     if let Some(record) = looked.context(|| format!("cannot open the record of box {}", at.id))? {

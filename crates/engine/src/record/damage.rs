@@ -1,113 +1,141 @@
-//! What is wrong with a record, so that what it says, or does not say, is nothing to
-//! go by: its box is left alone until somebody asks for its end.
+//! Why a record cannot be trusted. Its box is left alone until a user asks for its end.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, statat};
+use tare_kernel::fds::open_directory;
 use tare_kernel::tree;
 
 use crate::host::layout::SCRATCH;
+use crate::record::files::CONTROL;
+use crate::record::{FILE, FILES, open_file, read_bytes};
 use crate::spec::shown::quoted;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Flaw {
-    /// A link, a file, or anything else that is no directory.
-    NoDirectory,
-    /// A directory that does not let us in.
-    Closed,
-    /// What is in it was written by another user.
-    NotOurs { uid: u32 },
-    /// A file in it is a link, a directory, or what else none of its files is.
-    Odd,
-    /// A file in it cannot be read just now.
+pub enum Damage {
+    /// There is no directory that tare can open. Ending the box replaces it.
+    NotADirectory,
+    /// The directory was not made by tare: it holds this. tare never changes or removes it.
+    NotOurs { entry: String },
+    /// The record cannot be read now, or was written by another version of tare. It may be in
+    /// order, so only a user ends the box.
     Unreadable(String),
-    /// It was written by a version of tare that does it differently.
-    Newer { version: u32 },
-    /// It has neither account nor socket, and holds what tare never puts into a record.
-    Foreign { entry: String },
-    /// It lacks what it must have said.
-    Incomplete,
-    /// It says that its keeper is dead, and somebody lives in the box.
-    Wrong,
+    /// The record does not say what it must, or says what is not so. A sweep removes it if no
+    /// process lives in the box.
+    Broken(String),
 }
 
-impl Flaw {
+/// The record lacks a line that it must have.
+pub const INCOMPLETE: &str = "its record is damaged";
+/// The record says that its keeper is dead, and a process lives in the box.
+pub const CONTRADICTED: &str = "its record says that it is over, and it lives";
+const NOT_A_FILE: &str = "a record file is not a regular file";
+
+impl Damage {
+    pub fn incomplete() -> Self {
+        Self::Broken(INCOMPLETE.to_owned())
+    }
+
     pub fn unreadable(error: &io::Error) -> Self {
         match (error.kind(), error.raw_os_error()) {
-            (io::ErrorKind::InvalidInput, None) => Self::Odd,
+            (io::ErrorKind::InvalidInput, None) => Self::Broken(NOT_A_FILE.to_owned()),
             (_, _) => Self::Unreadable(error.to_string()),
         }
+    }
+
+    /// The record was written by a tare of another version.
+    pub fn other_version(version: u32) -> Self {
+        Self::Unreadable(format!("another tare wrote it, version {version}"))
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::Foreign { .. } => "tare does not touch it: move it elsewhere",
-            Self::NoDirectory
-            | Self::Closed
-            | Self::NotOurs { .. }
-            | Self::Odd
-            | Self::Unreadable(_)
-            | Self::Newer { .. }
-            | Self::Incomplete
-            | Self::Wrong => "'tare rm -f' ends it",
+            Self::NotOurs { .. } => "tare does not touch it: move it elsewhere",
+            Self::NotADirectory | Self::Unreadable(_) | Self::Broken(_) => "'tare rm -f' ends it",
         }
     }
 
-    /// Whether there is no directory that could be locked and read.
-    pub fn is_of_directory(&self) -> bool {
+    /// Whether there is no directory that can be locked and read.
+    pub fn has_no_directory(&self) -> bool {
         match self {
-            Self::NoDirectory | Self::Closed => true,
-            Self::NotOurs { .. }
-            | Self::Foreign { .. }
-            | Self::Odd
-            | Self::Unreadable(_)
-            | Self::Newer { .. }
-            | Self::Incomplete
-            | Self::Wrong => false,
+            Self::NotADirectory => true,
+            Self::NotOurs { .. } | Self::Unreadable(_) | Self::Broken(_) => false,
         }
     }
 }
 
-impl fmt::Display for Flaw {
+impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDirectory => f.write_str("its record is no directory"),
-            Self::Closed => f.write_str("its record cannot be opened"),
-            Self::NotOurs { uid } => write!(f, "its record belongs to user {uid}"),
-            Self::Foreign { entry } => {
+            Self::NotADirectory => f.write_str("its record is not a directory that tare can open"),
+            Self::NotOurs { entry } => {
                 write!(f, "it is not a record of tare: it holds {}", quoted(entry))
             }
-            Self::Odd => f.write_str("a file of its record is none"),
             Self::Unreadable(why) => write!(f, "its record cannot be read ({why})"),
-            Self::Newer { version } => {
-                write!(f, "its record was written by a newer tare (version {version})")
-            }
-            Self::Incomplete => f.write_str("its record is damaged"),
-            Self::Wrong => f.write_str("its record says that it is over, and it lives"),
+            Self::Broken(why) => f.write_str(why),
         }
     }
 }
 
-/// An entry that tare did not put there, of a directory whose account does not say that it
-/// is a record. A record that was just made, is half removed or has lost its account holds
-/// only what tare names.
-pub fn foreign_entry(directory: BorrowedFd<'_>, files: &[&str]) -> Option<String> {
-    let is_foreign = |name: &CString| match name.to_str() {
-        // Its removal loses nothing.
-        _ if is_symlink(directory, name) => false,
-        Ok(SCRATCH) => false,
-        Ok(name) => !files.contains(&name),
-        Err(_) => true,
+/// Returns an entry that tare did not make, of a directory whose lines do not say that it is a
+/// record.
+///
+/// A record that was just made, is half removed or has lost its lines holds only files that tare
+/// names, and one of them bears a mark of tare. Without a mark, tare takes only a directory in
+/// which nothing can be lost.
+pub fn foreign_entry(directory: BorrowedFd<'_>) -> Option<String> {
+    let names = tree::names(directory).ok()?;
+    let is_named_by_tare = |name: &&CString| {
+        let name = name.to_str().ok();
+        name.is_some_and(|name| name == SCRATCH || FILES.contains(&name))
     };
-    let foreign = tree::names(directory).ok()?.into_iter().find(is_foreign)?;
-    Some(foreign.to_string_lossy().into_owned())
+    let can_be_lost = |name: &&CString| can_be_lost(directory, name);
+    let foreign = names.iter().find(|name| !is_named_by_tare(name) && can_be_lost(name));
+    let unmarked = || {
+        let is_marked = has_mark(directory);
+        names.iter().find(|name| !is_marked && can_be_lost(name))
+    };
+    let entry = foreign.or_else(unmarked)?;
+    Some(entry.to_string_lossy().into_owned())
 }
 
-fn is_symlink(directory: BorrowedFd<'_>, name: &CStr) -> bool {
-    let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
-    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
+/// Whether removing the entry would lose something: a file or a directory that is not empty. What
+/// cannot be read counts.
+fn can_be_lost(directory: BorrowedFd<'_>, name: &CStr) -> bool {
+    let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+        return true;
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => stat.st_size > 0,
+        FileType::Directory => {
+            let inside = open_directory(directory, name).map(|it| tree::names(it.as_fd()));
+            !matches!(inside, Ok(Ok(names)) if names.is_empty())
+        }
+        FileType::Symlink
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => false,
+    }
+}
+
+/// How the first line of every record begins.
+const FIRST_LINE: &[u8] = b"{\"intent\":{\"version\":";
+
+/// Whether the directory bears a mark of tare: a control socket, or the beginning of a first line,
+/// which may be cut off or partly lost to zeros.
+fn has_mark(directory: BorrowedFd<'_>) -> bool {
+    let control = statat(directory, CONTROL, AtFlags::SYMLINK_NOFOLLOW);
+    if control.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
+        return true;
+    }
+    let file = open_file(directory, FILE).ok().flatten();
+    let bytes = file.and_then(|file| read_bytes(file).ok()).unwrap_or_default();
+    let mut start = bytes.iter().zip(FIRST_LINE);
+    !bytes.is_empty() && start.all(|(byte, expected)| byte == expected || *byte == 0)
 }

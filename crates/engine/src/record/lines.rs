@@ -15,7 +15,7 @@ use crate::time::{Timestamp, from_now};
 
 /// How records are written. One of a greater version may mean something else by the
 /// same words.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What is written before anything is acquired.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -255,8 +255,6 @@ impl EndedEntry {
 pub enum Entry {
     Intent(Box<Intent>),
     Keeper(KeeperIdentity),
-    /// Before another name is taken; then that it has one and no other.
-    Naming(Option<Renaming>),
     Renamed(Renaming),
     Updated(Update),
     Pausing(PausingEntry),
@@ -275,14 +273,14 @@ pub fn entries(text: &str) -> impl Iterator<Item = Entry> {
 /// All lines together.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// Of a tare that writes records differently.
-    pub newer: Option<u32>,
+    /// Set if a tare of another version wrote the record.
+    pub other_version: Option<u32>,
     pub intent: Option<Intent>,
     pub keeper: Option<KeeperIdentity>,
-    /// Every name that it has had; the last is its own.
+    /// Every name that it has had or was to get, the last one last.
     pub names: Vec<Name>,
-    /// The one that somebody was about to give it, until it is known to have one only.
-    pub naming: Option<Name>,
+    /// The last of its names may not be taken yet: see `holdings::name::current`.
+    pub is_renamed: bool,
     pub pausing: Option<PausingEntry>,
     /// Since its end: why it cannot be removed.
     pub stuck: Option<StuckEntry>,
@@ -298,11 +296,13 @@ impl Account {
         let mut account = Self::default();
         for line in text.lines() {
             match serde_json::from_str(line) {
-                Ok(Entry::Intent(intent)) if intent.version > VERSION => {
-                    account.newer = Some(intent.version);
+                Ok(Entry::Intent(intent)) if intent.version != VERSION => {
+                    account.other_version = Some(intent.version);
                 }
                 Ok(entry) => account.note(entry),
-                Err(_) => account.newer = account.newer.or_else(|| newer_version(line)),
+                Err(_) => {
+                    account.other_version = account.other_version.or_else(|| other_version(line));
+                }
             }
         }
         account
@@ -315,8 +315,10 @@ impl Account {
                 self.intent = Some(*intent);
             }
             Entry::Keeper(identity) => self.keeper = Some(identity),
-            Entry::Naming(naming) => self.naming = naming.map(|it| it.name),
-            Entry::Renamed(renaming) => self.names.push(renaming.name),
+            Entry::Renamed(renaming) => {
+                self.names.push(renaming.name);
+                self.is_renamed = true;
+            }
             Entry::Updated(update) => self.update(&update),
             Entry::Pausing(pausing) => self.pausing = Some(pausing),
             Entry::Removing(_) => self.removing = true,
@@ -351,13 +353,16 @@ impl Account {
         }
     }
 
-    pub fn name(&self) -> Option<&Name> {
-        self.names.last()
-    }
-
-    /// Every name that may be its.
-    pub fn may_hold(&self) -> impl Iterator<Item = &Name> {
-        self.names.iter().chain(&self.naming)
+    /// Whether no line of the record could be read.
+    pub fn is_empty(&self) -> bool {
+        self.other_version.is_none()
+            && self.intent.is_none()
+            && self.keeper.is_none()
+            && self.names.is_empty()
+            && self.stuck.is_none()
+            && self.ending.is_none()
+            && self.ended.is_none()
+            && !self.removing
     }
 
     pub fn detached(&self) -> Option<&DetachOptions> {
@@ -365,8 +370,8 @@ impl Account {
     }
 }
 
-/// The version of an intent that says more, or less, than this tare understands.
-fn newer_version(line: &str) -> Option<u32> {
+/// The version of a first line that says more, or less, than this tare understands.
+fn other_version(line: &str) -> Option<u32> {
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -376,7 +381,7 @@ fn newer_version(line: &str) -> Option<u32> {
         intent: Versioned,
     }
     let version = serde_json::from_str::<Beginning>(line).ok()?.intent.version;
-    (version > VERSION).then_some(version)
+    (version != VERSION).then_some(version)
 }
 
 #[cfg(test)]
@@ -421,10 +426,13 @@ mod tests {
 
     #[test]
     fn a_record_of_a_newer_version_is_known_as_one() {
+        for version in [1, 3] {
+            let text =
+                format!("{{\"intent\":{{\"version\":{version},\"all\":\"new\"}}}}\n{{\"x\":1}}\n");
+            assert_eq!(Account::read(&text).other_version, Some(version));
+        }
         let account = Account::read("{\"intent\":{\"version\":2,\"all\":\"new\"}}\n{\"x\":1}\n");
-        assert_eq!(account.newer, Some(2));
-        let account = Account::read("{\"intent\":{\"version\":1,\"all\":\"new\"}}\n{\"x\":1}\n");
-        assert_eq!(account.newer, None);
+        assert_eq!(account.other_version, None);
         assert!(account.intent.is_none());
     }
 
@@ -441,6 +449,6 @@ mod tests {
         assert!(account.intent.is_none() && account.keeper.is_none() && account.ended.is_none());
         let stuck = account.stuck.as_ref().map(ToString::to_string);
         assert_eq!(stuck.as_deref(), Some("a: b"));
-        assert_eq!(account.name().map(Name::as_str), Some("b"));
+        assert_eq!(account.names.last().map(Name::as_str), Some("b"));
     }
 }

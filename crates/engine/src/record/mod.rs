@@ -12,27 +12,24 @@
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
 
 pub mod damage;
+pub mod files;
 pub mod lines;
 pub mod reason;
 
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, chmodat, fchmod, flock, fstat,
-    mkdirat, openat, statat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, chmodat, flock, fstat, mkdirat, openat,
+    statat, unlinkat,
 };
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
-};
-use tare_control::events::{self, Event, LIFE_FILE_BYTES};
-use tare_control::life::{self, LIFE_BYTES, LifeEvent};
-use tare_control::log::{self, FILE_NAMES};
+use rustix::io::Errno;
+use tare_control::life::LifeEvent;
+use tare_control::log::FILE_NAMES;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
 use tare_kernel::step::step;
@@ -40,9 +37,11 @@ use tare_kernel::tree;
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::Host;
-use crate::host::layout::{Access, Layout, StateRoot};
-use crate::record::damage::Flaw;
-use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, VERSION};
+use crate::host::layout::Layout;
+use crate::host::state_root::open_boxes;
+use crate::record::damage::Damage;
+use crate::record::files::{CONTROL, LIFE};
+use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, RemovingEntry, VERSION};
 use crate::spec::{BoxId, DetachOptions, Isolation, Spec};
 use crate::time::Timestamp;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
@@ -54,7 +53,7 @@ pub struct Record {
     directory: OwnedFd,
     pub account: Account,
     /// Why what is, or is not, in the account is nothing to go by.
-    pub flaw: Option<Flaw>,
+    pub damage: Option<Damage>,
 }
 
 /// A record that nobody else changes meanwhile.
@@ -66,24 +65,16 @@ const DIRECTORY: OFlags =
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
 const FILE: &str = "record.json";
-const CONTROL: &str = "control";
-const LIFE: &str = "life";
+const FILE_C: &CStr = c"record.json";
 /// The files of a record.
 const FILES: [&str; 5] = [FILE, CONTROL, LIFE, FILE_NAMES[0], FILE_NAMES[1]];
-
-/// What a detached box writes into its record.
-#[derive(Debug)]
-pub struct DetachedFiles {
-    pub life: OwnedFd,
-    pub log: [OwnedFd; 2],
-}
 
 #[cfg(test)]
 impl Record {
     /// A record that says this, without a directory of its own.
     pub fn of(account: Account) -> Self {
         let directory = openat(CWD, c"/", DIRECTORY, Mode::empty()).expect("the root is there");
-        Self { directory, account, flaw: None }
+        Self { directory, account, damage: None }
     }
 }
 
@@ -94,47 +85,43 @@ impl Record {
         match step("record opened", open) {
             Ok(directory) => Ok(Some(Self::read(directory))),
             Err(Errno::NOENT) => Ok(None),
-            Err(Errno::NOTDIR | Errno::LOOP) => Self::closed(boxes, id, Flaw::NoDirectory),
-            Err(Errno::ACCESS) => Self::closed(boxes, id, Flaw::Closed),
+            Err(Errno::NOTDIR | Errno::LOOP) => Self::closed(boxes, id),
+            Err(Errno::ACCESS) => Self::closed(boxes, id),
             Err(errno) => Err(errno.into()),
         }
     }
 
     /// What is there instead of a directory that we can read: it is a box all the
     /// same, of which only the id is known.
-    fn closed(boxes: BorrowedFd<'_>, id: &BoxId, flaw: Flaw) -> io::Result<Option<Self>> {
+    fn closed(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(boxes, id.as_str(), flags, Mode::empty()) {
-            Ok(directory) => {
-                Ok(Some(Self { directory, account: Account::default(), flaw: Some(flaw) }))
-            }
+            Ok(directory) => Ok(Some(Self {
+                directory,
+                account: Account::default(),
+                damage: Some(Damage::NotADirectory),
+            })),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
     }
 
     fn read(directory: OwnedFd) -> Self {
-        let (account, flaw) = match read_account(directory.as_fd()) {
+        let (account, damage) = match read_account(directory.as_fd()) {
             Ok(account) => {
-                let newer = account.newer.map(|version| Flaw::Newer { version });
-                (account, newer)
+                let other = account.other_version.map(Damage::other_version);
+                (account, other)
             }
             // What cannot be read says nothing: teardown works from the id alone.
-            Err(flaw) => (Account::default(), Some(flaw)),
+            Err(damage) => (Account::default(), Some(damage)),
         };
-        let foreign = if account.intent.is_none() && account.newer.is_none() {
-            damage::foreign_entry(directory.as_fd(), &FILES)
-        } else {
-            None
-        };
-        Self { directory, account, flaw: foreign.map(|entry| Flaw::Foreign { entry }).or(flaw) }
-    }
-
-    /// What the keeper of a detached box has said so far.
-    pub fn life(&self) -> io::Result<Vec<LifeEvent>> {
-        let file = open_file(self.directory.as_fd(), LIFE)?;
-        let file = file.map(|file| life_of(file.as_fd())).transpose()?;
-        Ok(life::parse(&file.unwrap_or_default()))
+        let foreign =
+            if account.is_empty() { damage::foreign_entry(directory.as_fd()) } else { None };
+        Self {
+            directory,
+            account,
+            damage: foreign.map(|entry| Damage::NotOurs { entry }).or(damage),
+        }
     }
 
     /// The lines of the account as they are, one after another.
@@ -142,44 +129,6 @@ impl Record {
         let file = open_file(self.directory.as_fd(), FILE).ok().flatten();
         let text = file.and_then(|file| read_damaged(file).ok());
         lines::entries(&text.unwrap_or_default()).collect()
-    }
-
-    /// What the keeper of a detached box has written down on the way.
-    pub fn events(&self) -> Vec<Event> {
-        let file = self.open_life();
-        let file = file.and_then(|file| read_start(file.as_fd(), LIFE_FILE_BYTES).ok());
-        events::parse(&file.unwrap_or_default())
-    }
-
-    /// When the keeper of a detached box last showed that it lived, as far as it is
-    /// known: by its identity, its events and what it wrote to the log. `None` if the
-    /// record says when tare itself killed it.
-    pub fn last_sign(&self) -> Option<Timestamp> {
-        let (intent, keeper) = (self.account.intent.as_ref()?, self.account.keeper.as_ref()?);
-        if self.account.ending.is_some() {
-            return None;
-        }
-        let events = self.events();
-        let event_ns = events.iter().map(|event| event.at_us.saturating_mul(1000));
-        let last_ns = event_ns.chain([keeper.at_ns]).max()?.min(boot_ns());
-        let after = Duration::from_nanos(last_ns.saturating_sub(intent.created_ns));
-        let written = FILE_NAMES.iter().filter_map(|name| {
-            let stat = statat(&self.directory, *name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-            let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
-            let ms = stat.st_mtime_nsec as u64 / 1_000_000;
-            Some(Timestamp::from_ms(seconds.saturating_mul(1000).saturating_add(ms)))
-        });
-        written.chain([intent.created_at.after(after)]).max()
-    }
-
-    /// The same, to be read later.
-    pub fn open_life(&self) -> Option<OwnedFd> {
-        open_regular(self.directory.as_fd(), LIFE, OFlags::RDONLY, Mode::empty()).ok()
-    }
-
-    /// Whether it is, or was, that of a box that outlives its creator.
-    pub fn has_life(&self) -> bool {
-        self.has(LIFE)
     }
 
     /// Whether it holds nothing at all, as when it was just made; or a file for a first
@@ -214,28 +163,14 @@ impl Record {
         !matches!(statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
     }
 
-    /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
-    pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
-        let socket = unix_socket()?;
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Send,
-            Some(within),
-        )?;
-        let address = self.control_address()?;
-        step("keeper called", || connect(&socket, &address))?;
-        Ok(socket)
-    }
-
-    /// By the open directory: its path may be longer than an address can be.
-    fn control_address(&self) -> io::Result<SocketAddrUnix> {
-        let path = format!("/proc/self/fd/{}/{CONTROL}", self.directory.as_raw_fd());
-        Ok(SocketAddrUnix::new(path)?)
+    /// Whether the directory has not been removed since it was opened.
+    pub fn exists(&self) -> bool {
+        fstat(&self.directory).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
     /// Whether somebody changes the box just now.
     pub fn is_busy(&self) -> bool {
-        if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
+        if self.damage.as_ref().is_some_and(Damage::has_no_directory) {
             return false;
         }
         let lock = FlockOperation::NonBlockingLockShared;
@@ -255,7 +190,7 @@ impl Record {
         within: Duration,
     ) -> Result<Option<Locked>, Error> {
         let doing = || format!("cannot lock box {id}");
-        if self.flaw.as_ref().is_some_and(Flaw::is_of_directory) {
+        if self.damage.as_ref().is_some_and(Damage::has_no_directory) {
             return Ok(Some(Locked::replace(boxes, id).context(doing)?));
         }
         match lock_within("record locked", &self.directory, Lock::Exclusive, within) {
@@ -361,7 +296,7 @@ impl Locked {
         });
         match locked {
             Ok(directory) => {
-                Ok(Self(Record { directory, account: Account::default(), flaw: None }))
+                Ok(Self(Record { directory, account: Account::default(), damage: None }))
             }
             Err(error) => {
                 // An empty directory that cannot be removed now is removed by the next
@@ -371,39 +306,6 @@ impl Locked {
                 Err(error)
             }
         }
-    }
-
-    /// The socket of the box, bound; it is the keeper who listens on it.
-    pub fn bind_control(&self) -> io::Result<OwnedFd> {
-        let socket = unix_socket()?;
-        // The name gets the mode of the socket (unix(7)).
-        step("socket made private", || fchmod(&socket, PRIVATE))?;
-        let address = self.control_address()?;
-        step("socket bound", || bind(&socket, &address))?;
-        Ok(socket)
-    }
-
-    /// The files of a detached box, with room from the beginning for its life and
-    /// for what is missing in its log.
-    pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
-        let make = |name: &str| {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-            let make = || openat(&self.directory, name, flags, PRIVATE);
-            step("file of a detached box made", make)
-        };
-        let life = make(LIFE)?;
-        step("room for its life made", || {
-            match rustix::io::pwrite(&life, &[b' '; LIFE_FILE_BYTES], 0) {
-                Ok(LIFE_FILE_BYTES) => Ok(()),
-                Ok(_) => Err(Errno::NOSPC),
-                Err(errno) => Err(errno),
-            }
-        })?;
-        let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
-        step("room for what its log will lack made", || {
-            rustix::io::pwrite(&log[0], &log::first_header(), 0)
-        })?;
-        Ok(DetachedFiles { life, log })
     }
 
     pub fn add_keeper(&mut self, identity: KeeperIdentity) -> io::Result<()> {
@@ -434,21 +336,31 @@ impl Locked {
         Ok(())
     }
 
-    /// Removes what it says of the box. A life without an account looks like a damaged
-    /// record, which nobody touches: whoever is killed in between must not leave that.
-    pub fn forget(&self, id: &BoxId) -> Result<(), Error> {
+    /// Overwrites what the record says with the line that its removal has begun. The write needs no
+    /// room, so it also works on a full disk. A removal that is killed is then finished by the next
+    /// command, whatever the record said before.
+    pub fn forget(&mut self, id: &BoxId) -> Result<(), Error> {
         let doing = || format!("cannot remove the record of box {id}");
-        for name in [LIFE, FILE] {
-            let remove = || unlinkat(&self.directory, name, AtFlags::empty());
-            match step("account or life removed", remove) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(Errno::ISDIR) => {
-                    let name = CString::new(name).context(doing)?;
-                    tree::remove(self.directory.as_fd(), &name).context(doing)?;
-                }
-                Err(errno) => return Err(errno).context(doing),
+        let removing = Entry::Removing(RemovingEntry { at_ns: boot_ns() });
+        let mut line = serde_json::to_vec(&removing).context(doing)?;
+        line.push(b'\n');
+        let open = |flags| open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
+        let file = match step("lines opened to overwrite", || open(OFlags::RDWR)) {
+            Ok(file) => file,
+            Err(_) => {
+                // It is missing, or is not a file that tare can write.
+                tree::remove(self.directory.as_fd(), FILE_C).context(doing)?;
+                let create = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+                step("lines made again", || open(create)).context(doing)?
             }
-        }
+        };
+        let file = fs::File::from(file);
+        step("lines overwritten", || {
+            std::os::unix::fs::FileExt::write_all_at(&file, &line, 0)?;
+            file.set_len(line.len() as u64)
+        })
+        .context(doing)?;
+        self.0.account.removing = true;
         Ok(())
     }
 
@@ -468,15 +380,9 @@ fn ends_a_line(file: &fs::File, bytes: u64) -> io::Result<bool> {
     Ok(last == *b"\n")
 }
 
-fn unix_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
-    let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    Ok(step("socket made", make)?)
-}
-
 /// What another user could have written says nothing.
-fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Flaw> {
-    let unreadable = |error: io::Error| Flaw::unreadable(&error);
+fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Damage> {
+    let unreadable = |error: io::Error| Damage::unreadable(&error);
     check_owner(directory)?;
     let text = match open_file(directory, FILE).map_err(unreadable)? {
         Some(file) => {
@@ -488,12 +394,12 @@ fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Flaw> {
     Ok(Account::read(&text))
 }
 
-fn check_owner(of: BorrowedFd<'_>) -> Result<(), Flaw> {
-    let stat = fstat(of).map_err(|errno| Flaw::unreadable(&errno.into()))?;
+fn check_owner(of: BorrowedFd<'_>) -> Result<(), Damage> {
+    let stat = fstat(of).map_err(|errno| Damage::unreadable(&errno.into()))?;
     if stat.st_uid == rustix::process::geteuid().as_raw() {
         Ok(())
     } else {
-        Err(Flaw::NotOurs { uid: stat.st_uid })
+        Err(Damage::Broken(format!("its record belongs to user {}", stat.st_uid)))
     }
 }
 
@@ -521,71 +427,6 @@ fn open_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-/// The directory of all records, if it is there.
-pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
-    match openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()) {
-        Ok(boxes) => Ok(Some(boxes)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// The directory of all records; `None` where there has never been a box.
-pub fn boxes_if_any(root: &StateRoot) -> Result<Option<OwnedFd>, Error> {
-    open_all_if_any(&root.layout).context(|| cannot_open(root))
-}
-
-/// The directory of all records. Opening it to change boxes makes it.
-pub fn boxes(root: &StateRoot) -> Result<OwnedFd, Error> {
-    match root.access {
-        Access::ReadWrite => open_all(&root.layout).context(|| cannot_open(root)),
-        Access::ReadOnly => boxes_if_any(root)?.ok_or(Errno::NOENT).context(|| cannot_open(root)),
-    }
-}
-
-fn cannot_open(root: &StateRoot) -> String {
-    format!("cannot open {}", root.layout.boxes().display())
-}
-
-/// What a keeper has said, of the open file; see [`life::parse`].
-pub fn life_of(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    read_start(file, LIFE_BYTES)
-}
-
-/// What there is of the first bytes of a file that may be written meanwhile.
-fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
-    let mut content = vec![0; bytes];
-    let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;
-    content.truncate(length);
-    Ok(content)
-}
-
-/// The directory of all records.
-pub fn open_all(layout: &Layout) -> io::Result<OwnedFd> {
-    Ok(open_boxes(&layout.boxes())?)
-}
-
-/// An empty state root that somebody made is as good as one of ours.
-fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
-    let open = || openat(CWD, boxes, DIRECTORY, Mode::empty());
-    match step("records opened", open) {
-        Err(Errno::NOENT) => {
-            make_private(boxes)?;
-            open()
-        }
-        other => other,
-    }
-}
-
-/// Whoever else makes it at the same time makes the same.
-pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
-    let make = || mkdirat(CWD, directory, Mode::from_raw_mode(0o700));
-    match step("part of the state root made", make) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(errno) => Err(errno),
     }
 }
 
@@ -622,46 +463,4 @@ fn write_again(boxes: BorrowedFd<'_>, name: &CStr, account: &[u8]) {
     if let Ok(file) = openat(&directory, FILE, flags, PRIVATE) {
         io::Write::write_all(&mut fs::File::from(file), account).ok();
     }
-}
-
-/// The ids of all boxes on record. Every command reads this list, and it may be long:
-/// nothing is copied of an entry but its id.
-pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
-    let directory = openat(boxes, c".", DIRECTORY, Mode::empty())?;
-    let mut buffer = Vec::with_capacity(LIST_BYTES);
-    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
-    let mut ids = Vec::new();
-    while let Some(entry) = entries.next() {
-        ids.extend(entry?.file_name().to_str().ok().and_then(BoxId::parse));
-    }
-    Ok(ids)
-}
-
-/// What the kernel hands out at a time: about a thousand names.
-const LIST_BYTES: usize = 32 << 10;
-/// Whether there is anything under this id.
-pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
-    !matches!(statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
-}
-
-/// About how many there are, without reading their names: a directory has a link
-/// from each one in it. 0 on a file system that does not count them.
-pub fn count(boxes: BorrowedFd<'_>) -> usize {
-    /// Its own name, and `.` in it.
-    const OWN_LINKS: u64 = 2;
-    let links = fstat(boxes).map_or(0, |found| found.st_nlink);
-    usize::try_from(links.saturating_sub(OWN_LINKS)).unwrap_or(usize::MAX)
-}
-
-/// Nobody is between making a record and locking it while this is held; when
-/// somebody is, someone else will look another time.
-pub fn hold_still(boxes: BorrowedFd<'_>) -> bool {
-    let hold = || flock(boxes, FlockOperation::NonBlockingLockExclusive);
-    step("records held still", hold).is_ok()
-}
-
-/// After [`hold_still`].
-pub fn let_go(boxes: BorrowedFd<'_>) {
-    // It cannot fail for an open descriptor.
-    flock(boxes, FlockOperation::Unlock).ok();
 }

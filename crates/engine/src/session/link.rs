@@ -45,8 +45,15 @@ impl KeeperLink {
         })?;
         let patience = patience(call);
         let until_ns = boot_ns() + patience.as_nanos() as u64;
-        let socket =
-            record.connect(patience).map_err(|error| unreachable_keeper(id, error, None))?;
+        let socket = record.connect(patience).map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound && record.exists() {
+                // The box may live: its socket was deleted.
+                return Error::conflict(format!("box {id} cannot be reached"))
+                    .caused_by("its control socket is missing")
+                    .with_hint("'tare ls' says whether it runs; 'tare rm -f' ends it");
+            }
+            unreachable_keeper(id, error, None)
+        })?;
         let channel = Channel::new(socket);
         channel
             .send_frame(&frame, fds)

@@ -1,0 +1,151 @@
+//! The files of a record that tare and the keeper share: the control socket, the journal (`life`) and
+//! the log. Their contents come from the keeper and are not trusted.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, openat, statat};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
+};
+use tare_control::events::{self, Event, LIFE_FILE_BYTES};
+use tare_control::life::{self, LIFE_BYTES, LifeEvent};
+use tare_control::log::{self, FILE_NAMES};
+use tare_kernel::clock::boot_ns;
+use tare_kernel::fds::open_regular;
+use tare_kernel::step::step;
+
+use crate::record::{Locked, PRIVATE, Record, open_file};
+use crate::time::Timestamp;
+
+pub const CONTROL: &str = "control";
+pub const LIFE: &str = "life";
+
+/// What a detached box writes into its record.
+#[derive(Debug)]
+pub struct DetachedFiles {
+    pub life: OwnedFd,
+    pub log: [OwnedFd; 2],
+}
+
+impl Record {
+    /// What the keeper of a detached box has said so far.
+    pub fn life(&self) -> io::Result<Vec<LifeEvent>> {
+        let file = open_file(self.directory.as_fd(), LIFE)?;
+        let file = file.map(|file| life_of(file.as_fd())).transpose()?;
+        Ok(life::parse(&file.unwrap_or_default()))
+    }
+
+    /// What the keeper of a detached box has written down on the way.
+    pub fn events(&self) -> Vec<Event> {
+        let file = self.open_life();
+        let file = file.and_then(|file| read_start(file.as_fd(), LIFE_FILE_BYTES).ok());
+        events::parse(&file.unwrap_or_default())
+    }
+
+    /// When the keeper of a detached box last showed that it lived, as far as it is
+    /// known: by its identity, its events and what it wrote to the log. `None` if the
+    /// record says when tare itself killed it.
+    pub fn last_sign(&self) -> Option<Timestamp> {
+        let (intent, keeper) = (self.account.intent.as_ref()?, self.account.keeper.as_ref()?);
+        if self.account.ending.is_some() {
+            return None;
+        }
+        let events = self.events();
+        let event_ns = events.iter().map(|event| event.at_us.saturating_mul(1000));
+        let last_ns = event_ns.chain([keeper.at_ns]).max()?.min(boot_ns());
+        let after = Duration::from_nanos(last_ns.saturating_sub(intent.created_ns));
+        let written = FILE_NAMES.iter().filter_map(|name| {
+            let stat = statat(&self.directory, *name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+            let ms = stat.st_mtime_nsec as u64 / 1_000_000;
+            Some(Timestamp::from_ms(seconds.saturating_mul(1000).saturating_add(ms)))
+        });
+        written.chain([intent.created_at.after(after)]).max()
+    }
+
+    /// The same, to be read later.
+    pub fn open_life(&self) -> Option<OwnedFd> {
+        open_regular(self.directory.as_fd(), LIFE, OFlags::RDONLY, Mode::empty()).ok()
+    }
+
+    /// Whether it is, or was, that of a box that outlives its creator.
+    pub fn has_life(&self) -> bool {
+        self.has(LIFE)
+    }
+
+    /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
+    pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
+        let socket = unix_socket()?;
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Send,
+            Some(within),
+        )?;
+        let address = self.control_address()?;
+        step("keeper called", || connect(&socket, &address))?;
+        Ok(socket)
+    }
+
+    /// By the open directory: its path may be longer than an address can be.
+    fn control_address(&self) -> io::Result<SocketAddrUnix> {
+        let path = format!("/proc/self/fd/{}/{CONTROL}", self.directory.as_raw_fd());
+        Ok(SocketAddrUnix::new(path)?)
+    }
+}
+
+impl Locked {
+    /// The socket of the box, bound; it is the keeper who listens on it.
+    pub fn bind_control(&self) -> io::Result<OwnedFd> {
+        let socket = unix_socket()?;
+        // The name gets the mode of the socket (unix(7)).
+        step("socket made private", || fchmod(&socket, PRIVATE))?;
+        let address = self.control_address()?;
+        step("socket bound", || bind(&socket, &address))?;
+        Ok(socket)
+    }
+
+    /// The files of a detached box, with room from the beginning for its life and
+    /// for what is missing in its log.
+    pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
+        let make = |name: &str| {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+            let make = || openat(&self.directory, name, flags, PRIVATE);
+            step("file of a detached box made", make)
+        };
+        let life = make(LIFE)?;
+        step("room for its life made", || {
+            match rustix::io::pwrite(&life, &[b' '; LIFE_FILE_BYTES], 0) {
+                Ok(LIFE_FILE_BYTES) => Ok(()),
+                Ok(_) => Err(Errno::NOSPC),
+                Err(errno) => Err(errno),
+            }
+        })?;
+        let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
+        step("room for what its log will lack made", || {
+            rustix::io::pwrite(&log[0], &log::first_header(), 0)
+        })?;
+        Ok(DetachedFiles { life, log })
+    }
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    Ok(step("socket made", make)?)
+}
+
+/// What a keeper has said, of the open file; see [`life::parse`].
+pub fn life_of(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    read_start(file, LIFE_BYTES)
+}
+
+/// What there is of the first bytes of a file that may be written meanwhile.
+fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; bytes];
+    let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;
+    content.truncate(length);
+    Ok(content)
+}
