@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tare_control::{
-    CALL_BYTES_MAX, Call, Exec, ExecStreams, Identity, Program, REQUEST_BYTES_MAX, Request,
-    TerminalPlan, encode,
+    CALL_BYTES_MAX, Call, Exec, ExecStreams, Identity, PROTOCOL, Program, REQUEST_BYTES_MAX,
+    Request, TerminalPlan, Versioned, encode,
 };
 
 use tare_harness::Random;
@@ -35,7 +35,7 @@ pub fn hang_up(held: &Held) {
 
 pub type Attack = (&'static str, fn(&Peer) -> Held);
 
-pub const ATTACKS: [Attack; 20] = [
+pub const ATTACKS: [Attack; 22] = [
     ("a connection that says nothing", |peer| vec![peer.connect()]),
     ("a hundred that say nothing", |peer| (0..100).map(|_| peer.connect()).collect()),
     ("a hundred that say half a frame", |peer| {
@@ -108,13 +108,22 @@ pub const ATTACKS: [Attack; 20] = [
         let mut held = Vec::new();
         for _ in 0..100 {
             let own = Exec {
-                streams: ExecStreams::Log,
+                streams: ExecStreams::Log { keep_stdin: true },
                 timeout_ns: Some(0),
                 ..command(&["sleep", "1000"])
             };
             held.push(peer.exec(own));
         }
         held
+    }),
+    ("the streams of the box's own command", |peer| {
+        let own = Exec { streams: ExecStreams::Inherited, ..command(&["sleep", "1000"]) };
+        vec![peer.exec(own)]
+    }),
+    ("a call of another version", |peer| {
+        let mut call = frame(&Call::Usage);
+        call[4] = PROTOCOL + 1;
+        vec![peer.say(&call)]
     }),
     ("a hundred thousand variables", |peer| {
         let env = (0..100_000).map(|number| format!("V{number}={number}").into_bytes());
@@ -231,7 +240,7 @@ fn send_with(
 }
 
 fn frame(call: &Call) -> Vec<u8> {
-    encode(call, CALL_BYTES_MAX).expect("it is not too large")
+    encode(&Versioned::new(call), CALL_BYTES_MAX).expect("it is not too large")
 }
 
 fn half_a_frame() -> Vec<u8> {
@@ -274,9 +283,13 @@ pub fn nonsense(control: &Path, mut random: Random, rounds: u32) {
         if let (Some(head), true) = (bytes.first_chunk_mut::<4>(), random.below(4) > 0) {
             *head = u32::try_from(length - 4).expect("small").to_le_bytes();
         }
-        // Never what ends, stops or pauses a box: those are wishes, and fulfilled.
-        if matches!(bytes.get(4), Some(1..=3 | 6)) {
-            bytes[4] = 0;
+        // The right version, so that the rest is read.
+        if let (Some(version), true) = (bytes.get_mut(4), random.below(8) > 0) {
+            *version = PROTOCOL;
+        }
+        // Never a call that ends, stops or pauses the box.
+        if matches!(bytes.get(5), Some(1..=3 | 6)) {
+            bytes[5] = 0;
         }
         connection.write_all(&bytes).ok();
         let soon = Some(Duration::from_millis(1));

@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::{fds, memory};
 
+use crate::call::Report;
 use crate::frame::{REPORT_BYTES_MAX, decode, encode};
-use crate::message::Report;
 
 /// One read takes this much, which is more than most frames have.
 const READ_BYTES: usize = 4 << 10;

@@ -1,32 +1,37 @@
-//! What a creator and a keeper say to each other, and nothing else.
+//! What a creator, a client and a keeper exchange, and the files that a keeper writes.
 //!
-//! A stream socket carries length-prefixed frames: to the creator of a box, who
-//! sends the [`Plan`] first and then [`Request`]s, and to every later client, who
-//! sends a [`Call`]. Both get [`Report`]s. The host treats every report as
-//! untrusted input: a frame has a size limit and decoding cannot panic.
-//! What a detached box writes goes through no socket but into a log ([`log`]), and
-//! what becomes of it into a file of one page ([`life`], [`events`]).
+//! A stream socket carries length-prefixed frames. The creator of a box sends the
+//! [`Plan`], which describes the box, then the [`Go`], which says what runs in it, then
+//! [`Request`]s. Every later client sends a [`Call`]. Both get [`Report`]s. Each side
+//! treats what it reads as untrusted input: a frame has a size limit and decoding cannot
+//! panic. A detached box writes its output to a log ([`log`]), and its keeper writes
+//! what happens to a file of one page ([`life`], [`events`]).
+//!
+//! The plan and the go pass between one binary and itself. Calls and the files must be
+//! understood by later versions of tare: variants of enums are only added at the end, and
+//! [`PROTOCOL`] counts changes that are not compatible.
 
+mod call;
 mod channel;
 pub mod events;
 pub mod files;
 mod frame;
 pub mod life;
 pub mod log;
-mod message;
 mod plan;
 
+pub use call::{
+    Call, Exec, ExecStreams, Found, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal,
+    Report, Request, SetupStep, Versioned,
+};
 pub use channel::{Channel, Received};
 pub use frame::{
     CALL_BYTES_MAX, FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode,
 };
 pub use life::EndedBy;
-pub use message::{
-    Call, Exec, ExecStreams, Found, KeeperUsage, LaunchStep, Program, Refusal, Report, Request,
-    SetupStep,
-};
+
 pub use plan::{
-    BpfInstruction, Capabilities, DetachedPlan, Filesystem, HostEntry, HostFile, Identity,
-    KEEPER_FDS, KEEPER_NAME, LandlockPlan, Plan, ResourceLimit, RootPlan, ScratchPlan,
-    TerminalPlan, TreeSource, VolumePlan, Workload,
+    BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, FIRST_ROLE_FD, Filesystem, HostEntry,
+    HostFile, Identity, KEEPER_NAME, LandlockPlan, Plan, Profile, ResourceLimit, Role, RootPlan,
+    ScratchPlan, TerminalPlan, TreeSource, VolumePlan,
 };

@@ -1,20 +1,35 @@
 //! The plan: everything a keeper needs to know to make its box.
 //!
-//! It is made by the engine from a validated spec, holds no decision that the
-//! keeper would have to take, and names host objects only by descriptors that
-//! the keeper inherited.
+//! The engine makes it from a validated spec. It leaves no decision to the keeper, and
+//! names host objects only by descriptors that the keeper inherits. What runs in the box
+//! comes later, with the go.
 
 use std::ffi::CStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The keeper's first descriptors at birth: 0, 1 and 2 are the command's (of a
-/// detached box: nobody's), 3 is the link to the creator, 4 the claim on the uid
-/// range, 5 the box's own socket, bound and not listened on. Then come, as the
-/// plan says: the workload's cgroup, the `life` and the two segments of the log, and
-/// one for each [`TreeSource::Inherited`]: the scratch space's, the root's, then the
-/// volumes'.
-pub const KEEPER_FDS: u32 = 6;
+/// The keeper's socket to its creator. 0, 1 and 2 are the command's standard streams, or
+/// `/dev/null`.
+pub const CREATOR_FD: i32 = 3;
+/// The first of the descriptors that [`Plan::roles`] names.
+pub const FIRST_ROLE_FD: i32 = 4;
+
+/// What a descriptor is for that a keeper is born with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// The claim on the box's user ids: held, never used.
+    UidLock,
+    /// The box's own socket, bound and not listened on.
+    Listener,
+    /// The cgroup v2 directory of the workload, where it is not the keeper's own.
+    WorkloadCgroup,
+    /// The file that tells what happened to a detached box.
+    Journal,
+    /// A segment of a detached box's log: 0 or 1.
+    Log(u8),
+    /// A detached mount, for [`TreeSource::Inherited`].
+    Tree(u16),
+}
 
 /// The name under which the binary is a keeper.
 pub const KEEPER_NAME: &CStr = c"tare-keeper";
@@ -22,8 +37,8 @@ pub const KEEPER_NAME: &CStr = c"tare-keeper";
 /// Where a tree of files to be mounted comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TreeSource {
-    /// A detached mount that the creator made and the keeper inherited.
-    Inherited,
+    /// A detached mount that the creator made, by the number of its [`Role::Tree`].
+    Inherited(u16),
     /// A path of the host: an unprivileged creator cannot make mounts, its
     /// keeper can, in its own namespaces.
     HostPath(Vec<u8>),
@@ -65,15 +80,13 @@ pub enum Capabilities {
     Untouched,
 }
 
-/// One process of the workload.
+/// What all processes of the workload have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Workload {
-    /// Empty: the box has no command, and waits for what is executed in it.
-    pub argv: Vec<Vec<u8>>,
-    /// `KEY=VALUE` each.
+pub struct Profile {
+    /// `KEY=VALUE` each. An [`Exec`](crate::Exec) can replace them.
     pub env: Vec<Vec<u8>>,
     pub workdir: Vec<u8>,
-    /// `None`: as the keeper's own, containment only.
+    /// `None`: the keeper's own, containment only.
     pub identity: Option<Identity>,
     pub capabilities: Capabilities,
     pub limits: Vec<ResourceLimit>,
@@ -150,26 +163,18 @@ pub struct DetachedPlan {
     pub log_bytes_max: u64,
     /// Whether more output than that ends the box.
     pub kill_past_log: bool,
-    /// Whether the command's standard input stays open for whoever attaches.
-    pub stdin: bool,
-    /// Boot-clock nanoseconds at which the box ends, whoever is alive then.
-    pub lease_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    /// What the keeper's descriptors from [`FIRST_ROLE_FD`] on are for, in order.
+    pub roles: Vec<Role>,
     /// Whether the box has a network namespace of its own.
     pub own_network: bool,
-    /// Whether the workload has a cgroup of its own below the keeper's.
-    pub workload_cgroup: bool,
     pub detached: Option<DetachedPlan>,
-    pub inherited_trees: u32,
     /// `None`: the host's files as they are, containment only.
     pub filesystem: Option<Filesystem>,
     pub hostname: Option<String>,
     pub landlock: Option<LandlockPlan>,
-    pub terminal: Option<TerminalPlan>,
-    /// Boot-clock nanoseconds at which its timeout ends the box.
-    pub deadline_ns: Option<u64>,
-    pub workload: Workload,
+    pub profile: Profile,
 }

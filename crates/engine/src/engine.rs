@@ -11,7 +11,7 @@ use tare_kernel::process::{Process, check_proc};
 use crate::audit::{self, Audit};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
-use crate::create::Ends;
+use crate::create::{self, Mode, NewBox};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
@@ -28,7 +28,7 @@ use crate::record::{Locked, Record};
 use crate::session::stdio::Stdin;
 use crate::session::{Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Name, Spec};
-use crate::teardown::OWN_WITHIN;
+use crate::teardown::{self, OWN_WITHIN};
 
 /// How long a server tries to end a box at once. It has few threads: it waits for a box that takes
 /// longer without one, and tries again.
@@ -155,18 +155,37 @@ impl Engine {
 
 /// Making boxes.
 impl Engine {
-    /// Makes a box whose life hangs on the returned value and on this process.
+    /// Makes a box that ends with the returned session, or with this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Session, Error> {
         let id = BoxId::random();
         let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
-        let mut record = self.record(&id, spec, None)?;
-        match self.make(spec, Ends::Callers(stdin), &id, &mut record) {
-            Ok(made) => Ok(made.into_session(self, id, record, reserve, spec)),
-            Err(unmade) => {
-                drop(reserve);
-                Err(self.unmake(&id, record, unmade))
-            }
-        }
+        let record = self.record(&id, spec, None)?;
+        let new = NewBox { spec, mode: Mode::Attached(stdin) };
+        self.make(&id, record, reserve, new)
+    }
+
+    /// Makes a box and lets its command run. A failure leaves nothing.
+    pub(crate) fn make(
+        &self,
+        id: &BoxId,
+        record: Locked,
+        reserve: Reserve,
+        new: NewBox<'_>,
+    ) -> Result<Session, Error> {
+        let tend = || {
+            self.cleaned();
+        };
+        let prepared = create::prepare(self.at(id), record, reserve, new, &tend)?;
+        let session = prepared.go(create::plan::first_exec(new))?;
+        // The keeper needs nothing of us for a while.
+        self.cleaned();
+        Ok(session)
+    }
+
+    /// Removes a record whose box could not be made, and returns the error for the user.
+    pub(crate) fn roll_back(&self, id: &BoxId, record: Locked, why: Error) -> Error {
+        self.cleaned();
+        teardown::roll_back(self.at(id), record, None, why)
     }
 
     /// The record of a new box. What others have left may be in its way.

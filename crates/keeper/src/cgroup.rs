@@ -20,13 +20,13 @@ impl Freezer {
     pub fn open(cgroup: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let open = || openat(cgroup, c"cgroup.freeze", flags, Mode::empty());
-        let file = step("freezer opened", open)?;
+        let file = step("open the freezer", open)?;
         Ok(Self { file })
     }
 
     /// Everyone stops when they next leave the kernel.
     pub fn freeze(&self) -> rustix::io::Result<()> {
-        step("workload frozen", || pwrite(&self.file, b"1", 0)).map(drop)
+        step("freeze the workload", || pwrite(&self.file, b"1", 0)).map(drop)
     }
 
     /// Whether somebody wants it so: who is started now would not begin.

@@ -1,49 +1,30 @@
-//! What the keeper is born with, beside the command's standard streams.
+//! The descriptors that a keeper is born with, taken by role.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
-use tare_control::KEEPER_FDS;
+use tare_control::{CREATOR_FD, FIRST_ROLE_FD, Role};
 use tare_kernel::fds;
 
-const LINK_FD: i32 = 3;
-const CLAIM_FD: i32 = 4;
-const SOCKET_FD: i32 = 5;
+/// The socket to the creator, over which the plan comes.
+pub fn creator() -> io::Result<OwnedFd> {
+    fds::inherited(CREATOR_FD)
+}
 
-/// The descriptors that every keeper has.
+/// The descriptors that the plan names. What is not taken is closed with this value.
 #[derive(Debug)]
-pub struct Inherited {
-    pub link: OwnedFd,
-    /// The claim on the uid range: held, never used; it ends with the box.
-    pub claim: OwnedFd,
-    /// The box's own socket, not listened on yet.
-    pub socket: OwnedFd,
-}
+pub struct InheritedFds(Vec<(Role, OwnedFd)>);
 
-impl Inherited {
-    pub fn take() -> io::Result<Self> {
-        Ok(Self {
-            link: fds::inherited(LINK_FD)?,
-            claim: fds::inherited(CLAIM_FD)?,
-            socket: fds::inherited(SOCKET_FD)?,
-        })
-    }
-}
-
-/// Those that depend on the plan, in its order.
-#[derive(Debug)]
-pub struct Planned {
-    next: i32,
-}
-
-impl Planned {
-    pub fn new() -> Self {
-        Self { next: KEEPER_FDS as i32 }
+impl InheritedFds {
+    pub fn new(roles: &[Role]) -> io::Result<Self> {
+        let numbered = roles.iter().zip(FIRST_ROLE_FD..);
+        let fds = numbered.map(|(role, number)| Ok((*role, fds::inherited(number)?)));
+        Ok(Self(fds.collect::<io::Result<_>>()?))
     }
 
-    pub fn take(&mut self) -> io::Result<OwnedFd> {
-        let fd = fds::inherited(self.next)?;
-        self.next += 1;
-        Ok(fd)
+    /// `None` when the plan names no such descriptor, or it was taken before.
+    pub fn take(&mut self, role: Role) -> Option<OwnedFd> {
+        let at = self.0.iter().position(|(one, _)| *one == role)?;
+        Some(self.0.swap_remove(at).1)
     }
 }

@@ -1,4 +1,4 @@
-//! Where the keeper writes down what must be known after it.
+//! Writes what must be known about a detached box after its keeper is gone.
 
 use std::os::fd::OwnedFd;
 
@@ -10,7 +10,7 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::step::step;
 
 #[derive(Debug)]
-pub struct Life {
+pub struct Journal {
     file: OwnedFd,
     /// What has been written so far.
     bytes: u64,
@@ -20,7 +20,7 @@ pub struct Life {
     processes: u32,
 }
 
-impl Life {
+impl Journal {
     pub fn new(file: OwnedFd) -> Self {
         Self { file, bytes: 0, events: 0, processes: 0 }
     }
@@ -35,7 +35,7 @@ impl Life {
     pub fn note(&mut self, what: Happening) {
         let event = Event { number: self.events, at_us: boot_ns() / 1000, what };
         let (slot, at) = event.slot();
-        step("event written", || rustix::io::pwrite(&self.file, &slot, at)).ok();
+        step("write an event", || rustix::io::pwrite(&self.file, &slot, at)).ok();
         self.events = self.events.saturating_add(1);
     }
 
@@ -58,7 +58,7 @@ impl Life {
     fn write(&mut self, event: LifeEvent) -> rustix::io::Result<()> {
         let line = format!("{event}\n");
         let write = || rustix::io::pwrite(&self.file, line.as_bytes(), self.bytes);
-        self.bytes += step("life written", write)? as u64;
+        self.bytes += step("write the journal", write)? as u64;
         Ok(())
     }
 }

@@ -1,22 +1,19 @@
 //! The keeper: PID 1 of a box.
 //!
-//! It makes the box from a plan, starts the command, and supervises: it reaps
-//! whoever ends, starts what is asked for over the box's socket, keeps deadlines
-//! and, for a box that outlives its creator, the output and the account of its
-//! life. It cannot outlive its box and its box cannot outlive it: when it exits,
-//! for whatever reason, the kernel kills everyone in its PID namespace. It has no
-//! threads, and nothing in memory but its own needs.
+//! It makes the box from a plan, waits for the go, starts the command as its first
+//! execution, and supervises: it reaps every process that ends, starts what clients ask
+//! for over the box's socket, enforces deadlines and, in a detached box, keeps the output
+//! and the journal. It cannot outlive its box and its box cannot outlive it: when it
+//! exits, the kernel kills every process in its PID namespace. It has no threads.
 //!
 //! ```text
-//! plan ─▶ setup ─▶ go ─▶ fork ─▶ supervise ─▶ exit (and the box with it)
-//!           │             │         ├─ the command ended      Exited
-//!           │             │         ├─ a deadline passed      TimedOut
-//!      SetupFailed        │         └─ the creator is gone    (nobody to tell)
-//!                     LaunchFailed
+//! plan ─▶ make ─▶ go ─▶ start ─▶ supervise ─▶ conclude ─▶ exit (and the box with it)
+//!           │             │          ├─ the command ended      Exited
+//!           │             │          ├─ a deadline passed      TimedOut
+//!      SetupFailed   LaunchFailed    └─ the creator is gone    (no report)
 //! ```
 
 mod cgroup;
-mod detached;
 mod inherited;
 mod journal;
 mod make;
@@ -29,46 +26,46 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use cgroup::Freezer;
-use detached::Detached;
-use inherited::{Inherited, Planned};
-use make::terminal::Pair;
+use inherited::InheritedFds;
+use journal::Journal;
 use make::{Failing, Failure};
-use process::launch::{Birth, Streams};
+use output::Output;
+use process::{End, ExecContext};
 use rustix::io::Errno;
-use serve::connections::Callers;
-use serve::{Deadlines, End, Supervisor};
+use serve::Supervisor;
+use serve::connections::Connections;
+use serve::deadlines::Deadlines;
 use tare_control::events::Happening;
 use tare_control::{
-    Channel, EndedBy, PLAN_BYTES_MAX, Plan, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Report, Request,
-    SetupStep,
+    CALL_BYTES_MAX, Channel, EndedBy, Go, PLAN_BYTES_MAX, Plan, Report, Request, Role, SetupStep,
 };
 use tare_kernel::clock::boot_ns;
 use tare_kernel::signals;
 use tare_kernel::step::step;
 
-/// How many connections may wait to be accepted.
-const BACKLOG: i32 = 256;
 /// The `wait` status of a process that SIGKILL ended.
 const KILLED: i32 = 9;
 
-/// A keeper's whole life; its process does nothing else.
+/// The whole life of a keeper. Its process does nothing else.
 pub fn main() -> ExitCode {
-    // The first look at the clock reads `/proc`, which is the host's until the box is made.
+    // The first use of this clock reads `/proc`, which is the host's until the box is made.
     let _since_boot = boot_ns();
-    let Ok(inherited) = Inherited::take() else {
+    let Ok(creator) = inherited::creator() else {
         return ExitCode::FAILURE;
     };
-    let _claim = inherited.claim;
-    let mut link = Channel::new(inherited.link);
-    let supervisor = match prepare(&mut link, inherited.socket) {
-        Ok(Some(ready)) => ready.start(link),
-        Ok(None) => return ExitCode::SUCCESS,
+    let mut creator = Channel::new(creator);
+    let made = match MadeBox::make(&mut creator) {
+        Ok(made) => made,
         Err(failure) => {
-            link.report(&failure.into_report());
+            creator.report(&failure.into_report());
             return ExitCode::FAILURE;
         }
     };
-    match supervisor {
+    // Without a go nothing runs: the creator is gone, or gave up.
+    let Some(Request::Go(go)) = creator.wait_until(CALL_BYTES_MAX, u64::MAX) else {
+        return ExitCode::SUCCESS;
+    };
+    match made.start(creator, *go) {
         Some(mut supervisor) => {
             let end = supervisor.supervise();
             conclude(&mut supervisor, end);
@@ -78,167 +75,107 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A box that is made and may start its command.
-struct Ready {
-    plan: Plan,
-    socket: OwnedFd,
+/// A box that has its plan and waits for its go.
+struct MadeBox {
+    context: ExecContext,
+    journal: Option<Journal>,
+    listener: OwnedFd,
     child_signal: OwnedFd,
-    cgroup: Option<OwnedFd>,
     freezer: Option<Freezer>,
-    detached: Option<Detached>,
-    streams: Streams,
+    has_scratch: bool,
+    /// The claim on the box's user ids: held until the box is gone.
+    uid_lock: OwnedFd,
 }
 
-/// Makes the box and waits for its go; `None` when the creator is gone.
-fn prepare(link: &mut Channel, socket: OwnedFd) -> Result<Option<Ready>, Failure> {
-    let Some(plan) = link.wait_until::<Plan>(PLAN_BYTES_MAX, u64::MAX) else {
-        return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
-    };
-    let mut planned = Planned::new();
-    let cgroup = if plan.workload_cgroup {
-        Some(planned.take().failing(SetupStep::ReadPlan, "cgroup")?)
-    } else {
-        None
-    };
-    // The box that is made next has no way to it.
-    let freezer = match &cgroup {
-        Some(cgroup) => {
-            let opened = Freezer::open(cgroup.as_fd()).map_err(std::io::Error::from);
-            Some(opened.failing(SetupStep::ReadPlan, "cgroup.freeze")?)
-        }
-        None => None,
-    };
-    let files = match plan.detached {
-        Some(_) => Some(detached::Files::take(&mut planned)?),
-        None => None,
-    };
-    let terminal = make::make_box(&plan, &mut planned)?;
-    let (detached, streams) = streams(&plan, files, terminal, link)?;
-    // Anything but its go ends a command before it began.
-    if link.wait_until::<Request>(REQUEST_BYTES_MAX, u64::MAX) != Some(Request::Go) {
-        return Ok(None);
-    }
-    // Before there is a child, so that no end of one is missed.
-    let child_signal =
-        step("children listened to", signals::child_signal).failing(SetupStep::Fork, "signals")?;
-    Ok(Some(Ready { plan, socket, child_signal, cgroup, freezer, detached, streams }))
-}
-
-/// What the command's standard streams are, and who has their other ends: the
-/// creator, or the keeper of a detached box.
-fn streams(
-    plan: &Plan,
-    files: Option<detached::Files>,
-    terminal: Option<Pair>,
-    link: &Channel,
-) -> Result<(Option<Detached>, Streams), Failure> {
-    let owner = plan.workload.identity;
-    match (&plan.detached, files, terminal) {
-        (Some(detached), Some(files), terminal) => {
-            let (detached, streams) = Detached::open(detached, files, terminal, owner)?;
-            Ok((Some(detached), streams))
-        }
-        (None, _, Some(Pair { master, slave })) | (_, None, Some(Pair { master, slave })) => {
-            link.send(&Report::Terminal, REPORT_BYTES_MAX, &[master.as_fd()])
-                .failing(SetupStep::Terminal, "hand-over")?;
-            Ok((None, Streams::Terminal(slave)))
-        }
-        (None, _, None) | (_, None, None) => Ok((None, Streams::Keepers)),
-    }
-}
-
-impl Ready {
-    /// Starts the command; `None` when that failed and was said.
-    fn start(mut self, link: Channel) -> Option<Supervisor> {
-        let birth = Birth {
-            workload: &self.plan.workload,
-            streams: self.streams,
-            cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
+impl MadeBox {
+    fn make(creator: &mut Channel) -> Result<Self, Failure> {
+        let Some(plan) = creator.wait_until::<Plan>(PLAN_BYTES_MAX, u64::MAX) else {
+            return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
         };
-        // Before the command runs: a caller that has seen its output can call the box.
-        let listening = step("socket listened on", || rustix::net::listen(&self.socket, BACKLOG));
-        let listening = listening.failing(SetupStep::Streams, "socket");
-        let begun = listening.map_err(Failure::into_report).and_then(|()| {
-            match self.plan.workload.argv.as_slice() {
-                [] => Ok(None),
-                [..] => process::launch::start(&birth).map(Some),
-            }
-        });
-        let started = begun.and_then(|command| {
-            process::launch::let_go_of_streams().map_err(Failure::into_report)?;
-            Ok(command)
-        });
-        drop(birth);
-        let command = match started {
-            Ok(command) => command,
-            Err(report) => {
-                link.report(&report);
-                return None;
-            }
+        let mut fds = InheritedFds::new(&plan.roles).failing(SetupStep::ReadPlan, "descriptors")?;
+        let cgroup = fds.take(Role::WorkloadCgroup);
+        // Opened now: the box that is made next has no path to it.
+        let freezer = cgroup.as_ref().map(|cgroup| Freezer::open(cgroup.as_fd())).transpose();
+        let freezer = freezer.failing(SetupStep::ReadPlan, "cgroup.freeze")?;
+        make::make_box(&plan, &mut fds)?;
+        let mut required = |role| {
+            fds.take(role).ok_or_else(|| Failure::of(SetupStep::ReadPlan, "role", Errno::BADF))
         };
-        link.report(&Report::Started);
-        if let (Some(detached), Some(_)) = (&mut self.detached, command) {
-            detached.life.note(Happening::Started);
-        }
-        Some(Supervisor {
-            command,
-            link: Some(link),
-            listener: self.socket,
-            child_signal: self.child_signal,
-            deadlines: Deadlines {
-                timeout_ns: self.plan.deadline_ns,
-                lease_ns: self.plan.detached.and_then(|detached| detached.lease_ns),
-                stop_ns: None,
-            },
-            template: self.plan.workload,
-            cgroup: self.cgroup,
-            freezer: self.freezer,
-            has_scratch: self.plan.filesystem.is_some(),
-            detached: self.detached,
-            callers: Callers::default(),
-            executions: Vec::new(),
+        let (journal, output) = match &plan.detached {
+            Some(detached) => {
+                let journal = Journal::new(required(Role::Journal)?);
+                let log = [required(Role::Log(0))?, required(Role::Log(1))?];
+                let output = Output::open(detached, log, plan.profile.identity)
+                    .failing(SetupStep::Streams, "pipes")?;
+                (Some(journal), Some(output))
+            }
+            None => (None, None),
+        };
+        // Before there is a child, so that the end of none is missed.
+        let child_signal =
+            step("watch children", signals::child_signal).failing(SetupStep::Fork, "signals")?;
+        Ok(Self {
+            listener: required(Role::Listener)?,
+            uid_lock: required(Role::UidLock)?,
+            has_scratch: plan.filesystem.is_some(),
+            context: ExecContext { profile: plan.profile, cgroup, output },
+            journal,
+            child_signal,
+            freezer,
         })
     }
+
+    /// `None` when the command could not be started, which the creator was told.
+    fn start(self, creator: Channel, go: Go) -> Option<Supervisor> {
+        let mut supervisor = Supervisor {
+            executions: Vec::new(),
+            context: self.context,
+            journal: self.journal,
+            listener: self.listener,
+            child_signal: self.child_signal,
+            deadlines: Deadlines {
+                timeout_ns: go.deadline_ns,
+                lease_ns: go.lease_ns,
+                stop_ns: None,
+            },
+            freezer: self.freezer,
+            has_scratch: self.has_scratch,
+            connections: Connections::default(),
+            _uid_lock: self.uid_lock,
+        };
+        supervisor.start_command(creator, go.exec).then_some(supervisor)
+    }
 }
 
-/// Says how the box ended to whoever is to know.
+/// Reports to the creator, or writes to the journal, how the box ended.
 fn conclude(supervisor: &mut Supervisor, end: End) {
-    // A command can be faster than the creator of its box.
+    // A command can end before the creator has detached.
     supervisor.await_detachment();
-    let by = match (end, supervisor.is_stopping()) {
-        (End::Abandoned, _) => {
-            if let Some(detached) = &mut supervisor.detached {
-                detached.life.note(Happening::Abandoned);
-            }
-            return;
-        }
-        (End::Command(_), false) => EndedBy::Command,
-        (End::Command(_), true) => EndedBy::Stop,
-        (End::Limit(by), _) => by,
+    let (by, wait_status) = match (end, supervisor.is_stopping()) {
+        (End::Abandoned, _) => return supervisor.note(Happening::Abandoned),
+        (End::Command(wait_status), false) => (EndedBy::Command, wait_status),
+        (End::Command(wait_status), true) => (EndedBy::Stop, wait_status),
+        (End::Limit(by), _) => (by, KILLED),
     };
-    let wait_status = match end {
-        End::Command(wait_status) => wait_status,
-        End::Limit(_) | End::Abandoned => KILLED,
-    };
-    match (&supervisor.link, &mut supervisor.detached) {
-        (Some(link), _) => link.report(&match by {
+    if let Some(creator) = supervisor.creator() {
+        return creator.report(&match by {
             EndedBy::Timeout | EndedBy::Lease => Report::TimedOut,
             EndedBy::Command | EndedBy::Stop | EndedBy::Output | EndedBy::Kill => {
                 Report::Exited { wait_status }
             }
-        }),
-        (None, Some(detached)) => {
-            detached.output.collect_last();
-            detached.life.exited(wait_status, by);
-            let happened = match (end, supervisor.command) {
-                (End::Limit(by), _) => Some(Happening::Killed { by }),
-                (End::Command(_), None) => None,
-                (End::Command(_) | End::Abandoned, _) => {
-                    Some(Happening::CommandEnded { wait_status })
-                }
-            };
-            happened.into_iter().for_each(|one| detached.life.note(one));
+        });
+    }
+    if let Some(output) = &mut supervisor.context.output {
+        output.collect_last();
+    }
+    if let Some(journal) = &mut supervisor.journal {
+        journal.exited(wait_status, by);
+    }
+    match end {
+        End::Limit(by) => supervisor.note(Happening::Killed { by }),
+        End::Command(wait_status) if supervisor.has_command() => {
+            supervisor.note(Happening::CommandEnded { wait_status });
         }
-        (None, None) => {}
+        End::Command(_) | End::Abandoned => {}
     }
 }

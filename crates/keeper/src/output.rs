@@ -1,16 +1,17 @@
-//! The output of a detached box: from its pipes or its terminal into its log.
+//! The standard streams of a detached box: its output goes from pipes and its terminal
+//! into its log, and the write end of its input stays with the keeper.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl, openat};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::log::{Stream, Writer};
 use tare_control::{DetachedPlan, Identity};
 use tare_kernel::step::step;
 
-/// What one read takes; the keeper has no more memory for it.
+/// One read takes this much; the keeper has no more memory for it.
 const CHUNK_BYTES: usize = 16 << 10;
 /// After so many reads of one stream the others get their turn.
 const ROUNDS_MAX: usize = 8;
@@ -18,44 +19,91 @@ const ROUNDS_MAX: usize = 8;
 /// an unprivileged user can make it (pipe(7)).
 const LAST_ROUNDS_MAX: usize = 64;
 
+/// What becomes descriptors 0, 1 and 2 of a process.
+#[derive(Debug)]
+pub enum Streams {
+    /// Those that the keeper was born with.
+    Keepers,
+    /// A terminal, which also controls the process.
+    Terminal(OwnedFd),
+    Given([OwnedFd; 3]),
+}
+
+/// The log of a detached box, and what leads to it.
 #[derive(Debug)]
 pub struct Output {
     ring: Writer,
     sources: Vec<(Stream, OwnedFd)>,
     writers: [OwnedFd; 2],
+    input: Option<Input>,
     bytes_max: u64,
     kill_past: bool,
 }
 
+/// The way to the command's standard input.
+#[derive(Debug)]
+enum Input {
+    Pipe(OwnedFd),
+    Terminal(OwnedFd),
+}
+
 impl Output {
-    /// The pipes are for whoever's output belongs into the log; of a command
-    /// with a terminal, its master side is one more source.
-    pub fn new(
-        ring: Writer,
+    /// Makes the pipes of all processes whose output goes into the log.
+    pub fn open(
         plan: &DetachedPlan,
+        log: [OwnedFd; 2],
         owner: Option<Identity>,
-        terminal: Option<OwnedFd>,
     ) -> io::Result<Self> {
         let (stdout, stdout_writer) = pipe_of(owner)?;
         let (stderr, stderr_writer) = pipe_of(owner)?;
-        let mut sources = vec![(Stream::Stdout, stdout), (Stream::Stderr, stderr)];
-        sources.extend(terminal.map(|master| (Stream::Stdout, master)));
-        for (_, source) in &sources {
-            let flags = fcntl_getfl(source)?;
-            fcntl_setfl(source, flags | OFlags::NONBLOCK)?;
-        }
-        Ok(Self {
-            ring,
-            sources,
+        let mut output = Self {
+            ring: Writer::new(log, plan.log_bytes_max),
+            sources: Vec::new(),
             writers: [stdout_writer, stderr_writer],
+            input: None,
             bytes_max: plan.log_bytes_max,
             kill_past: plan.kill_past_log,
-        })
+        };
+        output.add(Stream::Stdout, stdout)?;
+        output.add(Stream::Stderr, stderr)?;
+        Ok(output)
     }
 
-    /// The ends that a process writes to.
-    pub fn writers(&self) -> &[OwnedFd; 2] {
-        &self.writers
+    /// The terminal of the command: its output goes into the log, and clients that
+    /// attach write to it.
+    pub fn watch_terminal(&mut self, master: OwnedFd) -> io::Result<()> {
+        self.add(Stream::Stdout, master.try_clone()?)?;
+        self.input = Some(Input::Terminal(master));
+        Ok(())
+    }
+
+    fn add(&mut self, stream: Stream, source: OwnedFd) -> io::Result<()> {
+        let flags = fcntl_getfl(&source)?;
+        fcntl_setfl(&source, flags | OFlags::NONBLOCK)?;
+        self.sources.push((stream, source));
+        Ok(())
+    }
+
+    /// The streams of a process whose output goes into the log. With `keep_stdin` its
+    /// input stays open for clients that attach.
+    pub fn streams(&mut self, keep_stdin: bool, owner: Option<Identity>) -> io::Result<Streams> {
+        let stdin = if keep_stdin {
+            let (read, write) = pipe_of(owner)?;
+            self.input = Some(Input::Pipe(write));
+            read
+        } else {
+            openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?
+        };
+        let [stdout, stderr] = &self.writers;
+        Ok(Streams::Given([stdin, stdout.try_clone()?, stderr.try_clone()?]))
+    }
+
+    /// The way to the command's input, and whether it is a terminal's.
+    pub fn input(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match self.input.as_ref()? {
+            Input::Pipe(fd) => Some((fd.as_fd(), false)),
+            Input::Terminal(fd) => Some((fd.as_fd(), true)),
+        }
     }
 
     pub fn sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -70,7 +118,7 @@ impl Output {
         self.ring.dropped_bytes()
     }
 
-    /// Whether there was more than the box may say.
+    /// Whether the output passed the limit of a box that ends there.
     pub fn is_past_limit(&self) -> bool {
         self.kill_past && self.ring.received_bytes() > self.bytes_max
     }
@@ -80,20 +128,20 @@ impl Output {
         self.take(ROUNDS_MAX);
     }
 
-    /// Takes what was written before the end.
+    /// Takes what was written before the end of the box.
     pub fn collect_last(&mut self) {
         self.take(LAST_ROUNDS_MAX);
     }
 
     fn take(&mut self, rounds_max: usize) {
         let ring = &mut self.ring;
-        // A terminal whose other side is closed says so at every look (EIO); it
-        // is no source any more.
+        // A terminal whose other side is closed fails with EIO at every read: it is
+        // dropped.
         self.sources.retain(|(stream, fd)| copy(ring, *stream, fd, rounds_max));
     }
 }
 
-/// `false` when nothing will come any more.
+/// `false` when nothing more will come.
 fn copy(ring: &mut Writer, stream: Stream, source: &OwnedFd, rounds_max: usize) -> bool {
     let mut buffer = [0; CHUNK_BYTES];
     for _ in 0..rounds_max {
@@ -108,11 +156,11 @@ fn copy(ring: &mut Writer, stream: Stream, source: &OwnedFd, rounds_max: usize) 
 }
 
 /// A pipe whose owner can open it again by name (`/dev/stdout`).
-pub fn pipe_of(owner: Option<Identity>) -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
+fn pipe_of(owner: Option<Identity>) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = step("make a pipe", || pipe_with(PipeFlags::CLOEXEC))?;
     if let Some(Identity { uid, gid }) = owner {
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        step("pipe given away", || fchown(&read, Some(uid), Some(gid)))?;
+        step("give the pipe to its user", || fchown(&read, Some(uid), Some(gid)))?;
     }
     Ok((read, write))
 }

@@ -1,5 +1,5 @@
-//! A box that is left to itself: made like any other, and let go when its
-//! command runs.
+//! `run -d`: a box that is made like any other, and left to its keeper when its command
+//! runs.
 //!
 //! ```text
 //! record ─▶ ... ─▶ keeper ─▶ plan ─▶ identity ─▶ go ─▶ Started ─▶ Detach ─▶ Detached
@@ -12,17 +12,16 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_control::{REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request};
+use tare_control::{REQUEST_BYTES_MAX, Received, Report, Request};
 use tare_kernel::clock::timespec;
 use tare_kernel::process::Process;
 
-use crate::create::birth::Unmade;
-use crate::create::{Ends, Made};
+use crate::create::{Mode, NewBox};
 use crate::engine::Engine;
 use crate::error::{Context, Error};
 use crate::history::steps::StepKind;
 use crate::record::Locked;
-use crate::session::{Event, Reserve, event, failure};
+use crate::session::{Event, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
 /// How long a box may take to start; a file system of a volume that does not
@@ -65,7 +64,7 @@ impl Engine {
         let id = BoxId::random();
         let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
         let record = self.record(&id, spec, Some(options))?;
-        self.start_recorded(id, record, reserve, (spec, options, given_up))
+        self.start_recorded(&id, record, reserve, (spec, options, given_up))
     }
 
     /// The same under an id that somebody has chosen. `None` when that box is there, or
@@ -87,9 +86,9 @@ impl Engine {
         // in our hands nothing falls between the two.
         if self.was_let_go(id)? {
             drop(reserve);
-            return Err(self.unmake(id, record, removed(id).into()));
+            return Err(self.roll_back(id, record, removed(id)));
         }
-        self.start_recorded(id.clone(), record, reserve, (spec, options, None)).map(Some)
+        self.start_recorded(id, record, reserve, (spec, options, None)).map(Some)
     }
 
     /// Whether a box of this id has lived by itself, and is removed. One that its
@@ -106,34 +105,28 @@ impl Engine {
 
     fn start_recorded(
         &self,
-        id: BoxId,
-        mut record: Locked,
+        id: &BoxId,
+        record: Locked,
         reserve: Reserve,
         (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
     ) -> Result<Started, Error> {
         if let Err(error) = self.reserve_story() {
             drop(reserve);
-            return Err(self.unmake(&id, record, error.into()));
+            return Err(self.roll_back(id, record, error));
         }
-        let made = self.make(spec, Ends::Keepers(options), &id, &mut record);
-        let result = made.and_then(|mut made| match let_go(&id, &mut made, spec, given_up) {
-            Ok(keeper) => {
-                // A server makes very many: nothing may be left of any.
-                made.keeper.has_executed();
-                Ok((made.notes, keeper))
-            }
-            Err(error) => Err(Unmade::with(error, made.keeper)),
-        });
-        match result {
-            Ok((notes, keeper)) => {
-                record.unlock();
-                Ok(Started { id, notes, keeper })
-            }
-            Err(unmade) => {
-                drop(reserve);
-                Err(self.unmake(&id, record, unmade))
-            }
+        let new = NewBox { spec, mode: Mode::Detached(options) };
+        detach(self.make(id, record, reserve, new)?, given_up)
+    }
+}
+
+/// Leaves a box to its keeper. A failure leaves nothing.
+fn detach(mut session: Session, given_up: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
+    match await_detached(&mut session, given_up) {
+        Ok(keeper) => {
+            let (id, notes) = session.release();
+            Ok(Started { id, notes, keeper })
         }
+        Err(error) => Err(session.abandon(error)),
     }
 }
 
@@ -172,44 +165,36 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
     Ok(DetachOptions { log_bytes_max, ..options.clone() })
 }
 
-/// Waits until the command runs, then leaves the box to itself and returns its keeper.
-/// From then on nothing may fail: a start that fails leaves nothing.
-fn let_go(
-    id: &BoxId,
-    made: &mut Made,
-    spec: &Spec,
+/// Waits until the command runs, then detaches the box and returns its keeper. Nothing may
+/// fail after that: a start that fails leaves nothing.
+fn await_detached(
+    session: &mut Session,
     given_up: Option<BorrowedFd<'_>>,
 ) -> Result<Process, Error> {
-    let keeper = made.keeper.process.try_clone();
-    let keeper = keeper.context(|| "cannot watch the keeper of the box".into())?;
+    let keeper = session.keeper()?;
     let until = Instant::now() + START_WITHIN;
     loop {
-        let report = await_report(made, until, given_up)?;
-        if report == Report::Detached {
-            return Ok(keeper);
+        match await_report(session, until, given_up)? {
+            Report::Detached => return Ok(keeper),
+            Report::Started => session
+                .channel()
+                .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
+                .context(|| "cannot leave the box to itself".into())?,
+            report => return Err(failed(session.event(report))),
         }
-        if report != Report::Started {
-            return Err(failed(id, report, made, spec));
-        }
-        made.control
-            .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
-            .context(|| "cannot leave the box to itself".into())?;
     }
 }
 
 fn await_report(
-    made: &mut Made,
+    session: &mut Session,
     until: Instant,
     given_up: Option<BorrowedFd<'_>>,
 ) -> Result<Report, Error> {
     loop {
-        match made.control.receive(REPORT_BYTES_MAX) {
+        match session.receive() {
             Received::Message(report) => return Ok(report),
             Received::Nothing => {}
-            Received::Closed => {
-                let unborn = made.keeper.failure();
-                return Err(unborn.map_or_else(gone, |(step, why)| failure::birth(step, why)));
-            }
+            Received::Closed => return Err(session.birth_failure().unwrap_or_else(gone)),
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -217,9 +202,9 @@ fn await_report(
                 .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
                 .with_hint("does the file system of a volume or of --rootfs answer?"));
         }
-        let mut fds = vec![PollFd::new(&made.control, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(session.channel(), PollFlags::IN)];
         fds.extend(given_up.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        // An interrupted wait is one more look.
+        // After an interrupted wait the loop receives again.
         poll(&mut fds, Some(&timespec(left))).ok();
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         if !is_ready(&fds[0]) && fds[1..].iter().any(is_ready) {
@@ -228,12 +213,10 @@ fn await_report(
     }
 }
 
-/// A command that ended before the box was left to itself did so in between: its
-/// box ended with it, and there is nothing to announce.
-fn failed(id: &BoxId, report: Report, made: &mut Made, spec: &Spec) -> Error {
-    let subject =
-        failure::Subject { command: spec.command.first(), workdir: spec.workdir.as_deref() };
-    match event(id, report, &mut made.control, subject) {
+/// A command that ended before its box was detached ended the box: there is nothing to
+/// announce.
+fn failed(event: Event) -> Error {
+    match event {
         Event::Failed(error) => error,
         Event::Exited(_) | Event::TimedOut | Event::Started | Event::Terminal(_) | Event::Gone => {
             gone()

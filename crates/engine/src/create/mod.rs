@@ -1,324 +1,383 @@
-//! Making a box, in named steps. What fails after the record exists goes through
-//! the one way out.
+//! Makes a box from a spec, in steps. A step that fails is rolled back by teardown.
 //!
 //! ```text
-//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ scratch ─▶ trees ─▶ socket   (hold)
-//!     ─▶ keeper ─▶ plan ─▶ identity on record ─▶ go ─▶ command           (bear)
+//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ scratch ─▶ trees ─▶ socket   (acquire)
+//!     ─▶ keeper ─▶ plan ─▶ identity on record                            (prepare)
+//!     ─▶ go ─▶ command                                                   (go)
 //! ```
+//!
+//! The plan describes the box, the go what runs in it. In between the keeper has its
+//! plan, makes the box and waits.
+//!
+//! This folder ends no box but those that it could not make.
 
 pub mod birth;
 pub mod detach;
+pub mod endow;
 pub mod host_view;
 pub mod plan;
 pub mod seccomp;
 pub mod trees;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
-use tare_control::{Channel, REQUEST_BYTES_MAX, Request};
+use tare_control::{CALL_BYTES_MAX, Channel, Exec, Go, PLAN_BYTES_MAX, Request, Role, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
-use tare_kernel::spawn::Child;
+use tare_kernel::spawn::{Child, Namespaces};
 
 use crate::care::tend;
-use crate::create::birth::{IdMap, Inheritance, Unmade, Waiting};
-use crate::create::plan::Trees;
-use crate::create::trees::{Mapping, Tree};
-use crate::engine::Engine;
+use crate::create::birth::{BirthOrder, CreateFailed, IdMap};
+use crate::create::endow::Endowment;
+use crate::create::plan::{TreeSources, Trees};
+use crate::create::trees::Mapping;
 use crate::error::{Context, Error};
 use crate::holdings::cgroup::{self, CgroupHolding, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
-use crate::holdings::{name, scratch, uids};
+use crate::holdings::{Tree, name, scratch, uids};
+use crate::host::Host;
+use crate::host::layout::BoxAt;
 use crate::host::obstacle::{Step, explained};
 use crate::record::Locked;
 use crate::record::files::DetachedFiles;
 use crate::record::lines::{KeeperIdentity, Lease};
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Reserve, Session};
-use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
+use crate::spec::{DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
 use crate::teardown::roll_back;
+use crate::time::from_now;
 
-/// Who has the other ends of the command's standard streams.
+/// What to make.
 #[derive(Debug, Clone, Copy)]
-pub enum Ends<'a> {
-    /// Whoever runs the box, and stays with it.
-    Callers(Stdin),
-    /// The keeper, of a box that is left to itself.
-    Keepers(&'a DetachOptions),
+pub struct NewBox<'a> {
+    pub spec: &'a Spec,
+    pub mode: Mode<'a>,
 }
 
-impl<'a> Ends<'a> {
+/// Whether the box stays with its creator, which has its streams, or is left to its
+/// keeper.
+#[derive(Debug, Clone, Copy)]
+pub enum Mode<'a> {
+    Attached(Stdin),
+    Detached(&'a DetachOptions),
+}
+
+impl<'a> Mode<'a> {
     fn options(&self) -> Option<&'a DetachOptions> {
         match self {
-            Self::Callers(_) => None,
-            Self::Keepers(options) => Some(options),
+            Self::Attached(_) => None,
+            Self::Detached(options) => Some(options),
         }
     }
 }
 
-/// What a box is made of, before there is anybody in it.
+/// A box whose keeper has its plan and is on record, and waits for the go.
 #[derive(Debug)]
-struct Held {
+pub struct Prepared {
+    session: Session,
+    timeout: Option<Duration>,
+    lease: Lease,
+}
+
+impl Prepared {
+    /// Lets the box run: this command, or without one what is executed in it.
+    pub fn go(self, exec: Option<Exec>) -> Result<Session, Error> {
+        let deadline_ns = self.timeout.map(from_now);
+        let go = Go { exec, deadline_ns, lease_ns: self.lease.ends_ns() };
+        let session = self.session.until(deadline_ns);
+        let sent = encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX).map_err(too_large);
+        let sent = sent.and_then(|frame| {
+            unless_gone(session.channel().send_frame(&frame, &[]))
+                .context(|| "cannot tell the keeper to go".into())
+        });
+        match sent {
+            Ok(()) => Ok(session),
+            Err(error) => Err(session.abandon(error)),
+        }
+    }
+}
+
+/// Makes a box up to the point where its keeper waits for the go. A failure leaves
+/// nothing: `tend` cleans up after boxes that may be in the way of the roll-back.
+pub fn prepare(
+    at: BoxAt<'_>,
+    mut record: Locked,
+    reserve: Reserve,
+    new: NewBox<'_>,
+    tend: &dyn Fn(),
+) -> Result<Prepared, Error> {
+    let made = acquire(at, &record, new)
+        .map_err(CreateFailed::from)
+        .and_then(|acquired| start_keeper(at, &mut record, new, acquired));
+    match made {
+        Ok(made) => {
+            let lease = made.lease;
+            let session = made.into_session(at, record, reserve, new.spec);
+            Ok(Prepared { session, timeout: new.spec.timeout, lease })
+        }
+        Err(CreateFailed { error, child }) => {
+            drop(reserve);
+            tend();
+            Err(roll_back(at, record, child.as_ref().map(|child| &child.process), error))
+        }
+    }
+}
+
+/// What a box is made of, before it has a process.
+#[derive(Debug)]
+struct Acquired {
     range: UidRange,
     map: IdMap,
     cgroups: CgroupHolding,
     trees: Trees,
     stdio: Stdio,
-    socket: OwnedFd,
+    listener: OwnedFd,
     files: Option<DetachedFiles>,
 }
 
-/// Everything of a box that runs.
+fn acquire(at: BoxAt<'_>, record: &Locked, new: NewBox<'_>) -> Result<Acquired, Error> {
+    let NewBox { spec, mode } = new;
+    let (layout, host) = (&at.root.layout, &at.root.host);
+    check_memory(spec)?;
+    let in_state_root = |error| explained(error, Step::StateRoot);
+    if let Some(wanted) = &spec.name {
+        // The name of a box whose owner is gone is free.
+        tend::settle_name_owner(at.root, wanted)?;
+        name::acquire(layout, wanted, at.id).map_err(in_state_root)?;
+    }
+    let range = uids::acquire(layout).map_err(in_state_root)?;
+    let map = id_map(spec, host, range.first);
+    let workload = workload_cgroup(mode);
+    let cgroups = cgroup::acquire(host, at.tagged(), &spec.limits, workload, map.first_uid())?;
+    check_scratch(spec, &cgroups)?;
+    let scratch = kept_scratch(at, record, new, map)?;
+    Ok(Acquired {
+        range,
+        map,
+        cgroups,
+        trees: trees(at, spec, map, scratch)?,
+        stdio: stdio(spec, mode, map)?,
+        listener: record
+            .bind_control()
+            .context(|| format!("cannot make a socket for box {}", at.id))
+            .map_err(in_state_root)?,
+        files: detached_files(mode, record)?,
+    })
+}
+
+impl Acquired {
+    /// The descriptors of the keeper, and how the plan names the trees among them.
+    fn endowment(&self) -> (Endowment<'_>, TreeSources) {
+        let mut endowment = Endowment::default();
+        endowment.give(Role::UidLock, self.range.claim.as_fd());
+        endowment.give(Role::Listener, self.listener.as_fd());
+        if let Some(workload) = &self.cgroups.workload {
+            endowment.give(Role::WorkloadCgroup, workload.as_fd());
+        }
+        if let Some(files) = &self.files {
+            endowment.give(Role::Journal, files.life.as_fd());
+            endowment.give(Role::Log(0), files.log[0].as_fd());
+            endowment.give(Role::Log(1), files.log[1].as_fd());
+        }
+        let sources = self.trees.give_to(&mut endowment);
+        (endowment, sources)
+    }
+}
+
+/// Starts the keeper, sends it its plan and writes its identity to the record. The keeper
+/// makes the box meanwhile, which dies with it.
+fn start_keeper(
+    at: BoxAt<'_>,
+    record: &mut Locked,
+    new: NewBox<'_>,
+    mut acquired: Acquired,
+) -> Result<Made, CreateFailed> {
+    let host = &at.root.host;
+    let (endowment, sources) = acquired.endowment();
+    let order = BirthOrder {
+        namespaces: namespaces(new.spec, acquired.map),
+        cgroup: acquired.cgroups.unified.as_ref().map(AsFd::as_fd),
+        tasks: &acquired.cgroups.join,
+        stdio: acquired.stdio.theirs(),
+        endowment: &endowment,
+        record: (**record).as_fd(),
+        map: acquired.map,
+        of: at.tagged(),
+    };
+    let keeper = birth::spawn_keeper(host, &order)?;
+    let (child, link) = (keeper.child.go(), keeper.link);
+    let plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
+    acquired.cgroups.join.clear();
+    let lease = Lease::of(new.mode.options().and_then(|options| options.lease));
+    let made = Made {
+        child,
+        link,
+        notes: notes(new.spec, host, &acquired.cgroups),
+        cgroups: acquired.cgroups,
+        claim: acquired.range.claim,
+        streams: acquired.stdio.ours,
+        first_uid: acquired.map.first_uid(),
+        lease,
+    };
+    let sent = send_plan(&made.link, &plan);
+    match sent.and_then(|()| made.write_identity(record, host)) {
+        Ok(()) => Ok(made),
+        Err(error) => Err(CreateFailed { error, child: Some(made.child) }),
+    }
+}
+
+/// A box that has a keeper.
 #[derive(Debug)]
-pub struct Made {
-    pub keeper: Child,
-    pub control: Channel,
-    pub cgroups: CgroupHolding,
-    /// Held until the box was seen gone: its uids are not reused before.
-    pub _claim: OwnedFd,
-    pub streams: Streams,
+struct Made {
+    child: Child,
+    link: Channel,
+    cgroups: CgroupHolding,
+    claim: OwnedFd,
+    streams: Streams,
     /// Of its uid range, if it has one.
-    pub first_uid: Option<u32>,
-    /// On the boot clock, as the keeper knows it.
-    pub deadline_ns: Option<u64>,
-    pub lease: Lease,
-    pub notes: Vec<String>,
+    first_uid: Option<u32>,
+    lease: Lease,
+    notes: Vec<String>,
 }
 
 impl Made {
-    /// The session of a box that stays with its creator.
-    pub fn into_session(
-        self,
-        engine: &Engine,
-        id: BoxId,
-        record: Locked,
-        reserve: Reserve,
-        spec: &Spec,
-    ) -> Session {
-        let session = Session::new(id, self.control, self.streams, self.deadline_ns)
-            .of_command(spec.command.first().cloned(), spec.workdir.clone());
-        session.owning(OwnedBox {
-            root: engine.root.clone(),
-            record,
-            keeper: self.keeper,
-            cgroups: self.cgroups,
-            _claim: self._claim,
-            reserve: Some(reserve),
-            notes: self.notes,
-        })
-    }
-}
-
-impl Engine {
-    /// Makes the box; its command starts when the keeper's identity is on record.
-    pub(crate) fn make(
-        &self,
-        spec: &Spec,
-        ends: Ends<'_>,
-        id: &BoxId,
-        record: &mut Locked,
-    ) -> Result<Made, Unmade> {
-        let held = self.hold(spec, &ends, id, record)?;
-        let made = self.bear(spec, &ends, id, record, held)?;
-        if let Err(error) = self.commit(record, &made) {
-            let error = explained(error, Step::StateRoot);
-            return Err(Unmade::with(error, made.keeper));
-        }
-        // The keeper needs nothing of us for a while.
-        self.cleaned();
-        Ok(made)
+    /// Nothing runs in the box before this is on record.
+    fn write_identity(&self, record: &mut Locked, host: &Host) -> Result<(), Error> {
+        let identity = self.identity(host).and_then(|identity| record.add_keeper(identity));
+        identity
+            .context(|| "cannot record the keeper's identity".to_owned())
+            .map_err(|error| explained(error, Step::StateRoot))
     }
 
-    /// Ends what could not be made whole, and returns why it could not. It may be
-    /// others that are in its way. A failed roll-back is a note on that first error.
-    pub(crate) fn unmake(&self, id: &BoxId, record: Locked, unmade: Unmade) -> Error {
-        self.cleaned();
-        let child = unmade.keeper.as_ref().map(|keeper| &keeper.process);
-        roll_back(self.at(id), record, child, unmade.error)
-    }
-
-    fn hold(
-        &self,
-        spec: &Spec,
-        ends: &Ends<'_>,
-        id: &BoxId,
-        record: &Locked,
-    ) -> Result<Held, Error> {
-        check_memory(spec)?;
-        let in_state_root = |error| explained(error, Step::StateRoot);
-        if let Some(wanted) = &spec.name {
-            // A name of a box that nobody wants any more is free.
-            tend::settle_name_owner(&self.root, wanted)?;
-            name::acquire(&self.root.layout, wanted, id).map_err(in_state_root)?;
-        }
-        let range = uids::acquire(&self.root.layout).map_err(in_state_root)?;
-        let map = self.id_map(spec, range.first);
-        let tagged = self.at(id).tagged();
-        let workload = workload_cgroup(ends);
-        let keeper_uid = map.first_uid();
-        let cgroups = cgroup::acquire(&self.root.host, tagged, &spec.limits, workload, keeper_uid)?;
-        check_scratch(spec, &cgroups)?;
-        let scratch = self.kept_scratch(spec, ends, id, record, map)?;
-        Ok(Held {
-            range,
-            map,
-            cgroups,
-            trees: self.trees(spec, map, scratch)?,
-            stdio: stdio(spec, ends, map)?,
-            socket: record
-                .bind_control()
-                .context(|| format!("cannot make a socket for box {id}"))
-                .map_err(in_state_root)?,
-            files: detached_files(ends, record)?,
-        })
-    }
-
-    /// From here on the box has a keeper, who builds it while the rest is done.
-    fn bear(
-        &self,
-        spec: &Spec,
-        ends: &Ends<'_>,
-        id: &BoxId,
-        record: &Locked,
-        mut held: Held,
-    ) -> Result<Made, Unmade> {
-        let Waiting { newborn, control } = birth::bear(
-            spec,
-            self.at(id).tagged(),
-            &self.root.host,
-            held.map,
-            &held.inheritance(record),
-        )?;
-        let keeper = newborn.go();
-        held.cgroups.join.clear();
-        let lease = Lease::of(ends.options().and_then(|options| options.lease));
-        let detached = ends.options().map(|options| (options, lease));
-        let plan = plan::plan(spec, id, &self.root.host, &held.cgroups, &held.trees, detached);
-        if let Err(error) = birth::send_plan(&control, &plan) {
-            return Err(Unmade::with(error, keeper));
-        }
-        Ok(Made {
-            keeper,
-            control,
-            notes: self.notes(spec, &held.cgroups),
-            cgroups: held.cgroups,
-            _claim: held.range.claim,
-            streams: held.stdio.ours,
-            first_uid: held.map.first_uid(),
-            deadline_ns: plan.deadline_ns,
-            lease,
-        })
-    }
-
-    /// The keeper makes its box meanwhile, which dies with it; the command
-    /// starts only after its identity is on record.
-    fn commit(&self, record: &mut Locked, made: &Made) -> Result<(), Error> {
-        let doing = || "cannot record the keeper's identity".to_owned();
-        let process = &made.keeper.process;
-        let cgroup_inode = made.cgroups.unified.as_ref().map(Cgroup::inode);
-        let identity = KeeperIdentity {
-            boot_id: self.root.host.boot_id.clone(),
+    fn identity(&self, host: &Host) -> io::Result<KeeperIdentity> {
+        let process = &self.child.process;
+        Ok(KeeperIdentity {
+            boot_id: host.boot_id.clone(),
             pid: process.pid(),
-            pidfd_inode: process.inode().context(doing)?,
-            cgroup_inode: cgroup_inode.transpose().context(doing)?,
-            first_uid: made.first_uid,
-            lease: made.lease,
+            pidfd_inode: process.inode()?,
+            cgroup_inode: self.cgroups.unified.as_ref().map(Cgroup::inode).transpose()?,
+            first_uid: self.first_uid,
+            lease: self.lease,
             at_ns: boot_ns(),
-        };
-        record.add_keeper(identity).context(doing)?;
-        let go = made.control.send(&Request::Go, REQUEST_BYTES_MAX, &[]);
-        birth::unless_gone(go).context(|| "cannot tell the keeper to go".into())
+        })
     }
 
-    fn id_map(&self, spec: &Spec, first: u32) -> IdMap {
-        match (spec.isolation, self.root.host.is_privileged()) {
-            (Isolation::Full, true) => IdMap::Range { first },
-            (Isolation::Contain, true) => IdMap::Host,
-            (Isolation::Full, false) => IdMap::Single { uid: spec.user.uid, gid: spec.user.gid },
-            (Isolation::Contain, false) => {
-                IdMap::Single { uid: self.root.host.uid, gid: self.root.host.gid }
-            }
-        }
-    }
-
-    fn trees(&self, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Result<Trees, Error> {
-        let mapping = match map {
-            IdMap::Range { first } => Mapping::Range { first, user: spec.user },
-            IdMap::Host | IdMap::Single { .. } => Mapping::Own,
-        };
-        let state_root = self.root.layout.root();
-        let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
-        let volumes = spec.volumes.iter().map(|volume| trees::volume(volume, state_root, mapping));
-        Ok(Trees { scratch, root: root.transpose()?, volumes: volumes.collect::<Result<_, _>>()? })
-    }
-
-    /// Containment has no scratch space of its own to keep.
-    fn kept_scratch(
-        &self,
-        spec: &Spec,
-        ends: &Ends<'_>,
-        id: &BoxId,
-        record: &Locked,
-        map: IdMap,
-    ) -> Result<Option<Tree>, Error> {
-        let keep = ends.options().is_some_and(|options| options.keep);
-        if !keep || spec.isolation == Isolation::Contain {
-            return Ok(None);
-        }
-        let first_uid = map.first_uid();
-        let record = AsFd::as_fd(&**record);
-        let tree = scratch::acquire(&self.root.layout, record, id, &spec.limits, first_uid)?;
-        Ok(Some(tree))
-    }
-
-    fn notes(&self, spec: &Spec, cgroups: &CgroupHolding) -> Vec<String> {
-        let mut notes = Vec::new();
-        if !cgroups.memory_enforced {
-            notes.push(
-                "no writable cgroup here: the default limits on memory and processes hold for \
-                 each process and user, not for the box as a whole"
-                    .to_owned(),
-            );
-        }
-        if spec.isolation == Isolation::Full && !self.root.host.is_privileged() {
-            notes.push(
-                "running without privileges: the box's one user is you on the host, not a range \
-                 of its own"
-                    .to_owned(),
-            );
-        }
-        if spec.isolation == Isolation::Full && spec.network == Network::Host {
-            notes.push(
-                "the box is on the host's network: it reaches what listens on this host, and \
-                 what listens in it is reached from there"
-                    .to_owned(),
-            );
-        }
-        notes
+    fn into_session(self, at: BoxAt<'_>, record: Locked, reserve: Reserve, spec: &Spec) -> Session {
+        Session::new(at.id.clone(), self.link, self.streams, None)
+            .of_command(spec.command.first().cloned(), spec.workdir.clone())
+            .owning(OwnedBox {
+                root: at.root.clone(),
+                record,
+                keeper: self.child,
+                cgroups: self.cgroups,
+                _claim: self.claim,
+                reserve: Some(reserve),
+                notes: self.notes,
+            })
     }
 }
 
-impl Held {
-    fn inheritance<'a>(&'a self, record: &'a Locked) -> Inheritance<'a> {
-        Inheritance {
-            stdio: self.stdio.theirs(),
-            claim: self.range.claim.as_fd(),
-            socket: self.socket.as_fd(),
-            record: record.as_fd(),
-            planned: self.planned(),
-            unified: self.cgroups.unified.as_ref(),
-            join: &self.cgroups.join,
-        }
-    }
+/// Sends the plan. The keeper reads while we write.
+fn send_plan(link: &Channel, plan: &tare_control::Plan) -> Result<(), Error> {
+    let frame = encode(plan, PLAN_BYTES_MAX).map_err(too_large)?;
+    unless_gone(link.send_frame(&frame, &[]))
+        .context(|| "cannot hand the plan to the keeper".into())
+}
 
-    /// What the keeper inherits by its plan, in the plan's order.
-    fn planned(&self) -> Vec<BorrowedFd<'_>> {
-        let workload = self.cgroups.workload.iter().map(AsFd::as_fd);
-        let files = self.files.iter();
-        let files = files.flat_map(|files| [&files.life, &files.log[0], &files.log[1]]);
-        let mounts = self.trees.all().filter_map(|tree| tree.mount.as_ref());
-        workload.chain(files.map(AsFd::as_fd)).chain(mounts.map(AsFd::as_fd)).collect()
+fn too_large(error: tare_control::FrameError) -> Error {
+    Error::bad_request("the command and its environment are too large")
+        .caused_by(error)
+        .with_hint("pass large data through stdin or a volume")
+}
+
+/// A keeper that is gone has reported why, or its death will tell: sending to it is no
+/// failure.
+fn unless_gone(sent: io::Result<()>) -> io::Result<()> {
+    let is_gone = |kind| matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+    match sent {
+        Err(error) if is_gone(error.kind()) => Ok(()),
+        other => other,
     }
+}
+
+fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
+    let base = Namespaces::PID.and(Namespaces::MOUNT).and(Namespaces::IPC);
+    let user = match map {
+        IdMap::Host => base,
+        IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
+    };
+    // The network namespace takes longest to make: the keeper has it made beside
+    // the rest.
+    match spec.isolation {
+        Isolation::Contain => user,
+        Isolation::Full => user.and(Namespaces::UTS),
+    }
+}
+
+fn id_map(spec: &Spec, host: &Host, first: u32) -> IdMap {
+    match (spec.isolation, host.is_privileged()) {
+        (Isolation::Full, true) => IdMap::Range { first },
+        (Isolation::Contain, true) => IdMap::Host,
+        (Isolation::Full, false) => IdMap::Single { uid: spec.user.uid, gid: spec.user.gid },
+        (Isolation::Contain, false) => IdMap::Single { uid: host.uid, gid: host.gid },
+    }
+}
+
+fn trees(at: BoxAt<'_>, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Result<Trees, Error> {
+    let mapping = match map {
+        IdMap::Range { first } => Mapping::Range { first, user: spec.user },
+        IdMap::Host | IdMap::Single { .. } => Mapping::Own,
+    };
+    let state_root = at.root.layout.root();
+    let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
+    let volumes = spec.volumes.iter().map(|volume| trees::volume(volume, state_root, mapping));
+    Ok(Trees { scratch, root: root.transpose()?, volumes: volumes.collect::<Result<_, _>>()? })
+}
+
+/// Containment has no scratch space of its own to keep.
+fn kept_scratch(
+    at: BoxAt<'_>,
+    record: &Locked,
+    new: NewBox<'_>,
+    map: IdMap,
+) -> Result<Option<Tree>, Error> {
+    let keep = new.mode.options().is_some_and(|options| options.keep);
+    if !keep || new.spec.isolation == Isolation::Contain {
+        return Ok(None);
+    }
+    let record = AsFd::as_fd(&**record);
+    let limits = &new.spec.limits;
+    let tree = scratch::acquire(&at.root.layout, record, at.id, limits, map.first_uid())?;
+    Ok(Some(tree))
+}
+
+/// Defaults that this host cannot enforce, one sentence each.
+fn notes(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !cgroups.memory_enforced {
+        notes.push(
+            "no writable cgroup here: the default limits on memory and processes hold for \
+             each process and user, not for the box as a whole"
+                .to_owned(),
+        );
+    }
+    if spec.isolation == Isolation::Full && !host.is_privileged() {
+        notes.push(
+            "running without privileges: the box's one user is you on the host, not a range \
+             of its own"
+                .to_owned(),
+        );
+    }
+    if spec.isolation == Isolation::Full && spec.network == Network::Host {
+        notes.push(
+            "the box is on the host's network: it reaches what listens on this host, and \
+             what listens in it is reached from there"
+                .to_owned(),
+        );
+    }
+    notes
 }
 
 /// The configuration of a server may set any limit. The process that makes a box enters the
@@ -352,10 +411,10 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
     }
 }
 
-fn detached_files(ends: &Ends<'_>, record: &Locked) -> Result<Option<DetachedFiles>, Error> {
-    match ends {
-        Ends::Callers(_) => Ok(None),
-        Ends::Keepers(_) => {
+fn detached_files(mode: Mode<'_>, record: &Locked) -> Result<Option<DetachedFiles>, Error> {
+    match mode {
+        Mode::Attached(_) => Ok(None),
+        Mode::Detached(_) => {
             let files = record.make_detached_files();
             Ok(Some(files.context(|| "cannot make the box's log".into())?))
         }
@@ -363,18 +422,18 @@ fn detached_files(ends: &Ends<'_>, record: &Locked) -> Result<Option<DetachedFil
 }
 
 /// With a terminal, and in a detached box, the keeper opens the streams itself.
-fn stdio(spec: &Spec, ends: &Ends<'_>, map: IdMap) -> Result<Stdio, Error> {
+fn stdio(spec: &Spec, mode: Mode<'_>, map: IdMap) -> Result<Stdio, Error> {
     let owner = Owner::of(map.first_uid(), spec.user);
-    let made = match (spec.terminal, ends) {
-        (Terminal::Pty { .. }, _) | (_, Ends::Keepers(_)) => Stdio::nothing(),
-        (Terminal::Pipes, Ends::Callers(stdin)) => Stdio::pipes(*stdin, owner),
+    let made = match (spec.terminal, mode) {
+        (Terminal::Pty { .. }, _) | (_, Mode::Detached(_)) => Stdio::nothing(),
+        (Terminal::Pipes, Mode::Attached(stdin)) => Stdio::pipes(stdin, owner),
     };
     made.context(|| "cannot make pipes for the command".into())
 }
 
-fn workload_cgroup(ends: &Ends<'_>) -> WorkloadCgroup {
-    match ends {
-        Ends::Callers(_) => WorkloadCgroup::Shared,
-        Ends::Keepers(_) => WorkloadCgroup::Own,
+fn workload_cgroup(mode: Mode<'_>) -> WorkloadCgroup {
+    match mode {
+        Mode::Attached(_) => WorkloadCgroup::Shared,
+        Mode::Detached(_) => WorkloadCgroup::Own,
     }
 }

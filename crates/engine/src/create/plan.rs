@@ -1,25 +1,24 @@
-//! From a spec to the keeper's plan: every decision is taken here, none inside
-//! the box. Pure but for reading which host entries exist.
+//! Makes the keeper's plan and the first exec from a spec. Every decision is made here,
+//! none inside the box. Pure, except that it reads which host entries exist.
 
 use std::os::unix::ffi::OsStrExt;
 
 use tare_control::{
-    Capabilities, DetachedPlan, Filesystem, Identity, LandlockPlan, Plan, ResourceLimit, RootPlan,
-    ScratchPlan, TerminalPlan, TreeSource, VolumePlan, Workload,
+    Capabilities, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
+    Profile, Program, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan, TreeSource,
+    VolumePlan,
 };
 
-use crate::create::host_view;
+use crate::create::endow::Endowment;
 use crate::create::seccomp::{self, SetIdBits};
-use crate::create::trees::Tree;
+use crate::create::{Mode, NewBox, host_view};
+use crate::holdings::Tree;
 use crate::holdings::cgroup::CgroupHolding;
+use crate::holdings::scratch::scratch_inodes;
 use crate::host::Host;
-use crate::record::lines::Lease;
-use crate::spec::{
-    Access, BoxId, DetachOptions, Isolation, Network, Privilege, Root, Spec, Terminal,
-};
-use crate::time::from_now;
+use crate::spec::{Access, BoxId, Isolation, Network, Privilege, Root, Spec, Terminal};
 
-/// The trees of one box, in the order in which the keeper inherits them.
+/// The trees of one box.
 #[derive(Debug, Default)]
 pub struct Trees {
     /// A scratch space that is to be kept.
@@ -28,88 +27,103 @@ pub struct Trees {
     pub volumes: Vec<Tree>,
 }
 
+/// How the plan names the trees.
+#[derive(Debug)]
+pub struct TreeSources {
+    scratch: Option<TreeSource>,
+    root: Option<TreeSource>,
+    /// With whether each is a directory.
+    volumes: Vec<(TreeSource, bool)>,
+}
+
 impl Trees {
-    pub fn all(&self) -> impl Iterator<Item = &Tree> {
-        let first = self.scratch.iter().chain(&self.root);
-        first.chain(&self.volumes)
+    pub fn give_to<'a>(&'a self, endowment: &mut Endowment<'a>) -> TreeSources {
+        let mut give = |tree: &'a Tree| endowment.give_tree(tree);
+        TreeSources {
+            scratch: self.scratch.as_ref().map(&mut give),
+            root: self.root.as_ref().map(&mut give),
+            volumes: self.volumes.iter().map(|tree| (give(tree), tree.is_directory)).collect(),
+        }
     }
 }
 
+/// The plan of a box.
 pub fn plan(
-    spec: &Spec,
+    new: NewBox<'_>,
     id: &BoxId,
     host: &Host,
     cgroups: &CgroupHolding,
-    trees: &Trees,
-    detached: Option<(&DetachOptions, Lease)>,
+    trees: TreeSources,
+    roles: Vec<Role>,
 ) -> Plan {
+    let spec = new.spec;
     let isolated = spec.isolation == Isolation::Full;
     let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
-    let inherited = trees.all();
     Plan {
+        roles,
         own_network: has_own_network(spec),
-        workload_cgroup: cgroups.workload.is_some(),
-        detached: detached.map(|(options, lease)| detached_plan(options, lease)),
-        inherited_trees: inherited.filter(|tree| tree.mount.is_some()).count() as u32,
-        filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
+        detached: new.mode.options().map(|options| DetachedPlan {
+            log_bytes_max: options.log_bytes_max.value(),
+            kill_past_log: options.kill_past_log,
+        }),
         hostname: isolated.then(|| hostname.to_owned()),
         landlock: isolated.then_some(LandlockPlan { root_writable: trees.root.is_some() }),
-        terminal: match spec.terminal {
-            Terminal::Pipes => None,
-            Terminal::Pty { rows, columns } => Some(TerminalPlan { rows, columns }),
-        },
-        deadline_ns: spec.timeout.map(from_now),
-        workload: workload(spec, host, cgroups),
+        filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
+        profile: profile(spec, host, cgroups),
     }
 }
 
-pub fn has_own_network(spec: &Spec) -> bool {
+/// The command of a box as its first exec; `None` where it has none.
+pub fn first_exec(new: NewBox<'_>) -> Option<Exec> {
+    let spec = new.spec;
+    let words = spec.command.iter().map(|one| one.as_bytes().to_owned());
+    (!spec.command.is_empty()).then(|| Exec {
+        program: Program::Command(words.collect()),
+        env: Vec::new(),
+        workdir: None,
+        identity: None,
+        streams: match (spec.terminal, new.mode) {
+            (Terminal::Pty { rows, columns }, _) => {
+                ExecStreams::Terminal(TerminalPlan { rows, columns })
+            }
+            (Terminal::Pipes, Mode::Attached(_)) => ExecStreams::Inherited,
+            (Terminal::Pipes, Mode::Detached(options)) => {
+                ExecStreams::Log { keep_stdin: options.stdin }
+            }
+        },
+        timeout_ns: None,
+    })
+}
+
+fn has_own_network(spec: &Spec) -> bool {
     match (spec.isolation, spec.network) {
         (Isolation::Full, Network::None) => true,
         (Isolation::Full, Network::Host) | (Isolation::Contain, _) => false,
     }
 }
 
-fn detached_plan(options: &DetachOptions, lease: Lease) -> DetachedPlan {
-    DetachedPlan {
-        log_bytes_max: options.log_bytes_max.value(),
-        kill_past_log: options.kill_past_log,
-        stdin: options.stdin,
-        lease_ns: lease.ends_ns(),
-    }
-}
-
-/// A scratch space full of empty files is as full as one full of bytes.
-const BYTES_PER_INODE: u64 = 1024;
-const INODES_MIN: u64 = 1024;
-
-/// How many names a scratch space of this size may have.
-pub fn scratch_inodes(bytes: u64) -> u64 {
-    (bytes / BYTES_PER_INODE).max(INODES_MIN)
-}
-
-fn filesystem(spec: &Spec, hostname: &str, trees: &Trees) -> Filesystem {
-    let (root, files) = match &trees.root {
-        Some(tree) => (RootPlan::Overlay(tree.source.clone()), Vec::new()),
+fn filesystem(spec: &Spec, hostname: &str, trees: TreeSources) -> Filesystem {
+    let (root, files) = match trees.root {
+        Some(source) => (RootPlan::Overlay(source), Vec::new()),
         None => (RootPlan::HostView(host_view::entries()), host_view::files(spec, hostname)),
     };
-    let volumes = spec.volumes.iter().zip(&trees.volumes);
+    let volumes = spec.volumes.iter().zip(trees.volumes);
     let scratch_bytes = spec.limits.scratch_bytes.value();
     Filesystem {
         root,
         files,
-        scratch: match &trees.scratch {
-            Some(tree) => ScratchPlan::Kept(tree.source.clone()),
+        scratch: match trees.scratch {
+            Some(source) => ScratchPlan::Kept(source),
             None => {
                 ScratchPlan::Own { bytes: scratch_bytes, inodes: scratch_inodes(scratch_bytes) }
             }
         },
         volumes: workspace(spec)
             .into_iter()
-            .chain(volumes.map(|(volume, tree)| VolumePlan {
-                source: tree.source.clone(),
+            .chain(volumes.map(|(volume, (source, is_directory))| VolumePlan {
+                source,
                 target: volume.target.as_os_str().as_bytes().to_owned(),
-                is_directory: tree.is_directory,
+                is_directory,
                 writable: volume.access == Access::ReadWrite,
             }))
             .collect(),
@@ -127,15 +141,14 @@ fn workspace(spec: &Spec) -> Option<VolumePlan> {
     })
 }
 
-fn workload(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Workload {
+fn profile(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Profile {
     let contained = spec.isolation == Isolation::Contain;
     let workdir = spec
         .workdir
         .as_deref()
         .or(spec.workspace.as_deref())
         .map_or(&b"/work"[..], |path| path.as_os_str().as_bytes());
-    Workload {
-        argv: spec.command.iter().map(|one| one.as_bytes().to_owned()).collect(),
+    Profile {
         env: spec
             .env
             .iter()

@@ -12,22 +12,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 use rustix::io::Errno;
-use tare_control::TreeSource;
 use tare_kernel::idmap::{Extent, id_map_namespace};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
 use crate::error::{Context, Error};
-use crate::holdings::uids;
+use crate::holdings::{Place, Tree, uids};
 use crate::spec::{Access, User, Volume};
-
-/// One tree, ready to be handed to a keeper.
-#[derive(Debug)]
-pub struct Tree {
-    pub source: TreeSource,
-    /// The descriptor that goes with [`TreeSource::Inherited`].
-    pub mount: Option<OwnedFd>,
-    pub is_directory: bool,
-}
 
 /// Who makes the mounts, and for whom.
 #[derive(Debug, Clone, Copy)]
@@ -195,15 +185,11 @@ fn detach(opened: &OwnedFd, access: Access, map: Option<(Extent, Extent)>) -> io
 }
 
 fn inherited(mount: OwnedFd, is_directory: bool) -> Tree {
-    Tree { source: TreeSource::Inherited, mount: Some(mount), is_directory }
+    Tree { place: Place::Mount(mount), is_directory }
 }
 
 fn by_path(path: &Path, is_directory: bool) -> Tree {
-    Tree {
-        source: TreeSource::HostPath(path.as_os_str().as_bytes().to_owned()),
-        mount: None,
-        is_directory,
-    }
+    Tree { place: Place::HostPath(path.as_os_str().as_bytes().to_owned()), is_directory }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ pub mod name;
 pub mod scratch;
 pub mod uids;
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -36,3 +37,19 @@ pub enum ReleaseAt {
 /// keeper. Names are released with the record itself (`record::remove` and [`name::Names`]), so
 /// that a name leads to its box for as long as there is a record.
 pub const HOLDINGS: [Holding; 2] = [cgroup::HOLDING, scratch::HOLDING];
+
+/// A directory or file that a box sees: a volume, its root or a kept scratch space.
+#[derive(Debug)]
+pub struct Tree {
+    pub place: Place,
+    pub is_directory: bool,
+}
+
+/// Where a tree is.
+#[derive(Debug)]
+pub enum Place {
+    /// A detached mount, which the keeper inherits.
+    Mount(OwnedFd),
+    /// A path of the host, which the keeper opens by its own rights.
+    HostPath(Vec<u8>),
+}

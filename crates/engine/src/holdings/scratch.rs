@@ -11,15 +11,12 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{Mode, mkdirat};
 use rustix::io::Errno;
-use tare_control::TreeSource;
 use tare_kernel::mount::{self, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
-use crate::create::plan::scratch_inodes;
-use crate::create::trees::Tree;
 use crate::error::{Context, Error, ErrorKind};
-use crate::holdings::{Holding, ReleaseAt};
+use crate::holdings::{Holding, Place, ReleaseAt, Tree};
 use crate::host::layout::{Layout, SCRATCH};
 use crate::record::Record;
 use crate::spec::BoxId;
@@ -46,11 +43,8 @@ pub fn acquire(
         Some(first) => mounted(record, limits, first).context(doing),
         None => {
             let path = layout.scratch(id);
-            Ok(Tree {
-                source: TreeSource::HostPath(path.as_os_str().as_bytes().to_owned()),
-                mount: None,
-                is_directory: true,
-            })
+            let place = Place::HostPath(path.as_os_str().as_bytes().to_owned());
+            Ok(Tree { place, is_directory: true })
         }
     }
 }
@@ -67,7 +61,16 @@ fn mounted(record: BorrowedFd<'_>, limits: &Limits, first: u32) -> io::Result<Tr
     let space = mount::filesystem(c"tmpfs", &options, NOSUID_NODEV)?;
     mount::attach(space.as_fd(), record, c"scratch")?;
     let theirs = mount::detached_copy(space.as_fd(), c"", Reach::One)?;
-    Ok(Tree { source: TreeSource::Inherited, mount: Some(theirs), is_directory: true })
+    Ok(Tree { place: Place::Mount(theirs), is_directory: true })
+}
+
+/// A scratch space full of empty files is as full as one full of bytes.
+const BYTES_PER_INODE: u64 = 1024;
+const INODES_MIN: u64 = 1024;
+
+/// How many names a scratch space of this size may have.
+pub fn scratch_inodes(bytes: u64) -> u64 {
+    (bytes / BYTES_PER_INODE).max(INODES_MIN)
 }
 
 fn cannot_limit() -> Error {

@@ -51,7 +51,7 @@ impl ExecSpec {
 
     fn streams(&self) -> ExecStreams {
         match (self.detached, self.terminal) {
-            (true, _) => ExecStreams::Log,
+            (true, _) => ExecStreams::Log { keep_stdin: false },
             (false, Terminal::Pty { rows, columns }) => {
                 ExecStreams::Terminal(TerminalPlan { rows, columns })
             }
@@ -107,7 +107,7 @@ pub(crate) fn start(
             let made = Stdio::pipes(stdin, owner(record, user));
             Some(made.context(|| "cannot make pipes for the command".into())?)
         }
-        ExecStreams::Terminal(_) | ExecStreams::Log => None,
+        ExecStreams::Terminal(_) | ExecStreams::Log { .. } | ExecStreams::Inherited => None,
     };
     let passed = stdio.as_ref().map(Stdio::theirs);
     let passed: &[BorrowedFd<'_>] = passed.as_ref().map_or(&[], |streams| streams);

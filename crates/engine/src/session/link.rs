@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tare_control::{
-    CALL_BYTES_MAX, Call, Channel, REPORT_BYTES_MAX, Received, Refusal, Report, encode,
+    CALL_BYTES_MAX, Call, Channel, REPORT_BYTES_MAX, Received, Refusal, Report, Versioned, encode,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::peer_pid;
@@ -38,7 +38,7 @@ impl KeeperLink {
         call: &Call,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
-        let frame = encode(call, CALL_BYTES_MAX).map_err(|error| {
+        let frame = encode(&Versioned::new(call), CALL_BYTES_MAX).map_err(|error| {
             Error::bad_request("the command and its environment are too large")
                 .caused_by(error)
                 .with_hint("pass large data through stdin or 'tare cp'")

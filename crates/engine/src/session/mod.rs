@@ -39,7 +39,7 @@ use crate::session::exit::Exit;
 use crate::session::failure::Subject;
 use crate::session::stdio::{Streams, null};
 use crate::spec::BoxId;
-use crate::teardown::{Leave, OWN_WITHIN, Order, tear_down};
+use crate::teardown::{Leave, OWN_WITHIN, Order, roll_back, tear_down};
 
 /// What happens to the process of a session.
 #[derive(Debug)]
@@ -124,6 +124,35 @@ impl Session {
         Self { owned: Some(Box::new(owned)), ..self }
     }
 
+    /// Sets the deadline that the keeper enforces.
+    pub(crate) fn until(self, deadline_ns: Option<u64>) -> Self {
+        Self { deadline_ns, ..self }
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Leaves the box to its keeper: it is detached, and this process may end.
+    pub(crate) fn release(self) -> (BoxId, Vec<String>) {
+        let notes = self.owned.map(|owned| {
+            let OwnedBox { mut keeper, record, notes, .. } = *owned;
+            // A server makes very many boxes: nothing of any may stay behind.
+            keeper.has_executed();
+            record.unlock();
+            notes
+        });
+        (self.id, notes.unwrap_or_default())
+    }
+
+    /// Ends a box that could not be made completely, and returns the error for the user.
+    pub(crate) fn abandon(self, why: Error) -> Error {
+        let Some(owned) = self.owned else { return why };
+        let OwnedBox { root, record, keeper, reserve, .. } = *owned;
+        drop(reserve);
+        roll_back(root.at(&self.id), record, Some(&keeper.process), why)
+    }
+
     pub fn id(&self) -> &BoxId {
         &self.id
     }
@@ -149,14 +178,9 @@ impl Session {
         if self.over {
             return None;
         }
-        let event = match self.channel.receive(REPORT_BYTES_MAX) {
+        let event = match self.receive() {
             Received::Nothing => return None,
-            Received::Message(report) => {
-                if let Some(owned) = &mut self.owned {
-                    owned.keeper.has_executed();
-                }
-                self.event(report)
-            }
+            Received::Message(report) => self.event(report),
             Received::Closed => self.birth_failure().map_or(Event::Gone, Event::Failed),
         };
         self.over = !matches!(event, Event::Started | Event::Terminal(_));
@@ -183,13 +207,43 @@ impl Session {
         }
     }
 
-    fn event(&mut self, report: Report) -> Event {
-        let subject = Subject { command: self.command.as_ref(), workdir: self.workdir.as_deref() };
-        event(&self.id, report, &mut self.channel, subject)
+    /// Returns the next report of the keeper without waiting.
+    pub(crate) fn receive(&mut self) -> Received<Report> {
+        let received = self.channel.receive(REPORT_BYTES_MAX);
+        if let (Received::Message(_), Some(owned)) = (&received, &mut self.owned) {
+            owned.keeper.has_executed();
+        }
+        received
+    }
+
+    /// The event that a report stands for. A report that has no place in a session comes
+    /// from a keeper that cannot be trusted.
+    pub(crate) fn event(&mut self, report: Report) -> Event {
+        match report {
+            Report::Started => Event::Started,
+            Report::Terminal => {
+                let master = self.channel.take_passed().pop().filter(is_terminal_master);
+                master.map_or(Event::Gone, Event::Terminal)
+            }
+            Report::Exited { wait_status } => Event::Exited(Exit::of(wait_status)),
+            Report::TimedOut => Event::TimedOut,
+            Report::SetupFailed { step, subject, errno } => {
+                Event::Failed(failure::setup(step, &subject, errno))
+            }
+            Report::LaunchFailed { step, errno } => {
+                let subject =
+                    Subject { command: self.command.as_ref(), workdir: self.workdir.as_deref() };
+                Event::Failed(failure::launch(step, errno, subject))
+            }
+            Report::Refused(refusal) => Event::Failed(link::refused(&self.id, refusal)),
+            Report::Detached | Report::Done | Report::Usage(_) | Report::Input { .. } => {
+                Event::Gone
+            }
+        }
     }
 
     /// Why the keeper of this session's box never became one.
-    fn birth_failure(&self) -> Option<Error> {
+    pub(crate) fn birth_failure(&self) -> Option<Error> {
         let (step, error) = self.owned.as_ref()?.keeper.failure()?;
         Some(failure::birth(step, error))
     }
@@ -245,33 +299,6 @@ impl Session {
         let order = Order { reason: Reason::Own, leave: Leave::Nothing, within, child };
         tear_down(owned.root.at(&self.id), &mut owned.record, order)?;
         Ok(Ending { oom_kills })
-    }
-}
-
-/// The event that a report stands for. A report that has no place in a session comes from
-/// a keeper that cannot be trusted.
-pub(crate) fn event(
-    id: &BoxId,
-    report: Report,
-    channel: &mut Channel,
-    subject: Subject<'_>,
-) -> Event {
-    match report {
-        Report::Started => Event::Started,
-        Report::Terminal => {
-            let master = channel.take_passed().pop().filter(is_terminal_master);
-            master.map_or(Event::Gone, Event::Terminal)
-        }
-        Report::Exited { wait_status } => Event::Exited(Exit::of(wait_status)),
-        Report::TimedOut => Event::TimedOut,
-        Report::SetupFailed { step, subject, errno } => {
-            Event::Failed(failure::setup(step, &subject, errno))
-        }
-        Report::LaunchFailed { step, errno } => {
-            Event::Failed(failure::launch(step, errno, subject))
-        }
-        Report::Refused(refusal) => Event::Failed(link::refused(id, refusal)),
-        Report::Detached | Report::Done | Report::Usage(_) | Report::Input { .. } => Event::Gone,
     }
 }
 

@@ -14,27 +14,28 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use tare_control::{
-    Filesystem, HostEntry, HostFile, Identity, RootPlan, ScratchPlan, SetupStep, TreeSource,
+    Filesystem, HostEntry, HostFile, Identity, Role, RootPlan, ScratchPlan, SetupStep, TreeSource,
     VolumePlan,
 };
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
 
+use crate::inherited::InheritedFds;
 use crate::make::dev;
 use crate::make::proc;
 use crate::make::{Failing, Failure};
 
-/// Detached mounts that the creator made, in the order of the plan, and the box's own.
+/// The sources of the mounts: those that the creator made, and the box's own.
 #[derive(Debug)]
-pub struct Trees {
-    inherited: std::vec::IntoIter<OwnedFd>,
+pub struct Trees<'a> {
+    inherited: &'a mut InheritedFds,
     /// For [`TreeSource::Work`].
     work: Option<OwnedFd>,
 }
 
-impl Trees {
-    pub fn new(inherited: Vec<OwnedFd>) -> Self {
-        Self { inherited: inherited.into_iter(), work: None }
+impl<'a> Trees<'a> {
+    pub fn new(inherited: &'a mut InheritedFds) -> Self {
+        Self { inherited, work: None }
     }
 
     /// The creator's mount, or one that the keeper makes itself where the
@@ -42,7 +43,10 @@ impl Trees {
     /// by the keeper's own rights, which are the creator's.
     fn take(&mut self, source: &TreeSource, writable: bool) -> std::io::Result<OwnedFd> {
         let path = match source {
-            TreeSource::Inherited => return self.inherited.next().ok_or(Errno::BADF.into()),
+            TreeSource::Inherited(number) => {
+                let tree = self.inherited.take(Role::Tree(*number));
+                return tree.ok_or(Errno::BADF.into());
+            }
             TreeSource::HostPath(path) => path,
             TreeSource::Work => return self.work.take().ok_or(Errno::BADF.into()),
         };
@@ -80,7 +84,7 @@ pub struct Built {
 /// Builds everything.
 pub fn build(
     plan: &Filesystem,
-    trees: &mut Trees,
+    trees: &mut Trees<'_>,
     owner: Option<Identity>,
 ) -> Result<Built, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
@@ -126,7 +130,7 @@ pub fn enter(Built { root, settings }: Built) -> Result<OwnedFd, Failure> {
 
 fn make_scratch(
     plan: &Filesystem,
-    trees: &mut Trees,
+    trees: &mut Trees<'_>,
     owner: Option<Identity>,
 ) -> std::io::Result<OwnedFd> {
     let scratch = match &plan.scratch {

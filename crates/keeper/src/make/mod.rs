@@ -1,4 +1,4 @@
-//! From a plan to a box that is ready for its command.
+//! Makes the box from its plan: files, host name, network, Landlock. Starts nothing in it.
 
 pub mod dev;
 pub mod files;
@@ -17,9 +17,8 @@ use tare_kernel::network::NamespaceBuilder;
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
-use crate::inherited::Planned;
+use crate::inherited::InheritedFds;
 use crate::make::files::Trees;
-use crate::make::terminal::Pair;
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
 /// When the host's memory runs out, the kernel takes what is in boxes first; of a box
@@ -59,12 +58,11 @@ impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
     }
 }
 
-/// Makes the box; afterwards this process lives in it. Returns the command's
-/// terminal, if it is to have one.
-pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Failure> {
-    // Nobody in the box may read or trace PID 1, and nothing it will ever fork
-    // is readable before it has executed.
-    step("memory closed to others", || {
+/// Makes the box. Afterwards this process lives in it.
+pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure> {
+    // No process of the box may read or trace PID 1, and nothing that it forks is
+    // readable before it has executed.
+    step("close the memory to others", || {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     })
     .failing(SetupStep::ReadPlan, "dumpable")?;
@@ -84,16 +82,12 @@ pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Fa
         None => contain_files().map(|()| None)?,
     };
     if let Some(hostname) = &plan.hostname {
-        step("host named", || rustix::system::sethostname(hostname.as_bytes()))
+        step("name the host", || rustix::system::sethostname(hostname.as_bytes()))
             .failing(SetupStep::Hostname, hostname)?;
     }
-    let terminal = match plan.terminal {
-        Some(wanted) => Some(terminal::open(wanted, plan.workload.identity)?),
-        None => None,
-    };
     if let Some(landlock) = &plan.landlock {
         let volumes = plan.filesystem.iter().flat_map(|files| &files.volumes);
-        once("files restricted", || landlock::restrict(landlock, volumes))
+        once("restrict files", || landlock::restrict(landlock, volumes))
             .failing(SetupStep::Landlock, "")?;
     }
     // Last, because it is the longest in the making.
@@ -101,7 +95,7 @@ pub fn make_box(plan: &Plan, inherited: &mut Planned) -> Result<Option<Pair>, Fa
         let entered = network.join(settings.as_fd());
         entered.failing(SetupStep::Network, "lo")?;
     }
-    Ok(terminal)
+    Ok(())
 }
 
 /// For all who will ever be born here. Before there is a child: whoever shares memory
@@ -117,14 +111,11 @@ fn set_oom_score() {
 fn isolate_files(
     plan: &Plan,
     filesystem: &Filesystem,
-    inherited: &mut Planned,
+    inherited: &mut InheritedFds,
 ) -> Result<OwnedFd, Failure> {
-    let trees = (0..plan.inherited_trees)
-        .map(|_| inherited.take().failing(SetupStep::ReadPlan, "tree"))
-        .collect::<Result<Vec<_>, _>>()?;
     launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
-    let mut trees = Trees::new(trees);
-    let owner = plan.workload.identity;
+    let mut trees = Trees::new(inherited);
+    let owner = plan.profile.identity;
     let built = files::build(filesystem, &mut trees, owner)?;
     files::enter(built)
 }

@@ -1,61 +1,54 @@
-//! The command: from a fork of the keeper to a program that can do nothing but
-//! what the plan says.
+//! Starts a program: from a fork of the keeper to a process that can do nothing but what
+//! the plan allows.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Uid, openat, openat2};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use tare_control::{Capabilities, Identity, LaunchStep, Report, SetupStep, Workload};
+use tare_control::{Capabilities, Exec, Identity, LaunchStep, Profile, Report, SetupStep};
 use tare_kernel::launch::{self, Strings};
 use tare_kernel::seccomp::Instruction;
 use tare_kernel::step::step;
 use tare_kernel::{caps, fds, seccomp};
 
 use crate::make::{Failing, Failure};
+use crate::output::Streams;
 
 /// Why a process did not start.
 pub type LaunchFailure = (LaunchStep, io::Error);
 
-/// What becomes descriptors 0, 1 and 2 of a process.
+/// Everything that a process is started with.
 #[derive(Debug)]
-pub enum Streams {
-    /// The keeper's own, as it was born with them.
-    Keepers,
-    /// A terminal, which also controls it.
-    Terminal(OwnedFd),
-    Given([OwnedFd; 3]),
-}
-
-/// Everything that a process is born with.
-#[derive(Debug)]
-pub struct Birth<'a> {
-    pub workload: &'a Workload,
+pub struct Launch<'a> {
+    pub profile: &'a Profile,
+    pub exec: &'a Exec,
     pub streams: Streams,
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
-/// What the child needs, made ready before it exists: it shares the keeper's
-/// memory and would leave there whatever it allocates.
+/// What the child needs, prepared before it exists: it shares the keeper's memory, and
+/// what it allocated there would stay.
 struct Command<'a> {
-    birth: &'a Birth<'a>,
+    launch: &'a Launch<'a>,
     argv: Strings,
     env: Strings,
     /// The paths to try, in order.
     candidates: Vec<CString>,
     workdir: CString,
-    program: Vec<Instruction>,
+    filter: Vec<Instruction>,
 }
 
-/// Starts a program; returns once it has executed.
-pub fn start(birth: &Birth<'_>) -> Result<Pid, Report> {
-    let command = Command::prepare(birth)
+/// Starts a program. Returns once it has executed.
+pub fn start(launch: &Launch<'_>, argv: &[Vec<u8>]) -> Result<Pid, Report> {
+    let command = Command::prepare(launch, argv)
         .ok_or_else(|| launch_failed((LaunchStep::Exec, Errno::INVAL.into())))?;
     let mut failure = None;
-    let pid = launch::until_exec(birth.cgroup, || failure = Some(command.execute()))
+    let pid = launch::until_exec(launch.cgroup, || failure = Some(command.execute()))
         .failing(SetupStep::Fork, "command")
         .map_err(Failure::into_report)?;
     match failure {
@@ -64,17 +57,20 @@ pub fn start(birth: &Birth<'_>) -> Result<Pid, Report> {
     }
 }
 
-/// Starts a part of tare itself, as the workload would be: it has nothing else
-/// of the keeper's than a copy of its memory.
-pub fn start_own(birth: &Birth<'_>, own: impl FnOnce() -> u8) -> Result<Pid, Report> {
-    let program = instructions(birth.workload);
-    let workdir = workdir(birth.workload)
+/// Starts a program of tare itself, confined as the workload is. It has nothing of the
+/// keeper but a copy of its memory.
+pub fn start_in_box_program(
+    launch: &Launch<'_>,
+    program: impl FnOnce() -> u8,
+) -> Result<Pid, Report> {
+    let filter = instructions(launch.profile);
+    let workdir = workdir(launch)
         .ok_or_else(|| launch_failed((LaunchStep::WorkingDirectory, Errno::INVAL.into())))?;
-    launch::forked(birth.cgroup, || {
-        let confined = confine(birth, &workdir, &program)
+    launch::forked(launch.cgroup, || {
+        let confined = confine(launch, &workdir, &filter)
             .and_then(|()| fds::close_from(3).map_err(|error| (LaunchStep::Session, error)));
         match confined {
-            Ok(()) => own(),
+            Ok(()) => program(),
             Err(_) => CANNOT_CONFINE,
         }
     })
@@ -82,82 +78,87 @@ pub fn start_own(birth: &Birth<'_>, own: impl FnOnce() -> u8) -> Result<Pid, Rep
     .map_err(Failure::into_report)
 }
 
-/// The exit code of a part of tare that must not run unconfined.
+/// The exit code of a program of tare that must not run unconfined.
 const CANNOT_CONFINE: u8 = 125;
 
-/// What is said about it.
+/// The report of a start that failed.
 pub fn launch_failed((step, error): LaunchFailure) -> Report {
     let errno = error.raw_os_error().unwrap_or(0);
     Report::LaunchFailed { step, errno }
 }
 
-/// End of file must reach whoever reads the command's output when the command
-/// closes it, not when the keeper ends.
-pub fn let_go_of_streams() -> Result<(), Failure> {
+/// Closes the streams that the keeper was born with. Otherwise the reader of the
+/// command's output would see its end only when the keeper ends.
+pub fn release_streams() -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let let_go = || {
+    let release = || {
         let null = openat(CWD, c"/dev/null", flags, Mode::empty())?;
         fds::set_stdio([null.as_fd(); 3])
     };
-    step("streams let go of", let_go).failing(SetupStep::Fork, "/dev/null")
+    step("release the streams", release).failing(SetupStep::Fork, "/dev/null")
+}
+
+/// The user of a process. With containment only, users do not change.
+pub fn identity(profile: &Profile, exec: &Exec) -> Option<Identity> {
+    let own = profile.identity?;
+    Some(exec.identity.unwrap_or(own))
 }
 
 impl<'a> Command<'a> {
-    /// `None` for a string with a NUL, which the creator has refused before.
-    fn prepare(birth: &'a Birth<'a>) -> Option<Self> {
-        let argv = strings(&birth.workload.argv)?;
-        let env = strings(&birth.workload.env)?;
+    /// `None` for a string with a NUL, which the engine has refused before.
+    fn prepare(launch: &'a Launch<'a>, argv: &[Vec<u8>]) -> Option<Self> {
+        let argv = strings(argv)?;
+        let env = strings(environment(&launch.profile.env, &launch.exec.env))?;
         let candidates = candidates(argv.first()?, &env);
         Some(Self {
-            birth,
+            launch,
             candidates,
-            workdir: workdir(birth.workload)?,
-            program: instructions(birth.workload),
+            workdir: workdir(launch)?,
+            filter: instructions(launch.profile),
             argv: Strings::new(argv),
             env: Strings::new(env),
         })
     }
 
-    /// In the child; returns only when something failed.
+    /// In the child. Returns only when something failed.
     fn execute(&self) -> LaunchFailure {
-        match confine(self.birth, &self.workdir, &self.program) {
+        match confine(self.launch, &self.workdir, &self.filter) {
             Ok(()) => (LaunchStep::Exec, self.become_program()),
             Err(failure) => failure,
         }
     }
 
-    /// The error is the most telling one: found but not executable before not
-    /// found.
+    /// Returns the error that says most: found but not executable before not found.
     fn become_program(&self) -> io::Error {
-        let mut told = io::Error::from(Errno::NOENT);
+        let mut reported = io::Error::from(Errno::NOENT);
         for candidate in &self.candidates {
             let error = launch::execute(candidate, &self.argv, &self.env);
             match error.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::NOENT | Errno::NOTDIR) => {}
-                Some(Errno::ACCESS) => told = error,
+                Some(Errno::ACCESS) => reported = error,
                 _ => return error,
             }
         }
-        told
+        reported
     }
 }
 
-/// In the child: from here on it can do nothing but what the plan says.
+/// In the child: after this it can do nothing but what the plan allows.
 fn confine(
-    birth: &Birth<'_>,
+    launch: &Launch<'_>,
     workdir: &CStr,
     program: &[Instruction],
 ) -> Result<(), LaunchFailure> {
     let at = |step: LaunchStep| move |error: io::Error| (step, error);
-    new_session(&birth.streams).map_err(at(LaunchStep::Session))?;
-    set_limits(birth.workload).map_err(at(LaunchStep::Limits))?;
-    give_up_privileges(birth.workload).map_err(at(LaunchStep::Credentials))?;
+    new_session(&launch.streams).map_err(at(LaunchStep::Session))?;
+    set_limits(launch.profile).map_err(at(LaunchStep::Limits))?;
+    give_up_privileges(launch).map_err(at(LaunchStep::Credentials))?;
     enter_directory(workdir).map_err(at(LaunchStep::WorkingDirectory))?;
-    filter(birth.workload, program).map_err(at(LaunchStep::Seccomp))
+    filter(launch.profile, program).map_err(at(LaunchStep::Seccomp))
 }
 
-fn filter(workload: &Workload, program: &[Instruction]) -> io::Result<()> {
-    if workload.no_new_privs {
+fn filter(profile: &Profile, program: &[Instruction]) -> io::Result<()> {
+    if profile.no_new_privs {
         rustix::thread::set_no_new_privs(true)?;
     }
     match program {
@@ -166,14 +167,14 @@ fn filter(workload: &Workload, program: &[Instruction]) -> io::Result<()> {
     }
 }
 
-fn instructions(workload: &Workload) -> Vec<Instruction> {
+fn instructions(profile: &Profile) -> Vec<Instruction> {
     let instruction = |one: &tare_control::BpfInstruction| Instruction {
         code: one.code,
         jt: one.jump_true,
         jf: one.jump_false,
         k: one.k,
     };
-    workload.seccomp.iter().map(instruction).collect()
+    profile.seccomp.iter().map(instruction).collect()
 }
 
 fn new_session(streams: &Streams) -> io::Result<()> {
@@ -191,24 +192,25 @@ fn new_session(streams: &Streams) -> io::Result<()> {
     Ok(())
 }
 
-fn set_limits(workload: &Workload) -> io::Result<()> {
-    for limit in &workload.limits {
+fn set_limits(profile: &Profile) -> io::Result<()> {
+    for limit in &profile.limits {
         launch::limit_resource(limit.resource, limit.soft, limit.hard)?;
     }
     Ok(())
 }
 
-fn give_up_privileges(workload: &Workload) -> io::Result<()> {
-    let kept = match workload.capabilities {
+fn give_up_privileges(launch: &Launch<'_>) -> io::Result<()> {
+    let capabilities = launch.profile.capabilities;
+    let kept = match capabilities {
         Capabilities::Untouched => return Ok(()),
         Capabilities::None => CapabilitySet::empty(),
         Capabilities::BoxRoot => caps::BOX_ROOT,
     };
     caps::bound_to(kept)?;
-    if workload.capabilities == Capabilities::None {
+    if capabilities == Capabilities::None {
         caps::lock_out_root()?;
     }
-    if let Some(identity) = workload.identity {
+    if let Some(identity) = identity(launch.profile, launch.exec) {
         assume(identity)?;
     }
     caps::set_to(kept)
@@ -217,7 +219,7 @@ fn give_up_privileges(workload: &Workload) -> io::Result<()> {
 fn assume(identity: Identity) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     match set_thread_groups(&[]) {
-        // A single-id map denies it; the groups left are unmapped there.
+        // A map with one id denies it. The groups that are left are unmapped there.
         Ok(()) | Err(Errno::PERM) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -225,26 +227,41 @@ fn assume(identity: Identity) -> io::Result<()> {
     Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// As the user that the command runs as; magic links would lead out of the box.
-/// A C string: of anything else that is long a copy would be made, and a child
-/// that is killed meanwhile would have the lock of the keeper's memory.
+/// As the user of the command. Magic links would lead out of the box. Takes a C string:
+/// of any other long path a copy would be made, and a child that is killed meanwhile
+/// would hold the lock of the keeper's allocator.
 fn enter_directory(workdir: &CStr) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat2(CWD, workdir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
     Ok(rustix::process::fchdir(directory)?)
 }
 
-/// `None` as above.
-fn workdir(workload: &Workload) -> Option<CString> {
-    CString::new(workload.workdir.as_slice()).ok()
+/// `None` for a path with a NUL.
+fn workdir(launch: &Launch<'_>) -> Option<CString> {
+    let workdir = launch.exec.workdir.as_ref().unwrap_or(&launch.profile.workdir);
+    CString::new(workdir.as_slice()).ok()
 }
 
-/// As C strings.
-fn strings(bytes: &[Vec<u8>]) -> Option<Vec<CString>> {
-    bytes.iter().map(|one| CString::new(one.as_slice()).ok()).collect()
+/// `None` when one has a NUL.
+fn strings<'a>(bytes: impl IntoIterator<Item = &'a Vec<u8>>) -> Option<Vec<CString>> {
+    bytes.into_iter().map(|one| CString::new(one.as_slice()).ok()).collect()
 }
 
-/// Where the box's own PATH says that the command may be.
+/// The variables of the box and those of the exec, `KEY=VALUE` each. The later ones win.
+fn environment<'a>(
+    first: &'a [Vec<u8>],
+    second: &'a [Vec<u8>],
+) -> impl Iterator<Item = &'a Vec<u8>> {
+    let later: BTreeSet<&[u8]> = second.iter().map(|pair| key(pair)).collect();
+    first.iter().filter(move |pair| !later.contains(key(pair))).chain(second)
+}
+
+fn key(pair: &[u8]) -> &[u8] {
+    let end = pair.iter().position(|byte| *byte == b'=');
+    &pair[..end.unwrap_or(pair.len())]
+}
+
+/// The paths at which the box's own PATH has the command.
 fn candidates(name: &CStr, env: &[CString]) -> Vec<CString> {
     let name = name.to_bytes();
     if name.contains(&b'/') {
@@ -258,4 +275,20 @@ fn candidates(name: &CStr, env: &[CString]) -> Vec<CString> {
         .filter(|directory| !directory.is_empty())
         .filter_map(|directory| CString::new([directory, b"/", name].concat()).ok())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_variable_replaces_an_earlier_one_of_its_name_only() {
+        let pairs = |texts: &[&str]| -> Vec<Vec<u8>> {
+            texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+        };
+        let first = pairs(&["A=1", "AB=2", "C=x=y"]);
+        let second = pairs(&["A=3", "D=4"]);
+        let merged: Vec<_> = environment(&first, &second).cloned().collect();
+        assert_eq!(merged, pairs(&["AB=2", "C=x=y", "A=3", "D=4"]));
+    }
 }

@@ -1,59 +1,76 @@
-//! Processes that were started over the box's socket, from the call to the end of
-//! the last process that belongs to it.
+//! Executions: processes that a keeper starts, from the request to the end of the last
+//! process that belongs to one. The box's command is the first of them; its end ends the
+//! box. All others are execs of clients.
 //!
 //! ```text
-//! caller ──Exec──▶ Running ──it ended──────────────────────▶ gone
-//!    │                   ├──timeout──────▶ Ending ─none────▶ gone
-//!    │                   ├──client gone──▶ Ending ─left────▶ gone
-//!    └─other calls       └──it ended,  ──▶ Ending ─────────▶ gone
-//!                           as its client asked
+//! Exec ──▶ Running ──it ended──────────────────────────▶ Over
+//!             ├──timeout, client gone──▶ Ending ─none──▶ Over
+//!             └──it ended, as its   ───▶ Ending ─left──▶ Over
+//!                client asked
 //! ```
+//!
+//! The tree of a command is the whole box, so nothing is killed here when it ends.
 
 pub mod launch;
 pub mod tree;
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, WaitStatus};
 use tare_control::events::{Happening, Name};
 use tare_control::{
-    Channel, Exec, ExecStreams, LaunchStep, Program, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received,
-    Refusal, Report, Request, Workload,
+    Channel, EndedBy, Exec, ExecStreams, LaunchStep, Profile, Program, REPORT_BYTES_MAX,
+    REQUEST_BYTES_MAX, Received, Refusal, Report, Request,
 };
 use tare_kernel::clock::boot_ns;
 use tare_kernel::launch::signal_child;
+use tare_kernel::step::step;
 
-use crate::detached::Detached;
-use crate::make::{Failure, terminal};
-use crate::process::launch::{Birth, Streams};
-use crate::process::tree::Mark;
-use crate::programs::file;
-use crate::programs::tar;
+use crate::make::{Failing, Failure, terminal};
+use crate::output::{Output, Streams};
+use crate::process::launch::{Launch, identity};
+use crate::process::tree::TreeMark;
+use crate::programs::{file, tar};
 
-/// How many processes a keeper looks after for others at once.
-const EXECUTIONS_MAX: usize = 256;
+const SIGKILL: i32 = 9;
+/// SIGHUP, SIGINT, SIGQUIT and SIGTERM.
+const ASKING: [i32; 4] = [1, 2, 3, 15];
 
-/// What a process is started with that is the box's.
-#[derive(Debug)]
-pub struct Surroundings<'a> {
-    pub template: &'a Workload,
-    pub cgroup: Option<&'a OwnedFd>,
-    pub detached: Option<&'a Detached>,
+/// How a box ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The command ended, with this `wait` status.
+    Command(i32),
+    /// A deadline passed, or the output passed its limit.
+    Limit(EndedBy),
+    /// The creator is gone and has not detached the box.
+    Abandoned,
 }
 
-/// One process that was started for a client.
+/// What every process of the box is started with.
+#[derive(Debug)]
+pub struct ExecContext {
+    pub profile: Profile,
+    /// The cgroup of the workload, if it has its own.
+    pub cgroup: Option<OwnedFd>,
+    /// The log of a detached box.
+    pub output: Option<Output>,
+}
+
+/// One process that the keeper started, with all that it started.
 #[derive(Debug)]
 pub struct Execution {
-    /// `None`: it does not need its client.
+    /// `None`: stands for the command of a box that has none.
+    pid: Option<Pid>,
+    /// The client, or the creator of the box. `None`: the process does not need one.
     channel: Option<Channel>,
-    pid: Pid,
-    mark: Option<Mark>,
+    mark: Option<TreeMark>,
     deadline_ns: Option<u64>,
     stage: Stage,
-    /// Its client has sent a signal that asks it to end: its tree ends with it.
+    pub ends_box: bool,
+    /// The client has sent a signal that asks the process to end: its tree ends with it.
     asked_to_end: bool,
-    /// Under which it is known in the account of the box's life.
+    /// Its number in the journal.
     pub number: u32,
     end: Option<Ending>,
 }
@@ -69,18 +86,72 @@ enum Ending {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// Everyone of its tree is being killed; then this is said.
+    /// Every process of its tree is being killed. Then this is reported.
     Ending(Option<Report>),
     Over,
 }
 
+/// Starts a process in the box. The only function that does. A terminal's master side
+/// goes to the client; that it runs, or why not, is for the caller to report.
+pub fn start(
+    client: &mut Channel,
+    exec: &Exec,
+    context: &mut ExecContext,
+    ends_box: bool,
+) -> Result<Execution, Report> {
+    let streams = streams_of(client, exec, context, ends_box)?;
+    let cgroup = context.cgroup.as_ref().map(AsFd::as_fd);
+    let launch = Launch { profile: &context.profile, exec, streams, cgroup };
+    let (pid, mark) = begin(&launch, ends_box)?;
+    Ok(Execution {
+        pid: Some(pid),
+        mark,
+        deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
+        ends_box,
+        ..Execution::without_command()
+    })
+}
+
 impl Execution {
-    pub fn pid(&self) -> Pid {
-        self.pid
+    /// The entry of a box without a command, which ends when its creator does.
+    pub fn without_command() -> Self {
+        Self {
+            pid: None,
+            channel: None,
+            mark: None,
+            deadline_ns: None,
+            stage: Stage::Running,
+            ends_box: true,
+            asked_to_end: false,
+            number: 0,
+            end: None,
+        }
+    }
+
+    /// The execution ends when this client hangs up.
+    pub fn for_client(self, client: Channel) -> Self {
+        Self { channel: Some(client), ..self }
+    }
+
+    /// The execution no longer needs its client.
+    pub fn release_client(&mut self) {
+        self.channel = None;
+    }
+
+    pub fn is(&self, pid: Pid) -> bool {
+        self.pid == Some(pid)
+    }
+
+    pub fn has_process(&self) -> bool {
+        self.pid.is_some()
     }
 
     pub fn channel(&self) -> Option<&Channel> {
         self.channel.as_ref()
+    }
+
+    pub fn channel_mut(&mut self) -> Option<&mut Channel> {
+        self.channel.as_mut()
     }
 
     pub fn is_over(&self) -> bool {
@@ -91,7 +162,19 @@ impl Execution {
         matches!(self.stage, Stage::Ending(_))
     }
 
-    /// What there is to be written down when it is over.
+    /// How the box ends, if this execution ends it.
+    pub fn end_of_box(&self) -> Option<End> {
+        match self.end {
+            Some(end) if self.ends_box => Some(match end {
+                Ending::Itself { wait_status } => End::Command(wait_status),
+                Ending::Timeout => End::Limit(EndedBy::Timeout),
+                Ending::HungUp => End::Abandoned,
+            }),
+            Some(_) | None => None,
+        }
+    }
+
+    /// What the journal says about its end.
     pub fn happened(&self) -> Option<Happening> {
         let process = self.number;
         self.end.map(|end| match end {
@@ -108,55 +191,64 @@ impl Execution {
         }
     }
 
-    /// Its own end is reported at once, and what it started in the background stays,
-    /// as part of the box. Where its client asked it to end, its tree ends first.
+    /// The next request of the client, after one read at most.
+    pub fn receive(&mut self) -> Received<Request> {
+        let channel = self.channel.as_mut();
+        channel.map_or(Received::Nothing, |one| one.receive_in_turn(REQUEST_BYTES_MAX))
+    }
+
+    /// The next request of those that were read before.
+    pub fn receive_buffered(&mut self) -> Received<Request> {
+        let channel = self.channel.as_mut();
+        channel.map_or(Received::Nothing, |one| one.buffered(REQUEST_BYTES_MAX))
+    }
+
+    /// The process was reaped. Its end is reported at once, and what it started in the
+    /// background stays as part of the box. If its client asked it to end, its tree ends
+    /// first.
     pub fn ended(&mut self, status: WaitStatus) {
+        let wait_status = status.as_raw();
+        let report = Report::Exited { wait_status };
         match &self.stage {
             Stage::Running => {
-                let wait_status = status.as_raw();
                 self.end = Some(Ending::Itself { wait_status });
-                let report = Report::Exited { wait_status };
-                if self.asked_to_end && self.mark.is_some() {
+                if self.ends_box {
+                    self.stage = Stage::Over;
+                } else if self.asked_to_end && self.mark.is_some() {
                     self.stage = Stage::Ending(Some(report));
-                    self.go_on_ending();
+                    self.kill_again();
                 } else {
                     self.conclude(Some(&report));
                 }
             }
-            // It was alone: nobody is left.
+            // It has no tree: nothing is left.
             Stage::Ending(report) if self.mark.is_none() => self.conclude(report.clone().as_ref()),
             Stage::Ending(_) | Stage::Over => {}
         }
     }
 
-    /// What its client wants.
-    pub fn obey(&mut self) {
-        let Some(channel) = &mut self.channel else {
-            return;
-        };
-        let mut heard = channel.receive_in_turn(REQUEST_BYTES_MAX);
-        loop {
-            match heard {
-                Received::Message(Request::Signal(signal)) => {
-                    self.asked_to_end |= ASKING.contains(&signal);
-                    signal_running(&self.stage, self.pid, signal);
-                }
-                Received::Message(Request::Go | Request::Detach) => {}
-                Received::Nothing => return,
-                Received::Closed => break,
-            }
-            heard = channel.buffered(REQUEST_BYTES_MAX);
-        }
-        self.channel = None;
-        self.end(Ending::HungUp, None);
+    /// A signal that its own client sends.
+    pub fn signal_from_client(&mut self, signal: i32) {
+        self.asked_to_end |= ASKING.contains(&signal);
+        self.signal(signal);
     }
 
+    /// While it runs it is not reaped, and the number is its own.
     pub fn signal(&self, signal: i32) {
-        signal_running(&self.stage, self.pid, signal);
+        if let (Stage::Running, Some(pid)) = (&self.stage, self.pid) {
+            // One that has just ended needs no signal.
+            step("signal a process", || signal_child(pid, signal)).ok();
+        }
     }
 
     pub fn time_out(&mut self) {
         self.end(Ending::Timeout, Some(Report::TimedOut));
+    }
+
+    /// The client is gone.
+    pub fn hang_up(&mut self) {
+        self.channel = None;
+        self.end(Ending::HungUp, None);
     }
 
     fn end(&mut self, end: Ending, report: Option<Report>) {
@@ -164,14 +256,18 @@ impl Execution {
             return;
         }
         self.end = Some(end);
-        // It is our unreaped child: the number is its own. Its end follows.
-        signal_child(self.pid, SIGKILL).ok();
+        if self.ends_box {
+            self.stage = Stage::Over;
+            return;
+        }
+        self.signal(SIGKILL);
         self.stage = Stage::Ending(report);
-        self.go_on_ending();
+        self.kill_again();
     }
 
-    /// One more round of killing; nobody left to kill is the end.
-    pub fn go_on_ending(&mut self) {
+    /// Kills the tree of an execution that is ending once more. It is over when nothing
+    /// is left to kill.
+    pub fn kill_again(&mut self) {
         if let (Stage::Ending(report), Some(mark)) = (&self.stage, &mut self.mark)
             && mark.kill_all().unwrap_or(false)
         {
@@ -187,177 +283,77 @@ impl Execution {
     }
 }
 
-const SIGKILL: i32 = 9;
-/// SIGHUP, SIGINT, SIGQUIT and SIGTERM.
-const ASKING: [i32; 4] = [1, 2, 3, 15];
-
-/// While it runs it is not reaped, and the number is its own.
-fn signal_running(stage: &Stage, pid: Pid, signal: i32) {
-    if *stage == Stage::Running {
-        signal_child(pid, signal).ok();
-    }
-}
-
-/// What a call is about, as far as it is written down.
-#[derive(Debug)]
-pub enum Subject {
-    Command(Name),
-    CopyIn,
-    CopyOut,
-}
-
-pub fn subject_of(exec: &Exec) -> Subject {
-    match &exec.program {
-        Program::Command(argv) => {
-            Subject::Command(Name::of(argv.first().map_or(b"", |program| program)))
+/// What the journal says about the start of an exec, or that it failed.
+pub fn begun(process: u32, exec: &Exec, started: bool) -> Happening {
+    let failed = |name: &[u8]| Happening::ExecFailed { process, name: Name::of(name) };
+    match (&exec.program, started) {
+        (Program::Command(argv), _) => {
+            let program = argv.first().map_or(&b""[..], Vec::as_slice);
+            if started {
+                Happening::ExecStarted { process, name: Name::of(program) }
+            } else {
+                failed(program)
+            }
         }
-        Program::Pack(_) | Program::PackFiles(_) | Program::Read(_) | Program::List(_) => {
-            Subject::CopyOut
+        (_, false) => failed(b"cp"),
+        (Program::Unpack(_) | Program::Write(_) | Program::Remove(_), true) => {
+            Happening::CopyIn { process }
         }
-        Program::Unpack(_) | Program::Write(_) | Program::Remove(_) => Subject::CopyIn,
-    }
-}
-
-/// What is written down of a start, or of one that failed.
-pub fn begun(process: u32, subject: Subject, started: bool) -> Happening {
-    match (subject, started) {
-        (Subject::Command(name), true) => Happening::ExecStarted { process, name },
-        (Subject::Command(name), false) => Happening::ExecFailed { process, name },
-        (Subject::CopyIn, true) => Happening::CopyIn { process },
-        (Subject::CopyOut, true) => Happening::CopyOut { process },
-        (Subject::CopyIn | Subject::CopyOut, false) => {
-            Happening::ExecFailed { process, name: Name::of(b"cp") }
+        (Program::Pack(_) | Program::PackFiles(_) | Program::Read(_) | Program::List(_), true) => {
+            Happening::CopyOut { process }
         }
     }
-}
-
-/// Starts what a client asked for; what could not be done is said to it.
-pub fn start(
-    mut channel: Channel,
-    exec: Exec,
-    around: &Surroundings<'_>,
-    running: usize,
-) -> Option<Execution> {
-    if running >= EXECUTIONS_MAX {
-        channel.report(&Report::Refused(Refusal::Busy));
-        return None;
-    }
-    let (workload, needs_client) =
-        (workload_of(&exec, around.template), exec.streams != ExecStreams::Log);
-    let passed = channel.take_passed();
-    let begun = streams_of(exec.streams, passed, &workload, &channel, around)
-        .and_then(|streams| begin(exec.program, &workload, streams, around));
-    match begun {
-        Ok((pid, mark)) => {
-            channel.report(&Report::Started);
-            Some(Execution {
-                channel: needs_client.then_some(channel),
-                pid,
-                mark,
-                deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
-                stage: Stage::Running,
-                asked_to_end: false,
-                number: 0,
-                end: None,
-            })
-        }
-        Err(report) => {
-            channel.report(&report);
-            None
-        }
-    }
-}
-
-/// The box's command with another program, and what else the client wants.
-fn workload_of(exec: &Exec, template: &Workload) -> Workload {
-    let mut workload = template.clone();
-    workload.env = merged(&template.env, &exec.env);
-    if let Some(workdir) = &exec.workdir {
-        workload.workdir.clone_from(workdir);
-    }
-    // With containment only nobody's ids change.
-    if let (Some(_), Some(identity)) = (workload.identity, exec.identity) {
-        workload.identity = Some(identity);
-    }
-    if let Program::Command(argv) = &exec.program {
-        workload.argv.clone_from(argv);
-    }
-    workload
-}
-
-/// `KEY=VALUE` each; the later wins.
-fn merged(first: &[Vec<u8>], second: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let later: BTreeSet<&[u8]> = second.iter().map(|pair| key(pair)).collect();
-    let kept = first.iter().filter(|pair| !later.contains(key(pair)));
-    kept.chain(second).cloned().collect()
-}
-
-fn key(pair: &[u8]) -> &[u8] {
-    let end = pair.iter().position(|byte| *byte == b'=');
-    &pair[..end.unwrap_or(pair.len())]
 }
 
 fn streams_of(
-    wanted: ExecStreams,
-    passed: Vec<OwnedFd>,
-    workload: &Workload,
-    channel: &Channel,
-    around: &Surroundings<'_>,
+    client: &mut Channel,
+    exec: &Exec,
+    context: &mut ExecContext,
+    ends_box: bool,
 ) -> Result<Streams, Report> {
-    match wanted {
-        ExecStreams::Passed => match passed.try_into() {
-            Ok(streams) => Ok(Streams::Given(streams)),
-            Err(_) => Err(Report::Refused(Refusal::Malformed)),
-        },
-        ExecStreams::Terminal(plan) => {
-            let pair = terminal::open(plan, workload.identity).map_err(Failure::into_report)?;
-            let sent = channel.send(&Report::Terminal, REPORT_BYTES_MAX, &[pair.master.as_fd()]);
-            match sent {
-                Ok(()) => Ok(Streams::Terminal(pair.slave)),
-                Err(_) => Err(Report::Refused(Refusal::Malformed)),
-            }
+    let owner = identity(&context.profile, exec);
+    let malformed = || Report::Refused(Refusal::Malformed);
+    match (exec.streams, &mut context.output) {
+        (ExecStreams::Passed, _) => {
+            client.take_passed().try_into().map(Streams::Given).map_err(|_| malformed())
         }
-        ExecStreams::Log => match around.detached {
-            Some(detached) => detached.for_exec().map_err(Failure::into_report),
-            None => Err(Report::Refused(Refusal::NoLog)),
-        },
+        (ExecStreams::Inherited, _) if ends_box => Ok(Streams::Keepers),
+        (ExecStreams::Inherited, _) => Err(malformed()),
+        (ExecStreams::Terminal(plan), output) => {
+            let pair = terminal::open(plan, owner).map_err(Failure::into_report)?;
+            let taken = match output {
+                // The keeper reads the terminal of a detached box's command itself.
+                Some(output) if ends_box => output.watch_terminal(pair.master),
+                Some(_) | None => {
+                    client.send(&Report::Terminal, REPORT_BYTES_MAX, &[pair.master.as_fd()])
+                }
+            };
+            taken.map(|()| Streams::Terminal(pair.slave)).map_err(|_| malformed())
+        }
+        (ExecStreams::Log { keep_stdin }, Some(output)) => output
+            .streams(keep_stdin && ends_box, owner)
+            .failing(tare_control::SetupStep::Streams, "log")
+            .map_err(Failure::into_report),
+        (ExecStreams::Log { .. }, None) => Err(Report::Refused(Refusal::NoLog)),
     }
 }
 
-fn begin(
-    program: Program,
-    workload: &Workload,
-    streams: Streams,
-    around: &Surroundings<'_>,
-) -> Result<(Pid, Option<Mark>), Report> {
-    let birth = Birth { workload, streams, cgroup: around.cgroup.map(AsFd::as_fd) };
-    let own = |own: &dyn Fn() -> u8| launch::start_own(&birth, own).map(|pid| (pid, None));
-    match program {
-        Program::Command(_) => match Mark::during(|| launch::start(&birth)) {
+fn begin(launch: &Launch<'_>, ends_box: bool) -> Result<(Pid, Option<TreeMark>), Report> {
+    let in_box = |program: &dyn Fn() -> u8| {
+        launch::start_in_box_program(launch, program).map(|pid| (pid, None))
+    };
+    match &launch.exec.program {
+        Program::Command(argv) if ends_box => launch::start(launch, argv).map(|pid| (pid, None)),
+        Program::Command(argv) => match TreeMark::during(|| launch::start(launch, argv)) {
             Ok((started, mark)) => started.map(|pid| (pid, Some(mark))),
             Err(error) => Err(launch::launch_failed((LaunchStep::Mark, error))),
         },
-        Program::Pack(path) => own(&|| tar::pack(&path)),
-        Program::PackFiles(path) => own(&|| tar::pack_files(&path)),
-        Program::Unpack(path) => own(&|| tar::unpack(&path)),
-        Program::Read(path) => own(&|| file::read(&path)),
-        Program::List(path) => own(&|| file::list(&path)),
-        Program::Write(path) => own(&|| file::write(&path)),
-        Program::Remove(path) => own(&|| file::remove(&path)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_later_variable_replaces_an_earlier_one_of_its_name_only() {
-        let pairs = |texts: &[&str]| -> Vec<Vec<u8>> {
-            texts.iter().map(|text| text.as_bytes().to_vec()).collect()
-        };
-        let first = pairs(&["A=1", "AB=2", "C=x=y"]);
-        let second = pairs(&["A=3", "D=4"]);
-        assert_eq!(merged(&first, &second), pairs(&["AB=2", "C=x=y", "A=3", "D=4"]));
+        Program::Pack(path) => in_box(&|| tar::pack(path)),
+        Program::PackFiles(path) => in_box(&|| tar::pack_files(path)),
+        Program::Unpack(path) => in_box(&|| tar::unpack(path)),
+        Program::Read(path) => in_box(&|| file::read(path)),
+        Program::List(path) => in_box(&|| file::list(path)),
+        Program::Write(path) => in_box(&|| file::write(path)),
+        Program::Remove(path) => in_box(&|| file::remove(path)),
     }
 }

@@ -1,12 +1,11 @@
-//! Whom a process of the box has started: its whole tree, however often it has
-//! forked, and whoever has adopted its orphans.
+//! The process tree of an exec: all its descendants, also after a process of the box has
+//! adopted them.
 //!
-//! Every process that is started over the box's socket is born in a copy of the
-//! namespace of the host's name. The kernel hands that on to every descendant,
-//! and nobody in a box can leave it: entering or making namespaces takes a
-//! capability that the workload does not have. (Where it may make some, with
-//! `--contain` or `--seccomp unconfined`, it can hide from this; never from the
-//! end of its box.)
+//! The keeper starts every exec in a private UTS namespace. The kernel passes it on to
+//! every descendant, and no process of a box can leave it: entering or making namespaces
+//! takes a capability that the workload does not have. (With `--contain` or
+//! `--seccomp unconfined` it may make some, and can hide from this; it cannot hide from
+//! the end of its box.)
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,20 +18,20 @@ use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use tare_kernel::launch;
 use tare_kernel::process::Process;
 
-/// A mark that a process and all its descendants bear.
+/// A mark that a process and all its descendants carry.
 #[derive(Debug)]
-pub struct Mark {
+pub struct TreeMark {
     inode: u64,
     /// Processes that the last round of killing found and that are not reaped yet.
     dying: BTreeSet<i32>,
-    /// As long as it is open the number is nobody else's.
+    /// As long as it is open no other namespace gets the number.
     _pin: OwnedFd,
 }
 
-impl Mark {
-    /// Whoever is started meanwhile is born with a new mark. It is on us before
-    /// there is anybody else, and not read from who bears it: that one may have
-    /// nothing left to read it from (its first thread has exited), and yet live.
+impl TreeMark {
+    /// Runs `start` while the keeper itself carries a new mark, which the process that it
+    /// starts inherits. The mark is not read from that process: if its first thread has
+    /// exited, it lives and shows no namespaces.
     pub fn during<T>(start: impl FnOnce() -> T) -> io::Result<(T, Self)> {
         let (home, _) = own_namespace()?;
         launch::own_hostname_namespace()?;
@@ -40,16 +39,16 @@ impl Mark {
             let mark = Self { inode, dying: BTreeSet::new(), _pin: pin };
             (start(), mark)
         });
-        // Our own mark would be everyone's: a keeper that cannot leave it ends, and its
-        // box with it.
+        // Every later process would carry the mark: a keeper that cannot leave the
+        // namespace ends, and its box with it.
         if launch::enter_hostname_namespace(home.as_fd()).is_err() {
             std::process::exit(1);
         }
         started
     }
 
-    /// SIGKILL to every process that bears it; `true` when none is left. A process
-    /// that exits gives up its namespaces before it can be reaped: one that bore the
+    /// Kills every process that carries the mark. `true` when none is left. A process
+    /// that exits gives up its namespaces before it can be reaped: one that carried the
     /// mark counts until its directory is gone.
     pub fn kill_all(&mut self) -> io::Result<bool> {
         let mut left = BTreeSet::new();
@@ -59,7 +58,7 @@ impl Mark {
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            match self.is_on(&entry.path()) {
+            match self.carries_mark(&entry.path()) {
                 Some(true) => {
                     left.insert(pid);
                     self.kill(pid, &entry.path());
@@ -72,11 +71,11 @@ impl Mark {
         Ok(self.dying.is_empty())
     }
 
-    /// The pidfd pins the number: who bears the mark afterwards is who is meant.
-    /// Who is gone meanwhile needs no killing.
+    /// The pidfd pins the number: a process that carries the mark after it was opened is
+    /// the right one. One that is gone meanwhile needs no killing.
     fn kill(&self, pid: i32, directory: &Path) {
         if let Ok(process) = Process::open(pid)
-            && self.is_on(directory) == Some(true)
+            && self.carries_mark(directory) == Some(true)
         {
             process.kill().ok();
         }
@@ -84,7 +83,7 @@ impl Mark {
 
     /// A process whose first thread has exited shows its namespaces in the
     /// others only. `None` for one that has exited.
-    fn is_on(&self, directory: &Path) -> Option<bool> {
+    fn carries_mark(&self, directory: &Path) -> Option<bool> {
         if let Some(inode) = inode(directory) {
             return Some(inode == self.inode);
         }
@@ -95,7 +94,7 @@ impl Mark {
     }
 }
 
-/// That of the keeper itself, and its number.
+/// The keeper's own UTS namespace, and its number.
 fn own_namespace() -> io::Result<(OwnedFd, u64)> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let fd = openat(CWD, c"/proc/self/ns/uts", flags, Mode::empty())?;

@@ -1,7 +1,12 @@
-//! PID 1's life: reap everyone, keep the deadlines, pass output on, and answer
-//! whoever calls. One loop, which never waits for anybody in particular.
+//! Supervises a box: reaps every process, enforces deadlines, collects output and answers
+//! calls. One loop, which never waits for a particular client or process.
+//!
+//! Each turn first collects everything that happened and then decides whether the box
+//! ends. The command is the first entry of the list of executions, and ends the box.
 
+pub mod calls;
 pub mod connections;
+pub mod deadlines;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -9,147 +14,165 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
+use rustix::process::{WaitOptions, wait};
 use tare_control::events::Happening;
 use tare_control::{
-    Call, Channel, EndedBy, KeeperUsage, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Refusal,
-    Report, Request, SetupStep, Workload,
+    Channel, EndedBy, Exec, REQUEST_BYTES_MAX, Received, Report, Request, SetupStep,
 };
 use tare_kernel::clock::{boot_ns, timespec};
-use tare_kernel::launch;
 use tare_kernel::step::step;
 
 use crate::cgroup::Freezer;
-use crate::detached::Detached;
-use crate::process::{self, Execution, Surroundings};
-use crate::serve::connections::{Caller, Callers};
+use crate::journal::Journal;
+use crate::make::{Failing, Failure};
+use crate::process::{self, End, ExecContext, Execution, launch};
+use crate::serve::connections::{Connection, Connections};
+use crate::serve::deadlines::Deadlines;
 
-const SIGTERM: i32 = 15;
-/// The `wait` status of whoever has nothing to complain of.
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 256;
+/// The `wait` status of a box without a command that was stopped.
 const ENDED_WELL: i32 = 0;
-/// Between rounds of killing a process tree that outruns them.
+/// Between rounds of killing a process tree that forks faster than it is killed.
 const KILL_AGAIN: Duration = Duration::from_millis(1);
 /// How long the keeper of a box whose command has ended waits for its creator. A
 /// creator that is stopped for longer loses the box, as one that was killed does.
 const DETACHED_WITHIN_NS: u64 = 60_000_000_000;
-/// Between looks where nothing can be waited for.
+/// Between reads where polling is impossible.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// When the box ends by itself, on the boot clock.
-#[derive(Debug, Default)]
-pub struct Deadlines {
-    pub timeout_ns: Option<u64>,
-    pub lease_ns: Option<u64>,
-    /// The end of the grace after it was asked to stop.
-    pub stop_ns: Option<u64>,
-}
-
-impl Deadlines {
-    fn all(&self) -> [(Option<u64>, EndedBy); 3] {
-        [
-            (self.timeout_ns, EndedBy::Timeout),
-            (self.lease_ns, EndedBy::Lease),
-            (self.stop_ns, EndedBy::Stop),
-        ]
-    }
-
-    fn next(&self) -> Option<u64> {
-        self.all().into_iter().filter_map(|(at, _)| at).min()
-    }
-
-    fn passed(&self, now_ns: u64) -> Option<EndedBy> {
-        let passed = |(at, _): &(Option<u64>, EndedBy)| at.is_some_and(|at| at <= now_ns);
-        self.all().into_iter().find(passed).map(|(_, by)| by)
-    }
-}
-
-/// How a box ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The command ended, with this `wait` status.
-    Command(i32),
-    /// A deadline passed, or the output its limit.
-    Limit(EndedBy),
-    /// The creator is gone, and the box is nobody's.
-    Abandoned,
-}
 
 #[derive(Debug)]
 pub struct Supervisor {
-    /// `None`: the box waits for what is executed in it.
-    pub command: Option<Pid>,
-    /// The creator; `None` after it has left the box to itself.
-    pub link: Option<Channel>,
+    /// The command first. It stays in the list until the box ends.
+    pub executions: Vec<Execution>,
+    pub context: ExecContext,
+    /// `None`: the box is attached, and its creator learns what happens.
+    pub journal: Option<Journal>,
     pub listener: OwnedFd,
     pub child_signal: OwnedFd,
     pub deadlines: Deadlines,
-    /// What later processes of the box have in common with its command.
-    pub template: Workload,
-    pub cgroup: Option<OwnedFd>,
     pub freezer: Option<Freezer>,
     pub has_scratch: bool,
-    pub detached: Option<Detached>,
-    pub callers: Callers,
-    pub executions: Vec<Execution>,
+    pub connections: Connections,
+    /// Held until the box is gone, never used.
+    pub _uid_lock: OwnedFd,
 }
 
 /// What the loop waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    Link,
     Child,
     Output,
     Listener,
-    Caller,
+    Connection,
     Execution,
 }
 
 impl Supervisor {
-    /// Returns when the box is to end.
-    pub fn supervise(&mut self) -> End {
-        // What came together with the go was read with it: no poll would tell of it.
-        if !self.obey_creator() {
-            return End::Abandoned;
-        }
-        loop {
-            let ready = self.wait();
-            if let Some(end) = self.turn(&ready) {
-                return end;
+    /// Starts the command as the first execution. Without one the box waits for calls.
+    /// `false` when it could not be started, which the creator was told.
+    pub fn start_command(&mut self, mut creator: Channel, exec: Option<Exec>) -> bool {
+        // Listens first: a client that has seen the command's output can call the box.
+        let listening =
+            step("listen on the box's socket", || rustix::net::listen(&self.listener, BACKLOG));
+        let started = listening.failing(SetupStep::Streams, "socket").map_err(Failure::into_report);
+        let started = started.and_then(|()| {
+            let command = match exec {
+                Some(exec) => process::start(&mut creator, &exec, &mut self.context, true)?,
+                None => Execution::without_command(),
+            };
+            launch::release_streams().map_err(Failure::into_report)?;
+            Ok(command)
+        });
+        match started {
+            Ok(command) => {
+                creator.report(&Report::Started);
+                if command.has_process() {
+                    self.note(Happening::Started);
+                }
+                self.executions.push(command.for_client(creator));
+                true
+            }
+            Err(report) => {
+                creator.report(&report);
+                false
             }
         }
     }
 
-    /// Whether the command was asked to stop.
+    /// Returns when the box is to end.
+    pub fn supervise(&mut self) -> End {
+        // Requests that came together with the go were read with it: no poll would
+        // report them.
+        self.obey_clients();
+        let mut end = self.end_of_box();
+        loop {
+            if let Some(end) = end {
+                self.forget_ended();
+                return end;
+            }
+            let ready = self.wait();
+            end = self.turn(&ready);
+        }
+    }
+
+    /// Whether the box was asked to stop.
     pub fn is_stopping(&self) -> bool {
         self.deadlines.stop_ns.is_some()
     }
 
+    /// Whether the box has a command of its own.
+    pub fn has_command(&self) -> bool {
+        self.executions.iter().any(|one| one.ends_box && one.has_process())
+    }
+
+    /// The creator; `None` after it has detached the box.
+    pub fn creator(&self) -> Option<&Channel> {
+        self.executions.iter().find(|one| one.ends_box)?.channel()
+    }
+
+    /// Writes to the journal of a detached box.
+    pub fn note(&mut self, happened: Happening) {
+        if let Some(journal) = &mut self.journal {
+            journal.note(happened);
+        }
+    }
+
     fn turn(&mut self, ready: &[Source]) -> Option<End> {
-        // The dead first: their numbers may be others' afterwards.
-        if ready.contains(&Source::Child)
-            && let Some(status) = self.reap()
-        {
-            self.forget_ended();
-            return Some(End::Command(status.as_raw()));
+        // The dead first: afterwards their numbers may belong to other processes.
+        if ready.contains(&Source::Child) {
+            self.reap();
+        }
+        if let Some(end) = self.end_of_box() {
+            return Some(end);
         }
         if let Some(by) = self.deadlines.passed(boot_ns()) {
             return Some(End::Limit(by));
         }
-        if let (true, Some(detached)) = (ready.contains(&Source::Output), &mut self.detached) {
-            detached.output.collect();
-            if detached.output.is_past_limit() {
+        if let (true, Some(output)) = (ready.contains(&Source::Output), &mut self.context.output) {
+            output.collect();
+            if output.is_past_limit() {
                 return Some(End::Limit(EndedBy::Output));
             }
-        }
-        if ready.contains(&Source::Link) && !self.obey_creator() {
-            return Some(End::Abandoned);
         }
         if ready.contains(&Source::Listener) {
             self.accept();
         }
-        self.answer_callers();
-        self.look_after_executions();
-        self.has_stopped_waiting().then_some(End::Command(ENDED_WELL))
+        for (channel, call) in self.connections.receive() {
+            self.answer(channel, call);
+        }
+        self.obey_clients();
+        self.tend_executions();
+        self.end_of_box()
+    }
+
+    /// How the box ends, if anything that happened so far ends it.
+    fn end_of_box(&self) -> Option<End> {
+        let stopped = || {
+            let waits = self.executions.iter().all(|one| one.ends_box && !one.has_process());
+            (waits && self.is_stopping()).then_some(End::Command(ENDED_WELL))
+        };
+        self.executions.iter().find_map(Execution::end_of_box).or_else(stopped)
     }
 
     /// Waits for whatever comes first.
@@ -160,12 +183,12 @@ impl Supervisor {
         let timeout = self.next_look().map(timespec);
         let sources = watched.iter().map(|(source, _)| *source);
         match poll(&mut fds, timeout.as_ref()) {
-            // An interrupted wait is one more look.
+            // An interrupted wait is one more turn.
             Ok(_) | Err(Errno::INTR) => {}
-            // Somebody with our ids has taken our right to so many descriptors: what
-            // can be asked without waiting is asked, again and again.
+            // A process with the keeper's ids has lowered its limit on descriptors, and
+            // poll refuses. All that can be read without waiting is read in turns.
             Err(_) => {
-                #[expect(clippy::disallowed_methods, reason = "bounded by the life of the box")]
+                // Bounded: it ends with the box.
                 std::thread::sleep(LOOK_AGAIN);
                 return sources.filter(|it| *it != Source::Listener).collect();
             }
@@ -178,17 +201,17 @@ impl Supervisor {
     }
 
     fn watched(&self) -> impl Iterator<Item = (Source, BorrowedFd<'_>)> {
-        let link = self.link.iter().map(|link| (Source::Link, link.as_fd()));
         let child = (Source::Child, self.child_signal.as_fd());
-        let has_room = self.callers.have_room();
+        let has_room = self.connections.have_room();
         let listener = has_room.then_some((Source::Listener, self.listener.as_fd()));
-        let output = self.detached.iter().flat_map(|one| one.output.sources());
-        let callers = self.callers.iter().map(|one| one.channel.as_fd());
+        let output = self.context.output.iter().flat_map(|one| one.sources());
+        let connections = self.connections.iter().map(|one| one.channel.as_fd());
         let executions = self.executions.iter().filter_map(Execution::channel);
-        link.chain([child])
+        [child]
+            .into_iter()
             .chain(listener)
             .chain(output.map(|fd| (Source::Output, fd)))
-            .chain(callers.map(|fd| (Source::Caller, fd)))
+            .chain(connections.map(|fd| (Source::Connection, fd)))
             .chain(executions.map(|one| (Source::Execution, one.as_fd())))
     }
 
@@ -197,44 +220,58 @@ impl Supervisor {
         if self.executions.iter().any(Execution::is_ending) {
             return Some(KILL_AGAIN);
         }
-        let callers = self.callers.next_ns();
+        let connections = self.connections.next_ns();
         let executions = self.executions.iter().filter_map(Execution::deadline_ns);
         let due = self.deadlines.next().into_iter();
-        let next_ns = due.chain(callers).chain(executions).min()?;
+        let next_ns = due.chain(connections).chain(executions).min()?;
         Some(Duration::from_nanos(next_ns.saturating_sub(boot_ns())))
     }
 
-    /// Reaps every process that has ended, orphans of the workload included; the
-    /// command's own status when it is among them. Clients of execs that ended at
-    /// the same time get their exit codes too.
-    fn reap(&mut self) -> Option<WaitStatus> {
+    /// Reaps every process that has ended, orphans of the workload included.
+    fn reap(&mut self) {
         drain(&self.child_signal);
-        let mut command = None;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            if Some(pid) == self.command {
-                command = Some(status);
-                continue;
-            }
-            let started = self.executions.iter_mut().find(|one| one.pid() == pid);
+            let started = self.executions.iter_mut().find(|one| one.is(pid));
             if let Some(execution) = started {
                 execution.ended(status);
             }
         }
-        command
     }
 
-    /// `false` when the creator is gone without having left the box to itself.
-    fn obey_creator(&mut self) -> bool {
-        while let Some(link) = &mut self.link {
-            match link.receive_in_turn(REQUEST_BYTES_MAX) {
-                Received::Message(Request::Signal(signal)) => self.signal(signal),
-                Received::Message(Request::Detach) => self.detach(),
-                Received::Message(Request::Go) => {}
-                Received::Nothing => return true,
-                Received::Closed => return false,
+    /// Does what the creator and the clients of execs ask for.
+    fn obey_clients(&mut self) {
+        for index in 0..self.executions.len() {
+            let mut received = self.executions[index].receive();
+            loop {
+                match received {
+                    Received::Message(Request::Signal(signal)) => self.pass(index, signal),
+                    Received::Message(Request::Detach) => self.detach(index),
+                    Received::Message(Request::Go(_)) => {}
+                    Received::Nothing => break,
+                    Received::Closed => {
+                        self.executions[index].hang_up();
+                        break;
+                    }
+                }
+                received = self.executions[index].receive_buffered();
             }
         }
-        true
+    }
+
+    /// A signal from the client of an execution. The creator signals the box.
+    fn pass(&mut self, index: usize, signal: i32) {
+        if self.executions[index].ends_box {
+            self.signal(signal);
+        } else {
+            self.executions[index].signal_from_client(signal);
+        }
+    }
+
+    /// Sends a signal to the command, or where there is none to all that clients started.
+    pub fn signal(&self, signal: i32) {
+        let has_command = self.has_command();
+        let signalled = self.executions.iter().filter(|one| one.ends_box == has_command);
+        signalled.for_each(|one| one.signal(signal));
     }
 
     /// Waits for the creator to detach or disappear, when the command ended first.
@@ -242,26 +279,30 @@ impl Supervisor {
     pub fn await_detachment(&mut self) {
         let within_ns = boot_ns().saturating_add(DETACHED_WITHIN_NS);
         let until_ns = self.deadlines.next().map_or(within_ns, |at| at.min(within_ns));
-        while let (Some(link), Some(_)) = (&mut self.link, &self.detached) {
-            match link.wait_until(REQUEST_BYTES_MAX, until_ns) {
-                Some(Request::Detach) => self.detach(),
-                Some(Request::Go | Request::Signal(_)) => {}
+        while self.journal.is_some() {
+            let creator = self.executions.iter_mut().position(|one| one.ends_box);
+            let Some(index) = creator else { return };
+            let Some(channel) = self.executions[index].channel_mut() else { return };
+            match channel.wait_until(REQUEST_BYTES_MAX, until_ns) {
+                Some(Request::Detach) => self.detach(index),
+                Some(Request::Go(_) | Request::Signal(_)) => {}
                 None => return,
             }
         }
     }
 
-    /// From here on the box hangs on nobody: not on the end of its creator, nor
-    /// on its session or its directory.
-    fn detach(&mut self) {
-        let (Some(link), Some(detached)) = (&self.link, &mut self.detached) else {
+    /// Makes the box independent of its creator: of its end, its session and its
+    /// directory.
+    fn detach(&mut self, index: usize) {
+        let (Some(creator), Some(journal)) = (self.executions[index].channel(), &mut self.journal)
+        else {
             return;
         };
         let outlive = || rustix::process::set_parent_process_death_signal(None);
-        let alone = step("creator outlived", outlive).and_then(|()| detached.life.detached());
+        let alone = step("outlive the creator", outlive).and_then(|()| journal.detached());
         if let Err(errno) = alone {
-            // It ends with its creator, who is told why.
-            return link.report(&Report::SetupFailed {
+            // The box ends with its creator, which is told why.
+            return creator.report(&Report::SetupFailed {
                 step: SetupStep::Detach,
                 subject: String::new(),
                 errno: errno.raw_os_error(),
@@ -270,152 +311,36 @@ impl Supervisor {
         // Either may be so already.
         rustix::process::setsid().ok();
         rustix::process::chdir("/").ok();
-        link.report(&Report::Detached);
-        detached.life.note(Happening::Detached);
-        self.link = None;
+        // Noted first: the creator may remove the box as soon as it reads the report.
+        journal.note(Happening::Detached);
+        creator.report(&Report::Detached);
+        self.executions[index].release_client();
     }
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // Whoever gave up meanwhile, or a table of descriptors that is full for a
-        // moment: both are for the next look.
-        if let Ok(socket) = step("caller accepted", || accept_with(&self.listener, flags)) {
-            self.callers.add(Caller::new(socket));
+        // A client that gave up meanwhile, or a table of descriptors that is full for a
+        // moment, is for the next turn.
+        if let Ok(socket) = step("accept a call", || accept_with(&self.listener, flags)) {
+            self.connections.add(Connection::new(socket));
         }
     }
 
-    fn answer_callers(&mut self) {
-        for (channel, call) in self.callers.hear() {
-            self.answer(channel, call);
-        }
-    }
-
-    /// A caller that has hung up has been refused, or has given up: nothing is begun
-    /// for it.
-    fn answer(&mut self, channel: Channel, call: Call) {
-        if channel.is_hung_up() {
-            return;
-        }
-        let (report, happened) = match call {
-            Call::Exec(exec) => return self.execute(channel, exec),
-            Call::Signal(signal) => {
-                self.signal(signal);
-                (Report::Done, Some(Happening::Signalled { signal }))
-            }
-            Call::Stop { grace_ns } => {
-                let grace_ms = u32::try_from(grace_ns / 1_000_000).unwrap_or(u32::MAX);
-                (self.stop(grace_ns), Some(Happening::StopAsked { grace_ms }))
-            }
-            Call::Lease { ends_ns } => {
-                self.deadlines.lease_ns = ends_ns;
-                (Report::Done, None)
-            }
-            Call::Freeze => self.freeze(),
-            Call::Resumed => (Report::Done, Some(Happening::Resumed)),
-            Call::Usage => (Report::Usage(self.usage()), None),
-            Call::Input => return self.hand_over_input(&channel),
-        };
-        channel.report(&report);
-        if let Some(happened) = happened {
-            self.note(happened);
-        }
-    }
-
-    /// Of an attached box it is known to its creator what happens.
-    fn note(&mut self, happened: Happening) {
-        if let Some(detached) = &mut self.detached {
-            detached.life.note(happened);
-        }
-    }
-
-    fn freeze(&self) -> (Report, Option<Happening>) {
-        let frozen = self.freezer.as_ref().map(Freezer::freeze);
-        match frozen {
-            Some(Ok(())) => (Report::Done, Some(Happening::Paused)),
-            Some(Err(_)) | None => (Report::Refused(Refusal::NoFreezer), None),
-        }
-    }
-
-    fn execute(&mut self, channel: Channel, exec: tare_control::Exec) {
-        if self.freezer.as_ref().is_some_and(Freezer::is_frozen) {
-            return channel.report(&Report::Refused(Refusal::Paused));
-        }
-        let around = Surroundings {
-            template: &self.template,
-            cgroup: self.cgroup.as_ref(),
-            detached: self.detached.as_ref(),
-        };
-        let running = self.executions.len();
-        let subject = process::subject_of(&exec);
-        let mut started = process::start(channel, exec, &around, running);
-        if let Some(detached) = &mut self.detached {
-            let process = detached.life.count_process();
-            let happened = process::begun(process, subject, started.is_some());
-            detached.life.note(happened);
-            started.iter_mut().for_each(|one| one.number = process);
-        }
-        self.executions.extend(started);
-    }
-
-    /// A second call can only shorten the grace.
-    fn stop(&mut self, grace_ns: u64) -> Report {
-        let at = boot_ns().saturating_add(grace_ns);
-        if let (None, Some(detached)) = (self.deadlines.stop_ns, &mut self.detached) {
-            detached.life.stopping();
-        }
-        self.deadlines.stop_ns = Some(self.deadlines.stop_ns.map_or(at, |set| set.min(at)));
-        self.signal(SIGTERM);
-        Report::Done
-    }
-
-    /// To the command; where there is none, to all that were started in its place.
-    fn signal(&self, signal: i32) {
-        match self.command {
-            // Whoever has just ended needs no signal.
-            Some(pid) => drop(step("command signalled", || launch::signal_child(pid, signal))),
-            None => self.executions.iter().for_each(|one| one.signal(signal)),
-        }
-    }
-
-    /// A box without a command ends when it was asked to and nobody is left who was.
-    fn has_stopped_waiting(&self) -> bool {
-        self.command.is_none() && self.is_stopping() && self.executions.is_empty()
-    }
-
-    fn usage(&self) -> KeeperUsage {
-        let output = self.detached.as_ref().map(|detached| &detached.output);
-        KeeperUsage {
-            scratch_bytes: if self.has_scratch { scratch_bytes() } else { None },
-            output_bytes: output.map_or(0, |output| output.received_bytes()),
-            output_dropped_bytes: output.map_or(0, |output| output.dropped_bytes()),
-        }
-    }
-
-    fn hand_over_input(&self, channel: &Channel) {
-        let input = self.detached.as_ref().and_then(Detached::input);
-        match input {
-            Some((fd, is_terminal)) => {
-                channel.send(&Report::Input { is_terminal }, REPORT_BYTES_MAX, &[fd]).ok();
-            }
-            None => channel.report(&Report::Refused(Refusal::NoInput)),
-        }
-    }
-
-    fn look_after_executions(&mut self) {
+    fn tend_executions(&mut self) {
         let now_ns = boot_ns();
         for execution in &mut self.executions {
-            execution.obey();
             if execution.deadline_ns().is_some_and(|at| at <= now_ns) {
                 execution.time_out();
             }
-            execution.go_on_ending();
+            execution.kill_again();
         }
         self.forget_ended();
     }
 
+    /// Forgets execs that are over, and writes their end to the journal.
     fn forget_ended(&mut self) {
         for index in (0..self.executions.len()).rev() {
-            if self.executions[index].is_over() {
+            if self.executions[index].is_over() && !self.executions[index].ends_box {
                 let over = self.executions.remove(index);
                 if let Some(happened) = over.happened() {
                     self.note(happened);
@@ -423,13 +348,6 @@ impl Supervisor {
             }
         }
     }
-}
-
-/// What is used of the one tmpfs that holds all that is writable.
-fn scratch_bytes() -> Option<u64> {
-    let space = rustix::fs::statfs("/work").ok()?;
-    let used = space.f_blocks.saturating_sub(space.f_bfree);
-    Some(used.saturating_mul(u64::try_from(space.f_bsize).ok()?))
 }
 
 fn drain(child_signal: &OwnedFd) {

@@ -1,7 +1,7 @@
 //! What is asked of a keeper, and what it reports.
 //!
 //! ```text
-//! creator ── plan, Request ──▶ keeper   over the socket that the keeper is born with
+//! creator ─ plan, go, Request ─▶ keeper over the socket that the keeper is born with
 //! client  ── Call, Request ──▶ keeper   over a connection to the box's own socket
 //!         ◀───── Report ──────
 //! ```
@@ -17,16 +17,64 @@ use crate::plan::{Identity, TerminalPlan};
 /// From the creator after the plan, and from the client of an [`Exec`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// The keeper's identity is on record: the command may start.
-    Go,
+    /// The keeper's identity is on record: this may run. Sent once, by the creator.
+    Go(Box<Go>),
     /// Send this signal to the command, or to the process of this connection.
     Signal(i32),
     /// The creator leaves, and the box goes on without it.
     Detach,
 }
 
-/// The first frame of a connection to a box. All but [`Call::Exec`] are
-/// answered by one report.
+/// What runs in a box, and until when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Go {
+    /// The command, whose end ends the box. `None`: the box waits for what is executed
+    /// in it.
+    pub exec: Option<Exec>,
+    /// Boot-clock nanoseconds at which the timeout ends the box.
+    pub deadline_ns: Option<u64>,
+    /// Boot-clock nanoseconds at which the lease ends the box.
+    pub lease_ns: Option<u64>,
+}
+
+/// The version of calls and their reports. A keeper refuses calls of another version, so
+/// that an upgraded tare can say why an old box does not answer.
+pub const PROTOCOL: u8 = 1;
+
+/// A message that begins with the version of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versioned<M> {
+    version: Version,
+    pub message: M,
+}
+
+impl<M> Versioned<M> {
+    pub fn new(message: M) -> Self {
+        Self { version: Version, message }
+    }
+}
+
+/// Reads as [`PROTOCOL`] and as nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "u8", try_from = "u8")]
+struct Version;
+
+impl From<Version> for u8 {
+    fn from(_: Version) -> Self {
+        PROTOCOL
+    }
+}
+
+impl TryFrom<u8> for Version {
+    type Error = &'static str;
+
+    fn try_from(version: u8) -> Result<Self, Self::Error> {
+        if version == PROTOCOL { Ok(Self) } else { Err("another version of the protocol") }
+    }
+}
+
+/// The first frame of a connection to a box, as [`Versioned`]. All but [`Call::Exec`]
+/// are answered by one report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Call {
     /// Start another process. With [`ExecStreams::Passed`] three descriptors
@@ -155,8 +203,11 @@ pub enum ExecStreams {
     Passed,
     /// A terminal of the box, whose master side goes to the client.
     Terminal(TerminalPlan),
-    /// The box's log; the process does not need its client.
-    Log,
+    /// The box's log; the process does not need its client. The input of the box's
+    /// command may stay open for clients that attach.
+    Log { keep_stdin: bool },
+    /// Those that the keeper was born with. For the box's command only.
+    Inherited,
 }
 
 /// The step of making the box that a failure belongs to.
@@ -254,4 +305,22 @@ pub enum Report {
         is_terminal: bool,
     },
     Refused(Refusal),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CALL_BYTES_MAX, FrameError, decode, encode};
+
+    #[test]
+    fn a_call_of_another_version_does_not_decode() {
+        let call = Versioned::new(Call::Usage);
+        let mut frame = encode(&call, CALL_BYTES_MAX).unwrap();
+        let decoded = decode::<Versioned<Call>>(&frame, CALL_BYTES_MAX);
+        assert_eq!(decoded, Ok(Some((call, frame.len()))));
+        assert_eq!(frame[4], PROTOCOL, "the version is the first byte of the message");
+        frame[4] += 1;
+        let decoded = decode::<Versioned<Call>>(&frame, CALL_BYTES_MAX);
+        assert_eq!(decoded, Err(FrameError::Malformed));
+    }
 }

@@ -1,0 +1,114 @@
+//! Answers the calls that clients make over the box's socket.
+
+use tare_control::events::Happening;
+use tare_control::{
+    Call, Channel, Exec, ExecStreams, KeeperUsage, REPORT_BYTES_MAX, Refusal, Report,
+};
+use tare_kernel::clock::boot_ns;
+
+use crate::cgroup::Freezer;
+use crate::process;
+use crate::serve::Supervisor;
+
+const SIGTERM: i32 = 15;
+/// How many processes a keeper runs for clients at once.
+const EXECS_MAX: usize = 256;
+
+impl Supervisor {
+    /// Does what the call asks for and reports. Nothing is begun for a client that has
+    /// hung up.
+    pub fn answer(&mut self, channel: Channel, call: Call) {
+        if channel.is_hung_up() {
+            return;
+        }
+        let (report, happened) = match call {
+            Call::Exec(exec) => return self.execute(channel, &exec),
+            Call::Signal(signal) => {
+                self.signal(signal);
+                (Report::Done, Some(Happening::Signalled { signal }))
+            }
+            Call::Stop { grace_ns } => {
+                self.stop(grace_ns);
+                let grace_ms = u32::try_from(grace_ns / 1_000_000).unwrap_or(u32::MAX);
+                (Report::Done, Some(Happening::StopAsked { grace_ms }))
+            }
+            Call::Lease { ends_ns } => {
+                self.deadlines.lease_ns = ends_ns;
+                (Report::Done, None)
+            }
+            Call::Freeze => self.freeze(),
+            Call::Resumed => (Report::Done, Some(Happening::Resumed)),
+            Call::Usage => (Report::Usage(self.usage()), None),
+            Call::Input => return self.hand_over_input(&channel),
+        };
+        channel.report(&report);
+        happened.into_iter().for_each(|one| self.note(one));
+    }
+
+    fn execute(&mut self, mut channel: Channel, exec: &Exec) {
+        if self.freezer.as_ref().is_some_and(Freezer::is_frozen) {
+            return channel.report(&Report::Refused(Refusal::Paused));
+        }
+        let running = self.executions.iter().filter(|one| !one.ends_box).count();
+        let started = if running < EXECS_MAX {
+            process::start(&mut channel, exec, &mut self.context, false)
+        } else {
+            Err(Report::Refused(Refusal::Busy))
+        };
+        channel.report(started.as_ref().err().unwrap_or(&Report::Started));
+        let number = self.journal.as_mut().map_or(0, |journal| {
+            let number = journal.count_process();
+            journal.note(process::begun(number, exec, started.is_ok()));
+            number
+        });
+        if let Ok(mut execution) = started {
+            execution.number = number;
+            self.executions.push(match exec.streams {
+                ExecStreams::Log { .. } => execution,
+                ExecStreams::Passed | ExecStreams::Terminal(_) | ExecStreams::Inherited => {
+                    execution.for_client(channel)
+                }
+            });
+        }
+    }
+
+    fn stop(&mut self, grace_ns: u64) {
+        if let (false, Some(journal)) = (self.is_stopping(), &mut self.journal) {
+            journal.stopping();
+        }
+        self.deadlines.stop_at(boot_ns().saturating_add(grace_ns));
+        self.signal(SIGTERM);
+    }
+
+    fn freeze(&self) -> (Report, Option<Happening>) {
+        match self.freezer.as_ref().map(Freezer::freeze) {
+            Some(Ok(())) => (Report::Done, Some(Happening::Paused)),
+            Some(Err(_)) | None => (Report::Refused(Refusal::NoFreezer), None),
+        }
+    }
+
+    fn usage(&self) -> KeeperUsage {
+        let output = self.context.output.as_ref();
+        KeeperUsage {
+            scratch_bytes: if self.has_scratch { scratch_bytes() } else { None },
+            output_bytes: output.map_or(0, |output| output.received_bytes()),
+            output_dropped_bytes: output.map_or(0, |output| output.dropped_bytes()),
+        }
+    }
+
+    fn hand_over_input(&self, channel: &Channel) {
+        match self.context.output.as_ref().and_then(|output| output.input()) {
+            Some((fd, is_terminal)) => {
+                channel.send(&Report::Input { is_terminal }, REPORT_BYTES_MAX, &[fd]).ok();
+            }
+            None => channel.report(&Report::Refused(Refusal::NoInput)),
+        }
+    }
+}
+
+/// What is used of the one tmpfs that has all that is writable.
+fn scratch_bytes() -> Option<u64> {
+    let space = rustix::fs::statfs("/work").ok()?;
+    let used = space.f_blocks.saturating_sub(space.f_bfree);
+    Some(used.saturating_mul(u64::try_from(space.f_bsize).ok()?))
+}

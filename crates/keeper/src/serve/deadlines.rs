@@ -1,0 +1,54 @@
+//! The times of the boot clock at which a box ends by itself.
+
+use tare_control::EndedBy;
+
+#[derive(Debug, Default)]
+pub struct Deadlines {
+    pub timeout_ns: Option<u64>,
+    pub lease_ns: Option<u64>,
+    /// The end of the grace after a request to stop.
+    pub stop_ns: Option<u64>,
+}
+
+impl Deadlines {
+    fn all(&self) -> [(Option<u64>, EndedBy); 3] {
+        [
+            (self.timeout_ns, EndedBy::Timeout),
+            (self.lease_ns, EndedBy::Lease),
+            (self.stop_ns, EndedBy::Stop),
+        ]
+    }
+
+    /// The earliest of them.
+    pub fn next(&self) -> Option<u64> {
+        self.all().into_iter().filter_map(|(at, _)| at).min()
+    }
+
+    /// Which one has passed. The timeout counts before the others.
+    pub fn passed(&self, now_ns: u64) -> Option<EndedBy> {
+        let passed = |(at, _): &(Option<u64>, EndedBy)| at.is_some_and(|at| at <= now_ns);
+        self.all().into_iter().find(passed).map(|(_, by)| by)
+    }
+
+    /// Sets the end of the grace. A second request can only shorten it.
+    pub fn stop_at(&mut self, at_ns: u64) {
+        self.stop_ns = Some(self.stop_ns.map_or(at_ns, |set| set.min(at_ns)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_stop_can_only_shorten_the_grace() {
+        let mut deadlines = Deadlines { timeout_ns: Some(30), lease_ns: None, stop_ns: None };
+        deadlines.stop_at(20);
+        deadlines.stop_at(25);
+        assert_eq!((deadlines.stop_ns, deadlines.next()), (Some(20), Some(20)));
+        deadlines.stop_at(10);
+        assert_eq!(deadlines.passed(10), Some(EndedBy::Stop));
+        assert_eq!(deadlines.passed(30), Some(EndedBy::Timeout));
+        assert_eq!(deadlines.passed(9), None);
+    }
+}
