@@ -1,7 +1,9 @@
 //! `/v1/boxes/{id}/files/PATH`: files of boxes.
 
 use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::{Answer, Server, Tare, TemporaryDirectory, eventually, tare};
 
@@ -332,5 +334,34 @@ fn a_copy_killed_by_the_box_is_an_error_and_keeps_the_old_file() {
     server.post(&format!("{killer}/signal"), &signal).was(204);
     assert_eq!(sh(&tare, "cat /work/f; ls -A /work"), "oldf\nlarge\n");
     put(&server, "work/f", b"new").was(204);
+    end(server);
+}
+
+/// The keeper is stopped, as an operator or a debugger can do.
+#[test]
+fn a_box_that_does_not_answer_gets_503_for_its_files() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    put(&server, "work/a", b"old").was(204);
+    let id = server.get("/v1/boxes/web").was(200).json()["id"].clone();
+    let keeper = tare.keeper(id.as_str().expect("an id"));
+    keeper.signal(Signal::STOP);
+    let began = Instant::now();
+    let answers = std::thread::scope(|scope| {
+        let calls = [
+            scope.spawn(|| get(&server, "work/a")),
+            scope.spawn(|| get(&server, "work?tar=true")),
+            scope.spawn(|| put(&server, "work/a", b"new")),
+        ];
+        calls.map(|call| call.join().expect("it does not panic"))
+    });
+    let lasted = began.elapsed();
+    keeper.signal(Signal::CONT);
+    for answer in answers {
+        let answer = answer.refused(503, "no_answer");
+        assert!(answer.text().contains("its keeper is stopped"), "{answer:?}");
+    }
+    assert!(lasted < Duration::from_secs(15), "{lasted:?}");
+    assert_eq!(get(&server, "work/a").was(200).body, b"old");
     end(server);
 }

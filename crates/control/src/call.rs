@@ -7,7 +7,6 @@
 //! ```
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -158,43 +157,6 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<u8>>, D::Er
         }
     }
     deserializer.deserialize_seq(Few)
-}
-
-/// What is at the path of a [`Program::Pack`] or [`Program::Unpack`]: the first
-/// line of its standard error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
-    Missing,
-    /// Anything but a directory.
-    File,
-    Directory,
-}
-
-impl Found {
-    const ALL: [Self; 3] = [Self::Missing, Self::File, Self::Directory];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::File => "file",
-            Self::Directory => "directory",
-        }
-    }
-}
-
-impl fmt::Display for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Found {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let mut known = Self::ALL.into_iter();
-        known.find(|one| one.as_str() == text).ok_or(())
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

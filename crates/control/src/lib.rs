@@ -14,15 +14,15 @@
 mod call;
 mod channel;
 pub mod events;
-pub mod files;
+pub mod file_programs;
 mod frame;
 pub mod life;
 pub mod log;
 mod plan;
 
 pub use call::{
-    Call, Exec, ExecStreams, Found, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal,
-    Report, Request, SetupStep, Versioned,
+    Call, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal, Report,
+    Request, SetupStep, Versioned,
 };
 pub use channel::{Channel, Received};
 pub use frame::{

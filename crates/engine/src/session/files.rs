@@ -1,63 +1,139 @@
-//! Single files of a live box: read, listed, written, removed, each by a program of ours
-//! that runs in the box. So no path leads anywhere but where the box itself could go.
+//! Files of a box: archives in and out, and single files that are read, listed, written
+//! and removed.
+//!
+//! A program of tare does the work in the live box, as the box's user. So no path leads
+//! anywhere but where the box itself could go. The program reports its status on its
+//! standard error, which is not trusted: any process of the box may write there. Files of
+//! an ended box are read from its kept scratch space.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use tare_control::Program;
-use tare_control::files::FileWord;
-pub use tare_control::files::{LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, piece_head};
+use rustix::event::{PollFd, PollFlags, poll};
+use tare_control::file_programs::ProgramStatus;
+pub use tare_control::file_programs::{
+    LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, PathKind, piece_head,
+};
+use tare_control::{Exec, ExecStreams, Program};
+use tare_kernel::clock::timespec;
 
 use crate::engine::Engine;
-use crate::error::Error;
-use crate::session::Session;
-use crate::session::copying::{FINISHED_WITHIN, last_word};
+use crate::error::{Context, Error};
 use crate::session::exit::Exit;
-use crate::session::stdio::Stdin;
+use crate::session::stdio::{Stdin, Streams};
+use crate::session::{Event, Session, exec, kept};
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 
-/// For a tree of a million files to go.
+/// How much of a program's status is read.
+const STATUS_BYTES_MAX: usize = 4096;
+/// How long a program may take to report that it is ready.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+/// How long a program may take to end after its stream is closed.
+const FINISHED_WITHIN: Duration = Duration::from_secs(5);
+/// The same for one that removes a tree of a million files.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A file on its way. Dropped before [`Rest::finish`], it does not arrive.
+/// An archive that is copied into or out of a box.
 #[derive(Debug)]
-pub struct FileStream {
-    /// To read from, or to write to: what is written is in pieces ([`piece_head`]).
+pub struct Copy {
+    /// To read it from, or to write it to.
     pub stream: OwnedFd,
-    /// Of a file that is read, if it is known.
-    pub size: Option<u64>,
-    rest: Rest,
+    /// What is at the path in the box.
+    pub found: PathKind,
+    peer: CopyPeer,
+    id: BoxId,
 }
 
-/// What is left to be heard.
+/// What is at the other end of the stream.
 #[derive(Debug)]
-pub struct Rest {
-    executed: Session,
-    words: OwnedFd,
+enum CopyPeer {
+    /// A program in the box.
+    Box(InBoxProgram),
+    /// A thread of this process, for a box that has ended.
+    Kept(JoinHandle<Result<(), tare_archive::Error>>),
+}
+
+/// A file that is read or written. It does not arrive unless [`PendingFile::finish`]
+/// returns without an error.
+#[derive(Debug)]
+pub struct FileTransfer {
+    /// To read from, or to write to: what is written is in pieces ([`piece_head`]).
+    pub stream: OwnedFd,
+    /// The size of a file that is read, if it is known.
+    pub size: Option<u64>,
+    pending: PendingFile,
+}
+
+/// A file whose stream is in other hands.
+#[derive(Debug)]
+pub struct PendingFile {
+    program: InBoxProgram,
     doing: String,
 }
 
 impl Engine {
-    /// A regular file, wherever links lead.
-    pub fn read_file(&self, id: &BoxId, path: &Path) -> Result<FileStream, Error> {
+    /// Copies what is at `path` out of the box, as an archive. Its top entry has the name
+    /// of the last component of the path, or `.` where that is no name (`/`, `.`, `..`).
+    /// A path that is missing is an error. An ended box has what it kept.
+    pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
+        let scratch = self.root.layout.scratch(id);
+        if !self.observe(id)?.is_live() && scratch.is_dir() {
+            let packing = kept::pack(&scratch, id, path)?;
+            return Ok(Copy {
+                stream: packing.stream,
+                found: packing.found,
+                peer: CopyPeer::Kept(packing.packer),
+                id: id.clone(),
+            });
+        }
+        self.copy(id, Program::Pack(bytes(path)), Stdin::Empty)
+    }
+
+    /// Copies the regular files at `path` out of a live box, as far as they can be read.
+    /// Nothing else there is an error.
+    pub fn copy_files_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
+        self.copy(id, Program::PackFiles(bytes(path)), Stdin::Empty)
+    }
+
+    /// Copies an archive into the directory `path`, or where that is not a directory, into
+    /// the directory that it is in, which must exist. Files that are in the way are
+    /// replaced, directories are not.
+    pub fn copy_in(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
+        self.copy(id, Program::Unpack(bytes(path)), Stdin::Pipe)
+    }
+
+    fn copy(&self, id: &BoxId, program: Program, stdin: Stdin) -> Result<Copy, Error> {
+        let (mut program, stream) = InBoxProgram::start(self, id, program, stdin)?;
+        match program.ready(id)? {
+            Ready::Status(ProgramStatus::Ready { kind: Some(found), .. }) => {
+                Ok(Copy { stream, found, peer: CopyPeer::Box(program), id: id.clone() })
+            }
+            Ready::Status(_) => Err(cannot_copy(id, "it does not say what it found")),
+            Ready::Other(text) => Err(cannot_copy(id, &text)),
+        }
+    }
+
+    /// Reads a regular file, wherever links lead.
+    pub fn read_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
         let doing = format!("cannot read {} in box {id}", quoted(path));
         self.file(id, Program::Read(bytes(path)), Stdin::Empty, doing)
     }
 
-    /// What is in a directory: entries as [`Listed`] has them, each with a zero byte at
-    /// its end.
-    pub fn list_files(&self, id: &BoxId, path: &Path) -> Result<FileStream, Error> {
+    /// Lists a directory: entries as [`Listed`] has them, each with a zero byte at its
+    /// end.
+    pub fn list_files(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
         let doing = format!("cannot list {} in box {id}", quoted(path));
         self.file(id, Program::List(bytes(path)), Stdin::Empty, doing)
     }
 
-    /// A new file in place of whatever file or link is there, with the directories that
-    /// it is in. It is there when it is whole.
-    pub fn write_file(&self, id: &BoxId, path: &Path) -> Result<FileStream, Error> {
+    /// Writes a new file in place of the file or link that is there, and makes the
+    /// directories that it is in. It is there when it is complete.
+    pub fn write_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
         let doing = format!("cannot write {} in box {id}", quoted(path));
         self.file(id, Program::Write(bytes(path)), Stdin::Pipe, doing)
     }
@@ -66,9 +142,9 @@ impl Engine {
     pub fn remove_file(&self, id: &BoxId, path: &Path) -> Result<(), Error> {
         let doing = format!("cannot remove {} in box {id}", quoted(path));
         let program = Program::Remove(bytes(path));
-        let (stream, rest) = self.file(id, program, Stdin::Empty, doing)?.split();
+        let (stream, pending) = self.file(id, program, Stdin::Empty, doing)?.split();
         drop(stream);
-        rest.finish_within(REMOVED_WITHIN)
+        pending.finish_within(REMOVED_WITHIN)
     }
 
     fn file(
@@ -77,41 +153,182 @@ impl Engine {
         program: Program,
         stdin: Stdin,
         doing: String,
-    ) -> Result<FileStream, Error> {
-        let own = self.start_own(id, program, stdin)?;
-        match own.first_word.parse() {
-            Ok(FileWord::Ready { size }) => Ok(FileStream {
-                stream: own.stream,
-                size,
-                rest: Rest { executed: own.executed, words: own.words, doing },
-            }),
-            Ok(FileWord::Failed { errno }) => Err(failed(doing, errno)),
-            Err(()) => {
+    ) -> Result<FileTransfer, Error> {
+        let (mut program, stream) = InBoxProgram::start(self, id, program, stdin)?;
+        match program.ready(id)? {
+            Ready::Status(ProgramStatus::Ready { size, .. }) => {
+                Ok(FileTransfer { stream, size, pending: PendingFile { program, doing } })
+            }
+            Ready::Status(ProgramStatus::Failed { errno }) => Err(failed(doing, errno)),
+            Ready::Other(_) => {
                 Err(Error::bad_request(doing).caused_by("the box does not say what it found"))
             }
         }
     }
 }
 
-impl FileStream {
-    pub fn split(self) -> (OwnedFd, Rest) {
-        (self.stream, self.rest)
+impl Copy {
+    /// Closes the stream and waits until the other side has ended.
+    pub fn finish(self) -> Result<(), Error> {
+        // End of file, or no reader: either ends the other side.
+        drop(self.stream);
+        match self.peer {
+            CopyPeer::Box(program) => match program.finish(FINISHED_WITHIN)? {
+                (Some(Exit::Code(0)), _) => Ok(()),
+                (Some(_), Some(text)) => Err(cannot_copy(&self.id, &text)),
+                (Some(_) | None, _) => Err(unfinished(&self.id)),
+            },
+            CopyPeer::Kept(packer) => match packer.join() {
+                Ok(packed) => packed.context(|| format!("cannot read what box {} left", self.id)),
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
+        }
     }
 }
 
-impl Rest {
-    /// How it went; for whoever has closed the stream. Waits for a bounded time.
+impl FileTransfer {
+    pub fn split(self) -> (OwnedFd, PendingFile) {
+        (self.stream, self.pending)
+    }
+}
+
+impl PendingFile {
+    /// Waits until the program has ended, for a bounded time. The stream must be closed.
     pub fn finish(self) -> Result<(), Error> {
         self.finish_within(FINISHED_WITHIN)
     }
 
     fn finish_within(self, within: Duration) -> Result<(), Error> {
-        let (exit, said) = last_word(self.executed, self.words, within)?;
-        match (exit, said.trim_end().parse()) {
+        let (exit, text) = self.program.finish(within)?;
+        match (exit, text.and_then(|text| text.parse().ok())) {
             (Some(Exit::Code(0)), _) => Ok(()),
-            (Some(_), Ok(FileWord::Failed { errno })) => Err(failed(self.doing, errno)),
+            (Some(_), Some(ProgramStatus::Failed { errno })) => Err(failed(self.doing, errno)),
             (Some(_) | None, _) => Err(Error::conflict(self.doing)
                 .caused_by("the process that did it in the box ended too early")),
+        }
+    }
+}
+
+/// A program of tare in a box. It ends with this value.
+#[derive(Debug)]
+struct InBoxProgram {
+    session: Session,
+    /// Its standard error; `None` at its end.
+    status: Option<OwnedFd>,
+    /// What it wrote there.
+    text: Vec<u8>,
+    /// `Some` when it has ended, with its exit if that is known.
+    ended: Option<Option<Exit>>,
+}
+
+/// What a program wrote first.
+enum Ready {
+    Status(ProgramStatus),
+    /// No status: a program of an archive says in words why it failed.
+    Other(String),
+}
+
+impl InBoxProgram {
+    /// Starts the program, and returns it with its input or its output. A keeper that does
+    /// not answer in time is an error.
+    fn start(
+        engine: &Engine,
+        id: &BoxId,
+        program: Program,
+        stdin: Stdin,
+    ) -> Result<(Self, OwnedFd), Error> {
+        let record = engine.awake(id)?;
+        let exec = Exec {
+            program,
+            env: Vec::new(),
+            workdir: None,
+            identity: None,
+            streams: ExecStreams::Passed,
+            timeout_ns: None,
+        };
+        let (link, stdio) = exec::start(&record, id, exec, None, stdin)?;
+        link.await_answer(id)?;
+        let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
+        let session = Session::new(id.clone(), link.channel, Streams::default(), None);
+        let Some(stream) = streams.stdin.or(streams.stdout) else {
+            unreachable!("the exec has pipes");
+        };
+        Ok((Self { session, status: streams.stderr, text: Vec::new(), ended: None }, stream))
+    }
+
+    /// Waits for the first line.
+    fn ready(&mut self, id: &BoxId) -> Result<Ready, Error> {
+        self.run_until(READY_WITHIN, |text| text.contains(&b'\n'))?;
+        let Some(end) = self.text.iter().position(|byte| *byte == b'\n') else {
+            return Err(Error::conflict(format!("box {id} does not say what it found")));
+        };
+        let rest = self.text.split_off(end + 1);
+        let line = std::mem::replace(&mut self.text, rest);
+        let line = String::from_utf8_lossy(&line[..end]).into_owned();
+        Ok(line.parse().map_or(Ready::Other(line), Ready::Status))
+    }
+
+    /// Waits until it has ended. Its stream is closed, so that it has nothing to wait for;
+    /// one that a process of the box has stopped is killed. Returns its exit and what it
+    /// wrote last.
+    fn finish(mut self, within: Duration) -> Result<(Option<Exit>, Option<String>), Error> {
+        self.run_until(within, |_| false)?;
+        let text = String::from_utf8_lossy(&self.text).trim_end().to_owned();
+        Ok((self.ended.flatten(), (!text.is_empty()).then_some(text)))
+    }
+
+    /// Reads status and events until there is enough, the program has ended, or the time
+    /// is over. A program that could not be started is an error.
+    fn run_until(&mut self, within: Duration, enough: fn(&[u8]) -> bool) -> Result<(), Error> {
+        let until = Instant::now() + within;
+        loop {
+            // Events first: what it wrote before its end is then read too.
+            self.take_events()?;
+            while self.status_is_readable() {
+                self.read_status();
+            }
+            if self.ended.is_some() || enough(&self.text) {
+                return Ok(());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            let events = PollFd::from_borrowed_fd(self.session.events_fd(), PollFlags::IN);
+            let status = self.status.iter().map(|fd| PollFd::new(fd, PollFlags::IN));
+            let mut fds: Vec<PollFd<'_>> = status.chain([events]).collect();
+            // After an interrupted wait the loop reads again.
+            poll(&mut fds, Some(&timespec(left))).ok();
+        }
+    }
+
+    fn take_events(&mut self) -> Result<(), Error> {
+        while let Some(event) = self.session.next_event() {
+            match event {
+                Event::Started | Event::Terminal(_) => {}
+                Event::Failed(error) => return Err(error),
+                Event::Exited(exit) => self.ended = Some(Some(exit)),
+                Event::TimedOut | Event::Gone => self.ended = Some(None),
+            }
+        }
+        Ok(())
+    }
+
+    fn status_is_readable(&self) -> bool {
+        let Some(status) = &self.status else { return false };
+        let mut fds = [PollFd::new(status, PollFlags::IN)];
+        poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
+    }
+
+    fn read_status(&mut self) {
+        let mut buffer = [0; STATUS_BYTES_MAX];
+        let read = self.status.as_ref().map(|status| rustix::io::read(status, &mut buffer));
+        match read {
+            Some(Ok(count @ 1..)) if self.text.len() + count <= STATUS_BYTES_MAX => {
+                self.text.extend_from_slice(&buffer[..count]);
+            }
+            // Its end, or more than any status: the rest is not read.
+            Some(Ok(_) | Err(_)) | None => self.status = None,
         }
     }
 }
@@ -120,7 +337,24 @@ fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_owned()
 }
 
-/// The errno is the reason; where it is about the request, the caller can act on it.
+/// The errno is the reason. Where it is about the request, the user can act on it.
 fn failed(doing: String, errno: i32) -> Error {
     Error::bad_request(doing).caused_by(io::Error::from_raw_os_error(errno))
+}
+
+fn unfinished(id: &BoxId) -> Error {
+    Error::conflict(format!("box {id} did not finish the copy"))
+        .caused_by("its side of the copy ended too early")
+        .with_hint("a file that did not arrive completely is as it was before")
+}
+
+/// `why` comes from the box and may be anything: errors are escaped where they are shown.
+fn cannot_copy(id: &BoxId, why: &str) -> Error {
+    let error = Error::bad_request(format!("box {id} did not copy")).caused_by(why.to_owned());
+    let is_full = ["No space left", "File too large"];
+    if is_full.iter().any(|words| why.contains(words)) {
+        error.with_hint("its scratch space has a size: --scratch of 'tare run'")
+    } else {
+        error
+    }
 }

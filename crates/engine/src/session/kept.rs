@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::pipe::{PipeFlags, pipe_with};
-use tare_control::Found;
+use tare_control::file_programs::PathKind;
 
 use crate::error::{Context, Error};
 use crate::spec::BoxId;
@@ -21,16 +21,16 @@ use crate::spec::shown::quoted;
 const PLACES: [(&str, &str); 3] = [("/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "dev/shm")];
 const OVERLAY: &str = "upper";
 
-/// Somebody who writes an archive to a pipe.
+/// An archive that a thread of this process writes to a pipe.
 #[derive(Debug)]
-pub struct Packing {
+pub struct PackStream {
     pub stream: OwnedFd,
-    pub found: Found,
+    pub found: PathKind,
     pub packer: JoinHandle<Result<(), tare_archive::Error>>,
 }
 
 /// The archive of what an ended box has left at `path`.
-pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
+pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error> {
     let doing = || format!("cannot read {} of box {id}", quoted(path));
     let place = place(scratch, path).ok_or_else(|| {
         Error::bad_request(doing())
@@ -54,17 +54,17 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<Packing, Error> {
         Ok(())
     });
     let packer = packer.context(|| format!("cannot start a thread that reads box {id}"))?;
-    Ok(Packing {
+    Ok(PackStream {
         stream: read,
         found: match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => Found::Directory,
+            FileType::Directory => PathKind::Directory,
             FileType::RegularFile
             | FileType::Symlink
             | FileType::Fifo
             | FileType::Socket
             | FileType::CharacterDevice
             | FileType::BlockDevice
-            | FileType::Unknown => Found::File,
+            | FileType::Unknown => PathKind::File,
         },
         packer,
     })

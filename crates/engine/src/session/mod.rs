@@ -7,7 +7,6 @@
 //! This folder makes no boxes, and trusts nothing that a keeper sends.
 
 pub mod attach;
-pub mod copying;
 pub mod exec;
 pub mod exit;
 pub mod failure;

@@ -12,12 +12,15 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::fs::{fstat, lstat, openat, statat};
 use rustix::io::Errno;
-use tare_control::files::{FileWord, Listed, ListedKind, PIECE_BYTES_MAX, piece_length};
+use tare_control::file_programs::{
+    Listed, ListedKind, PIECE_BYTES_MAX, ProgramStatus, piece_length,
+};
 use tare_kernel::replace::Draft;
 use tare_kernel::{signals, tree};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
+const READY: ProgramStatus = ProgramStatus::Ready { kind: None, size: None };
 
 /// Writes the regular file at `path`, wherever its links lead, to standard output.
 pub fn read(path: &[u8]) -> u8 {
@@ -50,15 +53,15 @@ fn conclude(result: io::Result<()>) -> u8 {
         Ok(()) => DONE,
         Err(error) => {
             let errno = error.raw_os_error();
-            say(FileWord::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
+            say(ProgramStatus::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
             FAILED
         }
     }
 }
 
 /// Whoever does not listen is gone, and we are with it.
-fn say(word: FileWord) {
-    writeln!(io::stderr(), "{word}").ok();
+fn say(status: ProgramStatus) {
+    writeln!(io::stderr(), "{status}").ok();
 }
 
 fn try_read(path: &Path) -> io::Result<()> {
@@ -77,7 +80,7 @@ fn try_read(path: &Path) -> io::Result<()> {
         (false, Ok(size)) if size >= begin as u64 => Some(size),
         (false, _) => None,
     };
-    say(FileWord::Ready { size });
+    say(ProgramStatus::Ready { kind: None, size });
     let mut output = output()?;
     output.write_all(&buffer[..begin])?;
     let rest = size.map_or(u64::MAX, |size| size - begin as u64);
@@ -124,7 +127,7 @@ fn read_full(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
 fn try_list(path: &Path) -> io::Result<()> {
     let directory = open_directory(path)?;
     let content = Dir::read_from(&directory)?;
-    say(FileWord::Ready { size: None });
+    say(READY);
     let mut output = output()?;
     for entry in content {
         let entry = entry?;
@@ -178,7 +181,7 @@ fn try_write(path: &Path) -> io::Result<()> {
     let parent = openat(CWD, parent, flags, Mode::empty())?;
     let name = CString::new(name.as_bytes())?;
     let mut draft = Draft::create(parent.as_fd(), &name, Mode::from_raw_mode(0o644))?;
-    say(FileWord::Ready { size: None });
+    say(READY);
     fill(draft.file(), mode)?;
     Ok(draft.publish()?)
 }
@@ -222,6 +225,6 @@ fn try_remove(path: &Path) -> io::Result<()> {
     let name = CString::new(name.as_bytes())?;
     let parent = open_directory(parent)?;
     statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-    say(FileWord::Ready { size: None });
+    say(READY);
     tree::remove(parent.as_fd(), &name)
 }

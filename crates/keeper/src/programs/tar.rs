@@ -1,10 +1,9 @@
-//! The parts of `tare cp` that run in the box: as the box's user, under its
-//! filter, with its root directory. So no symlink leads anywhere but where the
-//! box itself could go, and nobody outside touches a file of it.
+//! The parts of `tare cp` that run in the box: as the box's user, under its filter, with
+//! its root directory. So no symlink leads anywhere but where the box itself could go,
+//! and no process outside touches a file of it.
 //!
-//! First a word about what was found goes to standard error, then the archive is
-//! written to standard output or read from standard input. If that fails,
-//! standard error says why, in one more line.
+//! A status line goes to standard error first, then the archive is written to standard
+//! output or read from standard input. If that fails, one more line says why.
 
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -18,7 +17,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::OFlags;
 use tare_archive::{Options, Top};
-use tare_control::Found;
+use tare_control::file_programs::{PathKind, ProgramStatus};
 use tare_kernel::signals;
 
 const DONE: u8 = 0;
@@ -69,7 +68,8 @@ fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
     let (directory, entry) = place(path);
     let found = fs::symlink_metadata(path).map_err(failing)?;
     let directory = open_directory(directory).map_err(failing)?;
-    say(&if found.is_dir() { Found::Directory } else { Found::File });
+    let kind = if found.is_dir() { PathKind::Directory } else { PathKind::File };
+    say(&ProgramStatus::Ready { kind: Some(kind), size: None });
     // Whole blocks at a time; std's own standard output writes line by line.
     let output = io::stdout().as_fd().try_clone_to_owned().map_err(failing)?;
     let mut output = io::BufWriter::new(File::from(output));
@@ -80,13 +80,13 @@ fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
 fn try_unpack(path: &Path) -> Result<(), Failure> {
     let failing = |error: io::Error| format!("cannot write to {}: {error}", path.display());
     let (into, found) = match fs::metadata(path) {
-        Ok(found) if found.is_dir() => (path, Found::Directory),
-        Ok(_) => (place(path).0, Found::File),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => (place(path).0, Found::Missing),
+        Ok(found) if found.is_dir() => (path, PathKind::Directory),
+        Ok(_) => (place(path).0, PathKind::File),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (place(path).0, PathKind::Missing),
         Err(error) => return Err(failing(error)),
     };
     let directory = open_directory(into).map_err(failing)?;
-    say(&found);
+    say(&ProgramStatus::Ready { kind: Some(found), size: None });
     let everything = Options {
         top: Top::Any,
         // Its own limits are the box's.

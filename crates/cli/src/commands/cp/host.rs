@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
 use tare_archive::{Options, Top};
 use tare_engine::spec::shown::quoted;
-use tare_engine::{Context as _, Error, Found};
+use tare_engine::{Context as _, Error, PathKind};
 use tare_kernel::step::step;
 
 use crate::commands::cp::target::{self, Landing, Subject};
@@ -66,17 +66,17 @@ impl<'a> Source<'a> {
 #[derive(Debug)]
 pub struct Destination<'a> {
     path: &'a Path,
-    found: Found,
+    found: PathKind,
 }
 
 impl<'a> Destination<'a> {
     pub fn look(path: &'a Path) -> Result<Self, Error> {
         let found = match fs::metadata(path) {
-            Ok(metadata) if metadata.is_dir() => Found::Directory,
-            Ok(_) => Found::File,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Missing,
+            Ok(metadata) if metadata.is_dir() => PathKind::Directory,
+            Ok(_) => PathKind::File,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => PathKind::Missing,
             // A file with a slash behind it.
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Found::File,
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => PathKind::File,
             Err(error) => return Err(error).context(|| format!("cannot look at {}", quoted(path))),
         };
         Ok(Self { path, found })
@@ -86,7 +86,7 @@ impl<'a> Destination<'a> {
         self.path
     }
 
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> PathKind {
         self.found
     }
 

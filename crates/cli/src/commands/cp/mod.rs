@@ -20,7 +20,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::isatty;
 use tare_engine::spec::shown::quoted;
-use tare_engine::{Context as _, Copying, Error, Found};
+use tare_engine::{Context as _, Copy, Error, PathKind};
 use tare_kernel::signals;
 
 use crate::commands::each::on_box;
@@ -103,18 +103,18 @@ fn wrong_usage(message: &str, hint: &str) -> u8 {
 }
 
 /// Begins a copy into a box.
-fn open_in(context: &Context, reference: &str, path: &Path) -> Result<Copying, Error> {
+fn open_in(context: &Context, reference: &str, path: &Path) -> Result<Copy, Error> {
     let engine = context.engine(Purpose::Use)?;
     on_box(&engine, reference, |id| engine.copy_in(id, path))
 }
 
 /// Begins a copy out of a box.
-fn open_out(context: &Context, reference: &str, path: &Path) -> Result<Copying, Error> {
+fn open_out(context: &Context, reference: &str, path: &Path) -> Result<Copy, Error> {
     let engine = context.engine(Purpose::Use)?;
     on_box(&engine, reference, |id| engine.copy_out(id, path))
 }
 
-fn put(source: &Source<'_>, path: &Path, copying: Copying) -> Result<(), Error> {
+fn put(source: &Source<'_>, path: &Path, copying: Copy) -> Result<(), Error> {
     let name = match landing(source.subject(), path, copying.found)? {
         Landing::Into { name } => name,
         Landing::As { becomes, .. } | Landing::Make { becomes } => becomes,
@@ -129,8 +129,8 @@ fn put(source: &Source<'_>, path: &Path, copying: Copying) -> Result<(), Error> 
     })
 }
 
-fn get(path: &Path, destination: &Destination<'_>, copying: Copying) -> Result<(), Error> {
-    let subject = Subject::new(target::name(path), copying.found == Found::Directory);
+fn get(path: &Path, destination: &Destination<'_>, copying: Copy) -> Result<(), Error> {
+    let subject = Subject::new(target::name(path), copying.found == PathKind::Directory);
     let landing = landing(subject, destination.path(), destination.found())?;
     let mut stream = stream_of(&copying)?;
     let unpacked = destination.unpack(&mut stream, &landing)?;
@@ -141,8 +141,8 @@ fn get(path: &Path, destination: &Destination<'_>, copying: Copying) -> Result<(
     })
 }
 
-fn stream_in(path: &Path, copying: Copying) -> Result<(), Error> {
-    if copying.found != Found::Directory {
+fn stream_in(path: &Path, copying: Copy) -> Result<(), Error> {
+    if copying.found != PathKind::Directory {
         return Err(bad(
             format!("{} is not a directory of the box", quoted(path)),
             "name the directory that the stream is to be unpacked in",
@@ -155,7 +155,7 @@ fn stream_in(path: &Path, copying: Copying) -> Result<(), Error> {
     both_sides(copied.map(drop), copying, || "cannot copy the stream into the box".to_owned())
 }
 
-fn stream_out(copying: Copying) -> Result<(), Error> {
+fn stream_out(copying: Copy) -> Result<(), Error> {
     let copied = caller_file(stdout()).and_then(|mut to| {
         let mut from = stream_of(&copying)?;
         Ok(io::copy(&mut from, &mut to))
@@ -184,7 +184,7 @@ fn refuse_terminal() -> Result<(), Error> {
 /// other one says why.
 fn both_sides<E: StdError + Send + Sync + 'static>(
     ours: Result<(), E>,
-    copying: Copying,
+    copying: Copy,
     doing: impl FnOnce() -> String,
 ) -> Result<(), Error> {
     let theirs = copying.finish();
@@ -204,8 +204,8 @@ fn is_consequence(error: &(dyn StdError + 'static)) -> bool {
     is_cut || as_io == Some(io::ErrorKind::BrokenPipe)
 }
 
-/// The box's end, to be closed before [`Copying::finish`].
-fn stream_of(copying: &Copying) -> Result<File, Error> {
+/// The box's end, to be closed before [`Copy::finish`].
+fn stream_of(copying: &Copy) -> Result<File, Error> {
     let stream = copying.stream.try_clone();
     stream.map(File::from).context(|| "cannot use the stream of the box".to_owned())
 }

@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use tare_engine::spec::shown::quoted;
-use tare_engine::{Error, Found};
+use tare_engine::{Error, PathKind};
 
 use crate::error::bad;
 
@@ -90,26 +90,26 @@ pub enum Landing {
     Make { becomes: OsString },
 }
 
-pub fn landing(subject: Subject<'_>, destination: &Path, found: Found) -> Result<Landing, Error> {
+pub fn landing(subject: Subject<'_>, destination: &Path, found: PathKind) -> Result<Landing, Error> {
     let refused = |why: &str, hint: &str| Err(bad(format!("{} {why}", quoted(destination)), hint));
     let slash = ends_with_slash(destination);
     match (found, subject) {
-        (Found::Directory, Subject::File(name) | Subject::Directory(name)) => {
+        (PathKind::Directory, Subject::File(name) | Subject::Directory(name)) => {
             Ok(Landing::Into { name: name.into() })
         }
-        (Found::Directory, Subject::Content) => Ok(Landing::Onto),
-        (Found::Missing, Subject::File(_)) if slash => refused(
+        (PathKind::Directory, Subject::Content) => Ok(Landing::Onto),
+        (PathKind::Missing, Subject::File(_)) if slash => refused(
             "is not there, and a file cannot become a directory",
             "make the directory first, or leave the slash out",
         ),
-        (Found::File, Subject::File(_)) if slash => {
+        (PathKind::File, Subject::File(_)) if slash => {
             refused("is not a directory", "leave the slash out to replace the file")
         }
-        (Found::File, Subject::Directory(_) | Subject::Content) => refused(
+        (PathKind::File, Subject::Directory(_) | Subject::Content) => refused(
             "is a file, and a directory is to be copied there",
             "name a directory, or something that is not there yet",
         ),
-        (Found::Missing | Found::File, subject) => match name(destination) {
+        (PathKind::Missing | PathKind::File, subject) => match name(destination) {
             Some(becomes) => Ok(renamed(subject, becomes)),
             None => refused("is not there", "make the directory first"),
         },
@@ -183,7 +183,7 @@ mod tests {
         assert!(parse(OsStr::from_bytes(b"\xff:/x")).is_err());
     }
 
-    fn land(subject: Subject<'_>, destination: &str, found: Found) -> Option<Landing> {
+    fn land(subject: Subject<'_>, destination: &str, found: PathKind) -> Option<Landing> {
         landing(subject, Path::new(destination), found).ok()
     }
 
@@ -203,7 +203,7 @@ mod tests {
     fn a_directory_takes_things_in_under_their_names() {
         let into = Some(Landing::Into { name: "src".into() });
         for destination in ["/a/dst", "/a/dst/", "/a/dst/.", "/", "."] {
-            let found = Found::Directory;
+            let found = PathKind::Directory;
             assert_eq!(land(file(), destination, found), into);
             assert_eq!(land(directory(), destination, found), into);
             let content = land(Subject::Content, destination, found);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_becomes_what_is_copied() {
-        let found = Found::Missing;
+        let found = PathKind::Missing;
         assert_eq!(land(file(), "a/dst", found), as_dst());
         assert_eq!(land(file(), "a/dst/", found), None);
         let made = Some(Landing::Make { becomes: "dst".into() });
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_by_a_file_only() {
-        let found = Found::File;
+        let found = PathKind::File;
         assert_eq!(land(file(), "dst", found), as_dst());
         assert_eq!(land(file(), "dst/", found), None);
         assert_eq!(land(directory(), "dst", found), None);
@@ -234,13 +234,13 @@ mod tests {
 
     #[test]
     fn every_refusal_names_the_path_and_what_to_do() {
-        let refused = landing(directory(), Path::new("dst"), Found::File).unwrap_err();
+        let refused = landing(directory(), Path::new("dst"), PathKind::File).unwrap_err();
         assert_eq!(
             crate::error::sentence(&refused),
             "'dst' is a file, and a directory is to be copied there \
              (name a directory, or something that is not there yet)"
         );
-        let refused = landing(directory(), Path::new("a/.."), Found::Missing);
+        let refused = landing(directory(), Path::new("a/.."), PathKind::Missing);
         assert!(refused.unwrap_err().hint().is_some());
     }
 

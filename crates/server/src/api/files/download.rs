@@ -11,8 +11,8 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
-use tare_engine::Copying;
-use tare_engine::files::{PIECE_BYTES_MAX, Rest};
+use tare_engine::Copy;
+use tare_engine::files::{PIECE_BYTES_MAX, PendingFile};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -73,8 +73,8 @@ pub struct Source {
 
 /// Who says at the end whether that was all.
 pub enum Other {
-    File(Rest),
-    Archive(Copying),
+    File(PendingFile),
+    Archive(Copy),
 }
 
 impl Source {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
-use tare_engine::Found;
+use tare_engine::PathKind;
 use tare_engine::files::{PIECE_BYTES_MAX, piece_head};
 use tare_engine::spec::quantity;
 use tokio::io::Interest;
@@ -76,7 +76,7 @@ pub async fn archive(
         Ok(engine.copy_in(&id, &path))
     });
     let copying = opened.await?.map_err(of_file)?;
-    if copying.found != Found::Directory {
+    if copying.found != PathKind::Directory {
         let message = "there is no directory to unpack into";
         return Err(ServiceError::invalid("not_a_directory", message));
     }

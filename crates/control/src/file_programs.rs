@@ -1,0 +1,208 @@
+//! What tare's own programs in a box report, and how a file comes to the one that writes.
+//!
+//! A program writes one status line to its standard error before it begins, and another
+//! if it fails after that. A status has numbers and known words only: no text that comes
+//! from a box is repeated.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One status line: `ready [KIND] [SIZE]` or `failed ERRNO`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgramStatus {
+    Ready {
+        /// What is at the path of an archive.
+        kind: Option<PathKind>,
+        /// The size of a file that is read, if it is known.
+        size: Option<u64>,
+    },
+    Failed {
+        errno: i32,
+    },
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathKind {
+    Missing,
+    /// Anything but a directory.
+    File,
+    Directory,
+}
+
+impl PathKind {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Missing, "missing"), (Self::File, "file"), (Self::Directory, "directory")];
+
+    fn read(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind)
+    }
+}
+
+impl fmt::Display for PathKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::ALL.iter().find(|(kind, _)| kind == self);
+        f.write_str(word.map_or("", |(_, word)| word))
+    }
+}
+
+impl fmt::Display for ProgramStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready { kind, size } => {
+                f.write_str("ready")?;
+                kind.iter().try_for_each(|kind| write!(f, " {kind}"))?;
+                size.iter().try_for_each(|size| write!(f, " {size}"))
+            }
+            Self::Failed { errno } => write!(f, "failed {errno}"),
+        }
+    }
+}
+
+impl FromStr for ProgramStatus {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let size = |word: &str| word.parse().map_err(drop);
+        match words.as_slice() {
+            ["ready"] => Ok(Self::Ready { kind: None, size: None }),
+            ["ready", word] => match PathKind::read(word) {
+                kind @ Some(_) => Ok(Self::Ready { kind, size: None }),
+                None => Ok(Self::Ready { kind: None, size: Some(size(word)?) }),
+            },
+            ["ready", word, bytes] => {
+                let kind = PathKind::read(word).ok_or(())?;
+                Ok(Self::Ready { kind: Some(kind), size: Some(size(bytes)?) })
+            }
+            ["failed", errno] => Ok(Self::Failed { errno: errno.parse().map_err(drop)? }),
+            // Keepers of boxes that were made before the first word was added.
+            [word] => Ok(Self::Ready { kind: Some(PathKind::read(word).ok_or(())?), size: None }),
+            _ => Err(()),
+        }
+    }
+}
+
+/// The largest piece of a file that is written.
+pub const PIECE_BYTES_MAX: usize = 64 << 10;
+
+/// A piece of a file that is written begins with its length. One of no length says that
+/// the file is whole; without it nothing of it is kept.
+pub fn piece_head(length: usize) -> [u8; 4] {
+    u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes()
+}
+
+pub fn piece_length(head: [u8; 4]) -> Option<usize> {
+    let length = usize::try_from(u32::from_be_bytes(head)).ok()?;
+    (length <= PIECE_BYTES_MAX).then_some(length)
+}
+
+/// What is in a directory: each entry ends with a zero byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    pub kind: ListedKind,
+    /// Permission bits.
+    pub mode: u32,
+    pub size: u64,
+    /// In seconds.
+    pub mtime: i64,
+    /// Anything but a zero byte and a slash.
+    pub name: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListedKind {
+    File,
+    Directory,
+    Symlink,
+    Other,
+}
+
+/// More than any name and its numbers have.
+pub const LISTED_BYTES_MAX: usize = 512;
+
+impl ListedKind {
+    const ALL: [(Self, &'static str); 4] = [
+        (Self::File, "file"),
+        (Self::Directory, "directory"),
+        (Self::Symlink, "symlink"),
+        (Self::Other, "other"),
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Directory => "directory",
+            Self::Symlink => "symlink",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl Listed {
+    pub fn encode(&self) -> Vec<u8> {
+        let Self { mode, size, mtime, .. } = self;
+        let head = format!("{} {mode} {size} {mtime} ", self.kind.as_str());
+        [head.as_bytes(), &self.name, b"\0"].concat()
+    }
+
+    /// Without the zero byte; `None` for what no entry looks like.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut fields = bytes.splitn(5, |byte| *byte == b' ');
+        let mut text = || std::str::from_utf8(fields.next()?).ok();
+        let kind = text()?;
+        let kind = ListedKind::ALL.iter().find(|(_, name)| *name == kind)?.0;
+        let mode = text()?.parse().ok()?;
+        let size = text()?.parse().ok()?;
+        let mtime = text()?.parse().ok()?;
+        let name = fields.next()?.to_vec();
+        let is_name = !name.is_empty() && !name.contains(&0) && !name.contains(&b'/');
+        is_name.then_some(Self { kind, mode, size, mtime, name })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let ready = |kind, size| ProgramStatus::Ready { kind, size };
+        for status in [
+            ready(None, None),
+            ready(None, Some(u64::MAX)),
+            ready(Some(PathKind::Missing), None),
+            ready(Some(PathKind::Directory), Some(7)),
+            ProgramStatus::Failed { errno: 2 },
+        ] {
+            assert_eq!(status.to_string().parse(), Ok(status));
+        }
+        assert_eq!("file".parse(), Ok(ready(Some(PathKind::File), None)));
+        for text in ["", "ready ", "ready -1", "failed", "failed x", "READY", "ready 1 file"] {
+            assert_eq!(text.parse::<ProgramStatus>(), Err(()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_with_any_name_is_read_back_unchanged() {
+        let listed = Listed {
+            kind: ListedKind::Symlink,
+            mode: 0o777,
+            size: 3,
+            mtime: -1,
+            name: b" a \xff\n".to_vec(),
+        };
+        let bytes = listed.encode();
+        let (last, rest) = bytes.split_last().expect("it is not empty");
+        assert_eq!((*last, Listed::decode(rest)), (0, Some(listed)));
+        for wrong in [&b""[..], b"file 1 2 3", b"file 1 2 3 a/b", b"dir 1 2 3 a", b"file x 2 3 a"] {
+            assert_eq!(Listed::decode(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_piece_has_a_limit() {
+        assert_eq!(piece_length(piece_head(7)), Some(7));
+        assert_eq!(piece_length(piece_head(PIECE_BYTES_MAX + 1)), None);
+    }
+}
