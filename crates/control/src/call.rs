@@ -89,9 +89,9 @@ pub enum Call {
     Usage,
     /// The way to the command's standard input comes with the answer.
     Input,
-    /// Stop everyone of the workload where they are.
+    /// Freeze every process of the workload.
     Freeze,
-    /// They go on, since somebody has let them: to be written down.
+    /// The workload was resumed by the caller: write it to the journal.
     Resumed,
 }
 
@@ -216,7 +216,7 @@ pub enum Refusal {
     NoLog,
     /// The frame or its descriptors make no sense.
     Malformed,
-    /// Nobody would begin to run.
+    /// The box is paused: a new process would not begin to run.
     Paused,
     /// The workload has no cgroup of its own.
     NoFreezer,
@@ -255,7 +255,7 @@ pub enum Report {
     Exited {
         wait_status: i32,
     },
-    /// Its deadline passed; everyone that it started has been killed.
+    /// Its deadline passed, and every process that it started has been killed.
     TimedOut,
     /// The box goes on without its creator.
     Detached,

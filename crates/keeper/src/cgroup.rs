@@ -24,12 +24,13 @@ impl Freezer {
         Ok(Self { file })
     }
 
-    /// Everyone stops when they next leave the kernel.
+    /// Stops every process of the workload when it next leaves the kernel.
     pub fn freeze(&self) -> rustix::io::Result<()> {
         step("freeze the workload", || pwrite(&self.file, b"1", 0)).map(drop)
     }
 
-    /// Whether somebody wants it so: who is started now would not begin.
+    /// Whether the workload is to be frozen: a process that is started now would not
+    /// begin.
     pub fn is_frozen(&self) -> bool {
         let mut wanted = [0];
         matches!(pread(&self.file, &mut wanted, 0), Ok(1)) && wanted == *b"1"

@@ -25,13 +25,13 @@ impl Journal {
         Self { file, bytes: 0, events: 0, processes: 0 }
     }
 
-    /// The number of one more process that is started for somebody.
+    /// Numbers one more process that is started for a client.
     pub fn count_process(&mut self) -> u32 {
         self.processes = self.processes.saturating_add(1);
         self.processes
     }
 
-    /// One more event. Whoever waits for an answer has it by then.
+    /// Writes one more event. A client that waits for an answer has it before.
     pub fn note(&mut self, what: Happening) {
         let event = Event { number: self.events, at_us: boot_ns() / 1000, what };
         let (slot, at) = event.slot();
@@ -39,7 +39,8 @@ impl Journal {
         self.events = self.events.saturating_add(1);
     }
 
-    /// What is not written down is not so: nobody would know whose the box is.
+    /// Writes that the box is detached. If that fails it is not: later commands could not
+    /// tell that it no longer belongs to its creator.
     pub fn detached(&mut self) -> rustix::io::Result<()> {
         self.write(LifeEvent::Detached)
     }

@@ -34,12 +34,12 @@ pub struct Started {
     pub id: BoxId,
     /// Defaults that this host cannot enforce, a sentence each.
     pub notes: Vec<String>,
-    /// A child of this process: whoever lives on has to reap it.
+    /// A child of this process, which has to reap it if it lives on.
     pub keeper: Process,
 }
 
 impl Engine {
-    /// Makes a box that belongs to nobody, and returns when its command runs.
+    /// Makes a detached box, and returns when its command runs.
     pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
         self.start_new(spec, options, None)
     }
@@ -67,8 +67,8 @@ impl Engine {
         self.start_recorded(&id, record, reserve, (spec, options, given_up))
     }
 
-    /// The same under an id that somebody has chosen. `None` when that box is there, or
-    /// somebody is making it; an error when it was there and is removed, for as long as
+    /// Makes a detached box with a chosen id. `None` when that box exists or is being made.
+    /// An error when it existed and was removed, for as long as
     /// its story is kept.
     pub fn start_as(
         &self,
@@ -82,7 +82,7 @@ impl Engine {
             Err(error) if is_taken(&error) => return Ok(None),
             record => record?,
         };
-        // Whoever removes a box adds its story before its record goes: with the record
+        // A removal adds the story before it removes the record: with the record
         // in our hands nothing falls between the two.
         if self.was_let_go(id)? {
             drop(reserve);

@@ -1,5 +1,4 @@
-//! Coming back to a box that was left to itself: its output, and the way to its
-//! input.
+//! Attaches to a detached box: its output from now on, and the way to its input.
 
 use std::os::fd::OwnedFd;
 

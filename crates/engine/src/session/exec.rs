@@ -115,7 +115,7 @@ pub(crate) fn start(
     Ok((link, stdio))
 }
 
-/// Containment changes nobody's ids.
+/// With `--contain` users do not change.
 fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error> {
     let intent = record.account.intent.as_ref();
     let contained = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Contain);

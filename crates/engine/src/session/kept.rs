@@ -49,7 +49,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
         let mut output = io::BufWriter::new(File::from(write));
         let name = name.as_bytes();
         tare_archive::pack(&mut output, directory.as_fd(), name, name)?;
-        // Whoever does not read to the end knows that there is more.
+        // A reader that stops before the end knows that there is more.
         output.flush().ok();
         Ok(())
     });

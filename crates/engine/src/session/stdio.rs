@@ -82,9 +82,9 @@ impl Stdio {
 /// Creates a pipe that its owner can open again by name. Programs do so with `/dev/stdout`, and the
 /// kernel would refuse it for a pipe of root.
 fn pipe_of(owner: Owner) -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = step("pipe made", || pipe_with(PipeFlags::CLOEXEC))?;
+    let (read, write) = step("make a pipe", || pipe_with(PipeFlags::CLOEXEC))?;
     if let Some((uid, gid)) = owner.0 {
-        step("pipe given away", || fchown(&read, Some(uid), Some(gid)))?;
+        step("give the pipe to its user", || fchown(&read, Some(uid), Some(gid)))?;
     }
     Ok((read, write))
 }
@@ -92,5 +92,5 @@ fn pipe_of(owner: Owner) -> io::Result<(OwnedFd, OwnedFd)> {
 pub fn null() -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let open = || openat(CWD, c"/dev/null", flags, Mode::empty());
-    Ok(step("nothing opened", open)?)
+    Ok(step("open /dev/null", open)?)
 }

@@ -49,13 +49,13 @@ pub fn mount_dev(root: BorrowedFd<'_>, dev: BorrowedFd<'_>) -> Result<(), Failur
 /// nodes and for what is mounted in it.
 pub fn make_dev(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     for name in [c"dev", c"dev/pts"] {
-        step("directory of /dev made", || mkdirat(scratch, name, Mode::from_raw_mode(0o755)))?;
+        step("make a directory in /dev", || mkdirat(scratch, name, Mode::from_raw_mode(0o755)))?;
     }
     for (_, node) in NODES {
         make_empty_file(scratch, node)?;
     }
     for (target, name) in LINKS {
-        step("link of /dev made", || symlinkat(target, scratch, name))?;
+        step("make a link in /dev", || symlinkat(target, scratch, name))?;
     }
     Ok(())
 }

@@ -159,7 +159,7 @@ fn make_scratch(
 
 /// A directory with exactly this mode, whatever the umask.
 fn make_directory(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> rustix::io::Result<()> {
-    step("directory of the box made", || mkdirat(parent, name, Mode::from_raw_mode(mode)))?;
+    step("make a directory of the box", || mkdirat(parent, name, Mode::from_raw_mode(mode)))?;
     rustix::fs::chmodat(parent, name, Mode::from_raw_mode(mode), AtFlags::empty())
 }
 

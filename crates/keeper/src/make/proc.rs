@@ -96,7 +96,7 @@ pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<Owned
 /// The file and the directory that cover others: on the scratch space, where
 /// `/proc` will be mounted over them.
 pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    step("place of masks made", || mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555)))?;
+    step("make a directory for masks", || mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555)))?;
     make_empty_file(scratch, c"proc/file")?;
     mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
 }

@@ -12,7 +12,7 @@ use crate::make::{Failing, Failure};
 /// Both sides of a terminal.
 #[derive(Debug)]
 pub struct Pair {
-    /// For whoever looks at it.
+    /// For the client.
     pub master: OwnedFd,
     /// For the process that it controls.
     pub slave: OwnedFd,

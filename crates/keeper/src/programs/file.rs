@@ -1,4 +1,4 @@
-//! Single files of a box, for whoever asks from outside: read, listed, written, removed.
+//! Reads, lists, writes and removes single files of a box, for clients outside.
 //! Like [`crate::programs::tar`], and for the same reason, this runs in the box, as its user.
 
 use std::ffi::{CString, OsStr};
@@ -59,7 +59,7 @@ fn conclude(result: io::Result<()>) -> u8 {
     }
 }
 
-/// Whoever does not listen is gone, and we are with it.
+/// A client that does not read this is gone, and the keeper ends this program.
 fn say(status: ProgramStatus) {
     writeln!(io::stderr(), "{status}").ok();
 }
