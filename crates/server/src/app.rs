@@ -14,7 +14,7 @@ use crate::admission::bodies::Bodies;
 use crate::admission::pressure::Pressure;
 use crate::admission::streams::Streams;
 use crate::admission::{Admission, Admitted, Caller, Need};
-use crate::config::{Config, Reach};
+use crate::config::{Config, Exposure};
 use crate::error::ServiceError;
 use crate::librechat::{Cancellable, Sessions, Waiting};
 use crate::store::open::Files;
@@ -66,7 +66,7 @@ pub struct Shared {
     /// Whoever looks at all of the host has this.
     pub proofs: Mutex<()>,
     /// As it was at the start, whatever a later configuration says.
-    pub reach: Reach,
+    pub reach: Exposure,
     /// The TCP port that the listener has, once it has one.
     pub port: OnceLock<u16>,
     pub started: Instant,
@@ -80,7 +80,7 @@ pub struct Shared {
 /// Where this server is reached.
 #[derive(Debug, Clone, Copy)]
 pub struct ServedAt {
-    pub reach: Reach,
+    pub reach: Exposure,
     /// `None` for a socket in the file system.
     pub port: Option<u16>,
 }
@@ -183,7 +183,7 @@ impl App {
             recovery: Recovery::default(),
             shares,
             proofs: Mutex::default(),
-            reach: config.listen.reach(),
+            reach: config.listen.exposure(),
             port: OnceLock::new(),
             started: Instant::now(),
             stopping: Stopping::default(),

@@ -85,6 +85,7 @@ impl Options {
         config.check()?;
         config.librechat.read_keys()?;
         config.hooks.find_program()?;
+        config.librechat.boxes.find_directories()?;
         config.files.try_directory()?;
         config.fit(Room::found());
         Ok(config)

@@ -33,6 +33,16 @@ pub struct Quota {
     pub memory_bytes: Option<u64>,
 }
 
+impl Quota {
+    fn of(key: &Key) -> Self {
+        Self {
+            boxes: key.boxes,
+            runs_per_second: key.runs_per_second,
+            memory_bytes: key.memory_bytes,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct Quotas(Arc<Mutex<HashMap<String, Account>>>);
 
@@ -73,7 +83,7 @@ impl Quotas {
             return Ok(None);
         };
         let quota = config.keys.iter().find(|one| one.name == *key);
-        let quota = quota.map(Key::quota).unwrap_or_default();
+        let quota = quota.map(Quota::of).unwrap_or_default();
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
         account.check(&quota, key, need.memory_bytes)?;

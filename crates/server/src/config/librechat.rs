@@ -1,14 +1,15 @@
 //! `[librechat]` in `tare.toml`: authentication, profiles, and the boxes of executions.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
-use tare_engine::Error;
+use tare_engine::spec::quantity;
+use tare_engine::{Error, reason};
 
-use crate::config::{Key, Listen, Reach, time};
+use crate::config::{Exposure, Key, Listen, size, time};
 use crate::librechat::auth::{ANONYMOUS, Keyring};
 use crate::librechat::profile::Profile;
-use crate::librechat::run::box_spec::BoxesConfig;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -69,6 +70,93 @@ fn lifetime_max() -> Duration {
     Duration::from_secs(300)
 }
 
+/// `[librechat.boxes]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BoxesConfig {
+    #[serde(deserialize_with = "size")]
+    pub memory: u64,
+    /// Space for files and everything else that is written.
+    #[serde(deserialize_with = "size")]
+    pub scratch: u64,
+    pub pids: u32,
+    /// Whether programs use the host's network.
+    pub host_network: bool,
+    /// Another root than the host's own programs.
+    pub rootfs: Option<PathBuf>,
+    /// A directory that every box sees as `/opt/packages`, read-only. Python searches `python` in
+    /// it, Node `node_modules`, and shells `bin`.
+    pub packages: Option<PathBuf>,
+    /// How many files one execution may return.
+    pub output_files: usize,
+    /// A session that is not used for this long is ended.
+    #[serde(deserialize_with = "time")]
+    pub session_idle: Duration,
+}
+
+impl Default for BoxesConfig {
+    fn default() -> Self {
+        Self {
+            memory: 1 << 30,
+            scratch: 512 << 20,
+            pids: 256,
+            host_network: false,
+            rootfs: None,
+            packages: None,
+            output_files: 100,
+            session_idle: Duration::from_secs(30 * 60),
+        }
+    }
+}
+
+impl BoxesConfig {
+    /// Checks what every box would be refused for.
+    fn check(&self) -> Result<(), Error> {
+        let named = |name: &str, error: Error| {
+            let message = format!("[librechat.boxes] {name}: {error}");
+            match error.hint() {
+                Some(hint) => Error::bad_request(message).with_hint(hint.to_owned()),
+                None => Error::bad_request(message),
+            }
+        };
+        quantity::memory_bytes(&self.memory.to_string()).map_err(|it| named("memory", it))?;
+        quantity::scratch_bytes(&self.scratch.to_string()).map_err(|it| named("scratch", it))?;
+        quantity::pids(&self.pids.to_string()).map_err(|it| named("pids", it))?;
+        // A box gets less than the default if it has little memory.
+        if self.scratch > self.memory && self.scratch != Self::default().scratch {
+            let (scratch, memory) =
+                (quantity::show_bytes(self.scratch), quantity::show_bytes(self.memory));
+            let message = format!("scratch of {scratch} is more than the memory of {memory}");
+            return Err(named("scratch", Error::bad_request(message)));
+        }
+        Ok(())
+    }
+
+    /// Reports a directory that no box could use at start, and not with the first execution.
+    pub fn find_directories(&self) -> Result<(), Error> {
+        for (name, path) in [("rootfs", &self.rootfs), ("packages", &self.packages)] {
+            if let Some(path) = path {
+                find_directory(path).map_err(|why| {
+                    let message = format!("[librechat.boxes] {name}: {} {why}", path.display());
+                    Error::bad_request(message)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find_directory(path: &Path) -> Result<(), String> {
+    if !path.is_absolute() {
+        return Err("is not absolute".to_owned());
+    }
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err("is not a directory".to_owned()),
+        Err(error) => Err(format!("cannot be used: {}", reason(&error))),
+    }
+}
+
 impl Default for LibreChatConfig {
     fn default() -> Self {
         Self {
@@ -94,13 +182,13 @@ impl LibreChatConfig {
     }
 
     /// Whether other hosts can send requests without a credential.
-    pub fn is_open(&self, keys: &[Key], reach: Reach) -> bool {
-        self.auth(keys) == Auth::None && !reach.is_local() && !self.allow_anonymous
+    pub fn is_open(&self, keys: &[Key], exposure: Exposure) -> bool {
+        self.auth(keys) == Auth::None && !exposure.is_local() && !self.allow_anonymous
     }
 
     pub fn check(&self, keys: &[Key], listen: &Listen) -> Result<(), Error> {
         let wrong = |message: &str, hint: &str| Err(Error::bad_request(message).with_hint(hint));
-        if self.is_open(keys, listen.reach()) {
+        if self.is_open(keys, listen.exposure()) {
             let message = format!("refusing to run what anybody sends to {listen}");
             let hint = "under [librechat] say auth = \"key\" or \"jwt\", or allow_anonymous = true";
             return wrong(&message, hint);
@@ -117,6 +205,7 @@ impl LibreChatConfig {
             let message = format!("no key can have the name {ANONYMOUS:?}");
             return wrong(&message, "it is that of whoever has none");
         }
+        self.boxes.check()?;
         if self.profiles.is_empty() {
             return wrong("no profile is served", "leave 'profiles' out to serve all");
         }
@@ -196,7 +285,7 @@ mod tests {
         let allowed = "[librechat]\nallow_anonymous = true";
         assert_eq!(afar(allowed), Ok(Auth::None));
         let config = read(&format!("listen = '0.0.0.0:80'\n{allowed}"));
-        assert!(!config.hears_anybody(config.listen.reach()));
+        assert!(!config.allows_anonymous(config.listen.exposure()));
     }
 
     #[test]
@@ -220,5 +309,36 @@ mod tests {
         let anonymous = key(ANONYMOUS) + "[librechat]\nanonymous_exec = true";
         assert!(checked(&anonymous).is_err_and(|said| said.contains(ANONYMOUS)));
         assert!(checked("[librechat]\nprofiles = []").is_err());
+    }
+
+    #[test]
+    fn settings_that_no_box_could_have_are_refused_by_name() {
+        let boxes = |text: &str| checked(&format!("[librechat.boxes]\n{text}"));
+        assert!(boxes("memory = '256m'\npids = 1").is_ok());
+        for (text, named) in [
+            ("memory = '1m'", "memory"),
+            ("scratch = '1k'", "scratch"),
+            ("memory = '64m'\nscratch = '128m'", "scratch"),
+            ("pids = 0", "pids"),
+        ] {
+            let refused = boxes(text).expect_err(text);
+            let named = format!("[librechat.boxes] {named}: ");
+            assert!(refused.starts_with(&named), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_no_box_could_use_is_refused_by_name() {
+        let find = |text: &str| {
+            read(&format!("[librechat.boxes]\n{text}")).librechat.boxes.find_directories()
+        };
+        assert!(find("rootfs = '/usr'\npackages = '/usr'").is_ok());
+        for name in ["rootfs", "packages"] {
+            for path in ["usr", "/no/such/directory", "/etc/passwd"] {
+                let refused = find(&format!("{name} = '{path}'")).expect_err(path).to_string();
+                let named = format!("[librechat.boxes] {name}: {path} ");
+                assert!(refused.starts_with(&named), "{refused}");
+            }
+        }
     }
 }

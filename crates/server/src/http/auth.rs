@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::app::{App, ServedAt};
-use crate::config::{Config, Key, Reach};
+use crate::config::{Config, Exposure, Key};
 use crate::error::ServiceError;
 use crate::http::request_log;
 
@@ -45,7 +45,7 @@ fn admit(
 ) -> Result<Option<String>, ServiceError> {
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
-        if !config.hears_anybody(served.reach) {
+        if !config.allows_anonymous(served.reach) {
             return Err(unauthorized("this server has no API key that would be heard here")
                 .with_hint("name one in [[keys]] of the configuration"));
         }
@@ -114,16 +114,16 @@ pub fn check_host(
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or("");
     let (name, port) = split_port(host);
     let mut configured = config.allowed_hosts.iter();
-    if served.reach == Reach::Socket || configured.any(|one| one == name || one == host) {
+    if served.reach == Exposure::Socket || configured.any(|one| one == name || one == host) {
         return Ok(());
     }
     let is_named = match served.reach {
-        Reach::Socket | Reach::Host => LOCAL_HOSTS.contains(&name),
-        Reach::Network => LOCAL_HOSTS.contains(&name) || is_address(name),
+        Exposure::Socket | Exposure::Loopback => LOCAL_HOSTS.contains(&name),
+        Exposure::Network => LOCAL_HOSTS.contains(&name) || is_address(name),
     };
     let is_port = match served.reach {
-        Reach::Socket | Reach::Network => true,
-        Reach::Host => port.is_empty() || port.parse().ok() == served.port,
+        Exposure::Socket | Exposure::Network => true,
+        Exposure::Loopback => port.is_empty() || port.parse().ok() == served.port,
     };
     let message = match (is_named, is_port) {
         (true, true) => return Ok(()),
@@ -189,7 +189,7 @@ mod tests {
     fn admitted(
         pairs: &[(&'static str, &'static str)],
         config: &Config,
-        reach: Reach,
+        reach: Exposure,
     ) -> Result<Option<String>, u16> {
         let pairs = pairs
             .iter()
@@ -207,7 +207,8 @@ mod tests {
     #[test]
     fn only_the_whole_key_is_the_key() {
         let config = with_key("secret");
-        let code = |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, Reach::Host);
+        let code =
+            |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, Exposure::Loopback);
         let ci = Ok(Some("ci".to_owned()));
         assert_eq!(code(&[("x-api-key", "secret")]), ci);
         assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
@@ -228,7 +229,7 @@ mod tests {
         let mut config = with_key("secret");
         let asked = |origin, config: &Config| {
             let pairs = [("x-api-key", "secret"), ("origin", origin)];
-            admitted(&pairs, config, Reach::Host)
+            admitted(&pairs, config, Exposure::Loopback)
         };
         for origin in ["https://evil.example", "null", "", "http://localhost"] {
             assert_eq!(asked(origin, &config), Err(403), "{origin:?}");
@@ -241,7 +242,7 @@ mod tests {
     #[test]
     fn without_keys_only_this_hosts_own_names_are_answered_to() {
         let config = Config::default();
-        let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
+        let asked = |host| admitted(&[("host", host)], &config, Exposure::Loopback).is_ok();
         for host in ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]"] {
             assert!(asked(host), "{host}");
         }
@@ -267,7 +268,7 @@ mod tests {
             allowed_hosts: vec!["tare.example".into(), "localhost:9000".into()],
             ..Config::default()
         };
-        let asked = |host| admitted(&[("host", host)], &config, Reach::Host).is_ok();
+        let asked = |host| admitted(&[("host", host)], &config, Exposure::Loopback).is_ok();
         for host in ["tare.example", "tare.example:8443", "localhost:9000", "localhost:8080"] {
             assert!(asked(host), "{host}");
         }
@@ -281,7 +282,7 @@ mod tests {
     fn through_a_socket_every_name_is_ours_and_pages_are_still_refused() {
         let config = Config::default();
         let asked = |pairs: &[(&'static str, &'static str)]| {
-            admitted(pairs, &config, Reach::Socket).map(|_| ())
+            admitted(pairs, &config, Exposure::Socket).map(|_| ())
         };
         for host in ["tare", "evil.example", ""] {
             assert_eq!(asked(&[("host", host)]), Ok(()), "{host}");
@@ -296,12 +297,12 @@ mod tests {
     fn without_keys_only_loopback_hosts_are_accepted() {
         let local = [("host", "localhost")];
         let open = Config::default();
-        assert!(admitted(&local, &open, Reach::Host).is_ok());
-        assert_eq!(admitted(&local, &open, Reach::Network), Err(401));
+        assert!(admitted(&local, &open, Exposure::Loopback).is_ok());
+        assert_eq!(admitted(&local, &open, Exposure::Network), Err(401));
         let tokens = "[librechat.jwt]\nkeys = '/jwks.json'";
         let tokens: Config = toml::from_str(tokens).expect("TOML");
         let given = [("host", "localhost"), ("authorization", "Bearer x")];
-        for reach in [Reach::Socket, Reach::Host, Reach::Network] {
+        for reach in [Exposure::Socket, Exposure::Loopback, Exposure::Network] {
             assert_eq!(admitted(&local, &tokens, reach), Err(401));
             assert_eq!(admitted(&given, &tokens, reach), Err(401));
         }

@@ -196,7 +196,7 @@ mod tests {
     use tare_harness::{Signer, TemporaryDirectory, jwks};
 
     use super::*;
-    use crate::config::{Key, Reach};
+    use crate::config::{Exposure, Key};
     use crate::http::error::status;
 
     /// Whoever was heard, as `tenant/user`, or the status and what was said.
@@ -204,7 +204,7 @@ mod tests {
 
     struct Asked<'a> {
         config: &'a Config,
-        reach: Reach,
+        reach: Exposure,
         method: Method,
         path: &'static str,
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     fn asked(config: &Config) -> Asked<'_> {
-        Asked { config, reach: Reach::Host, method: Method::GET, path: "/v1/files/x" }
+        Asked { config, reach: Exposure::Loopback, method: Method::GET, path: "/v1/files/x" }
     }
 
     fn refused(status: u16, message: &str) -> Heard {
@@ -273,7 +273,7 @@ mod tests {
     async fn beyond_loopback_anonymous_requests_must_be_allowed() {
         let mut config = Config::default();
         fn from_afar(config: &Config) -> Asked<'_> {
-            Asked { reach: Reach::Network, ..asked(config) }
+            Asked { reach: Exposure::Network, ..asked(config) }
         }
         let address = ("host", "192.0.2.1:8080");
         let status = from_afar(&config).with(&[address]).await.map_err(|it| it.0);

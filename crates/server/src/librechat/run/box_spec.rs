@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
 use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::PATH;
 use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, command};
 
+use crate::config::librechat::BoxesConfig;
 use crate::config::{self, Config};
 use crate::error::ServiceError;
 use crate::work::files::{self, Content, FileIn};
@@ -20,45 +20,6 @@ use crate::work::spec;
 pub const DATA: &str = "/mnt/data";
 /// Where the code is: beside nothing that is a user's.
 pub const CODE: &str = "/tmp/code";
-
-/// `[librechat.boxes]`
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct BoxesConfig {
-    #[serde(deserialize_with = "config::size")]
-    pub memory: u64,
-    /// For files and everything else that is written.
-    #[serde(deserialize_with = "config::size")]
-    pub scratch: u64,
-    pub pids: u32,
-    /// Whether programs have the host's network.
-    pub host_network: bool,
-    /// Another root than the host's programs.
-    pub rootfs: Option<PathBuf>,
-    /// A directory that every box sees as `/opt/packages`, read-only: `python` in it is
-    /// searched by Python, `node_modules` by Node, `bin` by shells.
-    pub packages: Option<PathBuf>,
-    /// Files that one execution may leave.
-    pub output_files: usize,
-    /// A session that nobody uses for so long is ended.
-    #[serde(deserialize_with = "config::time")]
-    pub session_idle: Duration,
-}
-
-impl Default for BoxesConfig {
-    fn default() -> Self {
-        Self {
-            memory: 1 << 30,
-            scratch: 512 << 20,
-            pids: 256,
-            host_network: false,
-            rootfs: None,
-            packages: None,
-            output_files: 100,
-            session_idle: Duration::from_secs(30 * 60),
-        }
-    }
-}
 
 /// What is to be run, and in what.
 pub struct Work {
