@@ -1,6 +1,8 @@
 //! Files on their way from a client into the store. Worker threads write to the disk one piece at a
 //! time, so a slow client occupies no thread.
 
+use axum::body::Bytes;
+
 use crate::app::App;
 use crate::error::ServiceError;
 use crate::store::id::Id;
@@ -21,7 +23,7 @@ impl Arriving {
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
 
-    pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), ServiceError> {
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), ServiceError> {
         let mut incoming = self.incoming.take().ok_or_else(lost)?;
         // If the request is cancelled, the thread drops the file.
         let write = move || {

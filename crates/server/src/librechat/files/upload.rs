@@ -11,9 +11,8 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::files::claim::Said;
-use crate::librechat::files::form::Form;
+use crate::librechat::files::form::{MultipartForm, PartHead};
 use crate::librechat::files::incoming::{Arrived, Arriving};
-use crate::librechat::files::multipart::Head;
 use crate::librechat::files::name::{self, Form as NameForm};
 use crate::store::id::Id;
 use crate::store::owner::Principal;
@@ -99,7 +98,7 @@ pub async fn batch(
 struct Upload<'a> {
     app: &'a App,
     principal: Principal,
-    form: Form,
+    form: MultipartForm,
     session: Id,
     /// The header `User-Id`. It counts where the form names no user.
     said_by: Option<String>,
@@ -122,7 +121,7 @@ impl<'a> Upload<'a> {
         Ok(Self {
             app,
             principal,
-            form: Form::new(app, headers, body)?,
+            form: MultipartForm::new(app, headers, body)?,
             session: Id::random(),
             said_by: said_by(headers),
             said: Said::default(),
@@ -135,8 +134,8 @@ impl<'a> Upload<'a> {
     }
 
     /// Heeds the fields that come before it.
-    async fn next_file(&mut self) -> Result<Option<Head>, ServiceError> {
-        while let Some(head) = self.form.part().await? {
+    async fn next_file(&mut self) -> Result<Option<PartHead>, ServiceError> {
+        while let Some(head) = self.form.next_part().await? {
             if head.filename.is_some() {
                 self.files += 1;
                 return Ok(Some(head));
@@ -173,7 +172,7 @@ impl<'a> Upload<'a> {
         Ok(())
     }
 
-    async fn take(&mut self, head: &Head) -> Result<Object, ServiceError> {
+    async fn take(&mut self, head: &PartHead) -> Result<Object, ServiceError> {
         let claim = self.said.claim()?;
         let name = head.filename.clone().unwrap_or_default();
         name::check(&name, self.name_form())?;
