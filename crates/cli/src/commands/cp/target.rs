@@ -90,7 +90,11 @@ pub enum Landing {
     Make { becomes: OsString },
 }
 
-pub fn landing(subject: Subject<'_>, destination: &Path, found: PathKind) -> Result<Landing, Error> {
+pub fn landing(
+    subject: Subject<'_>,
+    destination: &Path,
+    found: PathKind,
+) -> Result<Landing, Error> {
     let refused = |why: &str, hint: &str| Err(bad(format!("{} {why}", quoted(destination)), hint));
     let slash = ends_with_slash(destination);
     match (found, subject) {
