@@ -64,10 +64,12 @@ fn a_malformed_form_is_refused_with_the_reason() {
     refused(chat.upload(Form::of_user("u1")), 400, "No file provided");
     let user = || Form::of_user("u1");
     let long = "x".repeat(300);
-    for name in ["../a", "/etc/passwd", "a/../b", "a//b", "", "a\u{1}b", &long] {
+    for name in ["../a", "/etc/passwd", "a/../b", "a//b", "", &long] {
         let answer = chat.upload(user().file(name, b"x"));
         refused(answer, 400, "Invalid filename");
     }
+    // A header of a part contains no control characters.
+    refused(chat.upload(user().file("a\u{1}b", b"x")), 400, "Invalid multipart body");
     let plain = Form::default().file("a/b", b"x");
     refused(chat.upload(plain), 400, "Invalid filename: it is a path");
     let late = user().file("a", b"x").field("entity_id", "agent_1");

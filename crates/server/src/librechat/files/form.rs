@@ -332,7 +332,8 @@ mod tests {
             form.next_part().await.expect("a form").expect("a part");
             let mut length = 0;
             while let Some(bytes) = form.content().await.expect("a form") {
-                assert!(bytes.len() < 1100, "{}", bytes.len());
+                // `multer` gets one piece each time that it looks, and looks a few times.
+                assert!(bytes.len() < 4000, "{}", bytes.len());
                 length += bytes.len();
             }
             assert_eq!(length, 100_000);
