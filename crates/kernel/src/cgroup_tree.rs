@@ -1,16 +1,14 @@
 //! Reads a cgroup and everything below it: the directories, and the processes in them.
-#![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
-use crate::cgroup::keyed_number;
-use crate::fds::{open_directory, open_file, read_list, read_text};
+use crate::fds::{open_directory, open_file, read_list};
 use crate::tree::subdirectories;
 
 /// A cgroup and everything below it; the cgroup itself comes first.
@@ -115,46 +113,4 @@ fn processes(root: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<i32>> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// Whether a v2 cgroup of this id is there; one that was removed is not, whoever
-/// still refers to it. `root` is a directory of the hierarchy that was opened to be
-/// read: with one that only says where it is (`O_PATH`), as without the right to open
-/// by handle, this is an error.
-pub fn has_id(root: BorrowedFd<'_>, id: u64) -> io::Result<bool> {
-    let handle = Handle { bytes: 8, kind: KERNFS_HANDLE, id };
-    let flags = libc::O_PATH | libc::O_CLOEXEC;
-    // SAFETY: reads the 16 bytes of `handle`, whose first field says that eight
-    // follow the header; returns a new descriptor, or an error.
-    let result = unsafe {
-        libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &raw const handle, flags)
-    };
-    if result >= 0 {
-        // SAFETY: it was just opened for us, and nobody else has its number.
-        drop(unsafe { OwnedFd::from_raw_fd(result as i32) });
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::ESTALE) => Ok(false),
-        _ => Err(error),
-    }
-}
-
-/// `struct file_handle` of linux/fs.h with the id of a file of kernfs.
-#[repr(C)]
-struct Handle {
-    bytes: u32,
-    kind: i32,
-    id: u64,
-}
-
-/// `FILEID_KERNFS` of linux/exportfs.h.
-const KERNFS_HANDLE: i32 = 0xfe;
-
-/// The number of cgroups in the hierarchy that were removed and that the kernel
-/// has not freed yet, whoever they were; `None` where it does not say.
-pub fn dying(root: BorrowedFd<'_>) -> Option<u64> {
-    let file = open_file(root, c"cgroup.stat").ok()?;
-    keyed_number(&read_text(file.as_fd()).ok()?, "nr_dying_descendants")
 }

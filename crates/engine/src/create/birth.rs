@@ -8,8 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::CWD;
 use tare_control::{Channel, KEEPER_NAME};
+use tare_kernel::fds::open_path;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::spawn::{Child, Namespaces, Privilege, SpawnOrder, WaitingChild, spawn};
@@ -129,9 +130,7 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
 /// dumpable, and invisible. Where we may make mounts it is also on a mount of its own,
 /// which is read-only for everyone.
 fn program(host: &Host) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let open = || openat(CWD, c"/proc/self/exe", flags, Mode::empty());
-    let opened = step("open the keeper's program", open)?;
+    let opened = step("open the keeper's program", || open_path(CWD, c"/proc/self/exe"))?;
     if !host.is_privileged() {
         return Ok(opened);
     }

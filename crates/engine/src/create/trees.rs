@@ -10,8 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 use rustix::io::Errno;
+use tare_kernel::files::Kind;
 use tare_kernel::idmap::{Extent, id_map_namespace};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
@@ -34,7 +35,7 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
     let opened = open(path).map_err(|error| refused("--rootfs", path, error))?;
     keep_apart(path, state_root, doing)?;
     let stat = fstat(&opened).context(doing)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+    if !Kind::is_directory(&stat) {
         return Err(Error::bad_request(doing()).caused_by("it is not a directory"));
     }
     let Mapping::Range { first, .. } = mapping else {
@@ -57,19 +58,16 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
     let opened = open(path).map_err(|error| refused("-v", path, error))?;
     keep_apart(path, state_root, doing)?;
     let stat = fstat(&opened).context(doing)?;
-    let is_directory = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => true,
-        FileType::RegularFile => false,
-        kind @ (FileType::Symlink
-        | FileType::Fifo
-        | FileType::Socket
-        | FileType::CharacterDevice
-        | FileType::BlockDevice
-        | FileType::Unknown) => {
-            return Err(Error::bad_request(doing())
-                .caused_by(format!("it is a {}", kind_name(kind)))
-                .with_hint("only directories and regular files can be bound"));
-        }
+    let not_bindable = |kind: &str| {
+        Error::bad_request(doing())
+            .caused_by(format!("it is a {kind}"))
+            .with_hint("only directories and regular files can be bound")
+    };
+    let is_directory = match Kind::of(&stat) {
+        Kind::Directory => true,
+        Kind::File => false,
+        Kind::Symlink => return Err(not_bindable("symlink")),
+        Kind::Special(kind) => return Err(not_bindable(kind)),
     };
     if let Some(socket) = live_socket_beneath(path) {
         return Err(Error::bad_request(doing())
@@ -151,16 +149,6 @@ fn refused(option: &str, path: &Path, errno: Errno) -> Error {
             error("its path contains a symlink", "give the resolved path: realpath says which")
         }
         other => error(&io::Error::from(other).to_string(), "check the path and its permissions"),
-    }
-}
-
-fn kind_name(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Socket => "socket",
-        FileType::Fifo => "fifo",
-        FileType::CharacterDevice | FileType::BlockDevice => "device",
-        FileType::Symlink => "symlink",
-        FileType::RegularFile | FileType::Directory | FileType::Unknown => "special file",
     }
 }
 

@@ -5,7 +5,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat, seek};
+use rustix::fs::{CWD, RawDir, SeekFrom, seek};
+use tare_kernel::fds::{open_file, open_path};
 
 /// The longest text that is read is `memory.stat`, which needs less than half of it.
 const TEXT_BYTES_MAX: usize = 8192;
@@ -23,8 +24,7 @@ pub struct OpenFile(OwnedFd);
 impl OpenFile {
     /// Returns `None` if the file does not exist or is not readable.
     pub fn open(path: impl AsRef<Path>) -> Option<Self> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        openat(CWD, path.as_ref(), flags, Mode::empty()).ok().map(Self)
+        open_file(CWD, path.as_ref()).ok().map(Self)
     }
 
     pub fn text(&self) -> Option<String> {
@@ -62,9 +62,8 @@ impl ReservedFds {
     }
 
     fn fill(&mut self) {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
         while self.0.len() < RESERVED
-            && let Ok(one) = openat(CWD, c"/", flags, Mode::empty())
+            && let Ok(one) = open_path(CWD, c"/")
         {
             self.0.push(one);
         }

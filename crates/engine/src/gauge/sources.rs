@@ -6,9 +6,10 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, fstat, fstatvfs, openat};
+use rustix::fs::{CWD, fstat, fstatvfs};
 use rustix::process::{Resource, getrlimit, getuid};
 use rustix::thread::{CapabilitySet, capabilities};
+use tare_kernel::fds::open_directory;
 use tare_kernel::procfs::Procfs;
 
 use crate::gauge::reading::{Gauge, Reading};
@@ -139,8 +140,7 @@ pub struct OwnDescriptors {
 
 impl OwnDescriptors {
     pub fn open() -> Option<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = openat(CWD, c"/proc/self/fd", flags, Mode::empty()).ok()?;
+        let directory = open_directory(CWD, c"/proc/self/fd").ok()?;
         Some(Self { directory, reserved: 0 })
     }
 

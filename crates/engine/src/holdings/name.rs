@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
+use tare_kernel::fds::open_directory;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
 
@@ -63,8 +64,7 @@ pub fn holder_of(layout: &Layout, name: &str) -> Option<BoxId> {
 
 /// Every name that leads to the id of a box, whether or not there is one.
 pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(names) = openat(CWD, layout.names(), flags, Mode::empty()) else {
+    let Ok(names) = open(layout) else {
         return Vec::new();
     };
     let entries = Dir::read_from(&names).into_iter().flatten();
@@ -105,9 +105,7 @@ pub struct Names(OwnedFd);
 impl Names {
     /// Locks the names, and waits so long at most. `None` where there are no names.
     pub fn lock(layout: &Layout, within: Duration) -> io::Result<Option<Self>> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = || openat(CWD, layout.names(), flags, Mode::empty());
-        let names = match step("names opened", open) {
+        let names = match step("open names", || open(layout)) {
             Err(Errno::NOENT) => return Ok(None),
             names => names?,
         };
@@ -151,6 +149,5 @@ fn open_or_make(layout: &Layout) -> rustix::io::Result<OwnedFd> {
 
 /// Never through a link: names are made and removed in the state root alone.
 fn open(layout: &Layout) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(CWD, layout.names(), flags, Mode::empty())
+    open_directory(CWD, layout.names())
 }

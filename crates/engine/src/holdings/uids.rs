@@ -9,10 +9,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tare_kernel::fds::open_regular;
+use tare_kernel::fds::{open_directory, open_regular};
 use tare_kernel::locks::claim_byte;
 use tare_kernel::step::step;
 
@@ -73,8 +73,7 @@ pub fn foreign(layout: &Layout) -> Vec<PathBuf> {
 
 /// Never through a link: it is made in the state root alone.
 fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = || openat(CWD, path, flags, Mode::empty());
+    let open = || open_directory(CWD, path);
     match open() {
         Err(Errno::NOENT) => {
             make_private(path)?;

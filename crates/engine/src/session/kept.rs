@@ -8,9 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::thread::JoinHandle;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::file_programs::PathKind;
+use tare_kernel::files::Kind;
 
 use crate::error::{Context, Error};
 use crate::spec::BoxId;
@@ -56,15 +57,9 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
     let packer = packer.context(|| format!("cannot start a thread that reads box {id}"))?;
     Ok(PackStream {
         stream: read,
-        found: match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => PathKind::Directory,
-            FileType::RegularFile
-            | FileType::Symlink
-            | FileType::Fifo
-            | FileType::Socket
-            | FileType::CharacterDevice
-            | FileType::BlockDevice
-            | FileType::Unknown => PathKind::File,
+        found: match Kind::of(&stat) {
+            Kind::Directory => PathKind::Directory,
+            Kind::File | Kind::Symlink | Kind::Special(_) => PathKind::File,
         },
         packer,
     })

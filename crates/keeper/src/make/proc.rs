@@ -5,8 +5,9 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use rustix::fs::{CWD, Mode, mkdirat};
 use tare_control::SetupStep;
+use tare_kernel::fds::open_path;
 use tare_kernel::mount::{self, Attributes, Reach};
 use tare_kernel::step::step;
 
@@ -84,9 +85,7 @@ pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<Owned
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
     mask(masks).failing(SetupStep::Proc, "masks")?;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let settings = openat(&proc, c"sys", flags, Mode::empty());
-    let settings = settings.failing(SetupStep::Proc, "sys")?;
+    let settings = open_path(&proc, c"sys").failing(SetupStep::Proc, "sys")?;
     for path in READ_ONLY {
         make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
     }

@@ -14,7 +14,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use rustix::fs::{CWD, fstat};
+use tare_kernel::fds::open_file;
 use tare_kernel::launch;
 use tare_kernel::process::Process;
 
@@ -96,8 +97,7 @@ impl TreeMark {
 
 /// The keeper's own UTS namespace, and its number.
 fn own_namespace() -> io::Result<(OwnedFd, u64)> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let fd = openat(CWD, c"/proc/self/ns/uts", flags, Mode::empty())?;
+    let fd = open_file(CWD, c"/proc/self/ns/uts")?;
     let inode = fstat(&fd)?.st_ino;
     Ok((fd, inode))
 }

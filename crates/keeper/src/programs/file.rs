@@ -9,12 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, Stat};
 use rustix::fs::{fstat, lstat, openat, statat};
 use rustix::io::Errno;
 use tare_control::file_programs::{
     Listed, ListedKind, PIECE_BYTES_MAX, ProgramStatus, piece_length,
 };
+use tare_kernel::files::Kind;
 use tare_kernel::replace::Draft;
 use tare_kernel::{signals, tree};
 
@@ -89,15 +90,10 @@ fn try_read(path: &Path) -> io::Result<()> {
 }
 
 fn refuse_all_but_files(stat: &Stat) -> io::Result<()> {
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(()),
-        FileType::Directory => Err(Errno::ISDIR.into()),
-        FileType::Symlink
-        | FileType::Fifo
-        | FileType::Socket
-        | FileType::CharacterDevice
-        | FileType::BlockDevice
-        | FileType::Unknown => Err(NOT_A_FILE.into()),
+    match Kind::of(stat) {
+        Kind::File => Ok(()),
+        Kind::Directory => Err(Errno::ISDIR.into()),
+        Kind::Symlink | Kind::Special(_) => Err(NOT_A_FILE.into()),
     }
 }
 
@@ -152,15 +148,11 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 
 fn listed(stat: &Stat, name: &[u8]) -> Listed {
     Listed {
-        kind: match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => ListedKind::File,
-            FileType::Directory => ListedKind::Directory,
-            FileType::Symlink => ListedKind::Symlink,
-            FileType::Fifo
-            | FileType::Socket
-            | FileType::CharacterDevice
-            | FileType::BlockDevice
-            | FileType::Unknown => ListedKind::Other,
+        kind: match Kind::of(stat) {
+            Kind::File => ListedKind::File,
+            Kind::Directory => ListedKind::Directory,
+            Kind::Symlink => ListedKind::Symlink,
+            Kind::Special(_) => ListedKind::Other,
         },
         mode: stat.st_mode & 0o7777,
         size: u64::try_from(stat.st_size).unwrap_or(0),
@@ -189,7 +181,7 @@ fn try_write(path: &Path) -> io::Result<()> {
 /// The permissions of the file that is replaced. What is no file is not.
 fn mode_in_place(path: &Path) -> io::Result<Option<u32>> {
     match lstat(path) {
-        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => Ok(None),
+        Ok(stat) if Kind::is_symlink(&stat) => Ok(None),
         Ok(stat) => refuse_all_but_files(&stat).map(|()| Some(stat.st_mode & 0o777)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno.into()),

@@ -73,25 +73,6 @@ impl Procfs {
     }
 }
 
-/// The work that is done by threads of the kernel.
-impl Procfs {
-    /// Whether the kernel is at work on the queue of this name just now: threads
-    /// that do such work have it in their names, behind a plus while they do.
-    /// `None` where the kernel's threads are not shown.
-    pub fn is_at_work(&self, queue: &str) -> Option<bool> {
-        let first = self.text("2/comm").ok()?;
-        if first.trim_end() != "kthreadd" {
-            return None;
-        }
-        let threads = self.text("2/task/2/children").ok()?;
-        let wanted = format!("+{queue}");
-        let names =
-            threads.split_whitespace().filter_map(|pid| self.text(&format!("{pid}/comm")).ok());
-        let mut names = names.filter(|name| name.starts_with("kworker/"));
-        Some(names.any(|name| name.trim_end().ends_with(&wanted)))
-    }
-}
-
 /// The open `/proc/PID` of one process.
 #[derive(Debug)]
 pub struct ProcessDir<'a> {
