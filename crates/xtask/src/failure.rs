@@ -1,11 +1,11 @@
-//! The one error of this tool: a sentence for whoever ran it.
+//! The error of this tool: a sentence for its user.
 //!
-//! Nothing here is handled by a caller, so there is no kind to match on: every
-//! failure travels up to `main`, is printed once and ends the run.
+//! No caller handles a failure, so there is no kind to match on: `main` prints it once and ends
+//! the run.
 
 use std::fmt;
 
-/// What was being done, and why it could not be.
+/// What failed, and why.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -21,7 +21,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Puts what was being done before why it failed.
+/// Adds what failed to the reason.
 pub trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
 }

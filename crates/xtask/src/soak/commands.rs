@@ -1,8 +1,7 @@
-//! Starting commands, and ending them in the ways that a supervisor or a crash
-//! would.
+//! Starts commands, and ends them as a supervisor or a crash would.
 //!
-//! What a command says goes to a file: a process that it left behind and that
-//! held a pipe open would be waited for.
+//! The output of a command goes to a file: with a pipe, the soak would wait for every process
+//! that the command left behind.
 
 use crate::bench::launch::Launch;
 use std::fs::{self, File};
@@ -12,14 +11,14 @@ use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 use tare_kernel::process::Process;
 
-/// How long a crash waits for its victim to be born.
+/// How long a crash waits for its victim to exist.
 const BIRTH_WAIT_MAX: Duration = Duration::from_millis(200);
 const BIRTH_PAUSE: Duration = Duration::from_micros(300);
 
 /// No command here takes longer, unless it hangs.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
-/// Who is killed.
+/// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Victim {
     /// The process that we started.
@@ -28,7 +27,7 @@ pub enum Victim {
     Child,
 }
 
-/// One who calls commands, one at a time.
+/// Runs commands, one at a time.
 #[derive(Debug)]
 pub struct Caller {
     said: PathBuf,
@@ -39,7 +38,7 @@ impl Caller {
         Self { said }
     }
 
-    /// Until its end. One that hangs is killed and is an error.
+    /// Runs a command until it ends. One that hangs is killed, and that is an error.
     pub fn run(&self, launch: &Launch) -> io::Result<ExitStatus> {
         let mut child = self.spawn(launch)?;
         if self.outlasts(&child, COMMAND_MAX)? {
@@ -50,8 +49,8 @@ impl Caller {
         child.wait()
     }
 
-    /// As a naive supervisor does it: what is still there after this time gets
-    /// SIGKILL, by the one pid that is known.
+    /// Runs a command as a naive supervisor does: after `bound`, the pid that it knows gets
+    /// SIGKILL.
     pub fn run_for(&self, launch: &Launch, bound: Duration) -> io::Result<ExitStatus> {
         let mut child = self.spawn(launch)?;
         if self.outlasts(&child, bound)? {
@@ -60,8 +59,7 @@ impl Caller {
         child.wait()
     }
 
-    /// Kills the victim at this moment after the start, then waits for the end of
-    /// what was started.
+    /// Kills the victim some time after the start, then waits for the end of the command.
     pub fn crash(&self, launch: &Launch, after: Duration, victim: Victim) -> io::Result<()> {
         let mut child = self.spawn(launch)?;
         #[expect(clippy::disallowed_methods, reason = "the moment of the kill is the input")]
@@ -81,7 +79,7 @@ impl Caller {
         Ok(())
     }
 
-    /// What the last command said on stderr, or printed if that was asked for.
+    /// The output of the last command.
     pub fn said(&self) -> String {
         fs::read_to_string(&self.said).unwrap_or_default()
     }
@@ -97,7 +95,7 @@ impl Caller {
         Ok(!Process::open(child.id().cast_signed())?.wait_dead(bound)?)
     }
 
-    /// Its first child, once it has one; not if it ends before.
+    /// Kills its first child when it has one, unless it ends before.
     fn kill_child_of(&self, parent: &Child) -> io::Result<()> {
         let process = Process::open(parent.id().cast_signed())?;
         let start = Instant::now();
@@ -105,7 +103,7 @@ impl Caller {
             let Some(pid) = first_child(parent.id()) else {
                 continue;
             };
-            // Opened and still its child: no pid was reused in between.
+            // It is still a child after it was opened, so the pid was not reused.
             let found = Process::open(pid).ok();
             if let Some(child) = found.filter(|_| first_child(parent.id()) == Some(pid)) {
                 // It may have ended by itself just now.

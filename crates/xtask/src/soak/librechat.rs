@@ -1,6 +1,6 @@
-//! `tare serve` as the subject, as LibreChat uses it: code of twenty users that imports
-//! numpy and pandas and leaves a table, which is removed again. The incident that tare
-//! was made for, long enough to be drawn.
+//! `tare serve` as the subject, with the requests of LibreChat: twenty users run code that
+//! imports numpy and pandas and writes a table, which is removed again. This is the incident that
+//! tare was made for.
 
 use super::commands::Caller;
 use super::count::count_threads;
@@ -25,20 +25,20 @@ frame.to_csv('table.csv')
 print(frame.n.sum())";
 const PRINTED: &str = "499500\n";
 
-/// Each takes half a second of a processor.
+/// Each execution takes half a second of a processor.
 const BOXES_BETWEEN: u64 = 50;
 
-/// For a program in a box to end, while others have the processors.
+/// The bound for a program in a box, while other programs use the processors.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-/// For the server to listen, and to let those threads go that it does not need.
+/// The bound for the server to listen, and to end threads that it does not need.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Where the server keeps what, and what its boxes see.
+/// The directories of the server.
 #[derive(Debug)]
 pub struct Places {
-    /// In the file system that is looked at: whatever stays is seen.
+    /// In the file system that is counted, so leftovers are found.
     pub files: PathBuf,
     /// For its configuration and its socket.
     pub directory: PathBuf,
@@ -61,7 +61,7 @@ impl LibreChat {
         self.places.directory.join("socket")
     }
 
-    /// Returns when it listens, and has done all that is done once.
+    /// Starts the server, and waits until it listens and has run its first code.
     fn start(&self) -> Result<Child, Surprise> {
         let failed = |error: std::io::Error| format!("cannot start the server: {error}");
         let file = self.places.directory.join("tare.toml");
@@ -88,7 +88,7 @@ impl LibreChat {
         )
     }
 
-    /// What was made is removed, as a client removes it.
+    /// Runs code, and removes the file that it made, as a client does.
     fn execute(&self, number: u64) -> Result<(), Surprise> {
         let user = format!("user-{}", number % USERS);
         let request = json!({ "lang": "py", "code": CODE, "user_id": user });
@@ -114,7 +114,7 @@ impl LibreChat {
 }
 
 impl Subject for LibreChat {
-    /// The directory of its files is made once, and stays.
+    /// Makes the directory of files, which stays.
     fn make_ready(&self, caller: &Caller) -> Result<(), Surprise> {
         self.tare.make_ready(caller)?;
         self.start().and_then(end)
@@ -154,7 +154,7 @@ impl Subject for LibreChat {
     }
 }
 
-/// As systemd ends it.
+/// Ends the server as systemd does.
 fn end(mut server: Child) -> Result<(), Surprise> {
     let failed = |error: std::io::Error| format!("cannot end the server: {error}");
     kill_process(Pid::from_child(&server), Signal::TERM).map_err(|error| failed(error.into()))?;

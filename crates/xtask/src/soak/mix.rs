@@ -1,25 +1,22 @@
-//! The mix: what each box is for, decided by the seed and its number alone.
-//!
-//! So the same seed gives the same boxes in any order of arrival, and both
-//! subjects get the same ones.
+//! The mix: the purpose of each box, which depends only on the seed and the box's number. So the
+//! same seed gives the same boxes in any order, and the same boxes to each subject.
 
 use crate::bench::Random;
 use std::time::Duration;
 
-/// Leaves sleepers in sessions of their own, ignores everything that can be
-/// ignored, and does not end.
+/// Starts sleepers in sessions of their own, ignores all signals that can be ignored, and does
+/// not end.
 pub const STUBBORN: &str = "trap '' TERM HUP INT; \
     for i in 1 2; do (setsid sleep 1000000 &); done; sleep 1000000";
 
-/// The same, but ends: what it started has no parent then.
+/// Starts sleepers in sessions of their own and ends, so that they have no parent.
 pub const DAEMONS: &str = "trap '' TERM HUP INT; \
     for i in 1 2 3; do (setsid sleep 1000000 &); done; exit 0";
 
-/// Everybody starts two more, for ever.
+/// A fork bomb: each process starts two more.
 pub const BOMB: &str = "f() { f | f & }; f; sleep 1000000";
 
-/// Everybody starts two more, five times over: where nobody ends a bomb, it has
-/// to end by itself.
+/// A fork bomb of five generations, for a subject that does not end one.
 pub const BOMB_WITH_A_FUSE: &str = "f() { [ $1 = 0 ] && exec sleep 1000000; \
     f $(($1 - 1)) & f $(($1 - 1)) & wait; }; f 4";
 
@@ -31,7 +28,7 @@ pub const SHORT: [(&[&str], i32); 4] = [
     (&["sh", "-c", DAEMONS], 0),
 ];
 
-/// Takes memory until there is none.
+/// Allocates memory until there is none.
 pub const GREEDY: [&str; 2] = ["tail", "/dev/zero"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,19 +37,19 @@ pub enum Purpose {
     TimedOut,
     OutOfMemory,
     ForkBomb,
-    /// Whoever started the box is killed.
+    /// The command that started the box is killed.
     CommandKilled,
-    /// The first process of the box is.
+    /// The first process of the box is killed.
     KeeperKilled,
-    /// Lives on, has execs, is ended.
+    /// Detached, has execs, is ended.
     Detached,
-    /// The same, and one of its commands or its keeper is killed.
+    /// Detached; one of its commands or its keeper is killed.
     DetachedKilled,
-    /// Lives on, is forgotten, has a lease.
+    /// Detached and never ended; it has a lease.
     Forgotten,
 }
 
-/// Out of a hundred.
+/// How many of a hundred boxes have each purpose.
 const WEIGHTS: [(Purpose, u64); 9] = [
     (Purpose::Short, 62),
     (Purpose::TimedOut, 10),
@@ -81,7 +78,7 @@ impl Purpose {
     }
 }
 
-/// An exec into one of the boxes that live throughout.
+/// An exec into one of the residents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exec {
     Short,
@@ -94,15 +91,15 @@ pub enum Exec {
 pub struct Job {
     pub number: u64,
     pub purpose: Purpose,
-    /// Done beside it.
+    /// An exec to run after it.
     pub exec: Option<Exec>,
     random: Random,
 }
 
-/// A timeout is long enough for a box to be there on a busy host.
+/// Timeouts are long enough for a box to exist on a busy host.
 const TIMEOUT_MS: std::ops::Range<u64> = 50..100;
 
-/// A box's whole life takes a few milliseconds: any moment of it, and some after.
+/// A box lives for a few milliseconds. Crashes happen at any moment of it, and after it.
 const CRASH_US: std::ops::Range<u64> = 0..12_000;
 
 impl Job {
@@ -118,7 +115,7 @@ impl Job {
         Self { number, purpose, exec, random }
     }
 
-    /// One of so many.
+    /// Picks one of `count`.
     pub fn pick(&mut self, count: usize) -> usize {
         (self.random.next() % count as u64) as usize
     }

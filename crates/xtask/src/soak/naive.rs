@@ -1,8 +1,8 @@
-//! bwrap as the subject, under the supervisor that most people write first: start
-//! it, wait for so long, kill the pid.
+//! bwrap as the subject, under a naive supervisor: it starts bwrap, waits for a timeout, and
+//! kills the pid.
 //!
-//! It gets the same commands as tare. `--die-with-parent`, which would save some
-//! of what is lost here, is left out: one has to know that one needs it.
+//! It gets the same commands as tare. `--die-with-parent` would prevent some of the leaks. It is
+//! left out, because a naive supervisor does not know that it needs it.
 
 use super::commands::{Caller, Victim, first_child};
 use super::mix::{BOMB_WITH_A_FUSE, Exec, GREEDY, Job, Purpose, SHORT, STUBBORN};
@@ -12,7 +12,7 @@ use crate::bench::peers::bwrap;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// What stays, stays: half a second shows it.
+/// Leaks of this subject stay, so a short wait is enough.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Well below the limit of the lane, above which bwrap itself could not start.
@@ -21,10 +21,10 @@ const PROCESSES_MAX: u64 = 3_000;
 const RESIDENTS: usize = 4;
 const RESIDENT_START_MAX: Duration = Duration::from_secs(5);
 
-/// Memory for the one that takes all there is; bwrap itself sets no limits.
+/// The memory limit for [`GREEDY`]; bwrap itself sets none.
 const MEMORY_LIMIT: [&str; 2] = ["prlimit", "--as=134217728"];
 
-/// For a command that ends by itself.
+/// The bound for a command that ends by itself.
 const LONG: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! What became of one subject: its samples, and what was said about them.
+//! The samples of one subject, which the driver sends as lines of JSON.
 
 use super::driver::Orders;
 use super::sample::Sample;
@@ -7,16 +7,16 @@ use crate::failure::{Doing, Failure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What the driver tells from inside, a line each.
+/// A line of the driver.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// The ground when nothing has been started on it.
+    /// The lane before anything was started.
     Empty(Sample),
-    /// With the boxes that live throughout, before the first other.
+    /// With the residents, before the first other box.
     Before(Sample),
-    /// In between; the last of them is the end.
+    /// During the soak; the last one is the end.
     Sample(Sample),
-    /// After even those boxes were removed that lived throughout.
+    /// After the residents were removed.
     Emptied(Sample),
     Done(Done),
 }
@@ -26,7 +26,7 @@ impl Event {
         serde_json::from_str(line).doing(|| "cannot read what the driver said".into())
     }
 
-    /// Tells it to whoever started the ground.
+    /// Prints it for the process outside of the lane.
     pub fn tell(&self) -> Result<(), Failure> {
         let line = serde_json::to_string(self).doing(|| "cannot write a sample".into())?;
         println!("{line}");
@@ -34,7 +34,7 @@ impl Event {
     }
 }
 
-/// How it went.
+/// The totals of a soak.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Done {
     pub boxes: u64,
@@ -42,9 +42,9 @@ pub struct Done {
     pub seconds: f64,
     /// How many boxes of each kind.
     pub kinds: BTreeMap<String, u64>,
-    /// Why it ended before the last box, if it did.
+    /// Why it stopped before the last box, if it did.
     pub stopped: Option<String>,
-    /// How many commands ended in another way than they should have, and some of them.
+    /// How many commands ended in another way than expected, and the first of them.
     pub surprises: u64,
     pub first_surprises: Vec<String>,
 }

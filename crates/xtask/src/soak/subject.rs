@@ -1,4 +1,4 @@
-//! What is soaked: how it makes a box for each purpose, and how it is looked after.
+//! The subject of a soak: a way to run boxes.
 
 use super::commands::Caller;
 use super::mix::Job;
@@ -23,43 +23,40 @@ impl Kind {
     }
 }
 
-/// Each lives for some milliseconds.
+/// How many boxes run between two samples at least. Each lives for some milliseconds.
 const BOXES_BETWEEN: u64 = 250;
 
-/// How a command ended that should have ended in another way.
+/// A description of a command that ended in another way than expected.
 pub type Surprise = String;
 
 pub trait Subject: Sync {
-    /// Whatever is made once, for all boxes to come.
+    /// Does what is done once for all boxes.
     fn make_ready(&self, caller: &Caller) -> Result<(), Surprise>;
 
-    /// Starts the boxes that live throughout and are execed into.
+    /// Starts the residents: boxes that live throughout the soak and get execs.
     fn start_residents(&mut self, caller: &Caller) -> Result<(), Surprise>;
 
-    /// What a box is for, in words.
+    /// The purpose of a box, in words.
     fn purpose(&self, job: &Job) -> &'static str {
         job.purpose.name()
     }
 
-    /// One box from start to end, or as far as its purpose goes. Says how many
-    /// execs there were.
+    /// Runs one box, as far as its purpose goes. Returns the number of execs.
     fn live(&self, job: Job, caller: &Caller) -> Result<u64, Surprise>;
 
-    /// What anybody would run next. Says how many boxes there still are, if it
-    /// can tell.
+    /// Runs the next ordinary command. Returns how many boxes exist, if the subject knows.
     fn next_command(&self, caller: &Caller) -> Result<Option<u64>, Surprise>;
 
     fn end_residents(&mut self, caller: &Caller) -> Result<(), Surprise>;
 
-    /// Everybody waits for a sample, so there are at least so many boxes between two.
+    /// How many boxes run between two samples at least: all workers wait for a sample.
     fn boxes_between(&self) -> u64 {
         BOXES_BETWEEN
     }
 
-    /// How long a difference has to stay before it counts as one. What is
-    /// always different is not worth a long wait.
+    /// How long to wait until everything is as before.
     fn patience(&self) -> Duration;
 
-    /// Above so many processes it is not worth going on.
+    /// The number of processes at which the soak stops.
     fn processes_max(&self) -> Option<u64>;
 }

@@ -9,21 +9,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tare_kernel::process::Process;
 
-/// Boxes that live throughout, so that keepers are there whose memory and
-/// descriptors can grow.
+/// Boxes that live throughout the soak: the memory and descriptors of their keepers could grow.
 const RESIDENTS: u64 = 4;
 
-/// Small enough that they are reached within milliseconds.
+/// Limits that are reached within milliseconds.
 const MEMORY: &str = "16m";
 const PIDS: &str = "24";
 
 const TIMED_OUT: i32 = 124;
 const TARE_FAILED: i32 = 125;
 const KILLED: i32 = 137;
-/// What `rm` and others exit with when there is no such box.
+/// The exit code of `rm` and others if there is no such box.
 const NO_SUCH_BOX: i32 = 1;
 
-/// As long as the kernel ever took to free something that is freed late.
+/// The longest time that the kernel took to free something late.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -43,7 +42,7 @@ impl Tare {
             .with_environment("TARE_STATE_ROOT", self.state.to_string_lossy())
     }
 
-    /// Runs it and looks at its exit code.
+    /// Runs a command and checks its exit code.
     fn expect(
         &self,
         caller: &Caller,
@@ -84,7 +83,7 @@ impl Tare {
         self.expect(caller, &words, |it| it == KILLED)
     }
 
-    /// It may also end because its shell cannot start the sleeper.
+    /// The box may also end because its shell cannot start the sleeper.
     fn fork_bomb(&self, job: &mut Job, caller: &Caller) -> Result<(), Surprise> {
         let timeout = milliseconds(job.timeout());
         let words = ["run", "--pids", PIDS, "--timeout", &timeout, "--", "sh", "-c", BOMB];
@@ -96,9 +95,8 @@ impl Tare {
         self.crash(caller, &words, job.crash_moment(), victim)
     }
 
-    /// Run, two execs, and one of the ways to end it. The step with the number
-    /// `killed` is killed under way; whatever that did, nothing may be left once
-    /// the box was removed.
+    /// Runs a detached box, two execs in it, and one of the commands that end it. Kills the step
+    /// with the number `killed`. Nothing may be left after the box was removed.
     fn detached(
         &self,
         job: &mut Job,
@@ -125,7 +123,7 @@ impl Tare {
         let mut id = String::new();
         for (index, (words, code)) in steps.into_iter().enumerate() {
             match killed {
-                // What comes after something was killed may find no box.
+                // A step after the killed one may find no box.
                 Some(at) if at < index => self.expect(caller, words, |_| true)?,
                 Some(at) if at == index => self.kill_at_step(job, caller, words, &id)?,
                 Some(_) | None => self.expect(caller, words, |it| it == code)?,
@@ -138,7 +136,7 @@ impl Tare {
         Ok(2)
     }
 
-    /// Either the command or, of a box that is there, its keeper.
+    /// Kills the command, or the keeper of a box that exists.
     fn kill_at_step(
         &self,
         job: &mut Job,
@@ -242,7 +240,7 @@ fn resident(number: u64) -> String {
     format!("resident-{number}")
 }
 
-/// The process whose last argument is the id, as a keeper's is.
+/// Finds the keeper of a box: its last argument is the id.
 fn keeper_of(id: &str) -> Option<Process> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let mut pids = entries.filter_map(|it| it.file_name().to_str()?.parse().ok());
@@ -274,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_the_keeper_of_a_box_that_never_was() {
+    fn an_unknown_box_has_no_keeper() {
         assert!(keeper_of("no-such-box").is_none());
     }
 }
