@@ -301,7 +301,7 @@ fn audit_names_rm_force_for_unreadable_records() {
     let id = tare.idle_box();
     fs::write(tare.record(&id).join("record.json"), "no record").unwrap();
     let audit = tare.call(["audit"]).exited(1).stdout_text();
-    let said = "leave it alone ('tare rm -f' ends it)";
+    let said = "leaves it alone ('tare rm -f' ends it)";
     assert!(audit.contains(said), "{audit}");
     tare.call(["rm", "-f", &id]).ok();
     tare.call(["audit"]).ok();
@@ -396,7 +396,9 @@ fn files_that_tare_did_not_make_in_names_and_claims_are_reported() {
         assert_eq!(found["would"], "leave", "{found}");
     }
     let text = tare.call(["audit"]).exited(1).stdout_text();
-    assert!(text.contains("was not made by tare: sweep would leave it alone (move it elsewhere)"));
+    assert!(
+        text.contains("was not made by tare; 'tare sweep' leaves it alone (move it elsewhere)")
+    );
     tare.call(["sweep"]).ok();
     assert!(foreign.iter().all(|path| path.symlink_metadata().is_ok()));
     foreign.iter().for_each(|path| fs::remove_file(path).unwrap());
@@ -413,7 +415,7 @@ fn audit_reports_a_recorded_name_that_is_gone() {
     let lost = &audit(&tare, 1)["lost"][0];
     assert_eq!((&lost["kind"], &lost["name"]), (&json!("name"), &json!("web")), "{lost}");
     let told = tare.call(["audit"]).exited(1).stdout_text();
-    assert!(told.contains("is called web, and is not found by that name"), "{told}");
+    assert!(told.contains("has the recorded name web, which does not lead to it"), "{told}");
     tare.call(["rename", &id, "site"]).ok();
     assert_eq!(audit(&tare, 0)["lost"], json!([]));
     tare.remove(&id);

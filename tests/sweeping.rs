@@ -35,7 +35,7 @@ fn orphan_is_swept(tare: &Tare, id: &str, kinds: &[&str]) {
     assert_eq!(found, kinds, "{audit}");
     assert!(orphans.iter().all(|it| it["id"] == id), "{audit}");
     let text = tare.call(["audit"]).exited(1).stdout_text();
-    assert!(text.contains(id) && text.contains("sweep would"), "{text}");
+    assert!(text.contains(id) && text.contains("'tare sweep'"), "{text}");
     let plan = json(tare, &["sweep", "--dry-run", "--json"], 0);
     assert_eq!(plan[0]["outcome"], "planned", "{plan}");
     let swept = json(tare, &["sweep", "--json"], 0);
@@ -342,7 +342,7 @@ fn a_stuck_box_delays_no_other_and_is_retried_less_and_less_often() {
     let tries = stuck_lines(&tare.record(&id)) - before;
     assert!(tries < 10, "{tries} of 20");
     let text = tare.call(["audit"]).exited(1).stdout_text();
-    assert!(text.contains("Stuck, and tried again"), "{text}");
+    assert!(text.contains("Stuck; later commands try again"), "{text}");
     assert!(text.contains("does not die"), "{text}");
     freezer.thaw();
     eventually("the box has no process", || tare.processes_in(&id).is_empty());

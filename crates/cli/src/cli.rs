@@ -10,7 +10,7 @@ use crate::commands::{
     rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
 };
 
-/// Runs code that nobody trusts, and leaves nothing behind.
+/// Runs untrusted code, and leaves nothing behind.
 #[derive(Debug, Parser)]
 #[command(
     name = "tare",
@@ -90,9 +90,9 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Tell the story of a box, also of one that is gone
     Explain(explain::ExplainArgs),
-    /// Prove that nothing is left: what each box holds, and what is nobody's
+    /// Prove that nothing is left: compare records and host
     Audit(audit::AuditArgs),
-    /// End what is nobody's, and finish every box that is over
+    /// Remove leftovers, and finish boxes that have ended
     Sweep(sweep::SweepArgs),
     /// Wait until boxes have ended, and print the exit code of each on a line
     Wait(wait::WaitArgs),

@@ -34,16 +34,16 @@ const COLUMNS: [Column; 13] = [
     Column::whole("KEPT BY"),
 ];
 
-/// Prove that nothing is left: what each box holds, and what is nobody's
+/// Prove that nothing is left: compare records and host
 ///
 /// Lists every box with what it holds on the host right now: processes, threads,
 /// descriptors, memory, cgroup directories, namespaces, mounts, ports of the host's
-/// network, scratch bytes, and who keeps it alive. The table counts them, --json names
-/// them, and tells descriptors by their kind.
+/// network, scratch bytes, and what keeps it there. The table counts them, --json names
+/// them and counts descriptors by kind.
 ///
-/// Then come the differences: what is on the host and in no record, what is in a record
-/// and not so on the host, and what 'tare sweep' would do about each. Changes nothing.
-/// Exits with 0 if there is no difference, else with 1.
+/// Then it lists the differences: objects on the host without a record, objects that a
+/// record promises and the host does not have, and what 'tare sweep' does about each.
+/// Changes nothing. Exits with 0 if there is no difference, else with 1.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AuditArgs {
@@ -74,8 +74,8 @@ fn as_text(audit: &Audit) -> String {
         text += &table::render(&COLUMNS, &rows, table::columns_of_stdout());
         text.push('\n');
     }
-    text += &section("On the host, and in no record:", audit.orphans());
-    text += &section("In a record, and not so on the host:", audit.lost());
+    text += &section("On the host without a record:", audit.orphans());
+    text += &section("In a record, but not so on the host:", audit.lost());
     text += &stuck(audit);
     text += &verdict(audit);
     text
@@ -85,13 +85,13 @@ fn section<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> String 
     let line = |finding: &Finding| {
         let remedy = finding.remedy().map(|remedy| format!(" ({remedy})")).unwrap_or_default();
         let action = finding.action.as_str();
-        format!("  {}: sweep would {action}{remedy}\n", escaped(&finding.text))
+        format!("  {}; 'tare sweep' {action}{remedy}\n", escaped(&finding.text))
     };
     let lines: String = found.map(line).collect();
     if lines.is_empty() { lines } else { format!("{title}\n{lines}") }
 }
 
-/// Why boxes are still there that should not be. What is wrong with a record was said.
+/// Why stuck boxes still exist, without those whose damaged record was listed already.
 fn stuck(audit: &Audit) -> String {
     let is_said = |id: &BoxId| {
         let mut said = audit.lost().filter(|it| it.id.as_ref() == Some(id));
@@ -100,11 +100,7 @@ fn stuck(audit: &Audit) -> String {
     let stuck = audit.boxes.iter().filter(|one| !is_said(&one.id));
     let line = |one: &AuditedBox| Some(format!("  {}\n", escaped(one.stuck_on.as_ref()?)));
     let lines: String = stuck.filter_map(line).collect();
-    if lines.is_empty() {
-        lines
-    } else {
-        format!("Stuck, and tried again by later commands:\n{lines}")
-    }
+    if lines.is_empty() { lines } else { format!("Stuck; later commands try again:\n{lines}") }
 }
 
 fn verdict(audit: &Audit) -> String {
@@ -115,7 +111,7 @@ fn verdict(audit: &Audit) -> String {
         }
         some => {
             let differences = counted(some, "difference", "differences");
-            format!("{boxes}, {differences}. 'tare sweep' does what is said of each.\n")
+            format!("{boxes}, {differences}. Run 'tare sweep' to clean up.\n")
         }
     }
 }

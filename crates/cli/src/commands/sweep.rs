@@ -1,4 +1,4 @@
-//! `tare sweep`: what `tare audit` finds, done.
+//! `tare sweep`: removes what `tare audit` finds.
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
@@ -15,23 +15,22 @@ Examples:
   tare sweep
   tare sweep --json | jq -r '.[] | select(.outcome == \"stuck\") | .id'";
 
-/// End what is nobody's, and finish every box that is over
+/// Remove leftovers, and finish boxes that have ended
 ///
-/// What is on the host and in no record is ended. A box that is over is finished: its
-/// last processes and cgroups go, its end is written down. What was to be kept of it
-/// stays until its retention has passed; then it is removed. A box that lives, or may
-/// live, is never touched, nor is one of another state root.
+/// Removes objects on the host that have no record. Finishes boxes that have ended:
+/// removes their last processes and cgroups, and records their end. What a box keeps
+/// stays until its retention has passed; then it is removed. A box that is alive, or may
+/// be alive, is never touched, and neither is one of another state root.
 ///
-/// Nobody has to run this: every command does some of it when it starts. A box that
-/// cannot be ended within its bound is 'stuck', on record with the step and the reason.
-/// It holds up no other, and is tried again by later commands, less and less often, and
-/// by every sweep.
+/// You do not have to run this: every command does a part of it. A box that cannot be
+/// ended in time is 'stuck'; its record has the step and the reason. It delays no other
+/// box. Later commands try again, less and less often, and so does every sweep.
 ///
-/// Exits with 1 if anything is stuck or had to be left alone, with 0 after --dry-run.
+/// Exits with 1 if anything is stuck or was left alone, and with 0 after --dry-run.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SweepArgs {
-    /// Say what would be done, and change nothing
+    /// Show what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
 
@@ -54,7 +53,7 @@ pub fn run(args: &SweepArgs, context: &Context) -> Result<u8, Error> {
     Ok(if args.dry_run || swept.iter().all(|one| is_well(&one.outcome)) { DONE } else { FAILED })
 }
 
-/// Whoever is busy with it does what there is to be done.
+/// A box that another command works on counts as done: that command cleans it up.
 fn is_well(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Planned | Outcome::Done | Outcome::Busy => true,
@@ -104,7 +103,7 @@ fn summary(swept: &[Swept]) -> String {
         (count(|it| matches!(it, Outcome::Done)), "done"),
         (count(|it| matches!(it, Outcome::Busy)), "left to another command"),
         (left, "left alone: 'tare rm -f' ends it"),
-        (count(Outcome::is_stuck), "stuck: tried again by later commands"),
+        (count(Outcome::is_stuck), "stuck: later commands try again"),
     ];
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);
     let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();

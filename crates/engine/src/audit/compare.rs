@@ -260,8 +260,8 @@ fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
     let text = match observation.duty(boot_ns()) {
         Duty::Leave | Duty::Finish(_) => return None,
         Duty::Remove(Reason::Rebooted) => format!("box {id} is of an earlier boot"),
-        Duty::Remove(Reason::NotKept) => format!("box {id} is over, and was not to be kept"),
-        Duty::Remove(_) => format!("box {id} is over, and its retention has passed"),
+        Duty::Remove(Reason::NotKept) => format!("box {id} has ended, and is not to be kept"),
+        Duty::Remove(_) => format!("box {id} has ended, and its retention has passed"),
     };
     Some((text, Action::Remove))
 }

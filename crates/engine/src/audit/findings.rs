@@ -141,28 +141,28 @@ impl FindingKind {
         let id = id.map_or("", BoxId::as_str);
         match self {
             Self::Cgroups { paths } => {
-                format!("box {id} is in no record, and has {}", counted(paths))
+                format!("leftover box {id}: {} and no record", counted(paths))
             }
             Self::Remains { paths } => {
-                format!("box {id} is over, and still has {}", counted(paths))
+                format!("ended box {id} still has {}", counted(paths))
             }
             Self::Keeper { pid } => {
-                format!("box {id} is in no record, and its keeper lives, process {pid}")
+                format!("leftover box {id}: keeper process {pid} and no record")
             }
             Self::Newborn { pid } => {
                 format!("process {pid} waits to become a keeper, and its creator is dead")
             }
             Self::Name { name } => {
-                format!("the name {name} is that of box {id}, which is in no record")
+                format!("the name {name} leads to box {id}, which has no record")
             }
             Self::Foreign { path } => format!("{} was not made by tare", quoted(path)),
-            Self::LostKeeper => format!("box {id} is over, and its end is not on record"),
-            Self::LostCreator => format!("box {id} was to end with its tare, which is gone"),
+            Self::LostKeeper => format!("box {id} has ended, and its end is not recorded"),
+            Self::LostCreator => format!("the 'tare run' of attached box {id} is gone"),
             Self::PassedLease => format!("box {id} lives past its lease"),
-            Self::LostCgroup => format!("box {id} lives, and its cgroup is gone"),
-            Self::LostScratch => format!("the files of box {id} were to be kept, and are gone"),
+            Self::LostCgroup => format!("box {id} is alive, and its cgroup is gone"),
+            Self::LostScratch => format!("the kept files of box {id} are gone"),
             Self::LostName { name } => {
-                format!("box {id} is called {name}, and is not found by that name")
+                format!("box {id} has the recorded name {name}, which does not lead to it")
             }
             Self::Record { why } => format!("box {id}: {why}"),
         }
@@ -174,7 +174,7 @@ fn counted(paths: &[PathBuf]) -> String {
     match paths {
         [] => "nothing".to_owned(),
         [one] => format!("cgroup {}", one.display()),
-        [.., last] => format!("{} cgroups, such as {}", paths.len(), last.display()),
+        [.., last] => format!("{} cgroups (such as {})", paths.len(), last.display()),
     }
 }
 
@@ -219,10 +219,10 @@ impl Serialize for Finding {
 impl Action {
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::End => "end it",
-            Self::Finish => "remove what is left and write its end down",
-            Self::Remove => "remove what is left",
-            Self::Leave => "leave it alone",
+            Self::End => "ends it",
+            Self::Finish => "removes the rest and records the end",
+            Self::Remove => "removes it",
+            Self::Leave => "leaves it alone",
         }
     }
 }
