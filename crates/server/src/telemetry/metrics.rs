@@ -136,7 +136,7 @@ impl Default for Metrics {
 }
 
 /// Reasons for a refusal other than gauges.
-const REASONS: [&str; 11] = [
+const REASONS: [&str; 12] = [
     "busy",
     "bodies_full",
     "connections_full",
@@ -144,6 +144,7 @@ const REASONS: [&str; 11] = [
     "stopping",
     "streams_full",
     "quota_boxes",
+    "quota_executions",
     "quota_memory_bytes",
     "quota_runs_per_second",
     "quota_stops",

@@ -36,16 +36,21 @@ use crate::librechat::tools::request::{Reply, Request, Start, Tongue};
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 
-/// The maximum number of executions that wait for their client.
-const WAITING_MAX: usize = 256;
+/// The number of executions at once, and those of one user. With an API key, all users of a
+/// LibreChat are one.
+const EXECUTIONS_MAX: usize = 256;
+const USER_EXECUTIONS_MAX: usize = 64;
 /// The size limit for code, calls and replies of one execution.
 const BYTES_MAX: usize = 16 << 20;
-/// The size limit for all executions together.
+/// The size limits for all executions together, and for those of one user.
 const BYTES_IN_ALL_MAX: usize = 256 << 20;
+const USER_BYTES_MAX: usize = 64 << 20;
 /// A client that does not continue within this time has given up.
 const WAITS_AT_MOST: Duration = Duration::from_secs(600);
+/// When a user who has reached a limit may try again.
+const RETRY_AFTER_S: u32 = 30;
 
-/// Executions that wait for replies of their client, by their token.
+/// Executions that run or wait for replies of their client, by their token.
 #[derive(Debug, Default)]
 pub struct Waiting(Mutex<HashMap<Id, Slot>>);
 
@@ -56,7 +61,9 @@ enum Slot {
         since: Instant,
     },
     /// The execution runs with the replies so far.
-    Runs,
+    Runs {
+        principal: Principal,
+    },
 }
 
 /// The state of an execution between two rounds.
@@ -127,13 +134,13 @@ async fn round(
     let (turn, execution, taken) = match request.parse()? {
         request::Asked::Start(start) => {
             let execution = Execution::new(principal.clone(), *start);
-            (Turn::new(app)?, execution, Vec::new())
+            (Turn::new(app, principal)?, execution, Vec::new())
         }
         request::Asked::Continue { token, replies } => {
             let (turn, mut execution) = Turn::again(app, &token, principal)?;
             if let Err(wrong) = execution.check(&replies) {
                 // The execution keeps waiting for valid replies.
-                turn.waits(execution);
+                turn.waits(execution)?;
                 return Err(wrong);
             }
             let taken = execution.take(replies);
@@ -154,18 +161,13 @@ struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    fn new(app: &'a App) -> Result<Self, ServiceError> {
+    fn new(app: &'a App, principal: &Principal) -> Result<Self, ServiceError> {
         let token = Id::random();
         let mut slots = app.waiting.slots();
         let is_old = |slot: &Slot| matches!(slot, Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST);
         slots.retain(|_, slot| !is_old(slot));
-        while slots.len() >= WAITING_MAX {
-            let message = "too many executions run for their clients";
-            let busy = || ServiceError::unavailable("busy", message);
-            let given_up = oldest_of_the_greediest(&slots, |_| 1).ok_or_else(busy)?;
-            slots.remove(&given_up);
-        }
-        slots.insert(token.clone(), Slot::Runs);
+        check_room(&slots, principal)?;
+        slots.insert(token.clone(), Slot::Runs { principal: principal.clone() });
         drop(slots);
         Ok(Self { app, token })
     }
@@ -183,7 +185,7 @@ impl<'a> Turn<'a> {
         let mut slots = app.waiting.slots();
         let slot = slots.get_mut(token).ok_or_else(gone)?;
         match slot {
-            Slot::Runs => Err(ServiceError::conflict(
+            Slot::Runs { .. } => Err(ServiceError::conflict(
                 "in_flight",
                 "Another continuation is already in flight for this execution",
             )),
@@ -194,36 +196,34 @@ impl<'a> Turn<'a> {
                 slots.remove(token);
                 Err(gone())
             }
-            Slot::Waits { .. } => match std::mem::replace(slot, Slot::Runs) {
-                Slot::Waits { execution, .. } => {
-                    let token = token.clone();
-                    Ok((Self { app, token }, execution))
+            Slot::Waits { .. } => {
+                match std::mem::replace(slot, Slot::Runs { principal: principal.clone() }) {
+                    Slot::Waits { execution, .. } => {
+                        let token = token.clone();
+                        Ok((Self { app, token }, execution))
+                    }
+                    Slot::Runs { .. } => unreachable!("it was looked at under the same lock"),
                 }
-                Slot::Runs => unreachable!("it was looked at under the same lock"),
-            },
+            }
         }
     }
 
-    /// Puts the execution back until its client sends replies.
-    fn waits(self, execution: Box<Execution>) -> Id {
+    /// Puts the execution back until its client sends replies. An execution that there is no room
+    /// for ends.
+    fn waits(self, execution: Box<Execution>) -> Result<Id, ServiceError> {
         let mut slots = self.app.waiting.slots();
+        check_bytes_of_all(&slots, &execution)?;
         let since = Instant::now();
         slots.insert(self.token.clone(), Slot::Waits { execution, since });
-        while slots.values().map(Slot::bytes).sum::<usize>() > BYTES_IN_ALL_MAX {
-            match oldest_of_the_greediest(&slots, |execution| execution.bytes) {
-                Some(given_up) => slots.remove(&given_up),
-                None => break,
-            };
-        }
         drop(slots);
-        self.token.clone()
+        Ok(self.token.clone())
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut slots = self.app.waiting.slots();
-        if let Some(Slot::Runs) = slots.get(&self.token) {
+        if let Some(Slot::Runs { .. }) = slots.get(&self.token) {
             slots.remove(&self.token);
         }
     }
@@ -240,33 +240,49 @@ impl Waiting {
     }
 }
 
-/// The execution to give up when there is no space: the oldest of the client that has the most,
-/// because clients that never return usually started long ago.
-fn oldest_of_the_greediest(
-    slots: &HashMap<Id, Slot>,
-    weigh: impl Fn(&Execution) -> usize,
-) -> Option<Id> {
-    let waits = || {
-        slots.iter().filter_map(|(token, slot)| match slot {
-            Slot::Waits { execution, since } => Some((token, execution, since)),
-            Slot::Runs => None,
-        })
-    };
-    let mut has: HashMap<&Principal, usize> = HashMap::new();
-    for (_, execution, _) in waits() {
-        *has.entry(&execution.principal).or_default() += weigh(execution);
+/// Refuses an execution beyond the limits, so that no user takes the room of others.
+fn check_room(slots: &HashMap<Id, Slot>, principal: &Principal) -> Result<(), ServiceError> {
+    if slots.len() >= EXECUTIONS_MAX {
+        let message = format!("server busy: {EXECUTIONS_MAX} executions with tools are open");
+        return Err(ServiceError::unavailable("busy", message));
     }
-    let (greediest, _) = has.into_iter().max_by_key(|(_, weight)| *weight)?;
-    let his = waits().filter(|(_, execution, _)| execution.principal == *greediest);
-    let (oldest, _, _) = his.min_by_key(|(_, _, since)| *since)?;
-    Some(oldest.clone())
+    let of_user = slots.values().filter(|slot| slot.principal() == principal).count();
+    if of_user >= USER_EXECUTIONS_MAX {
+        let message = format!("limit reached: {USER_EXECUTIONS_MAX} open executions with tools");
+        return Err(ServiceError::limited("quota_executions", message, RETRY_AFTER_S));
+    }
+    Ok(())
+}
+
+fn check_bytes_of_all(
+    slots: &HashMap<Id, Slot>,
+    execution: &Execution,
+) -> Result<(), ServiceError> {
+    let all: usize = slots.values().map(Slot::bytes).sum();
+    if all + execution.bytes > BYTES_IN_ALL_MAX {
+        let message = "server busy: calls and results of tools have reached their limit";
+        return Err(ServiceError::unavailable("busy", message));
+    }
+    let of_user = slots.values().filter(|slot| *slot.principal() == execution.principal);
+    if of_user.map(Slot::bytes).sum::<usize>() + execution.bytes > USER_BYTES_MAX {
+        let message = "limit reached: calls and results of tools are too large in total";
+        return Err(ServiceError::limited("quota_executions", message, RETRY_AFTER_S));
+    }
+    Ok(())
 }
 
 impl Slot {
     fn bytes(&self) -> usize {
         match self {
             Self::Waits { execution, .. } => execution.bytes,
-            Self::Runs => 0,
+            Self::Runs { .. } => 0,
+        }
+    }
+
+    fn principal(&self) -> &Principal {
+        match self {
+            Self::Waits { execution, .. } => &execution.principal,
+            Self::Runs { principal } => principal,
         }
     }
 }
@@ -344,7 +360,7 @@ impl Execution {
         let (answer, calls) = match self.execute(app, caller).await {
             Err(error) if !taken.is_empty() && error.may_work_later() => {
                 self.give_back(taken);
-                turn.waits(self);
+                turn.waits(self)?;
                 return Err(error);
             }
             executed => executed?,
@@ -353,7 +369,7 @@ impl Execution {
             return Ok(Round::of(answer, self.calls_made));
         }
         let tool_calls = self.ask(calls)?;
-        let token = turn.waits(self);
+        let token = turn.waits(self)?;
         Ok(Round::ToolCallRequired {
             continuation_token: token,
             session_id: answer.session_id,
@@ -449,8 +465,11 @@ impl Round {
 mod tests {
     use super::*;
 
-    fn waits_of(user: &str, code_bytes: usize, seconds: u64) -> Slot {
-        let principal = Principal { tenant: "t".to_owned(), user: Some(user.to_owned()) };
+    fn principal(user: &str) -> Principal {
+        Principal { tenant: "t".to_owned(), user: Some(user.to_owned()) }
+    }
+
+    fn execution(user: &str, code_bytes: usize) -> Box<Execution> {
         let request = serde_json::json!({
             "code": "x".repeat(code_bytes), "tools": [{ "name": "f" }],
         });
@@ -458,27 +477,39 @@ mod tests {
         let Ok(request::Asked::Start(start)) = request.parse() else {
             panic!("it begins something");
         };
-        Slot::Waits {
-            execution: Execution::new(principal, *start),
-            since: Instant::now() + Duration::from_secs(seconds),
-        }
+        Execution::new(principal(user), *start)
+    }
+
+    fn waits(user: &str, code_bytes: usize) -> (Id, Slot) {
+        let execution = execution(user, code_bytes);
+        (Id::random(), Slot::Waits { execution, since: Instant::now() })
     }
 
     #[test]
-    fn eviction_takes_oldest_run_of_busiest_user() {
-        let ids = [(); 5].map(|()| Id::random());
-        let slots = [
-            waits_of("ann", 100, 0),
-            waits_of("ben", 1, 2),
-            waits_of("ben", 2, 1),
-            waits_of("ben", 3, 3),
-            Slot::Runs,
-        ];
-        let mut slots: HashMap<Id, Slot> = ids.iter().cloned().zip(slots).collect();
-        assert_eq!(oldest_of_the_greediest(&slots, |_| 1).as_ref(), Some(&ids[2]));
-        let of_bytes = oldest_of_the_greediest(&slots, |execution| execution.bytes);
-        assert_eq!(of_bytes.as_ref(), Some(&ids[0]));
-        slots.retain(|id, _| *id == ids[4]);
-        assert_eq!(oldest_of_the_greediest(&slots, |_| 1), None);
+    fn a_user_at_a_limit_is_refused_and_others_are_not() {
+        let mut slots: HashMap<Id, Slot> = HashMap::new();
+        for _each in 0..USER_EXECUTIONS_MAX / 2 {
+            slots.extend([waits("ann", 1)]);
+            slots.insert(Id::random(), Slot::Runs { principal: principal("ann") });
+        }
+        let code = |user| check_room(&slots, &principal(user)).map_err(|error| error.code);
+        assert_eq!(code("ann"), Err("quota_executions"));
+        assert_eq!(code("ben"), Ok(()));
+        while slots.len() < EXECUTIONS_MAX {
+            slots.insert(Id::random(), Slot::Runs { principal: principal("eve") });
+        }
+        let busy = check_room(&slots, &principal("ben")).expect_err("no room");
+        assert_eq!(busy.code, "busy");
+    }
+
+    #[test]
+    fn a_user_with_too_much_to_remember_is_refused_and_others_are_not() {
+        let mut large = execution("ann", 1);
+        large.bytes = USER_BYTES_MAX;
+        let held = Slot::Waits { execution: large, since: Instant::now() };
+        let slots = HashMap::from([(Id::random(), held)]);
+        let code = |user| check_bytes_of_all(&slots, &execution(user, 1)).map_err(|it| it.code);
+        assert_eq!(code("ann"), Err("quota_executions"));
+        assert_eq!(code("ben"), Ok(()));
     }
 }
