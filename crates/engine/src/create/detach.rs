@@ -180,7 +180,15 @@ fn await_detached(
                 .channel()
                 .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
                 .context(|| "cannot leave the box to itself".into())?,
-            report => return Err(failed(session.event(report))),
+            report @ (Report::Terminal
+            | Report::SetupFailed { .. }
+            | Report::LaunchFailed { .. }
+            | Report::Exited { .. }
+            | Report::TimedOut
+            | Report::Done
+            | Report::Usage(_)
+            | Report::Input { .. }
+            | Report::Refused(_)) => return Err(failed(session.event(report))),
         }
     }
 }

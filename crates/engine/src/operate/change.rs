@@ -120,8 +120,8 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
         old.map(|old| record.add(renamed(&old)));
         return Err(error);
     }
-    let others = record.account.names.iter().filter(|name| *name != wanted);
-    others.map(|name| name::release(&at.root.layout, name, at.id)).collect()
+    let mut others = record.account.names.iter().filter(|name| *name != wanted);
+    others.try_for_each(|name| name::release(&at.root.layout, name, at.id))
 }
 
 /// Gives a live box other limits, or another lease from now on.

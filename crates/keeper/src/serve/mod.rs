@@ -188,7 +188,7 @@ impl Supervisor {
             // A process with the keeper's ids has lowered its limit on descriptors, and
             // poll refuses. All that can be read without waiting is read in turns.
             Err(_) => {
-                // Bounded: it ends with the box.
+                #[expect(clippy::disallowed_methods, reason = "bounded: it ends with the box")]
                 std::thread::sleep(LOOK_AGAIN);
                 return sources.filter(|it| *it != Source::Listener).collect();
             }
