@@ -163,7 +163,7 @@ fn a_record_truncated_anywhere_harms_no_other_box() {
     let cuts: Vec<usize> = (0..CUTS).collect();
     let what = |cut: &usize| format!("cut {cut} of {CUTS}");
     each(&cuts, what, |_, record, cut| {
-        for name in ["record.json", "life"] {
+        for name in ["record.json", "journal"] {
             let path = record.join(name);
             let Ok(content) = fs::read(&path) else {
                 continue;
@@ -183,7 +183,7 @@ fn a_garbled_record_harms_no_other_box() {
     let what = |_: &u64| format!("the same again: TARE_DAMAGE_SEED={seed}");
     each(&seeds, what, |_, record, seed| {
         let mut random = Random::seeded(*seed);
-        for name in ["record.json", "life", "log.0", "log.1"] {
+        for name in ["record.json", "journal", "log.0", "log.1"] {
             let path = record.join(name);
             let Ok(mut content) = fs::read(&path) else {
                 continue;
@@ -219,7 +219,7 @@ fn a_name_that_its_record_no_longer_states_is_free_again() {
     scene.end();
 }
 
-const FILES: [&str; 4] = ["record.json", "life", "control", "log.0"];
+const FILES: [&str; 4] = ["record.json", "journal", "control", "log.0"];
 
 #[test]
 fn a_record_with_empty_or_missing_files_harms_no_other_box() {
@@ -232,12 +232,12 @@ fn a_record_with_empty_or_missing_files_harms_no_other_box() {
     let remove = |path: &Path| drop(fs::remove_file(path));
     let damages: [Damage; 8] = [
         (&["record.json"], empty),
-        (&["life"], empty),
-        (&["record.json", "life"], empty),
+        (&["journal"], empty),
+        (&["record.json", "journal"], empty),
         (&["record.json"], remove),
-        (&["life"], remove),
+        (&["journal"], remove),
         (&["control"], remove),
-        (&["record.json", "life"], remove),
+        (&["record.json", "journal"], remove),
         (&FILES, remove),
     ];
     let what = |(names, _): &Damage| format!("{names:?}");
@@ -256,8 +256,10 @@ fn a_record_with_special_files_harms_no_other_box() {
         Fifo,
     }
     let odds = [Odd::Link, Odd::Dangling, Odd::Directory, Odd::Fifo];
-    let damages: Vec<(&str, Odd)> =
-        ["record.json", "life"].into_iter().flat_map(|name| odds.map(|odd| (name, odd))).collect();
+    let damages: Vec<(&str, Odd)> = ["record.json", "journal"]
+        .into_iter()
+        .flat_map(|name| odds.map(|odd| (name, odd)))
+        .collect();
     let what = |damage: &(&str, Odd)| format!("{damage:?}");
     each(&damages, what, |scene, record, (name, odd)| {
         let path = record.join(name);
@@ -329,7 +331,7 @@ fn a_record_of_another_user_harms_no_other_box() {
     if !is_root() {
         skip!("only root can give files away");
     }
-    let damages = ["", "record.json", "life"];
+    let damages = ["", "record.json", "journal"];
     let what = |damage: &&str| format!("{damage:?}");
     each(&damages, what, |_, record, damage| {
         let path = if damage.is_empty() { record.to_owned() } else { record.join(damage) };

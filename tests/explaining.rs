@@ -381,14 +381,14 @@ fn explain_prints_no_terminal_control_characters() {
 fn explain_bounds_what_a_hostile_keeper_wrote() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
-    let life = tare.record(&id).join("life");
-    let mut bytes = fs::read(&life).unwrap();
+    let journal = tare.record(&id).join("journal");
+    let mut bytes = fs::read(&journal).unwrap();
     assert_eq!(bytes.len(), 4096, "a page, whatever happens");
     let lie = b"4294967242 999999999999999 exec 1 \x1b[2J\xff";
     for at in (256..4096).step_by(64) {
         bytes[at..at + lie.len()].copy_from_slice(lie);
     }
-    fs::write(&life, &bytes).unwrap();
+    fs::write(&journal, &bytes).unwrap();
     assert_eq!(tare.state(&id), "running");
     assert_eq!(events(&tare, "a"), ["created", "go"]);
     tare.remove(&id);

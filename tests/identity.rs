@@ -29,7 +29,7 @@ fn identity(pid: u32) -> Value {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lie {
     Detached,
-    /// Without a life of its own: its creator seems to be gone.
+    /// Without a journal: its creator seems to be gone.
     Attached,
     /// The host seems to have no cgroups.
     WithoutCgroup,
@@ -62,9 +62,8 @@ impl Pattern {
     /// while the returned listener is open.
     fn forge(&self, lie: Lie, keeper: u32) -> Option<UnixListener> {
         fs::create_dir_all(&self.record).expect("the state root is ours");
-        let mut life = b"detached\n".to_vec();
-        life.resize(256, b' ');
-        for (name, content) in [("life", life), ("log.0", vec![]), ("log.1", vec![])] {
+        let journal = format!("{:63}\n", "0 1 detached").into_bytes();
+        for (name, content) in [("journal", journal), ("log.0", vec![]), ("log.1", vec![])] {
             fs::write(self.record.join(name), content).expect("it is ours");
         }
         write_lines(&self.record, &self.lines);
@@ -76,7 +75,7 @@ impl Pattern {
                 let mut lines = lines(&self.record);
                 lines[0]["intent"]["detached"] = Value::Null;
                 write_lines(&self.record, &lines);
-                fs::remove_file(self.record.join("life")).expect("it was made");
+                fs::remove_file(self.record.join("journal")).expect("it was made");
                 None
             }
             Lie::WithoutCgroup => {
@@ -301,10 +300,10 @@ fn two_hundred_concurrent_commands_judge_no_live_box_dead() {
     let boxes: Vec<String> = (0..5)
         .map(|number| tare.detached(["--name", &format!("box-{number}"), "--", "sleep", "1000"]))
         .collect();
-    // But for its life, in which its keeper writes down who was executed.
+    // Except for its journal, to which its keeper writes each exec.
     let seen = |id: &String| {
         let mut files = tare.record_files(id);
-        files.retain(|(path, _)| !path.ends_with("life"));
+        files.retain(|(path, _)| !path.ends_with("journal"));
         (tare.keeper(id), files)
     };
     let before: Vec<_> = boxes.iter().map(seen).collect();

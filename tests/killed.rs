@@ -92,14 +92,14 @@ fn rm_removes_the_record_file_after_the_journal() {
     let tare = tare!();
     let id = tare.detached(["--", "true"]);
     tare.call(["wait", &id]).ok();
-    let life = tare.record(&id).join("life");
+    let journal = tare.record(&id).join("journal");
     // The removal fails at the journal.
-    fs::remove_file(&life).unwrap();
-    fs::create_dir_all(life.join("1/2/3/4/5/6/7/8/9")).unwrap();
+    fs::remove_file(&journal).unwrap();
+    fs::create_dir_all(journal.join("1/2/3/4/5/6/7/8/9")).unwrap();
     tare.call(["rm", &id]).exited(1);
     assert!(tare.record(&id).join("record.json").exists());
     // A removal that is killed right after this step is continued by the next command.
-    fs::remove_dir_all(&life).unwrap();
+    fs::remove_dir_all(&journal).unwrap();
     fs::remove_file(tare.record(&id).join("record.json")).unwrap();
     tare.call(["ls"]).ok();
     assert!(!tare.record(&id).exists());

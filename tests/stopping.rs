@@ -162,7 +162,7 @@ fn rm_all_removes_every_box() {
 fn rm_removes_an_empty_record() {
     let tare = tare!();
     tare.run(["--", "true"]).ok();
-    for content in [None, Some("record.json"), Some("life")] {
+    for content in [None, Some("record.json"), Some("journal")] {
         let id = "aaaabbbbcccc";
         fs::create_dir(tare.record(id)).unwrap();
         if let Some(name) = content {
@@ -190,7 +190,7 @@ fn damage(path: &Path, round: usize) {
 #[test]
 fn a_live_box_with_a_damaged_record_is_removed() {
     let tare = tare!();
-    for file in ["record.json", "life"] {
+    for file in ["record.json", "journal"] {
         for round in 0..6 {
             let id = started(&tare, &[], STUBBORN);
             damage(&tare.record(&id).join(file), round);
@@ -240,7 +240,7 @@ fn rm_of_a_forged_record_touches_nothing_else() {
     let tare = tare!();
     let victim = TemporaryDirectory::new();
     let precious = victim.write("precious", "precious\n");
-    let files = ["record.json", "life", "log.0", "log.1", "control", "scratch"];
+    let files = ["record.json", "journal", "log.0", "log.1", "control", "scratch"];
     for ended in [true, false] {
         let script = if ended { "echo up" } else { STUBBORN };
         let id = started(&tare, &[], script);

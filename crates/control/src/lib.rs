@@ -5,7 +5,7 @@
 //! [`Request`]s. Every later client sends a [`Call`]. Both get [`Report`]s. Each side
 //! treats what it reads as untrusted input: a frame has a size limit and decoding cannot
 //! panic. A detached box writes its output to a log ([`log`]), and its keeper writes
-//! what happens to a file of one page ([`life`], [`events`]).
+//! what happens to a file of one page ([`journal`]).
 //!
 //! The plan and the go pass between one binary and itself. Calls and the files must be
 //! understood by later versions of tare: variants of enums are only added at the end, and
@@ -13,10 +13,9 @@
 
 mod call;
 mod channel;
-pub mod events;
 pub mod file_programs;
 mod frame;
-pub mod life;
+pub mod journal;
 pub mod log;
 mod plan;
 
@@ -28,7 +27,7 @@ pub use channel::{Channel, Received};
 pub use frame::{
     CALL_BYTES_MAX, FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode,
 };
-pub use life::EndedBy;
+pub use journal::EndedBy;
 
 pub use plan::{
     BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, FIRST_ROLE_FD, Filesystem, HostEntry,

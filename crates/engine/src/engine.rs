@@ -14,6 +14,7 @@ use crate::care::tend;
 use crate::create::{self, Mode, NewBox};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
+use crate::history::{self, Explanation};
 use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::host::state_root;
@@ -375,5 +376,15 @@ impl Engine {
         let boxes = state_root::open_all(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
         Ok(Gauges::open(boxes, self.root.host.is_in_first_user_namespace(), settings))
+    }
+
+    /// Explains what happened to the box with this id, this name, or an id that begins so. A box on
+    /// record comes before removed ones, and the last one removed before earlier ones.
+    pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
+        match self.find_recorded(reference)? {
+            Some(id) if !self.cleaned().contains(&id) => history::explain_recorded(self.at(&id)),
+            Some(id) => history::explain_removed(&self.root, id.as_str()),
+            None => history::explain_removed(&self.root, reference),
+        }
     }
 }

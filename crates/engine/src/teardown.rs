@@ -22,8 +22,8 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
 use crate::error::{Context, Error, ErrorKind};
-use crate::history::keep_story;
-use crate::history::steps::Removal;
+use crate::history;
+use crate::history::steps::{Now, Removal};
 use crate::holdings::cgroup::{self, CgroupReader};
 use crate::holdings::name::Names;
 use crate::holdings::{HOLDINGS, ReleaseAt};
@@ -184,13 +184,16 @@ fn release(at: BoxAt<'_>, record: &Locked, when: ReleaseAt, within: Duration) ->
 /// removes it.
 fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> Result<(), Error> {
     if order.reason != Reason::Own {
+        let now = Now::read();
+        let took_ms = u64::try_from(seen.took.as_millis()).unwrap_or(u64::MAX);
         let removal = Removal {
             why: order.reason,
             pid: std::process::id(),
-            emptied: record.account.ended.is_none().then_some(seen.took),
-            oom: seen.oom,
+            emptied_ms: record.account.ended.is_none().then_some(took_ms),
+            at: now.at,
+            at_ns: now.ns,
         };
-        keep_story(&at.root.layout, &at.root.host, at.id, record, &removal);
+        history::keep(at, record, removal, seen.oom);
     }
     if !mark_removal(record) {
         record.forget(at.id)?;
@@ -254,8 +257,8 @@ fn note_kill(record: &mut Locked, keeper: &Process, reason: Reason) {
 /// the disk is full, the next command that observes the box records it.
 fn note_ended(record: &mut Locked, seen: Seen) {
     if record.account.ended.is_none() {
-        let life = record.life().unwrap_or_default();
-        let ended = EndedEntry::of(&life, record.last_sign(), seen.oom, seen.took);
+        let journal = record.journal().unwrap_or_default();
+        let ended = EndedEntry::of(&journal, record.last_sign(), seen.oom, seen.took);
         record.add(Entry::Ended(ended)).ok();
     }
 }

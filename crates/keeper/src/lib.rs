@@ -35,7 +35,7 @@ use rustix::io::Errno;
 use serve::Supervisor;
 use serve::connections::Connections;
 use serve::deadlines::Deadlines;
-use tare_control::events::Happening;
+use tare_control::journal::BoxEvent;
 use tare_control::{
     CALL_BYTES_MAX, Channel, EndedBy, Go, PLAN_BYTES_MAX, Plan, Report, Request, Role, SetupStep,
 };
@@ -152,7 +152,7 @@ fn conclude(supervisor: &mut Supervisor, end: End) {
     // A command can end before the creator has detached.
     supervisor.await_detachment();
     let (by, wait_status) = match (end, supervisor.is_stopping()) {
-        (End::Abandoned, _) => return supervisor.note(Happening::Abandoned),
+        (End::Abandoned, _) => return supervisor.note(BoxEvent::Abandoned),
         (End::Command(wait_status), false) => (EndedBy::Command, wait_status),
         (End::Command(wait_status), true) => (EndedBy::Stop, wait_status),
         (End::Limit(by), _) => (by, KILLED),
@@ -172,9 +172,9 @@ fn conclude(supervisor: &mut Supervisor, end: End) {
         journal.exited(wait_status, by);
     }
     match end {
-        End::Limit(by) => supervisor.note(Happening::Killed { by }),
+        End::Limit(by) => supervisor.note(BoxEvent::Killed { by }),
         End::Command(wait_status) if supervisor.has_command() => {
-            supervisor.note(Happening::CommandEnded { wait_status });
+            supervisor.note(BoxEvent::CommandEnded { wait_status });
         }
         End::Command(_) | End::Abandoned => {}
     }

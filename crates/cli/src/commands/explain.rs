@@ -49,34 +49,34 @@ pub fn run(args: &ExplainArgs, context: &Context) -> Result<u8, Error> {
 }
 
 fn as_json(explanation: &Explanation) -> serde_json::Value {
-    let story = &explanation.story;
+    let history = &explanation.history;
     json!({
-        "id": story.id,
-        "name": story.name(),
+        "id": history.id,
+        "name": history.name(),
         "state": explanation.state,
-        "created_at": story.created_at,
-        "steps": story.steps,
-        "forgotten": story.forgotten,
+        "created_at": history.created_at,
+        "steps": history.steps,
+        "forgotten": history.forgotten,
     })
 }
 
 fn as_text(explanation: &Explanation) -> String {
-    let story = &explanation.story;
+    let history = &explanation.history;
     let state = match explanation.state {
         Some(state) => state.as_str(),
         None => "removed",
     };
-    let mut text = match story.name() {
-        Some(name) => format!("{} ({}), {state}", story.id, escaped(name)),
-        None => format!("{}, {state}", story.id),
+    let mut text = match history.name() {
+        Some(name) => format!("{} ({}), {state}", history.id, escaped(name)),
+        None => format!("{}, {state}", history.id),
     };
-    text += &format!("; created at {}\n", story.created_at);
-    if story.forgotten > 0 {
-        text += &format!("({} of its steps are not kept any more)\n", story.forgotten);
+    text += &format!("; created at {}\n", history.created_at);
+    if history.forgotten > 0 {
+        text += &format!("({} of its steps are not kept any more)\n", history.forgotten);
     }
-    let times: Vec<String> = story.steps.iter().map(time).collect();
+    let times: Vec<String> = history.steps.iter().map(time).collect();
     let width = times.iter().map(String::len).max().unwrap_or(0);
-    for (time, step) in times.iter().zip(&story.steps) {
+    for (time, step) in times.iter().zip(&history.steps) {
         text += &format!("  +{time:<width$}  {}\n", escaped(&step.text));
     }
     text

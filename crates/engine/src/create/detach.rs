@@ -19,7 +19,7 @@ use tare_kernel::process::Process;
 use crate::create::{Mode, NewBox};
 use crate::engine::Engine;
 use crate::error::{Context, Error};
-use crate::history::steps::StepKind;
+use crate::history;
 use crate::record::Locked;
 use crate::session::{Event, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
@@ -91,16 +91,11 @@ impl Engine {
         self.start_recorded(id, record, reserve, (spec, options, None)).map(Some)
     }
 
-    /// Whether a box of this id has lived by itself, and is removed. One that its
-    /// creator took along was never announced, and has not seen enough for any of it to
-    /// be forgotten.
+    /// Returns whether a box of this id was detached, and is removed. The id of a box that was never
+    /// detached was never announced.
     fn was_let_go(&self, id: &BoxId) -> Result<bool, Error> {
-        let stories = self.stories()?;
-        let mut stories = stories.iter().filter(|story| story.id == *id);
-        Ok(stories.any(|story| {
-            let mut steps = story.steps.iter();
-            story.forgotten > 0 || steps.any(|step| step.event == StepKind::Detached)
-        }))
+        let removed = history::removed(&self.root)?;
+        Ok(removed.iter().any(|sources| sources.id == *id && sources.detached))
     }
 
     fn start_recorded(
@@ -110,7 +105,7 @@ impl Engine {
         reserve: Reserve,
         (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
     ) -> Result<Started, Error> {
-        if let Err(error) = self.reserve_story() {
+        if let Err(error) = history::reserve(&self.root) {
             drop(reserve);
             return Err(self.roll_back(id, record, error));
         }

@@ -177,7 +177,7 @@ impl Acquired {
             endowment.give(Role::WorkloadCgroup, workload.as_fd());
         }
         if let Some(files) = &self.files {
-            endowment.give(Role::Journal, files.life.as_fd());
+            endowment.give(Role::Journal, files.journal.as_fd());
             endowment.give(Role::Log(0), files.log[0].as_fd());
             endowment.give(Role::Log(1), files.log[1].as_fd());
         }

@@ -1,11 +1,11 @@
-//! The stories of boxes that are gone: one file of the state root, a line for each.
+//! The history file: the sources of removed boxes, one line for each box.
 //!
-//! It is bounded, the oldest go first, and a story is there for as long as its box was
-//! to be kept. A removal adds the story before it removes the record. If another process
-//! holds the file, the story is lost and the removal goes on. tare reserves the room for a
-//! story when it makes the box. The process that holds the lock changes the file in place,
-//! so it never has a second name. Readers trust nothing in it: a damaged line hides no
-//! other, and only the end of a file that is too large is read.
+//! The file is bounded, the oldest lines go first, and a line is kept for as long as the record of
+//! its box was to be kept. A removal adds the line before it removes the record. If another process
+//! holds the file, the history is lost and the removal goes on. tare reserves the space for a line
+//! when it makes the box. The process that holds the lock changes the file in place, so the file
+//! never has a second name. Readers trust nothing in it: a damaged line hides no other, and only
+//! the end of a file that is too large is read.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,40 +22,41 @@ use tare_kernel::fds::open_regular;
 use tare_kernel::locks::{Lock, lock_within};
 use tare_kernel::step::step;
 
-use crate::history::steps::Story;
+use crate::history::steps::Sources;
+use crate::time::from_now;
 
-/// All stories together.
+/// The size of the whole file.
 const HISTORY_BYTES_MAX: usize = 1 << 20;
-/// What is left of them when there are more: not every story makes room for itself.
+/// The size after old lines were removed, so that not every new line has to remove some.
 const HISTORY_BYTES_KEPT: usize = HISTORY_BYTES_MAX / 4 * 3;
-/// One story; a longer one is shortened.
-const STORY_BYTES_MAX: usize = 16 << 10;
-/// How long whoever removes a box waits for another who does.
+/// The size of one line; longer sources are shortened.
+const LINE_BYTES_MAX: usize = 16 << 10;
+/// How long a removal waits for the lock of another one.
 const LOCK_WITHIN: Duration = Duration::from_millis(100);
 
-/// A story, and until when it is kept, on the boot clock of this boot.
+/// One line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
     boot_id: String,
+    /// Until when it is kept, on the boot clock.
     until_ns: u64,
-    story: Story,
+    sources: Sources,
 }
 
-/// The stories of one state root, as of one boot.
+/// The history file of one state root, in one boot.
 #[derive(Debug, Clone, Copy)]
-pub struct History<'a> {
+pub struct HistoryFile<'a> {
     pub path: &'a Path,
     pub boot_id: &'a str,
 }
 
-impl History<'_> {
-    /// Adds a story, to be kept for this long.
-    pub fn add(&self, story: &Story, retention: Duration) -> io::Result<()> {
+impl HistoryFile<'_> {
+    /// Adds the sources of a removed box, to be kept for this long.
+    pub fn add(&self, sources: Sources, retention: Duration) -> io::Result<()> {
         if retention.is_zero() {
             return Ok(());
         }
-        let kept_ns = u64::try_from(retention.as_nanos()).unwrap_or(u64::MAX);
-        let line = self.line(story, boot_ns().saturating_add(kept_ns))?;
+        let line = self.line(sources, from_now(retention))?;
         let file = self.open(OFlags::RDWR | OFlags::CREATE)?;
         lock_within("history locked", &file, Lock::Exclusive, LOCK_WITHIN)?;
         let length = length(&file)?;
@@ -66,45 +67,39 @@ impl History<'_> {
         append(&file, &line)
     }
 
-    /// Reserves the room for the stories of this many boxes, so that a disk that is full
-    /// when they are removed costs none of them. On a file system that cannot reserve,
-    /// nothing is reserved.
+    /// Reserves the space for the lines of this many boxes, so that no history is lost if the disk
+    /// is full when the boxes are removed. On a file system that cannot reserve, nothing is reserved.
     pub fn reserve(&self, boxes: usize) -> io::Result<()> {
         let file = match self.open(OFlags::RDWR | OFlags::CREATE) {
-            // A history that is not tare's is never written, so it needs no room.
+            // A history that is not tare's is never written, so it needs no space.
             Err(error) if !is_full(&error) => return Ok(()),
             file => file?,
         };
-        let stories = boxes.saturating_mul(STORY_BYTES_MAX) as u64;
-        let wanted = length(&file)?.saturating_add(stories);
+        let lines = boxes.saturating_mul(LINE_BYTES_MAX) as u64;
+        let wanted = length(&file)?.saturating_add(lines);
         reserve(&file, wanted.min(HISTORY_BYTES_MAX as u64))
     }
 
-    /// All that are kept, the newest last; of several of one box the last.
-    pub fn stories(&self) -> io::Result<Vec<Story>> {
+    /// Reads all lines that are still kept, the newest last. Only the last line of a box counts.
+    pub fn read(&self) -> io::Result<Vec<Sources>> {
         let file = match self.open(OFlags::RDONLY) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             file => file?,
         };
-        // Whoever holds it for longer than that is not waited for: a line that is
-        // half there says nothing.
+        // Reading goes on without the lock: a half-written line is skipped.
         lock_within("history locked", &file, Lock::Shared, LOCK_WITHIN).ok();
         let bytes = read_end(&file)?;
-        let lines = self.kept(&bytes).into_iter();
-        Ok(lines.map(|(_, line)| line.story.made_harmless()).collect())
+        Ok(self.kept(&bytes).into_iter().map(|(_, line)| line.sources).collect())
     }
 
-    fn line(&self, story: &Story, until_ns: u64) -> io::Result<Vec<u8>> {
-        let mut story = story.clone();
+    fn line(&self, sources: Sources, until_ns: u64) -> io::Result<Vec<u8>> {
+        let mut line = Line { boot_id: self.boot_id.to_owned(), until_ns, sources };
         loop {
-            let line = Line { boot_id: self.boot_id.to_owned(), until_ns, story };
             let mut bytes = serde_json::to_vec(&line)?;
             bytes.push(b'\n');
-            if bytes.len() <= STORY_BYTES_MAX || line.story.steps.is_empty() {
+            if bytes.len() <= LINE_BYTES_MAX || !line.sources.shorten() {
                 return Ok(bytes);
             }
-            story = line.story;
-            story.shorten(story.steps.len() * 3 / 4);
         }
     }
 
@@ -114,12 +109,12 @@ impl History<'_> {
         Ok(File::from(step("history opened", open)?))
     }
 
-    /// The oldest tells whether it is worth to look at all.
+    /// Returns whether the oldest line has expired, and trimming is worth the time.
     fn is_first_over(&self, file: &File) -> bool {
-        let mut bytes = vec![0; STORY_BYTES_MAX];
+        let mut bytes = vec![0; LINE_BYTES_MAX];
         let length = file.read_at(&mut bytes, 0).unwrap_or(0);
         let first = bytes[..length].split(|byte| *byte == b'\n').next();
-        first.is_some_and(|first| !first.is_empty() && self.read(first).is_none())
+        first.is_some_and(|first| !first.is_empty() && self.parse(first).is_none())
     }
 
     fn trim_locked(&self, file: &File) -> io::Result<()> {
@@ -143,21 +138,21 @@ impl History<'_> {
         reserve(file, reserved)
     }
 
-    /// The lines that are still to be kept, as they are and as what they say.
+    /// Returns the lines that are still to be kept, as bytes and parsed.
     fn kept<'b>(&self, bytes: &'b [u8]) -> Vec<(&'b [u8], Line)> {
         let mut seen = BTreeSet::new();
         let lines = bytes.split(|byte| *byte == b'\n').rev();
         let mut kept: Vec<(&[u8], Line)> = lines
-            .filter_map(|bytes| Some((bytes, self.read(bytes)?)))
-            .filter(|(_, line)| seen.insert(line.story.id.to_string()))
+            .filter_map(|bytes| Some((bytes, self.parse(bytes)?)))
+            .filter(|(_, line)| seen.insert(line.sources.id.to_string()))
             .collect();
         kept.reverse();
         kept
     }
 
-    /// `None` for a line that says nothing, or nothing any more.
-    fn read(&self, bytes: &[u8]) -> Option<Line> {
-        if bytes.is_empty() || bytes.len() > STORY_BYTES_MAX {
+    /// Returns `None` for a line that is damaged or has expired.
+    fn parse(&self, bytes: &[u8]) -> Option<Line> {
+        if bytes.is_empty() || bytes.len() > LINE_BYTES_MAX {
             return None;
         }
         let line: Line = serde_json::from_slice(bytes).ok()?;
@@ -165,14 +160,14 @@ impl History<'_> {
     }
 }
 
-/// Behind what is there; all of it or nothing.
+/// Appends the whole line or nothing.
 fn append(file: &File, line: &[u8]) -> io::Result<()> {
     let end = length(file)?;
     let mut last = [b'\n'];
     if end > 0 {
         file.read_exact_at(&mut last, end - 1)?;
     }
-    // Somebody was killed in the middle of a line.
+    // A process was killed in the middle of a line.
     let separator: &[u8] = match last {
         [b'\n'] => b"",
         [_] => b"\n",
@@ -185,7 +180,7 @@ fn append(file: &File, line: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Reserves the first so many bytes of the file, beyond its end too.
+/// Reserves this many bytes from the beginning of the file, also beyond its end.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if file.metadata()?.blocks().saturating_mul(BLOCK_BYTES) >= bytes {
         return Ok(());
@@ -197,14 +192,14 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// What `st_blocks` counts (stat(3type)).
+/// The unit of `st_blocks` (stat(3type)).
 const BLOCK_BYTES: u64 = 512;
 
 fn length(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// The last of it, whole lines, whatever its size is said to be.
+/// Reads whole lines at the end of the file, and never more than [`HISTORY_BYTES_MAX`].
 fn read_end(file: &File) -> io::Result<Vec<u8>> {
     let start = length(file)?.saturating_sub(HISTORY_BYTES_MAX as u64);
     let mut bytes = vec![0; HISTORY_BYTES_MAX];

@@ -8,9 +8,9 @@ use std::time::Instant;
 use rustix::fs::{FileType, FlockOperation, flock};
 
 use super::*;
-use crate::history::steps::{Step, StepKind};
+use crate::history::steps::{History, Now, tell};
+use crate::record::lines::entries;
 use crate::spec::BoxId;
-use crate::time::Timestamp;
 
 const BOOT: &str = "this-boot";
 const HOUR: Duration = Duration::from_secs(3600);
@@ -36,71 +36,91 @@ impl Drop for Place {
     }
 }
 
-fn history(path: &Path) -> History<'_> {
-    History { path, boot_id: BOOT }
+fn history(path: &Path) -> HistoryFile<'_> {
+    HistoryFile { path, boot_id: BOOT }
 }
 
-fn story(text: &str) -> Story {
-    let at = Timestamp::from_ms(1);
-    Story {
+/// Returns sources with one line of a record, which says this.
+fn sources(text: &str) -> Sources {
+    let line = serde_json::json!({"stuck": {"step": text, "why": "", "tries": 1, "at_ns": 1}});
+    Sources {
         id: BoxId::random(),
-        names: vec!["web".into()],
-        created_at: at,
-        steps: vec![Step {
-            at,
-            after_ms: 0,
-            event: StepKind::Created,
-            process: None,
-            exit_code: None,
-            text: text.to_owned(),
-        }],
-        forgotten: 0,
+        entries: entries(&line.to_string()).collect(),
+        events: Vec::new(),
+        exited: None,
+        detached: false,
+        oom: false,
+        removal: None,
+        dropped: 0,
     }
+}
+
+/// Returns sources like these with another text.
+fn again(sources: &Sources, text: &str) -> Sources {
+    Sources { id: sources.id.clone(), ..self::sources(text) }
+}
+
+fn add(path: &Path, sources: &Sources, retention: Duration) {
+    let copy = serde_json::from_value(serde_json::to_value(sources).unwrap()).unwrap();
+    history(path).add(copy, retention).unwrap();
+}
+
+fn told(sources: &Sources) -> History {
+    tell(sources, Now::read())
+}
+
+/// Returns the ids and the texts in the file.
+fn read(path: &Path) -> Vec<(BoxId, String)> {
+    let all = history(path).read().unwrap();
+    all.iter().map(|it| (it.id.clone(), told(it).steps[0].text.clone())).collect()
+}
+
+fn expected(all: &[&Sources]) -> Vec<(BoxId, String)> {
+    all.iter().map(|it| (it.id.clone(), told(it).steps[0].text.clone())).collect()
 }
 
 #[test]
 fn stories_are_read_as_they_were_added_and_the_last_of_a_box_counts() {
     let place = Place::new();
     let path = place.file();
-    assert_eq!(history(&path).stories().unwrap(), []);
-    let (one, two) = (story("one"), story("two"));
-    let again = Story { forgotten: 3, ..one.clone() };
-    for story in [&one, &two, &again] {
-        history(&path).add(story, HOUR).unwrap();
+    assert_eq!(read(&path), []);
+    let (one, two) = (sources("one"), sources("two"));
+    let again = again(&one, "once more");
+    for one in [&one, &two, &again] {
+        add(&path, one, HOUR);
     }
-    assert_eq!(history(&path).stories().unwrap(), [two, again]);
+    assert_eq!(read(&path), expected(&[&two, &again]));
 }
 
 #[test]
 fn a_story_is_kept_for_its_retention_and_not_past_a_boot() {
     let place = Place::new();
     let path = place.file();
-    history(&path).add(&story("none"), Duration::ZERO).unwrap();
+    history(&path).add(sources("none"), Duration::ZERO).unwrap();
     assert!(!path.exists(), "nothing of it is to be kept");
-    history(&path).add(&story("short"), Duration::from_nanos(1)).unwrap();
-    assert_eq!(history(&path).stories().unwrap(), []);
+    history(&path).add(sources("short"), Duration::from_nanos(1)).unwrap();
+    assert_eq!(read(&path), []);
     // The next one lets go of it.
-    let long = story("long");
-    history(&path).add(&long, HOUR).unwrap();
+    let long = sources("long");
+    add(&path, &long, HOUR);
     let text = fs::read_to_string(&path).unwrap();
     assert!(!text.contains("short") && text.contains("long"), "{text}");
-    assert_eq!(history(&path).stories().unwrap(), [long]);
-    let later = History { path: &path, boot_id: "another-boot" };
-    assert_eq!(later.stories().unwrap(), []);
+    assert_eq!(read(&path), expected(&[&long]));
+    let later = HistoryFile { path: &path, boot_id: "another-boot" };
+    assert!(later.read().unwrap().is_empty());
 }
 
 #[test]
 fn the_history_file_stays_within_its_limit_and_drops_the_oldest() {
     let place = Place::new();
     let path = place.file();
-    let stories: Vec<Story> = (0..1500).map(|_| story(&"x".repeat(1000))).collect();
-    for story in &stories {
-        history(&path).add(story, HOUR).unwrap();
+    let all: Vec<Sources> = (0..1500).map(|_| sources(&"x".repeat(1000))).collect();
+    for one in &all {
+        add(&path, one, HOUR);
         assert!(fs::metadata(&path).unwrap().len() <= HISTORY_BYTES_MAX as u64);
     }
-    let left: Vec<BoxId> =
-        history(&path).stories().unwrap().into_iter().map(|story| story.id).collect();
-    let newest: Vec<BoxId> = stories.iter().map(|story| story.id.clone()).collect();
+    let left: Vec<BoxId> = history(&path).read().unwrap().into_iter().map(|it| it.id).collect();
+    let newest: Vec<BoxId> = all.iter().map(|it| it.id.clone()).collect();
     assert!(left.len() > 500, "{}", left.len());
     assert_eq!(left, newest[newest.len() - left.len()..]);
 }
@@ -109,22 +129,22 @@ fn the_history_file_stays_within_its_limit_and_drops_the_oldest() {
 fn a_story_that_is_too_long_is_shortened() {
     let place = Place::new();
     let path = place.file();
-    let mut long = story("beginning");
-    let step = Step { text: "é".repeat(1000), ..long.steps[0].clone() };
-    long.steps.extend(std::iter::repeat_n(step, 500));
-    history(&path).add(&long, HOUR).unwrap();
-    assert!(fs::metadata(&path).unwrap().len() <= STORY_BYTES_MAX as u64);
-    let read = &history(&path).stories().unwrap()[0];
-    assert_eq!(read.steps[0].text, "beginning");
-    assert_eq!(read.steps.len() as u64 + read.forgotten, 501);
+    let mut long = sources("beginning");
+    long.entries.extend((0..500).flat_map(|_| sources(&"é".repeat(1000)).entries));
+    add(&path, &long, HOUR);
+    assert!(fs::metadata(&path).unwrap().len() <= LINE_BYTES_MAX as u64);
+    let read = told(&history(&path).read().unwrap()[0]);
+    assert_eq!(read.steps[0].text, "could not be ended: beginning");
+    // The same line many times is one step.
+    assert!(read.forgotten >= 480, "{}", read.forgotten);
 }
 
 #[test]
 fn damage_hides_no_other_line() {
     let place = Place::new();
     let path = place.file();
-    let (one, two) = (story("one"), story("two"));
-    history(&path).add(&one, HOUR).unwrap();
+    let (one, two) = (sources("one"), sources("two"));
+    add(&path, &one, HOUR);
     let whole = fs::read(&path).unwrap();
     for damage in [
         &b"{\"boot_id\":\"this-boot\",\"until"[..],
@@ -133,8 +153,8 @@ fn damage_hides_no_other_line() {
         &whole[..whole.len() / 2],
     ] {
         fs::write(&path, [&whole[..], damage].concat()).unwrap();
-        history(&path).add(&two, HOUR).unwrap();
-        assert_eq!(history(&path).stories().unwrap(), [one.clone(), two.clone()]);
+        add(&path, &two, HOUR);
+        assert_eq!(read(&path), expected(&[&one, &two]));
     }
 }
 
@@ -143,12 +163,10 @@ fn damage_hides_no_other_line() {
 fn a_hostile_file_is_read_in_bounds() {
     let place = Place::new();
     let path = place.file();
-    let hostile =
-        Story { names: vec!["\u{1b}]0;x\u{7}".into()], ..story("\u{1b}[2J\r\n\u{9b}\u{202e}") };
-    history(&path).add(&hostile, HOUR).unwrap();
-    let read = &history(&path).stories().unwrap()[0];
-    let texts = [&read.names[0], &read.steps[0].text];
-    assert!(texts.iter().all(|text| text.is_ascii() && !text.contains('\u{1b}')));
+    add(&path, &sources("\u{1b}[2J\r\n\u{9b}\u{202e}"), HOUR);
+    let read = told(&history(&path).read().unwrap()[0]);
+    let text = &read.steps[0].text;
+    assert!(text.is_ascii() && !text.contains('\u{1b}'));
     let whole = fs::read(&path).unwrap();
     let mut state = 5_u64;
     for _ in 0..2000 {
@@ -159,9 +177,10 @@ fn a_hostile_file_is_read_in_bounds() {
             bytes[at] = (state >> 20) as u8;
         }
         fs::write(&path, &bytes).unwrap();
-        for story in history(&path).stories().unwrap() {
-            let texts = story.steps.iter().map(|step| &step.text);
-            for text in texts.chain(&story.names) {
+        for sources in history(&path).read().unwrap() {
+            let read = told(&sources);
+            let texts = read.steps.iter().map(|step| &step.text);
+            for text in texts.chain(&read.names) {
                 assert!(!text.chars().any(char::is_control), "{text:?}");
             }
         }
@@ -174,10 +193,10 @@ fn a_huge_file_is_read_at_its_end_and_becomes_small_again() {
     let path = place.file();
     let file = File::create(&path).unwrap();
     file.set_len(1 << 40).unwrap();
-    assert_eq!(history(&path).stories().unwrap(), []);
-    let one = story("one");
-    history(&path).add(&one, HOUR).unwrap();
-    assert_eq!(history(&path).stories().unwrap(), [one]);
+    assert_eq!(read(&path), []);
+    let one = sources("one");
+    add(&path, &one, HOUR);
+    assert_eq!(read(&path), expected(&[&one]));
     assert!(fs::metadata(&path).unwrap().len() < HISTORY_BYTES_MAX as u64);
 }
 
@@ -188,17 +207,17 @@ fn a_foreign_history_file_is_left_alone() {
     let target = place.0.join("target");
     fs::write(&target, "precious").unwrap();
     symlink(&target, &path).unwrap();
-    history(&path).add(&story("one"), HOUR).unwrap_err();
-    history(&path).stories().unwrap_err();
+    history(&path).add(sources("one"), HOUR).unwrap_err();
+    history(&path).read().unwrap_err();
     assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    history(&path).add(&story("one"), HOUR).unwrap_err();
-    history(&path).stories().unwrap_err();
+    history(&path).add(sources("one"), HOUR).unwrap_err();
+    history(&path).read().unwrap_err();
     fs::remove_dir(&path).unwrap();
     rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-    history(&path).add(&story("one"), HOUR).unwrap_err();
-    history(&path).stories().unwrap_err();
+    history(&path).add(sources("one"), HOUR).unwrap_err();
+    history(&path).read().unwrap_err();
 }
 
 #[test]
@@ -209,8 +228,8 @@ fn a_locked_history_file_loses_one_history_and_delays_nothing() {
     let held = File::open(&path).unwrap();
     flock(&held, FlockOperation::LockExclusive).unwrap();
     let start = Instant::now();
-    history(&path).add(&story("one"), HOUR).unwrap_err();
-    assert_eq!(history(&path).stories().unwrap(), []);
+    history(&path).add(sources("one"), HOUR).unwrap_err();
+    assert_eq!(read(&path), []);
     assert!(start.elapsed() < 20 * LOCK_WITHIN);
 }
 
@@ -222,12 +241,12 @@ fn concurrent_additions_lose_no_history() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let story = story("one of many");
+                    let one = sources("one of many");
                     // Who waited for too long tries again: here it is all about it.
-                    while history(&path).add(&story, HOUR).is_err() {}
+                    while history(&path).add(again(&one, "one of many"), HOUR).is_err() {}
                 }
             });
         }
     });
-    assert_eq!(history(&path).stories().unwrap().len(), 200);
+    assert_eq!(read(&path).len(), 200);
 }

@@ -1,58 +1,94 @@
-//! The story of a box: what its record and its keeper have written down, in the order
-//! in which it happened. A pure function of those.
+//! The history of a box: what its record and its keeper wrote, in the order in which it happened.
 //!
-//! What a keeper wrote is not believed: nothing of it can be longer than a line, be
-//! before the box or after now, or reach a terminal as anything but visible characters.
+//! ```text
+//! record + journal ──▶ Sources ──▶ steps ──▶ text
+//!                         │   ▲
+//!                removal  ▼   │  explain
+//!                      the history file
+//! ```
+//!
+//! A live box and a removed box take the same path: [`tell`] is a pure function of the sources.
+//! It believes nothing that a keeper wrote. No step is longer than a line, is before the box or
+//! after now, or reaches a terminal as anything but visible characters.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tare_control::events::{Event, Happening};
-use tare_control::life::LifeEvent;
+use tare_control::journal::{BoxEvent, Event, Exited};
 use tare_kernel::clock::boot_ns;
 
 use crate::history::text;
+use crate::record::Record;
+use crate::record::exit::{Exit, code_of};
 use crate::record::lines::{EndedEntry, Entry, Intent};
 use crate::record::reason::Reason;
-use crate::session::exit::{Exit, code_of};
-use crate::spec::BoxId;
 use crate::spec::shown::escaped;
+use crate::spec::{BoxId, Spec};
 use crate::time::Timestamp;
 
-/// Of a longer story the middle is left out.
+/// A longer history loses steps in its middle.
 pub const STEPS_MAX: usize = 100;
-/// How many of the first are then there.
+/// How many of the first steps such a history keeps.
 const FIRST_STEPS: usize = 20;
-/// Of a longer sentence the end is left out.
+/// A longer text is cut.
 const TEXT_CHARS_MAX: usize = 160;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Story {
+/// Everything that was written about a box, unchanged. The history file stores this.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Sources {
     pub id: BoxId,
-    /// All that it had; the last is its own.
+    /// The lines of the record.
+    pub entries: Vec<Entry>,
+    /// The events of the journal.
+    pub events: Vec<Event>,
+    pub exited: Option<Exited>,
+    /// The box outlived its creator.
+    pub detached: bool,
+    /// The kernel killed a process for memory, and the record does not say so.
+    pub oom: bool,
+    pub removal: Option<Removal>,
+    /// How many lines of the record were dropped, so that the rest fits into the history file.
+    pub dropped: u64,
+}
+
+/// The removal of a box by another process than its creator.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Removal {
+    pub why: Reason,
+    pub pid: u32,
+    /// How long it took until the box was empty, if the record does not say it.
+    pub emptied_ms: Option<u64>,
+    pub at: Timestamp,
+    pub at_ns: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    pub id: BoxId,
+    /// All names that the box had; the last one is its own.
     pub names: Vec<String>,
     pub created_at: Timestamp,
     pub steps: Vec<Step>,
-    /// How many are not there any more.
+    /// How many steps are missing.
     pub forgotten: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Step {
     pub at: Timestamp,
-    /// Since its creation.
+    /// Milliseconds since the creation of the box.
     pub after_ms: u64,
     pub event: StepKind,
-    /// Of a process that was started for a client: its number in this box.
+    /// The number of the process, if a client started it.
     pub process: Option<u32>,
-    /// Of something that ended.
+    /// The exit code, if something ended.
     pub exit_code: Option<u8>,
-    /// A sentence for people.
+    /// One sentence for the user.
     pub text: String,
 }
 
-/// The names are those of `tare explain --json` and stay as they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The names are those of `tare explain --json` and never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepKind {
     Created,
@@ -83,7 +119,7 @@ pub enum StepKind {
     Removed,
 }
 
-/// Both clocks, now.
+/// One moment on both clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
     pub at: Timestamp,
@@ -96,390 +132,255 @@ impl Now {
     }
 }
 
-/// What a story is made of.
-#[derive(Debug)]
-pub struct Sources {
-    pub entries: Vec<Entry>,
-    pub life: Vec<LifeEvent>,
-    pub events: Vec<Event>,
-}
-
-/// How a box was removed by whoever was not its creator.
-#[derive(Debug, Clone, Copy)]
-pub struct Removal {
-    pub why: Reason,
-    pub pid: u32,
-    /// How long it took to see it empty, if that was not on record.
-    pub emptied: Option<Duration>,
-    pub oom: bool,
-}
-
-impl Step {
-    fn of(at: Timestamp, created_at: Timestamp, event: StepKind, text: String) -> Self {
+impl Sources {
+    pub fn read(id: &BoxId, record: &Record) -> Self {
+        let journal = record.journal().unwrap_or_default();
         Self {
-            at,
-            after_ms: whole_ms(at.since(created_at)),
-            event,
-            process: None,
-            exit_code: None,
-            text,
+            id: id.clone(),
+            entries: record.entries(),
+            events: journal.events,
+            exited: journal.exited,
+            detached: journal.detached,
+            oom: false,
+            removal: None,
+            dropped: 0,
         }
     }
-}
 
-/// A step before it has its place.
-#[derive(Debug)]
-struct Draft {
-    ns: u64,
-    event: StepKind,
-    process: Option<u32>,
-    exit_code: Option<u8>,
-    text: String,
-}
-
-impl Draft {
-    fn of(ns: u64, event: StepKind, text: impl Into<String>) -> Self {
-        Self { ns, event, process: None, exit_code: None, text: text.into() }
+    /// Returns the names that the box had, the last one last.
+    pub fn names(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.entries.iter().filter_map(Entry::name).map(|name| name.as_str())
     }
-}
 
-/// The beginning, by both clocks. All times of a record are of one boot, and are
-/// shown as a clock would have that was right at the beginning and that nobody set.
-#[derive(Debug, Clone, Copy)]
-struct Beginning {
-    at: Timestamp,
-    ns: u64,
-}
-
-impl Beginning {
-    /// Of a record that does not say when it was made it is the first that is known.
-    fn of(sources: &Sources, now: Now) -> Self {
-        let intent = sources.entries.iter().find_map(|entry| match entry {
-            Entry::Intent(intent) => Some(intent),
-            Entry::Keeper(_)
-            | Entry::Renamed(_)
-            | Entry::Updated(_)
-            | Entry::Pausing(_)
-            | Entry::Removing(_)
-            | Entry::Stuck(_)
-            | Entry::Ending(_)
-            | Entry::Ended(_) => None,
-        });
-        if let Some(intent) = intent {
-            return Self { at: intent.created_at, ns: intent.created_ns };
+    /// Drops what a history can do without: first the details of the request, then the middle of
+    /// the lines and events. Returns false if nothing is left to drop.
+    pub fn shorten(&mut self) -> bool {
+        if let Some(Entry::Intent(intent)) = self.entries.first_mut() {
+            let command = vec![cut(&command_of(intent), TEXT_CHARS_MAX + 1).into()];
+            let short = Spec { name: intent.spec.name.clone(), ..Spec::of(command) };
+            if intent.spec != short {
+                intent.spec = short;
+                intent.cgroup_roots.clear();
+                return true;
+            }
         }
-        let lines = sources.entries.iter().filter_map(time_of);
-        let events = sources.events.iter().map(|event| event.at_us * 1000);
-        let ns = lines.chain(events).min().unwrap_or(now.ns).min(now.ns);
-        Self { at: now.at.before(Duration::from_nanos(now.ns - ns)), ns }
+        let entries = drop_middle(&mut self.entries);
+        self.dropped = self.dropped.saturating_add(entries);
+        entries + drop_middle(&mut self.events) > 0
     }
 
-    fn after(self, ns: u64) -> Duration {
-        Duration::from_nanos(ns.saturating_sub(self.ns))
+    /// When the box ended, as far as it is known: by its keeper, by the process that killed it, or
+    /// by the process that found it ended.
+    fn end_ns(&self) -> Option<u64> {
+        let event = self.events.iter().find(|event| is_end(event)).map(event_ns);
+        let exited = self.exited.map(|exited| exited.at_us.saturating_mul(1000));
+        let killed = self.entries.iter().filter(|entry| matches!(entry, Entry::Ending(_)));
+        let known = event.into_iter().chain(exited).chain(killed.map(Entry::at_ns)).min();
+        let mut found = self.entries.iter().filter(|entry| matches!(entry, Entry::Ended(_)));
+        known.or_else(|| found.next().map(Entry::at_ns))
     }
 
-    /// A moment that only the wall clock tells.
-    fn ns_of(self, at: Timestamp) -> u64 {
-        let after = at.since(self.at).as_nanos();
-        self.ns.saturating_add(u64::try_from(after).unwrap_or(u64::MAX))
+    /// Whether the keeper or tare recorded why the box ended.
+    fn is_end_explained(&self) -> bool {
+        let is_kill = |entry: &Entry| matches!(entry, Entry::Ending(_));
+        self.exited.is_some() || self.events.iter().any(is_end) || self.entries.iter().any(is_kill)
     }
 }
 
-/// The whole story, as far as it has come.
-pub fn tell(id: &BoxId, sources: &Sources, now: Now) -> Story {
-    let beginning = Beginning::of(sources, now);
-    let mut drafts = Vec::new();
-    let mut names = Vec::new();
+/// Drops a quarter of a list from its middle, at least one item. The first and the last stay.
+fn drop_middle<T>(list: &mut Vec<T>) -> u64 {
+    let count = list.len().saturating_sub(2).min(list.len().div_ceil(4));
+    let first = (list.len() - count) / 2;
+    list.drain(first..first + count).count() as u64
+}
+
+/// Tells everything that the sources say, up to `now`.
+pub fn tell(sources: &Sources, now: Now) -> History {
+    let removed = sources.removal.map(|removal| Now { at: removal.at, ns: removal.at_ns });
+    let now = removed.unwrap_or(now);
+    let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
+    // First, because it comes before an end of the same time.
+    let is_noted = |entry: &Entry| matches!(entry, Entry::Ended(ended) if ended.oom);
+    if sources.oom || sources.entries.iter().any(is_noted) {
+        // The kernel counts these kills and does not date them: they were before the end.
+        steps.add(sources.end_ns().unwrap_or(now.ns), StepKind::Oom, text::OOM.to_owned());
+    }
     for entry in &sources.entries {
-        names.extend(name_of(entry));
-        drafts.extend(from_entry(entry, drafts.last(), sources, beginning));
+        add_entry(&mut steps, entry, sources);
     }
-    drafts.extend(sources.events.iter().map(|event| from_event(event, sources)));
-    drafts.extend(from_life(sources, beginning));
-    for draft in &mut drafts {
-        draft.ns = draft.ns.max(beginning.ns);
-        // In another boot the clock began anew.
-        if now.ns >= beginning.ns {
-            draft.ns = draft.ns.min(now.ns);
-        }
+    for event in &sources.events {
+        add_event(&mut steps, event);
     }
-    drafts.sort_by_key(|draft| draft.ns);
-    let steps = drafts.into_iter().map(|draft| Step {
-        at: beginning.at.after(beginning.after(draft.ns)),
-        after_ms: whole_ms(beginning.after(draft.ns)),
-        event: draft.event,
-        process: draft.process,
-        exit_code: draft.exit_code,
-        text: harmless(&draft.text),
-    });
-    let mut story = Story {
-        id: id.clone(),
-        names,
-        created_at: beginning.at,
-        steps: steps.collect(),
-        forgotten: overwritten(&sources.events),
-    };
-    // A line that was written twice happened once.
-    story.steps.dedup();
-    story.shorten(STEPS_MAX);
-    story
+    if let (Some(exited), false) = (sources.exited, sources.events.iter().any(is_end)) {
+        let text = text::command_ended(exited.wait_status);
+        let step = steps.add(exited.at_us.saturating_mul(1000), StepKind::CommandEnded, text);
+        step.exit_code = Some(code_of(exited.wait_status, exited.by));
+    }
+    let created_at = steps.beginning.at;
+    let mut list = steps.in_order();
+    if let Some(removal) = &sources.removal {
+        list.extend(removal_steps(removal, created_at));
+    }
+    let excess = list.len().saturating_sub(STEPS_MAX);
+    if excess > 0 {
+        list.drain(FIRST_STEPS..FIRST_STEPS + excess);
+    }
+    History {
+        id: sources.id.clone(),
+        names: sources.names().map(str::to_owned).collect(),
+        created_at,
+        steps: list,
+        forgotten: overwritten(&sources.events)
+            .saturating_add(sources.dropped)
+            .saturating_add(excess as u64),
+    }
 }
 
-impl Story {
+impl History {
     pub fn name(&self) -> Option<&str> {
         self.names.last().map(String::as_str)
     }
+}
 
-    /// The end of it.
-    pub fn removed(&mut self, removal: &Removal, at: Timestamp) {
-        if removal.oom {
-            self.was_out_of_memory(at);
+/// Steps with their times on the boot clock. All times of a record are of one boot. They are shown
+/// as by a wall clock that was right at the beginning and that nobody set.
+struct Steps {
+    beginning: Now,
+    now: Now,
+    list: Vec<(u64, Step)>,
+}
+
+impl Steps {
+    fn add(&mut self, ns: u64, event: StepKind, text: String) -> &mut Step {
+        let mut ns = ns.max(self.beginning.ns);
+        // In another boot the clock started again.
+        if self.now.ns >= self.beginning.ns {
+            ns = ns.min(self.now.ns);
         }
-        let mut add = |event, text: String| {
-            self.steps.push(Step::of(at, self.created_at, event, text));
-        };
-        if removal.why == Reason::Abandoned {
-            add(StepKind::Abandoned, text::ABANDONED.to_owned());
-        }
-        if let Some(emptied) = removal.emptied {
-            add(StepKind::Emptied, text::emptied(whole_ms(emptied)));
-        }
-        add(StepKind::Removed, text::removed(removal.why, removal.pid));
-        self.shorten(STEPS_MAX);
+        let after = Duration::from_nanos(ns - self.beginning.ns);
+        let at = self.beginning.at.after(after);
+        self.list.push((ns, step(at, self.beginning.at, event, &text)));
+        &mut self.list.last_mut().expect("a step was just added").1
     }
 
-    /// Before its end, or now if it is not over.
-    pub fn was_out_of_memory(&mut self, now: Timestamp) {
-        let is_end = |step: &Step| {
-            matches!(step.event, StepKind::CommandEnded | StepKind::Killed | StepKind::Lost)
-        };
-        let end = self.steps.iter().position(is_end);
-        let at = end.map_or(now, |end| self.steps[end].at);
-        let text = text::OOM.to_owned();
-        let step = Step::of(at, self.created_at, StepKind::Oom, text);
-        self.steps.insert(end.unwrap_or(self.steps.len()), step);
-    }
-
-    /// Leaves so many steps, the first and the last.
-    pub fn shorten(&mut self, steps_max: usize) {
-        let excess = self.steps.len().saturating_sub(steps_max);
-        let first = FIRST_STEPS.min(steps_max / 2);
-        if excess > 0 {
-            self.steps.drain(first..first + excess);
-            self.forgotten = self.forgotten.saturating_add(excess as u64);
-        }
-    }
-
-    /// Of a story that was read from a file, nothing that a terminal could obey.
-    pub fn made_harmless(mut self) -> Self {
-        self.shorten(STEPS_MAX);
-        for step in &mut self.steps {
-            step.text = harmless(&step.text);
-        }
-        for name in &mut self.names {
-            *name = harmless(name);
-        }
-        self
+    fn in_order(mut self) -> Vec<Step> {
+        self.list.sort_by_key(|(ns, _)| *ns);
+        // A line that was written twice happened once.
+        self.list.dedup();
+        self.list.into_iter().map(|(_, step)| step).collect()
     }
 }
 
-fn harmless(text: &str) -> String {
-    let shown: String = text.chars().take(TEXT_CHARS_MAX).collect();
-    let dots = match text.chars().nth(TEXT_CHARS_MAX) {
-        Some(_) => "...",
-        None => "",
-    };
-    escaped(&shown) + dots
+fn step(at: Timestamp, created_at: Timestamp, event: StepKind, text: &str) -> Step {
+    let after_ms = u64::try_from(at.since(created_at).as_millis()).unwrap_or(u64::MAX);
+    Step { at, after_ms, event, process: None, exit_code: None, text: harmless(text) }
 }
 
-fn whole_ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Every event has a number: what is missing before the last was overwritten.
-fn overwritten(events: &[Event]) -> u64 {
-    let last = events.last().map_or(0, |event| u64::from(event.number) + 1);
-    last.saturating_sub(events.len() as u64)
-}
-
-fn name_of(entry: &Entry) -> Option<String> {
-    match entry {
-        Entry::Intent(intent) => intent.spec.name.as_ref().map(ToString::to_string),
-        Entry::Renamed(renaming) => Some(renaming.name.to_string()),
-        Entry::Keeper(_)
-        | Entry::Updated(_)
-        | Entry::Pausing(_)
-        | Entry::Removing(_)
-        | Entry::Stuck(_)
-        | Entry::Ending(_)
-        | Entry::Ended(_) => None,
-    }
-}
-
-fn time_of(entry: &Entry) -> Option<u64> {
-    match entry {
-        Entry::Intent(intent) => Some(intent.created_ns),
-        Entry::Keeper(keeper) => Some(keeper.at_ns),
-        Entry::Renamed(renaming) => Some(renaming.at_ns),
-        Entry::Updated(update) => Some(update.at_ns),
-        Entry::Pausing(pausing) => Some(pausing.at_ns),
-        Entry::Removing(removing) => Some(removing.at_ns),
-        Entry::Stuck(stuck) => Some(stuck.at_ns),
-        Entry::Ending(ending) => Some(ending.at_ns),
-        Entry::Ended(ended) => Some(ended.at_ns),
-    }
-}
-
-fn from_entry(
-    entry: &Entry,
-    before: Option<&Draft>,
-    sources: &Sources,
-    beginning: Beginning,
-) -> Vec<Draft> {
-    let before_ns = before.map_or(0, |draft| draft.ns);
-    let ns = time_of(entry).unwrap_or(before_ns);
-    match entry {
-        Entry::Intent(intent) => vec![created(intent)],
-        Entry::Keeper(keeper) => vec![Draft::of(ns, StepKind::Go, text::go(keeper.pid))],
-        Entry::Renamed(renaming) => {
-            let text = format!("renamed to {}", renaming.name);
-            vec![Draft::of(ns, StepKind::Renamed, text)]
-        }
-        Entry::Updated(update) => {
-            vec![Draft::of(ns, StepKind::Updated, text::updated(update))]
-        }
-        // Every pause is among the events, and a removal has its own step.
-        Entry::Pausing(_) | Entry::Removing(_) => Vec::new(),
-        Entry::Stuck(stuck) => {
-            let text = format!("could not be ended: {stuck}");
-            vec![Draft::of(ns, StepKind::Stuck, text)]
-        }
-        Entry::Ending(ending) => {
-            let text = text::killed_by_tare(ending.why, ending.pid);
-            vec![Draft::of(ns, StepKind::Killed, text)]
-        }
-        Entry::Ended(ended) => ended_steps(ended, sources, beginning),
-    }
-}
-
-fn created(intent: &Intent) -> Draft {
-    let words = intent.spec.command.iter().map(|word| word.to_string_lossy());
-    let text = match Vec::from_iter(words).join(" ") {
-        none if none.is_empty() => "created, without a command".to_owned(),
-        words => format!("created: {words}"),
-    };
-    Draft::of(intent.created_ns, StepKind::Created, text)
-}
-
-/// What whoever found it over has seen.
-fn ended_steps(ended: &EndedEntry, sources: &Sources, beginning: Beginning) -> Vec<Draft> {
-    let mut drafts = Vec::new();
-    if ended.oom {
-        // The kernel counts these kills and does not date them: it was before the end.
-        let ns = end_ns(sources, beginning).unwrap_or(ended.at_ns);
-        drafts.push(Draft::of(ns, StepKind::Oom, text::OOM));
-    }
-    let was_killed_by_us = || {
-        let mut entries = sources.entries.iter();
-        entries.any(|entry| matches!(entry, Entry::Ending(_)))
-    };
-    if !is_end_known(sources) && !was_killed_by_us() {
-        let text = text::lost(ended.after, ended.at);
-        let mut lost = Draft::of(ended.at_ns, StepKind::Lost, text);
-        lost.exit_code = Some(ended.exit_code);
-        drafts.push(lost);
-    }
-    let text = text::emptied(ended.emptied_ms);
-    drafts.push(Draft::of(ended.at_ns, StepKind::Emptied, text));
-    drafts
-}
-
-/// Whether the keeper had the time to say how its box ended.
-fn is_end_known(sources: &Sources) -> bool {
-    let said = |event: &LifeEvent| matches!(event, LifeEvent::Exited { .. });
-    sources.life.iter().any(said) || has_end(&sources.events)
-}
-
-/// When the box ended: by its keeper, or when tare began to kill it.
-fn end_ns(sources: &Sources, beginning: Beginning) -> Option<u64> {
-    let ended = sources.events.iter().find(|event| is_end(event));
-    let ended = ended.map(|event| event.at_us.saturating_mul(1000));
-    let life = from_life(sources, beginning).map(|draft| draft.ns);
-    let killed = sources.entries.iter().find_map(|entry| match entry {
-        Entry::Ending(ending) => Some(ending.at_ns),
-        Entry::Intent(_)
-        | Entry::Keeper(_)
-        | Entry::Renamed(_)
-        | Entry::Updated(_)
-        | Entry::Pausing(_)
-        | Entry::Removing(_)
-        | Entry::Stuck(_)
-        | Entry::Ended(_) => None,
+/// When the box was created. If the record does not say it, this is the first time that is known.
+fn beginning(sources: &Sources, now: Now) -> Now {
+    let created = sources.entries.iter().find_map(|entry| {
+        let Entry::Intent(intent) = entry else { return None };
+        Some(Now { at: intent.created_at, ns: intent.created_ns })
     });
-    ended.into_iter().chain(life).chain(killed).min()
-}
-
-fn has_end(events: &[Event]) -> bool {
-    events.iter().any(is_end)
-}
-
-fn is_end(event: &Event) -> bool {
-    matches!(event.what, Happening::CommandEnded { .. } | Happening::Killed { .. })
-}
-
-/// The end is in the life and behind it; one of them is enough.
-fn from_life(sources: &Sources, beginning: Beginning) -> Option<Draft> {
-    if has_end(&sources.events) {
-        return None;
-    }
-    sources.life.iter().find_map(|event| match event {
-        LifeEvent::Exited { wait_status, by, at_ms } => {
-            let ns = beginning.ns_of(Timestamp::from_ms(*at_ms));
-            let mut draft =
-                Draft::of(ns, StepKind::CommandEnded, text::command_ended(*wait_status));
-            draft.exit_code = Some(code_of(*wait_status, *by));
-            Some(draft)
-        }
-        LifeEvent::Detached | LifeEvent::Stopping => None,
+    created.unwrap_or_else(|| {
+        let lines = sources.entries.iter().map(Entry::at_ns);
+        let ns = lines.chain(sources.events.iter().map(event_ns)).min();
+        let ns = ns.unwrap_or(now.ns).min(now.ns);
+        Now { at: now.at.before(Duration::from_nanos(now.ns - ns)), ns }
     })
 }
 
-fn from_event(event: &Event, sources: &Sources) -> Draft {
-    let (kind, text) = text::of_event(&event.what, |process| is_copy(process, sources));
-    let (process, exit_code) = match &event.what {
-        Happening::ExecStarted { process, .. }
-        | Happening::ExecFailed { process, .. }
-        | Happening::CopyIn { process }
-        | Happening::CopyOut { process }
-        | Happening::TimedOut { process }
-        | Happening::HungUp { process } => (Some(*process), None),
-        Happening::Ended { process, wait_status } => {
+fn add_entry(steps: &mut Steps, entry: &Entry, sources: &Sources) {
+    let (kind, text) = match entry {
+        Entry::Intent(intent) => (StepKind::Created, text::created(&command_of(intent))),
+        Entry::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid)),
+        Entry::Renamed(renaming) => (StepKind::Renamed, format!("renamed to {}", renaming.name)),
+        Entry::Updated(update) => (StepKind::Updated, text::updated(update)),
+        Entry::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
+        Entry::Ending(it) => (StepKind::Killed, text::killed_by_tare(it.why, it.pid)),
+        Entry::Ended(ended) => return add_end(steps, ended, sources),
+        // A removal has its own steps.
+        Entry::Removing(_) => return,
+    };
+    steps.add(entry.at_ns(), kind, text);
+}
+
+/// Adds what the process saw that found the box ended.
+fn add_end(steps: &mut Steps, ended: &EndedEntry, sources: &Sources) {
+    if !sources.is_end_explained() {
+        let text = text::lost(ended.after, ended.at);
+        steps.add(ended.at_ns, StepKind::Lost, text).exit_code = Some(ended.exit_code);
+    }
+    steps.add(ended.at_ns, StepKind::Emptied, text::emptied(ended.emptied_ms));
+}
+
+fn add_event(steps: &mut Steps, event: &Event) {
+    let (kind, text) = text::event(&event.what);
+    let step = steps.add(event_ns(event), kind, text);
+    (step.process, step.exit_code) = match &event.what {
+        BoxEvent::ExecStarted { process, .. }
+        | BoxEvent::ExecFailed { process, .. }
+        | BoxEvent::CopyIn { process }
+        | BoxEvent::CopyOut { process }
+        | BoxEvent::ExecTimedOut { process }
+        | BoxEvent::ExecHungUp { process } => (Some(*process), None),
+        BoxEvent::ExecEnded { process, wait_status }
+        | BoxEvent::CopyEnded { process, wait_status } => {
             (Some(*process), Some(Exit::of(*wait_status).code()))
         }
-        Happening::CommandEnded { wait_status } => (None, Some(Exit::of(*wait_status).code())),
-        Happening::Killed { by } => (None, Some(code_of(KILLED, *by))),
-        Happening::Started
-        | Happening::Detached
-        | Happening::Abandoned
-        | Happening::StopAsked { .. }
-        | Happening::Signalled { .. }
-        | Happening::Paused
-        | Happening::Resumed => (None, None),
+        BoxEvent::CommandEnded { wait_status } | BoxEvent::Exited { wait_status, .. } => {
+            (None, Some(Exit::of(*wait_status).code()))
+        }
+        BoxEvent::Killed { by } => (None, Some(code_of(KILLED, *by))),
+        BoxEvent::Started
+        | BoxEvent::Detached
+        | BoxEvent::Abandoned
+        | BoxEvent::StopRequested { .. }
+        | BoxEvent::Signalled { .. }
+        | BoxEvent::Paused
+        | BoxEvent::Resumed => (None, None),
     };
-    Draft { process, exit_code, ..Draft::of(event.at_us.saturating_mul(1000), kind, text) }
 }
 
 /// The `wait` status of a process that SIGKILL ended.
 const KILLED: i32 = 9;
 
-fn is_copy(process: u32, sources: &Sources) -> bool {
-    sources.events.iter().any(|event| {
-        let (Happening::CopyIn { process: one } | Happening::CopyOut { process: one }) = event.what
-        else {
-            return false;
-        };
-        one == process
-    })
+/// The steps of a removal are dated by the wall clock: the host may have been started again.
+fn removal_steps(removal: &Removal, created_at: Timestamp) -> impl Iterator<Item = Step> {
+    let abandoned = (removal.why == Reason::Abandoned)
+        .then(|| (StepKind::Abandoned, text::ABANDONED.to_owned()));
+    let emptied = removal.emptied_ms.map(|ms| (StepKind::Emptied, text::emptied(ms)));
+    let removed = (StepKind::Removed, text::removed(removal.why, removal.pid));
+    let steps = abandoned.into_iter().chain(emptied).chain([removed]);
+    steps.map(move |(kind, text)| step(removal.at, created_at, kind, &text))
+}
+
+fn is_end(event: &Event) -> bool {
+    matches!(event.what, BoxEvent::CommandEnded { .. } | BoxEvent::Killed { .. })
+}
+
+fn event_ns(event: &Event) -> u64 {
+    event.at_us.saturating_mul(1000)
+}
+
+/// Returns how many events are missing: the numbers of the events show it.
+fn overwritten(events: &[Event]) -> u64 {
+    let last = events.last().map_or(0, |event| u64::from(event.number) + 1);
+    last.saturating_sub(events.len() as u64)
+}
+
+fn command_of(intent: &Intent) -> String {
+    let words = intent.spec.command.iter().map(|word| word.to_string_lossy());
+    Vec::from_iter(words).join(" ")
+}
+
+fn harmless(text: &str) -> String {
+    let shown = cut(text, TEXT_CHARS_MAX);
+    escaped(shown) + if shown.len() < text.len() { "..." } else { "" }
+}
+
+fn cut(text: &str, chars_max: usize) -> &str {
+    text.char_indices().nth(chars_max).map_or(text, |(at, _)| &text[..at])
 }
 
 #[cfg(test)]

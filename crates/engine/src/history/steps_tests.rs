@@ -1,7 +1,7 @@
-//! Stories from lines and events that a test made up.
+//! Histories from lines and events that a test made up.
 
 use tare_control::EndedBy;
-use tare_control::events::Name;
+use tare_control::journal::Name;
 
 use super::*;
 use crate::record::lines::{VERSION, entries};
@@ -18,7 +18,7 @@ fn now(ms: u64) -> Now {
     Now { at: Timestamp::from_ms(1_000_000 + ms), ns: at(ms) }
 }
 
-fn event(number: u32, ms: u64, what: Happening) -> Event {
+fn event(number: u32, ms: u64, what: BoxEvent) -> Event {
     Event { number, at_us: at(ms) / 1000, what }
 }
 
@@ -50,12 +50,24 @@ fn ended(ms: u64, by: &str) -> String {
     )
 }
 
-fn told(lines: &[String], life: Vec<LifeEvent>, events: Vec<Event>) -> Story {
-    let sources = Sources { entries: entries(&lines.join("\n")).collect(), life, events };
-    tell(&BoxId::parse(ID).unwrap(), &sources, now(10_000))
+fn sources(lines: &[String], exited: Option<Exited>, events: Vec<Event>) -> Sources {
+    Sources {
+        id: BoxId::parse(ID).unwrap(),
+        entries: entries(&lines.join("\n")).collect(),
+        events,
+        exited,
+        detached: false,
+        oom: false,
+        removal: None,
+        dropped: 0,
+    }
 }
 
-fn kinds(story: &Story) -> Vec<StepKind> {
+fn told(lines: &[String], exited: Option<Exited>, events: Vec<Event>) -> History {
+    tell(&sources(lines, exited, events), now(10_000))
+}
+
+fn kinds(story: &History) -> Vec<StepKind> {
     story.steps.iter().map(|step| step.event).collect()
 }
 
@@ -68,15 +80,19 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         ended(54, "kill"),
     ];
     let events = vec![
-        event(0, 10, Happening::Started),
-        event(1, 20, Happening::ExecStarted { process: 1, name: Name::of(b"ls") }),
-        event(2, 40, Happening::Ended { process: 1, wait_status: 256 }),
+        event(0, 10, BoxEvent::Started),
+        event(1, 20, BoxEvent::ExecStarted { process: 1, name: Name::of(b"ls") }),
+        event(2, 40, BoxEvent::ExecEnded { process: 1, wait_status: 256 }),
     ];
-    let mut story = told(&lines, Vec::new(), events);
-    story.removed(
-        &Removal { why: Reason::Expired, pid: 8, emptied: None, oom: false },
-        Timestamp::from_ms(1_000_060),
-    );
+    let removal = Removal {
+        why: Reason::Expired,
+        pid: 8,
+        emptied_ms: None,
+        at: Timestamp::from_ms(1_000_060),
+        at_ns: at(60),
+    };
+    let sources = Sources { removal: Some(removal), ..sources(&lines, None, events) };
+    let story = tell(&sources, now(10_000));
     let expected = [
         (0, "created: sh -c true"),
         (10, "its command runs"),
@@ -97,20 +113,21 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
 
 #[test]
 fn a_keeper_that_recorded_no_end_was_killed_by_another_process() {
-    let story = told(&[intent("true"), ended(9, "kill")], Vec::new(), Vec::new());
+    let story = told(&[intent("true"), ended(9, "kill")], None, Vec::new());
     let expected = [StepKind::Created, StepKind::Lost, StepKind::Emptied];
     assert_eq!(kinds(&story), expected);
 }
 
 #[test]
 fn an_end_recorded_twice_is_shown_once() {
-    let exited = LifeEvent::Exited { wait_status: 0, by: EndedBy::Command, at_ms: 1_000_005 };
-    let again = event(0, 5, Happening::CommandEnded { wait_status: 0 });
-    for (life, events) in
-        [(vec![exited], vec![again.clone()]), (vec![], vec![again]), (vec![exited], vec![])]
+    let exited =
+        Exited { wait_status: 0, by: EndedBy::Command, at_ms: 1_000_005, at_us: at(5) / 1000 };
+    let again = event(0, 5, BoxEvent::CommandEnded { wait_status: 0 });
+    for (exited, events) in
+        [(Some(exited), vec![again.clone()]), (None, vec![again]), (Some(exited), vec![])]
     {
         let lines = [intent("true"), ended(9, "command")];
-        let story = told(&lines, life, events);
+        let story = told(&lines, exited, events);
         let expected = [StepKind::Created, StepKind::CommandEnded, StepKind::Emptied];
         assert_eq!(kinds(&story), expected);
         assert_eq!(story.steps[1].after_ms, 5);
@@ -120,7 +137,7 @@ fn an_end_recorded_twice_is_shown_once() {
 #[test]
 fn a_line_that_was_written_twice_happened_once() {
     let line = format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30));
-    let story = told(&[intent("true"), line.clone(), line], vec![], vec![]);
+    let story = told(&[intent("true"), line.clone(), line], None, vec![]);
     assert_eq!(kinds(&story), [StepKind::Created, StepKind::Renamed]);
 }
 
@@ -128,18 +145,18 @@ fn a_line_that_was_written_twice_happened_once() {
 #[test]
 fn no_event_is_before_the_box_or_after_now() {
     let events = vec![
-        event(0, 10, Happening::Started),
-        Event { number: 1, at_us: 0, what: Happening::Paused },
-        Event { number: 2, at_us: u64::MAX, what: Happening::Resumed },
+        event(0, 10, BoxEvent::Started),
+        Event { number: 1, at_us: 0, what: BoxEvent::Paused },
+        Event { number: 2, at_us: u64::MAX, what: BoxEvent::Resumed },
     ];
-    let story = told(&[intent("true")], vec![], events);
+    let story = told(&[intent("true")], None, events);
     let times: Vec<u64> = story.steps.iter().map(|step| step.after_ms).collect();
     assert_eq!(times, [0, 0, 10, 10_000]);
 }
 
 #[test]
 fn without_a_record_the_keepers_events_are_shown() {
-    let story = told(&[], vec![], vec![event(7, 9_000, Happening::Started)]);
+    let story = told(&[], None, vec![event(7, 9_000, BoxEvent::Started)]);
     assert_eq!(kinds(&story), [StepKind::Started]);
     assert_eq!(story.created_at, Timestamp::from_ms(1_009_000));
     assert_eq!(story.forgotten, 7);
@@ -147,8 +164,8 @@ fn without_a_record_the_keepers_events_are_shown() {
 
 #[test]
 fn a_long_history_loses_its_middle_and_counts_the_loss() {
-    let paused = |number| event(number, 10 + u64::from(number), Happening::Paused);
-    let story = told(&[intent("true")], vec![], (0..500).map(paused).collect());
+    let paused = |number| event(number, 10 + u64::from(number), BoxEvent::Paused);
+    let story = told(&[intent("true")], None, (0..500).map(paused).collect());
     assert_eq!(story.steps.len(), STEPS_MAX);
     assert_eq!(story.forgotten, 501 - STEPS_MAX as u64);
     assert_eq!(story.steps[0].event, StepKind::Created);
@@ -157,8 +174,26 @@ fn a_long_history_loses_its_middle_and_counts_the_loss() {
 
 #[test]
 fn a_command_is_shown_on_one_harmless_line() {
-    let story = told(&[intent("\u{1b}[2J\n\u{202e}é\u{9b}")], vec![], vec![]);
+    let story = told(&[intent("\u{1b}[2J\n\u{202e}é\u{9b}")], None, vec![]);
     assert_eq!(story.steps[0].text, "created: sh -c \\u{1b}[2J\\n\\u{202e}é\\u{9b}");
-    let story = told(&[intent(&"x".repeat(100_000))], vec![], vec![]);
+    let story = told(&[intent(&"x".repeat(100_000))], None, vec![]);
     assert!(story.steps[0].text.len() < 2 * TEXT_CHARS_MAX);
+}
+
+#[test]
+fn sources_that_are_too_long_lose_their_middle() {
+    let many = (0..60).map(|number| event(number, 10 + u64::from(number), BoxEvent::Paused));
+    let line = format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(5));
+    let lines = [intent(&"x".repeat(1000)), line.clone(), line];
+    let mut sources = sources(&lines, None, many.collect());
+    assert!(sources.shorten());
+    let story = tell(&sources, now(10_000));
+    assert!(story.steps[0].text.ends_with("xxx..."), "{}", story.steps[0].text);
+    assert_eq!((story.steps.len(), story.forgotten), (62, 0));
+    while sources.shorten() {}
+    let story = tell(&sources, now(10_000));
+    let times: Vec<u64> = story.steps.iter().map(|step| step.after_ms).collect();
+    assert_eq!(times, [0, 5, 10, 69]);
+    assert_eq!(story.names, ["web", "b"]);
+    assert_eq!(story.forgotten, 1 + 58);
 }

@@ -1,15 +1,16 @@
-//! What the steps of a story are called, for people: one sentence each.
+//! The text of each step of a history: one sentence for the user.
 
 use std::time::Duration;
 
 use tare_control::EndedBy;
-use tare_control::events::Happening;
+use tare_control::journal::BoxEvent;
 
 use crate::history::steps::StepKind;
+use crate::record::exit::Exit;
 use crate::record::lines::{Lease, Update};
 use crate::record::reason::Reason;
-use crate::session::exit::Exit;
-use crate::spec::{name, quantity};
+use crate::spec::name::signal_name;
+use crate::spec::quantity;
 use crate::time::Timestamp;
 
 const LOST: &str =
@@ -17,11 +18,19 @@ const LOST: &str =
 pub const OOM: &str = "the kernel killed a process of it for memory";
 pub const ABANDONED: &str = "its creator had ended, and it was not to live on";
 
-/// The kernel does not tell when a process ended that is gone.
+/// The kernel does not record when a process ended.
 pub fn lost(after: Option<Timestamp>, before: Timestamp) -> String {
     match after {
         Some(after) => format!("{LOST}; between {after} and {before}"),
         None => LOST.to_owned(),
+    }
+}
+
+pub fn created(command: &str) -> String {
+    if command.is_empty() {
+        "created, without a command".to_owned()
+    } else {
+        format!("created: {command}")
     }
 }
 
@@ -73,7 +82,7 @@ fn ended(wait_status: i32) -> String {
     match Exit::of(wait_status) {
         Exit::Code(code) => match shells_signal(code) {
             Some(signal) => {
-                let name = name::signal_name(signal);
+                let name = signal_name(signal);
                 format!("exited with {code}, as a shell does after {name} ended its command")
             }
             None => format!("exited with {code}"),
@@ -82,66 +91,62 @@ fn ended(wait_status: i32) -> String {
     }
 }
 
-/// What a shell tells of in its own exit code; the rest are codes as any other.
+/// Returns the signal that a shell reports in its own exit code. Real-time signals are excluded:
+/// programs agree on them, and they end none by chance.
 fn shells_signal(code: u8) -> Option<i32> {
     let signal = i32::from(code) - 128;
     (1..=SIGNAL_NAMED_MAX).contains(&signal).then_some(signal)
 }
 
-/// The others are for programs to agree on, and end none by chance.
 const SIGNAL_NAMED_MAX: i32 = 31;
 
 fn named(signal: i32) -> String {
-    format!("signal {signal} ({})", name::signal_name(signal))
+    format!("signal {signal} ({})", signal_name(signal))
 }
 
-/// With what the event is called for programs.
-pub fn of_event(what: &Happening, is_copy: impl Fn(u32) -> bool) -> (StepKind, String) {
+const KILLED: &str = "was killed, with all that it started";
+
+/// Returns the kind and the text of an event.
+pub fn event(what: &BoxEvent) -> (StepKind, String) {
     match what {
-        Happening::Started => (StepKind::Started, "its command runs".into()),
-        Happening::Detached => (StepKind::Detached, "left to itself".into()),
-        Happening::Abandoned => (StepKind::Abandoned, ABANDONED.into()),
-        Happening::ExecStarted { process, name } => {
-            (StepKind::ExecStarted, format!("exec {process} started: {}", name.as_str()))
+        BoxEvent::Started => (StepKind::Started, "its command runs".into()),
+        BoxEvent::Detached => (StepKind::Detached, "left to itself".into()),
+        BoxEvent::Abandoned => (StepKind::Abandoned, ABANDONED.into()),
+        BoxEvent::ExecStarted { process: n, name } => {
+            (StepKind::ExecStarted, format!("exec {n} started: {name}"))
         }
-        Happening::ExecFailed { process, name } => (
-            StepKind::ExecFailed,
-            format!("exec {process} could not be started: {}", name.as_str()),
-        ),
-        Happening::CopyIn { process } => {
-            (StepKind::CopyIn, format!("copy {process} into it started"))
+        BoxEvent::ExecFailed { process: n, name } => {
+            (StepKind::ExecFailed, format!("exec {n} could not be started: {name}"))
         }
-        Happening::CopyOut { process } => {
-            (StepKind::CopyOut, format!("copy {process} out of it started"))
+        BoxEvent::ExecEnded { process: n, wait_status } => {
+            (StepKind::ExecEnded, format!("exec {n} {}", ended(*wait_status)))
         }
-        Happening::Ended { process, wait_status } => {
-            if is_copy(*process) {
-                (StepKind::CopyEnded, format!("copy {process} {}", ended(*wait_status)))
-            } else {
-                (StepKind::ExecEnded, format!("exec {process} {}", ended(*wait_status)))
-            }
+        BoxEvent::ExecTimedOut { process: n } => {
+            (StepKind::ExecTimedOut, format!("exec {n} {KILLED}: its timeout passed"))
         }
-        Happening::TimedOut { process } => (
-            StepKind::ExecTimedOut,
-            format!("exec {process} was killed, with all that it started: its timeout passed"),
-        ),
-        Happening::HungUp { process } => (
-            StepKind::ExecHungUp,
-            format!("exec {process} was killed, with all that it started: its client was gone"),
-        ),
-        Happening::StopAsked { grace_ms } => {
+        BoxEvent::ExecHungUp { process: n } => {
+            (StepKind::ExecHungUp, format!("exec {n} {KILLED}: its client was gone"))
+        }
+        BoxEvent::CopyIn { process: n } => (StepKind::CopyIn, format!("copy {n} into it started")),
+        BoxEvent::CopyOut { process: n } => {
+            (StepKind::CopyOut, format!("copy {n} out of it started"))
+        }
+        BoxEvent::CopyEnded { process: n, wait_status } => {
+            (StepKind::CopyEnded, format!("copy {n} {}", ended(*wait_status)))
+        }
+        BoxEvent::StopRequested { grace_ms } => {
             let grace = quantity::show_duration(Duration::from_millis(u64::from(*grace_ms)));
             (StepKind::StopAsked, format!("asked to stop, with a grace of {grace}"))
         }
-        Happening::Signalled { signal } => {
+        BoxEvent::Signalled { signal } => {
             (StepKind::Signalled, format!("{} sent to its command", named(*signal)))
         }
-        Happening::Paused => (StepKind::Paused, "paused".into()),
-        Happening::Resumed => (StepKind::Resumed, "resumed".into()),
-        Happening::CommandEnded { wait_status } => {
+        BoxEvent::Paused => (StepKind::Paused, "paused".into()),
+        BoxEvent::Resumed => (StepKind::Resumed, "resumed".into()),
+        BoxEvent::CommandEnded { wait_status } | BoxEvent::Exited { wait_status, .. } => {
             (StepKind::CommandEnded, command_ended(*wait_status))
         }
-        Happening::Killed { by } => {
+        BoxEvent::Killed { by } => {
             (StepKind::Killed, format!("killed by its keeper: {}", limit(*by)))
         }
     }

@@ -11,7 +11,7 @@ pub mod view;
 use std::io;
 use std::time::{Duration, Instant};
 
-use tare_control::life::LifeEvent;
+use tare_control::journal::Journal;
 use tare_kernel::process::Process;
 
 use crate::holdings::cgroup::{self, CgroupReader, WorkloadCgroup};
@@ -31,7 +31,7 @@ pub struct Observation {
     /// Another process holds the record's lock: it creates, changes or ends the box.
     pub locked: bool,
     /// What the keeper of a detached box has written.
-    pub journal: Vec<LifeEvent>,
+    pub journal: Journal,
     /// The workload is frozen.
     pub paused: bool,
     /// The host was started again since the box was created.
@@ -92,7 +92,7 @@ fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
     let mut observation = Observation {
         locked: locking == Locking::Probe && !has_ended && !lives_alone && record.is_busy(),
         paused: lives_alone
-            && record.account.pausing.is_some()
+            && journal.paused
             && CgroupReader::at(at).is_frozen(WorkloadCgroup::Own),
         is_of_earlier_boot: intent.is_some_and(|intent| intent.boot_id != at.root.host.boot_id),
         occupied: false,
@@ -224,25 +224,25 @@ const EMPTY_WITHIN: Duration = Duration::from_millis(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The journal of a box that has one and whose end is not on record.
-fn read_journal(record: &mut Record) -> Vec<LifeEvent> {
-    let life: io::Result<_> = match (&record.account.ended, record.account.detached()) {
-        (None, Some(_)) => record.life(),
-        (Some(_), _) | (_, None) => Ok(Vec::new()),
+fn read_journal(record: &mut Record) -> Journal {
+    let journal: io::Result<_> = match (&record.account.ended, record.account.detached()) {
+        (None, Some(_)) => record.journal(),
+        (Some(_), _) | (_, None) => Ok(Journal::default()),
     };
-    life.unwrap_or_else(|error| {
+    journal.unwrap_or_else(|error| {
         record.damage.get_or_insert(Damage::unreadable(&error));
-        Vec::new()
+        Journal::default()
     })
 }
 
-fn ownership(record: &Record, journal: &[LifeEvent]) -> Ownership {
-    let is_detached = journal.contains(&LifeEvent::Detached);
+fn ownership(record: &Record, journal: &Journal) -> Ownership {
+    let is_detached = journal.detached;
     if record.damage.is_some() {
         return Ownership::Damaged;
     }
     match (&record.account.intent, &record.account.keeper) {
         // Only a detached box has a journal.
-        (None, _) if record.has_life() && !record.account.removing => Ownership::Damaged,
+        (None, _) if record.has_journal() && !record.account.removing => Ownership::Damaged,
         (None, _) => Ownership::Unwritten,
         (Some(_), None) if is_detached => Ownership::Damaged,
         (Some(intent), _) => match &intent.detached {

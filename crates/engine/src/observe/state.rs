@@ -12,8 +12,6 @@
 
 use std::time::Duration;
 
-use tare_control::life::LifeEvent;
-
 use crate::observe::identity::KeeperState;
 use crate::observe::view::State;
 use crate::observe::{Observation, Ownership};
@@ -56,7 +54,7 @@ impl Observation {
             // Its creator is gone and it lives: what would tell why is damaged.
             (Ownership::NotYetDetached, KeeperState::Alive(_)) => State::Stuck,
             (Ownership::Attached | Ownership::Detached, KeeperState::Alive(_)) => {
-                if self.journal.contains(&LifeEvent::Stopping) {
+                if self.journal.stopping {
                     State::Stopping
                 } else if self.paused {
                     State::Paused
@@ -205,6 +203,7 @@ mod tests {
         Account, EndedEntry, EndingEntry, KeeperIdentity, Lease, StuckEntry,
     };
     use crate::time::Timestamp;
+    use tare_control::journal::Journal;
     use tare_kernel::process::Process;
 
     const NOW_NS: u64 = 1 << 40;
@@ -283,7 +282,9 @@ mod tests {
                 keeper: Some(identity(lease)),
                 stuck: self.stuck.then_some(stuck),
                 ending: self.ending.then(|| EndingEntry::now(Reason::Overdue)),
-                ended: self.ended.then(|| EndedEntry::of(&[], None, false, Duration::ZERO)),
+                ended: self
+                    .ended
+                    .then(|| EndedEntry::of(&Journal::default(), None, false, Duration::ZERO)),
                 removing: self.expired,
                 ..Account::default()
             };
@@ -300,7 +301,7 @@ mod tests {
                     _ => KeeperState::Unknown { why: "no descriptors".into() },
                 },
                 locked: self.locked,
-                journal: self.stopping.then_some(LifeEvent::Stopping).into_iter().collect(),
+                journal: Journal { stopping: self.stopping, ..Journal::default() },
                 paused: self.paused,
                 is_of_earlier_boot: false,
                 occupied: false,

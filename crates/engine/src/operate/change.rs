@@ -19,7 +19,7 @@ use crate::host::processes::all_pids;
 use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::view::{State, has_ended, no_box};
-use crate::record::lines::{Entry, Lease, PausingEntry, Renaming, Update};
+use crate::record::lines::{Entry, Lease, Renaming, Update};
 use crate::record::{Locked, Record};
 use crate::session::link;
 use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
@@ -39,7 +39,7 @@ pub struct Changes {
 /// An attached box cannot be paused: its keeper is in the same cgroup as its workload, and with it
 /// the timeout would stand still.
 pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
-    let mut record = lock_detached(at, "paused", "suspend the 'tare run' that it belongs to")?;
+    let record = lock_detached(at, "paused", "suspend the 'tare run' that it belongs to")?;
     let observation = observe_tended(at)?;
     match observation.state() {
         State::Running | State::Paused => {}
@@ -49,7 +49,6 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
         }
         State::Exited => return Err(has_ended(at.id)),
     }
-    note_pausing(&mut record, at.id)?;
     // Never while a process is started: the keeper waits for that.
     link::call_done(&record, at.id, &Call::Freeze)?;
     cgroup::freeze(&at.root.host.cgroups, at.tagged(), true)?;
@@ -57,6 +56,7 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
         None => Ok(()),
         Some(pid) => {
             cgroup::freeze(&at.root.host.cgroups, at.tagged(), false)?;
+            link::call_done(&record, at.id, &Call::Resumed).ok();
             Err(moved_away(at.id, pid))
         }
     }
@@ -193,15 +193,6 @@ fn moved_away(id: &BoxId, pid: i32) -> Error {
     Error::conflict(format!("cannot pause box {id}"))
         .caused_by(format!("its process {pid} has moved to a cgroup that is not the box's"))
         .with_hint("move it back or end it, then pause the box again")
-}
-
-/// Before it is, so that no list is wrong about it, whoever is killed when.
-fn note_pausing(record: &mut Locked, id: &BoxId) -> Result<(), Error> {
-    if record.account.pausing.is_some() {
-        return Ok(());
-    }
-    let pausing = PausingEntry { at_ns: boot_ns() };
-    record.add(Entry::Pausing(pausing)).context(|| format!("cannot record that box {id} is paused"))
 }
 
 fn damaged(id: &BoxId) -> Error {

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use tare_control::Call;
-use tare_control::life::{self, LifeEvent};
 use tare_kernel::process::Process;
 
 use crate::care::tend::{awake, observe_tended};
@@ -19,7 +18,7 @@ use crate::observe::identity;
 use crate::observe::view::{Ended, State, has_ended};
 use crate::record::Record;
 use crate::record::damage::Damage;
-use crate::record::files::life_of;
+use crate::record::files::read_journal;
 use crate::record::lines::EndedEntry;
 use crate::session::link;
 use crate::spec::BoxId;
@@ -46,7 +45,7 @@ pub struct Stopping {
 pub struct EndWatch {
     id: BoxId,
     /// The journal. While it is open it can be read, also after its removal.
-    life: Option<OwnedFd>,
+    journal: Option<OwnedFd>,
 }
 
 /// What a look for the end of a box has found.
@@ -158,7 +157,7 @@ pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<(), Error>
 /// Prepares to learn how the box ends.
 pub fn watch_end(at: BoxAt<'_>) -> Result<EndWatch, Error> {
     let observation = observe_tended(at)?;
-    Ok(EndWatch { id: at.id.clone(), life: observation.record.open_life() })
+    Ok(EndWatch { id: at.id.clone(), journal: observation.record.open_journal() })
 }
 
 /// Waits for the end of a box.
@@ -180,7 +179,7 @@ pub fn await_end(root: &StateRoot, watch: &EndWatch) -> Result<Ended, Error> {
 pub fn look_for_end(root: &StateRoot, watch: &EndWatch) -> Result<Looked, Error> {
     let at = root.at(&watch.id);
     let Ok(observation) = observe_tended(at) else {
-        let said = watch.life.as_ref().and_then(said);
+        let said = watch.journal.as_ref().and_then(said);
         return said.map(Looked::Ended).ok_or_else(|| removed(at.id));
     };
     Ok(match (observation.ended(at), observation.keeper.into_alive()) {
@@ -218,10 +217,10 @@ fn kill_attached(at: BoxAt<'_>, record: &Record, within: Duration) -> Result<(),
 }
 
 /// How a box that is gone ended, as its keeper wrote it.
-fn said(life: &OwnedFd) -> Option<Ended> {
-    let events = life::parse(&life_of(life.as_fd()).ok()?);
-    let was_left = events.contains(&LifeEvent::Detached);
-    was_left.then(|| Ended::from(&EndedEntry::of(&events, None, false, Duration::ZERO)))
+fn said(journal: &OwnedFd) -> Option<Ended> {
+    let journal = read_journal(journal.as_fd()).ok()?;
+    let ended = || Ended::from(&EndedEntry::of(&journal, None, false, Duration::ZERO));
+    journal.detached.then(ended)
 }
 
 impl From<&EndedEntry> for Ended {

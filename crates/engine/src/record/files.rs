@@ -1,5 +1,5 @@
-//! The files of a record that tare and the keeper share: the control socket, the journal (`life`) and
-//! the log. Their contents come from the keeper and are not trusted.
+//! The files of a record that tare and the keeper share: the control socket, the journal and the
+//! log. Their contents come from the keeper and are not trusted.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,8 +10,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
-use tare_control::events::{self, Event, LIFE_FILE_BYTES};
-use tare_control::life::{self, LIFE_BYTES, LifeEvent};
+use tare_control::journal::{JOURNAL_BYTES, Journal};
 use tare_control::log::{self, FILE_NAMES};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
@@ -21,28 +20,21 @@ use crate::record::{Locked, PRIVATE, Record, open_file};
 use crate::time::Timestamp;
 
 pub const CONTROL: &str = "control";
-pub const LIFE: &str = "life";
+pub const JOURNAL: &str = "journal";
 
 /// What a detached box writes into its record.
 #[derive(Debug)]
 pub struct DetachedFiles {
-    pub life: OwnedFd,
+    pub journal: OwnedFd,
     pub log: [OwnedFd; 2],
 }
 
 impl Record {
-    /// What the keeper of a detached box has said so far.
-    pub fn life(&self) -> io::Result<Vec<LifeEvent>> {
-        let file = open_file(self.directory.as_fd(), LIFE)?;
-        let file = file.map(|file| life_of(file.as_fd())).transpose()?;
-        Ok(life::parse(&file.unwrap_or_default()))
-    }
-
-    /// What the keeper of a detached box has written down on the way.
-    pub fn events(&self) -> Vec<Event> {
-        let file = self.open_life();
-        let file = file.and_then(|file| read_start(file.as_fd(), LIFE_FILE_BYTES).ok());
-        events::parse(&file.unwrap_or_default())
+    /// Reads what the keeper of a detached box has written.
+    pub fn journal(&self) -> io::Result<Journal> {
+        let file = open_file(self.directory.as_fd(), JOURNAL)?;
+        let journal = file.map(|file| read_journal(file.as_fd())).transpose()?;
+        Ok(journal.unwrap_or_default())
     }
 
     /// When the keeper of a detached box last showed that it lived, as far as it is
@@ -53,7 +45,7 @@ impl Record {
         if self.account.ending.is_some() {
             return None;
         }
-        let events = self.events();
+        let events = self.journal().unwrap_or_default().events;
         let event_ns = events.iter().map(|event| event.at_us.saturating_mul(1000));
         let last_ns = event_ns.chain([keeper.at_ns]).max()?.min(boot_ns());
         let after = Duration::from_nanos(last_ns.saturating_sub(intent.created_ns));
@@ -66,14 +58,14 @@ impl Record {
         written.chain([intent.created_at.after(after)]).max()
     }
 
-    /// The same, to be read later.
-    pub fn open_life(&self) -> Option<OwnedFd> {
-        open_regular(self.directory.as_fd(), LIFE, OFlags::RDONLY, Mode::empty()).ok()
+    /// Opens the journal, to be read later; see [`read_journal`].
+    pub fn open_journal(&self) -> Option<OwnedFd> {
+        open_regular(self.directory.as_fd(), JOURNAL, OFlags::RDONLY, Mode::empty()).ok()
     }
 
     /// Whether it is, or was, that of a box that outlives its creator.
-    pub fn has_life(&self) -> bool {
-        self.has(LIFE)
+    pub fn has_journal(&self) -> bool {
+        self.has(JOURNAL)
     }
 
     /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
@@ -107,7 +99,7 @@ impl Locked {
         Ok(socket)
     }
 
-    /// The files of a detached box, with room from the beginning for its life and
+    /// The files of a detached box, with room from the beginning for its journal and
     /// for what is missing in its log.
     pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
         let make = |name: &str| {
@@ -115,10 +107,10 @@ impl Locked {
             let make = || openat(&self.directory, name, flags, PRIVATE);
             step("file of a detached box made", make)
         };
-        let life = make(LIFE)?;
-        step("room for its life made", || {
-            match rustix::io::pwrite(&life, &[b' '; LIFE_FILE_BYTES], 0) {
-                Ok(LIFE_FILE_BYTES) => Ok(()),
+        let journal = make(JOURNAL)?;
+        step("reserve the journal", || {
+            match rustix::io::pwrite(&journal, &[b' '; JOURNAL_BYTES], 0) {
+                Ok(JOURNAL_BYTES) => Ok(()),
                 Ok(_) => Err(Errno::NOSPC),
                 Err(errno) => Err(errno),
             }
@@ -127,7 +119,7 @@ impl Locked {
         step("room for what its log will lack made", || {
             rustix::io::pwrite(&log[0], &log::first_header(), 0)
         })?;
-        Ok(DetachedFiles { life, log })
+        Ok(DetachedFiles { journal, log })
     }
 }
 
@@ -137,9 +129,9 @@ fn unix_socket() -> io::Result<OwnedFd> {
     Ok(step("socket made", make)?)
 }
 
-/// What a keeper has said, of the open file; see [`life::parse`].
-pub fn life_of(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    read_start(file, LIFE_BYTES)
+/// Reads the journal from an open file.
+pub fn read_journal(file: BorrowedFd<'_>) -> io::Result<Journal> {
+    Ok(Journal::read(&read_start(file, JOURNAL_BYTES)?))
 }
 
 /// What there is of the first bytes of a file that may be written meanwhile.

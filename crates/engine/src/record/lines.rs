@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tare_control::life::LifeEvent;
+use tare_control::EndedBy;
+use tare_control::journal::Journal;
 use tare_kernel::clock::boot_ns;
 
-use crate::observe::view::EndedBy;
+use crate::record::exit::code_of;
 use crate::record::reason::Reason;
-use crate::session::exit::code_of;
 use crate::spec::{Cpus, DetachOptions, Limit, Name, Spec};
 use crate::time::{Timestamp, from_now};
 
@@ -99,13 +99,6 @@ impl Lease {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renaming {
     pub name: Name,
-    pub at_ns: u64,
-}
-
-/// It is paused for the first time, in a moment: from here on the kernel is asked
-/// whether it is. Once is enough, or whoever pauses it often would fill its record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PausingEntry {
     pub at_ns: u64,
 }
 
@@ -223,20 +216,15 @@ pub struct EndedEntry {
 const KILLED: i32 = 9;
 
 impl EndedEntry {
-    /// By what its keeper said. One that could not say anything was killed, at some time
-    /// since `last_sign`.
+    /// Returns how the box ended, as its keeper wrote it. A keeper that wrote nothing was killed, at
+    /// some time since `last_sign`.
     pub fn of(
-        life: &[LifeEvent],
+        journal: &Journal,
         last_sign: Option<Timestamp>,
         oom: bool,
         emptied: Duration,
     ) -> Self {
-        let said = life.iter().find_map(|event| match event {
-            LifeEvent::Exited { wait_status, by, at_ms } => {
-                Some((*wait_status, *by, Timestamp::from_ms(*at_ms)))
-            }
-            LifeEvent::Detached | LifeEvent::Stopping => None,
-        });
+        let said = journal.exited.map(|it| (it.wait_status, it.by, Timestamp::from_ms(it.at_ms)));
         let (wait_status, by, at) = said.unwrap_or((KILLED, EndedBy::Kill, Timestamp::now()));
         Self {
             exit_code: code_of(wait_status, by),
@@ -257,11 +245,40 @@ pub enum Entry {
     Keeper(KeeperIdentity),
     Renamed(Renaming),
     Updated(Update),
-    Pausing(PausingEntry),
     Removing(RemovingEntry),
     Stuck(StuckEntry),
     Ending(EndingEntry),
     Ended(EndedEntry),
+}
+
+impl Entry {
+    /// Returns the name that this line gives to the box.
+    pub fn name(&self) -> Option<&Name> {
+        match self {
+            Self::Intent(intent) => intent.spec.name.as_ref(),
+            Self::Renamed(renaming) => Some(&renaming.name),
+            Self::Keeper(_)
+            | Self::Updated(_)
+            | Self::Removing(_)
+            | Self::Stuck(_)
+            | Self::Ending(_)
+            | Self::Ended(_) => None,
+        }
+    }
+
+    /// Returns when this line was written, on the boot clock.
+    pub fn at_ns(&self) -> u64 {
+        match self {
+            Self::Intent(intent) => intent.created_ns,
+            Self::Keeper(keeper) => keeper.at_ns,
+            Self::Renamed(renaming) => renaming.at_ns,
+            Self::Updated(update) => update.at_ns,
+            Self::Removing(removing) => removing.at_ns,
+            Self::Stuck(stuck) => stuck.at_ns,
+            Self::Ending(ending) => ending.at_ns,
+            Self::Ended(ended) => ended.at_ns,
+        }
+    }
 }
 
 /// The lines that say something.
@@ -281,7 +298,6 @@ pub struct Account {
     pub names: Vec<Name>,
     /// The last of its names may not be taken yet: see `holdings::name::current`.
     pub is_renamed: bool,
-    pub pausing: Option<PausingEntry>,
     /// Since its end: why it cannot be removed.
     pub stuck: Option<StuckEntry>,
     /// A removal was begun, and is to be finished.
@@ -320,7 +336,6 @@ impl Account {
                 self.is_renamed = true;
             }
             Entry::Updated(update) => self.update(&update),
-            Entry::Pausing(pausing) => self.pausing = Some(pausing),
             Entry::Removing(_) => self.removing = true,
             Entry::Stuck(stuck) => {
                 self.removing |= stuck.remove;

@@ -4,7 +4,7 @@
 //! boxes/<id>/      locked by whoever changes the box
 //!   record.json    what is known of it, a line for each fact (see `account`)
 //!   control        the socket on which its keeper answers
-//!   life           of a detached box: what its keeper says about it
+//!   journal        of a detached box: what its keeper says about it
 //!   log.0, log.1   of a detached box: the last of its output
 //!   scratch        of a box that keeps it: its scratch space
 //! ```
@@ -12,6 +12,7 @@
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
 
 pub mod damage;
+pub mod exit;
 pub mod files;
 pub mod lines;
 pub mod reason;
@@ -28,7 +29,6 @@ use rustix::fs::{
     statat, unlinkat,
 };
 use rustix::io::Errno;
-use tare_control::life::LifeEvent;
 use tare_control::log::FILE_NAMES;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
@@ -40,7 +40,7 @@ use crate::host::Host;
 use crate::host::layout::Layout;
 use crate::host::state_root::open_boxes;
 use crate::record::damage::Damage;
-use crate::record::files::{CONTROL, LIFE};
+use crate::record::files::{CONTROL, JOURNAL};
 use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, RemovingEntry, VERSION};
 use crate::spec::{BoxId, DetachOptions, Isolation, Spec};
 use crate::time::Timestamp;
@@ -67,7 +67,7 @@ const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 const FILE: &str = "record.json";
 const FILE_C: &CStr = c"record.json";
 /// The files of a record.
-const FILES: [&str; 5] = [FILE, CONTROL, LIFE, FILE_NAMES[0], FILE_NAMES[1]];
+const FILES: [&str; 5] = [FILE, CONTROL, JOURNAL, FILE_NAMES[0], FILE_NAMES[1]];
 
 #[cfg(test)]
 impl Record {
@@ -139,7 +139,7 @@ impl Record {
             Ok(stat) => FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_size == 0,
             Err(errno) => errno == Errno::NOENT,
         };
-        is_empty && ![CONTROL, LIFE].into_iter().any(|name| self.has(name))
+        is_empty && ![CONTROL, JOURNAL].into_iter().any(|name| self.has(name))
     }
 
     /// Whether it is to hold what the box had written.
@@ -153,8 +153,8 @@ impl Record {
     /// journal that cannot be read is no reason to lose the rest.
     pub fn is_kept(&self) -> bool {
         let was_detached = || {
-            let life = self.life();
-            life.map_or(true, |life| life.contains(&LifeEvent::Detached))
+            let journal = self.journal();
+            journal.map_or(true, |journal| journal.detached)
         };
         self.account.detached().is_some_and(|options| !options.remove) && was_detached()
     }

@@ -23,7 +23,7 @@ use tare_kernel::clock::timespec;
 
 use crate::engine::Engine;
 use crate::error::{Context, Error};
-use crate::session::exit::Exit;
+use crate::record::exit::Exit;
 use crate::session::stdio::{Stdin, Streams};
 use crate::session::{Event, Session, exec, kept};
 use crate::spec::BoxId;

@@ -8,7 +8,6 @@
 
 pub mod attach;
 pub mod exec;
-pub mod exit;
 pub mod failure;
 pub mod files;
 pub mod kept;
@@ -33,8 +32,8 @@ use crate::error::{Context, Error};
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::layout::StateRoot;
 use crate::record::Locked;
+use crate::record::exit::Exit;
 use crate::record::reason::Reason;
-use crate::session::exit::Exit;
 use crate::session::failure::Subject;
 use crate::session::stdio::{Streams, null};
 use crate::spec::BoxId;

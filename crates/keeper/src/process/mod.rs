@@ -17,7 +17,7 @@ pub mod tree;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, WaitStatus};
-use tare_control::events::{Happening, Name};
+use tare_control::journal::{BoxEvent, Name};
 use tare_control::{
     Channel, EndedBy, Exec, ExecStreams, LaunchStep, Profile, Program, REPORT_BYTES_MAX,
     REQUEST_BYTES_MAX, Received, Refusal, Report, Request,
@@ -72,6 +72,8 @@ pub struct Execution {
     asked_to_end: bool,
     /// Its number in the journal.
     pub number: u32,
+    /// It copies files, and runs no command.
+    pub is_copy: bool,
     end: Option<Ending>,
 }
 
@@ -124,6 +126,7 @@ impl Execution {
             ends_box: true,
             asked_to_end: false,
             number: 0,
+            is_copy: false,
             end: None,
         }
     }
@@ -175,12 +178,15 @@ impl Execution {
     }
 
     /// What the journal says about its end.
-    pub fn happened(&self) -> Option<Happening> {
+    pub fn happened(&self) -> Option<BoxEvent> {
         let process = self.number;
         self.end.map(|end| match end {
-            Ending::Itself { wait_status } => Happening::Ended { process, wait_status },
-            Ending::Timeout => Happening::TimedOut { process },
-            Ending::HungUp => Happening::HungUp { process },
+            Ending::Itself { wait_status } if self.is_copy => {
+                BoxEvent::CopyEnded { process, wait_status }
+            }
+            Ending::Itself { wait_status } => BoxEvent::ExecEnded { process, wait_status },
+            Ending::Timeout => BoxEvent::ExecTimedOut { process },
+            Ending::HungUp => BoxEvent::ExecHungUp { process },
         })
     }
 
@@ -284,23 +290,23 @@ impl Execution {
 }
 
 /// What the journal says about the start of an exec, or that it failed.
-pub fn begun(process: u32, exec: &Exec, started: bool) -> Happening {
-    let failed = |name: &[u8]| Happening::ExecFailed { process, name: Name::of(name) };
+pub fn begun(process: u32, exec: &Exec, started: bool) -> BoxEvent {
+    let failed = |name: &[u8]| BoxEvent::ExecFailed { process, name: Name::of(name) };
     match (&exec.program, started) {
         (Program::Command(argv), _) => {
             let program = argv.first().map_or(&b""[..], Vec::as_slice);
             if started {
-                Happening::ExecStarted { process, name: Name::of(program) }
+                BoxEvent::ExecStarted { process, name: Name::of(program) }
             } else {
                 failed(program)
             }
         }
         (_, false) => failed(b"cp"),
         (Program::Unpack(_) | Program::Write(_) | Program::Remove(_), true) => {
-            Happening::CopyIn { process }
+            BoxEvent::CopyIn { process }
         }
         (Program::Pack(_) | Program::PackFiles(_) | Program::Read(_) | Program::List(_), true) => {
-            Happening::CopyOut { process }
+            BoxEvent::CopyOut { process }
         }
     }
 }

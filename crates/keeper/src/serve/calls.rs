@@ -1,8 +1,8 @@
 //! Answers the calls that clients make over the box's socket.
 
-use tare_control::events::Happening;
+use tare_control::journal::BoxEvent;
 use tare_control::{
-    Call, Channel, Exec, ExecStreams, KeeperUsage, REPORT_BYTES_MAX, Refusal, Report,
+    Call, Channel, Exec, ExecStreams, KeeperUsage, Program, REPORT_BYTES_MAX, Refusal, Report,
 };
 use tare_kernel::clock::boot_ns;
 
@@ -25,24 +25,25 @@ impl Supervisor {
             Call::Exec(exec) => return self.execute(channel, &exec),
             Call::Signal(signal) => {
                 self.signal(signal);
-                (Report::Done, Some(Happening::Signalled { signal }))
+                (Report::Done, Some(BoxEvent::Signalled { signal }))
             }
             Call::Stop { grace_ns } => {
                 self.stop(grace_ns);
                 let grace_ms = u32::try_from(grace_ns / 1_000_000).unwrap_or(u32::MAX);
-                (Report::Done, Some(Happening::StopAsked { grace_ms }))
+                (Report::Done, Some(BoxEvent::StopRequested { grace_ms }))
             }
             Call::Lease { ends_ns } => {
                 self.deadlines.lease_ns = ends_ns;
                 (Report::Done, None)
             }
             Call::Freeze => self.freeze(),
-            Call::Resumed => (Report::Done, Some(Happening::Resumed)),
+            Call::Resumed => (Report::Done, Some(BoxEvent::Resumed)),
             Call::Usage => (Report::Usage(self.usage()), None),
             Call::Input => return self.hand_over_input(&channel),
         };
-        channel.report(&report);
+        // First: a client that has its answer finds the event in the journal.
         happened.into_iter().for_each(|one| self.note(one));
+        channel.report(&report);
     }
 
     fn execute(&mut self, mut channel: Channel, exec: &Exec) {
@@ -63,6 +64,7 @@ impl Supervisor {
         });
         if let Ok(mut execution) = started {
             execution.number = number;
+            execution.is_copy = !matches!(exec.program, Program::Command(_));
             self.executions.push(match exec.streams {
                 ExecStreams::Log { .. } => execution,
                 ExecStreams::Passed | ExecStreams::Terminal(_) | ExecStreams::Inherited => {
@@ -73,16 +75,13 @@ impl Supervisor {
     }
 
     fn stop(&mut self, grace_ns: u64) {
-        if let (false, Some(journal)) = (self.is_stopping(), &mut self.journal) {
-            journal.stopping();
-        }
         self.deadlines.stop_at(boot_ns().saturating_add(grace_ns));
         self.signal(SIGTERM);
     }
 
-    fn freeze(&self) -> (Report, Option<Happening>) {
+    fn freeze(&self) -> (Report, Option<BoxEvent>) {
         match self.freezer.as_ref().map(Freezer::freeze) {
-            Some(Ok(())) => (Report::Done, Some(Happening::Paused)),
+            Some(Ok(())) => (Report::Done, Some(BoxEvent::Paused)),
             Some(Err(_)) | None => (Report::Refused(Refusal::NoFreezer), None),
         }
     }

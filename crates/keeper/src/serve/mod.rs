@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{WaitOptions, wait};
-use tare_control::events::Happening;
+use tare_control::journal::BoxEvent;
 use tare_control::{
     Channel, EndedBy, Exec, REQUEST_BYTES_MAX, Received, Report, Request, SetupStep,
 };
@@ -88,7 +88,7 @@ impl Supervisor {
             Ok(command) => {
                 creator.report(&Report::Started);
                 if command.has_process() {
-                    self.note(Happening::Started);
+                    self.note(BoxEvent::Started);
                 }
                 self.executions.push(command.for_client(creator));
                 true
@@ -132,7 +132,7 @@ impl Supervisor {
     }
 
     /// Writes to the journal of a detached box.
-    pub fn note(&mut self, happened: Happening) {
+    pub fn note(&mut self, happened: BoxEvent) {
         if let Some(journal) = &mut self.journal {
             journal.note(happened);
         }
@@ -312,7 +312,6 @@ impl Supervisor {
         rustix::process::setsid().ok();
         rustix::process::chdir("/").ok();
         // Noted first: the creator may remove the box as soon as it reads the report.
-        journal.note(Happening::Detached);
         creator.report(&Report::Detached);
         self.executions[index].release_client();
     }

@@ -1,6 +1,6 @@
-//! How a command ended, and the exit code that stands for it.
+//! How a command ended, and the exit code for it.
 
-use crate::observe::view::EndedBy;
+use tare_control::EndedBy;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -8,7 +8,7 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// What a timeout and a lease end with, as `timeout(1)` does.
+/// The exit code after a timeout and after a lease, as in `timeout(1)`.
 const TIMED_OUT: u8 = 124;
 const SIGNALLED: u8 = 128;
 
@@ -30,7 +30,7 @@ impl Exit {
     }
 }
 
-/// The exit code of a box.
+/// Returns the exit code of a box.
 pub fn code_of(wait_status: i32, by: EndedBy) -> u8 {
     match by {
         EndedBy::Timeout | EndedBy::Lease => TIMED_OUT,
