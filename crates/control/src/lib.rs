@@ -31,6 +31,6 @@ pub use journal::EndedBy;
 
 pub use plan::{
     BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, FIRST_ROLE_FD, Filesystem, HostEntry,
-    HostFile, Identity, KEEPER_NAME, LandlockPlan, Plan, Profile, ResourceLimit, Role, RootPlan,
-    ScratchPlan, TerminalPlan, TreeSource, VolumePlan,
+    HostFile, Identity, KEEPER_NAME, LandlockPlan, Plan, Profile, Resource, ResourceLimit, Role,
+    RootPlan, ScratchPlan, TerminalPlan, TreeSource, VolumePlan,
 };

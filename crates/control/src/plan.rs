@@ -61,12 +61,41 @@ pub struct Identity {
     pub gid: u32,
 }
 
-/// A resource limit by its `RLIMIT_*` number.
+/// A resource limit of each process, soft and hard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceLimit {
-    pub resource: u32,
-    pub soft: u64,
-    pub hard: u64,
+    pub resource: Resource,
+    pub value: u64,
+}
+
+/// The resources that tare limits with `setrlimit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resource {
+    Core,
+    Data,
+    FileSize,
+    LockedMemory,
+    MessageQueues,
+    Nice,
+    OpenFiles,
+    Processes,
+    RealtimePriority,
+}
+
+impl From<Resource> for rustix::process::Resource {
+    fn from(resource: Resource) -> Self {
+        match resource {
+            Resource::Core => Self::Core,
+            Resource::Data => Self::Data,
+            Resource::FileSize => Self::Fsize,
+            Resource::LockedMemory => Self::Memlock,
+            Resource::MessageQueues => Self::Msgqueue,
+            Resource::Nice => Self::Nice,
+            Resource::OpenFiles => Self::Nofile,
+            Resource::Processes => Self::Nproc,
+            Resource::RealtimePriority => Self::Rtprio,
+        }
+    }
 }
 
 /// What the workload keeps of the capabilities over its own box.

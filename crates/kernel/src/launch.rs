@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 pub use crate::raw::Strings;
@@ -109,19 +109,12 @@ pub fn signal_child(pid: Pid, signal: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets a resource limit by its `RLIMIT_*` number, or what the present hard limit allows of
-/// it: raising that one needs a privilege over the host.
-pub fn limit_resource(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
-    let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: prlimit writes one `rlimit` to its last argument, the live `now`.
-    let result = unsafe { libc::prlimit(0, resource as _, std::ptr::null(), &raw mut now) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let new = libc::rlimit { rlim_cur: soft.min(now.rlim_max), rlim_max: hard.min(now.rlim_max) };
-    // SAFETY: prlimit reads one `rlimit` at its third argument, the live `new`.
-    let result = unsafe { libc::prlimit(0, resource as _, &raw const new, std::ptr::null_mut()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// Sets a resource limit, soft and hard, or what the present hard limit allows of it:
+/// raising that one needs a privilege over the host.
+pub fn limit_resource(resource: Resource, value: u64) -> io::Result<()> {
+    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let value = Some(value.min(most));
+    Ok(setrlimit(resource, Rlimit { current: value, maximum: value })?)
 }
 
 /// Moves into a new cgroup namespace, whose root is the present cgroup of this process.

@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use tare_control::{
     Capabilities, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
-    Profile, Program, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan, TreeSource,
-    VolumePlan,
+    Profile, Program, Resource, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan,
+    TreeSource, VolumePlan,
 };
 
 use crate::create::endow::Endowment;
@@ -182,38 +182,26 @@ fn has_writable_volume(spec: &Spec) -> bool {
     spec.volumes.iter().any(|volume| volume.access == Access::ReadWrite)
 }
 
-/// `RLIMIT_*` numbers of x86_64.
-mod resource {
-    pub const FSIZE: u32 = 1;
-    pub const DATA: u32 = 2;
-    pub const CORE: u32 = 4;
-    pub const NPROC: u32 = 6;
-    pub const NOFILE: u32 = 7;
-    pub const MEMLOCK: u32 = 8;
-    pub const MSGQUEUE: u32 = 12;
-    pub const NICE: u32 = 13;
-    pub const RTPRIO: u32 = 14;
-}
-
 fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
-    let limit = |resource: u32, value: u64| ResourceLimit { resource, soft: value, hard: value };
+    let limit = |resource, value| ResourceLimit { resource, value };
     let limits = &spec.limits;
-    let mut set = vec![limit(resource::CORE, 0), limit(resource::NOFILE, u64::from(limits.nofile))];
+    let mut set =
+        vec![limit(Resource::Core, 0), limit(Resource::OpenFiles, u64::from(limits.nofile))];
     if spec.isolation == Isolation::Full {
-        set.push(limit(resource::MEMLOCK, 64 << 10));
-        for resource in [resource::MSGQUEUE, resource::NICE, resource::RTPRIO] {
+        set.push(limit(Resource::LockedMemory, 64 << 10));
+        for resource in [Resource::MessageQueues, Resource::Nice, Resource::RealtimePriority] {
             set.push(limit(resource, 0));
         }
         if !has_writable_volume(spec) {
-            set.push(limit(resource::FSIZE, limits.scratch_bytes.value()));
+            set.push(limit(Resource::FileSize, limits.scratch_bytes.value()));
         }
     }
     if !cgroups.memory_enforced {
-        set.push(limit(resource::DATA, limits.memory_bytes.value()));
+        set.push(limit(Resource::Data, limits.memory_bytes.value()));
     }
     if !cgroups.pids_enforced {
         // One more for the keeper, who may be the same user.
-        set.push(limit(resource::NPROC, u64::from(limits.pids.value()) + 1));
+        set.push(limit(Resource::Processes, u64::from(limits.pids.value()) + 1));
     }
     set
 }

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use rustix::io::Errno;
 use tare_control::{LaunchStep, SetupStep};
 use tare_kernel::spawn::SpawnStep;
 
@@ -64,12 +65,10 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
     }
 }
 
-/// The keeper reports this errno for a process that was stopped before its execve.
-const EINTR: i32 = 4;
-
 fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
     match step {
-        SetupStep::Fork if errno == EINTR => {
+        // A process that was stopped before its execve.
+        SetupStep::Fork if errno == Errno::INTR.raw_os_error() => {
             Some("it was stopped on its way: does something in the box stop other processes?")
         }
         SetupStep::Root => {
@@ -94,10 +93,6 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
         | SetupStep::Detach => None,
     }
 }
-
-const ENOENT: i32 = 2;
-const EACCES: i32 = 13;
-const ENOTDIR: i32 = 20;
 
 /// What a failed start was about.
 #[derive(Debug, Clone, Copy)]
@@ -138,23 +133,21 @@ fn failed(doing: &str, why: io::Error) -> Error {
 }
 
 fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
-    match errno {
-        ENOENT | ENOTDIR => Error::new(
-            ErrorKind::CommandNotFound,
-            format!("cannot run {command} in the box"),
-        )
-        .caused_by("there is no such program")
-        .with_hint("the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is the program, or the interpreter it names, there?"),
-        EACCES => Error::new(
-            ErrorKind::CommandNotExecutable,
-            format!("cannot run {command} in the box"),
-        )
-        .caused_by(why)
-        .with_hint("it must be a file that the box's user may execute"),
-        _ => Error::new(
-            ErrorKind::CommandNotExecutable,
-            format!("cannot run {command} in the box"),
-        )
-        .caused_by(why),
+    let message = format!("cannot run {command} in the box");
+    // A keeper may report any number: it is compared, not converted.
+    let is = |known: Errno| known.raw_os_error() == errno;
+    if is(Errno::NOENT) || is(Errno::NOTDIR) {
+        return Error::new(ErrorKind::CommandNotFound, message)
+            .caused_by("there is no such program")
+            .with_hint(
+                "the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is \
+                 the program, or the interpreter it names, there?",
+            );
+    }
+    let error = Error::new(ErrorKind::CommandNotExecutable, message).caused_by(why);
+    if is(Errno::ACCESS) {
+        error.with_hint("it must be a file that the box's user may execute")
+    } else {
+        error
     }
 }

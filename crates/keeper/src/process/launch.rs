@@ -194,7 +194,7 @@ fn new_session(streams: &Streams) -> io::Result<()> {
 
 fn set_limits(profile: &Profile) -> io::Result<()> {
     for limit in &profile.limits {
-        launch::limit_resource(limit.resource, limit.soft, limit.hard)?;
+        launch::limit_resource(limit.resource.into(), limit.value)?;
     }
     Ok(())
 }
