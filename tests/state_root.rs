@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::process::Signal;
 use tare_harness::skip::is_root;
-use tare_harness::{Output, Running, Tare, skip, tare};
+use tare_harness::{Output, Running, Tare, eventually, skip, tare};
 
 /// Twice what a command waits for a lock, for a busy machine.
 const BOUND: Duration = Duration::from_secs(60);
@@ -73,6 +73,7 @@ fn ls_and_rename_beside_a_stopped_holder_of_the_names_lock_wait_once() {
         Signal::KILL,
     )
     .unwrap();
+    eventually("its keeper is dead", || tare.processes_in(&over).is_empty());
     let output = tare.call(["ls"]).ok();
     assert!(output.lasted < ONCE, "{output}");
     // The name of a box that should be gone, and then one that is free.

@@ -106,6 +106,11 @@ pub fn tended(
     let Some(observation) = look(at, boxes, until)? else {
         return Ok(None);
     };
+    if at.root.access == Access::ReadWrite
+        && !name::superseded(at, &observation.record.account).is_empty()
+    {
+        release_old_names(at, boxes);
+    }
     let is_due = observation.duty(boot_ns()) != Duty::Leave
         && may_try(observation.record.account.stuck.as_ref(), Goal::Due);
     match at.root.access {
@@ -116,6 +121,22 @@ pub fn tended(
     // A box that cannot be ended says so in its record. One that is busy is another's to settle.
     settle(at, IN_PASSING).ok();
     look(at, boxes, until)
+}
+
+/// Releases the old names of a box whose rename was killed. The lock of its record keeps a rename
+/// away that goes on now.
+fn release_old_names(at: BoxAt<'_>, boxes: BorrowedFd<'_>) {
+    let record = Record::look(boxes, at.id).ok().flatten();
+    let locked = record.map(|record| record.lock(boxes, at.id, Duration::ZERO));
+    let (Some(Ok(Some(locked))), Ok(Some(names))) =
+        (locked, Names::lock(&at.root.layout, Duration::ZERO))
+    else {
+        // Another command does it later.
+        return;
+    };
+    for name in name::superseded(at, &locked.account) {
+        names.release(name.as_str(), at.id).ok();
+    }
 }
 
 /// Observes a box, once more if something about it was about to change: a record that seems to be

@@ -24,6 +24,7 @@ pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
     let names = open_or_make(layout).context(doing)?;
     let take = || symlinkat(id.as_str(), &names, name.as_str());
     match step("name taken", take) {
+        Err(Errno::EXIST) if holder(layout, name).as_ref() == Some(id) => Ok(()),
         Err(Errno::EXIST) => Err(is_taken(name)),
         other => other.context(doing),
     }
@@ -48,6 +49,17 @@ pub fn current<'a>(at: BoxAt<'_>, account: &'a Account) -> Option<&'a Name> {
     }
     let leads_here = |name: &&Name| holder(&at.root.layout, name).as_ref() == Some(at.id);
     account.names.iter().rev().find(leads_here)
+}
+
+/// The names that a box still has although it was renamed.
+pub fn superseded(at: BoxAt<'_>, account: &Account) -> Vec<Name> {
+    if !account.is_renamed {
+        return Vec::new();
+    }
+    let own = current(at, account);
+    let is_old =
+        |name: &&Name| Some(*name) != own && holder(&at.root.layout, name).as_ref() == Some(at.id);
+    account.names.iter().filter(is_old).cloned().collect()
 }
 
 /// Whose it is; `None` when it is free, or held by what is no box.

@@ -103,7 +103,7 @@ fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
 }
 
 /// Gives a box another name. The record has the new name before the box takes it. A rename that is
-/// killed leaves the box with its old name, or with both until it ends or is renamed again.
+/// killed leaves the box with its old name, or with both until the next command.
 pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
     let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
     let old = name::current(at, &record.account).cloned();
