@@ -1,4 +1,4 @@
-//! What can be typed after `tare`.
+//! All commands as clap sees them. `run` is also parsed by itself, because that is faster.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::commands::{
     version,
     disable_help_subcommand = true,
     subcommand_required = true,
-    after_help = "Try 'tare run -- echo hello', or 'tare run -d --name web -- python3 -m http.server' for a\nbox that lives on. A BOX is an id, the beginning of one, or a name."
+    after_help = "Try 'tare run -- echo hello', or 'tare run -d --name web -- python3 -m http.server' for a\nbox that keeps running. BOX is an id, the unique beginning of an id, or a name."
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub struct Global {
     pub state_root: Option<PathBuf>,
 }
 
-/// As much of it as most lines need that are typed a thousand times.
+/// The command line with `run` alone.
 #[derive(Debug, Parser)]
 struct OnlyRun {
     #[command(flatten)]
@@ -51,10 +51,10 @@ enum RunCommand {
 }
 
 impl Cli {
-    /// What was typed, of which `command` is the command. To make the words of all
-    /// commands known takes as long as to make a box a root directory: `run` is tried
-    /// by itself, and whatever that does not understand is read again.
-    pub fn understand(args: &[OsString], command: Option<&OsStr>) -> Result<Self, clap::Error> {
+    /// Parses a command line whose command is `command`. To build the arguments of all commands
+    /// takes as long as to build the root directory of a box, so `run` is tried by itself first.
+    /// A line that it does not parse is parsed again with all commands.
+    pub fn parse_line(args: &[OsString], command: Option<&OsStr>) -> Result<Self, clap::Error> {
         if command == Some(OsStr::new("run"))
             && let Ok(OnlyRun { global, command }) = OnlyRun::try_parse_from(args)
         {
@@ -66,37 +66,36 @@ impl Cli {
     }
 }
 
-/// One line each, and their options deferred: a run does not pay for the options
-/// of all other commands.
+/// Every command, with its one-line help. The options are built when a command needs them.
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub enum Command {
-    /// Run a command in a fresh box
+    /// Run a command in a new box
     Run(Box<run::RunArgs>),
-    /// Run another command in a box that lives
+    /// Run another command in a running box
     Exec(Box<exec::ExecArgs>),
     /// Copy files between the host and a box, or as a tar stream
     Cp(cp::CpArgs),
-    /// Watch what a box writes from now on, and write to it
+    /// Show the output of a box from now on, and send it input
     Attach(attach::AttachArgs),
     /// List boxes, the oldest first
     #[command(visible_alias = "ps")]
     Ls(ls::LsArgs),
-    /// Show what a box has written
+    /// Show the output of a box
     Logs(logs::LogsArgs),
-    /// Show what boxes use: memory, processor time, processes, scratch, output
+    /// Show the memory, processor time, processes, scratch space and output of boxes
     Stats(stats::StatsArgs),
-    /// Print all that is known of boxes, as a JSON array
+    /// Print everything that is known about boxes, as a JSON array
     Inspect(inspect::InspectArgs),
-    /// Tell the story of a box, also of one that is gone
+    /// Show what happened to a box, even if it is gone
     Explain(explain::ExplainArgs),
     /// Prove that nothing is left: compare records and host
     Audit(audit::AuditArgs),
     /// Remove leftovers, and finish boxes that have ended
     Sweep(sweep::SweepArgs),
-    /// Wait until boxes have ended, and print the exit code of each on a line
+    /// Wait until boxes have ended, and print the exit code of each
     Wait(wait::WaitArgs),
-    /// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything
+    /// Stop boxes: SIGTERM to the command, a grace, then SIGKILL to every process
     Stop(stop::StopArgs),
     /// Send a signal to the command of a box; by default, kill the whole box
     Kill(kill::KillArgs),
@@ -104,15 +103,15 @@ pub enum Command {
     Rm(rm::RmArgs),
     /// Freeze every process of a box
     Pause(pause::PauseArgs),
-    /// Let a paused box go on
+    /// Continue a paused box
     Resume(resume::ResumeArgs),
-    /// Give a box another name
+    /// Rename a box
     Rename(rename::RenameArgs),
-    /// Change the limits or the lease of boxes that live
+    /// Change the limits or the lease of running boxes
     Update(update::UpdateArgs),
     /// Serve boxes over HTTP
     Serve(serve::ServeArgs),
-    /// Say what this host can do, and what tare does about each thing missing
+    /// Check what this host can do, and say what tare does about each missing feature
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     Completion(completion::CompletionArgs),
@@ -153,7 +152,7 @@ mod tests {
                 panic!("not run");
             };
             assert_eq!(args.process.command, ["ls", "--memory", "-t", "--help"]);
-            assert!(args.quiet && !args.process.tty && args.memory.is_none());
+            assert!(args.labels.quiet && !args.process.tty && args.limits.memory.is_none());
         }
     }
 
@@ -180,7 +179,7 @@ mod tests {
         ];
         for line in lines {
             let args: Vec<OsString> = line.iter().map(OsString::from).collect();
-            let quick = Cli::understand(&args, Some(OsStr::new("run")));
+            let quick = Cli::parse_line(&args, Some(OsStr::new("run")));
             let whole = Cli::try_parse_from(&args);
             let shown = |it: Result<Cli, clap::Error>| match it {
                 Ok(cli) => format!("{cli:?}"),
@@ -197,7 +196,7 @@ mod tests {
         else {
             panic!("not run");
         };
-        assert_eq!(args.memory, Some(64 << 20));
+        assert_eq!(args.limits.memory, Some(64 << 20));
         for line in
             [&["tare", "update", "-m", "64m", "web"][..], &["tare", "serve", "-c", "tare.toml"]]
         {

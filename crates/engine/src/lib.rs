@@ -33,7 +33,7 @@ pub use gauge::{Change, Gauge, GaugeSettings, Gauges, Level, NoRoom, Reading, Th
 pub use history::Explanation;
 pub use history::steps::{History, Step, StepKind};
 pub use holdings::cgroup::STILL_POPULATED;
-pub use host::Host;
+pub use host::{CgroupRoots, Host};
 pub use observe::view::{Details, Ended, EndedBy, Holding, State, Status, Usage};
 pub use operate::change::Changes;
 pub use operate::filter::{BoxFilter, Condition};

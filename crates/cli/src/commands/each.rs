@@ -11,7 +11,7 @@ use crate::exit::{DONE, FAILED};
 /// The boxes of a command that takes several.
 #[derive(Debug, Args)]
 pub struct Boxes {
-    /// Ids, beginnings of ids that no other box shares, or names
+    /// Ids, unique beginnings of ids, or names of boxes
     #[arg(required = true, value_name = "BOX")]
     pub boxes: Vec<String>,
 }

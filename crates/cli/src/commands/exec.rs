@@ -1,8 +1,8 @@
-//! `tare exec`: one more command in a box that lives, started by its keeper.
+//! `tare exec`: runs another command in a running box.
 //!
-//! The command belongs to this process: when tare goes, so does the command and
-//! everything it started, while the box stays. With `--detach` it belongs to the
-//! box.
+//! The box's keeper starts the command. When this process ends, the command and every process that
+//! it started end too; the box keeps running. With `--detach` the command belongs to the box. This
+//! command never creates a box and never ends one.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
 use tare_kernel::signals;
 
 use crate::commands::each::on_box;
-use crate::commands::process_args::{self, ProcessArgs};
+use crate::commands::process_args::{self, ProcessArgs, hyphen_values};
 use crate::context::{Context, Purpose};
 use crate::exit::{DONE, Subject, Verdict};
 use crate::stdio::{self, Output, PastLimit, Settings, Writers};
@@ -27,45 +27,46 @@ Examples:
   tare exec --timeout 10s -e MODE=test web -- pytest -q
   echo 'print(1 + 1)' | tare exec web python3";
 
-const EXIT_CODES: &str = "\
+const DETAILS: &str = "\
 Exit codes:
-  the command's own; 128+N when signal N ended it; 124 after the timeout;
-  125 when tare failed or was used wrongly; 126 when the command cannot be
-  executed; 127 when there is no such command.
+  0-255  the exit code of the command
+  128+N  signal N ended the command
+  124    the timeout ended the command
+  125    tare failed, or the command line is wrong
+  126    the command is not executable
+  127    the command does not exist in the box
 
-The first SIGINT or SIGTERM goes to the command; when the command ends after
-it, everything that it started ends too. A second one ends all at once.";
+Signals:
+  The first SIGINT or SIGTERM is passed to the command; when the command ends
+  after it, every process that it started is killed. The second one kills the
+  command and every process that it started.";
 
-/// Run another command in a box that lives
+/// Run another command in a running box
 ///
-/// It shares the box's limits, files and network, and has the environment of
-/// the box's own command. It ends with its timeout or when tare does, together
-/// with everything that it started; what it leaves behind when it ends by itself
-/// stays in the box. The box goes on in any case.
+/// The command shares the box's limits, files and network, and gets the environment of the box's
+/// own command. When its timeout passes, or when tare is ended, the command and every process that
+/// it started are killed. Processes that it leaves in the background when it exits by itself stay
+/// in the box. The box keeps running in every case.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+#[command(mut_args(hyphen_values))]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
 pub struct ExecArgs {
-    /// Leave the command to the box; its output goes to the box's log
+    /// Return when the command runs, and send its output to the box's log
     #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
     detach: bool,
 
-    /// End the command after this time, with exit code 124 [default: none]
-    #[arg(
-        long,
-        value_name = "DURATION",
-        value_parser = quantity::duration,
-        allow_hyphen_values = true
-    )]
+    /// Kill the command after this time, and exit with 124 [default: no timeout]
+    #[arg(long, value_name = "DURATION", value_parser = quantity::duration)]
     timeout: Option<Duration>,
 
-    /// An id, the beginning of one, or a name
+    /// Id, unique beginning of an id, or name of the box
     #[arg(value_name = "BOX")]
     reference: String,
 
     #[command(flatten)]
     process: ProcessArgs,
 
-    /// Working directory inside the box [default: that of its command]
+    /// Working directory in the box [default: that of the box's command]
     #[arg(
         short,
         long,
@@ -75,15 +76,8 @@ pub struct ExecArgs {
     )]
     workdir: Option<PathBuf>,
 
-    /// User and group inside the box, in digits [default: those of its command]
-    #[arg(
-        short,
-        long,
-        value_name = "UID[:GID]",
-        value_parser = User::parse,
-        allow_hyphen_values = true,
-        help_heading = "Command"
-    )]
+    /// Numeric user and group in the box [default: those of the box's command]
+    #[arg(short, long, value_name = "UID[:GID]", value_parser = User::parse, help_heading = "Command")]
     user: Option<User>,
 }
 

@@ -17,18 +17,18 @@ Examples:
   tare explain web
   tare explain web --json | jq -r '.steps[] | select(.event == \"killed\").text'";
 
-/// Tell the story of a box, also of one that is gone
+/// Show what happened to a box, even if it is gone
 ///
-/// From its creation to its removal, each step with the time since the creation:
-/// what was started in it and how that ended, who stopped, paused or changed it, what
-/// killed it, how long it took until it was seen empty, who removed it and why. The
-/// times are of a clock that nobody can set. The last 60 things that its keeper saw
-/// are kept. After its removal the story stays for its --retention, at most 1 MiB of
-/// all of them. A box without -d has one only if its own tare was killed.
+/// Lists every step from the creation of the box to its removal, with the time since the creation:
+/// which commands ran and how they ended, what stopped, paused, changed or killed the box, how long
+/// its processes took to end, and what removed it and why. The times come from the monotonic clock.
+/// tare keeps the last 60 events of the keeper. After the removal, the history stays for the
+/// --retention of the box, at most 1 MiB for all boxes. A box without -d has a history only if its
+/// 'tare run' was killed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ExplainArgs {
-    /// An id, the beginning of one, or a name, also a former one
+    /// Id, unique beginning of an id, or present or former name of the box
     #[arg(value_name = "BOX")]
     reference: String,
 

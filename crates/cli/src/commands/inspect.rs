@@ -12,18 +12,17 @@ Examples:
   tare inspect web
   tare inspect web | jq '.[0].usage.memory_bytes'";
 
-/// Print all that is known of boxes, as a JSON array
+/// Print everything that is known about boxes, as a JSON array
 ///
-/// Everything that 'tare ls --json' has, and the spec, the use of each limit,
-/// and what the box holds on the host. The spec has the names of environment
-/// variables, never their values.
+/// Prints what 'tare ls --json' prints, and the spec, the use of each limit, and what the box holds
+/// on the host. The spec has the names of environment variables, never their values.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct InspectArgs {
     #[command(flatten)]
     boxes: Boxes,
 
-    /// Changes nothing, it is JSON anyway; as other commands have it
+    /// Has no effect: the output is JSON in any case
     #[arg(long = "json")]
     _json: bool,
 }

@@ -16,8 +16,8 @@ Examples:
 
 /// Send a signal to the command of a box; by default, kill the whole box
 ///
-/// KILL ends every process of the box at once, and tare returns when nothing of
-/// it runs any more. Every other signal goes to the box's command alone, and not to a paused box.
+/// KILL ends every process of the box, and tare returns when none is left. Any other signal goes to
+/// the box's command only. A paused box gets no other signal.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct KillArgs {

@@ -1,11 +1,11 @@
-//! How long a box that nobody attends may live.
+//! How long a detached box may run.
 
 use std::time::Duration;
 
 use tare_engine::Error;
 use tare_engine::spec::{defaults, quantity};
 
-/// What a box has that nobody gave a lease.
+/// The lease of a box for which none was given.
 pub const DEFAULT: Lease = Lease::For(defaults::LEASE);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,12 +31,12 @@ const COLUMNS: [Column; 8] = [
 
 /// List boxes, the oldest first
 ///
-/// A box is starting, running, paused, stopping, exited or stuck. One that has
-/// ended stays listed with --all until it is removed or its retention passes.
+/// The state of a box is starting, running, paused, stopping, exited or stuck. --all shows boxes
+/// that have ended, until they are removed or their retention passes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct LsArgs {
-    /// Boxes that have ended too
+    /// Include boxes that have ended
     #[arg(short, long)]
     all: bool,
 
@@ -48,12 +48,12 @@ pub struct LsArgs {
     #[arg(long)]
     json: bool,
 
-    /// Only boxes that match: name=NAME, label=KEY, label=KEY=VALUE or
+    /// Show boxes that match name=NAME, label=KEY, label=KEY=VALUE or
     /// state=STATE; may be repeated, and all must match
     #[arg(short, long, value_name = "FILTER", value_parser = Condition::parse)]
     filter: Vec<Condition>,
 
-    /// Show the list again every second, until interrupted
+    /// Repeat every second, until interrupted
     #[arg(long)]
     watch: bool,
 }

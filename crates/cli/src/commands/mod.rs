@@ -49,7 +49,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
     let is_run = matches!(command.and_then(OsStr::to_str), Some("run" | "exec"));
     let exhausted_code = if is_run { RUN_FAILED } else { FAILED };
     memory::exhausted_means(EXHAUSTED, exhausted_code.into());
-    match Cli::understand(&args, command) {
+    match Cli::parse_line(&args, command) {
         Ok(cli) => dispatch(cli),
         Err(error) if matches!(error.kind(), Clap::DisplayHelp | Clap::DisplayVersion) => {
             let printed = print_result(&error.render().to_string());

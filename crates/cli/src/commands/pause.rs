@@ -1,4 +1,4 @@
-//! `tare pause`: the processes of a box stand still until they are resumed.
+//! `tare pause`: freezes every process of a box.
 
 use clap::Args;
 use tare_engine::Error;
@@ -8,9 +8,8 @@ use crate::context::{Context, Purpose};
 
 /// Freeze every process of a box
 ///
-/// The box stays as it is until 'tare resume'. Its lease and its timeout go on.
-/// It can be looked at, updated, stopped and removed without being resumed; exec,
-/// cp, attach and signals are refused until then.
+/// The box stays frozen until 'tare resume'. Its lease and its timeout keep running. A paused box
+/// can be inspected, updated, stopped and removed, but refuses exec, cp, attach and signals.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tare pause web && sleep 60 && tare resume web")]
 pub struct PauseArgs {

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Arg, Args};
 use tare_engine::spec::shown::quoted;
 use tare_engine::spec::{Terminal, command};
 use tare_engine::{Error, Stdin};
@@ -19,6 +19,12 @@ const ENV_FILE_BYTES_MAX: u64 = command::ARGUMENTS_BYTES_MAX as u64;
 
 /// The name of a terminal whose caller has none.
 pub const TERM: &str = "xterm";
+
+/// Makes `--timeout -1` a bad value instead of an unknown option.
+pub fn hyphen_values(argument: Arg) -> Arg {
+    let takes_value = argument.get_action().takes_values() && !argument.is_positional();
+    if takes_value { argument.allow_hyphen_values(true) } else { argument }
+}
 
 /// Rows and columns of the caller's terminal.
 pub type Window = (u16, u16);
@@ -35,21 +41,21 @@ pub struct ProcessArgs {
     )]
     pub env: Vec<command::Variable>,
 
-    /// Read variables from a file, a KEY=VALUE on each line; may be repeated,
-    /// and --env wins over it
+    /// Read variables from a file, one KEY=VALUE per line; may be repeated;
+    /// --env overrides it
     #[arg(long, value_name = "FILE", help_heading = "Command")]
     pub env_file: Vec<PathBuf>,
 
-    /// Pass standard input to the command even when it is a terminal; of a
-    /// detached box, keep it open for 'tare attach'
+    /// Pass standard input to the command even if it is a terminal; with
+    /// --detach, keep it open for 'tare attach'
     #[arg(short, long, help_heading = "Command")]
     pub interactive: bool,
 
-    /// Give the command a terminal of its own
+    /// Give the command its own terminal
     #[arg(short, long, help_heading = "Command")]
     pub tty: bool,
 
-    /// The command and its arguments; everything after it is its own
+    /// The command and its arguments; tare does not read options after it
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -71,13 +77,13 @@ impl ProcessArgs {
             (false, _) => Ok(Terminal::Pipes),
             (true, Some((rows, columns))) => Ok(Terminal::Pty { rows, columns }),
             (true, None) => Err(bad(
-                "--tty needs a terminal, and standard input is none",
+                "--tty needs a terminal, and standard input is not one",
                 "leave -t out; output then comes through pipes",
             )),
         }
     }
 
-    /// Whoever types into a terminal means it for the command only with `-i`.
+    /// The command gets what is typed into a terminal only with `-i`.
     pub fn stdin(&self, window: Option<Window>) -> Stdin {
         if window.is_none() || self.interactive { Stdin::Pipe } else { Stdin::Empty }
     }

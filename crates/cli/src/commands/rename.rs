@@ -1,4 +1,4 @@
-//! `tare rename`: another name for a box.
+//! `tare rename`: gives a box a new name.
 
 use clap::Args;
 use tare_engine::Error;
@@ -8,17 +8,17 @@ use crate::commands::each::{on_box, print_line};
 use crate::context::{Context, Purpose};
 use crate::exit::DONE;
 
-/// Give a box another name
+/// Rename a box
 ///
-/// A name belongs to one box at a time; one that is taken is refused.
+/// Fails if another box has the name.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tare rename web web-old")]
 pub struct RenameArgs {
-    /// An id, the beginning of one, or a name
+    /// Id, unique beginning of an id, or name of the box
     #[arg(value_name = "BOX")]
     reference: String,
 
-    /// The name that it is to have
+    /// The new name
     #[arg(value_name = "NAME", value_parser = Name::parse, allow_hyphen_values = true)]
     name: Name,
 }

@@ -1,4 +1,4 @@
-//! `tare resume`: a paused box goes on.
+//! `tare resume`: continues a paused box.
 
 use clap::Args;
 use tare_engine::Error;
@@ -6,9 +6,9 @@ use tare_engine::Error;
 use crate::commands::each::{Boxes, each};
 use crate::context::{Context, Purpose};
 
-/// Let a paused box go on
+/// Continue a paused box
 ///
-/// A box that is not paused is left as it is.
+/// Does nothing to a box that is not paused.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tare resume web")]
 pub struct ResumeArgs {

@@ -1,4 +1,4 @@
-//! `tare rm`: nothing of a box is left.
+//! `tare rm`: removes boxes with everything that belongs to them.
 
 use clap::Args;
 use tare_engine::{Engine, Error};
@@ -14,20 +14,20 @@ Examples:
 
 /// Remove boxes: record, log, exit code and kept scratch
 ///
-/// A box that runs is refused without --force. Works on a box in any state, one
-/// that is stuck or half made too, and returns when nothing of it is left.
+/// Removes a running box only with --force. Works on boxes in any state, also stuck and half-made
+/// ones, and returns when nothing of the box is left.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RmArgs {
-    /// End a box that still runs, without grace
+    /// Kill a running box, without grace
     #[arg(short, long)]
     force: bool,
 
-    /// Remove every box of this state root; those that run need --force
+    /// Remove every box of this state root; running ones need --force
     #[arg(long, conflicts_with = "boxes")]
     all: bool,
 
-    /// Ids, beginnings of ids that no other box shares, or names
+    /// Ids, unique beginnings of ids, or names of boxes
     #[arg(required_unless_present = "all", value_name = "BOX")]
     boxes: Vec<String>,
 }

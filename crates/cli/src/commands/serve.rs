@@ -20,8 +20,8 @@ Examples:
 
 /// Serve boxes over HTTP
 ///
-/// GET / lists the routes, GET /openapi.json describes them. SIGTERM lets what runs
-/// end, within a grace, and leaves boxes that live on alone; SIGHUP reads the
+/// GET / lists the routes, and GET /openapi.json describes them. At SIGTERM the server waits for
+/// running commands, up to a grace, and leaves other boxes running. At SIGHUP it reads its
 /// configuration again.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -30,15 +30,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Listen>,
 
-    /// A TOML file with limits, keys and more; docs/serve.md has all of it
+    /// TOML file with limits, keys and more, described in docs/serve.md
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// A file with an API key on each line; whoever has none of them is refused
+    /// File with one API key per line; requests without one of them are refused
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// How the log on stderr is written [default: human]
+    /// Format of the log on stderr [default: human]
     #[arg(long, value_name = "FORMAT")]
     log: Option<Format>,
 }

@@ -31,10 +31,10 @@ const COLUMNS: [Column; 7] = [
     Column::whole("OUTPUT"),
 ];
 
-/// Show what boxes use: memory, processor time, processes, scratch, output
+/// Show the memory, processor time, processes, scratch space and output of boxes
 ///
-/// Without BOX, of all that have not ended. What cannot be known here is '-', or
-/// null in JSON.
+/// Without BOX, shows all boxes that have not ended. A value that this host cannot measure is '-',
+/// or null in JSON.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct StatsArgs {
@@ -42,11 +42,11 @@ pub struct StatsArgs {
     #[arg(long)]
     json: bool,
 
-    /// Show it again every second, until interrupted
+    /// Repeat every second, until interrupted
     #[arg(long)]
     watch: bool,
 
-    /// Ids, beginnings of ids that no other box shares, or names
+    /// Ids, unique beginnings of ids, or names of boxes
     #[arg(value_name = "BOX")]
     boxes: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! `tare stop`: a box is asked to end, and ended when it does not.
+//! `tare stop`: asks boxes to end, and kills those that do not.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ Examples:
   tare stop -t 1m database web
   tare ls -q --filter label=team=blue | xargs -r tare stop";
 
-/// End boxes: SIGTERM to the command, some grace, then SIGKILL to everything
+/// Stop boxes: SIGTERM to the command, a grace, then SIGKILL to every process
 ///
-/// Returns when nothing of the box runs any more. Its record, exit code and log
-/// are kept until 'tare rm' or the end of its retention.
+/// Returns when no process of the box is left. The record, exit code and log are kept until
+/// 'tare rm' or the end of the retention.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct StopArgs {
-    /// How long the command may take to end by itself; 0 for no time at all
+    /// How long the command may take to end by itself; 0 kills it at once
     /// [default: 10s]
     #[arg(
         short = 't',

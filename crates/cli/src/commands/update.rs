@@ -1,4 +1,4 @@
-//! `tare update`: other limits for a box that lives.
+//! `tare update`: changes the limits of running boxes.
 
 use clap::Args;
 use tare_engine::spec::{Cpus, quantity};
@@ -14,10 +14,10 @@ Examples:
   tare update --lease 8h web database
   tare ls -q | xargs -r tare update --cpus 0.5 --pids 64";
 
-/// Change the limits or the lease of boxes that live
+/// Change the limits or the lease of running boxes
 ///
-/// What is not named stays as it is. A limit may be raised and lowered; memory
-/// below what the box uses makes the kernel take it back or kill processes.
+/// Limits that are not given stay the same. Limits can be raised and lowered. If the new memory limit
+/// is below the box's use, the kernel reclaims memory or kills processes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, override_usage = "tare update [OPTIONS] <BOX>...")]
 pub struct UpdateArgs {
@@ -41,15 +41,15 @@ struct ChangeArgs {
     )]
     memory: Option<u64>,
 
-    /// Processes and threads that the box may have at once
+    /// Processes and threads in the box at the same time
     #[arg(long, value_name = "N", value_parser = quantity::pids, allow_hyphen_values = true)]
     pids: Option<u32>,
 
-    /// Processors' worth of time, such as 0.5
+    /// Processor time, such as 0.5 for half a processor
     #[arg(long, value_name = "N", value_parser = quantity::cpus, allow_hyphen_values = true)]
     cpus: Option<Cpus>,
 
-    /// End the box after this time, counted from now, or never
+    /// Kill the box this long from now, or never
     #[arg(
         long,
         value_name = "DURATION|never",

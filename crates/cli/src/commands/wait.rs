@@ -1,4 +1,4 @@
-//! `tare wait`: how boxes ended, as soon as they have.
+//! `tare wait`: waits until boxes have ended, and prints their exit codes.
 
 use clap::Args;
 use tare_engine::Error;
@@ -12,11 +12,10 @@ Examples:
   tare wait build
   test \"$(tare wait build)\" = 0 || tare logs build";
 
-/// Wait until boxes have ended, and print the exit code of each on a line
+/// Wait until boxes have ended, and print the exit code of each
 ///
-/// Works for a box that ended while nobody watched, too. The codes come in the
-/// order of the boxes: 128+N when signal N ended the command, 124 after its
-/// timeout or lease.
+/// Prints the codes in the order of the boxes: 128+N if signal N ended the command, 124 after a
+/// timeout or the end of a lease. Boxes that ended earlier have a code, too.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct WaitArgs {

@@ -2,12 +2,11 @@
 //! a terminal is not wide enough.
 
 use rustix::stdio::stdout;
-use rustix::termios::isatty;
-
-use crate::stdio::window;
+use rustix::termios::tcgetwinsize;
 
 const GAP: &str = "  ";
 const CUT: &str = "...";
+const COLUMNS_DEFAULT: usize = 80;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
@@ -26,11 +25,11 @@ impl Column {
     }
 }
 
-/// How wide a line may be: that of the terminal, if stdout is one.
+/// The width of the terminal, if stdout is one.
 pub fn columns_of_stdout() -> Option<usize> {
-    let is_terminal = isatty(stdout());
-    let size = is_terminal.then(|| window(stdout()).ok()).flatten();
-    size.map(|(_, columns)| usize::from(columns))
+    let columns = tcgetwinsize(stdout()).ok()?.ws_col;
+    // A terminal that does not know its size reports 0.
+    Some(if columns == 0 { COLUMNS_DEFAULT } else { usize::from(columns) })
 }
 
 /// A line of titles and a line for each row; what makes them wider than `width`

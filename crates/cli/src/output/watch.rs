@@ -22,7 +22,7 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
     Once,
-    /// Every second, until SIGINT, until nobody reads it, or until there is
+    /// Every second, until SIGINT, until its reader is gone, or until there is
     /// nothing more to show.
     Watch,
 }

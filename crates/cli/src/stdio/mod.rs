@@ -15,4 +15,4 @@ pub use crate::stdio::endpoint::{End, is_closed};
 pub use crate::stdio::pending::PendingWriter;
 pub use crate::stdio::relay::{Attended, Caller, Output, PastLimit, Settings, Writers, attend};
 pub use crate::stdio::signals::{Reaction, asked_to_stop, asks, react, stop_requested, take_over};
-pub use crate::stdio::terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window, window};
+pub use crate::stdio::terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window};

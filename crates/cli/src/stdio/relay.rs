@@ -76,7 +76,7 @@ pub enum Writers {
     /// Nobody: its box has ended with it.
     Dead,
     /// What it left in the background. The command's own output is in the pipes
-    /// by then; nobody waits for theirs.
+    /// by then; tare does not wait for theirs.
     MayLive,
 }
 
@@ -201,7 +201,7 @@ impl<'fd> Relay<'fd> {
         }
     }
 
-    /// Whoever writes on and on did not end with the command.
+    /// Output beyond the limit comes from processes that outlive the command.
     fn has_drained_enough(&self) -> bool {
         self.writers == Writers::MayLive && self.budget.is_passed()
     }

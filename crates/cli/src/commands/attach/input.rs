@@ -29,7 +29,7 @@ struct Terminal<'fd> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     More,
-    /// There is no more input, or nobody reads it.
+    /// There is no more input, or the box no longer reads it.
     Over,
     /// The keys that leave were typed.
     Leave,

@@ -1,7 +1,7 @@
-//! `tare attach`: what a box says from now on, and what it is told.
+//! `tare attach`: shows the output of a box from now on, and sends it input.
 //!
-//! Output comes from the box's log, so that any number of callers may listen and
-//! none can hold the box up. The box lives on when its caller goes.
+//! The output comes from the box's log, so any number of users can attach, and none of them can
+//! block the box. The box keeps running when they leave.
 
 use clap::Args;
 use tare_engine::{BoxId, Engine, Error};
@@ -24,19 +24,19 @@ Examples:
   tare attach web
   tare run -d -it --name shell -- bash && tare attach shell
 
-The first SIGINT or SIGTERM goes to the box's command; a second one, or SIGHUP,
-leaves the box, which lives on, and so does Ctrl-P Ctrl-Q if it was started with
---tty. The end of the caller's input ends nothing. What was written before is in
-'tare logs', which follows it with -f and passes no signal on.";
+The first SIGINT or SIGTERM is passed to the box's command. A second one, SIGHUP,
+or Ctrl-P Ctrl-Q in a box with --tty leaves the box running. The end of the input
+ends nothing. 'tare logs' shows earlier output, and follows it with -f without
+passing on signals.";
 
-/// Watch what a box writes from now on, and write to it
+/// Show the output of a box from now on, and send it input
 ///
-/// Input is passed to a box that was started with --interactive or --tty. Exits
-/// with the exit code of the box when it ends.
+/// A box that was started with --interactive or --tty gets the input. When the box ends, tare exits
+/// with its exit code.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AttachArgs {
-    /// An id, the beginning of one, or a name
+    /// Id, unique beginning of an id, or name of the box
     #[arg(value_name = "BOX")]
     reference: String,
 }

@@ -54,7 +54,7 @@ enum Passed {
     All,
     /// There is more.
     Some,
-    /// There is more when somebody reads it.
+    /// There is more, once the reader has made room.
     Blocked,
     /// Nobody reads it any more.
     Gone,

@@ -42,12 +42,11 @@ Examples:
   tare cp web:/work - | tar t           a tar stream
   tar c src | tare cp - web:/work
 
-BOX:PATH is a path in a box, from its root. A path of the host that holds a
-colon is written with a slash before it, as ./a:b. When DST is a directory, SRC
-is copied into it; otherwise SRC is copied as DST, whose directory must exist.
-Symlinks are copied as they are. Sockets, fifos and devices are refused by name;
-what was copied before one of them stays. The box must be running; out of one that
-has ended come the files that --keep has left.";
+BOX:PATH is a path in a box, from its root. Write a host path with a colon as ./a:b.
+If DST is a directory, SRC is copied into it. Otherwise SRC is copied as DST, whose
+directory must exist. Symlinks are copied as symlinks. Sockets, fifos and devices
+are errors; files that were copied before stay. The box must be running. Of a box
+that has ended, only the files that --keep has kept can be copied.";
 
 /// Copy files between the host and a box, or as a tar stream
 #[derive(Debug, Args)]

@@ -1,28 +1,21 @@
-//! Which control groups there are: pure v2, hybrid, v1, none.
+//! Which cgroups there are (pure v2, hybrid, v1, none), and which limits boxes get from them.
 //!
-//! Read, not tried: the engine probes by doing when it makes a box.
+//! The engine finds the hierarchies. This file only reads what they offer: the engine tries it when
+//! it makes a box.
 
-use crate::commands::doctor::host::Host;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tare_engine::CgroupRoots;
+
 use crate::commands::doctor::{Check, Status};
 
-/// What tare's limits need.
+/// The controllers of tare's limits.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Layout {
-    /// The mount point of cgroup2 and the controllers there.
-    unified: Option<(String, Vec<String>)>,
-    /// Mount points of v1 hierarchies, with the options that name controllers.
-    legacy: Vec<(String, Vec<String>)>,
-}
-
-pub fn check(host: &Host) -> Check {
-    let layout = Layout::of(host);
-    let name = layout.name();
-    let limits: Vec<&str> = CONTROLLERS
-        .into_iter()
-        .filter(|controller| layout.writable_place(host, controller))
-        .collect();
+pub fn check(roots: &CgroupRoots) -> Check {
+    let name = name(roots);
+    let limits: Vec<&str> = CONTROLLERS.into_iter().filter(|it| can_limit(roots, it)).collect();
     let found = if limits.is_empty() {
         format!("{name}, no controller for boxes")
     } else {
@@ -37,176 +30,130 @@ pub fn check(host: &Host) -> Check {
     Check::new("cgroups", Status::Warn, found, how)
 }
 
-/// The most processes that this process's own group allows.
-pub fn pids_max(host: &Host) -> Option<u64> {
-    let layout = Layout::of(host);
-    let (mount, controller) = match layout.legacy_place("pids") {
-        Some(mount) => (mount, "pids"),
-        None => (layout.unified.as_ref()?.0.as_str(), ""),
+/// The limit on processes of the cgroup that this process is in. `own` is `/proc/self/cgroup`.
+pub fn pids_max(roots: &CgroupRoots, own: &str) -> Option<u64> {
+    let (root, controller) = match &roots.pids {
+        Some(root) => (root, "pids"),
+        None => (roots.unified.as_ref()?, ""),
     };
-    let groups = host.read("/proc/self/cgroup")?;
-    let group = groups.lines().find_map(|line| {
+    let group = own.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let names = parts.next()?;
         names.split(',').any(|name| name == controller).then_some(parts.next()?)
     })?;
-    host.number(&format!("{mount}{}/pids.max", group.trim_end_matches('/')))
+    // The engine's root may be the cgroup of this process already.
+    let inside = root.join(group.trim_start_matches('/'));
+    let place = if inside.exists() { inside } else { root.clone() };
+    read(&place, "pids.max")?.parse().ok()
 }
 
-impl Layout {
-    pub fn of(host: &Host) -> Self {
-        let mut layout = Self::default();
-        for line in host.read("/proc/self/mountinfo").unwrap_or_default().lines() {
-            layout.add_mount(host, line);
-        }
-        layout
-    }
-
-    /// proc_pid_mountinfo(5): the mount point is the fifth field; type, source
-    /// and options follow a lone dash.
-    fn add_mount(&mut self, host: &Host, line: &str) {
-        let Some((before, after)) = line.split_once(" - ") else {
-            return;
-        };
-        let Some(mount) = before.split(' ').nth(4) else {
-            return;
-        };
-        let mut after = after.split(' ');
-        let kind = after.next();
-        let options = after.nth(1).unwrap_or_default().split(',');
-        match kind {
-            Some("cgroup2") => {
-                let controllers = host.read(&format!("{mount}/cgroup.controllers"));
-                let controllers = controllers.unwrap_or_default();
-                let controllers = controllers.split_whitespace().map(str::to_owned).collect();
-                self.unified = Some((mount.to_owned(), controllers));
-            }
-            Some("cgroup") => {
-                let options = options.map(str::to_owned).collect();
-                self.legacy.push((mount.to_owned(), options));
-            }
-            Some(_) | None => {}
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match (&self.unified, self.legacy.is_empty()) {
-            (Some(_), true) => "pure v2",
-            (Some(_), false) => "hybrid (v1 controllers beside v2)",
-            (None, false) => "v1 only",
-            (None, true) => "none",
-        }
-    }
-
-    fn legacy_place(&self, controller: &str) -> Option<&str> {
-        let has = |options: &[String]| options.iter().any(|option| option == controller);
-        let place = self.legacy.iter().find(|(_, options)| has(options));
-        place.map(|(mount, _)| mount.as_str())
-    }
-
-    /// A box has its identity and its end in v2, and no limit without.
-    fn writable_place(&self, host: &Host, controller: &str) -> bool {
-        let can_write = |mount: &str| host.can_write(&host.path(mount));
-        let Some((mount, controllers)) = self.unified.as_ref().filter(|(at, _)| can_write(at))
-        else {
-            return false;
-        };
-        match self.legacy_place(controller) {
-            Some(legacy) => can_write(legacy),
-            None => {
-                controllers.iter().any(|name| name == controller)
-                    && hands_down(host, mount, controller)
-            }
-        }
+fn name(roots: &CgroupRoots) -> &'static str {
+    match (&roots.unified, v1(roots).into_iter().any(Option::is_some)) {
+        (Some(_), false) => "pure v2",
+        (Some(_), true) => "hybrid (v1 controllers beside v2)",
+        (None, true) => "v1 only",
+        (None, false) => "none",
     }
 }
 
-/// Whether boxes get the controller from the cgroup at the mount. One with processes
-/// of its own, as in a container, hands down only what it does already; but for the
-/// first one, which alone has no `cgroup.type` (cgroup-v2.rst, "No Internal Process").
-fn hands_down(host: &Host, mount: &str, controller: &str) -> bool {
-    let read = |file: &str| host.read(&format!("{mount}/{file}"));
-    let switched_on = read("cgroup.subtree_control").unwrap_or_default();
-    switched_on.split_whitespace().any(|name| name == controller)
-        || read("cgroup.type").is_none()
-        || read("cgroup.procs").is_some_and(|pids| pids.is_empty())
+/// The v1 roots, in the order of [`CONTROLLERS`].
+fn v1(roots: &CgroupRoots) -> [&Option<PathBuf>; 3] {
+    [&roots.memory, &roots.pids, &roots.cpu]
+}
+
+/// Whether boxes get a limit of this controller. Without v2 a box has no cgroups at all.
+fn can_limit(roots: &CgroupRoots, controller: &str) -> bool {
+    let can_write = |path: &Path| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    let Some(unified) = roots.unified.as_deref().filter(|it| can_write(it)) else {
+        return false;
+    };
+    let index = CONTROLLERS.iter().position(|it| *it == controller);
+    match index.and_then(|index| v1(roots)[index].as_deref()) {
+        Some(legacy) => can_write(legacy),
+        None => has(unified, "cgroup.controllers", controller) && hands_down(unified, controller),
+    }
+}
+
+/// Whether boxes get the controller from this cgroup. One with processes of its own, as in a
+/// container, hands down only what it does already. The first cgroup is an exception: it alone has
+/// no `cgroup.type` (cgroup-v2.rst, "No Internal Process").
+fn hands_down(root: &Path, controller: &str) -> bool {
+    has(root, "cgroup.subtree_control", controller)
+        || read(root, "cgroup.type").is_none()
+        || read(root, "cgroup.procs").is_some_and(|pids| pids.is_empty())
+}
+
+fn has(root: &Path, file: &str, word: &str) -> bool {
+    read(root, file).unwrap_or_default().split_whitespace().any(|it| it == word)
+}
+
+fn read(root: &Path, file: &str) -> Option<String> {
+    let text = fs::read_to_string(root.join(file)).ok()?;
+    Some(text.trim().to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::tests::FakeHost;
+    use tare_harness::TemporaryDirectory;
 
-    const V2: &str = "31 23 0:28 / /cg rw,relatime shared:4 - cgroup2 cgroup2 rw";
-    const V1: &str = "35 31 0:32 / /cg/memory rw,relatime - cgroup cgroup rw,memory\n\
-                      39 31 0:36 / /cg/pids rw,relatime - cgroup cgroup rw,pids";
+    const NONE: CgroupRoots = CgroupRoots { unified: None, memory: None, pids: None, cpu: None };
+
+    fn pure(directory: &TemporaryDirectory) -> CgroupRoots {
+        CgroupRoots { unified: Some(directory.join("")), ..NONE }
+    }
 
     #[test]
     fn layouts_are_told_apart() {
-        let hybrid = format!("{V1}\n{V2}");
-        for (name, mounts, expected) in [
-            ("cg-pure", V2, "pure v2"),
-            ("cg-v1", V1, "v1 only"),
-            ("cg-hybrid", hybrid.as_str(), "hybrid (v1 controllers beside v2)"),
-            ("cg-none", "1 1 0:1 / / rw - ext4 /dev/vda rw", "none"),
+        let place = || Some(PathBuf::from("/nowhere"));
+        for (roots, expected) in [
+            (CgroupRoots { unified: place(), ..NONE }, "pure v2"),
+            (CgroupRoots { memory: place(), ..NONE }, "v1 only"),
+            (
+                CgroupRoots { unified: place(), pids: place(), ..NONE },
+                "hybrid (v1 controllers beside v2)",
+            ),
+            (NONE, "none"),
         ] {
-            let fake = FakeHost::new(name, &[("proc/self/mountinfo", mounts)]);
-            assert_eq!(Layout::of(&fake.host).name(), expected);
+            assert_eq!(name(&roots), expected);
         }
     }
 
     #[test]
-    fn controllers_are_found_where_they_are() {
-        let fake = FakeHost::new(
-            "cg-limits",
-            &[
-                ("proc/self/mountinfo", V2),
-                ("cg/cgroup.controllers", "cpuset cpu io memory pids"),
-                ("proc/self/cgroup", "0::/user.slice"),
-                ("cg/user.slice/pids.max", "500"),
-            ],
-        );
-        let check = check(&fake.host);
+    fn every_controller_of_a_writable_root_can_be_limited() {
+        let directory = TemporaryDirectory::new();
+        directory.write("cgroup.controllers", "cpuset cpu io memory pids");
+        fs::create_dir(directory.join("user.slice")).unwrap();
+        directory.write("user.slice/pids.max", "500\n");
+        let check = check(&pure(&directory));
         assert_eq!(check.status, Status::Ok);
         assert_eq!(check.found, "pure v2, memory, pids, cpu can be limited");
-        assert_eq!(pids_max(&fake.host), Some(500));
+        assert_eq!(pids_max(&pure(&directory), "0::/user.slice"), Some(500));
     }
 
     /// The first process of a container is in the cgroup that the container sees.
     #[test]
     fn a_group_with_processes_of_its_own_hands_down_only_what_it_did() {
-        let limits = |name: &str, pids: &str, switched_on: &str| {
-            let files = [
-                ("proc/self/mountinfo", V2),
-                ("cg/cgroup.controllers", "cpu memory pids"),
-                ("cg/cgroup.type", "domain"),
-                ("cg/cgroup.procs", pids),
-                ("cg/cgroup.subtree_control", switched_on),
-            ];
-            check(&FakeHost::new(name, &files).host).found
+        let limits = |pids: &str, switched_on: &str| {
+            let directory = TemporaryDirectory::new();
+            directory.write("cgroup.controllers", "cpu memory pids");
+            directory.write("cgroup.type", "domain");
+            directory.write("cgroup.procs", pids);
+            directory.write("cgroup.subtree_control", switched_on);
+            check(&pure(&directory)).found
         };
-        let none = "pure v2, no controller for boxes";
-        assert_eq!(limits("cg-busy", "1\n7", ""), none);
-        let pids = "pure v2, pids can be limited";
-        assert_eq!(limits("cg-partly", "1\n7", "pids"), pids);
-        let all = "pure v2, memory, pids, cpu can be limited";
-        assert_eq!(limits("cg-handed", "", ""), all);
+        assert_eq!(limits("1\n7", ""), "pure v2, no controller for boxes");
+        assert_eq!(limits("1\n7", "pids"), "pure v2, pids can be limited");
+        assert_eq!(limits("", ""), "pure v2, memory, pids, cpu can be limited");
     }
 
     #[test]
     fn without_v2_nothing_is_limited() {
-        let fake = FakeHost::new(
-            "cg-v1-alone",
-            &[("proc/self/mountinfo", V1), ("cg/memory/tasks", ""), ("cg/pids/tasks", "")],
-        );
-        let found = check(&fake.host).found;
-        assert_eq!(found, "v1 only, no controller for boxes");
-    }
-
-    #[test]
-    fn a_host_without_groups_is_a_warning() {
-        let fake = FakeHost::new("cg-bare", &[("proc/self/mountinfo", "")]);
-        assert_eq!(check(&fake.host).status, Status::Warn);
-        assert_eq!(pids_max(&fake.host), None);
+        let directory = TemporaryDirectory::new();
+        let place = || Some(directory.join(""));
+        let roots = CgroupRoots { memory: place(), pids: place(), ..NONE };
+        assert_eq!(check(&roots).found, "v1 only, no controller for boxes");
+        assert_eq!(check(&NONE).status, Status::Warn);
+        assert_eq!(pids_max(&NONE, "0::/"), None);
     }
 }

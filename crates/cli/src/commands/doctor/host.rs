@@ -1,7 +1,7 @@
 //! What a host says of itself: small files below `/proc`, `/sys` and `/etc`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A host's root directory; `/` but in tests.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ impl Host {
         Self { root: root.into() }
     }
 
-    pub fn path(&self, path: &str) -> PathBuf {
+    fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
@@ -35,10 +35,6 @@ impl Host {
 
     pub fn kernel(&self) -> Option<Version> {
         Version::parse(&self.read("/proc/sys/kernel/osrelease")?)
-    }
-
-    pub fn can_write(&self, path: &Path) -> bool {
-        rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
     }
 }
 

@@ -1,4 +1,4 @@
-//! `tare doctor`: what this host can do, and what tare does about the rest.
+//! `tare doctor`: checks what this host can do, and says what tare does about the rest.
 //!
 //! One line for each thing: what it is, whether the host has it, and what tare does
 //! about it. Whether boxes can be made is not read from those: doctor makes one.
@@ -19,10 +19,10 @@ mod trial;
 
 const NO_BOXES: u8 = 1;
 
-/// Say what this host can do, and what tare does about each thing missing
+/// Check what this host can do, and say what tare does about each missing feature
 ///
-/// It makes one box and ends it, within 10 s. Exits with 0 when that succeeded, with 1
-/// when not. Nothing else is changed on the host.
+/// Creates one box and ends it, within 10 s. Exits with 0 if that succeeded, otherwise with 1. Changes
+/// nothing else on the host.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Print one JSON object instead of a table

@@ -1,7 +1,7 @@
 //! What a box is made of, and whether this host has it.
 
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
-use tare_engine::Host as EngineHost;
+use tare_engine::{CgroupRoots, Host as EngineHost};
 
 use crate::commands::doctor::host::{Host, Version};
 use crate::commands::doctor::{Check, Status, cgroups};
@@ -20,17 +20,18 @@ const DESCRIPTORS_FEW: u64 = 4096;
 const PIDS_FEW: u64 = 4096;
 
 pub fn checks(host: &Host) -> Vec<Check> {
+    let engine = EngineHost::probe();
     vec![
         kernel(host),
-        user_namespaces(&EngineHost::probe()),
+        user_namespaces(&engine),
         seccomp(host),
-        cgroups::check(host),
+        cgroups::check(&engine.cgroups),
         landlock(tare_kernel::landlock::abi()),
         pidfd(),
         overlayfs(host),
         idmapped_mounts(host),
         descriptors(),
-        pids(host),
+        pids(host, &engine.cgroups),
     ]
 }
 
@@ -150,11 +151,12 @@ fn descriptors() -> Check {
     }
 }
 
-fn pids(host: &Host) -> Check {
+fn pids(host: &Host, roots: &CgroupRoots) -> Check {
+    let own = host.read("/proc/self/cgroup").unwrap_or_default();
     let numbers = [
         ("pid_max", host.sysctl("kernel.pid_max")),
         ("threads-max", host.sysctl("kernel.threads-max")),
-        ("pids.max of this group", cgroups::pids_max(host)),
+        ("pids.max of this group", cgroups::pids_max(roots, &own)),
     ];
     let known: Vec<_> =
         numbers.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();

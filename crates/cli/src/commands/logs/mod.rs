@@ -32,19 +32,18 @@ Examples:
   tare logs -f -n 20 web
   tare logs --since 10m --timestamps web 2>&1 | grep ERROR";
 
-/// Show what a box has written
+/// Show the output of a box
 ///
-/// What it wrote to its stdout goes to stdout, the rest to stderr. The log keeps
-/// the newest output, up to its limit (--output-limit of 'tare run'), and stays
-/// until the box is removed.
+/// The stdout of the box goes to stdout, its stderr to stderr. The log keeps the newest output up to
+/// a limit (--output-limit of 'tare run') until the box is removed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct LogsArgs {
-    /// Go on with what the box writes, until it ends
+    /// Follow the output until the box ends
     #[arg(short, long)]
     follow: bool,
 
-    /// Begin with the last N lines [default: all]
+    /// Start with the last N lines [default: all]
     #[arg(
         short = 'n',
         long,
@@ -54,7 +53,7 @@ pub struct LogsArgs {
     )]
     tail: Option<u32>,
 
-    /// Begin at this time: 10m (ago), or 2026-11-15T22:09:05Z
+    /// Start at this time: 10m (ago), or 2026-11-15T22:09:05Z
     #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
     since: Option<Timestamp>,
 
@@ -62,11 +61,11 @@ pub struct LogsArgs {
     #[arg(short, long)]
     timestamps: bool,
 
-    /// Pass control characters on to a terminal, instead of showing them
+    /// Send control characters to the terminal instead of showing them as text
     #[arg(long)]
     raw: bool,
 
-    /// An id, the beginning of one, or a name
+    /// Id, unique beginning of an id, or name of the box
     #[arg(value_name = "BOX")]
     reference: String,
 }
@@ -98,7 +97,7 @@ pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
 #[derive(Debug)]
 enum Stop {
     Failed(Error),
-    /// Whoever read our output has enough, which is its own affair.
+    /// The reader of our output is gone, which is not an error.
     NobodyReads,
 }
 

@@ -133,7 +133,7 @@ impl<'fd> Outlet<'fd> {
     }
 }
 
-/// Waits for the reader, however slow: nobody else waits for us.
+/// Waits for the reader, however slow: no other process waits for tare.
 fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match write(fd, bytes) {

@@ -1,4 +1,4 @@
-//! `tare run --detach`: a box that lives on, and whose id is all that is said.
+//! `tare run --detach`: a box that keeps running. tare prints its id.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -17,58 +17,42 @@ use crate::exit::{DONE, Verdict};
 use crate::stdio;
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Detached box")]
 pub struct DetachArgs {
-    /// Let the box live on by itself, and print its id when the command runs
-    #[arg(short, long, help_heading = "Detached box")]
+    /// Print the id of the box when its command runs, and leave the box running
+    #[arg(short, long)]
     pub detach: bool,
 
-    /// End the box after this time, with exit code 124, or never; 'tare update'
+    /// Kill the box after this time, with exit code 124, or never; 'tare update'
     /// can change it [default: 24h]
-    #[arg(
-        long,
-        requires = "detach",
-        value_name = "DURATION|never",
-        value_parser = lease::parse,
-        allow_hyphen_values = true,
-        help_heading = "Detached box"
-    )]
+    #[arg(long, requires = "detach", value_name = "DURATION|never", value_parser = lease::parse)]
     pub lease: Option<Lease>,
 
-    /// Keep nothing of the box when it has ended, neither log nor exit code; a
-    /// box that is not detached never leaves anything
-    #[arg(
-        long,
-        conflicts_with_all = ["keep", "retention"],
-        help_heading = "Detached box"
-    )]
+    /// Keep nothing of the box when it has ended, neither log nor exit code;
+    /// a box without --detach never leaves anything
+    #[arg(long, conflicts_with_all = ["keep", "retention"])]
     pub rm: bool,
 
-    /// Keep what the box wrote for as long as its record: 'tare cp' gets it out,
-    /// 'tare inspect' says where it is (holdings, scratch)
-    #[arg(long, requires = "detach", help_heading = "Detached box")]
+    /// Keep the files that the box wrote as long as its record: 'tare cp' copies
+    /// them, 'tare inspect' shows where they are (holdings, scratch)
+    #[arg(long, requires = "detach")]
     pub keep: bool,
 
-    /// How long a box that has ended stays listed, with its log and exit code
+    /// How long an ended box stays listed, with its log and exit code
     /// [default: 24h]
-    #[arg(
-        long,
-        requires = "detach",
-        value_name = "DURATION",
-        value_parser = quantity::duration,
-        allow_hyphen_values = true,
-        help_heading = "Detached box"
-    )]
+    #[arg(long, requires = "detach", value_name = "DURATION", value_parser = quantity::duration)]
     pub retention: Option<Duration>,
 }
 
-/// One JSON object for `--detach --json`.
+/// The object that `--detach --json` prints.
 #[derive(Debug, Serialize)]
 struct Report {
     id: String,
     name: Option<String>,
 }
 
-/// A caller who gives up before there is an id, or is not told it, has no box.
+/// Starts a box. If the user gives up before its id is printed, or it cannot be printed, the box is
+/// removed again.
 pub fn start(
     engine: &Engine,
     args: &RunArgs,
@@ -103,7 +87,11 @@ pub fn start(
 fn print_id(id: &BoxId, args: &RunArgs, request: &Request) -> Result<(), Error> {
     let id = id.to_string();
     let name = request.spec.name.as_ref().map(ToString::to_string);
-    if args.json { print_json(&Report { id, name }) } else { print_result(&format!("{id}\n")) }
+    if args.labels.json {
+        print_json(&Report { id, name })
+    } else {
+        print_result(&format!("{id}\n"))
+    }
 }
 
 fn options(args: &RunArgs) -> DetachOptions {
@@ -113,8 +101,11 @@ fn options(args: &RunArgs) -> DetachOptions {
         retention: detached.retention.unwrap_or(defaults::RETENTION),
         remove: detached.rm,
         keep: detached.keep,
-        log_bytes_max: args.output_limit.map_or(Limit::Default(defaults::LOG_BYTES), Limit::Asked),
-        kill_past_log: args.output_kill,
+        log_bytes_max: args
+            .limits
+            .output_limit
+            .map_or(Limit::Default(defaults::LOG_BYTES), Limit::Asked),
+        kill_past_log: args.limits.output_kill,
         stdin: args.process.interactive,
     }
 }

@@ -58,37 +58,37 @@ pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
         spec: spec(args, around)?,
         stdin: args.process.stdin(around.window),
         relay: stdio::Settings {
-            output: if args.json { Output::Keep } else { Output::Pass },
-            output_bytes_max: args.output_limit.unwrap_or(defaults::OUTPUT_BYTES),
-            past_limit: if args.output_kill { PastLimit::Kill } else { PastLimit::Truncate },
+            output: if args.labels.json { Output::Keep } else { Output::Pass },
+            output_bytes_max: args.limits.output_limit.unwrap_or(defaults::OUTPUT_BYTES),
+            past_limit: if args.limits.output_kill { PastLimit::Kill } else { PastLimit::Truncate },
             writers: Writers::Dead,
         },
-        quiet: args.quiet,
+        quiet: args.labels.quiet,
     })
 }
 
 fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
     let env = environment(args, around)?;
     command::check(&args.process.command, &env)?;
-    let labels = name::labels(args.label.iter().map(String::as_str));
+    let labels = name::labels(args.labels.label.iter().map(String::as_str));
     Ok(Spec {
         command: args.process.command.clone(),
-        name: args.name.clone(),
+        name: args.labels.name.clone(),
         labels: labels.map_err(|error| of_option("--label", error))?,
         env,
         workdir: workdir(args, around)?,
-        workspace: args.workspace.clone(),
+        workspace: args.files.workspace.clone(),
         user: user_of(args, around),
-        privilege: if args.root { Privilege::BoxRoot } else { Privilege::Unprivileged },
+        privilege: if args.isolation.root { Privilege::BoxRoot } else { Privilege::Unprivileged },
         limits: limits(args),
-        timeout: args.timeout,
-        root: match &args.rootfs {
+        timeout: args.limits.timeout,
+        root: match &args.files.rootfs {
             Some(path) => Root::Directory(around.resolve(path)?),
             None => Root::HostView,
         },
         volumes: volumes(args, around)?,
         network: network(args),
-        isolation: if args.contain { Isolation::Contain } else { Isolation::Full },
+        isolation: if args.isolation.contain { Isolation::Contain } else { Isolation::Full },
         seccomp: seccomp(args),
         terminal: terminal(args, around)?,
     })
@@ -96,11 +96,11 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
 
 fn limits(args: &RunArgs) -> Limits {
     Limits {
-        memory_bytes: limit(args.memory, defaults::MEMORY_BYTES),
-        cpus: args.cpus,
-        pids: limit(args.pids, defaults::PIDS),
-        nofile: args.nofile.unwrap_or(defaults::NOFILE),
-        scratch_bytes: limit(args.scratch, defaults::SCRATCH_BYTES),
+        memory_bytes: limit(args.limits.memory, defaults::MEMORY_BYTES),
+        cpus: args.limits.cpus,
+        pids: limit(args.limits.pids, defaults::PIDS),
+        nofile: args.limits.nofile.unwrap_or(defaults::NOFILE),
+        scratch_bytes: limit(args.limits.scratch, defaults::SCRATCH_BYTES),
     }
 }
 
@@ -108,9 +108,9 @@ fn limit<T>(asked: Option<T>, default: T) -> Limit<T> {
     asked.map_or(Limit::Default(default), Limit::Asked)
 }
 
-/// Containment changes nobody's ids; a box without `--root` has its own.
+/// The user in the box: with `--contain` the caller's own.
 fn user_of(args: &RunArgs, around: &Surroundings) -> User {
-    match (args.contain, args.root) {
+    match (args.isolation.contain, args.isolation.root) {
         (true, _) => around.user,
         (false, true) => defaults::BOX_ROOT,
         (false, false) => args.user.unwrap_or(defaults::USER),
@@ -118,7 +118,7 @@ fn user_of(args: &RunArgs, around: &Surroundings) -> User {
 }
 
 fn network(args: &RunArgs) -> Network {
-    match (args.contain, args.net) {
+    match (args.isolation.contain, args.files.net) {
         (true, _) | (_, Some(Net::Host)) => Network::Host,
         (false, Some(Net::None) | None) => Network::None,
     }
@@ -126,7 +126,7 @@ fn network(args: &RunArgs) -> Network {
 
 /// A launcher in a containment needs the calls that the filter takes away.
 fn seccomp(args: &RunArgs) -> SeccompProfile {
-    match (args.contain, args.seccomp) {
+    match (args.isolation.contain, args.isolation.seccomp) {
         (true, _) | (_, Some(Seccomp::Unconfined)) => SeccompProfile::Unconfined,
         (false, Some(Seccomp::Default) | None) => SeccompProfile::Default,
         (false, Some(Seccomp::Debug)) => SeccompProfile::Debug,
@@ -141,7 +141,7 @@ fn terminal(args: &RunArgs, around: &Surroundings) -> Result<Terminal, Error> {
 }
 
 fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Error> {
-    match (&args.workdir, args.contain) {
+    match (&args.workdir, args.isolation.contain) {
         (Some(path), true) => Ok(Some(around.resolve(path)?)),
         (None, true) => Ok(Some(around.current_dir()?.to_owned())),
         (Some(path), false) => process_args::workdir(path.clone())
@@ -157,7 +157,7 @@ fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> 
             if Path::new(text).is_absolute() { Path::new("/") } else { around.current_dir()? };
         volume::parse(text, base)
     };
-    let volumes: Result<Vec<_>, _> = args.volume.iter().map(parse).collect();
+    let volumes: Result<Vec<_>, _> = args.files.volume.iter().map(parse).collect();
     volumes
         .and_then(|volumes| volume::check(&volumes).map(|()| volume::outer_first(volumes)))
         .map_err(|error| of_option("--volume", error))
@@ -171,7 +171,7 @@ fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<command::Var
 }
 
 fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<command::Variable> {
-    let home = match (args.root, &args.rootfs) {
+    let home = match (args.isolation.root, &args.files.rootfs) {
         (true, Some(_)) => ROOT_HOME,
         (true, None) | (false, _) => defaults::HOME,
     };
@@ -180,7 +180,7 @@ fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<command::Va
         pairs.push(("TERM".into(), process_args::TERM.into()));
     }
     let from_caller = |key: &OsString| {
-        if args.contain {
+        if args.isolation.contain {
             key != "TERM" || args.process.tty
         } else {
             key == "TERM" && args.process.tty

@@ -109,7 +109,7 @@ fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
         ),
         (
             &["-t"],
-            "--tty needs a terminal, and standard input is none \
+            "--tty needs a terminal, and standard input is not one \
              (leave -t out; output then comes through pipes)",
         ),
     ] {
