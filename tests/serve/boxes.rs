@@ -208,3 +208,22 @@ fn errors_name_fields_of_the_api_not_options_of_the_command_line() {
     tare.remove("over");
     server.stop().ok();
 }
+
+/// The lease passes while the box is made, or soon after. The client gets the box, which has
+/// ended or is about to.
+#[test]
+fn a_box_whose_lease_passes_while_it_is_made_is_created_and_ends() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    for command in [json!([]), json!(["sleep", "1000"])] {
+        for _attempt in 0..5 {
+            let request = json!({ "command": command, "lease_ms": 1, "retention_ms": 60_000 });
+            let id = server.post("/v1/boxes", &request).was(201).json()["id"].clone();
+            let id = id.as_str().expect("an id");
+            let ended = server.get(&format!("/v1/boxes/{id}/wait")).was(200).json();
+            assert_eq!((&ended["ended"], &ended["ended_by"]), (&json!(true), &json!("lease")));
+            server.delete(&format!("/v1/boxes/{id}")).was(204);
+        }
+    }
+    server.stop().ok();
+}

@@ -136,6 +136,7 @@ impl MadeBox {
             deadlines: Deadlines {
                 timeout_ns: go.deadline_ns,
                 lease_ns: go.lease_ns,
+                is_detached: false,
                 stop_ns: None,
             },
             freezer: self.freezer,

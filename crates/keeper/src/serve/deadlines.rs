@@ -5,7 +5,10 @@ use tare_control::EndedBy;
 #[derive(Debug, Default)]
 pub struct Deadlines {
     pub timeout_ns: Option<u64>,
+    /// Holds once the box is left to itself. A creator that asked for a box gets one, even if
+    /// its lease passes while it is made.
     pub lease_ns: Option<u64>,
+    pub is_detached: bool,
     /// The end of the grace after a request to stop.
     pub stop_ns: Option<u64>,
 }
@@ -14,7 +17,7 @@ impl Deadlines {
     fn all(&self) -> [(Option<u64>, EndedBy); 3] {
         [
             (self.timeout_ns, EndedBy::Timeout),
-            (self.lease_ns, EndedBy::Lease),
+            (self.lease_ns.filter(|_| self.is_detached), EndedBy::Lease),
             (self.stop_ns, EndedBy::Stop),
         ]
     }
@@ -42,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_second_stop_can_only_shorten_the_grace() {
-        let mut deadlines = Deadlines { timeout_ns: Some(30), lease_ns: None, stop_ns: None };
+        let mut deadlines = Deadlines { timeout_ns: Some(30), ..Deadlines::default() };
         deadlines.stop_at(20);
         deadlines.stop_at(25);
         assert_eq!((deadlines.stop_ns, deadlines.next()), (Some(20), Some(20)));

@@ -313,6 +313,7 @@ impl Supervisor {
         rustix::process::chdir("/").ok();
         // Noted first: the creator may remove the box as soon as it reads the report.
         creator.report(&Report::Detached);
+        self.deadlines.is_detached = true;
         self.executions[index].release_client();
     }
 
