@@ -141,6 +141,33 @@ fn a_body_of_many_values_is_refused_before_it_is_parsed() {
     server.stop().ok();
 }
 
+/// Small values live in the heap, which does not return to the system if one of them stays. So
+/// parsing stops at a bound.
+#[test]
+fn the_memory_of_a_body_of_many_values_returns() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '512m'\n");
+    run(&server, &reading(1)).was(200);
+    const VALUES: usize = 300_000;
+    let words = vec!["\"a\""; VALUES].join(",");
+    let variables: Vec<String> = (0..VALUES).map(|n| format!("\"{n:x}\":\"\"")).collect();
+    let variables = variables.join(",");
+    let files = vec!["{\"path\":\"a\",\"content\":\"\"}"; VALUES / 3].join(",");
+    for (path, body) in [
+        ("/v1/run", format!("{{\"command\":[{words}]}}")),
+        ("/v1/run", format!("{{\"command\":[\"true\"],\"env\":{{{variables}}}}}")),
+        ("/v1/run", format!("{{\"command\":[\"true\"],\"files\":[{files}]}}")),
+        ("/v1/boxes", format!("{{\"labels\":{{{variables}}}}}")),
+        ("/v1/exec", format!("{{\"lang\":\"bash\",\"code\":\":\",\"args\":[{words}]}}")),
+    ] {
+        let (answer, rose) = sent(&server, path, &body);
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert!(answer.text().contains("at most"), "{path}: {}", answer.text());
+        assert!(rose <= SLACK_BYTES, "{path}: {rose} bytes");
+    }
+    server.stop().ok();
+}
+
 /// The input of a detached process outlives the request that it came with.
 #[test]
 fn the_input_of_a_detached_process_is_charged_until_it_is_read() {

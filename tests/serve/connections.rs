@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tare_harness::{Server, TemporaryDirectory, eventually, tare};
@@ -105,6 +106,23 @@ fn with_every_connection_taken_health_metrics_stop_and_rm_are_answered() {
     server.post("/v1/boxes/web/stop", &grace).was(200);
     server.delete("/v1/boxes/web").was(204);
     drop(taken);
+    eventually("there are connections again", || server.get("/v1/boxes").status == 200);
+    server.stop().ok();
+}
+
+/// Idle connections in the backlog and in the reserve must not delay an operator.
+#[test]
+fn with_many_idle_connections_health_is_answered_at_once() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nconnections = 8\n");
+    let idle: Vec<_> = (0..100).map(|_| server.connect()).collect();
+    for path in ["/health", "/metrics", "/v1/health"] {
+        let start = Instant::now();
+        server.get(path).was(200);
+        // A connection of the reserve may take two seconds for its request.
+        assert!(start.elapsed() < Duration::from_secs(1), "{path}: {:?}", start.elapsed());
+    }
+    drop(idle);
     eventually("there are connections again", || server.get("/v1/boxes").status == 200);
     server.stop().ok();
 }

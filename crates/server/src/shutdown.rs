@@ -1,43 +1,54 @@
-//! Something that goes on in a task of its own for somebody who waits for its result.
+//! The server's way down: serving, then draining, then killing.
 
-use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use crate::error::ServiceError;
 
-/// Whoever drops it is told of as gone.
-#[derive(Debug)]
-pub struct Running<T> {
-    result: oneshot::Receiver<Result<T, ServiceError>>,
+/// Cheap to clone. All clones change together.
+#[derive(Debug, Clone, Default)]
+pub struct Shutdown {
+    draining: CancellationToken,
+    killing: CancellationToken,
 }
 
-/// Whether somebody still waits.
-#[derive(Debug)]
-pub struct Wanted<T> {
-    by: oneshot::Sender<Result<T, ServiceError>>,
-}
-
-impl<T> Running<T> {
-    pub async fn result(&mut self) -> Result<T, ServiceError> {
-        let lost = || ServiceError::internal("the task of a request is gone");
-        (&mut self.result).await.unwrap_or_else(|_| Err(lost()))
-    }
-}
-
-impl<T> Wanted<T> {
-    /// Returns when nobody waits any more.
-    pub async fn given_up(&mut self) {
-        self.by.closed().await;
+impl Shutdown {
+    /// No new work begins. Work in progress may finish.
+    pub fn drain(&self) {
+        self.draining.cancel();
     }
 
-    /// If nobody wants it any more, it was done all the same.
-    pub fn done(self, result: Result<T, ServiceError>) {
-        self.by.send(result).ok();
+    /// Work in progress is interrupted.
+    pub fn kill(&self) {
+        self.drain();
+        self.killing.cancel();
     }
-}
 
-/// Both sides. Whoever does it is not cancelled: it hears that it is not wanted any
-/// more, and ends by itself.
-pub fn pair<T>() -> (Wanted<T>, Running<T>) {
-    let (by, result) = oneshot::channel();
-    (Wanted { by }, Running { result })
+    pub fn is_serving(&self) -> bool {
+        !self.draining.is_cancelled()
+    }
+
+    pub fn is_killing(&self) -> bool {
+        self.killing.is_cancelled()
+    }
+
+    /// Fails if no new work may begin.
+    pub fn check_serving(&self) -> Result<(), ServiceError> {
+        if self.is_serving() { Ok(()) } else { Err(ServiceError::stopping()) }
+    }
+
+    /// Returns when no new work may begin.
+    pub async fn draining(&self) {
+        self.draining.cancelled().await;
+    }
+
+    /// Returns when work in progress is interrupted.
+    pub async fn killing(&self) {
+        self.killing.cancelled().await;
+    }
+
+    /// A token for one piece of work. It is cancelled with the work, and when the server kills
+    /// what is left.
+    pub fn interrupt(&self) -> CancellationToken {
+        self.killing.child_token()
+    }
 }

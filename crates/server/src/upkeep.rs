@@ -3,50 +3,21 @@
 //! Each of these is a task of its own: the report of a box's end never waits for a sweep of all
 //! boxes. This file decides when to look after boxes. How, is the engine's work.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::{BoxId, Change, Engine, Level, State, Status, Timestamp};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use crate::admission::Admitted;
 use crate::admission::quota::KEY_LABEL;
 use crate::app::App;
-use crate::error::{STUCK, ServiceError};
+use crate::error::ServiceError;
 use crate::librechat;
 use crate::telemetry::LogEvent;
 
 /// How often the server looks for boxes and leftovers of other processes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
-
-/// The request for a sweep, and the boxes that are known to be stuck.
-#[derive(Debug, Default)]
-pub struct Upkeep {
-    wanted: Notify,
-    stuck: Mutex<HashSet<BoxId>>,
-}
-
-impl Upkeep {
-    /// Starts a sweep of all boxes soon.
-    pub fn want_sweep(&self) {
-        self.wanted.notify_one();
-    }
-
-    /// Returns the boxes that are stuck now and were not before: each is reported once.
-    fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<&'a Status> {
-        let mut stuck: Vec<&Status> =
-            boxes.iter().filter(|one| one.state == State::Stuck).collect();
-        let now = stuck.iter().map(|one| one.id.clone()).collect();
-        let before = std::mem::replace(&mut *self.stuck(), now);
-        stuck.retain(|one| !before.contains(&one.id));
-        stuck
-    }
-
-    fn stuck(&self) -> MutexGuard<'_, HashSet<BoxId>> {
-        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Looks after boxes and files of earlier servers, while the server already answers.
 pub async fn recover(app: App) {
@@ -66,7 +37,7 @@ pub async fn sweep_periodically(app: App) {
     loop {
         interval.tick().await;
         sweep(&app).await;
-        app.execs.forget_old();
+        app.processes.forget_old();
         sweep_files(&app).await;
         watch_all(&app).await.ok();
     }
@@ -78,7 +49,7 @@ pub async fn watch_gauges(app: App, mut changes: mpsc::Receiver<Change>) {
         let record = app.journal.record(&LogEvent::gauge_changed(&change));
         app.hook.call(&app.config().hooks, record);
         if change.to >= Level::Alert && change.to > change.from {
-            app.upkeep.want_sweep();
+            app.sweep_wanted.notify_one();
         }
     }
 }
@@ -86,7 +57,7 @@ pub async fn watch_gauges(app: App, mut changes: mpsc::Receiver<Change>) {
 /// Sweeps when asked to. A request that comes during a sweep starts another one.
 pub async fn sweep_when_wanted(app: App) {
     loop {
-        app.upkeep.wanted.notified().await;
+        app.sweep_wanted.notified().await;
         sweep(&app).await;
     }
 }
@@ -131,10 +102,7 @@ async fn watch_all(app: &App) -> Result<usize, ServiceError> {
         Ok(boxes)
     });
     let boxes = looked.await?;
-    for one in app.upkeep.newly_stuck(&boxes) {
-        let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-        app.journal.record(&LogEvent::stuck(one.id.as_str(), None, why));
-    }
+    app.report_stuck(&boxes);
     Ok(boxes.len())
 }
 
@@ -158,17 +126,9 @@ pub async fn report_ends(app: App, mut ended: mpsc::Receiver<BoxId>) {
         };
         if status.state == State::Stuck {
             // The process that blocked its end has just died.
-            app.upkeep.want_sweep();
+            app.sweep_wanted.notify_one();
         }
         let exit_code = status.exit_code;
         app.journal.record(&LogEvent::BoxEnded { box_id: id.as_str(), exit_code });
-    }
-}
-
-/// Reports a box that a request could not end. Later looks do not report it again.
-pub fn report_stuck(app: &App, id: &BoxId, request_id: &str, error: &ServiceError) {
-    if error.code == STUCK {
-        app.upkeep.stuck().insert(id.clone());
-        app.journal.record(&LogEvent::stuck(id.as_str(), Some(request_id), &error.message));
     }
 }

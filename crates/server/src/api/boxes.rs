@@ -3,47 +3,49 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::extract::{Extension, Query, State};
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::Spec;
-use tare_engine::{
-    BoxId, Changes, DetachOptions, Details, Engine, Started, State as BoxState, Status,
-};
+use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Ended, EndedBy, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admission::quota;
-use crate::admission::{Admitted, Caller, Need};
-use crate::api::cursor::Cursor;
-use crate::app::{App, Phase};
-use crate::error::{ServiceError, in_plain_words};
-use crate::http::error::ErrorBody;
-use crate::http::extract::{Json, Path, Sent};
-use crate::telemetry::LogEvent;
-use crate::work::idempotency;
-use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
-use crate::work::stop;
+use crate::admission::{Caller, quota};
+use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
+use crate::config::Config;
+use crate::error::ServiceError;
+use crate::http::extract::{Json, JsonWithBytes, Path, Query, at_most, texts_at_most};
+use crate::http::{Http, request_log};
+use crate::work::Service;
+use crate::work::boxes::BoxPage;
+use crate::work::create::CreateRequest;
+use crate::work::idempotency::{self, Keyed};
+use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
+
+const LIST_DEFAULT: usize = 1000;
+const GRACE: Duration = Duration::from_secs(10);
 
 /// A box that lives on by itself.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BoxRequest {
     /// Without one the box waits for what is executed in it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, ARGUMENTS_MAX>")]
+    #[schema(max_items = 100_000)]
     pub command: Vec<String>,
     /// Of no other box.
     #[schema(pattern = "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")]
     pub name: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
     pub labels: BTreeMap<String, String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
     pub env: BTreeMap<String, String>,
     pub workdir: Option<String>,
     #[serde(default)]
-    pub limits: LimitsAsked,
+    pub limits: LimitsRequest,
     #[serde(default)]
-    pub network: NetworkAsked,
+    pub network: NetworkRequest,
     /// It ends after so long; if left out, as configured: 24 h.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: Option<u64>,
@@ -112,8 +114,24 @@ pub struct LeaseRequest {
     pub lease_ms: u64,
 }
 
-const LIST_DEFAULT: usize = 1000;
-const GRACE: Duration = Duration::from_secs(10);
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WaitQuery {
+    /// So long at most. The operator's default if left out, 30 s unless configured.
+    #[param(minimum = 1)]
+    pub timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub struct Waited {
+    /// `false`: it had not in that time.
+    pub ended: bool,
+    pub exit_code: Option<u8>,
+    #[schema(value_type = Option<String>)]
+    pub ended_by: Option<EndedBy>,
+    pub oom: bool,
+}
 
 /// Create a box
 ///
@@ -131,86 +149,41 @@ const GRACE: Duration = Duration::from_secs(10);
     responses(
         (status = 200, body = Status, description = "A request before has made it"),
         (status = 201, body = Status),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
     )
 )]
 pub async fn create(
-    State(app): State<App>,
+    State(service): State<Service>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Sent { request, bytes }: Sent<BoxRequest>,
+    JsonWithBytes { value: request, bytes }: JsonWithBytes<BoxRequest>,
 ) -> Result<Response, ServiceError> {
-    let keyed = idempotency::keyed(&headers, &caller, &bytes)?;
-    if app.stopping.phase() > Phase::Serving {
-        return Err(ServiceError::stopping());
-    }
-    let (mut spec, options) = request.take(&app)?;
-    if let Some(key) = &caller.key {
-        spec.labels.insert(quota::KEY_LABEL.to_owned(), key.clone());
-    }
-    let created = match keyed {
-        Some(keyed) => {
-            let label = idempotency::REQUEST_LABEL.to_owned();
-            spec.labels.insert(label, keyed.request);
-            idempotency::start(&app, keyed.box_id, spec, options, &caller).await?
-        }
-        None => {
-            let admitted = app.admit(&caller, Need::lasting_box(&spec)).await?;
-            let server = app.clone();
-            let start = move |engine: &Engine| {
-                let started = engine.start(&spec, &options)?;
-                Created::watched(&server, &caller, started, &spec, admitted)
-            };
-            app.ask_to_create(start).await?
-        }
-    };
-    match created {
-        Created::Now(status) => Ok((StatusCode::CREATED, axum::Json(status)).into_response()),
-        Created::Before(status) => Ok(axum::Json(status).into_response()),
-    }
+    let key = idempotency_key(&headers)?;
+    let keyed = key.map(|key| Keyed::new(key, &caller, &bytes)).transpose()?;
+    let (spec, options) = request.into_spec(&service.config())?;
+    let created = service.create(&caller, CreateRequest { spec, options, keyed }).await?;
+    let code = if created.existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((code, axum::Json(created.status)).into_response())
 }
 
-/// A box that was asked for.
-#[derive(Debug)]
-pub enum Created {
-    Now(Status),
-    /// By a request with the same key.
-    Before(Status),
-}
-
-impl Created {
-    /// A new box, whose end is noticed. Without a pause after its start: whoever asked
-    /// for it may be gone.
-    pub fn watched(
-        app: &App,
-        caller: &Caller,
-        started: Started,
-        spec: &Spec,
-        mut admitted: Admitted,
-    ) -> Result<Self, tare_engine::Error> {
-        admitted.box_is_made();
-        let (box_id, request_id) = (started.id.as_str(), &*caller.request_id);
-        // Its creation is logged before its end can be.
-        app.journal.record(&LogEvent::BoxCreated { box_id, request_id });
-        app.journal.record_box_notes(&started.notes);
-        // What cannot be watched now is watched later.
-        app.watch.add(started.id.clone(), started.keeper, Some(admitted));
-        app.engine.status_of_new(&started.id, spec).map(Self::Now)
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
+    let mut keys = headers.get_all("idempotency-key").iter();
+    match (keys.next(), keys.next()) {
+        (None, _) => Ok(None),
+        (Some(key), None) => Ok(Some(key.as_bytes())),
+        (Some(_), Some(_)) => Err(idempotency::invalid_key()),
     }
 }
 
 impl BoxRequest {
-    fn take(self, app: &App) -> Result<(Spec, DetachOptions), ServiceError> {
-        let config = app.config();
-        let asked = Asked {
+    fn into_spec(self, config: &Config) -> Result<(Spec, DetachOptions), ServiceError> {
+        let fields = BoxFields {
             command: self.command,
             env: self.env,
             workdir: self.workdir,
             limits: self.limits,
             network: self.network,
         };
-        let mut spec = asked.into_spec(&config.limits)?;
+        let mut spec = fields.into_spec(&config.limits)?;
         spec.name = self.name.as_deref().map(spec::box_name).transpose()?;
         quota::check_labels(&self.labels)?;
         spec.labels = spec::labels(&self.labels)?;
@@ -223,8 +196,8 @@ impl BoxRequest {
         if self.keep && self.remove {
             return Err(ServiceError::invalid("invalid", "keep and remove exclude each other"));
         }
-        if let Some(asked) = self.retention_ms {
-            options.retention = spec::milliseconds("retention_ms", asked)?;
+        if let Some(ms) = self.retention_ms {
+            options.retention = spec::milliseconds("retention_ms", ms)?;
         }
         Ok((spec, options))
     }
@@ -236,80 +209,34 @@ impl BoxRequest {
     path = "/v1/boxes",
     tag = "boxes",
     params(ListQuery),
-    responses((status = 200, body = BoxList), (status = "4XX", body = ErrorBody))
+    responses((status = 200, body = BoxList))
 )]
 pub async fn list(
-    State(app): State<App>,
-    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<BoxList>, ServiceError> {
-    let query = taken(query)?;
-    let wanted = Wanted::of(&query)?;
     let limit = query.limit.unwrap_or(LIST_DEFAULT);
     if limit == 0 || limit > LIST_DEFAULT {
         let message = format!("limit: it has to be 1 to {LIST_DEFAULT}");
         return Err(ServiceError::invalid("invalid", message));
     }
-    let mut boxes = app.ask(Engine::list).await?;
-    if let Some(after) = &query.after {
-        let place = Cursor::find(after, &boxes)?;
-        boxes.retain(|one| Cursor::of(one) > place);
-    }
-    boxes.retain(|one| wanted.has(one));
-    let more = boxes.len() > limit;
-    boxes.truncate(limit);
-    let last = boxes.last().map(|one| Cursor::of(one).encode());
-    Ok(axum::Json(BoxList { next: last.filter(|_| more), boxes }))
+    let after = query.after.clone();
+    let filter = query.into_filter()?;
+    let BoxPage { boxes, next } = service.list(&caller, &filter, after.as_deref(), limit).await?;
+    Ok(axum::Json(BoxList { boxes, next: next.map(|cursor| cursor.encode()) }))
 }
 
-/// Query parameters, or what is wrong with them.
-pub fn taken<T>(
-    query: Result<Query<T>, axum::extract::rejection::QueryRejection>,
-) -> Result<T, ServiceError> {
-    match query {
-        Ok(Query(query)) => Ok(query),
-        Err(rejection) => {
-            let said = rejection.body_text();
-            let why = said.strip_prefix("Failed to deserialize query string: ");
-            let why = in_plain_words(why.unwrap_or(&said));
-            Err(ServiceError::invalid("invalid_query", why)
-                .with_hint("GET /openapi.json describes what is taken"))
-        }
-    }
-}
-
-/// Which boxes a list is of.
-struct Wanted<'a> {
-    state: Option<BoxState>,
-    all: bool,
-    name: Option<&'a str>,
-    label: Option<(&'a str, Option<&'a str>)>,
-}
-
-impl<'a> Wanted<'a> {
-    fn of(query: &'a ListQuery) -> Result<Self, ServiceError> {
-        let label = query.label.as_deref().map(|text| match text.split_once('=') {
-            Some((key, value)) => (key, Some(value)),
-            None => (text, None),
+impl ListQuery {
+    fn into_filter(self) -> Result<BoxFilter, ServiceError> {
+        let label = self.label.map(|text| match text.split_once('=') {
+            Some((key, value)) => Condition::Label(key.to_owned(), Some(value.to_owned())),
+            None => Condition::Label(text, None),
         });
-        Ok(Self {
-            state: query.state.as_deref().map(str::parse).transpose()?,
-            all: query.all,
-            name: query.name.as_deref(),
-            label,
-        })
-    }
-
-    fn has(&self, one: &Status) -> bool {
-        let in_state = match self.state {
-            Some(state) => one.state == state,
-            None => self.all || one.state != BoxState::Exited,
-        };
-        let is_named = self.name.is_none_or(|name| one.name.as_deref() == Some(name));
-        let has_label = self.label.is_none_or(|(key, value)| {
-            let found = one.labels.get(key);
-            found.is_some_and(|found| value.is_none_or(|value| found == value))
-        });
-        in_state && is_named && has_label
+        let state = self.state.as_deref().map(str::parse).transpose()?;
+        let name = self.name.map(Condition::Name);
+        let conditions = [label, state.map(Condition::State), name].into_iter().flatten();
+        Ok(BoxFilter { all: self.all, conditions: conditions.collect() })
     }
 }
 
@@ -318,15 +245,60 @@ impl<'a> Wanted<'a> {
     get,
     path = "/v1/boxes/{id}",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
-    responses((status = 200, body = Details), (status = "4XX", body = ErrorBody))
+    params(BoxPath),
+    responses((status = 200, body = Details))
 )]
 pub async fn inspect(
-    State(app): State<App>,
-    Path(id): Path<String>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
 ) -> Result<axum::Json<Details>, ServiceError> {
-    let details = app.ask_in_box(move |engine| engine.details(&engine.find(&id)?)).await?;
-    Ok(axum::Json(details))
+    Ok(axum::Json(service.inspect(&caller, id).await?))
+}
+
+/// What a live box uses now, and what it may
+#[utoipa::path(
+    get,
+    path = "/v1/boxes/{id}/stats",
+    tag = "boxes",
+    params(BoxPath),
+    responses((status = 200, body = Usage))
+)]
+pub async fn stats(
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
+) -> Result<axum::Json<Usage>, ServiceError> {
+    Ok(axum::Json(service.usage(&caller, id).await?))
+}
+
+/// Wait for the end of a box
+///
+/// Answers when it has ended, how; also of one of which nothing is left by then.
+#[utoipa::path(
+    get,
+    path = "/v1/boxes/{id}/wait",
+    tag = "boxes",
+    params(BoxPath, WaitQuery),
+    responses((status = 200, body = Waited))
+)]
+pub async fn wait(
+    State(service): State<Service>,
+    State(http): State<Http>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
+    Query(query): Query<WaitQuery>,
+) -> Result<axum::Json<Waited>, ServiceError> {
+    let within = spec::timeout(query.timeout_ms, &service.config().limits)?;
+    request_log::hold_stream(&http)?;
+    let ended = service.wait(&caller, id, within).await?;
+    Ok(axum::Json(ended.map_or_else(Waited::default, |ended| Waited::of(&ended))))
+}
+
+impl Waited {
+    fn of(ended: &Ended) -> Self {
+        Self { ended: true, exit_code: ended.exit_code, ended_by: ended.ended_by, oom: ended.oom }
+    }
 }
 
 /// Remove a box
@@ -337,18 +309,16 @@ pub async fn inspect(
     delete,
     path = "/v1/boxes/{id}",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name"), RemoveQuery),
-    responses((status = 204), (status = "4XX", body = ErrorBody), (status = 503, body = ErrorBody))
+    params(BoxPath, RemoveQuery),
+    responses((status = 204))
 )]
 pub async fn remove(
-    State(app): State<App>,
-    Extension(Caller { request_id, .. }): Extension<Caller>,
-    Path(id): Path<String>,
-    query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
+    Query(query): Query<RemoveQuery>,
 ) -> Result<StatusCode, ServiceError> {
-    let force = taken(query)?.force;
-    let removed = stop::remove(&app, id, force, &request_id).await?;
-    app.journal.record(&LogEvent::BoxRemoved { box_id: removed.as_str(), request_id: &request_id });
+    service.remove(&caller, id, query.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -360,24 +330,22 @@ pub async fn remove(
     post,
     path = "/v1/boxes/{id}/stop",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    params(BoxPath),
     request_body = Option<StopRequest>,
-    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody), (status = 503, body = ErrorBody))
+    responses((status = 200, body = Status))
 )]
 pub async fn stop(
-    State(app): State<App>,
+    State(service): State<Service>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Path(BoxPath { id }): Path<BoxPath>,
     request: Option<Json<StopRequest>>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
     let grace = grace_ms.map_or(GRACE, Duration::from_millis);
-    if grace > app.config().limits.timeout_max {
+    if grace > service.config().limits.timeout_max {
         return Err(ServiceError::invalid("invalid", "grace_ms: it is too long"));
     }
-    let _turn = app.admission.quotas.begin_stop(&caller)?;
-    let stopped = stop::stop(&app, id, grace, &caller.request_id).await?;
-    Ok(axum::Json(stopped))
+    Ok(axum::Json(service.stop(&caller, id, grace).await?))
 }
 
 /// Freeze every process of a box
@@ -385,20 +353,15 @@ pub async fn stop(
     post,
     path = "/v1/boxes/{id}/pause",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
-    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+    params(BoxPath),
+    responses((status = 200, body = Status))
 )]
 pub async fn pause(
-    State(app): State<App>,
-    Extension(Caller { request_id, .. }): Extension<Caller>,
-    Path(id): Path<String>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
 ) -> Result<axum::Json<Status>, ServiceError> {
-    let Changed { before, after } = change(&app, id, Engine::pause).await?;
-    if before.state != tare_engine::State::Paused {
-        app.journal
-            .record(&LogEvent::BoxPaused { box_id: after.id.as_str(), request_id: &request_id });
-    }
-    Ok(axum::Json(after))
+    Ok(axum::Json(service.pause(&caller, id).await?))
 }
 
 /// Let a paused box go on
@@ -406,20 +369,15 @@ pub async fn pause(
     post,
     path = "/v1/boxes/{id}/resume",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
-    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+    params(BoxPath),
+    responses((status = 200, body = Status))
 )]
 pub async fn resume(
-    State(app): State<App>,
-    Extension(Caller { request_id, .. }): Extension<Caller>,
-    Path(id): Path<String>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
 ) -> Result<axum::Json<Status>, ServiceError> {
-    let Changed { before, after } = change(&app, id, Engine::resume).await?;
-    if before.state == tare_engine::State::Paused {
-        app.journal
-            .record(&LogEvent::BoxResumed { box_id: after.id.as_str(), request_id: &request_id });
-    }
-    Ok(axum::Json(after))
+    Ok(axum::Json(service.resume(&caller, id).await?))
 }
 
 /// Give a box another lease
@@ -427,49 +385,16 @@ pub async fn resume(
     post,
     path = "/v1/boxes/{id}/lease",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    params(BoxPath),
     request_body = LeaseRequest,
-    responses((status = 200, body = Status), (status = "4XX", body = ErrorBody))
+    responses((status = 200, body = Status))
 )]
 pub async fn lease(
-    State(app): State<App>,
-    Extension(Caller { request_id, .. }): Extension<Caller>,
-    Path(id): Path<String>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
     Json(request): Json<LeaseRequest>,
 ) -> Result<axum::Json<Status>, ServiceError> {
-    let lease = spec::lease(Some(request.lease_ms), &app.config().limits)?;
-    let update = move |engine: &Engine, id: &BoxId| {
-        let changes = Changes { lease: Some(Some(lease)), ..Changes::default() };
-        engine.update(id, &changes)
-    };
-    let Changed { after, .. } = change(&app, id, update).await?;
-    app.journal.record(&LogEvent::BoxLeaseChanged {
-        box_id: after.id.as_str(),
-        request_id: &request_id,
-        lease_ends_at: after.lease_ends_at,
-    });
-    Ok(axum::Json(after))
-}
-
-/// A box before and after something was done to it.
-#[derive(Debug)]
-struct Changed {
-    before: Status,
-    after: Status,
-}
-
-/// Does something to a box.
-async fn change(
-    app: &App,
-    reference: String,
-    act: impl FnOnce(&Engine, &BoxId) -> Result<(), tare_engine::Error> + Send + 'static,
-) -> Result<Changed, ServiceError> {
-    let changed = app.ask_in_box(move |engine| {
-        let id = engine.find(&reference)?;
-        let before = engine.status(&id)?;
-        act(engine, &id)?;
-        let after = engine.status(&id)?;
-        Ok(Changed { before, after })
-    });
-    changed.await
+    let lease = spec::lease(Some(request.lease_ms), &service.config().limits)?;
+    Ok(axum::Json(service.set_lease(&caller, id, lease).await?))
 }

@@ -1,44 +1,41 @@
 //! `POST /v1/boxes/{id}/exec`: another process in a box.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use tare_engine::ExecSpec;
 use tare_engine::spec::{Terminal, User, command};
-use tare_engine::{BoxId, ExecSpec, Exit};
-use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
+use crate::admission::Caller;
+use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
 use crate::api::processes::ExecStatus;
-use crate::app::App;
+use crate::api::stream;
+use crate::config::Limits;
 use crate::error::ServiceError;
-use crate::http::error::ErrorBody;
-use crate::http::extract::{Json, Path};
-use crate::http::frames::{self, Form};
-use crate::http::request_log;
+use crate::http::extract::{Json, Path, at_most, texts_at_most};
+use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
-use crate::shutdown;
-use crate::work::exec::{self, Fed, Outcome, Process};
-use crate::work::processes::Exec;
-use crate::work::relay::{Input, Output};
+use crate::http::{Http, request_log};
+use crate::work::Service;
+use crate::work::exec::Fed;
+use crate::work::outcome::RunOutput;
+use crate::work::relay::{Input, OutputSink};
 use crate::work::spec;
-
-/// How many orders and pieces of input wait for a process that is not ready for them.
-pub const WAITING_MAX: usize = 4;
 
 /// Another process in a box.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
     /// A program and its arguments; no shell is involved.
-    #[schema(example = json!(["ls", "-l"]), min_items = 1)]
+    #[serde(deserialize_with = "at_most::<_, _, ARGUMENTS_MAX>")]
+    #[schema(example = json!(["ls", "-l"]), min_items = 1, max_items = 100_000)]
     pub command: Vec<String>,
     /// Over the environment of the box.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
     pub env: BTreeMap<String, String>,
     /// As the box's command if left out.
     pub workdir: Option<String>,
@@ -51,7 +48,7 @@ pub struct ExecRequest {
     #[schema(minimum = 1)]
     pub timeout_ms: Option<u64>,
     /// Pipes if left out. With a terminal all output is `stdout`.
-    pub terminal: Option<TerminalAsked>,
+    pub terminal: Option<TerminalSize>,
     /// How the output is written.
     #[serde(default)]
     pub encoding: Encoding,
@@ -62,7 +59,7 @@ pub struct ExecRequest {
 
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TerminalAsked {
+pub struct TerminalSize {
     #[schema(minimum = 1, maximum = 65535)]
     pub rows: u16,
     #[schema(minimum = 1, maximum = 65535)]
@@ -97,111 +94,56 @@ pub struct ExecResult {
     post,
     path = "/v1/boxes/{id}/exec",
     tag = "execs",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name")),
+    params(BoxPath),
     request_body = ExecRequest,
     responses(
         (status = 200, body = ExecResult, description = "It ran, whatever its exit code"),
         (status = 202, body = ExecStatus, description = "It runs, detached"),
-        (status = "4XX", body = ErrorBody, description = "It cannot be run as asked"),
-        (status = "5XX", body = ErrorBody, description = "It cannot be run now"),
     )
 )]
 pub async fn exec(
-    State(app): State<App>,
-    Path(id): Path<String>,
+    State(service): State<Service>,
+    State(http): State<Http>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
     headers: HeaderMap,
     Json(request): Json<ExecRequest>,
 ) -> Result<Response, ServiceError> {
-    let form = Form::wanted(&headers);
-    let spec = request.spec(&app)?;
-    if form != Form::Whole && !request.detach {
-        request_log::hold_stream(&app)?;
+    let format = StreamFormat::accepted(&headers);
+    let limits = service.config().limits.clone();
+    let spec = request.spec(&limits)?;
+    if format != StreamFormat::Whole && !request.detach {
+        request_log::hold_stream(&http)?;
     }
-    let id = app.ask(move |engine| engine.find(&id)).await?;
+    let id = service.find(&caller, &id).await?;
+    let fed = if request.stdin.is_some() { Fed::Yes } else { Fed::No };
+    let bytes = request.stdin.unwrap_or_default().into_bytes();
     if request.detach {
-        let exec = detach(&app, id, spec, request).await?;
-        let status = axum::Json(ExecStatus::of(&exec));
-        return Ok((StatusCode::ACCEPTED, status).into_response());
+        let input = Input { bytes, more: None, charge: request_log::take_body() };
+        let exec = service.exec_detached(&id, request.command, spec, input).await?;
+        return Ok((StatusCode::ACCEPTED, axum::Json(ExecStatus::of(&exec))).into_response());
     }
-    let fed = match request.stdin {
-        Some(_) => Fed::Yes,
-        None => Fed::No,
-    };
-    let encoding = request.encoding;
-    let process = exec::begin(&app, id, spec, fed).await?;
-    let input =
-        Input { bytes: request.stdin.unwrap_or_default().into_bytes(), more: None, charge: None };
-    match form {
-        Form::Whole => {
-            let outcome = process.run(&app, input, None, &Output::Keep).await?;
-            Ok(axum::Json(ExecResult::of(outcome, encoding)).into_response())
-        }
-        Form::Events | Form::Lines => Ok(streamed(&app, process, input, encoding, form)),
+    let input = Input { bytes, more: None, charge: None };
+    let process = service.exec(&id, spec, fed).await?;
+    if format == StreamFormat::Whole {
+        let output = process.relay(input, None, &OutputSink::Keep).await?;
+        return Ok(axum::Json(ExecResult::new(output, request.encoding)).into_response());
     }
+    Ok(stream::output(format, request.encoding, limits.client, |sink| async move {
+        let output = process.relay(input, None, &sink).await?;
+        // The output was in the frames before.
+        Ok(ExecResult::new(output, Encoding::Utf8))
+    }))
 }
-
-fn streamed(app: &App, process: Process, input: Input, encoding: Encoding, form: Form) -> Response {
-    let (output, chunks) = frames::passed(app);
-    let (mut wanted, running) = shutdown::pair();
-    let app = app.clone();
-    tokio::spawn(async move {
-        let outcome = tokio::select! {
-            outcome = process.run(&app, input, None, &output) => outcome,
-            () = wanted.given_up() => return,
-        };
-        drop(output);
-        wanted.done(outcome);
-    });
-    // The output was in the frames before.
-    frames::frames(form, encoding, chunks, running, |outcome| {
-        serde_json::to_value(ExecResult::of(outcome, Encoding::Utf8)).unwrap_or(Value::Null)
-    })
-}
-
-/// Lets it run without anybody who waits for it.
-async fn detach(
-    app: &App,
-    id: BoxId,
-    spec: ExecSpec,
-    request: ExecRequest,
-) -> Result<Arc<Exec>, ServiceError> {
-    let (orders, ordered) = mpsc::channel(WAITING_MAX);
-    let (input, more) = mpsc::channel(WAITING_MAX);
-    let exec = Arc::new(Exec::new(id.clone(), request.command, orders, Some(input)));
-    // First: a process that has no place must not run.
-    let place = app.execs.reserve(Arc::clone(&exec))?;
-    let process = exec::begin(app, id, spec, Fed::Yes).await?;
-    place.keep();
-    let input = Input {
-        bytes: request.stdin.unwrap_or_default().into_bytes(),
-        more: Some(more),
-        charge: request_log::take_body(),
-    };
-    let (app, running) = (app.clone(), Arc::clone(&exec));
-    tokio::spawn(async move {
-        let output = Output::Remember(Arc::clone(&running.memory));
-        let outcome = process.run(&app, input, Some(ordered), &output).await;
-        let (exit, timed_out) = match outcome {
-            Ok(outcome) => outcome.ended.verdict(),
-            // The server ends, and the process with it.
-            Err(_) => (Exit::Signal(SIGKILL), false),
-        };
-        running.ended(exit, timed_out);
-    });
-    Ok(exec)
-}
-
-const SIGKILL: i32 = 9;
 
 impl ExecRequest {
-    fn spec(&self, app: &App) -> Result<ExecSpec, ServiceError> {
-        let most = &app.config().limits;
+    fn spec(&self, most: &Limits) -> Result<ExecSpec, ServiceError> {
         let timeout = match (self.timeout_ms, self.detach) {
             (None, true) => None,
             (Some(asked), true) => Some(spec::milliseconds("timeout_ms", asked)?),
             (asked, false) => Some(spec::timeout(asked, most)?),
         };
-        Asked {
+        ProcessFields {
             command: self.command.clone(),
             env: &self.env,
             workdir: self.workdir.clone(),
@@ -213,17 +155,17 @@ impl ExecRequest {
     }
 }
 
-/// What every process is asked for with.
+/// The fields that every request for a process has.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct ProcessFields<'a> {
     pub command: Vec<String>,
     pub env: &'a BTreeMap<String, String>,
     pub workdir: Option<String>,
     pub user: Option<&'a str>,
-    pub terminal: Option<TerminalAsked>,
+    pub terminal: Option<TerminalSize>,
 }
 
-impl Asked<'_> {
+impl ProcessFields<'_> {
     pub fn into_spec(self) -> Result<ExecSpec, ServiceError> {
         if self.command.first().is_none_or(String::is_empty) {
             let message = "command: a program has to be named";
@@ -231,7 +173,7 @@ impl Asked<'_> {
         }
         let terminal = match self.terminal {
             None => Terminal::Pipes,
-            Some(asked) => asked.into_terminal()?,
+            Some(size) => size.into_terminal()?,
         };
         let user = self.user.map(User::parse).transpose();
         let spec = ExecSpec {
@@ -246,7 +188,7 @@ impl Asked<'_> {
     }
 }
 
-impl TerminalAsked {
+impl TerminalSize {
     pub fn into_terminal(self) -> Result<Terminal, ServiceError> {
         let Self { rows, columns } = self;
         if rows == 0 || columns == 0 {
@@ -258,25 +200,16 @@ impl TerminalAsked {
 }
 
 impl ExecResult {
-    fn of(outcome: Outcome, encoding: Encoding) -> Self {
-        let (exit, timed_out) = outcome.ended.verdict();
-        let Outcome { stdout, stderr, .. } = outcome;
+    fn new(output: RunOutput, encoding: Encoding) -> Self {
+        let RunOutput { finish, stdout, stderr, .. } = output;
         Self {
-            exit_code: exit.code(),
-            signal: signal_of(exit),
+            exit_code: finish.exit_code(),
+            signal: finish.signal(),
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            timed_out,
-            duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+            timed_out: finish.timed_out(),
+            duration_ms: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
         }
-    }
-}
-
-/// The signal that ended it, if one did.
-pub fn signal_of(exit: Exit) -> Option<i32> {
-    match exit {
-        Exit::Code(_) => None,
-        Exit::Signal(signal) => Some(signal),
     }
 }

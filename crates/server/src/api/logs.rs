@@ -1,39 +1,24 @@
-//! `GET /v1/boxes/{id}/logs`: what a box has written, and what it writes.
-//!
-//! Read from its log without asking its keeper, a bounded piece at a time: no reader
-//! holds a box up, and none of it waits in memory for a reader.
+//! `GET /v1/boxes/{id}/logs`: the log of a box, as text or in frames.
 
-use std::os::fd::{AsFd, OwnedFd};
-
-use axum::body::{Body, Bytes};
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
-use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::json;
-use tare_engine::logs::{Logs, Stream};
+use tare_engine::Timestamp;
 use tare_engine::spec::quantity;
-use tare_engine::{Context as _, Engine, Error, Keeper, Timestamp};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use utoipa::IntoParams;
 
-use crate::api::boxes::taken;
-use crate::app::{App, Phase};
+use crate::admission::Caller;
+use crate::api::openapi::BoxPath;
 use crate::error::ServiceError;
-use crate::fd;
-use crate::http::error::ErrorBody;
-use crate::http::extract::Path;
-use crate::http::frames::{ALIVE_EVERY, Form, Texts};
-use crate::http::request_log;
+use crate::http::extract::{Path, Query};
+use crate::http::frames::{self, Output, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
-use crate::watch::followers::Follower;
+use crate::http::{Http, request_log};
+use crate::work::Service;
+use crate::work::logs::{LogPart, LogRange, LogReader, LogRecord};
 use crate::work::relay::Chunk;
-
-/// How much is read at a time, in whole records.
-const PIECE_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -65,56 +50,53 @@ pub struct LogsQuery {
     get,
     path = "/v1/boxes/{id}/logs",
     tag = "boxes",
-    params(("id" = String, Path, description = "An id, the beginning of one, or a name"), LogsQuery),
-    responses(
-        (status = 200, body = String, content_type = "text/plain"),
-        (status = "4XX", body = ErrorBody),
-    )
+    params(BoxPath, LogsQuery),
+    responses((status = 200, body = String, content_type = "text/plain"))
 )]
 pub async fn logs(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    query: Result<Query<LogsQuery>, QueryRejection>,
+    State(service): State<Service>,
+    State(http): State<Http>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
+    Query(query): Query<LogsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ServiceError> {
-    let query = taken(query)?;
-    let since = query.since.as_deref().map(moment).transpose()?;
-    let tail = query.tail;
-    let follow = query.follow;
-    if follow {
-        request_log::hold_stream(&app)?;
+    let since = query.since.as_deref().map(time).transpose()?;
+    let range = LogRange { since, tail: query.tail, follow: query.follow };
+    if range.follow {
+        request_log::hold_stream(&http)?;
     }
-    let opened = app.ask(move |engine| Opened::of(engine, &id, since, tail, follow));
-    let opened = opened.await?;
-    let form = Form::wanted(&headers);
-    let shown = match form {
-        Form::Whole => Shown::Text { timestamps: query.timestamps, in_line: [false; 2] },
-        Form::Events | Form::Lines => Shown::Frames(form, Texts::new(form, query.encoding)),
-    };
-    let reading = Reading {
-        following: opened.following(&app)?,
-        app,
-        logs: Some(opened.logs),
-        shown,
-        place: Place::Reading,
-    };
-    let bytes = stream::unfold(reading, |mut reading| async move {
-        let next = reading.next().await.transpose()?;
-        Some((next.map_err(|error| error.message), reading))
-    });
-    Ok(match form {
-        Form::Whole => {
-            let mut response = Response::new(Body::from_stream(bytes));
-            let text = HeaderValue::from_static("text/plain; charset=utf-8");
-            response.headers_mut().insert(header::CONTENT_TYPE, text);
-            response
-        }
-        Form::Events | Form::Lines => form.response_of(bytes.boxed()),
-    })
+    let reader = service.logs(&caller, id, range).await?;
+    let format = StreamFormat::accepted(&headers);
+    if format == StreamFormat::Whole {
+        let shown = Shown::Text { timestamps: query.timestamps, in_line: [false; 2] };
+        let body = frames::streamed(|sender| write(reader, shown, sender));
+        let mut response = Response::new(body);
+        let text = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, text);
+        return Ok(response);
+    }
+    let shown = Shown::Frames(TextFrames::new(format, query.encoding));
+    Ok(format.streamed(|sender| write(reader, shown, sender)))
 }
 
-/// `10m` ago, or a moment as such.
-fn moment(text: &str) -> Result<Timestamp, ServiceError> {
+async fn write(
+    mut reader: LogReader,
+    mut shown: Shown,
+    sender: frames::BodySender,
+) -> Result<(), axum::BoxError> {
+    loop {
+        let part = reader.next().await.map_err(|error| error.message)?;
+        let is_end = matches!(part, LogPart::End);
+        sender.send(shown.part(part)).await;
+        if is_end {
+            return Ok(());
+        }
+    }
+}
+
+/// A time, or a duration before now.
+fn time(text: &str) -> Result<Timestamp, ServiceError> {
     if let Ok(ago) = quantity::duration(text) {
         return Ok(Timestamp::now().before(ago));
     }
@@ -125,214 +107,55 @@ fn moment(text: &str) -> Result<Timestamp, ServiceError> {
     })
 }
 
-struct Opened {
-    logs: Logs,
-    /// The keeper that writes it, where it is followed.
-    keeper: Option<Keeper>,
-}
-
-impl Opened {
-    fn of(
-        engine: &Engine,
-        reference: &str,
-        since: Option<Timestamp>,
-        tail: Option<u32>,
-        follow: bool,
-    ) -> Result<Self, Error> {
-        let (mut logs, keeper) = engine.logs(&engine.find(reference)?)?;
-        if let Some(since) = since {
-            logs.since(since);
-        }
-        if let Some(lines) = tail {
-            logs.tail(u64::from(lines))?;
-        }
-        let keeper = keeper.filter(|_| follow);
-        if keeper.is_none() {
-            logs.stop_here()?;
-        }
-        Ok(Self { logs, keeper })
-    }
-
-    /// Call it before the first look at the log, so that nothing falls between the two.
-    fn following(&self, app: &App) -> Result<Option<Following>, ServiceError> {
-        let Some(keeper) = &self.keeper else {
-            return Ok(None);
-        };
-        let watched = |fd: std::os::fd::BorrowedFd<'_>| {
-            fd::watched(fd.try_clone_to_owned()?, Interest::READABLE)
-        };
-        let keeper = watched(keeper.as_fd());
-        Ok(Some(Following {
-            keeper: keeper.context(|| "cannot wait for the box".to_owned())?,
-            follower: app.followers.follow(&self.logs)?,
-        }))
-    }
-}
-
-struct Following {
-    /// Readable when the keeper, who alone writes the log, is dead.
-    keeper: AsyncFd<OwnedFd>,
-    follower: Follower,
-}
-
-/// What ended a wait.
-enum Woken {
-    Written,
-    Ended,
-    Nothing,
-}
-
-impl Following {
-    async fn wait(&mut self) -> Result<Woken, ServiceError> {
-        let failed = |error: std::io::Error| ServiceError::internal(error.to_string());
-        tokio::select! {
-            () = self.follower.written() => Ok(Woken::Written),
-            ended = self.keeper.readable() => ended.map(|_| Woken::Ended).map_err(failed),
-            () = tokio::time::sleep(ALIVE_EVERY) => Ok(Woken::Nothing),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Reading,
-    /// The box has ended: what is there now is all.
-    Last,
-    Over,
-}
-
-struct Reading {
-    app: App,
-    /// In another thread while it is read.
-    logs: Option<Logs>,
-    following: Option<Following>,
-    shown: Shown,
-    place: Place,
-}
-
-/// One record of the log.
-struct Written {
-    time: Timestamp,
-    chunk: Chunk,
-    missed_bytes: u64,
-}
-
-impl Reading {
-    async fn next(&mut self) -> Result<Option<Bytes>, ServiceError> {
-        while self.place != Place::Over {
-            let (records, missed_bytes) = self.read().await?;
-            let is_all = records.is_empty();
-            let mut bytes = self.shown.all(records, missed_bytes);
-            if is_all {
-                bytes.extend(self.wait().await?);
-            }
-            if !bytes.is_empty() {
-                return Ok(Some(Bytes::from(bytes)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// At the end of what is there.
-    async fn wait(&mut self) -> Result<Vec<u8>, ServiceError> {
-        let following = match (&mut self.following, self.place) {
-            (Some(following), Place::Reading) => following,
-            (None, _) | (_, Place::Last | Place::Over) => return Ok(self.end()),
-        };
-        tokio::select! {
-            woken = following.wait() => match woken? {
-                Woken::Written => Ok(Vec::new()),
-                Woken::Ended => {
-                    self.place = Place::Last;
-                    Ok(Vec::new())
-                }
-                Woken::Nothing => Ok(self.shown.alive()),
-            },
-            () = self.app.stopping.reached(Phase::Draining) => Ok(self.end()),
-        }
-    }
-
-    fn end(&mut self) -> Vec<u8> {
-        self.place = Place::Over;
-        self.shown.end()
-    }
-
-    async fn read(&mut self) -> Result<(Vec<Written>, u64), ServiceError> {
-        let Some(mut logs) = self.logs.take() else {
-            return Ok((Vec::new(), 0));
-        };
-        let read = self.app.ask(move |_| {
-            let records = piece(&mut logs)?;
-            let missed = if records.is_empty() { logs.missed_at_end()? } else { 0 };
-            Ok((logs, records, missed))
-        });
-        let (logs, records, missed_bytes) = read.await?;
-        self.logs = Some(logs);
-        Ok((records, missed_bytes))
-    }
-}
-
-fn piece(logs: &mut Logs) -> Result<Vec<Written>, Error> {
-    let mut records = Vec::new();
-    let mut total = 0;
-    while total < PIECE_BYTES {
-        let Some(record) = logs.next_record()? else {
-            break;
-        };
-        total += record.bytes.len();
-        let bytes = record.bytes.to_vec();
-        records.push(Written {
-            time: record.time,
-            missed_bytes: record.missed_bytes,
-            chunk: match record.stream {
-                Stream::Stdout => Chunk::Stdout(bytes),
-                Stream::Stderr => Chunk::Stderr(bytes),
-            },
-        });
-    }
-    Ok(records)
-}
-
-/// How it is written.
+/// How the log is written.
 enum Shown {
     Text {
         timestamps: bool,
-        /// Whether the last of each stream was no whole line.
+        /// Whether the last bytes of each stream were not a whole line.
         in_line: [bool; 2],
     },
-    Frames(Form, Texts),
+    Frames(TextFrames),
 }
 
 impl Shown {
-    fn all(&mut self, records: Vec<Written>, missed_bytes: u64) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for record in records {
-            bytes.extend(self.missed(record.missed_bytes));
-            bytes.extend(self.record(record));
+    fn part(&mut self, part: LogPart) -> Vec<u8> {
+        match part {
+            LogPart::Records(records) => {
+                let mut bytes = Vec::new();
+                for record in records {
+                    bytes.extend(self.missed(record.missed_bytes));
+                    bytes.extend(self.record(record));
+                }
+                bytes
+            }
+            LogPart::Missed(bytes) => self.missed(bytes),
+            LogPart::Alive => self.event("alive"),
+            LogPart::End => self.event("end"),
         }
-        bytes.extend(self.missed(missed_bytes));
-        bytes
     }
 
-    fn record(&mut self, record: Written) -> Vec<u8> {
+    fn record(&mut self, record: LogRecord) -> Vec<u8> {
+        let (output, bytes) = match record.chunk {
+            Chunk::Stdout(bytes) => (Output::Stdout, bytes),
+            Chunk::Stderr(bytes) => (Output::Stderr, bytes),
+        };
         match self {
-            Self::Frames(_, texts) => texts.frame_at(record.chunk, record.time).into_bytes(),
-            Self::Text { timestamps: false, .. } => record.chunk.bytes().to_vec(),
-            Self::Text { in_line, .. } => {
-                let in_line = match &record.chunk {
-                    Chunk::Stdout(_) => &mut in_line[0],
-                    Chunk::Stderr(_) => &mut in_line[1],
-                };
-                timed(record.chunk.bytes(), record.time, in_line)
+            Self::Frames(texts) => {
+                texts.frame_at(output, bytes, &record.time.to_string()).into_bytes()
             }
+            Self::Text { timestamps: false, .. } => bytes,
+            Self::Text { in_line: [stdout, stderr], .. } => match output {
+                Output::Stdout => timed(&bytes, record.time, stdout),
+                Output::Stderr => timed(&bytes, record.time, stderr),
+            },
         }
     }
 
     fn missed(&mut self, bytes: u64) -> Vec<u8> {
         match (self, bytes) {
             (_, 0) => Vec::new(),
-            (Self::Frames(form, _), bytes) => {
-                form.frame("missed", json!({ "bytes": bytes })).into_bytes()
+            (Self::Frames(texts), bytes) => {
+                texts.event("missed", json!({ "bytes": bytes })).into_bytes()
             }
             (Self::Text { .. }, bytes) => {
                 format!("[{bytes} bytes of the output are missing here]\n").into_bytes()
@@ -340,18 +163,11 @@ impl Shown {
         }
     }
 
-    fn alive(&self) -> Vec<u8> {
+    fn event(&mut self, name: &str) -> Vec<u8> {
         match self {
-            Self::Frames(form, _) => form.frame("alive", json!({})).into_bytes(),
-            Self::Text { .. } => Vec::new(),
-        }
-    }
-
-    fn end(&mut self) -> Vec<u8> {
-        match self {
-            Self::Frames(form, texts) => {
-                let last = texts.last() + &form.frame("end", json!({}));
-                last.into_bytes()
+            Self::Frames(texts) => {
+                let flushed = if name == "end" { texts.flush() } else { String::new() };
+                (flushed + &texts.event(name, json!({}))).into_bytes()
             }
             Self::Text { .. } => Vec::new(),
         }

@@ -1,53 +1,33 @@
-//! The native API: its routes, and their description.
+//! The native API: routes, handlers and JSON types. Handlers decide nothing: they turn requests into
+//! calls of [`crate::work`], and results into JSON.
 
-pub mod boxes;
-mod cursor;
-pub mod events;
-pub mod exec;
-pub mod files;
-pub mod health;
-pub mod logs;
-pub mod operating;
-pub mod processes;
-pub mod proof;
-pub mod run;
-pub mod terminal;
-pub mod watching;
+mod boxes;
+mod events;
+mod exec;
+mod files;
+mod logs;
+mod openapi;
+mod operate;
+mod processes;
+mod run;
+mod stream;
+mod terminal;
 
 use axum::http::StatusCode;
 use axum::response::Html;
 use axum::routing::get;
 use axum::{Router, middleware};
-use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::app::App;
 use crate::error::ServiceError;
-use crate::http::auth;
-use crate::http::page;
-use crate::http::request_log;
-use crate::librechat;
+use crate::http::{auth, request_log};
 
-#[derive(OpenApi)]
-#[openapi(
-    info(
-        title = "tare",
-        description = "Runs code that nobody trusts, and leaves nothing behind"
-    ),
-    tags(
-        (name = "run", description = "One command in a box of its own"),
-        (name = "boxes", description = "Boxes that live on"),
-        (name = "execs", description = "Processes in boxes"),
-        (name = "files", description = "Files of boxes"),
-        (name = "server", description = "The server itself"),
-    )
-)]
-struct Description;
-
-/// Every route there is.
-pub fn router(app: App) -> Router {
-    let (routes, description) = OpenApiRouter::with_openapi(Description::openapi())
+/// All routes: those of the native API, and those of `others`, which have their own ways to
+/// authenticate.
+pub fn router(app: &App, others: Router<App>) -> Router {
+    let (routes, api) = OpenApiRouter::with_openapi(openapi::description())
         .routes(routes!(run::run))
         .routes(routes!(boxes::create, boxes::list))
         .routes(routes!(boxes::inspect, boxes::remove))
@@ -55,31 +35,31 @@ pub fn router(app: App) -> Router {
         .routes(routes!(boxes::pause))
         .routes(routes!(boxes::resume))
         .routes(routes!(boxes::lease))
+        .routes(routes!(boxes::stats))
+        .routes(routes!(boxes::wait))
         .routes(routes!(exec::exec))
         .routes(routes!(terminal::open))
         .routes(routes!(processes::inspect))
-        .routes(routes!(processes::stream_of))
+        .routes(routes!(processes::output))
         .routes(routes!(processes::stdin))
         .routes(routes!(processes::signal))
         .routes(routes!(processes::resize))
         .routes(routes!(files::get, files::put, files::delete))
         .routes(routes!(logs::logs))
-        .routes(routes!(watching::stats))
-        .routes(routes!(watching::wait))
         .routes(routes!(events::events))
-        .routes(routes!(proof::audit))
-        .routes(routes!(proof::sweep))
-        .routes(routes!(health::health))
-        .routes(routes!(health::ready))
-        .routes(routes!(operating::metrics))
-        .routes(routes!(operating::reload))
+        .routes(routes!(operate::audit))
+        .routes(routes!(operate::sweep))
+        .routes(routes!(operate::health))
+        .routes(routes!(operate::ready))
+        .routes(routes!(operate::metrics))
+        .routes(routes!(operate::reload))
         .split_for_parts();
-    let description = in_openapi(description);
-    let page = page::of(&description);
+    let api = openapi::complete(api);
+    let page = openapi::page(&api);
     routes
-        // The box's root, of which no rest of a path is left.
+        // The box's root: `{*path}` does not match an empty path.
         .route("/v1/boxes/{id}/files/", get(files::get))
-        .route("/openapi.json", get(async move || axum::Json(description)))
+        .route("/openapi.json", get(async move || axum::Json(api)))
         .route("/", get(async move || Html(page)))
         .fallback(async || {
             ServiceError::not_found("no_such_route", "there is nothing here")
@@ -91,17 +71,8 @@ pub fn router(app: App) -> Router {
                 .with_hint("GET /openapi.json describes what can");
             (StatusCode::METHOD_NOT_ALLOWED, error)
         })
-        .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
-        // It has its own ways to say who asks.
-        .merge(librechat::router(&app))
-        .layer(middleware::from_fn_with_state(app.clone(), request_log::layer))
-        .with_state(app)
-}
-
-/// The rest of a path has another name there than in a router.
-fn in_openapi(mut description: utoipa::openapi::OpenApi) -> utoipa::openapi::OpenApi {
-    let paths = std::mem::take(&mut description.paths.paths);
-    let renamed = |(path, item): (String, _)| (path.replace("{*", "{"), item);
-    description.paths.paths = paths.into_iter().map(renamed).collect();
-    description
+        .layer(middleware::from_fn_with_state(app.http.clone(), auth::layer))
+        .merge(others)
+        .layer(middleware::from_fn_with_state(app.http.clone(), request_log::layer))
+        .with_state(app.clone())
 }

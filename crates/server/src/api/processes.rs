@@ -3,29 +3,29 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use tare_engine::Timestamp;
 use tare_engine::spec::name;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::boxes::taken;
-use crate::api::exec::{TerminalAsked, signal_of};
-use crate::app::App;
+use crate::admission::Caller;
+use crate::api::exec::TerminalSize;
+use crate::api::openapi::ExecPath;
+use crate::api::stream;
 use crate::error::ServiceError;
-use crate::http::error::ErrorBody;
-use crate::http::extract::{Json, Path};
-use crate::http::frames::{EventFrame, Form, Texts};
-use crate::http::request_log;
+use crate::http::body::BoundedBody;
+use crate::http::extract::{Json, Path, Query};
+use crate::http::frames::{EventFrame, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
-use crate::work::processes::Exec;
-use crate::work::recent_output::{Next, Place};
-use crate::work::relay::{CHUNK_BYTES, Order};
+use crate::http::{Http, request_log};
+use crate::work::Service;
+use crate::work::processes::ExecProcess;
+use crate::work::recent_output::{Piece, Position};
+use crate::work::relay::{CHUNK_BYTES, ProcessControl};
 use crate::work::spec;
 
 /// A detached process.
@@ -80,18 +80,18 @@ pub struct StdinQuery {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignalRequest {
-    pub signal: SignalAsked,
+    pub signal: SignalName,
 }
 
 /// A name such as `TERM` or `SIGTERM`, or a number.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum SignalAsked {
+pub enum SignalName {
     Number(u8),
     Name(String),
 }
 
-impl SignalAsked {
+impl SignalName {
     fn number(self) -> Result<i32, ServiceError> {
         let text = match self {
             Self::Number(number) => number.to_string(),
@@ -102,9 +102,9 @@ impl SignalAsked {
 }
 
 impl ExecStatus {
-    pub fn of(exec: &Exec) -> Self {
+    pub fn of(exec: &ExecProcess) -> Self {
         let end = exec.end();
-        let (output_bytes, dropped_bytes) = exec.memory.counts();
+        let (output_bytes, dropped_bytes) = exec.output.counts();
         Self {
             id: exec.id.clone(),
             box_id: exec.box_id.to_string(),
@@ -115,9 +115,9 @@ impl ExecStatus {
             },
             started_at: exec.started_at,
             ended_at: end.map(|end| end.at),
-            exit_code: end.map(|end| end.exit.code()),
-            signal: end.and_then(|end| signal_of(end.exit)),
-            timed_out: end.is_some_and(|end| end.timed_out),
+            exit_code: end.map(|end| end.finish.exit_code()),
+            signal: end.and_then(|end| end.finish.signal()),
+            timed_out: end.is_some_and(|end| end.finish.timed_out()),
             output_bytes,
             dropped_bytes,
         }
@@ -132,17 +132,15 @@ impl ExecStatus {
     get,
     path = "/v1/boxes/{id}/execs/{exec}",
     tag = "execs",
-    params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
-        ("exec" = String, Path, description = "The id of a detached process"),
-    ),
-    responses((status = 200, body = ExecStatus), (status = "4XX", body = ErrorBody))
+    params(ExecPath),
+    responses((status = 200, body = ExecStatus))
 )]
 pub async fn inspect(
-    State(app): State<App>,
-    Path((id, exec)): Path<(String, String)>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(path): Path<ExecPath>,
 ) -> Result<axum::Json<ExecStatus>, ServiceError> {
-    let exec = find(&app, id, &exec).await?;
+    let exec = find(&service, &caller, &path).await?;
     Ok(axum::Json(ExecStatus::of(&exec)))
 }
 
@@ -156,66 +154,38 @@ pub async fn inspect(
     get,
     path = "/v1/boxes/{id}/execs/{exec}/stream",
     tag = "execs",
-    params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
-        ("exec" = String, Path, description = "The id of a detached process"),
-        StreamQuery,
-    ),
-    responses(
-        (status = 200, body = EventFrame, content_type = "text/event-stream"),
-        (status = "4XX", body = ErrorBody),
-    )
+    params(ExecPath, StreamQuery),
+    responses((status = 200, body = EventFrame, content_type = "text/event-stream"))
 )]
-pub async fn stream_of(
-    State(app): State<App>,
-    Path((id, exec)): Path<(String, String)>,
-    query: Result<Query<StreamQuery>, QueryRejection>,
+pub async fn output(
+    State(service): State<Service>,
+    State(http): State<Http>,
+    Extension(caller): Extension<Caller>,
+    Path(path): Path<ExecPath>,
+    Query(query): Query<StreamQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ServiceError> {
-    let encoding = taken(query)?.encoding;
-    request_log::hold_stream(&app)?;
-    let exec = find(&app, id, &exec).await?;
-    let form = Form::of_stream(&headers);
-    let following = Following {
-        exec,
-        place: Place::default(),
-        texts: Texts::new(form, encoding),
-        form,
-        is_over: false,
-    };
-    Ok(form.response(stream::unfold(following, |mut following| async move {
-        let frame = following.next().await?;
-        Some((Ok(frame), following))
-    })))
-}
-
-struct Following {
-    exec: Arc<Exec>,
-    place: Place,
-    texts: Texts,
-    form: Form,
-    is_over: bool,
-}
-
-impl Following {
-    async fn next(&mut self) -> Option<String> {
-        if self.is_over {
-            return None;
+    request_log::hold_stream(&http)?;
+    let exec = find(&service, &caller, &path).await?;
+    let format = StreamFormat::of_stream(&headers);
+    let mut texts = TextFrames::new(format, query.encoding);
+    Ok(format.streamed(|sender| async move {
+        let mut position = Position::default();
+        loop {
+            match exec.output.next(&mut position).await {
+                Piece::Chunk(chunk) => sender.send(stream::frame(&mut texts, chunk)).await,
+                Piece::Missed(bytes) => {
+                    let missed = texts.event("missed", json!({ "bytes": bytes }));
+                    sender.send(texts.flush() + &missed).await;
+                }
+                Piece::Over => {
+                    let result = texts.event("result", stream::json(&ExecStatus::of(&exec)));
+                    sender.send(texts.flush() + &result).await;
+                    return Ok(());
+                }
+            }
         }
-        Some(match self.exec.memory.next(&mut self.place).await {
-            Next::Chunk(chunk) => self.texts.frame(chunk),
-            Next::Missed(bytes) => {
-                let last = self.texts.last();
-                last + &self.form.frame("missed", json!({ "bytes": bytes }))
-            }
-            Next::Over => {
-                self.is_over = true;
-                let status = serde_json::to_value(ExecStatus::of(&self.exec));
-                let result = status.unwrap_or(Value::Null);
-                self.texts.last() + &self.form.frame("result", result)
-            }
-        })
-    }
+    }))
 }
 
 /// Input for a detached process
@@ -226,42 +196,32 @@ impl Following {
     post,
     path = "/v1/boxes/{id}/execs/{exec}/stdin",
     tag = "execs",
-    params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
-        ("exec" = String, Path, description = "The id of a detached process"),
-        StdinQuery,
-    ),
+    params(ExecPath, StdinQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses((status = 204), (status = "4XX", body = ErrorBody))
+    responses((status = 204))
 )]
 pub async fn stdin(
-    State(app): State<App>,
-    Path((id, exec)): Path<(String, String)>,
-    query: Result<Query<StdinQuery>, QueryRejection>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(path): Path<ExecPath>,
+    Query(query): Query<StdinQuery>,
     body: Body,
 ) -> Result<StatusCode, ServiceError> {
-    let close = taken(query)?.close;
-    let exec = find(&app, id, &exec).await?;
+    let exec = find(&service, &caller, &path).await?;
     let Some(input) = exec.input() else {
         let message = "its input is closed, or it has ended";
         return Err(ServiceError::conflict("stdin_closed", message));
     };
-    let patience = app.config().limits.client;
-    let stalled = |code, message| ServiceError::too_slow(code, message);
-    let mut body = body.into_data_stream();
-    loop {
-        let next = tokio::time::timeout(patience, body.next()).await;
-        let slow = |_| stalled("slow_body", "the body did not come in time");
-        let Some(bytes) = next.map_err(slow)? else {
-            break;
-        };
-        let cut = |_| ServiceError::invalid("incomplete", "the body ended too early");
-        for piece in bytes.map_err(cut)?.chunks(CHUNK_BYTES) {
-            let sent = input.send_timeout(piece.to_vec(), patience).await;
-            sent.map_err(|_| stalled("stdin_stalled", "the process does not read its input"))?;
+    let client_timeout = service.config().limits.client;
+    let mut body = BoundedBody::unbounded(body, client_timeout);
+    while let Some(bytes) = body.next().await? {
+        for piece in bytes.chunks(CHUNK_BYTES) {
+            let sent = input.send_timeout(piece.to_vec(), client_timeout).await;
+            let message = "the process does not read its input";
+            sent.map_err(|_| ServiceError::too_slow("stdin_stalled", message))?;
         }
     }
-    if close {
+    if query.close {
         exec.close_input();
     }
     Ok(StatusCode::NO_CONTENT)
@@ -272,20 +232,19 @@ pub async fn stdin(
     post,
     path = "/v1/boxes/{id}/execs/{exec}/signal",
     tag = "execs",
-    params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
-        ("exec" = String, Path, description = "The id of a detached process"),
-    ),
+    params(ExecPath),
     request_body = SignalRequest,
-    responses((status = 204), (status = "4XX", body = ErrorBody))
+    responses((status = 204))
 )]
 pub async fn signal(
-    State(app): State<App>,
-    Path((id, exec)): Path<(String, String)>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(path): Path<ExecPath>,
     Json(request): Json<SignalRequest>,
 ) -> Result<StatusCode, ServiceError> {
-    let order = Order::Signal(request.signal.number()?);
-    give(&app, id, &exec, order).await
+    let signal = ProcessControl::Signal(request.signal.number()?);
+    let exec = find(&service, &caller, &path).await?;
+    control(&exec, signal).await
 }
 
 /// Give the terminal of a detached process another size
@@ -293,31 +252,27 @@ pub async fn signal(
     post,
     path = "/v1/boxes/{id}/execs/{exec}/resize",
     tag = "execs",
-    params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
-        ("exec" = String, Path, description = "The id of a detached process"),
-    ),
-    request_body = TerminalAsked,
-    responses((status = 204), (status = "4XX", body = ErrorBody))
+    params(ExecPath),
+    request_body = TerminalSize,
+    responses((status = 204))
 )]
 pub async fn resize(
-    State(app): State<App>,
-    Path((id, exec)): Path<(String, String)>,
-    Json(request): Json<TerminalAsked>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    Path(path): Path<ExecPath>,
+    Json(request): Json<TerminalSize>,
 ) -> Result<StatusCode, ServiceError> {
     request.into_terminal()?;
-    let TerminalAsked { rows, columns } = request;
-    give(&app, id, &exec, Order::Resize { rows, columns }).await
+    let TerminalSize { rows, columns } = request;
+    let resize = ProcessControl::Resize { rows, columns };
+    let exec = find(&service, &caller, &path).await?;
+    control(&exec, resize).await
 }
 
-async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusCode, ServiceError> {
-    let exec = find(app, id, exec).await?;
-    // Whoever does not take it has ended.
-    let given = match exec.end() {
-        None => exec.orders.send(order).await.is_ok(),
-        Some(_) => false,
-    };
-    if given {
+async fn control(exec: &ExecProcess, request: ProcessControl) -> Result<StatusCode, ServiceError> {
+    // A process that does not take it has ended.
+    let is_sent = exec.end().is_none() && exec.control.send(request).await.is_ok();
+    if is_sent {
         Ok(StatusCode::NO_CONTENT)
     } else {
         Err(ServiceError::conflict("exec_ended", "the process has ended"))
@@ -325,7 +280,11 @@ async fn give(app: &App, id: String, exec: &str, order: Order) -> Result<StatusC
 }
 
 /// A box that is gone has no processes.
-async fn find(app: &App, id: String, exec: &str) -> Result<Arc<Exec>, ServiceError> {
-    let id = app.ask(move |engine| engine.find(&id)).await?;
-    app.execs.find(&id, exec)
+async fn find(
+    service: &Service,
+    caller: &Caller,
+    path: &ExecPath,
+) -> Result<Arc<ExecProcess>, ServiceError> {
+    let id = service.find(caller, &path.id).await?;
+    service.processes.find(&id, &path.exec)
 }

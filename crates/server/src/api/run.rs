@@ -1,4 +1,4 @@
-//! `POST /v1/run`: one command in a box of its own; nothing is left of it.
+//! `POST /v1/run`: one command in a box of its own.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,30 +11,35 @@ use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::HOME;
 use utoipa::ToSchema;
 
-use crate::admission::{Caller, Need};
-use crate::app::{App, Phase};
+use crate::admission::Caller;
+use crate::api::openapi::{ARGUMENTS_MAX, VARIABLES_MAX};
+use crate::api::stream;
+use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::error::ErrorBody;
-use crate::http::extract::{Json, at_most};
-use crate::http::frames::{self, Form};
+use crate::http::extract::{Json, at_most, at_most_if_any, texts_at_most};
+use crate::http::frames::StreamFormat;
 use crate::http::text::{Encoding, base64, from_base64};
-use crate::work::files;
+use crate::work::Service;
+use crate::work::files::{self, InputFile, OutputFile};
 use crate::work::languages::Host;
-use crate::work::relay::{Flood, Output};
-use crate::work::run::{self, Collect, FileIn, FileOut, OneShot, Outcome, Stage};
-use crate::work::spec::{self, Asked, LimitsAsked, NetworkAsked};
+use crate::work::outcome::RunOutput;
+use crate::work::relay::OutputSink;
+use crate::work::run::{Collect, RunRequest};
+use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
 
-/// For each the box is asked once.
+/// The box is asked once for each.
 const OUTPUTS_MAX: usize = 1000;
-/// Of a request that names nothing to run, or two things.
+const FILES_MAX: usize = 10_000;
+/// The hint for a request that names nothing to run, or two things.
 const WHAT_TO_RUN: &str = "send either 'command', or 'language' and 'code'";
 
 /// One command, or some code.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RunRequest {
+pub struct RunBody {
     /// A program and its arguments; no shell is involved. Either this or `code`.
-    #[schema(example = json!(["echo", "hello"]))]
+    #[serde(default, deserialize_with = "at_most_if_any::<_, _, ARGUMENTS_MAX>")]
+    #[schema(example = json!(["echo", "hello"]), max_items = 100_000)]
     pub command: Option<Vec<String>>,
     /// Code in this language: `python`, `node`, `bash`, and what the host has besides.
     #[schema(example = "python")]
@@ -43,21 +48,22 @@ pub struct RunRequest {
     /// What the command reads; nothing if left out.
     pub stdin: Option<String>,
     /// Files in its working directory, `/work`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, FILES_MAX>")]
+    #[schema(max_items = 10_000)]
     pub files: Vec<FileGiven>,
     /// Files and directories that come back, as far as they are there.
     #[serde(default, deserialize_with = "at_most::<_, _, OUTPUTS_MAX>")]
     #[schema(max_items = 1000)]
     pub outputs: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
     pub env: BTreeMap<String, String>,
     /// The operator's default if left out, 30 s unless configured.
     #[schema(minimum = 1)]
     pub timeout_ms: Option<u64>,
     #[serde(default)]
-    pub limits: LimitsAsked,
+    pub limits: LimitsRequest,
     #[serde(default)]
-    pub network: NetworkAsked,
+    pub network: NetworkRequest,
     /// How the output is written.
     #[serde(default)]
     pub encoding: Encoding,
@@ -110,40 +116,35 @@ pub struct FileReturned {
     post,
     path = "/v1/run",
     tag = "run",
-    request_body = RunRequest,
-    responses(
-        (status = 200, body = RunResult, description = "It ran, whatever its exit code"),
-        (status = "4XX", body = ErrorBody, description = "It cannot be run as asked"),
-        (status = "5XX", body = ErrorBody, description = "It cannot be run now"),
-    )
+    request_body = RunBody,
+    responses((status = 200, body = RunResult, description = "It ran, whatever its exit code"))
 )]
 pub async fn run(
-    State(app): State<App>,
+    State(service): State<Service>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Json(request): Json<RunRequest>,
+    Json(body): Json<RunBody>,
 ) -> Result<Response, ServiceError> {
-    let form = Form::wanted(&headers);
-    let encoding = request.encoding;
-    let what = one_shot(request, &app)?;
-    if app.stopping.phase() > Phase::Serving {
-        return Err(ServiceError::stopping());
+    let (format, encoding) = (StreamFormat::accepted(&headers), body.encoding);
+    let request = run_request(body, &service.config())?;
+    // Here, so that a refusal has its status even if the response is a stream.
+    let admitted = service.admit_run(&caller, &request.spec).await?;
+    if format == StreamFormat::Whole {
+        let output = service.run_admitted(&caller, admitted, request, OutputSink::Keep).await?;
+        return Ok(axum::Json(RunResult::new(output, encoding)).into_response());
     }
-    let admitted = app.admit(&caller, Need::run(&what.spec)).await?;
-    match form {
-        Form::Whole => {
-            let mut running = run::start(&app, &caller, admitted, what, Output::Keep);
-            let outcome = running.result().await?;
-            Ok(axum::Json(RunResult::of(outcome, encoding)).into_response())
-        }
-        Form::Events | Form::Lines => {
-            Ok(frames::run(&app, &caller, admitted, what, encoding, form))
-        }
-    }
+    let client_timeout = service.config().limits.client;
+    Ok(stream::output(format, encoding, client_timeout, |sink| async move {
+        let output = service.run_admitted(&caller, admitted, request, sink).await?;
+        // The output was in the frames before.
+        Ok(RunResult::new(output, Encoding::Utf8))
+    }))
 }
 
-fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, ServiceError> {
-    let config = app.config();
+fn run_request(
+    request: RunBody,
+    config: &Config,
+) -> Result<RunRequest<Vec<OutputFile>>, ServiceError> {
     let most = &config.limits;
     let mut files =
         request.files.into_iter().map(FileGiven::take).collect::<Result<Vec<_>, _>>()?;
@@ -152,7 +153,7 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Ser
         (Some(command), None, None) if !command.is_empty() => command,
         (None, Some(language), Some(code)) => {
             let language = config.languages.find(&language, Host::alone())?;
-            files.push(FileIn::new(&language.file, code.into_bytes())?);
+            files.push(InputFile::new(&language.file, code.into_bytes())?);
             env.extend(language.env.clone());
             language.command(HOME, &[])
         }
@@ -172,24 +173,21 @@ fn one_shot(request: RunRequest, app: &App) -> Result<OneShot<Vec<FileOut>>, Ser
         ..ExecSpec::of(spec::words(command))
     };
     tare_engine::spec::command::check(&exec.command, &exec.env)?;
-    let asked = Asked { limits: request.limits, network: request.network, ..Asked::default() };
-    Ok(OneShot {
-        spec: asked.into_spec(most)?,
-        exec,
+    let fields =
+        BoxFields { limits: request.limits, network: request.network, ..BoxFields::default() };
+    Ok(RunRequest {
         stdin: request.stdin.map(String::into_bytes),
         files,
         collect: collect(outputs(request.outputs)?, most.output_bytes),
-        output_bytes_max: most.output_bytes,
-        flood: Flood::Passes,
-        stage: Stage::default(),
+        ..RunRequest::new(fields.into_spec(most)?, exec, most.output_bytes)
     })
 }
 
-fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<FileOut>>> {
+fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<OutputFile>>> {
     if paths.is_empty() {
         return None;
     }
-    Some(Box::new(move |engine, id, _ended| files::collect(engine, id, &paths, bytes_max)))
+    Some(Box::new(move |engine, id, _finish| files::collect(engine, id, &paths, bytes_max)))
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ServiceError> {
@@ -204,7 +202,7 @@ fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ServiceError> {
 }
 
 impl FileGiven {
-    fn take(self) -> Result<FileIn, ServiceError> {
+    fn take(self) -> Result<InputFile, ServiceError> {
         let content = match (self.content, self.content_base64) {
             (Some(text), None) => Some(text.into_bytes()),
             (None, Some(text)) => from_base64(&text),
@@ -214,33 +212,29 @@ impl FileGiven {
             let message = format!("files: {:?} needs either content or content_base64", self.path);
             ServiceError::invalid("invalid", message)
         })?;
-        FileIn::new(&self.path, content)
+        InputFile::new(&self.path, content)
     }
 }
 
 impl RunResult {
-    pub fn of(outcome: Outcome<Vec<FileOut>>, encoding: Encoding) -> Self {
-        let (exit, timed_out) = outcome.ended.verdict();
-        let Outcome { stdout, stderr, .. } = outcome;
-        let file = |file: FileOut| FileReturned {
+    fn new(output: RunOutput<Vec<OutputFile>>, encoding: Encoding) -> Self {
+        let RunOutput { finish, stdout, stderr, .. } = output;
+        let file = |file: OutputFile| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,
             content_base64: base64(&file.content),
         };
         Self {
-            id: outcome.id.to_string(),
-            exit_code: exit.code(),
-            signal: match exit {
-                tare_engine::Exit::Code(_) => None,
-                tare_engine::Exit::Signal(signal) => Some(signal),
-            },
+            id: output.id.to_string(),
+            exit_code: finish.exit_code(),
+            signal: finish.signal(),
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            timed_out,
-            oom: outcome.oom,
-            duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-            files: outcome.collected.into_iter().flatten().map(file).collect(),
+            timed_out: finish.timed_out(),
+            oom: output.oom,
+            duration_ms: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
+            files: output.collected.into_iter().flatten().map(file).collect(),
         }
     }
 }

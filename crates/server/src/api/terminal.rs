@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::rejection::QueryRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Query, State};
+use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::{SinkExt, StreamExt};
@@ -19,16 +18,18 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendTimeoutError;
 
-use crate::api::boxes::taken;
-use crate::api::exec::{Asked, TerminalAsked, WAITING_MAX, signal_of};
-use crate::app::App;
+use crate::admission::Caller;
+use crate::api::exec::{ProcessFields, TerminalSize};
+use crate::api::openapi::BoxPath;
+use crate::api::stream;
 use crate::error::ServiceError;
-use crate::http::error::{ErrorBody, error_json};
-use crate::http::extract::Path;
-use crate::http::frames;
-use crate::http::request_log;
-use crate::work::exec::{self, Fed, Outcome, Process};
-use crate::work::relay::{Chunk, Input, Order};
+use crate::http::error::error_json;
+use crate::http::extract::{Path, Query};
+use crate::http::{Http, request_log};
+use crate::work::Service;
+use crate::work::exec::{Fed, Process, WAITING_MAX};
+use crate::work::outcome::RunOutput;
+use crate::work::relay::{Chunk, Input, ProcessControl};
 
 /// A frame of a client; larger ones end its session.
 const FRAME_BYTES_MAX: usize = 64 << 10;
@@ -49,7 +50,7 @@ const COLUMNS: u16 = 80;
     path = "/v1/boxes/{id}/exec/ws",
     tag = "execs",
     params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
+        BoxPath,
         ("command" = Vec<String>, Query, description = "The program, and once for each argument"),
         ("rows" = Option<u16>, Query, minimum = 1, description = "24 if left out"),
         ("columns" = Option<u16>, Query, minimum = 1, description = "80 if left out"),
@@ -57,25 +58,23 @@ const COLUMNS: u16 = 80;
         ("workdir" = Option<String>, Query),
         ("user" = Option<String>, Query, description = "`UID` or `UID:GID`"),
     ),
-    responses(
-        (status = 101, description = "The terminal is open"),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    )
+    responses((status = 101, description = "The terminal is open"))
 )]
 pub async fn open(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    State(service): State<Service>,
+    State(http): State<Http>,
+    Extension(caller): Extension<Caller>,
+    Path(BoxPath { id }): Path<BoxPath>,
+    Query(pairs): Query<Vec<(String, String)>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ServiceError> {
-    let wanted = Wanted::of(taken(query)?)?;
-    let spec = Asked {
-        command: wanted.command,
-        env: &wanted.env,
-        workdir: wanted.workdir,
-        user: wanted.user.as_deref(),
-        terminal: Some(wanted.terminal),
+    let query = TerminalQuery::of(pairs)?;
+    let spec = ProcessFields {
+        command: query.command,
+        env: &query.env,
+        workdir: query.workdir,
+        user: query.user.as_deref(),
+        terminal: Some(query.terminal),
     }
     .into_spec()?;
     let upgrade = match upgrade {
@@ -85,37 +84,38 @@ pub async fn open(
             return Ok((StatusCode::UPGRADE_REQUIRED, error).into_response());
         }
     };
-    let stream = request_log::open_stream(&app)?;
-    let id = app.ask(move |engine| engine.find(&id)).await?;
-    let process = exec::begin(&app, id, spec, Fed::Yes).await?;
-    // A client that does not come drops the process, which ends it.
+    let stream = request_log::open_stream(&http)?;
+    let id = service.find(&caller, &id).await?;
+    let process = service.exec(&id, spec, Fed::Yes).await?;
+    let client_timeout = service.config().limits.client;
+    // If the client does not upgrade, the process is dropped, which ends it.
     let upgrade = upgrade.max_frame_size(FRAME_BYTES_MAX).max_message_size(FRAME_BYTES_MAX);
     Ok(upgrade
         .on_upgrade(move |socket| async move {
             let _stream = stream;
-            attend(&app, process, socket).await;
+            serve_connection(process, socket, client_timeout).await;
         })
         .into_response())
 }
 
 /// What the query asks for.
 #[derive(Debug)]
-struct Wanted {
+struct TerminalQuery {
     command: Vec<String>,
     env: BTreeMap<String, String>,
     workdir: Option<String>,
     user: Option<String>,
-    terminal: TerminalAsked,
+    terminal: TerminalSize,
 }
 
-impl Wanted {
+impl TerminalQuery {
     fn of(pairs: Vec<(String, String)>) -> Result<Self, ServiceError> {
         let mut wanted = Self {
             command: Vec::new(),
             env: BTreeMap::new(),
             workdir: None,
             user: None,
-            terminal: TerminalAsked { rows: ROWS, columns: COLUMNS },
+            terminal: TerminalSize { rows: ROWS, columns: COLUMNS },
         };
         for (key, value) in pairs {
             wanted.take(&key, value)?;
@@ -165,13 +165,13 @@ enum Control {
 const SIGNAL_MAX: i32 = 64;
 
 impl Control {
-    fn parse(text: &str) -> Option<Order> {
+    fn parse(text: &str) -> Option<ProcessControl> {
         match serde_json::from_str(text).ok()? {
             Self::Resize([rows, columns]) if rows > 0 && columns > 0 => {
-                Some(Order::Resize { rows, columns })
+                Some(ProcessControl::Resize { rows, columns })
             }
             Self::Signal(signal) if (1..=SIGNAL_MAX).contains(&signal) => {
-                Some(Order::Signal(signal))
+                Some(ProcessControl::Signal(signal))
             }
             Self::Resize(_) | Self::Signal(_) => None,
         }
@@ -179,25 +179,24 @@ impl Control {
 }
 
 /// From the first frame to the last.
-async fn attend(app: &App, process: Process, socket: WebSocket) {
-    let patience = app.config().limits.client;
-    let (output, chunks) = frames::passed(app);
+async fn serve_connection(process: Process, socket: WebSocket, client_timeout: Duration) {
+    let (sink, chunks) = stream::channel(client_timeout);
     let (input, more) = mpsc::channel(WAITING_MAX);
-    let (orders, ordered) = mpsc::channel(WAITING_MAX);
+    let (control, controlled) = mpsc::channel(WAITING_MAX);
     let fed = Input { bytes: Vec::new(), more: Some(more), charge: None };
     let (mut to, from) = socket.split();
     let (alive, heard) = tokio::sync::watch::channel(());
     let running = async {
-        let outcome = process.run(app, fed, Some(ordered), &output).await;
-        drop(output);
-        outcome
+        let output = process.relay(fed, Some(controlled), &sink).await;
+        drop(sink);
+        output
     };
-    let passing = pass(&mut to, chunks, &alive, patience);
-    let hearing = hear(from, &input, &orders, &alive, patience);
+    let passing = send_output(&mut to, chunks, &alive, client_timeout);
+    let hearing = receive(from, &input, &control, &alive, client_timeout);
     let close = tokio::select! {
         // Everything that it wrote is passed on before its end is told.
-        (outcome, passed) = async { tokio::join!(running, passing) } => match passed {
-            Ok(()) => last(outcome),
+        (output, passed) = async { tokio::join!(running, passing) } => match passed {
+            Ok(()) => last(output),
             Err(Gone) => return,
         },
         refused = hearing => match refused {
@@ -214,21 +213,20 @@ async fn attend(app: &App, process: Process, socket: WebSocket) {
         to.send(Message::Close(Some(close))).await
     };
     // Who does not hear it is gone.
-    tokio::time::timeout(patience, farewell).await.ok();
+    tokio::time::timeout(client_timeout, farewell).await.ok();
 }
 
 fn close(code: u16, why: &'static str) -> CloseFrame {
     CloseFrame { code, reason: why.into() }
 }
 
-fn last(outcome: Result<Outcome, ServiceError>) -> (Option<String>, CloseFrame) {
-    match outcome {
-        Ok(outcome) => {
-            let (exit, timed_out) = outcome.ended.verdict();
+fn last(output: Result<RunOutput, ServiceError>) -> (Option<String>, CloseFrame) {
+    match output {
+        Ok(RunOutput { finish, .. }) => {
             let told = json!({
-                "exit_code": exit.code(),
-                "signal": signal_of(exit),
-                "timed_out": timed_out,
+                "exit_code": finish.exit_code(),
+                "signal": finish.signal(),
+                "timed_out": finish.timed_out(),
             });
             (Some(told.to_string()), close(close_code::NORMAL, ""))
         }
@@ -242,15 +240,15 @@ fn last(outcome: Result<Outcome, ServiceError>) -> (Option<String>, CloseFrame) 
 /// Whoever was to be told is not there.
 struct Gone;
 
-async fn pass(
+async fn send_output(
     to: &mut (impl SinkExt<Message> + Unpin),
     mut chunks: mpsc::Receiver<Chunk>,
     alive: &tokio::sync::watch::Sender<()>,
-    patience: Duration,
+    client_timeout: Duration,
 ) -> Result<(), Gone> {
     while let Some(Chunk::Stdout(bytes) | Chunk::Stderr(bytes)) = chunks.recv().await {
         let message = Message::Binary(Bytes::from(bytes));
-        match tokio::time::timeout(patience, to.send(message)).await {
+        match tokio::time::timeout(client_timeout, to.send(message)).await {
             Ok(Ok(())) => alive.send_replace(()),
             Ok(Err(_)) | Err(_) => return Err(Gone),
         }
@@ -259,24 +257,26 @@ async fn pass(
 }
 
 /// Until the client is gone, or says what cannot be heard.
-async fn hear(
+async fn receive(
     mut from: impl StreamExt<Item = Result<Message, axum::Error>> + Unpin,
     input: &mpsc::Sender<Vec<u8>>,
-    orders: &mpsc::Sender<Order>,
+    control: &mpsc::Sender<ProcessControl>,
     alive: &tokio::sync::watch::Sender<()>,
-    patience: Duration,
+    client_timeout: Duration,
 ) -> Option<&'static str> {
     while let Some(Ok(message)) = from.next().await {
         alive.send_replace(());
         let heard = match message {
             // Of a process that is about to end neither is taken any more.
-            Message::Binary(bytes) => match input.send_timeout(bytes.to_vec(), patience).await {
-                Ok(()) | Err(SendTimeoutError::Closed(_)) => Ok(()),
-                Err(SendTimeoutError::Timeout(_)) => Err("the process does not read"),
-            },
+            Message::Binary(bytes) => {
+                match input.send_timeout(bytes.to_vec(), client_timeout).await {
+                    Ok(()) | Err(SendTimeoutError::Closed(_)) => Ok(()),
+                    Err(SendTimeoutError::Timeout(_)) => Err("the process does not read"),
+                }
+            }
             Message::Text(text) => match Control::parse(&text) {
-                Some(order) => {
-                    orders.send(order).await.ok();
+                Some(request) => {
+                    control.send(request).await.ok();
                     Ok(())
                 }
                 None => Err("a text frame is a resize or a signal"),
@@ -302,9 +302,9 @@ mod tests {
 
     #[test]
     fn a_malformed_control_message_is_refused() {
-        let resize = Order::Resize { rows: 24, columns: 80 };
+        let resize = ProcessControl::Resize { rows: 24, columns: 80 };
         assert_eq!(Control::parse(r#"{"resize":[24,80]}"#), Some(resize));
-        assert_eq!(Control::parse(r#"{"signal":15}"#), Some(Order::Signal(15)));
+        assert_eq!(Control::parse(r#"{"signal":15}"#), Some(ProcessControl::Signal(15)));
         for wrong in [
             "",
             "{}",

@@ -1,6 +1,7 @@
 //! What `tare.toml` says: plain data and checks, no behaviour. A file with one error is refused
 //! as a whole.
 
+pub mod current;
 pub mod files;
 pub mod hook;
 mod keys;

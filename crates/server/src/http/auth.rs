@@ -18,17 +18,16 @@ use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::app::{App, ServedAt};
 use crate::config::{Config, Exposure, Key};
 use crate::error::ServiceError;
-use crate::http::request_log;
+use crate::http::{Http, ServedAt, request_log};
 
 pub const API_KEY: &str = "x-api-key";
 const BEARER: &str = "bearer ";
 
-pub async fn layer(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let config = app.config();
-    match admit(request.headers(), request.uri(), &config, app.served_at()) {
+pub async fn layer(State(http): State<Http>, mut request: Request, next: Next) -> Response {
+    let config = http.config();
+    match admit(request.headers(), request.uri(), &config, http.served_at()) {
         Ok(key) => {
             request.extensions_mut().insert(request_log::caller(key));
             next.run(request).await

@@ -1,11 +1,11 @@
-//! What a file is to be called by whoever gets it. Boxes and clients choose names, and
-//! none of them is anything but a name here.
+//! The name of a downloaded file. Boxes and clients choose names: in a header, a name can never
+//! be anything but a name.
 
 use axum::http::HeaderValue;
 
-use crate::http::percent::encoded;
+use crate::http::text::percent_encoded;
 
-/// RFC 6266: a name for everybody, and one for those who know more than ASCII.
+/// RFC 6266: an ASCII name for every client, and the real name in UTF-8.
 pub fn attachment(name: &[u8]) -> HeaderValue {
     let plain = |byte: &u8| match byte {
         b'"' | b'\\' | b'%' => '_',
@@ -13,7 +13,7 @@ pub fn attachment(name: &[u8]) -> HeaderValue {
         _ => '_',
     };
     let plain: String = name.iter().map(plain).collect();
-    let whole = encoded(String::from_utf8_lossy(name).as_bytes());
+    let whole = percent_encoded(String::from_utf8_lossy(name).as_bytes());
     let text = format!("attachment; filename=\"{plain}\"; filename*=UTF-8''{whole}");
     HeaderValue::try_from(text).expect("it is of visible ASCII characters")
 }

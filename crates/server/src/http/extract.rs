@@ -1,84 +1,116 @@
-//! JSON bodies: strict, bounded in size and time, and with errors that name the place;
-//! and names in paths.
+//! Request data with our own errors: JSON bodies (strict, bounded in size and time, with errors
+//! that name the place), query strings, paths.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use axum::body::{Body, HttpBody};
-use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, Request};
+use axum::body::HttpBody;
+use axum::extract::{FromRef, FromRequest, FromRequestParts, OptionalFromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use tare_engine::spec::quantity;
 
 use crate::admission::bodies::{self, Charge};
-use crate::app::App;
 use crate::error::{Kind, ServiceError, in_plain_words};
-use crate::http::request_log;
+use crate::http::body::{self, BoundedBody};
+use crate::http::{Http, request_log};
+
+const DESCRIPTION: &str = "GET /openapi.json describes what is taken";
 
 /// A body that is one JSON value of this type and nothing else.
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T>
+where
+    Http: FromRef<S>,
+{
     type Rejection = ServiceError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, ServiceError> {
-        check_type(request.headers())?;
-        let (value, _) = whole(request, app).await?.parse()?;
+    async fn from_request(request: Request, state: &S) -> Result<Self, ServiceError> {
+        let JsonWithBytes { value, .. } = JsonWithBytes::from_request(request, state).await?;
         Ok(Self(value))
     }
 }
 
-/// Where all of it may be left out, so may the body.
-impl<T: DeserializeOwned> OptionalFromRequest<App> for Json<T> {
+/// A body may be absent where every field of it may be.
+impl<T: DeserializeOwned, S: Send + Sync> OptionalFromRequest<S> for Json<T>
+where
+    Http: FromRef<S>,
+{
     type Rejection = ServiceError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Option<Self>, ServiceError> {
+    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, ServiceError> {
         if request.body().is_end_stream() {
             return Ok(None);
         }
-        let sent = <Json<Option<T>> as FromRequest<App>>::from_request(request, app).await?;
+        let sent = <Json<Option<T>> as FromRequest<S>>::from_request(request, state).await?;
         Ok(sent.0.map(Self))
     }
 }
 
-/// The same with the bytes that it came in.
+/// A JSON body, with the bytes that it came in.
 #[derive(Debug)]
-pub struct Sent<T> {
-    pub request: T,
+pub struct JsonWithBytes<T> {
+    pub value: T,
     pub bytes: Vec<u8>,
 }
 
-impl<T: DeserializeOwned> FromRequest<App> for Sent<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonWithBytes<T>
+where
+    Http: FromRef<S>,
+{
     type Rejection = ServiceError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, ServiceError> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ServiceError> {
         check_type(request.headers())?;
-        let (request, bytes) = whole(request, app).await?.parse()?;
-        Ok(Self { request, bytes })
+        let (bytes, mut charge) = read(request, &Http::from_ref(state)).await?;
+        let cost = bodies::cost_of(bytes.len(), bodies::values_in(&bytes));
+        charge.hold(cost, bytes.len())?;
+        let value = parse(&bytes)?;
+        request_log::hold_body(charge);
+        Ok(Self { value, bytes })
     }
 }
 
-/// What a path names, or our own words for what is wrong with it.
+/// A query string.
+#[derive(Debug)]
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = ServiceError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ServiceError> {
+        match axum::extract::Query::from_request_parts(parts, state).await {
+            Ok(axum::extract::Query(query)) => Ok(Self(query)),
+            Err(rejection) => {
+                let text = rejection.body_text();
+                let why = text.strip_prefix("Failed to deserialize query string: ");
+                let why = in_plain_words(why.unwrap_or(&text));
+                Err(ServiceError::invalid("invalid_query", why).with_hint(DESCRIPTION))
+            }
+        }
+    }
+}
+
+/// The variable parts of a path.
 #[derive(Debug)]
 pub struct Path<T>(pub T);
 
-impl<T: DeserializeOwned + Send> FromRequestParts<App> for Path<T> {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
     type Rejection = ServiceError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ServiceError> {
-        match axum::extract::Path::from_request_parts(parts, app).await {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ServiceError> {
+        match axum::extract::Path::from_request_parts(parts, state).await {
             Ok(axum::extract::Path(named)) => Ok(Self(named)),
             Err(rejection) => Err(ServiceError::invalid("invalid_path", rejection.body_text())),
         }
     }
 }
 
-/// Only a page that this server allows can send this type: whatever a browser sends by
-/// itself has another.
+/// A browser sends other types by itself, and this one only for a page that the server allows.
 fn check_type(headers: &HeaderMap) -> Result<(), ServiceError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok());
     let essence = given.map(|given| given.split(';').next().unwrap_or("").trim());
@@ -90,76 +122,32 @@ fn check_type(headers: &HeaderMap) -> Result<(), ServiceError> {
     }
 }
 
-/// A body that was read, and what it is charged.
-struct Whole {
-    bytes: Vec<u8>,
-    charge: Charge,
-}
-
-async fn whole(request: Request, app: &App) -> Result<Whole, ServiceError> {
-    let config = app.config();
+async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), ServiceError> {
+    let config = http.config();
     let limits = &config.limits;
-    let most = usize::try_from(limits.body_bytes).unwrap_or(usize::MAX);
-    let charge = app.bodies.charge(limits.bodies_bytes);
-    let mut body = Limited::new(request.into_body(), most);
-    if body.size_hint().lower() > limits.body_bytes {
-        return Err(too_large(limits.body_bytes));
-    }
-    let slow = |_| {
-        let message = "the body did not come in time";
-        ServiceError::too_slow("slow_body", message)
-    };
+    let body = request.into_body();
+    let mut body = BoundedBody::new(body, limits.body_bytes, limits.client, None)?;
+    let mut charge = http.bodies.charge(limits.bodies_bytes);
     let read = async {
-        let read = read(&mut body, charge, limits.body_bytes).await;
+        let read = read_all(&mut body, &mut charge).await;
         if read.as_ref().is_err_and(|error| error.kind == Kind::Unavailable) {
-            // A client reads no answer before it has sent its body.
-            while let Some(Ok(_)) = body.frame().await {}
+            body.drain().await;
         }
         read
     };
-    tokio::time::timeout(limits.client, read).await.map_err(slow)?
+    let bytes = tokio::time::timeout(limits.client, read).await.map_err(|_| body::too_slow())??;
+    Ok((bytes, charge))
 }
 
 /// Reads into one block, which goes back to the system as a whole.
-async fn read(
-    body: &mut Limited<Body>,
-    mut charge: Charge,
-    bytes_max: u64,
-) -> Result<Whole, ServiceError> {
+async fn read_all(body: &mut BoundedBody, charge: &mut Charge) -> Result<Vec<u8>, ServiceError> {
     let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = match frame {
-            Ok(frame) => frame,
-            Err(error) if error.is::<LengthLimitError>() => return Err(too_large(bytes_max)),
-            Err(_) => {
-                let message = "the body ended too early";
-                return Err(ServiceError::invalid("incomplete", message));
-            }
-        };
-        if let Ok(data) = frame.into_data() {
-            let length = bytes.len() + data.len();
-            charge.hold(bodies::cost_of(length, 0), length)?;
-            bytes.extend_from_slice(&data);
-        }
+    while let Some(data) = body.next().await? {
+        let length = bytes.len() + data.len();
+        charge.hold(bodies::cost_of(length, 0), length)?;
+        bytes.extend_from_slice(&data);
     }
-    Ok(Whole { bytes, charge })
-}
-
-fn too_large(most: u64) -> ServiceError {
-    let message = format!("the body has more than {}", quantity::show_bytes(most));
-    ServiceError::too_large("too_large", message)
-}
-
-impl Whole {
-    /// The value, and the bytes that it came in. The request is charged for both.
-    fn parse<T: DeserializeOwned>(mut self) -> Result<(T, Vec<u8>), ServiceError> {
-        let length = self.bytes.len();
-        let cost = bodies::cost_of(length, bodies::values_in(&self.bytes));
-        self.charge.hold(cost, length)?;
-        let value = parse(&self.bytes)?;
-        request_log::hold_body(self.charge);
-        Ok((value, self.bytes))
-    }
+    Ok(bytes)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
@@ -176,44 +164,90 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
     Ok(value)
 }
 
-/// A list of at most so many, of which no more is ever in memory.
+/// A list of at most so many values. Parsing stops at the first one that is too many, so that a
+/// body of many small values cannot fill the heap: what is freed there does not always return to
+/// the system.
 pub fn at_most<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    struct Few<T, const MAX: usize>(PhantomData<T>);
+    input.deserialize_seq(List::<T, MAX>(PhantomData))
+}
 
-    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Few<T, MAX> {
-        type Value = Vec<T>;
+struct List<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut taken = Vec::new();
+        while let Some(one) = list.next_element()? {
+            if taken.len() == MAX {
+                return Err(A::Error::invalid_length(MAX + 1, &self));
+            }
+            taken.push(one);
+        }
+        Ok(taken)
+    }
+}
+
+/// A list that may be absent, with the bound of [`at_most`].
+pub fn at_most_if_any<'de, D, T, const MAX: usize>(input: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Bounded<T, const MAX: usize>(Vec<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
+        fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+            at_most::<D, T, MAX>(input).map(Self)
+        }
+    }
+    Ok(Option::<Bounded<T, MAX>>::deserialize(input)?.map(|Bounded(list)| list))
+}
+
+/// An object of texts with at most so many fields. See [`at_most`].
+pub fn texts_at_most<'de, D, const MAX: usize>(
+    input: D,
+) -> Result<BTreeMap<String, String>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    struct Texts<const MAX: usize>;
+
+    impl<'de, const MAX: usize> Visitor<'de> for Texts<MAX> {
+        type Value = BTreeMap<String, String>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {MAX}")
+            write!(f, "an object of at most {MAX} fields")
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-            let mut taken = Vec::new();
-            while let Some(one) = list.next_element()? {
+        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+            let mut taken = BTreeMap::new();
+            while let Some((key, value)) = fields.next_entry()? {
                 if taken.len() == MAX {
                     return Err(A::Error::invalid_length(MAX + 1, &self));
                 }
-                taken.push(one);
+                taken.insert(key, value);
             }
             Ok(taken)
         }
     }
-    input.deserialize_seq(Few::<T, MAX>(PhantomData))
+    input.deserialize_map(Texts::<MAX>)
 }
 
 fn invalid(why: &str) -> ServiceError {
-    ServiceError::invalid("invalid_json", in_plain_words(why))
-        .with_hint("GET /openapi.json describes what is taken")
+    ServiceError::invalid("invalid_json", in_plain_words(why)).with_hint(DESCRIPTION)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     #[derive(Debug, Deserialize)]

@@ -1,38 +1,24 @@
-//! Output as it comes: server-sent events, or a JSON object on each line.
+//! Responses that are written as they come: server-sent events, or a JSON object on each line.
 //!
-//! Frames are `stdout` and `stderr` with `data`, then one `result`, or one `error` if
-//! there is none. A reader who takes nothing is cut off, and with him the command.
+//! A response is an `async` block with a sender ([`streamed`]). It runs as part of the
+//! connection's own task, and is dropped when the client disconnects.
 
-use std::convert::Infallible;
-use std::time::Duration;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
-use futures_util::stream;
+use futures_util::Stream;
 use serde_json::{Value, json};
-use tare_engine::Timestamp;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
-use crate::admission::{Admitted, Caller};
-use crate::api::run::RunResult;
-use crate::app::App;
-use crate::http::error::error_json;
-use crate::http::text::{Encoding, Pieces};
-use crate::shutdown::Running;
-use crate::work::relay::{Chunk, Output};
-use crate::work::run::{self, FileOut, OneShot};
-
-/// How much output waits for its reader: so many times what a pipe holds.
-const CHUNKS_WAITING: usize = 4;
-
-/// Where nothing happens for so long that is said: whoever is gone is noticed then.
-pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
+use crate::http::text::{Encoding, Utf8Pieces};
 
 /// A server-sent event.
 #[derive(ToSchema)]
-#[allow(dead_code, reason = "it describes what `Form::frame` writes")]
+#[allow(dead_code, reason = "it describes what `StreamFormat::frame` writes")]
 pub struct EventFrame {
     /// What it is.
     event: String,
@@ -41,16 +27,17 @@ pub struct EventFrame {
     data: String,
 }
 
-/// How an answer is wanted.
+/// The response format that a client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum StreamFormat {
+    /// One JSON object, or plain text. Not a stream of frames.
     Whole,
     Events,
     Lines,
 }
 
-impl Form {
-    pub fn wanted(headers: &HeaderMap) -> Self {
+impl StreamFormat {
+    pub fn accepted(headers: &HeaderMap) -> Self {
         let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
         let accepted = accepted.unwrap_or("");
         let accepts = |kind: &str| accepted.split(',').any(|one| essence(one) == kind);
@@ -61,9 +48,9 @@ impl Form {
         }
     }
 
-    /// Of what is a stream in any case.
+    /// The format of a route that always streams.
     pub fn of_stream(headers: &HeaderMap) -> Self {
-        match Self::wanted(headers) {
+        match Self::accepted(headers) {
             Self::Lines => Self::Lines,
             Self::Whole | Self::Events => Self::Events,
         }
@@ -77,7 +64,6 @@ impl Form {
         }
     }
 
-    /// One frame.
     pub fn frame(self, name: &str, mut value: Value) -> String {
         match self {
             Self::Events => format!("event: {name}\ndata: {value}\n\n"),
@@ -90,24 +76,12 @@ impl Form {
         }
     }
 
-    /// An answer whose frames come from here.
-    pub fn response(
+    /// A response of frames. See [`streamed`].
+    pub fn streamed<F: Future<Output = Result<(), axum::BoxError>> + Send + 'static>(
         self,
-        frames: impl futures_util::Stream<Item = Result<String, Infallible>> + Send + 'static,
+        write: impl FnOnce(BodySender) -> F,
     ) -> Response {
-        self.response_of(frames)
-    }
-
-    /// The same of bytes that may break off.
-    pub fn response_of<B, E>(
-        self,
-        frames: impl futures_util::Stream<Item = Result<B, E>> + Send + 'static,
-    ) -> Response
-    where
-        B: Into<axum::body::Bytes> + 'static,
-        E: Into<axum::BoxError> + 'static,
-    {
-        let mut response = Response::new(Body::from_stream(frames));
+        let mut response = Response::new(streamed(write));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -119,111 +93,115 @@ fn essence(media_range: &str) -> &str {
     media_range.split(';').next().unwrap_or("").trim()
 }
 
-pub fn run(
-    app: &App,
-    caller: &Caller,
-    admitted: Admitted,
-    what: OneShot<Vec<FileOut>>,
-    encoding: Encoding,
-    form: Form,
-) -> Response {
-    let (output, chunks) = passed(app);
-    let running = run::start(app, caller, admitted, what, output);
-    // The output was in the frames before.
-    frames(form, encoding, chunks, running, |outcome| {
-        serde_json::to_value(RunResult::of(outcome, Encoding::Utf8)).unwrap_or(Value::Null)
-    })
-}
-
-/// For output that is read as it comes.
-pub fn passed(app: &App) -> (Output, mpsc::Receiver<Chunk>) {
-    let (to, chunks) = mpsc::channel(CHUNKS_WAITING);
-    let patience = app.config().limits.client;
-    (Output::Pass { to, patience }, chunks)
-}
-
-/// An answer of the output as it comes, and what came of it last.
-pub fn frames<T: Send + 'static>(
-    form: Form,
-    encoding: Encoding,
-    chunks: mpsc::Receiver<Chunk>,
-    running: Running<T>,
-    told: fn(T) -> Value,
-) -> Response {
-    let frames =
-        Frames { running, chunks, texts: Texts::new(form, encoding), told, is_over: false };
-    form.response(stream::unfold(frames, |mut frames| async move {
-        let frame = frames.next().await?;
-        Some((Ok(frame), frames))
-    }))
-}
-
-struct Frames<T> {
-    /// Dropped with the answer, when its client is gone: that ends the command.
-    running: Running<T>,
-    chunks: mpsc::Receiver<Chunk>,
-    texts: Texts,
-    told: fn(T) -> Value,
-    is_over: bool,
-}
-
-impl<T> Frames<T> {
-    async fn next(&mut self) -> Option<String> {
-        if self.is_over {
-            return None;
-        }
-        if let Some(chunk) = self.chunks.recv().await {
-            return Some(self.texts.frame(chunk));
-        }
-        self.is_over = true;
-        let mut frames = self.texts.last();
-        let (name, last) = match self.running.result().await {
-            Ok(outcome) => ("result", (self.told)(outcome)),
-            Err(error) => ("error", error_json(&error)),
-        };
-        frames.push_str(&self.texts.form.frame(name, last));
-        Some(frames)
-    }
-}
-
-/// Both streams as frames of text.
+/// The side of a streamed body that writes.
 #[derive(Debug)]
-pub struct Texts {
-    form: Form,
-    stdout: Pieces,
-    stderr: Pieces,
+pub struct BodySender(mpsc::Sender<Bytes>);
+
+impl BodySender {
+    /// Waits until the client has taken what was sent before. Empty bytes are not sent.
+    pub async fn send(&self, bytes: impl Into<Bytes>) {
+        let bytes = bytes.into();
+        if !bytes.is_empty() {
+            // The receiver lives as long as the future that calls this.
+            self.0.send(bytes).await.ok();
+        }
+    }
 }
 
-impl Texts {
-    pub fn new(form: Form, encoding: Encoding) -> Self {
-        Self { form, stdout: Pieces::new(encoding), stderr: Pieces::new(encoding) }
+/// A body that `write` writes. An error breaks the connection off, so that the client cannot
+/// take a part for the whole. When the client disconnects, the future is dropped.
+pub fn streamed<F: Future<Output = Result<(), axum::BoxError>> + Send + 'static>(
+    write: impl FnOnce(BodySender) -> F,
+) -> Body {
+    let (sender, receiver) = mpsc::channel(1);
+    let writing = Some(Box::pin(write(BodySender(sender))) as Writing);
+    Body::from_stream(Streamed { writing, receiver, failed: None })
+}
+
+type Writing = Pin<Box<dyn Future<Output = Result<(), axum::BoxError>> + Send>>;
+
+struct Streamed {
+    /// `None` when it is done.
+    writing: Option<Writing>,
+    receiver: mpsc::Receiver<Bytes>,
+    /// Comes after everything that was sent.
+    failed: Option<axum::BoxError>,
+}
+
+impl Stream for Streamed {
+    type Item = Result<Bytes, axum::BoxError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Poll::Ready(Some(bytes)) = self.receiver.poll_recv(context) {
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+            let Some(writing) = &mut self.writing else {
+                return Poll::Ready(self.failed.take().map(Err));
+            };
+            let Poll::Ready(written) = writing.as_mut().poll(context) else {
+                // It may have sent something before it began to wait.
+                return match self.receiver.poll_recv(context) {
+                    Poll::Ready(Some(bytes)) => Poll::Ready(Some(Ok(bytes))),
+                    Poll::Ready(None) | Poll::Pending => Poll::Pending,
+                };
+            };
+            self.writing = None;
+            self.failed = written.err();
+        }
+    }
+}
+
+/// The two output streams of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    Stdout,
+    Stderr,
+}
+
+/// Output as frames of text: `stdout` and `stderr` with `data`.
+#[derive(Debug)]
+pub struct TextFrames {
+    format: StreamFormat,
+    stdout: Utf8Pieces,
+    stderr: Utf8Pieces,
+}
+
+impl TextFrames {
+    pub fn new(format: StreamFormat, encoding: Encoding) -> Self {
+        Self { format, stdout: Utf8Pieces::new(encoding), stderr: Utf8Pieces::new(encoding) }
     }
 
-    pub fn frame(&mut self, chunk: Chunk) -> String {
-        let (name, data) = self.named(chunk);
-        self.form.frame(name, json!({ "data": data }))
+    pub fn frame(&mut self, output: Output, bytes: Vec<u8>) -> String {
+        let (name, data) = self.text(output, bytes);
+        self.format.frame(name, json!({ "data": data }))
     }
 
-    /// The same of what came at a time that is known.
-    pub fn frame_at(&mut self, chunk: Chunk, time: Timestamp) -> String {
-        let (name, data) = self.named(chunk);
-        self.form.frame(name, json!({ "time": time.to_string(), "data": data }))
+    /// A frame of output whose time is known.
+    pub fn frame_at(&mut self, output: Output, bytes: Vec<u8>, time: &str) -> String {
+        let (name, data) = self.text(output, bytes);
+        self.format.frame(name, json!({ "time": time, "data": data }))
     }
 
-    fn named(&mut self, chunk: Chunk) -> (&'static str, String) {
-        match chunk {
-            Chunk::Stdout(bytes) => ("stdout", self.stdout.next(bytes)),
-            Chunk::Stderr(bytes) => ("stderr", self.stderr.next(bytes)),
+    /// A frame that is not output.
+    pub fn event(&self, name: &str, value: Value) -> String {
+        self.format.frame(name, value)
+    }
+
+    fn text(&mut self, output: Output, bytes: Vec<u8>) -> (&'static str, String) {
+        match output {
+            Output::Stdout => ("stdout", self.stdout.next(bytes)),
+            Output::Stderr => ("stderr", self.stderr.next(bytes)),
         }
     }
 
-    /// What never got its other half.
-    pub fn last(&mut self) -> String {
+    /// Returns frames of characters that were cut and never completed.
+    pub fn flush(&mut self) -> String {
         let mut frames = String::new();
         for (name, pieces) in [("stdout", &mut self.stdout), ("stderr", &mut self.stderr)] {
-            let data = pieces.last();
+            let data = pieces.flush();
             if !data.is_empty() {
-                frames.push_str(&self.form.frame(name, json!({ "data": data })));
+                frames.push_str(&self.format.frame(name, json!({ "data": data })));
             }
         }
         frames
@@ -232,28 +210,62 @@ impl Texts {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+
     use super::*;
 
     #[test]
     fn the_accept_header_decides_the_format() {
-        let form = |accept: &'static str| {
+        let format = |accept: &'static str| {
             let value = HeaderValue::from_static(accept);
-            Form::wanted(&HeaderMap::from_iter([(header::ACCEPT, value)]))
+            StreamFormat::accepted(&HeaderMap::from_iter([(header::ACCEPT, value)]))
         };
-        assert_eq!(Form::wanted(&HeaderMap::new()), Form::Whole);
-        assert_eq!(form("*/*"), Form::Whole);
-        assert_eq!(form("application/json"), Form::Whole);
-        assert_eq!(form("text/event-stream"), Form::Events);
-        assert_eq!(form("application/x-ndjson;q=0.9, */*"), Form::Lines);
+        assert_eq!(StreamFormat::accepted(&HeaderMap::new()), StreamFormat::Whole);
+        assert_eq!(format("*/*"), StreamFormat::Whole);
+        assert_eq!(format("application/json"), StreamFormat::Whole);
+        assert_eq!(format("text/event-stream"), StreamFormat::Events);
+        assert_eq!(format("application/x-ndjson;q=0.9, */*"), StreamFormat::Lines);
     }
 
     /// Output cannot make a frame of its own.
     #[test]
     fn a_frame_is_always_one_line() {
         let value = || json!({ "data": "a\n\nevent: result\ndata: {}\n\n" });
-        let event = Form::Events.frame("stdout", value());
+        let event = StreamFormat::Events.frame("stdout", value());
         assert_eq!(event.matches('\n').count(), 3, "{event}");
-        let line = Form::Lines.frame("stdout", value());
+        let line = StreamFormat::Lines.frame("stdout", value());
         assert_eq!(line.matches('\n').count(), 1, "{line}");
+    }
+
+    #[tokio::test]
+    async fn a_streamed_body_has_everything_that_was_sent_and_ends_with_an_error() {
+        let body = streamed(|sender| async move {
+            for number in 0..5 {
+                sender.send(number.to_string()).await;
+                tokio::task::yield_now().await;
+            }
+            Ok(())
+        });
+        let whole = body.collect().await.expect("it is whole").to_bytes();
+        assert_eq!(&whole[..], b"01234");
+        let mut body = streamed(|sender| async move {
+            sender.send("a").await;
+            Err("broken".into())
+        });
+        let first = body.frame().await.expect("a frame").expect("bytes");
+        assert_eq!(first.into_data().ok().as_deref(), Some(&b"a"[..]));
+        assert!(body.frame().await.expect("an end").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_dropped_drops_its_writer() {
+        let (alive, mut is_dropped) = mpsc::channel::<()>(1);
+        let body = streamed(|sender| async move {
+            let _alive = alive;
+            sender.send("a").await;
+            std::future::pending().await
+        });
+        drop(body);
+        assert!(is_dropped.recv().await.is_none());
     }
 }

@@ -1,16 +1,19 @@
-//! Connections: as many as may be, each with a bound on everything that a client can
-//! make it wait for.
+//! Sockets and connections. Everything that a client can delay has a bound.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
-use axum::{Extension, Router};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -22,21 +25,24 @@ use tare_engine::{Context as _, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
-use crate::app::{App, Phase};
 use crate::config::Listen;
 use crate::error::ServiceError;
+use crate::http::Http;
 use crate::http::write_timeout::Patient;
 
-/// For the head of a request to come, also between two requests of a connection, where
-/// the configuration has no less patience with clients.
+/// How long a client may take for the head of a request, also between two requests of a
+/// connection. `[limits] client` can lower it.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 /// Connections that wait to be accepted: as many as the kernel allows (net.core.somaxconn).
 const BACKLOG: i32 = 4096;
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
-/// Where accepting fails, most likely for want of descriptors, it is tried again so
-/// much later: by then something may have ended.
+/// The pause after a failed accept, most likely for lack of descriptors: something may have
+/// ended by then.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -64,7 +70,7 @@ impl Listener {
         }
     }
 
-    /// As clients reach it: with the port that the kernel chose.
+    /// The address with the port that the kernel chose.
     pub fn address(&self, listen: &Listen) -> String {
         match self {
             Self::Tcp(listener) => listener
@@ -96,11 +102,16 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-/// Connections beyond `[limits] connections`, for [`ESSENTIAL`] routes alone: an operator
-/// can still look at a server whose connections are all taken, and end boxes.
+/// Connections beyond `[limits] connections`, for [`ESSENTIAL`] routes only: an operator can still
+/// look at a server whose connections are all taken, and end boxes.
 pub const RESERVE: usize = 16;
 /// For the head of a request on a connection of the reserve, which has one request.
 const RESERVE_HEAD_WITHIN: Duration = Duration::from_secs(2);
+
+/// A connection of the reserve that has sent no request for this long is idle.
+const IDLE_AFTER: Duration = Duration::from_millis(50);
+/// How long a connection may take to give its seat back.
+const CLOSED_WITHIN: Duration = Duration::from_millis(1);
 
 const ESSENTIAL: [(Method, &str); 5] = [
     (Method::GET, "/health"),
@@ -110,13 +121,19 @@ const ESSENTIAL: [(Method, &str); 5] = [
     (Method::DELETE, "/v1/boxes/{id}"),
 ];
 
-/// In the extensions of a request that came on a connection of the reserve.
-#[derive(Debug, Clone, Copy)]
-struct Reserved;
+/// A connection of the reserve. In the extensions of its request.
+#[derive(Debug, Clone)]
+struct Reserved {
+    accepted: Instant,
+    has_request: Arc<AtomicBool>,
+    /// Closes the connection.
+    close: CancellationToken,
+}
 
-/// Why a request on a connection of the reserve is not served.
-pub fn refused_in_reserve(app: &App, request: &Request) -> Option<ServiceError> {
-    request.extensions().get::<Reserved>()?;
+/// Returns why a request on a connection of the reserve is not served.
+pub fn refused_in_reserve(http: &Http, request: &Request) -> Option<ServiceError> {
+    let reserved = request.extensions().get::<Reserved>()?;
+    reserved.has_request.store(true, Ordering::Relaxed);
     let route = request.extensions().get::<MatchedPath>();
     let method = match *request.method() {
         Method::HEAD => &Method::GET,
@@ -127,7 +144,7 @@ pub fn refused_in_reserve(app: &App, request: &Request) -> Option<ServiceError> 
     if essential.any(|(method, path)| asked == Some((method, path))) {
         return None;
     }
-    let most = app.config().limits.connections;
+    let most = http.config().limits.connections;
     let message = format!("server busy: {most} of {most} connections are in use");
     let hint = "try again, or raise [limits] connections in the configuration";
     Some(ServiceError::unavailable("connections_full", message).with_hint(hint))
@@ -137,52 +154,73 @@ pub fn refused_in_reserve(app: &App, request: &Request) -> Option<ServiceError> 
 struct Seats {
     ordinary: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
+    /// Connections of the reserve that may be idle, the oldest first.
+    reserved: VecDeque<Reserved>,
 }
 
 /// One of the connections, until it is dropped.
 struct Seat {
-    kind: SeatKind,
+    /// `None` for an ordinary connection.
+    reserved: Option<Reserved>,
     _permit: OwnedSemaphorePermit,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SeatKind {
-    Ordinary,
-    Reserve,
+impl Seats {
+    /// Returns a seat for a connection that was accepted, one of the reserve if there is no
+    /// other. If the reserve is full too, it closes the oldest connection that has sent no
+    /// request for a while: idle clients must not delay an operator.
+    async fn next(&mut self) -> Seat {
+        let (ordinary, reserve) = (Arc::clone(&self.ordinary), Arc::clone(&self.reserve));
+        tokio::select! {
+            biased;
+            permit = ordinary.acquire_owned() => {
+                Seat { reserved: None, _permit: permit.expect("the semaphore is never closed") }
+            }
+            permit = reserve.acquire_owned() => {
+                let reserved = Reserved {
+                    accepted: Instant::now(),
+                    has_request: Arc::default(),
+                    close: CancellationToken::new(),
+                };
+                // A connection that is over is only in this queue.
+                self.reserved.retain(|one| Arc::strong_count(&one.has_request) > 1);
+                self.reserved.push_back(reserved.clone());
+                let permit = permit.expect("the semaphore is never closed");
+                Seat { reserved: Some(reserved), _permit: permit }
+            }
+            never = close_idle(&mut self.reserved) => match never {},
+        }
+    }
 }
 
-impl Seats {
-    /// One of the reserve if there is no other. Waits where there is none.
-    async fn next(&self) -> Seat {
-        let (ordinary, reserve) = (Arc::clone(&self.ordinary), Arc::clone(&self.reserve));
-        let (permit, kind) = tokio::select! {
-            biased;
-            permit = ordinary.acquire_owned() => (permit, SeatKind::Ordinary),
-            permit = reserve.acquire_owned() => (permit, SeatKind::Reserve),
-        };
-        Seat { kind, _permit: permit.expect("the semaphore is never closed") }
-    }
-
-    /// An ordinary one that became free while the listener waited for a client.
-    fn better(&self, seat: Seat) -> Seat {
-        if seat.kind == SeatKind::Ordinary {
-            return seat;
-        }
-        match Arc::clone(&self.ordinary).try_acquire_owned() {
-            Ok(permit) => Seat { kind: SeatKind::Ordinary, _permit: permit },
-            Err(_) => seat,
+/// Closes idle connections of the reserve, the oldest first, until it is dropped.
+async fn close_idle(reserved: &mut VecDeque<Reserved>) -> Infallible {
+    while let Some(oldest) = reserved.front() {
+        tokio::time::sleep_until(oldest.accepted + IDLE_AFTER).await;
+        if !oldest.has_request.load(Ordering::Relaxed) {
+            oldest.close.cancel();
+            reserved.pop_front();
+            // Its seat may be enough.
+            tokio::time::sleep(CLOSED_WITHIN).await;
+        } else {
+            reserved.pop_front();
         }
     }
+    std::future::pending().await
 }
 
 /// Serves until nothing new is to begin, and returns when the last connection is over.
-pub async fn serve(listener: Listener, router: Router, app: App) {
-    let most = app.config().limits.connections;
-    let seats = Seats {
+pub async fn serve(listener: Listener, router: Router, http: Http) {
+    let most = http.config().limits.connections;
+    let mut seats = Seats {
         ordinary: Arc::new(Semaphore::new(most)),
         reserve: Arc::new(Semaphore::new(RESERVE)),
+        reserved: VecDeque::new(),
     };
-    accept_all(&listener, &seats, &router, &app).await;
+    tokio::select! {
+        () = accept_all(&listener, &mut seats, &router, &http) => {}
+        () = http.shutdown.draining() => {}
+    }
     drop(listener);
     for (semaphore, most) in [(&seats.ordinary, most), (&seats.reserve, RESERVE)] {
         let all = u32::try_from(most).unwrap_or(u32::MAX);
@@ -190,26 +228,17 @@ pub async fn serve(listener: Listener, router: Router, app: App) {
     }
 }
 
-async fn accept_all(listener: &Listener, seats: &Seats, router: &Router, app: &App) {
-    let reserved = router.clone().layer(Extension(Reserved));
+async fn accept_all(listener: &Listener, seats: &mut Seats, router: &Router, http: &Http) {
     loop {
-        let seat = seats.next().await;
-        let accepted = tokio::select! {
-            accepted = accept(listener) => accepted,
-            () = app.stopping.reached(Phase::Draining) => return,
-        };
-        let seat = seats.better(seat);
-        let router = match seat.kind {
-            SeatKind::Ordinary => router,
-            SeatKind::Reserve => &reserved,
-        };
-        match accepted {
+        match accept(listener).await {
             Ok(Stream::Tcp(stream)) => {
                 // Small frames of a stream are sent as they come.
                 stream.set_nodelay(true).ok();
-                attend(stream, router, app, seat);
+                serve_connection(stream, router, http, seats.next().await);
             }
-            Ok(Stream::Unix(stream)) => attend(stream, router, app, seat),
+            Ok(Stream::Unix(stream)) => {
+                serve_connection(stream, router, http, seats.next().await);
+            }
             Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
         }
     }
@@ -227,38 +256,45 @@ async fn accept(listener: &Listener) -> io::Result<Stream> {
     }
 }
 
-fn attend<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
+fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     stream: S,
     router: &Router,
-    app: &App,
+    http: &Http,
     seat: Seat,
 ) {
-    let service = TowerToHyperService::new(router.clone());
-    let app = app.clone();
-    let patience = app.config().limits.client;
+    let shutdown = http.shutdown.clone();
+    let patience = http.config().limits.client;
     let stream = Patient::new(stream, patience);
-    let (head_within, keep_alive) = match seat.kind {
-        SeatKind::Ordinary => (HEAD_WITHIN, true),
-        SeatKind::Reserve => (RESERVE_HEAD_WITHIN, false),
+    let (head_within, close) = match &seat.reserved {
+        None => (HEAD_WITHIN, CancellationToken::new()),
+        Some(reserved) => (RESERVE_HEAD_WITHIN, reserved.close.clone()),
     };
+    let reserved = seat.reserved.clone();
+    let service = router.clone().map_request(move |mut request: Request<Incoming>| {
+        if let Some(reserved) = &reserved {
+            request.extensions_mut().insert(reserved.clone());
+        }
+        request
+    });
     tokio::spawn(async move {
-        let _seat = seat;
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(head_within.min(patience))
-            .keep_alive(keep_alive)
+            .keep_alive(seat.reserved.is_none())
             .max_buf_size(HEAD_BYTES_MAX)
             .max_headers(HEADERS_MAX)
-            .serve_connection(TokioIo::new(stream), service)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
             .with_upgrades();
         tokio::pin!(connection);
-        // What goes wrong with a connection is its client's to notice.
+        // If a connection fails, its client notices.
         tokio::select! {
             ended = &mut connection => drop(ended),
-            () = app.stopping.reached(Phase::Draining) => {
+            () = close.cancelled() => {}
+            () = shutdown.draining() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await.ok();
             }
         }
+        drop(seat);
     });
 }

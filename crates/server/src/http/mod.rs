@@ -1,13 +1,78 @@
 //! HTTP: connections, requests and responses. It knows nothing about boxes.
 
 pub mod auth;
+pub mod body;
 pub mod download;
 pub mod error;
 pub mod extract;
 pub mod frames;
 pub mod listen;
-pub mod page;
-pub mod percent;
 pub mod request_log;
 pub mod text;
 pub mod write_timeout;
+
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use crate::admission::bodies::Bodies;
+use crate::admission::streams::Streams;
+use crate::config::current::CurrentConfig;
+use crate::config::{Config, Exposure};
+use crate::shutdown::Shutdown;
+use crate::telemetry::journal::Journal;
+
+/// What every request needs, whichever API it is for. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Http(Arc<Parts>);
+
+#[derive(Debug)]
+pub struct Parts {
+    config: CurrentConfig,
+    pub journal: Arc<Journal>,
+    pub shutdown: Shutdown,
+    pub bodies: Bodies,
+    pub streams: Streams,
+    /// As it was at the start: a reload does not change the listener.
+    pub reach: Exposure,
+    /// The TCP port of the listener, once it has one.
+    pub port: OnceLock<u16>,
+}
+
+/// Where this server is reached.
+#[derive(Debug, Clone, Copy)]
+pub struct ServedAt {
+    pub reach: Exposure,
+    /// `None` for a socket in the file system.
+    pub port: Option<u16>,
+}
+
+impl Http {
+    pub fn new(config: CurrentConfig, journal: Arc<Journal>, shutdown: Shutdown) -> Self {
+        let reach = config.get().listen.exposure();
+        Self(Arc::new(Parts {
+            config,
+            journal,
+            shutdown,
+            bodies: Bodies::default(),
+            streams: Streams::default(),
+            reach,
+            port: OnceLock::new(),
+        }))
+    }
+
+    pub fn config(&self) -> Arc<Config> {
+        self.config.get()
+    }
+
+    pub fn served_at(&self) -> ServedAt {
+        ServedAt { reach: self.reach, port: self.port.get().copied() }
+    }
+}
+
+impl Deref for Http {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}

@@ -17,10 +17,9 @@ use tare_engine::BoxId;
 use crate::admission::Caller;
 use crate::admission::bodies::Charge;
 use crate::admission::streams::Stream;
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
-use crate::http::listen;
+use crate::http::{Http, listen};
 use crate::telemetry::LogEvent;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,9 +27,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Of a request whose client did not wait for the answer; the word is nginx's.
 const CLIENT_GONE: u16 = 499;
 
-/// What is known of a request while it is served.
+/// What is known of a request while it is log.
 #[derive(Debug)]
-struct Current {
+struct RequestContext {
     id: String,
     /// The name of the key that it came with.
     key: OnceLock<String>,
@@ -45,7 +44,7 @@ struct Held {
 }
 
 tokio::task_local! {
-    static CURRENT: Arc<Current>;
+    static CURRENT: Arc<RequestContext>;
 }
 
 /// The caller of the current request, which came with the key of this name. The log of the
@@ -73,42 +72,42 @@ pub fn take_body() -> Option<Charge> {
 }
 
 /// Counts the request as a stream until its answer is over.
-pub fn hold_stream(app: &App) -> Result<(), ServiceError> {
-    let stream = open_stream(app)?;
+pub fn hold_stream(http: &Http) -> Result<(), ServiceError> {
+    let stream = open_stream(http)?;
     CURRENT.try_with(|current| current.held().stream = Some(stream)).ok();
     Ok(())
 }
 
 /// Opens a stream that outlives the response, such as a terminal.
-pub fn open_stream(app: &App) -> Result<Stream, ServiceError> {
+pub fn open_stream(http: &Http) -> Result<Stream, ServiceError> {
     let key = CURRENT.try_with(|current| current.key.get().cloned());
     let key = key.ok().flatten();
-    app.streams.open(&app.config(), key.as_deref())
+    http.streams.open(&http.config(), key.as_deref())
 }
 
-impl Current {
+impl RequestContext {
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
-    let refused = listen::refused_in_reserve(&app, &request);
-    let served = Served::begin(app, &request);
-    let current = Arc::clone(&served.current);
+pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Response {
+    let refused = listen::refused_in_reserve(&http, &request);
+    let log = RequestLog::begin(http, &request);
+    let current = Arc::clone(&log.current);
     let mut response = match refused {
         None => CURRENT.scope(current, next.run(request)).await,
         Some(error) => error.into_response(),
     };
     let told = response.extensions_mut().remove::<ReportedError>();
     let untold = response.extensions_mut().remove::<ServiceError>();
-    let id = served.current.id.clone();
-    let held = std::mem::take(&mut *served.current.held());
+    let id = log.current.id.clone();
+    let held = std::mem::take(&mut *log.current.held());
     if let Some(error) = &untold {
         response = error::response(response.status(), error, &id);
     }
     let error = untold.or(told.map(|ReportedError(error)| error));
-    served.answered(response.status(), error.as_ref());
+    log.answered(response.status(), error.as_ref());
     let value = HeaderValue::from_str(&id).expect("an id is of letters and digits");
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, value);
@@ -156,9 +155,9 @@ fn keep_from_browsers(headers: &mut HeaderMap) {
 
 /// A request, until its line is in the log. One that is dropped before has lost its
 /// client.
-struct Served {
-    app: App,
-    current: Arc<Current>,
+struct RequestLog {
+    http: Http,
+    current: Arc<RequestContext>,
     method: Method,
     path: String,
     route: Option<MatchedPath>,
@@ -166,13 +165,13 @@ struct Served {
     is_told: bool,
 }
 
-impl Served {
-    fn begin(app: App, request: &Request) -> Self {
+impl RequestLog {
+    fn begin(http: Http, request: &Request) -> Self {
         // The same kind of random name as a box has.
         let id = BoxId::random().to_string();
         Self {
-            app,
-            current: Arc::new(Current { id, key: OnceLock::new(), held: Mutex::default() }),
+            http,
+            current: Arc::new(RequestContext { id, key: OnceLock::new(), held: Mutex::default() }),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
             route: request.extensions().get().cloned(),
@@ -187,7 +186,7 @@ impl Served {
 
     fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ServiceError>) {
         self.is_told = true;
-        self.app.journal.record(&LogEvent::Request {
+        self.http.journal.record(&LogEvent::Request {
             request_id: &self.current.id,
             key: self.current.key.get().map(String::as_str),
             method: self.method.as_str(),
@@ -201,7 +200,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for RequestLog {
     fn drop(&mut self) {
         if !self.is_told {
             self.tell(CLIENT_GONE, Some("client_gone"), None);

@@ -1,7 +1,8 @@
-//! Output as JSON has it: text, or base64 where every byte counts.
+//! Bytes as text: UTF-8 or base64 in JSON, percent-encoding in paths and headers.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -32,19 +33,36 @@ pub fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
+/// Encodes everything but letters, digits and `-._~`, which are safe everywhere.
+pub fn percent_encoded(bytes: &[u8]) -> String {
+    percent_encode(bytes, UNSAFE).to_string()
+}
+
+const UNSAFE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Returns `None` for a percent sign that is not followed by two hexadecimal digits.
+pub fn percent_decoded(text: &str) -> Option<Vec<u8>> {
+    let is_encoded = |rest: &str| {
+        let digits = rest.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let is_valid = text.split('%').skip(1).all(is_encoded);
+    is_valid.then(|| percent_decode_str(text).collect())
+}
+
 pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
 /// One stream in pieces: a character that is cut in two waits for its other half.
 #[derive(Debug, Default)]
-pub struct Pieces {
+pub struct Utf8Pieces {
     encoding: Encoding,
     /// The beginning of a character, at most three bytes.
     cut: Vec<u8>,
 }
 
-impl Pieces {
+impl Utf8Pieces {
     pub fn new(encoding: Encoding) -> Self {
         Self { encoding, cut: Vec::new() }
     }
@@ -59,7 +77,7 @@ impl Pieces {
     }
 
     /// What never got its other half.
-    pub fn last(&mut self) -> String {
+    pub fn flush(&mut self) -> String {
         Encoding::Utf8.whole(std::mem::take(&mut self.cut))
     }
 }
@@ -87,19 +105,20 @@ mod tests {
     fn a_split_character_is_joined() {
         let text = "añ€😀\u{fffd}z";
         for at in 0..=text.len() {
-            let mut pieces = Pieces::new(Encoding::Utf8);
+            let mut pieces = Utf8Pieces::new(Encoding::Utf8);
             let (first, second) = text.as_bytes().split_at(at);
-            let joined = [pieces.next(first.to_vec()), pieces.next(second.to_vec()), pieces.last()];
+            let joined =
+                [pieces.next(first.to_vec()), pieces.next(second.to_vec()), pieces.flush()];
             assert_eq!(joined.concat(), text, "cut at {at}");
         }
     }
 
     #[test]
-    fn invalid_utf_8_is_replaced_and_the_rest_stays() {
-        let mut pieces = Pieces::new(Encoding::Utf8);
+    fn what_is_no_text_is_replaced_and_the_rest_stays() {
+        let mut pieces = Utf8Pieces::new(Encoding::Utf8);
         assert_eq!(pieces.next(b"a\xffb\xe2\x82".to_vec()), "a\u{fffd}b");
-        assert_eq!(pieces.last(), "\u{fffd}");
-        let mut pieces = Pieces::new(Encoding::Base64);
+        assert_eq!(pieces.flush(), "\u{fffd}");
+        let mut pieces = Utf8Pieces::new(Encoding::Base64);
         assert_eq!(pieces.next(vec![0, 255]), "AP8=");
     }
 }

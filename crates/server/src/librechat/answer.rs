@@ -1,8 +1,6 @@
 //! What a client gets of an execution, whatever came of it: 200, with the reason on
 //! stderr, which is all that it shows.
 
-use std::time::Duration;
-
 use serde::Serialize;
 use tare_engine::Exit;
 use tare_engine::spec::name;
@@ -12,7 +10,7 @@ use crate::librechat::run::box_spec::DATA;
 use crate::librechat::run::inputs::Input;
 use crate::librechat::run::outputs::{Collected, Left, Skipped};
 use crate::store::id::Id;
-use crate::work::relay::{Ended, Kept};
+use crate::work::outcome::{Finish, RunOutput};
 
 #[derive(Debug, Serialize)]
 pub struct Answer {
@@ -98,32 +96,22 @@ struct Verdict {
     message: Option<String>,
 }
 
-/// What came of a program, wherever it ran.
-#[derive(Debug)]
-pub struct Ran {
-    pub ended: Ended,
-    pub oom: bool,
-    pub stdout: Kept,
-    pub stderr: Kept,
-    pub duration: Duration,
-}
-
-impl Ran {
-    pub fn into_answer(self, session_id: Id, collected: Collected) -> Answer {
-        let verdict = Verdict::of(&self);
-        let mut stderr = Encoding::Utf8.whole(self.stderr.bytes);
+impl Answer {
+    pub fn new<T>(output: RunOutput<T>, session_id: Id, collected: Collected) -> Self {
+        let verdict = Verdict::of(&output);
+        let mut stderr = Encoding::Utf8.whole(output.stderr.bytes);
         if let Some(message) = &verdict.message {
             stderr.push_str(&format!("\n[sandbox] {message}\n"));
         }
-        Answer {
+        Self {
             session_id,
-            stdout: Encoding::Utf8.whole(self.stdout.bytes),
+            stdout: Encoding::Utf8.whole(output.stdout.bytes),
             stderr,
             code: verdict.code,
             signal: verdict.signal,
             message: verdict.message,
             status: verdict.status,
-            wall_time: u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
+            wall_time: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
             artifact_delivery: delivery(&collected),
             artifact_truncation: truncation(&collected),
             deleted_files: collected.deleted,
@@ -134,31 +122,30 @@ impl Ran {
 }
 
 impl Verdict {
-    fn of(ran: &Ran) -> Self {
+    fn of<T>(output: &RunOutput<T>) -> Self {
         let killed = |status, message: &str| Self {
             code: None,
             signal: Some("SIGKILL".to_owned()),
             status: Some(status),
             message: Some(message.to_owned()),
         };
-        match ran.ended {
-            Ended::TimedOut => killed("TO", "Time limit exceeded"),
-            Ended::Flooded => killed("OL", "stdout length exceeded"),
-            Ended::Exited(exit) => Self::of_exit(exit, ran),
-            Ended::Gone => Self::of_exit(Exit::Signal(9), ran),
+        match output.finish {
+            Finish::TimedOut => killed("TO", "Time limit exceeded"),
+            Finish::OutputLimit => killed("OL", "stdout length exceeded"),
+            Finish::Exited(_) | Finish::KeeperGone => Self::of_exit(output),
         }
     }
 
-    fn of_exit(exit: Exit, ran: &Ran) -> Self {
-        let (code, signal) = match exit {
+    fn of_exit<T>(output: &RunOutput<T>) -> Self {
+        let (code, signal) = match output.finish.exit() {
             Exit::Code(code) => (Some(code), None),
             Exit::Signal(number) => (None, Some(name::signal_name(number))),
         };
         // A child that was killed for memory does not mean that the program was.
-        let is_for_memory = ran.oom && code != Some(0);
+        let is_for_memory = output.oom && code != Some(0);
         let truncated = || {
-            let bytes = ran.stderr.bytes.len();
-            ran.stderr.truncated.then(|| format!("stderr truncated at {bytes} bytes"))
+            let bytes = output.stderr.bytes.len();
+            output.stderr.truncated.then(|| format!("stderr truncated at {bytes} bytes"))
         };
         Self {
             code,
@@ -222,39 +209,46 @@ fn truncation(collected: &Collected) -> Option<Truncation> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    fn ran(ended: Ended, oom: bool) -> Ran {
-        Ran {
-            ended,
+    use tare_engine::BoxId;
+
+    use super::*;
+    use crate::work::outcome::Captured;
+
+    fn answer(finish: Finish, oom: bool) -> Answer {
+        let output = RunOutput::<()> {
+            id: BoxId::random(),
+            finish,
             oom,
-            stdout: Kept::default(),
-            stderr: Kept::default(),
+            stdout: Captured::default(),
+            stderr: Captured::default(),
+            collected: None,
             duration: Duration::from_millis(1),
-        }
+        };
+        Answer::new(output, Id::random(), Collected::default())
     }
 
     #[test]
     fn the_reason_for_an_end_uses_librechats_wording() {
-        let told = |ended, oom| {
-            let answer = ran(ended, oom).into_answer(Id::random(), Collected::default());
-            let answer = serde_json::to_value(answer).expect("JSON");
+        let told = |finish, oom| {
+            let answer = serde_json::to_value(answer(finish, oom)).expect("JSON");
             let field = |name: &str| answer[name].to_string().replace('"', "");
             ["code", "signal", "status", "message"].map(field).join(" ")
         };
-        let exited = |code| Ended::Exited(Exit::Code(code));
+        let exited = |code| Finish::Exited(Exit::Code(code));
         assert_eq!(told(exited(0), false), "0 null null null");
         assert_eq!(told(exited(3), false), "3 null null null");
         assert_eq!(told(exited(0), true), "0 null null null");
-        assert_eq!(told(Ended::Exited(Exit::Signal(9)), true), "null SIGKILL SG Out of memory");
-        assert_eq!(told(Ended::Exited(Exit::Signal(11)), false), "null SIGSEGV null null");
-        assert_eq!(told(Ended::TimedOut, false), "null SIGKILL TO Time limit exceeded");
-        assert_eq!(told(Ended::Flooded, false), "null SIGKILL OL stdout length exceeded");
+        assert_eq!(told(Finish::Exited(Exit::Signal(9)), true), "null SIGKILL SG Out of memory");
+        assert_eq!(told(Finish::Exited(Exit::Signal(11)), false), "null SIGSEGV null null");
+        assert_eq!(told(Finish::TimedOut, false), "null SIGKILL TO Time limit exceeded");
+        assert_eq!(told(Finish::OutputLimit, false), "null SIGKILL OL stdout length exceeded");
     }
 
     #[test]
     fn the_reason_is_on_stderr_for_clients_that_show_nothing_else() {
-        let answer = ran(Ended::TimedOut, false).into_answer(Id::random(), Collected::default());
+        let answer = answer(Finish::TimedOut, false);
         assert_eq!(answer.stderr, "\n[sandbox] Time limit exceeded\n");
     }
 }

@@ -57,7 +57,11 @@ fn of(error: ServiceError, mut untold: Response) -> Response {
 }
 
 fn body(error: &ServiceError) -> Value {
-    let (message, hint) = (error::message(error), error::hint(error));
+    let hint = error::hint(error);
+    let message = match error.code {
+        "stopping" => "Service is shutting down".to_owned(),
+        _ => error::message(error),
+    };
     let sentence = match &hint {
         Some(hint) => format!("{message}; {hint}"),
         None => message.clone(),

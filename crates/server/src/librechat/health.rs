@@ -4,7 +4,7 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 
-use crate::app::{App, Phase};
+use crate::app::App;
 use crate::config::librechat::Auth;
 use crate::error::ServiceError;
 use crate::http::auth;
@@ -21,7 +21,7 @@ pub async fn health(
     if config.librechat.auth(&config.keys) == Auth::None {
         auth::check_host(&headers, &config, app.served_at())?;
     }
-    let is_serving = app.stopping.phase() == Phase::Serving;
+    let is_serving = app.shutdown.is_serving();
     if is_serving && app.admission.pressure.found().admits(0).is_ok() {
         Ok(StatusCode::OK)
     } else {

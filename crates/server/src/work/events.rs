@@ -1,4 +1,4 @@
-//! What a keeper reports, without a thread that waits for it.
+//! Events of a keeper as futures.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,8 +9,8 @@ use tokio::net::UnixStream;
 
 use crate::error::ServiceError;
 
-/// When there may be something to hear. The descriptor is a second one of the same
-/// socket: the first stays with whoever hears.
+/// Waits for events of a keeper. It registers a second descriptor of the session's socket: the
+/// session keeps the first.
 #[derive(Debug)]
 pub struct Events {
     socket: UnixStream,
@@ -23,21 +23,21 @@ impl Events {
             socket.set_nonblocking(true)?;
             UnixStream::from_std(socket)
         };
-        let socket = registered().context(|| "cannot hear the box".into())?;
+        let socket = registered().context(|| "cannot wait for events of the box".into())?;
         Ok(Self { socket })
     }
 
-    /// The next event that `hear` has, which never waits.
+    /// Returns the next event of `receive`, which never waits.
     pub async fn next(
         &self,
-        mut hear: impl FnMut() -> Option<Event>,
+        mut receive: impl FnMut() -> Option<Event>,
     ) -> Result<Event, ServiceError> {
-        // Something may have come with the event before.
-        if let Some(event) = hear() {
+        // One may have come with the event before.
+        if let Some(event) = receive() {
             return Ok(event);
         }
-        let heard = || hear().ok_or(io::ErrorKind::WouldBlock.into());
-        let heard = self.socket.async_io(Interest::READABLE, heard).await;
-        heard.map_err(|error| ServiceError::internal(error.to_string()))
+        let received = || receive().ok_or(io::ErrorKind::WouldBlock.into());
+        let received = self.socket.async_io(Interest::READABLE, received).await;
+        received.map_err(ServiceError::internal)
     }
 }

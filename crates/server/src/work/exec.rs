@@ -1,11 +1,12 @@
-//! A process in a box that is there already, for somebody who waits for it.
+//! A process in a box that exists already.
 //!
 //! ```text
-//! begin ─▶ relay ─▶ what it left in its pipes ─▶ Outcome
-//!   └────────┴── client gone, server ending: the line to its keeper closes, and the
-//!                keeper ends it with everyone that it started
+//! exec -> relay -> what it left in its pipes -> RunOutput
+//!    \_______\__ client gone, server stopping: the channel to its keeper closes, and the
+//!                keeper ends it with every process that it started
 //! ```
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
@@ -13,89 +14,118 @@ use tare_engine::{BoxId, ExecSpec, Session, Stdin};
 use tokio::sync::mpsc;
 
 use crate::admission::Turn;
-use crate::app::{App, Phase};
 use crate::error::ServiceError;
-use crate::work::relay::{self, Ended, Ends, Flood, Input, Kept, Order, Output, Relayed};
+use crate::work::Service;
+use crate::work::outcome::{Finish, RunOutput};
+use crate::work::processes::ExecProcess;
+use crate::work::relay::{self, Input, OutputSink, PastLimit, ProcessControl, Relayed, Streams};
 
-/// For a keeper to start it.
+/// How long a keeper may take to start a process.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
+/// How many control requests and pieces of input wait for a process that is not ready for them.
+pub const WAITING_MAX: usize = 4;
 
-/// Whether it gets any input.
+/// Whether a process gets any input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fed {
     No,
     Yes,
 }
 
-/// A process that runs. Dropped, it is ended.
+/// A running process. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Process {
+    service: Service,
+    box_id: BoxId,
     session: Session,
-    ends: Ends,
+    streams: Streams,
     started: Instant,
     _permit: Turn,
 }
 
-/// What came of it.
-#[derive(Debug)]
-pub struct Outcome {
-    pub ended: Ended,
-    pub stdout: Kept,
-    pub stderr: Kept,
-    pub duration: Duration,
-}
-
-/// Starts it; returns when it runs.
-pub async fn begin(
-    app: &App,
-    id: BoxId,
-    spec: ExecSpec,
-    fed: Fed,
-) -> Result<Process, ServiceError> {
-    if app.stopping.phase() > Phase::Serving {
-        return Err(ServiceError::stopping());
+impl Service {
+    /// Starts a process, and returns when it runs.
+    pub async fn exec(
+        &self,
+        box_id: &BoxId,
+        spec: ExecSpec,
+        fed: Fed,
+    ) -> Result<Process, ServiceError> {
+        self.shutdown.check_serving()?;
+        let permit = self.processes.permit()?;
+        let bytes_max = self.config().limits.output_bytes;
+        let stdin = match (fed, spec.terminal) {
+            (Fed::Yes, Terminal::Pipes) => Stdin::Pipe,
+            (Fed::No, _) | (Fed::Yes, Terminal::Pty { .. }) => Stdin::Empty,
+        };
+        let started = Instant::now();
+        let of = box_id.clone();
+        let session = self.ask_in_box(move |engine| engine.exec(&of, &spec, stdin));
+        let mut session = session.await?;
+        let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
+        let late = |_| {
+            ServiceError::unavailable("not_started", "the box did not start the process in time")
+        };
+        let terminal = begun.map_err(late)??;
+        let streams = Streams::new(session.streams(), terminal, bytes_max)?;
+        let (service, box_id) = (self.clone(), box_id.clone());
+        Ok(Process { service, box_id, session, streams, started, _permit: permit })
     }
-    let permit = app.execs.permit()?;
-    let bytes_max = app.config().limits.output_bytes;
-    let stdin = match (fed, spec.terminal) {
-        (Fed::Yes, Terminal::Pipes) => Stdin::Pipe,
-        (Fed::No, _) | (Fed::Yes, Terminal::Pty { .. }) => Stdin::Empty,
-    };
-    let started = Instant::now();
-    let mut session = app.ask_in_box(move |engine| engine.exec(&id, &spec, stdin)).await?;
-    let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
-    let late =
-        |_| ServiceError::unavailable("not_started", "the box did not start the process in time");
-    let terminal = begun.map_err(late)??;
-    let ends = Ends::of(session.streams(), terminal, bytes_max)?;
-    Ok(Process { session, ends, started, _permit: permit })
+
+    /// Starts a process that runs without a client, for as long as this server does.
+    pub async fn exec_detached(
+        &self,
+        box_id: &BoxId,
+        command: Vec<String>,
+        spec: ExecSpec,
+        mut input: Input,
+    ) -> Result<Arc<ExecProcess>, ServiceError> {
+        let (control, controlled) = mpsc::channel(WAITING_MAX);
+        let (stdin, more) = mpsc::channel(WAITING_MAX);
+        let exec = Arc::new(ExecProcess::new(box_id.clone(), command, control, Some(stdin)));
+        // First: a process without a place must not run.
+        let place = self.processes.reserve(Arc::clone(&exec))?;
+        let process = self.exec(box_id, spec, Fed::Yes).await?;
+        place.keep();
+        input.more = Some(more);
+        let running = Arc::clone(&exec);
+        tokio::spawn(async move {
+            let sink = OutputSink::Remember(Arc::clone(&running.output));
+            let output = process.relay(input, Some(controlled), &sink).await;
+            // Without a result the server stops, and the process ends with it.
+            running.ended(output.map_or(Finish::KeeperGone, |output| output.finish));
+        });
+        Ok(exec)
+    }
 }
 
 impl Process {
-    /// What becomes of it when it writes more than is kept.
-    pub fn at_flood(self, flood: Flood) -> Self {
-        Self { ends: self.ends.at_flood(flood), ..self }
+    /// What happens when the process writes more than is kept.
+    pub fn with_past_limit(mut self, past_limit: PastLimit) -> Self {
+        self.streams.set_past_limit(past_limit);
+        self
     }
 
-    /// Until it has ended. Whoever drops this ends it.
-    pub async fn run(
+    /// Passes input and output until the process has ended. The process ends when this future
+    /// is dropped.
+    pub async fn relay(
         mut self,
-        app: &App,
         input: Input,
-        mut orders: Option<mpsc::Receiver<Order>>,
-        output: &Output,
-    ) -> Result<Outcome, ServiceError> {
-        let relayed = relay::relay(&mut self.session, &mut self.ends, input, &mut orders, output);
+        mut control: Option<mpsc::Receiver<ProcessControl>>,
+        sink: &OutputSink,
+    ) -> Result<RunOutput, ServiceError> {
+        let (session, streams) = (&mut self.session, &mut self.streams);
         let relayed = tokio::select! {
-            relayed = relayed => relayed?,
-            () = app.stopping.reached(Phase::Ending) => return Err(ServiceError::stopping()),
+            relayed = relay::relay(session, streams, input, &mut control, sink) => relayed?,
+            () = self.service.shutdown.killing() => return Err(ServiceError::stopping()),
         };
-        let ended = match relayed {
-            Relayed::Ended(ended) => ended,
-            Relayed::NobodyReads => return Err(ServiceError::internal("nobody read its output")),
+        let finish = match relayed {
+            Relayed::Finished(finish) => finish,
+            Relayed::Unread => return Err(ServiceError::internal("nobody read its output")),
         };
-        self.ends.left(output).await;
-        let [stdout, stderr] = self.ends.into_kept();
-        Ok(Outcome { ended, stdout, stderr, duration: self.started.elapsed() })
+        self.streams.read_left(sink).await;
+        let [stdout, stderr] = self.streams.into_captured();
+        let (id, duration) = (self.box_id, self.started.elapsed());
+        Ok(RunOutput { id, finish, oom: false, stdout, stderr, collected: None, duration })
     }
 }

@@ -8,12 +8,11 @@ use tare_archive::{Kind, Reader, Writer};
 use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Timestamp};
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::work::pipe::Pipe;
 
 /// A file that is put into a box.
-pub struct FileIn {
+pub struct InputFile {
     /// Below the root; no part of it is empty, `.` or `..`.
     pub path: String,
     /// When it was changed last, in seconds since 1970.
@@ -34,13 +33,13 @@ pub type OpenFile = Box<dyn FnOnce() -> io::Result<File> + Send>;
 
 /// A file that the command left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileOut {
+pub struct OutputFile {
     /// In the working directory where it is in there, else absolute.
     pub path: String,
     pub content: Vec<u8>,
 }
 
-impl FileIn {
+impl InputFile {
     /// Nothing but names below the working directory.
     pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ServiceError> {
         let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
@@ -66,11 +65,8 @@ pub fn now() -> i64 {
     i64::try_from(Timestamp::now().as_ms() / 1000).unwrap_or(i64::MAX)
 }
 
-pub async fn put(app: &App, id: BoxId, files: Vec<FileIn>) -> Result<(), ServiceError> {
-    app.ask(move |engine| put_all(engine, &id, files)).await
-}
-
-pub fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Error> {
+/// Copies files into a box. Blocks its thread.
+pub fn put(engine: &Engine, id: &BoxId, files: Vec<InputFile>) -> Result<(), Error> {
     let copying = engine.copy_in(id, Path::new("/"))?;
     let mut stream = Pipe::of(&copying.stream).context(|| "cannot send files".into())?;
     let sent = send(&mut stream, files);
@@ -80,7 +76,7 @@ pub fn put_all(engine: &Engine, id: &BoxId, files: Vec<FileIn>) -> Result<(), Er
     sent.context(|| format!("cannot send files to box {id}"))
 }
 
-fn send(stream: &mut dyn Write, files: Vec<FileIn>) -> io::Result<()> {
+fn send(stream: &mut dyn Write, files: Vec<InputFile>) -> io::Result<()> {
     let mut archive = Writer::new(stream);
     for file in files {
         let (path, mtime) = (file.path.as_bytes(), file.mtime);
@@ -100,7 +96,7 @@ pub fn collect(
     id: &BoxId,
     paths: &[PathBuf],
     bytes_max: u64,
-) -> Result<Vec<FileOut>, Error> {
+) -> Result<Vec<OutputFile>, Error> {
     let mut found = Vec::new();
     let mut left = bytes_max;
     for path in paths {
@@ -114,7 +110,7 @@ fn collect_one(
     id: &BoxId,
     path: &Path,
     left: &mut u64,
-    found: &mut Vec<FileOut>,
+    found: &mut Vec<OutputFile>,
 ) -> Result<(), Error> {
     let whole = Path::new(HOME).join(path);
     let copying = match engine.copy_files_out(id, &whole) {
@@ -152,7 +148,7 @@ fn receive(
     stream: &mut dyn Read,
     parent: &Path,
     left: &mut u64,
-    found: &mut Vec<FileOut>,
+    found: &mut Vec<OutputFile>,
 ) -> Result<(), Broken> {
     let mut archive = Reader::new(stream);
     let broken = |error| {
@@ -168,7 +164,7 @@ fn receive(
         let name = String::from_utf8_lossy(&entry.name).into_owned();
         let path = parent.join(name);
         let path = path.strip_prefix(HOME).unwrap_or(&path);
-        found.push(FileOut { path: path.to_string_lossy().into_owned(), content });
+        found.push(OutputFile { path: path.to_string_lossy().into_owned(), content });
     }
     Ok(())
 }
@@ -185,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_file_goes_below_the_working_directory_and_nowhere_else() {
-        let path = |text: &str| FileIn::new(text, Vec::new()).map(|file| file.path).ok();
+        let path = |text: &str| InputFile::new(text, Vec::new()).map(|file| file.path).ok();
         assert_eq!(path("a.txt").as_deref(), Some("work/a.txt"));
         assert_eq!(path("a/b.txt").as_deref(), Some("work/a/b.txt"));
         assert_eq!(path("/work/a.txt").as_deref(), Some("work/a.txt"));

@@ -5,24 +5,14 @@
 //! was asked for; that holds for several servers at once, and for one that was killed in
 //! between.
 
-use std::time::{Duration, Instant};
-
-use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Status};
+use tare_engine::{BoxId, Status};
 
-use crate::admission::{Caller, Need};
-use crate::api::boxes::Created;
-use crate::app::App;
+use crate::admission::Caller;
 use crate::error::ServiceError;
 
-const HEADER: &str = "idempotency-key";
 const KEY_BYTES_MAX: usize = 255;
-/// How long a box is waited for that another request is making.
-const MADE_WITHIN: Duration = Duration::from_secs(60);
-/// Between looks at it.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Which request a box was made for.
 pub const REQUEST_LABEL: &str = "tare.request";
@@ -35,34 +25,21 @@ pub struct Keyed {
     pub request: String,
 }
 
-/// What the key of a request stands for, if one was given. `body` is JSON, of which the
-/// order of fields and the spaces do not count.
-pub fn keyed(
-    headers: &HeaderMap,
-    caller: &Caller,
-    body: &[u8],
-) -> Result<Option<Keyed>, ServiceError> {
-    let Some(key) = key(headers)? else {
-        return Ok(None);
-    };
-    Ok(Some(Keyed { box_id: named(key, caller), request: request(key, body) }))
+impl Keyed {
+    /// `body` is JSON, of which the order of fields and the spaces do not count.
+    pub fn new(key: &[u8], caller: &Caller, body: &[u8]) -> Result<Self, ServiceError> {
+        let is_visible = key.iter().all(u8::is_ascii_graphic);
+        if key.is_empty() || key.len() > KEY_BYTES_MAX || !is_visible {
+            return Err(invalid_key());
+        }
+        Ok(Self { box_id: named(key, caller), request: request(key, body) })
+    }
 }
 
-fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
-    let mut given = headers.get_all(HEADER).iter();
-    let Some(key) = given.next() else {
-        return Ok(None);
-    };
-    let key = key.as_bytes();
-    let is_visible = key.iter().all(u8::is_ascii_graphic);
-    if given.next().is_some() || key.is_empty() || key.len() > KEY_BYTES_MAX || !is_visible {
-        return Err(ServiceError::invalid(
-            "invalid_idempotency_key",
-            "Idempotency-Key: it has to be one text of visible ASCII characters",
-        )
-        .with_hint(format!("send at most {KEY_BYTES_MAX}, such as a UUID")));
-    }
-    Ok(Some(key))
+pub fn invalid_key() -> ServiceError {
+    let message = "Idempotency-Key: it has to be one text of visible ASCII characters";
+    ServiceError::invalid("invalid_idempotency_key", message)
+        .with_hint(format!("send at most {KEY_BYTES_MAX}, such as a UUID"))
 }
 
 /// Two callers may use the same key and mean different boxes.
@@ -93,7 +70,7 @@ fn request(key: &[u8], body: &[u8]) -> String {
 const REQUEST_BYTES: usize = 16;
 
 /// A box of another server may not say what it was made for.
-fn check_same(found: &Status, spec: &Spec) -> Result<(), ServiceError> {
+pub fn check_same(found: &Status, spec: &Spec) -> Result<(), ServiceError> {
     match (found.labels.get(REQUEST_LABEL), spec.labels.get(REQUEST_LABEL)) {
         (Some(before), Some(now)) if before != now => Err(ServiceError::unprocessable(
             "idempotency_key_reused",
@@ -104,87 +81,22 @@ fn check_same(found: &Status, spec: &Spec) -> Result<(), ServiceError> {
     }
 }
 
-/// Makes the box, or finds it. Whoever else makes it is waited for. Only one that is
-/// made needs room and counts: a request that is sent again is never refused for it.
-pub async fn start(
-    app: &App,
-    id: BoxId,
-    spec: Spec,
-    options: DetachOptions,
-    caller: &Caller,
-) -> Result<Created, ServiceError> {
-    let until = Instant::now() + MADE_WITHIN;
-    loop {
-        let of = id.clone();
-        match app.ask(move |engine| look(engine, &of)).await? {
-            Found::Whole(status) => {
-                check_same(&status, &spec)?;
-                return Ok(Created::Before(*status));
-            }
-            Found::Half => {}
-            Found::Nothing => {
-                let admitted = app.admit(caller, Need::lasting_box(&spec)).await?;
-                let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
-                let (server, caller) = (app.clone(), caller.clone());
-                let start = move |engine: &Engine| {
-                    let started = engine.start_as(&of, &spec, &options)?;
-                    started
-                        .map(|started| Created::watched(&server, &caller, started, &spec, admitted))
-                        .transpose()
-                };
-                if let Some(created) = app.ask_to_create(start).await? {
-                    return Ok(created);
-                }
-            }
-        }
-        if Instant::now() >= until {
-            let message = "the box of this Idempotency-Key is still being made";
-            return Err(ServiceError::unavailable("still_starting", message));
-        }
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
-}
-
-enum Found {
-    Whole(Box<Status>),
-    /// Somebody makes it, or removes what was never whole.
-    Half,
-    Nothing,
-}
-
-fn look(engine: &Engine, id: &BoxId) -> Result<Found, Error> {
-    match engine.announced(id) {
-        Ok(Some(status)) => Ok(Found::Whole(Box::new(status))),
-        Ok(None) => Ok(Found::Half),
-        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Found::Nothing),
-        Err(error) => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
-
     use super::*;
 
-    fn asked(
-        key: &'static [u8],
-        caller: Option<&str>,
-        body: &str,
-    ) -> Result<Option<Keyed>, &'static str> {
-        let value = HeaderValue::from_bytes(key).expect("a header");
-        let headers = HeaderMap::from_iter([(HEADER.parse().expect("a name"), value)]);
+    fn keyed(key: &[u8], caller: Option<&str>, body: &str) -> Result<Keyed, &'static str> {
         let caller = Caller { key: caller.map(str::to_owned), ..Caller::default() };
-        keyed(&headers, &caller, body.as_bytes()).map_err(|error| error.code)
+        Keyed::new(key, &caller, body.as_bytes()).map_err(|error| error.code)
     }
 
-    fn of(key: &'static [u8], caller: Option<&str>) -> Result<Option<BoxId>, &'static str> {
-        Ok(asked(key, caller, "{}")?.map(|keyed| keyed.box_id))
+    fn of(key: &[u8], caller: Option<&str>) -> Result<BoxId, &'static str> {
+        Ok(keyed(key, caller, "{}")?.box_id)
     }
 
     #[test]
     fn the_order_of_fields_does_not_change_a_request() {
-        let request = |body| asked(b"a", None, body).map(|keyed| keyed.map(|it| it.request));
+        let request = |body| keyed(b"a", None, body).map(|keyed| keyed.request);
         let plain = request(r#"{"a":1,"b":{"c":2,"d":3}}"#);
         assert_eq!(plain, request(r#"{ "b": {"d":3,"c":2}, "a":1 }"#));
         assert_ne!(plain, request(r#"{"a":1,"b":{"c":2,"d":4}}"#));
@@ -196,8 +108,6 @@ mod tests {
         assert_ne!(of(b"a", Some("ci")), of(b"b", Some("ci")));
         assert_ne!(of(b"a", Some("ci")), of(b"a", Some("desk")));
         assert_ne!(of(b"a", Some("")), of(b"a", None));
-        let none = keyed(&HeaderMap::new(), &Caller::default(), b"{}");
-        assert_eq!(none.ok(), Some(None));
     }
 
     #[test]
@@ -205,7 +115,7 @@ mod tests {
         const LONGEST: &[u8] = &[b'x'; KEY_BYTES_MAX];
         const LONGER: &[u8] = &[b'x'; KEY_BYTES_MAX + 1];
         assert!(of(LONGEST, None).is_ok());
-        for wrong in [b"", LONGER, b"a b", b"\xff", b"a\t"] {
+        for wrong in [&b""[..], LONGER, b"a b", b"\xff", b"a\t"] {
             assert_eq!(of(wrong, None), Err("invalid_idempotency_key"), "{wrong:?}");
         }
     }

@@ -1,14 +1,228 @@
-//! The service layer: what every API calls. It knows no HTTP.
+//! The service layer: everything that an API can ask for. Every API calls [`Service`].
+//!
+//! It contains no HTTP type, no JSON shape and no authentication. An API turns its requests
+//! into the types of this folder, and the results into its own responses.
 
+pub mod boxes;
+pub mod create;
+pub mod cursor;
 pub mod events;
 pub mod exec;
 pub mod files;
 pub mod idempotency;
 pub mod languages;
+pub mod logs;
+pub mod outcome;
 pub mod pipe;
 pub mod processes;
 pub mod recent_output;
 pub mod relay;
 pub mod run;
 pub mod spec;
-pub mod stop;
+pub mod transfer;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use tare_engine::{BoxId, Engine, Error};
+use tokio::sync::{Mutex, Notify, Semaphore};
+
+use crate::admission::pressure::Pressure;
+use crate::admission::{Admission, Admitted, Caller, Need};
+use crate::config::Config;
+use crate::config::current::CurrentConfig;
+use crate::error::ServiceError;
+use crate::shutdown::Shutdown;
+use crate::telemetry::LogEvent;
+use crate::telemetry::journal::Journal;
+use crate::telemetry::metrics::Metrics;
+use crate::watch::followers::Followers;
+use crate::watch::keepers::KeeperWatch;
+use crate::work::boxes::StuckBoxes;
+use crate::work::processes::Processes;
+use crate::workers::{Creators, Workers};
+
+/// Each kind of call that may have to wait gets one in so many of the worker threads. However
+/// many of them wait, the others list boxes and end runs.
+const SHARE_OF_THREADS: usize = 4;
+
+/// Cheap to clone: one for each request.
+#[derive(Debug, Clone)]
+pub struct Service(Arc<Parts>);
+
+#[derive(Debug)]
+pub struct Parts {
+    pub engine: Arc<Engine>,
+    pub creators: Creators,
+    pub workers: Workers,
+    pub admission: Admission,
+    pub watch: Arc<KeeperWatch>,
+    pub followers: Followers,
+    pub processes: Processes,
+    pub stuck: StuckBoxes,
+    /// Wakes the sweep.
+    pub sweep_wanted: Notify,
+    pub journal: Arc<Journal>,
+    pub metrics: Arc<Metrics>,
+    pub shutdown: Shutdown,
+    config: CurrentConfig,
+    shares: Shares,
+    /// Held by a call that looks at the whole host: one at a time is enough.
+    whole_host: Mutex<()>,
+}
+
+/// How many threads each kind of call that may have to wait can hold at once.
+#[derive(Debug)]
+struct Shares {
+    /// Calls that wait for a program of ours in a box, which the box's own user can stop.
+    in_boxes: Arc<Semaphore>,
+    /// Calls that create a box, whose file systems may not answer.
+    creating: Arc<Semaphore>,
+    /// Calls that end a box, whose last process may hang in the kernel.
+    ending: Arc<Semaphore>,
+}
+
+impl Shares {
+    fn of(threads: usize) -> Self {
+        let share = || Arc::new(Semaphore::new((threads / SHARE_OF_THREADS).max(1)));
+        Self { in_boxes: share(), creating: share(), ending: share() }
+    }
+}
+
+/// What a service is made of, beside its own parts.
+#[derive(Debug)]
+pub struct Foundation {
+    pub engine: Engine,
+    pub creators: Creators,
+    pub workers: Workers,
+    pub watch: Arc<KeeperWatch>,
+    pub pressure: Pressure,
+    pub journal: Arc<Journal>,
+    pub metrics: Arc<Metrics>,
+    pub shutdown: Shutdown,
+    pub config: CurrentConfig,
+}
+
+impl Service {
+    pub fn new(parts: Foundation) -> Self {
+        let limits = &parts.config.get().limits;
+        let journal = Arc::clone(&parts.journal);
+        // Any call of the engine can remove leftovers.
+        let engine = parts.engine.on_reclaimed(move |id, found| {
+            journal.record(&LogEvent::OrphanReclaimed { box_id: id.as_str(), found });
+        });
+        Self(Arc::new(Parts {
+            engine: Arc::new(engine),
+            shares: Shares::of(parts.workers.threads()),
+            creators: parts.creators,
+            workers: parts.workers,
+            admission: Admission::new(limits, parts.pressure),
+            watch: parts.watch,
+            followers: Followers::default(),
+            processes: Processes::new(limits.execs),
+            stuck: StuckBoxes::default(),
+            sweep_wanted: Notify::new(),
+            journal: parts.journal,
+            metrics: parts.metrics,
+            shutdown: parts.shutdown,
+            whole_host: Mutex::default(),
+            config: parts.config,
+        }))
+    }
+
+    /// The configuration as it is now. The next request may get another one.
+    pub fn config(&self) -> Arc<Config> {
+        self.config.get()
+    }
+
+    pub fn configure(&self, config: Config) {
+        self.admission.pressure.configure(config.gauge_settings());
+        self.config.set(config);
+    }
+
+    /// Waits for the right to have one more box.
+    pub async fn admit(&self, caller: &Caller, need: Need) -> Result<Admitted, ServiceError> {
+        self.admission.admit(&self.config(), caller, need).await
+    }
+
+    /// Returns the box that a caller names by id, by the beginning of an id, or by name.
+    pub async fn find(&self, caller: &Caller, reference: &str) -> Result<BoxId, ServiceError> {
+        let (caller, reference) = (caller.clone(), reference.to_owned());
+        self.ask(move |engine| find(engine, &caller, &reference)).await
+    }
+
+    /// Calls the engine on a worker thread. Not for boxes of runs: see [`crate::workers`].
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let engine = Arc::clone(&self.engine);
+        Ok(self.call(move || ask(&engine)).await?)
+    }
+
+    /// Calls a function that blocks on a worker thread.
+    pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
+        self.workers.call(call).await
+    }
+
+    /// Calls the engine where it waits for a keeper, or for a program of ours in a box.
+    pub async fn ask_in_box<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        self.ask_in(&self.shares.in_boxes, ask).await
+    }
+
+    /// The same, with the box that a caller names.
+    pub async fn in_box<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        reference: String,
+        act: impl FnOnce(&Engine, &BoxId) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let caller = caller.clone();
+        self.ask_in_box(move |engine| act(engine, &find(engine, &caller, &reference)?)).await
+    }
+
+    async fn ask_to_create<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        self.ask_in(&self.shares.creating, ask).await
+    }
+
+    async fn ask_to_end<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        self.ask_in(&self.shares.ending, ask).await
+    }
+
+    async fn ask_in<T: Send + 'static>(
+        &self,
+        share: &Arc<Semaphore>,
+        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let turn = Arc::clone(share).acquire_owned().await;
+        let turn = turn.expect("the semaphore is never closed");
+        self.ask(move |engine| {
+            // Until the thread is free, even if the client is gone.
+            let _turn = turn;
+            ask(engine)
+        })
+        .await
+    }
+}
+
+/// The one place that decides which boxes a caller can use.
+fn find(engine: &Engine, _caller: &Caller, reference: &str) -> Result<BoxId, Error> {
+    engine.find(reference)
+}
+
+impl Deref for Service {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}

@@ -1,19 +1,20 @@
-//! How many processes are looked after in boxes, and those that nobody waits for.
+//! Counts the processes that this server runs in boxes, and remembers detached ones.
 //!
-//! What is here is this server's memory and nothing else: a server that ends takes
-//! along whom it looks after, and the next one knows of none of them.
+//! Detached processes live in the server's memory. When the server exits, they are killed, and
+//! the next server does not know them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Exit, Timestamp};
+use tare_engine::{BoxId, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::admission::{Counted, Turn};
 use crate::error::ServiceError;
-use crate::work::recent_output::Memory;
-use crate::work::relay::Order;
+use crate::work::outcome::Finish;
+use crate::work::recent_output::RecentOutput;
+use crate::work::relay::ProcessControl;
 
 /// How many are remembered, running or ended.
 const REMEMBERED_MAX: usize = 512;
@@ -22,32 +23,31 @@ const REMEMBERED_OF_ONE_BOX_MAX: usize = 64;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
-pub struct Execs {
+pub struct Processes {
     running: Counted,
     /// Of those that run, what may be transfers.
     transfers: Arc<Semaphore>,
-    remembered: Mutex<HashMap<String, Arc<Exec>>>,
+    remembered: Mutex<HashMap<String, Arc<ExecProcess>>>,
 }
 
-/// A process that nobody waits for.
+/// A detached process.
 #[derive(Debug)]
-pub struct Exec {
+pub struct ExecProcess {
     /// Random, as a box's.
     pub id: String,
     pub box_id: BoxId,
     pub command: Vec<String>,
     pub started_at: Timestamp,
-    pub memory: Arc<Memory>,
-    pub orders: mpsc::Sender<Order>,
+    pub output: Arc<RecentOutput>,
+    pub control: mpsc::Sender<ProcessControl>,
     /// `None`: closed.
     input: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
-    end: Mutex<Option<End>>,
+    end: Mutex<Option<Exited>>,
 }
 
-/// The right to send or receive a file. A client may be slow with it, and no process runs
-/// meanwhile.
+/// The right to send or receive a file of a slow client. No process runs meanwhile.
 #[derive(Debug)]
-pub struct Transfer {
+pub struct TransferPermit {
     _running: Turn,
     _share: OwnedSemaphorePermit,
 }
@@ -55,8 +55,8 @@ pub struct Transfer {
 /// A place for a process. Dropped before the process runs, it is free again.
 #[derive(Debug)]
 pub struct Reserved<'a> {
-    execs: &'a Execs,
-    exec: Option<Arc<Exec>>,
+    execs: &'a Processes,
+    exec: Option<Arc<ExecProcess>>,
 }
 
 impl Reserved<'_> {
@@ -74,16 +74,15 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// How it ended.
+/// How a detached process ended.
 #[derive(Debug, Clone, Copy)]
-pub struct End {
-    pub exit: Exit,
-    pub timed_out: bool,
+pub struct Exited {
+    pub finish: Finish,
     pub at: Timestamp,
     since: Instant,
 }
 
-impl Execs {
+impl Processes {
     pub fn new(running_max: usize) -> Self {
         Self {
             running: Counted::new(running_max),
@@ -92,23 +91,23 @@ impl Execs {
         }
     }
 
-    /// The right to have one run.
+    /// Returns the right to run one process.
     pub fn permit(&self) -> Result<Turn, ServiceError> {
         let permit = self.running.take();
         permit.ok_or_else(|| busy("server busy: as many processes run as [limits] execs allows"))
     }
 
-    /// The same for a file of a client: however many are slow, half of it is left to
-    /// processes.
-    pub fn transfer(&self) -> Result<Transfer, ServiceError> {
+    /// Returns the right to transfer one file. Half of the permits are left to processes,
+    /// however many clients are slow.
+    pub fn transfer(&self) -> Result<TransferPermit, ServiceError> {
         let share = Arc::clone(&self.transfers).try_acquire_owned();
-        Ok(Transfer {
+        Ok(TransferPermit {
             _share: share.map_err(|_| busy("as many files are sent and received as may be"))?,
             _running: self.permit()?,
         })
     }
 
-    /// Returns when none runs any more.
+    /// Returns when no process runs.
     pub async fn idle(&self) {
         self.running.all().await;
     }
@@ -119,10 +118,10 @@ impl Execs {
 
     /// Reserves a place for a process that is about to start. Of those that have ended,
     /// the first is forgotten where there are too many.
-    pub fn reserve(&self, exec: Arc<Exec>) -> Result<Reserved<'_>, ServiceError> {
+    pub fn reserve(&self, exec: Arc<ExecProcess>) -> Result<Reserved<'_>, ServiceError> {
         let mut remembered = self.remembered();
         forget_old(&mut remembered);
-        let of_box = |one: &&Arc<Exec>| one.box_id == exec.box_id;
+        let of_box = |one: &&Arc<ExecProcess>| one.box_id == exec.box_id;
         if remembered.values().filter(of_box).count() >= REMEMBERED_OF_ONE_BOX_MAX {
             forget_one(&mut remembered, |one| one.box_id == exec.box_id)?;
         }
@@ -133,7 +132,7 @@ impl Execs {
         Ok(Reserved { execs: self, exec: Some(exec) })
     }
 
-    pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<Exec>, ServiceError> {
+    pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<ExecProcess>, ServiceError> {
         let remembered = self.remembered();
         let found = remembered.get(id).filter(|exec| exec.box_id == *box_id);
         found.cloned().ok_or_else(|| {
@@ -148,12 +147,12 @@ impl Execs {
         forget_old(&mut self.remembered());
     }
 
-    fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Exec>>> {
+    fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<ExecProcess>>> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn forget_old(remembered: &mut HashMap<String, Arc<Exec>>) {
+fn forget_old(remembered: &mut HashMap<String, Arc<ExecProcess>>) {
     remembered.retain(|_, exec| {
         let end = exec.end();
         end.is_none_or(|end| end.since.elapsed() < FORGOTTEN_AFTER)
@@ -161,8 +160,8 @@ fn forget_old(remembered: &mut HashMap<String, Arc<Exec>>) {
 }
 
 fn forget_one(
-    remembered: &mut HashMap<String, Arc<Exec>>,
-    among: impl Fn(&Exec) -> bool,
+    remembered: &mut HashMap<String, Arc<ExecProcess>>,
+    among: impl Fn(&ExecProcess) -> bool,
 ) -> Result<(), ServiceError> {
     let ended = remembered.values().filter(|exec| among(exec));
     let ended = ended.filter_map(|exec| Some((exec.end()?.since, exec.id.clone())));
@@ -178,11 +177,11 @@ fn forget_one(
     }
 }
 
-impl Exec {
+impl ExecProcess {
     pub fn new(
         box_id: BoxId,
         command: Vec<String>,
-        orders: mpsc::Sender<Order>,
+        control: mpsc::Sender<ProcessControl>,
         input: Option<mpsc::Sender<Vec<u8>>>,
     ) -> Self {
         Self {
@@ -190,22 +189,22 @@ impl Exec {
             box_id,
             command,
             started_at: Timestamp::now(),
-            memory: Arc::default(),
-            orders,
+            output: Arc::default(),
+            control,
             input: Mutex::new(input),
             end: Mutex::default(),
         }
     }
 
-    pub fn end(&self) -> Option<End> {
+    pub fn end(&self) -> Option<Exited> {
         *self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn ended(&self, exit: Exit, timed_out: bool) {
-        let end = End { exit, timed_out, at: Timestamp::now(), since: Instant::now() };
+    pub fn ended(&self, finish: Finish) {
+        let end = Exited { finish, at: Timestamp::now(), since: Instant::now() };
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         self.close_input();
-        self.memory.end();
+        self.output.end();
     }
 
     pub fn input(&self) -> Option<mpsc::Sender<Vec<u8>>> {
@@ -227,14 +226,14 @@ fn busy(message: &str) -> ServiceError {
 mod tests {
     use super::*;
 
-    fn exec(box_id: &BoxId) -> Arc<Exec> {
-        let (orders, _) = mpsc::channel(1);
-        Arc::new(Exec::new(box_id.clone(), Vec::new(), orders, None))
+    fn exec(box_id: &BoxId) -> Arc<ExecProcess> {
+        let (control, _) = mpsc::channel(1);
+        Arc::new(ExecProcess::new(box_id.clone(), Vec::new(), control, None))
     }
 
     #[test]
     fn however_many_files_are_on_their_way_half_is_left_to_processes() {
-        let execs = Execs::new(4);
+        let execs = Processes::new(4);
         let transfers = [(); 2].map(|()| execs.transfer().expect("there is room"));
         assert!(execs.transfer().is_err());
         let running = [(); 2].map(|()| execs.permit().expect("there is room"));
@@ -246,7 +245,7 @@ mod tests {
 
     #[test]
     fn ended_processes_are_limited_and_running_ones_are_always_remembered() {
-        let execs = Execs::new(1);
+        let execs = Processes::new(1);
         let (one, other) = (BoxId::random(), BoxId::random());
         let all: Vec<_> = (0..REMEMBERED_OF_ONE_BOX_MAX).map(|_| exec(&one)).collect();
         for exec in &all {
@@ -257,7 +256,7 @@ mod tests {
         assert_eq!(refused.code, "busy");
         let another = execs.reserve(exec(&other));
         another.expect("another box has room").keep();
-        all[3].ended(Exit::Code(0), false);
+        all[3].ended(Finish::KeeperGone);
         let unused = exec(&one);
         drop(execs.reserve(Arc::clone(&unused)).expect("one has ended"));
         assert!(execs.find(&one, &unused.id).is_err(), "it did not start");
@@ -268,7 +267,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_more_run_than_may() {
-        let execs = Execs::new(1);
+        let execs = Processes::new(1);
         let one = execs.permit().expect("none runs");
         assert!(execs.permit().is_err());
         assert_eq!(execs.running(), 1);

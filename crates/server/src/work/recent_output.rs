@@ -1,6 +1,5 @@
-//! The last output of a process that nobody has to watch: a bounded piece, which
-//! whoever comes reads from its beginning on, and in which whoever is too slow misses
-//! some and is told how much.
+//! The last 256 KiB of a process, for any number of readers. A reader that is too slow loses
+//! the oldest bytes and learns how many.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +12,7 @@ use crate::work::relay::{CHUNK_BYTES, Chunk};
 pub const KEPT_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct RecentOutput {
     held: Mutex<Held>,
     /// Changes with everything that is added, and at the end.
     changed: watch::Sender<()>,
@@ -46,17 +45,17 @@ impl Held {
 
 /// Where somebody has come to.
 #[derive(Debug, Default)]
-pub struct Place(u64);
+pub struct Position(u64);
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum Piece {
     Chunk(Chunk),
     /// So many bytes are not there any more.
     Missed(u64),
     Over,
 }
 
-impl Memory {
+impl RecentOutput {
     pub fn add(&self, chunk: Chunk) {
         let mut held = self.held();
         held.end += chunk.bytes().len() as u64;
@@ -84,7 +83,7 @@ impl Memory {
     }
 
     /// What comes after this place, as soon as it is there.
-    pub async fn next(&self, place: &mut Place) -> Next {
+    pub async fn next(&self, place: &mut Position) -> Piece {
         let mut changes = self.changed.subscribe();
         loop {
             if let Some(next) = self.look(place) {
@@ -95,12 +94,12 @@ impl Memory {
         }
     }
 
-    fn look(&self, Place(place): &mut Place) -> Option<Next> {
+    fn look(&self, Position(place): &mut Position) -> Option<Piece> {
         let held = self.held();
         if *place < held.begin {
             let missed = held.begin - *place;
             *place = held.begin;
-            return Some(Next::Missed(missed));
+            return Some(Piece::Missed(missed));
         }
         let mut at = held.begin;
         for chunk in &held.chunks {
@@ -108,11 +107,11 @@ impl Memory {
             if *place < end {
                 let seen = usize::try_from(*place - at).unwrap_or(0);
                 *place = end;
-                return Some(Next::Chunk(chunk.from(seen)));
+                return Some(Piece::Chunk(chunk.from(seen)));
             }
             at = end;
         }
-        held.is_over.then_some(Next::Over)
+        held.is_over.then_some(Piece::Over)
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -130,44 +129,44 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_reader_reads_all_output() {
-        let memory = Memory::default();
-        let mut place = Place::default();
-        memory.add(chunk(1, 1));
-        assert_eq!(memory.next(&mut place).await, Next::Chunk(chunk(1, 1)));
-        memory.add(chunk(1, 1));
-        memory.add(Chunk::Stderr(vec![2]));
-        memory.end();
-        assert_eq!(memory.next(&mut place).await, Next::Chunk(chunk(1, 1)));
-        let second = Next::Chunk(Chunk::Stderr(vec![2]));
-        assert_eq!(memory.next(&mut place).await, second);
-        assert_eq!(memory.next(&mut place).await, Next::Over);
-        assert_eq!(memory.counts(), (3, 0));
-        let whole = memory.next(&mut Place::default()).await;
-        assert_eq!(whole, Next::Chunk(chunk(1, 2)));
+        let recent = RecentOutput::default();
+        let mut place = Position::default();
+        recent.add(chunk(1, 1));
+        assert_eq!(recent.next(&mut place).await, Piece::Chunk(chunk(1, 1)));
+        recent.add(chunk(1, 1));
+        recent.add(Chunk::Stderr(vec![2]));
+        recent.end();
+        assert_eq!(recent.next(&mut place).await, Piece::Chunk(chunk(1, 1)));
+        let second = Piece::Chunk(Chunk::Stderr(vec![2]));
+        assert_eq!(recent.next(&mut place).await, second);
+        assert_eq!(recent.next(&mut place).await, Piece::Over);
+        assert_eq!(recent.counts(), (3, 0));
+        let whole = recent.next(&mut Position::default()).await;
+        assert_eq!(whole, Piece::Chunk(chunk(1, 2)));
     }
 
     #[tokio::test]
     async fn a_slow_reader_gets_the_number_of_lost_bytes() {
-        let memory = Memory::default();
-        let mut place = Place::default();
+        let recent = RecentOutput::default();
+        let mut place = Position::default();
         for _chunk in 0..8 {
-            memory.add(chunk(0, KEPT_BYTES_MAX / 4));
+            recent.add(chunk(0, KEPT_BYTES_MAX / 4));
         }
-        assert_eq!(memory.counts().1, KEPT_BYTES_MAX as u64);
-        assert_eq!(memory.next(&mut place).await, Next::Missed(KEPT_BYTES_MAX as u64));
+        assert_eq!(recent.counts().1, KEPT_BYTES_MAX as u64);
+        assert_eq!(recent.next(&mut place).await, Piece::Missed(KEPT_BYTES_MAX as u64));
         for _chunk in 0..4 {
-            assert!(matches!(memory.next(&mut place).await, Next::Chunk(_)));
+            assert!(matches!(recent.next(&mut place).await, Piece::Chunk(_)));
         }
     }
 
     #[tokio::test]
     async fn a_waiting_reader_is_woken() {
-        let memory = Memory::default();
-        let mut place = Place::default();
-        let (next, ()) = tokio::join!(memory.next(&mut place), async {
+        let recent = RecentOutput::default();
+        let mut place = Position::default();
+        let (next, ()) = tokio::join!(recent.next(&mut place), async {
             tokio::task::yield_now().await;
-            memory.add(chunk(1, 1));
+            recent.add(chunk(1, 1));
         });
-        assert_eq!(next, Next::Chunk(chunk(1, 1)));
+        assert_eq!(next, Piece::Chunk(chunk(1, 1)));
     }
 }

@@ -1,13 +1,14 @@
-//! Between a process in a box and its client: input in, output out, each stream in
-//! order and none in the way of the other.
+//! Passes input, output and control between a process in a box and its client. Each stream is
+//! in order, and none waits for another.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::termios::{Winsize, tcsetwinsize};
-use tare_engine::{Event, Exit, Session, Streams};
+use tare_engine::{Event, Session};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -16,20 +17,20 @@ use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
 use crate::fd;
 use crate::work::events::Events;
-use crate::work::recent_output::Memory;
+use crate::work::outcome::{Captured, Finish};
+use crate::work::recent_output::RecentOutput;
 
 /// As much as a pipe holds.
 pub const CHUNK_BYTES: usize = 64 << 10;
-/// For the rest of the output of a box that has ended: nobody writes any more.
+/// Bounds reading the rest of the output: no process writes any more.
 const REST_WITHIN: Duration = Duration::from_secs(3);
-/// What a process has written before its end is in its pipe, which cannot hold more
-/// (pipe(7)). Whoever it left behind may write for ever.
+/// What a process wrote before its end is in its pipe, which cannot hold more (pipe(7)).
+/// Background processes that it left may write for ever.
 const LEFT_BYTES_MAX: usize = 1 << 20;
-const SIGKILL: i32 = 9;
 /// What a terminal takes for the end of its input (Ctrl-D).
 const END_OF_INPUT: &[u8] = b"\x04";
 
-/// Some of the output, as it came.
+/// Bytes of one stream, as they came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {
     Stdout(Vec<u8>),
@@ -43,7 +44,7 @@ impl Chunk {
         }
     }
 
-    /// Without its first bytes.
+    /// Returns the chunk without its first bytes.
     pub fn from(&self, start: usize) -> Self {
         match self {
             Self::Stdout(bytes) => Self::Stdout(bytes[start..].to_vec()),
@@ -52,92 +53,53 @@ impl Chunk {
     }
 }
 
-/// Where the output goes.
+/// Where the output of a command goes.
 #[derive(Debug)]
-pub enum Output {
-    /// Into [`Kept`].
+pub enum OutputSink {
+    /// Into [`Captured`].
     Keep,
-    /// To somebody who reads it as it comes. One who takes nothing for this long is cut
-    /// off.
+    /// To a client that reads it as it comes. A client that takes nothing for this long is
+    /// given up.
     Pass { to: mpsc::Sender<Chunk>, patience: Duration },
-    /// Where whoever wants to may read it, or nobody.
-    Remember(Arc<Memory>),
+    /// To any number of readers, or none.
+    Remember(Arc<RecentOutput>),
 }
 
-/// Where the input comes from.
+/// Where the input of a command comes from.
 #[derive(Debug, Default)]
 pub struct Input {
     /// First.
     pub bytes: Vec<u8>,
     /// Then; its end is the end of the input.
     pub more: Option<mpsc::Receiver<Vec<u8>>>,
-    /// For the bytes, where they outlive the request that they came with.
+    /// The memory of the bytes, if they outlive the request that they came with.
     pub charge: Option<Charge>,
 }
 
-impl Input {
-    /// Just this.
-    pub fn of(bytes: Option<Vec<u8>>) -> Self {
-        Self { bytes: bytes.unwrap_or_default(), more: None, charge: None }
-    }
-}
-
-/// What a client wants of a process that runs.
+/// What a client asks of a running process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum ProcessControl {
     Signal(i32),
     Resize { rows: u16, columns: u16 },
 }
 
-/// One stream, as far as its limit goes.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Kept {
-    pub bytes: Vec<u8>,
-    pub truncated: bool,
-}
-
-/// How a command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    Exited(Exit),
-    TimedOut,
-    /// It wrote more than it may, where that ends it.
-    Flooded,
-    /// Its keeper is gone, and everyone with it.
-    Gone,
-}
-
-impl Ended {
-    /// With whether it was for its timeout.
-    pub fn verdict(self) -> (Exit, bool) {
-        match self {
-            Self::Exited(exit) => (exit, false),
-            Self::TimedOut => (Exit::Code(TIMED_OUT), true),
-            Self::Flooded | Self::Gone => (Exit::Signal(SIGKILL), false),
-        }
-    }
-}
-
-/// What becomes of a command that writes more to its output than is kept.
+/// What happens to a command that writes more than is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Flood {
-    /// It goes on, and the rest is lost.
+pub enum PastLimit {
+    /// The command goes on, and the rest is lost.
     #[default]
-    Passes,
-    Ends,
+    Truncate,
+    Kill,
 }
-
-/// As `timeout(1)` says it.
-const TIMED_OUT: u8 = 124;
 
 #[derive(Debug)]
 pub enum Relayed {
-    Ended(Ended),
-    /// Whoever was to read the output does not.
-    NobodyReads,
+    Finished(Finish),
+    /// The client does not read the output.
+    Unread,
 }
 
-/// Waits until the process runs; its terminal, if it has one.
+/// Waits until the process runs. Returns its terminal, if it has one.
 pub async fn started(session: &mut Session) -> Result<Option<OwnedFd>, ServiceError> {
     let events = Events::of(session.events_fd())?;
     let mut terminal = None;
@@ -156,30 +118,30 @@ pub async fn started(session: &mut Session) -> Result<Option<OwnedFd>, ServiceEr
 
 /// The host's ends of the streams of a process.
 #[derive(Debug)]
-pub struct Ends {
+pub struct Streams {
     stdin: Option<Fd>,
     terminal: Option<Fd>,
-    stdout: Pipe,
-    stderr: Pipe,
+    stdout: OutputPipe,
+    stderr: OutputPipe,
 }
 
 /// Shared by input and output where both are one terminal.
 type Fd = Arc<AsyncFd<OwnedFd>>;
 
 #[derive(Debug)]
-struct Pipe {
+struct OutputPipe {
     /// `None` at its end.
     from: Option<Fd>,
-    kept: Kept,
+    captured: Captured,
     left: u64,
-    flood: Flood,
+    past_limit: PastLimit,
     make: fn(Vec<u8>) -> Chunk,
 }
 
-impl Ends {
+impl Streams {
     /// `bytes_max` is of each stream. A terminal is input and output in one.
-    pub fn of(
-        streams: Streams,
+    pub fn new(
+        streams: tare_engine::Streams,
         terminal: Option<OwnedFd>,
         bytes_max: u64,
     ) -> Result<Self, ServiceError> {
@@ -188,11 +150,11 @@ impl Ends {
             let fd = fd.map_err(|error| ServiceError::internal(error.to_string()))?;
             Ok::<_, ServiceError>(fd.map(Arc::new))
         };
-        let pipe = |from, make| Pipe {
+        let pipe = |from, make| OutputPipe {
             from,
-            kept: Kept::default(),
+            captured: Captured::default(),
             left: bytes_max,
-            flood: Flood::Passes,
+            past_limit: PastLimit::Truncate,
             make,
         };
         let terminal = watched(terminal, Interest::READABLE | Interest::WRITABLE)?;
@@ -206,28 +168,27 @@ impl Ends {
         })
     }
 
-    /// What becomes of a command whose stdout passes its limit.
-    pub fn at_flood(mut self, flood: Flood) -> Self {
-        self.stdout.flood = flood;
-        self
+    /// What happens to a command whose stdout passes its limit.
+    pub fn set_past_limit(&mut self, past_limit: PastLimit) {
+        self.stdout.past_limit = past_limit;
     }
 
-    /// What is left of the output of a box that has ended.
-    pub async fn rest(&mut self, output: &Output) {
+    /// Reads what is left of the output of a box that has ended.
+    pub async fn read_to_end(&mut self, output: &OutputSink) {
         let rest = async { tokio::join!(self.stdout.read(output), self.stderr.read(output)) };
-        // A reader who stalls now has all that he will get.
+        // A client that stalls now gets no more.
         tokio::time::timeout(REST_WITHIN, rest).await.ok();
     }
 
-    /// What a process has left in its pipes, in a box that goes on. Whoever it left
-    /// behind may hold them open: their end is not waited for.
-    pub async fn left(&mut self, output: &Output) {
+    /// Reads what a process left in its pipes, in a box that goes on. Background processes may
+    /// hold the pipes open, so this does not wait for their end.
+    pub async fn read_left(&mut self, output: &OutputSink) {
         let left = async { tokio::join!(self.stdout.left(output), self.stderr.left(output)) };
         tokio::time::timeout(REST_WITHIN, left).await.ok();
     }
 
-    pub fn into_kept(self) -> [Kept; 2] {
-        [self.stdout.kept, self.stderr.kept]
+    pub fn into_captured(self) -> [Captured; 2] {
+        [self.stdout.captured, self.stderr.captured]
     }
 
     fn resize(&self, rows: u16, columns: u16) {
@@ -239,44 +200,55 @@ impl Ends {
     }
 }
 
+thread_local! {
+    /// Shared by all pipes that a thread of the runtime reads: a process that writes nothing
+    /// needs no buffer.
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; CHUNK_BYTES]);
+}
+
+/// Reads what is there, without waiting. Empty at the end.
+fn read_chunk(fd: &OwnedFd) -> io::Result<Vec<u8>> {
+    BUFFER.with_borrow_mut(|buffer| {
+        let count = rustix::io::read(fd, &mut buffer[..])?;
+        Ok(buffer[..count].to_vec())
+    })
+}
+
 /// Why no more is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// Nobody takes the output any more.
+    /// The client does not read.
     Unread,
-    Flooded,
+    PastLimit,
 }
 
-impl Pipe {
-    /// Reads until the end. May be given up at any moment without anything being lost:
-    /// what was read has its place already.
-    async fn read(&mut self, output: &Output) -> Result<(), Stop> {
-        let mut buffer = vec![0; CHUNK_BYTES];
+impl OutputPipe {
+    /// Reads until the end. Nothing is lost if this future is dropped: the place for the bytes
+    /// is reserved before they are read.
+    async fn read(&mut self, output: &OutputSink) -> Result<(), Stop> {
         while let Some(from) = self.from.clone() {
             let place = output.place().await?;
-            let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut buffer[..])?);
-            // A terminal whose other side is closed is EIO.
-            match from.async_io(Interest::READABLE, read).await {
-                Ok(0) | Err(_) => self.from = None,
-                Ok(count) => self.take(&buffer[..count], output, place),
+            // A terminal whose other side is closed returns EIO.
+            match from.async_io(Interest::READABLE, read_chunk).await {
+                Ok(bytes) if !bytes.is_empty() => self.take(bytes, output, place),
+                Ok(_) | Err(_) => self.from = None,
             }
-            if self.kept.truncated && self.flood == Flood::Ends {
-                return Err(Stop::Flooded);
+            if self.captured.truncated && self.past_limit == PastLimit::Kill {
+                return Err(Stop::PastLimit);
             }
         }
         Ok(())
     }
 
     /// Reads what is there.
-    async fn left(&mut self, output: &Output) -> Result<(), Stop> {
-        let mut buffer = vec![0; CHUNK_BYTES];
+    async fn left(&mut self, output: &OutputSink) -> Result<(), Stop> {
         let mut total = 0;
         while let Some(from) = self.from.clone() {
             let place = output.place().await?;
-            match rustix::io::read(from.get_ref(), &mut buffer[..]) {
-                Ok(count) if count > 0 && total < LEFT_BYTES_MAX => {
-                    total += count;
-                    self.take(&buffer[..count], output, place);
+            match read_chunk(from.get_ref()) {
+                Ok(bytes) if !bytes.is_empty() && total < LEFT_BYTES_MAX => {
+                    total += bytes.len();
+                    self.take(bytes, output, place);
                 }
                 Ok(_) | Err(_) => self.from = None,
             }
@@ -285,23 +257,28 @@ impl Pipe {
     }
 
     /// Past the limit it is read all the same, so that the command goes on.
-    fn take(&mut self, bytes: &[u8], output: &Output, place: Option<mpsc::Permit<'_, Chunk>>) {
-        if let Output::Remember(memory) = output {
-            return memory.add((self.make)(bytes.to_vec()));
+    fn take(
+        &mut self,
+        mut bytes: Vec<u8>,
+        output: &OutputSink,
+        place: Option<mpsc::Permit<'_, Chunk>>,
+    ) {
+        if let OutputSink::Remember(recent) = output {
+            return recent.add((self.make)(bytes));
         }
         let wanted = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         self.left -= wanted as u64;
-        self.kept.truncated |= wanted < bytes.len();
-        let bytes = &bytes[..wanted];
+        self.captured.truncated |= wanted < bytes.len();
+        bytes.truncate(wanted);
         match place {
             _ if bytes.is_empty() => {}
-            Some(place) => place.send((self.make)(bytes.to_vec())),
-            None => self.kept.bytes.extend_from_slice(bytes),
+            Some(place) => place.send((self.make)(bytes)),
+            None => self.captured.bytes.extend_from_slice(&bytes),
         }
     }
 }
 
-impl Output {
+impl OutputSink {
     /// A place for a chunk that is still to come, where there are only so many.
     async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Stop> {
         match self {
@@ -315,17 +292,17 @@ impl Output {
     }
 }
 
-/// Until the command has ended.
+/// Passes everything on until the command has ended.
 pub async fn relay(
     session: &mut Session,
-    ends: &mut Ends,
+    streams: &mut Streams,
     input: Input,
-    orders: &mut Option<mpsc::Receiver<Order>>,
-    output: &Output,
+    control: &mut Option<mpsc::Receiver<ProcessControl>>,
+    output: &OutputSink,
 ) -> Result<Relayed, ServiceError> {
     let events = Events::of(session.events_fd())?;
-    let feeding = feed(ends.stdin.take(), ends.terminal.is_some(), input);
-    let (mut stdout, mut stderr) = (ends.stdout.take_over(), ends.stderr.take_over());
+    let feeding = feed(streams.stdin.take(), streams.terminal.is_some(), input);
+    let (mut stdout, mut stderr) = (streams.stdout.take_over(), streams.stderr.take_over());
     let reading = async { tokio::try_join!(stdout.read(output), stderr.read(output)) };
     let mut feeding = Box::pin(feeding);
     let mut reading = Box::pin(reading);
@@ -335,55 +312,55 @@ pub async fn relay(
         tokio::select! {
             event = events.next(|| session.next_event()) => match event? {
                 Event::Started | Event::Terminal(_) => {}
-                Event::Exited(exit) => break Relayed::Ended(Ended::Exited(exit)),
-                Event::TimedOut => break Relayed::Ended(Ended::TimedOut),
-                Event::Gone => break Relayed::Ended(Ended::Gone),
+                Event::Exited(exit) => break Relayed::Finished(Finish::Exited(exit)),
+                Event::TimedOut => break Relayed::Finished(Finish::TimedOut),
+                Event::Gone => break Relayed::Finished(Finish::KeeperGone),
                 Event::Failed(error) => return Err(error.into()),
             },
             read = &mut reading, if !is_read => match read {
                 Ok(_) => is_read = true,
-                Err(Stop::Unread) => break Relayed::NobodyReads,
-                Err(Stop::Flooded) => break Relayed::Ended(Ended::Flooded),
+                Err(Stop::Unread) => break Relayed::Unread,
+                Err(Stop::PastLimit) => break Relayed::Finished(Finish::OutputLimit),
             },
             () = &mut feeding, if !is_fed => is_fed = true,
-            order = next_order(orders) => match order {
+            request = next_control(control) => match request {
                 // One that does not arrive is of a process that is about to end.
-                Order::Signal(signal) => drop(session.signal(signal)),
-                Order::Resize { rows, columns } => ends.resize(rows, columns),
+                ProcessControl::Signal(signal) => drop(session.signal(signal)),
+                ProcessControl::Resize { rows, columns } => streams.resize(rows, columns),
             },
-            () = overdue => break Relayed::Ended(Ended::TimedOut),
+            () = overdue => break Relayed::Finished(Finish::TimedOut),
         }
     };
     drop((feeding, reading));
-    (ends.stdout, ends.stderr) = (stdout, stderr);
+    (streams.stdout, streams.stderr) = (stdout, stderr);
     Ok(relayed)
 }
 
-impl Pipe {
+impl OutputPipe {
     /// Another that goes on where this one is.
     fn take_over(&mut self) -> Self {
         Self {
             from: self.from.take(),
-            kept: std::mem::take(&mut self.kept),
+            captured: std::mem::take(&mut self.captured),
             left: self.left,
-            flood: self.flood,
+            past_limit: self.past_limit,
             make: self.make,
         }
     }
 }
 
-/// For ever, once nobody can give any.
-async fn next_order(orders: &mut Option<mpsc::Receiver<Order>>) -> Order {
-    if let Some(from) = orders {
+/// Never returns once the sender is dropped.
+async fn next_control(control: &mut Option<mpsc::Receiver<ProcessControl>>) -> ProcessControl {
+    if let Some(from) = control {
         match from.recv().await {
-            Some(order) => return order,
-            None => *orders = None,
+            Some(request) => return request,
+            None => *control = None,
         }
     }
     std::future::pending().await
 }
 
-/// When the keeper is late with the timeout that it keeps.
+/// Returns when the keeper is late with the timeout that it enforces.
 fn overdue(session: &Session) -> impl Future<Output = ()> + use<> {
     let left = session.overdue_in();
     async move {
@@ -394,7 +371,7 @@ fn overdue(session: &Session) -> impl Future<Output = ()> + use<> {
     }
 }
 
-/// A command that does not read its input is its own affair.
+/// Writes the input. A command that does not read it may still succeed.
 async fn feed(to: Option<Fd>, is_terminal: bool, input: Input) {
     let fed = async {
         let Some(to) = to else {

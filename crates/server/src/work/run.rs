@@ -1,17 +1,15 @@
-//! One command in a box of its own, from the request to nothing left.
+//! Runs one command in its own box, and returns after the box is gone.
 //!
 //! ```text
-//! make ─▶ put files ─▶ exec ─▶ relay ─▶ collect files ─▶ the one way out ─▶ rest of the output
-//!   └────────┴──────────┴────────┴── client gone, server ending ──▲
+//! admit -> slot -> make box -> [copy in -> exec] -> relay -> [collect] -> tear down -> log
+//!                      \_________ client gone, server stopping, error _____^
 //! ```
 //!
-//! Where no file goes in or comes out, the command is the box's own, and there is
-//! nothing between making it and relaying. Else the box has none and waits, before for
-//! its files and afterwards until they are collected.
+//! This file owns the order of these steps, and the promise that every box it makes is torn
+//! down. It never parses a request and never formats a response.
 //!
-//! It runs in a task of its own, which nobody cancels: from the moment that there is a
-//! box every path leads through [`Session::end`]. A client that goes away is noticed
-//! by the handle that it held.
+//! Without files, the command is the box's own command. With files, the command is an exec: the
+//! box must exist while files are copied in, and outlive the command while results are collected.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -22,83 +20,94 @@ use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, command, name};
 use tare_engine::{BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Keeper, Session, Stdin};
+use tokio_util::sync::CancellationToken;
 
-pub use crate::work::files::{FileIn, FileOut};
-
-use crate::admission::{Admitted, Caller};
-use crate::app::{App, Phase};
+use crate::admission::{Admitted, Caller, Need};
 use crate::error::ServiceError;
-use crate::shutdown::{self, Running, Wanted};
 use crate::telemetry::LogEvent;
-use crate::telemetry::metrics::{Phase as RunPhase, RunResult};
+use crate::telemetry::metrics::{Phase, RunResult};
+use crate::work::Service;
+use crate::work::boxes::{ENDED_WITHIN, TRY_AGAIN};
 use crate::work::events::Events;
-use crate::work::files;
-use crate::work::relay::{self, Ended, Ends, Flood, Input, Kept, Output, Relayed};
-use crate::work::stop::{ENDED_WITHIN, TRY_AGAIN, is_dead};
+use crate::work::files::{self, InputFile};
+use crate::work::outcome::{Finish, RunOutput};
+use crate::work::relay::{self, Input, OutputSink, PastLimit, Relayed, Streams};
 use crate::workers::CreateSlot;
 
-/// For the box to be made. A file system that does not answer must not hold anybody.
-const MADE_WITHIN: Duration = Duration::from_secs(60);
-/// A box that takes longer to start says where it waits.
+/// Bounds the wait when a volume's file system does not answer.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A box that takes longer to start reports the system call that it waits in.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
-/// How long a box that is made so slowly keeps others from being made.
-const BENCH_HELD_MOST: Duration = Duration::from_millis(100);
-/// For files to be put into it, and to be collected, in which whatever still runs in
-/// the box has a say.
-const COPIED_WITHIN: Duration = Duration::from_secs(30);
+/// A box that takes longer than this gives its create slot to the next box.
+const SLOT_HELD_MAX: Duration = Duration::from_millis(100);
+/// Bounds a copy, because processes in the box can slow it down.
+const COPY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bounds how long one attempt to end a box holds its thread.
+const TRY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Of a box that has no command of its own: the program that it is for. Arguments and
-/// code are nobody's to read in a list.
+/// Names the program of a box without a command of its own. Arguments and code are private:
+/// every key can list boxes.
 pub const RUN_LABEL: &str = "tare.run";
 
-/// What is to be done.
-pub struct OneShot<T> {
-    /// Without a command: that is in `exec`.
+/// One command, the box it needs, and the files that go with it.
+pub struct RunRequest<T> {
+    /// The box, without a command.
     pub spec: Spec,
     pub exec: ExecSpec,
     pub stdin: Option<Vec<u8>>,
-    pub files: Vec<FileIn>,
+    pub files: Vec<InputFile>,
     pub collect: Option<Collect<T>>,
+    /// The limit for each of stdout and stderr.
     pub output_bytes_max: u64,
-    pub flood: Flood,
-    pub stage: Stage,
+    pub past_limit: PastLimit,
+    pub progress: Progress,
 }
 
-/// What a run is waiting for, in words.
-#[derive(Debug, Clone)]
-pub struct Stage(Arc<Mutex<Cow<'static, str>>>);
+/// Reads results out of the box after its command has finished. Blocks its thread.
+pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, Finish) -> Result<T, Error> + Send>;
 
-impl Default for Stage {
+/// What a run is doing now, in words.
+#[derive(Debug, Clone)]
+pub struct Progress(Arc<Mutex<Cow<'static, str>>>);
+
+impl Default for Progress {
     fn default() -> Self {
         Self(Arc::new(Mutex::new("waiting for its turn".into())))
     }
 }
 
-impl Stage {
-    fn enter(&self, stage: impl Into<Cow<'static, str>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage.into();
+impl Progress {
+    fn set(&self, step: impl Into<Cow<'static, str>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step.into();
     }
 
-    pub fn words(&self) -> String {
-        let stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stage.clone().into_owned()
+    pub fn text(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().into_owned()
     }
 }
 
-/// Takes what is to come back out of the box, once its command has ended so. It waits
-/// for the box, in a thread that may.
-pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, Ended) -> Result<T, Error> + Send>;
+impl<T> RunRequest<T> {
+    /// A request without input, files and results.
+    pub fn new(spec: Spec, exec: ExecSpec, output_bytes_max: u64) -> Self {
+        Self {
+            spec,
+            exec,
+            stdin: None,
+            files: Vec::new(),
+            collect: None,
+            output_bytes_max,
+            past_limit: PastLimit::Truncate,
+            progress: Progress::default(),
+        }
+    }
 
-impl<T> OneShot<T> {
-    fn copies_nothing(&self) -> bool {
+    /// Returns whether the command can be the box's own: it needs no copy in or out.
+    fn is_box_command(&self) -> bool {
         self.files.is_empty() && self.collect.is_none()
     }
 
     fn stdin(&self) -> Stdin {
-        match self.stdin {
-            Some(_) => Stdin::Pipe,
-            None => Stdin::Empty,
-        }
+        self.stdin.as_ref().map_or(Stdin::Empty, |_| Stdin::Pipe)
     }
 
     fn label(&self) -> Option<(String, String)> {
@@ -106,10 +115,10 @@ impl<T> OneShot<T> {
         name::label(&format!("{RUN_LABEL}={program}")).ok()
     }
 
-    /// The box that it needs, and what that is given to read.
-    fn to_make(&self) -> (Spec, Stdin) {
+    /// Returns the box to make, and the stdin of its own command.
+    fn box_spec(&self) -> (Spec, Stdin) {
         let mut spec = self.spec.clone();
-        if !self.copies_nothing() {
+        if !self.is_box_command() {
             spec.labels.extend(self.label());
             return (spec, Stdin::Empty);
         }
@@ -120,220 +129,199 @@ impl<T> OneShot<T> {
     }
 }
 
-/// What came of it.
-#[derive(Debug)]
-pub struct Outcome<T> {
-    pub id: BoxId,
-    pub ended: Ended,
-    pub oom: bool,
-    pub stdout: Kept,
-    pub stderr: Kept,
-    /// `None` where nothing was to be, or its box was gone.
-    pub collected: Option<T>,
-    pub duration: Duration,
-}
-
-impl<T> Outcome<T> {
-    pub fn exit(&self) -> Exit {
-        self.ended.verdict().0
-    }
-}
-
-/// Starts it.
-pub fn start<T: Send + 'static>(
-    app: &App,
-    caller: &Caller,
-    admitted: Admitted,
-    what: OneShot<T>,
-    output: Output,
-) -> Running<Outcome<T>> {
-    let app = app.clone();
-    let request_id = caller.request_id.clone();
-    let (mut wanted, running) = shutdown::pair();
-    tokio::spawn(async move {
-        let outcome = Course::run(&app, admitted, what, &output, &mut wanted, request_id).await;
-        wanted.done(outcome);
-    });
-    running
-}
-
-const STOPPING: &str = "stopping";
-
-/// Why it does not go on.
-enum Cut {
-    /// Nobody waits for it.
-    Gone,
-    /// The server is to end.
-    Ending,
+/// Why a run ended before its command did.
+enum Interrupted {
+    ClientGone,
+    ServerStopping,
     Failed(ServiceError),
 }
 
-impl From<ServiceError> for Cut {
+impl From<ServiceError> for Interrupted {
     fn from(error: ServiceError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Cut {
-    fn into_error(self) -> ServiceError {
-        match self {
-            Self::Gone => ServiceError::internal("nobody waited for it"),
-            Self::Ending => ServiceError::stopping(),
-            Self::Failed(error) => error,
+impl From<Interrupted> for ServiceError {
+    fn from(why: Interrupted) -> Self {
+        match why {
+            Interrupted::ClientGone => Self::internal("the client of a run is gone"),
+            Interrupted::ServerStopping => Self::stopping(),
+            Interrupted::Failed(error) => error,
         }
     }
 }
 
-struct Course<'a, T> {
-    app: &'a App,
-    session: Session,
-    /// Given back when nothing is left.
-    admitted: Option<Admitted>,
-    wanted: &'a mut Wanted<Outcome<T>>,
-    /// When the lap that it is in began.
-    since: Instant,
-    stage: Stage,
-}
+impl Service {
+    /// Runs a command in a fresh box, and returns after tare has seen that the box is gone.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        request: RunRequest<T>,
+        sink: OutputSink,
+    ) -> Result<RunOutput<T>, ServiceError> {
+        let admitted = self.admit_run(caller, &request.spec).await?;
+        self.run_admitted(caller, admitted, request, sink).await
+    }
 
-/// What was learned on the way.
-struct Ran<T> {
-    ended: Ended,
-    collected: Option<T>,
-    ends: Ends,
-}
+    /// Waits for the turn of a run. A separate step for APIs that stream: until here a refusal
+    /// is an error of the request, and from here on it is part of the stream.
+    pub async fn admit_run(&self, caller: &Caller, spec: &Spec) -> Result<Admitted, ServiceError> {
+        self.shutdown.check_serving()?;
+        self.admit(caller, Need::run(spec)).await
+    }
 
-impl<'a, T: Send + 'static> Course<'a, T> {
-    async fn run(
-        app: &'a App,
+    /// The run has its own task. Dropping the returned future interrupts the task: the box is
+    /// killed and torn down, and the run is logged as `disconnected`.
+    pub async fn run_admitted<T: Send + 'static>(
+        &self,
+        caller: &Caller,
         admitted: Admitted,
-        what: OneShot<T>,
-        output: &Output,
-        wanted: &'a mut Wanted<Outcome<T>>,
-        request_id: String,
-    ) -> Result<Outcome<T>, ServiceError> {
+        request: RunRequest<T>,
+        sink: OutputSink,
+    ) -> Result<RunOutput<T>, ServiceError> {
+        let interrupt = self.shutdown.interrupt();
+        let _interrupt_when_dropped = interrupt.clone().drop_guard();
+        let steps = Steps {
+            service: self.clone(),
+            request_id: caller.request_id.clone(),
+            admitted: Some(admitted),
+            interrupt,
+            progress: request.progress.clone(),
+            phase_began: Instant::now(),
+        };
+        let task = tokio::spawn(async move { steps.run_and_log(request, sink).await });
+        task.await.map_err(ServiceError::internal)?
+    }
+}
+
+/// What every step of one run needs.
+struct Steps {
+    service: Service,
+    request_id: String,
+    /// Released last: a run counts against limits and quotas until its box is gone. `None`
+    /// after the keeper watch has taken it for a box that is stuck.
+    admitted: Option<Admitted>,
+    /// Cancelled when the client disconnects, and when the server kills the remaining runs.
+    interrupt: CancellationToken,
+    progress: Progress,
+    phase_began: Instant,
+}
+
+/// The result of the command, before teardown.
+struct Finished<T> {
+    finish: Finish,
+    streams: Streams,
+    collected: Option<T>,
+}
+
+impl Steps {
+    async fn run_and_log<T: Send + 'static>(
+        mut self,
+        request: RunRequest<T>,
+        sink: OutputSink,
+    ) -> Result<RunOutput<T>, ServiceError> {
         let started = Instant::now();
-        let request_id = Some(request_id.as_str()).filter(|id| !id.is_empty());
-        let tell = |box_id: Option<&BoxId>, over: Over| {
-            app.journal.record(&LogEvent::RunEnded {
-                box_id: box_id.map(BoxId::as_str),
-                request_id,
-                result: over.result,
-                exit_code: over.exit_code,
-                code: over.code,
-                duration: started.elapsed(),
-            });
-        };
-        let (spec, stdin) = what.to_make();
-        let stage = what.stage.clone();
-        let bench = tokio::select! {
-            bench = app.creators.slot() => bench,
-            () = wanted.given_up() => {
-                tell(None, Over::cut(&Cut::Gone));
-                return Err(Cut::Gone.into_error());
+        let (box_id, result) = match self.make_box(request.box_spec()).await {
+            Ok((session, slot)) => {
+                let id = session.id().clone();
+                (Some(id), self.use_box(session, slot, request, &sink).await)
             }
+            Err(why) => (None, Err(why)),
         };
-        stage.enter("creating the box");
-        let session = make(app, spec, stdin).await;
-        let session = session.inspect_err(|error| tell(None, Over::failed(error)))?;
-        app.journal.record_box_notes(session.notes());
-        let id = session.id().clone();
-        let mut course =
-            Self { app, session, admitted: Some(admitted), wanted, since: started, stage };
-        course.lap(RunPhase::Create);
-        course.stage.enter("starting the box");
-        let ran = course.go(what, output, bench).await;
-        course.stage.enter("ending the box");
-        if ran.is_err() {
-            course.session.kill();
-        }
-        let ending = course.end(request_id).await;
-        tell(Some(&id), Over::of(&ran, &ending));
-        let ending = ending?;
-        let mut ran = ran.map_err(Cut::into_error)?;
-        // Everyone who could write is dead: what is left is in the pipes.
-        ran.ends.rest(output).await;
-        let [stdout, stderr] = ran.ends.into_kept();
-        Ok(Outcome {
-            id,
-            ended: ran.ended,
-            oom: ending.oom_kills > 0,
-            stdout,
-            stderr,
-            collected: ran.collected,
-            duration: started.elapsed(),
-        })
+        let duration = started.elapsed();
+        let Summary { result: label, exit_code, code } = Summary::new(&result);
+        self.service.journal.record(&LogEvent::RunEnded {
+            box_id: box_id.as_ref().map(BoxId::as_str),
+            request_id: Some(self.request_id.as_str()).filter(|id| !id.is_empty()),
+            result: label,
+            exit_code,
+            code,
+            duration,
+        });
+        result.map(|output| RunOutput { duration, ..output }).map_err(ServiceError::from)
     }
 
-    fn box_is_made(&mut self) {
-        if let Some(admitted) = &mut self.admitted {
-            admitted.box_is_made();
-        }
-    }
-
-    fn lap(&mut self, over: RunPhase) {
-        let now = Instant::now();
-        self.app.metrics.observe(over, now - self.since);
-        self.since = now;
-    }
-
-    async fn go(
+    /// Makes the box on a thread that lives as long as the server: the kernel kills a keeper
+    /// when the *thread* that created it exits (`PR_SET_PDEATHSIG`, prctl(2)).
+    async fn make_box(
         &mut self,
-        what: OneShot<T>,
-        output: &Output,
-        bench: CreateSlot,
-    ) -> Result<Ran<T>, Cut> {
-        self.await_made(bench).await?;
-        if what.copies_nothing() {
-            return self.go_straight(what, output).await;
-        }
-        let id = self.session.id().clone();
-        let stdin = what.stdin();
-        if !what.files.is_empty() {
-            let app = self.app.clone();
-            let put = files::put(&app, id.clone(), what.files);
-            self.unless_cut(COPIED_WITHIN, put).await??;
-        }
-        let (of, exec) = (id.clone(), what.exec);
-        let executed = self.app.ask(move |engine| engine.exec(&of, &exec, stdin));
-        let mut executed = executed.await?;
-        let ends = Ends::of(executed.streams(), None, what.output_bytes_max)?;
-        let mut ends = ends.at_flood(what.flood);
-        self.box_is_made();
-        self.lap(RunPhase::Start);
-        let (input, orders) = (Input::of(what.stdin), &mut None);
-        let relayed = relay::relay(&mut executed, &mut ends, input, orders, output);
-        let ended = unless_ended(self.app, self.wanted, relayed).await?;
-        drop(executed);
-        let mut collected = None;
-        if let Some(collect) = what.collect.filter(|_| ended != Ended::Gone) {
-            let app = self.app.clone();
-            let collect = app.ask(move |engine| collect(engine, &id, ended));
-            collected = Some(self.unless_cut(COPIED_WITHIN, collect).await??);
-        }
-        self.lap(RunPhase::Run);
-        Ok(Ran { ended, collected, ends })
+        (spec, stdin): (Spec, Stdin),
+    ) -> Result<(Session, CreateSlot), Interrupted> {
+        let slot = self.unless_interrupted(self.service.creators.slot()).await?;
+        self.progress.set("creating the box");
+        let engine = Arc::clone(&self.service.engine);
+        // Not interruptible: once the box exists, it must be torn down.
+        let made = self.service.creators.call(move || engine.run(&spec, stdin)).await;
+        let session = made.map_err(ServiceError::from)?;
+        self.service.journal.record_box_notes(session.notes());
+        self.end_phase(Phase::Create);
+        self.progress.set("starting the box");
+        Ok((session, slot))
     }
 
-    /// The command is the box's own.
-    async fn go_straight(&mut self, what: OneShot<T>, output: &Output) -> Result<Ran<T>, Cut> {
-        let session = &mut self.session;
-        let ends = Ends::of(session.streams(), None, what.output_bytes_max)?;
-        let mut ends = ends.at_flood(what.flood);
-        self.box_is_made();
-        self.lap(RunPhase::Start);
-        let (input, orders) = (Input::of(what.stdin), &mut None);
-        let relayed = relay::relay(&mut self.session, &mut ends, input, orders, output);
-        let ended = unless_ended(self.app, self.wanted, relayed).await?;
-        self.lap(RunPhase::Run);
-        Ok(Ran { ended, collected: None, ends })
+    /// Runs the command, then tears the box down, even if the command failed.
+    async fn use_box<T: Send + 'static>(
+        &mut self,
+        mut session: Session,
+        slot: CreateSlot,
+        request: RunRequest<T>,
+        sink: &OutputSink,
+    ) -> Result<RunOutput<T>, Interrupted> {
+        let id = session.id().clone();
+        let finished = self.run_command(&mut session, slot, request, sink).await;
+        self.progress.set("ending the box");
+        if finished.is_err() {
+            session.kill();
+        }
+        let ending = self.tear_down(session).await;
+        let Finished { finish, mut streams, collected } = finished?;
+        let ending = ending?;
+        // Every process that could write is dead. Read what is left in the pipes.
+        streams.read_to_end(sink).await;
+        let [stdout, stderr] = streams.into_captured();
+        let (oom, duration) = (ending.oom_kills > 0, Duration::ZERO);
+        Ok(RunOutput { id, finish, oom, stdout, stderr, collected, duration })
     }
 
-    /// Until its keeper says that the box is made.
-    async fn await_made(&mut self, bench: CreateSlot) -> Result<(), Cut> {
-        let events = Events::of(self.session.events_fd())?;
-        let keeper = self.session.keeper().map_err(ServiceError::from)?;
-        let slow = say_where(&keeper, &self.stage);
-        let session = &mut self.session;
+    async fn run_command<T: Send + 'static>(
+        &mut self,
+        session: &mut Session,
+        slot: CreateSlot,
+        mut request: RunRequest<T>,
+        sink: &OutputSink,
+    ) -> Result<Finished<T>, Interrupted> {
+        self.until_made(session, slot).await?;
+        if request.is_box_command() {
+            let (finish, streams) = self.relay(session, &mut request, sink).await?;
+            return Ok(Finished { finish, streams, collected: None });
+        }
+        let id = session.id().clone();
+        if !request.files.is_empty() {
+            let (of, inputs) = (id.clone(), std::mem::take(&mut request.files));
+            let service = self.service.clone();
+            let put = service.ask(move |engine| files::put(engine, &of, inputs));
+            self.copy(session, put).await?;
+        }
+        let (of, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
+        let mut exec = self.service.ask(move |engine| engine.exec(&of, &exec, stdin)).await?;
+        let (finish, streams) = self.relay(&mut exec, &mut request, sink).await?;
+        drop(exec);
+        let collected = match request.collect {
+            Some(collect) if finish != Finish::KeeperGone => {
+                let service = self.service.clone();
+                let collect = service.ask(move |engine| collect(engine, &id, finish));
+                Some(self.copy(session, collect).await?)
+            }
+            Some(_) | None => None,
+        };
+        Ok(Finished { finish, streams, collected })
+    }
+
+    /// Waits until the keeper reports that the box is made.
+    async fn until_made(&self, session: &mut Session, slot: CreateSlot) -> Result<(), Interrupted> {
+        let events = Events::of(session.events_fd())?;
+        let keeper = session.keeper().map_err(ServiceError::from)?;
         let made = async {
             match events.next(|| session.next_event()).await? {
                 Event::Started => Ok(()),
@@ -346,165 +334,198 @@ impl<'a, T: Send + 'static> Course<'a, T> {
         };
         let made = async {
             tokio::pin!(made);
-            let soon = tokio::time::timeout(BENCH_HELD_MOST, &mut made).await;
-            drop(bench);
+            let soon = tokio::time::timeout(SLOT_HELD_MAX, &mut made).await;
+            drop(slot);
             match soon {
                 Ok(made) => made,
                 Err(_elapsed) => made.await,
             }
         };
-        tokio::select! {
-            made = made => {
-                self.stage.enter("running the command");
-                Ok(made?)
+        let made = tokio::time::timeout(CREATE_TIMEOUT, made);
+        let made = async {
+            tokio::select! {
+                made = made => made,
+                never = self.report_slow_start(&keeper) => match never {},
             }
-            never = slow => match never {},
-            () = self.wanted.given_up() => Err(Cut::Gone),
-            () = self.app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
-            () = tokio::time::sleep(MADE_WITHIN) => {
-                Err(Cut::Failed(ServiceError::internal("the box was not made in time")))
+        };
+        match self.unless_interrupted(made).await? {
+            Ok(made) => made?,
+            Err(_elapsed) => {
+                return Err(ServiceError::internal("the box was not made in time").into());
+            }
+        }
+        self.progress.set("running the command");
+        Ok(())
+    }
+
+    /// Names the system call that a box which is slow to start waits in.
+    async fn report_slow_start(&self, keeper: &Keeper) -> Infallible {
+        loop {
+            tokio::time::sleep(SLOW_AFTER).await;
+            if let Some(call) = keeper.system_call() {
+                self.progress.set(format!("starting the box: its keeper is in {call}"));
             }
         }
     }
 
-    /// Something that the box has a say in, and that blocks a thread until it is over:
-    /// whoever does not wait any longer kills the box, which ends it.
-    async fn unless_cut<D>(
+    /// Passes input and output until the command ends.
+    async fn relay<T>(
         &mut self,
-        within: Duration,
-        what: impl Future<Output = Result<D, ServiceError>>,
-    ) -> Result<Result<D, ServiceError>, Cut> {
-        tokio::pin!(what);
-        let cut = tokio::select! {
-            done = &mut what => return Ok(done),
-            () = self.wanted.given_up() => Cut::Gone,
-            () = self.app.stopping.reached(Phase::Ending) => Cut::Ending,
-            () = tokio::time::sleep(within) => {
-                let message = "the box did not copy its files in time";
-                Cut::Failed(ServiceError::invalid("files_stalled", message))
-            }
+        session: &mut Session,
+        request: &mut RunRequest<T>,
+        sink: &OutputSink,
+    ) -> Result<(Finish, Streams), Interrupted> {
+        let mut streams = Streams::new(session.streams(), None, request.output_bytes_max)?;
+        streams.set_past_limit(request.past_limit);
+        if let Some(admitted) = &mut self.admitted {
+            admitted.box_is_made();
+        }
+        self.end_phase(Phase::Start);
+        let input = Input { bytes: request.stdin.take().unwrap_or_default(), ..Input::default() };
+        let mut no_control = None;
+        let relayed = relay::relay(session, &mut streams, input, &mut no_control, sink);
+        let finish = match self.unless_interrupted(relayed).await?? {
+            Relayed::Finished(finish) => finish,
+            Relayed::Unread => return Err(Interrupted::ClientGone),
         };
-        self.session.kill();
-        what.await.ok();
-        Err(cut)
+        self.end_phase(Phase::Run);
+        Ok((finish, streams))
     }
 
-    /// The one way out. What cannot be ended is on record, and tried again by whoever
-    /// looks next.
-    async fn end(mut self, request_id: Option<&str>) -> Result<Ending, ServiceError> {
-        let (app, id) = (self.app.clone(), self.session.id().clone());
+    /// Waits for a copy, which blocks a thread until the box answers. To give up on a copy, this
+    /// function kills the box: the copy then fails, and its thread is free again.
+    async fn copy<D>(
+        &self,
+        session: &mut Session,
+        copy: impl Future<Output = Result<D, ServiceError>>,
+    ) -> Result<D, Interrupted> {
+        tokio::pin!(copy);
+        let limited = tokio::time::timeout(COPY_TIMEOUT, &mut copy);
+        let why = match self.unless_interrupted(limited).await {
+            Ok(Ok(copied)) => return Ok(copied?),
+            Ok(Err(_elapsed)) => {
+                let message = "the box did not copy its files in time";
+                Interrupted::Failed(ServiceError::invalid("files_stalled", message))
+            }
+            Err(why) => why,
+        };
+        session.kill();
+        copy.await.ok();
+        Err(why)
+    }
+
+    async fn unless_interrupted<D>(&self, step: impl Future<Output = D>) -> Result<D, Interrupted> {
+        tokio::select! {
+            done = step => Ok(done),
+            () = self.interrupt.cancelled() => {
+                let killed = self.service.shutdown.is_killing();
+                Err(if killed { Interrupted::ServerStopping } else { Interrupted::ClientGone })
+            }
+        }
+    }
+
+    /// Ends the box, again and again until the bound has passed. A box that cannot be ended
+    /// stays on record as `stuck`: the keeper watch notices its end, and every sweep retries it.
+    async fn tear_down(&mut self, mut session: Session) -> Result<Ending, ServiceError> {
+        let service = self.service.clone();
         let started = Instant::now();
         let ended = loop {
-            let (session, ended) = try_to_end(&app, self.session).await;
+            let ended;
+            (session, ended) = try_end(&service, session).await;
             let left = ENDED_WITHIN.saturating_sub(started.elapsed());
             match ended {
-                Err(error) if left.is_zero() => {
-                    // Its end is noticed, whenever that comes, and it is swept then.
-                    if let Ok(keeper) = session.keeper() {
-                        let admitted = self.admitted.take().map(Admitted::without_turn);
-                        app.watch.add(id.clone(), keeper, admitted);
-                    }
-                    break Err(error);
-                }
+                Ok(ending) => break Ok(ending),
+                Err(error) if left.is_zero() => break Err(error),
                 Err(_not_yet) => {
                     let keeper = session.keeper()?;
-                    is_dead(&app, keeper.as_fd(), left).await?;
+                    service.until_dead(keeper.as_fd(), left).await?;
                     tokio::time::sleep(TRY_AGAIN.min(left)).await;
-                    self.session = session;
                 }
-                Ok(ending) => break Ok(ending),
             }
         };
-        app.metrics.observe(RunPhase::Teardown, started.elapsed());
-        ended.map_err(|error| {
-            let error = ServiceError::from(error);
-            let why = error.detail.as_deref().unwrap_or(&error.message);
-            let stuck = LogEvent::stuck(id.as_str(), request_id, why);
-            app.journal.record(&stuck);
-            error
-        })
+        service.metrics.observe(Phase::Teardown, started.elapsed());
+        ended.map_err(|error| self.stuck(&session, error))
+    }
+
+    fn stuck(&mut self, session: &Session, error: Error) -> ServiceError {
+        let id = session.id();
+        let admitted = self.admitted.take().map(Admitted::without_turn);
+        if let Ok(keeper) = session.keeper() {
+            self.service.watch.add(id.clone(), keeper, admitted);
+        }
+        let error = ServiceError::from(error);
+        let why = error.detail.as_deref().unwrap_or(&error.message);
+        self.service.journal.record(&LogEvent::stuck(id.as_str(), Some(&self.request_id), why));
+        error
+    }
+
+    fn end_phase(&mut self, phase: Phase) {
+        let began = std::mem::replace(&mut self.phase_began, Instant::now());
+        self.service.metrics.observe(phase, began.elapsed());
     }
 }
 
-/// How long an attempt to end a box may hold its thread.
-const TRIED_WITHIN: Duration = Duration::from_secs(1);
-
-async fn try_to_end(app: &App, mut session: Session) -> (Session, Result<Ending, Error>) {
-    app.call(move || {
-        let ended = session.try_end(TRIED_WITHIN);
-        (session, ended)
-    })
-    .await
+async fn try_end(service: &Service, mut session: Session) -> (Session, Result<Ending, Error>) {
+    service
+        .call(move || {
+            let ended = session.try_end(TRY_TIMEOUT);
+            (session, ended)
+        })
+        .await
 }
 
-/// How a run ended, for the log and the metrics.
-struct Over {
+/// A run in the log and in `tare_runs_total{result=...}`.
+struct Summary {
     result: RunResult,
     exit_code: Option<u8>,
     code: Option<&'static str>,
 }
 
-impl Over {
-    fn of<T>(ran: &Result<Ran<T>, Cut>, ending: &Result<Ending, ServiceError>) -> Self {
-        let (ran, ending) = match (ran, ending) {
-            (Err(cut), _) => return Self::cut(cut),
-            (Ok(_), Err(error)) => return Self::failed(error),
-            (Ok(ran), Ok(ending)) => (ran, ending),
+impl Summary {
+    fn new<T>(result: &Result<RunOutput<T>, Interrupted>) -> Self {
+        let (label, code) = match result {
+            Ok(output) => {
+                let exit_code = Some(output.finish.exit_code());
+                return Self { result: label(output.finish, output.oom), exit_code, code: None };
+            }
+            Err(Interrupted::ClientGone) => (RunResult::Disconnected, None),
+            Err(Interrupted::ServerStopping) => (RunResult::Error, Some("stopping")),
+            Err(Interrupted::Failed(error)) => (RunResult::Error, Some(error.code)),
         };
-        let (exit, timed_out) = ran.ended.verdict();
-        Self {
-            result: match exit {
-                _ if timed_out => RunResult::TimedOut,
-                _ if ending.oom_kills > 0 => RunResult::Oom,
-                Exit::Code(0) => RunResult::Ok,
-                Exit::Code(_) | Exit::Signal(_) => RunResult::Failed,
-            },
-            exit_code: Some(exit.code()),
-            code: None,
-        }
-    }
-
-    fn cut(cut: &Cut) -> Self {
-        let (result, code) = match cut {
-            Cut::Gone => (RunResult::Disconnected, None),
-            Cut::Ending => (RunResult::Error, Some(STOPPING)),
-            Cut::Failed(error) => return Self::failed(error),
-        };
-        Self { result, exit_code: None, code }
-    }
-
-    fn failed(error: &ServiceError) -> Self {
-        Self { result: RunResult::Error, exit_code: None, code: Some(error.code) }
+        Self { result: label, exit_code: None, code }
     }
 }
 
-/// Says in which system call a box that is slow to start waits.
-async fn say_where(keeper: &Keeper, stage: &Stage) -> Infallible {
-    loop {
-        tokio::time::sleep(SLOW_AFTER).await;
-        if let Some(call) = keeper.system_call() {
-            stage.enter(format!("starting the box: its keeper is in {call}"));
-        }
+fn label(finish: Finish, oom: bool) -> RunResult {
+    match finish.exit() {
+        _ if finish.timed_out() => RunResult::TimedOut,
+        _ if oom => RunResult::Oom,
+        Exit::Code(0) => RunResult::Ok,
+        Exit::Code(_) | Exit::Signal(_) => RunResult::Failed,
     }
 }
 
-/// How the command ended, if it was let to.
-async fn unless_ended<T>(
-    app: &App,
-    wanted: &mut Wanted<Outcome<T>>,
-    relayed: impl Future<Output = Result<Relayed, ServiceError>>,
-) -> Result<Ended, Cut> {
-    tokio::select! {
-        ended = relayed => match ended? {
-            Relayed::Ended(ended) => Ok(ended),
-            Relayed::NobodyReads => Err(Cut::Gone),
-        },
-        () = wanted.given_up() => Err(Cut::Gone),
-        () = app.stopping.reached(Phase::Ending) => Err(Cut::Ending),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-async fn make(app: &App, spec: Spec, stdin: Stdin) -> Result<Session, ServiceError> {
-    let engine = Arc::clone(&app.engine);
-    Ok(app.creators.call(move || engine.run(&spec, stdin)).await?)
+    #[test]
+    fn a_run_with_files_makes_a_box_without_a_command() {
+        let exec = ExecSpec::of(["/bin/cat", "a.txt"]);
+        let mut request = RunRequest::<()>::new(Spec::of(Vec::new()), exec, 0);
+        assert_eq!(request.box_spec().0.command, ["/bin/cat", "a.txt"]);
+        request.files.push(InputFile::new("a.txt", b"hello".to_vec()).expect("a path"));
+        let spec = request.box_spec().0;
+        assert!(spec.command.is_empty());
+        assert_eq!(spec.labels[RUN_LABEL], "cat");
+    }
+
+    #[test]
+    fn a_timeout_outranks_memory_and_memory_outranks_the_exit_code() {
+        assert_eq!(label(Finish::TimedOut, true), RunResult::TimedOut);
+        assert_eq!(label(Finish::Exited(Exit::Code(1)), true), RunResult::Oom);
+        assert_eq!(label(Finish::Exited(Exit::Code(1)), false), RunResult::Failed);
+        assert_eq!(label(Finish::Exited(Exit::Code(0)), false), RunResult::Ok);
+        assert_eq!(label(Finish::KeeperGone, false), RunResult::Failed);
+    }
 }

@@ -1,4 +1,4 @@
-//! From what a request asks for to a spec, with the operator's limits.
+//! Requested limits and fields -> a spec, with the operator's maxima.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,10 +12,10 @@ use utoipa::ToSchema;
 use crate::config;
 use crate::error::ServiceError;
 
-/// What a box may use; each has a default.
+/// What a box may use. Each field has a default.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct LimitsAsked {
+pub struct LimitsRequest {
     /// Of the whole box, in bytes.
     #[schema(minimum = 6291456, example = 536870912)]
     pub memory_bytes: Option<u64>,
@@ -35,7 +35,7 @@ pub struct LimitsAsked {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum NetworkAsked {
+pub enum NetworkRequest {
     /// Its own loopback, and nothing else.
     #[default]
     None,
@@ -43,17 +43,17 @@ pub enum NetworkAsked {
     Host,
 }
 
-/// What every box is asked for with.
+/// The fields that every request for a box has.
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct BoxFields {
     pub command: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub workdir: Option<String>,
-    pub limits: LimitsAsked,
-    pub network: NetworkAsked,
+    pub limits: LimitsRequest,
+    pub network: NetworkRequest,
 }
 
-impl Asked {
+impl BoxFields {
     pub fn into_spec(self, most: &config::Limits) -> Result<Spec, ServiceError> {
         let mut spec = Spec::of(words(self.command));
         spec.env = command::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
@@ -61,9 +61,9 @@ impl Asked {
         spec.workdir = self.workdir.map(workdir).transpose()?;
         self.limits.apply(&mut spec, most)?;
         spec.network = match self.network {
-            NetworkAsked::None => Network::None,
-            NetworkAsked::Host if most.host_network => Network::Host,
-            NetworkAsked::Host => {
+            NetworkRequest::None => Network::None,
+            NetworkRequest::Host if most.host_network => Network::Host,
+            NetworkRequest::Host => {
                 return Err(ServiceError::forbidden(
                     "network_forbidden",
                     "boxes of this server are not given the host's network",
@@ -75,7 +75,7 @@ impl Asked {
     }
 }
 
-impl LimitsAsked {
+impl LimitsRequest {
     /// Through the parsers of the command line: the same bounds, the same words.
     fn apply(&self, spec: &mut Spec, most: &config::Limits) -> Result<(), ServiceError> {
         let limits = &mut spec.limits;
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_least_that_is_described_is_the_least_that_is_taken() {
-        let described = serde_json::to_value(LimitsAsked::schema()).expect("JSON");
+        let described = serde_json::to_value(LimitsRequest::schema()).expect("JSON");
         for (field, least) in [
             ("memory_bytes", quantity::MEMORY_BYTES_MIN),
             ("nofile", quantity::NOFILE_MIN.into()),
@@ -223,26 +223,27 @@ mod tests {
         }
     }
 
-    fn spec(limits: LimitsAsked) -> Result<Spec, ServiceError> {
-        let asked = Asked { command: vec!["true".into()], limits, ..Asked::default() };
+    fn spec(limits: LimitsRequest) -> Result<Spec, ServiceError> {
+        let asked = BoxFields { command: vec!["true".into()], limits, ..BoxFields::default() };
         asked.into_spec(&config::Limits::default())
     }
 
     #[test]
     fn omitted_fields_have_the_defaults_of_the_command_line() {
-        let spec = spec(LimitsAsked::default()).expect("nothing is asked for");
+        let spec = spec(LimitsRequest::default()).expect("nothing is asked for");
         assert_eq!(spec, Spec::of(vec!["true".into()]));
     }
 
     #[test]
     fn a_limit_out_of_range_is_refused_by_name() {
         let refusal = |limits| spec(limits).expect_err("it is out of range").message;
-        let memory = |bytes| LimitsAsked { memory_bytes: Some(bytes), ..LimitsAsked::default() };
+        let memory =
+            |bytes| LimitsRequest { memory_bytes: Some(bytes), ..LimitsRequest::default() };
         for bytes in [0, 1, 4096, 1 << 40, u64::MAX] {
             assert!(refusal(memory(bytes)).starts_with("limits.memory_bytes: "), "{bytes}");
         }
         for value in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e9] {
-            let cpus = LimitsAsked { cpus: Some(value), ..LimitsAsked::default() };
+            let cpus = LimitsRequest { cpus: Some(value), ..LimitsRequest::default() };
             assert!(refusal(cpus).starts_with("limits.cpus: "), "{value}");
         }
     }
@@ -259,13 +260,13 @@ mod tests {
         };
         assert_eq!(timeout(None, &limits).expect("a timeout"), short);
         assert_eq!(lease(None, &limits).expect("a lease"), short);
-        let spec = Asked::default().into_spec(&limits).expect("a box");
+        let spec = BoxFields::default().into_spec(&limits).expect("a box");
         assert_eq!(spec.limits.memory_bytes, Limit::Default(little));
     }
 
     #[test]
     fn the_hosts_network_is_the_operators_to_give() {
-        let asked = || Asked { network: NetworkAsked::Host, ..Asked::default() };
+        let asked = || BoxFields { network: NetworkRequest::Host, ..BoxFields::default() };
         let mut most = config::Limits::default();
         let refused = asked().into_spec(&most).expect_err("it is not allowed");
         assert_eq!(refused.code, "network_forbidden");

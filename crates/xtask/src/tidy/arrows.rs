@@ -95,7 +95,7 @@ const CRATES: [Crate; 4] = [
                 "librechat",
                 "error fd config workers shutdown telemetry admission watch http work store app",
             ),
-            // Until their parts are in `work`, `workers` and `server`.
+            // The state of the handlers. It also holds what LibreChat keeps in memory.
             ("app", "error fd config workers shutdown telemetry admission watch http work store"),
             (
                 "upkeep",
@@ -105,7 +105,7 @@ const CRATES: [Crate; 4] = [
             (
                 "server",
                 "error config workers shutdown notify telemetry admission watch http work store \
-                 api librechat upkeep",
+                 api librechat upkeep app fd",
             ),
         ],
         externs: &[],

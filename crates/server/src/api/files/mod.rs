@@ -1,26 +1,23 @@
 //! `/v1/boxes/{id}/files/PATH`: files of a box, and whole trees of them as tar.
 
 mod download;
-mod failure;
 mod list;
 mod path;
-mod upload;
 
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::api::boxes::taken;
-use crate::api::files::failure::of_file;
-pub use crate::api::files::list::Listing;
-use crate::api::files::path::Address;
-use crate::app::App;
+use crate::admission::Caller;
+use crate::api::files::list::Listing;
+use crate::api::openapi::BoxPath;
 use crate::error::ServiceError;
-use crate::http::error::ErrorBody;
+use crate::http::body::BoundedBody;
+use crate::http::extract::Query;
+use crate::work::Service;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -53,7 +50,7 @@ pub struct PutQuery {
     path = "/v1/boxes/{id}/files/{*path}",
     tag = "files",
     params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
+        BoxPath,
         ("path" = String, Path, description = "In the box, percent-encoded, slashes as they are"),
         GetQuery,
     ),
@@ -63,24 +60,22 @@ pub struct PutQuery {
             (Listing = "application/json"),
             (Vec<u8> = "application/x-tar"),
         )),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
     )
 )]
 pub async fn get(
-    State(app): State<App>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
     uri: Uri,
-    query: Result<Query<GetQuery>, QueryRejection>,
+    Query(query): Query<GetQuery>,
 ) -> Result<Response, ServiceError> {
-    let address = Address::of(&uri)?;
-    let query = taken(query)?;
+    let file = path::parse(&uri)?;
     match (query.list, query.tar) {
         (true, true) => {
             Err(ServiceError::invalid("invalid_query", "list and tar exclude each other"))
         }
-        (true, false) => list::list(&app, address).await,
-        (false, true) => download::archive(&app, address).await,
-        (false, false) => download::file(&app, address).await,
+        (true, false) => list::list(&service, &caller, file).await,
+        (false, true) => download::archive(&service, &caller, file).await,
+        (false, false) => download::file(&service, &caller, file).await,
     }
 }
 
@@ -94,29 +89,32 @@ pub async fn get(
     path = "/v1/boxes/{id}/files/{*path}",
     tag = "files",
     params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
+        BoxPath,
         ("path" = String, Path, description = "In the box, percent-encoded, slashes as they are"),
         PutQuery,
     ),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses(
-        (status = 204),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    )
+    responses((status = 204))
 )]
 pub async fn put(
-    State(app): State<App>,
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
     uri: Uri,
-    query: Result<Query<PutQuery>, QueryRejection>,
+    Query(query): Query<PutQuery>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<StatusCode, ServiceError> {
-    let address = Address::of(&uri)?;
-    if taken(query)?.tar {
-        upload::archive(&app, address, &headers, body).await?
+    let file = path::parse(&uri)?;
+    if query.tar {
+        check_tar(&headers)?;
+    }
+    let limits = service.config().limits.clone();
+    let hint = Some("the operator's limit is [limits] upload_bytes");
+    let body = BoundedBody::new(body, limits.upload_bytes, limits.client, hint)?.into_stream();
+    if query.tar {
+        service.unpack(&caller, file, body).await?;
     } else {
-        upload::file(&app, address, &headers, body).await?
+        service.write_file(&caller, file, body).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -129,19 +127,27 @@ pub async fn put(
     path = "/v1/boxes/{id}/files/{*path}",
     tag = "files",
     params(
-        ("id" = String, Path, description = "An id, the beginning of one, or a name"),
+        BoxPath,
         ("path" = String, Path, description = "In the box, percent-encoded, slashes as they are"),
     ),
-    responses((status = 204), (status = "4XX", body = ErrorBody))
+    responses((status = 204))
 )]
-pub async fn delete(State(app): State<App>, uri: Uri) -> Result<StatusCode, ServiceError> {
-    let Address { reference, path } = Address::of(&uri)?;
-    let _permit = app.execs.permit()?;
-    app.ask_in_box(move |engine| {
-        let id = engine.find(&reference)?;
-        Ok(engine.remove_file(&id, &path))
-    })
-    .await?
-    .map_err(of_file)?;
+pub async fn delete(
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Result<StatusCode, ServiceError> {
+    service.remove_file(&caller, path::parse(&uri)?).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+fn check_tar(headers: &HeaderMap) -> Result<(), ServiceError> {
+    let given = headers.get(header::CONTENT_TYPE);
+    if given.is_some_and(|given| given == "application/x-tar") {
+        Ok(())
+    } else {
+        let message = "the body has to be a tar archive";
+        Err(ServiceError::wrong_type("unsupported_media_type", message)
+            .with_hint("send 'Content-Type: application/x-tar'"))
+    }
 }

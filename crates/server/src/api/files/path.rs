@@ -1,4 +1,4 @@
-//! Which file of which box a request is about.
+//! Parses the box and the path from a URI.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -7,36 +7,28 @@ use std::path::PathBuf;
 use axum::http::Uri;
 
 use crate::error::ServiceError;
-use crate::http::percent::decoded;
+use crate::http::text::percent_decoded;
+use crate::work::transfer::BoxFile;
 
 /// As the kernel has it (limits.h).
 const PATH_BYTES_MAX: usize = 4095;
 const NAME_BYTES_MAX: usize = 255;
 
-#[derive(Debug, PartialEq, Eq)]
-pub struct Address {
-    /// Of the box.
-    pub reference: String,
-    /// Absolute, of names alone.
-    pub path: PathBuf,
-}
-
-impl Address {
-    /// Of the path as it was sent: a name of a file may be any bytes, which no text is.
-    pub fn of(uri: &Uri) -> Result<Self, ServiceError> {
-        // "", "v1", "boxes", the box, "files", the rest.
-        let mut parts = uri.path().splitn(6, '/').skip(3);
-        let reference = parts.next().and_then(decoded);
-        let reference = reference.and_then(|bytes| String::from_utf8(bytes).ok());
-        let no_box = || ServiceError::not_found("no_such_box", "there is no such box");
-        let path = parts.nth(1).unwrap_or("");
-        Ok(Self { reference: reference.ok_or_else(no_box)?, path: absolute(path)? })
-    }
+/// Parses the path as it was sent: the name of a file may be any bytes, and a text is UTF-8.
+pub fn parse(uri: &Uri) -> Result<BoxFile, ServiceError> {
+    // "", "v1", "boxes", the box, "files", the rest.
+    let mut parts = uri.path().splitn(6, '/').skip(3);
+    let reference = parts.next().and_then(percent_decoded);
+    let reference = reference.and_then(|bytes| String::from_utf8(bytes).ok());
+    let no_box = || ServiceError::not_found("no_such_box", "there is no such box");
+    let path = parts.nth(1).unwrap_or("");
+    Ok(BoxFile { reference: reference.ok_or_else(no_box)?, path: absolute(path)? })
 }
 
 fn absolute(path: &str) -> Result<PathBuf, ServiceError> {
     let bad = |code, why: &str| ServiceError::invalid(code, format!("the path {why}"));
-    let path = decoded(path).ok_or_else(|| bad("invalid_path", "is not percent-encoded"))?;
+    let path =
+        percent_decoded(path).ok_or_else(|| bad("invalid_path", "is not percent-encoded"))?;
     // A slash at the end says nothing that a directory does not.
     let path = path.strip_suffix(b"/").unwrap_or(&path);
     let mut names = path.split(|byte| *byte == b'/');
@@ -53,13 +45,13 @@ fn absolute(path: &str) -> Result<PathBuf, ServiceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::percent::encoded;
+    use crate::http::text::percent_encoded;
 
     fn path(sent: &str) -> Result<Vec<u8>, &'static str> {
         let uri = format!("/v1/boxes/web/files/{sent}");
-        let address = Address::of(&uri.parse().expect("a URI")).map_err(|error| error.code)?;
-        assert_eq!(address.reference, "web");
-        Ok(address.path.into_os_string().into_vec())
+        let file = parse(&uri.parse().expect("a URI")).map_err(|error| error.code)?;
+        assert_eq!(file.reference, "web");
+        Ok(file.path.into_os_string().into_vec())
     }
 
     #[test]
@@ -80,6 +72,6 @@ mod tests {
     #[test]
     fn every_file_name_can_be_requested() {
         let every: Vec<u8> = (1..=255).collect();
-        assert_eq!(decoded(&encoded(&every)), Some(every));
+        assert_eq!(percent_decoded(&percent_encoded(&every)), Some(every));
     }
 }

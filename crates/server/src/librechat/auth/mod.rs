@@ -17,10 +17,11 @@ use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::app::{App, ServedAt};
+use crate::app::App;
 use crate::config::Config;
 use crate::config::librechat::{Auth, JwtConfig};
 use crate::error::{ServiceError, in_full};
+use crate::http::ServedAt;
 use crate::http::auth::{self, API_KEY};
 use crate::http::request_log;
 pub use crate::librechat::auth::keys::Keyring;

@@ -19,7 +19,7 @@ use crate::error::ServiceError;
 use crate::http::download;
 use crate::librechat::files::reference::{Named, not_found};
 use crate::store::Object;
-use crate::work::processes::Transfer;
+use crate::work::processes::TransferPermit;
 
 /// How much is read at a time, and held for one client.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -28,7 +28,7 @@ pub async fn download(
     State(app): State<App>,
     Named(object): Named,
 ) -> Result<Response, ServiceError> {
-    let transfer = app.execs.transfer()?;
+    let transfer = app.processes.transfer()?;
     let opening = object.clone();
     let file = app.files.call(&app.workers, move |store| store.read(&opening)).await?;
     let file = file.ok_or_else(not_found)?;
@@ -50,7 +50,7 @@ fn describe(object: &Object, headers: &mut HeaderMap) {
 
 /// Reads a piece when the client has taken the one before. An error ends the connection, so that
 /// a client cannot mistake a part for the whole.
-fn body(app: App, file: File, size: u64, transfer: Transfer) -> Body {
+fn body(app: App, file: File, size: u64, transfer: TransferPermit) -> Body {
     let file = Arc::new(file);
     let pieces = stream::unfold((0, transfer), move |(from, transfer)| {
         let (app, file) = (app.clone(), Arc::clone(&file));

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::app::App;
 use crate::error::ServiceError;
-use crate::http::percent;
+use crate::http::text::percent_decoded;
 
 /// The time for a whole form, however steadily it arrives. Clients give up after two minutes.
 const FORM_TIMEOUT: Duration = Duration::from_secs(600);
@@ -254,7 +254,7 @@ fn value_of(text: &str) -> Option<(String, &str)> {
 fn extended_value(text: &str) -> Option<String> {
     let (charset, rest) = text.split_once('\'')?;
     let (_language, encoded) = rest.split_once('\'')?;
-    let bytes = percent::decoded(encoded).filter(|_| charset.eq_ignore_ascii_case("utf-8"))?;
+    let bytes = percent_decoded(encoded).filter(|_| charset.eq_ignore_ascii_case("utf-8"))?;
     String::from_utf8(bytes).ok()
 }
 

@@ -31,7 +31,7 @@ pub async fn upload(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ServiceError> {
-    let _transfer = app.execs.transfer()?;
+    let _transfer = app.processes.transfer()?;
     let mut upload = Upload::new(&app, principal, &headers, body)?;
     let mut arrived = Arrived::new(&app);
     while let Some(head) = upload.next_file().await? {
@@ -65,7 +65,7 @@ pub async fn batch(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ServiceError> {
-    let _transfer = app.execs.transfer()?;
+    let _transfer = app.processes.transfer()?;
     let mut upload = Upload::new(&app, principal, &headers, body)?;
     let mut arrived = Arrived::new(&app);
     let mut results = Vec::new();

@@ -12,7 +12,7 @@ use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, command};
 use crate::config::librechat::BoxesConfig;
 use crate::config::{self, Config};
 use crate::error::ServiceError;
-use crate::work::files::{self, Content, FileIn};
+use crate::work::files::{self, Content, InputFile};
 use crate::work::languages::{Host, PACKAGE_PROGRAMS, PACKAGES};
 use crate::work::spec;
 
@@ -27,7 +27,7 @@ pub struct Work {
     pub spec: Spec,
     pub exec: ExecSpec,
     /// The code, and what else it is run with.
-    pub code: Vec<FileIn>,
+    pub code: Vec<InputFile>,
 }
 
 impl Work {
@@ -59,8 +59,8 @@ impl Work {
 }
 
 /// A file in the directory of the code.
-pub fn beside_code(name: &str, content: Vec<u8>) -> FileIn {
-    FileIn {
+pub fn beside_code(name: &str, content: Vec<u8>) -> InputFile {
+    InputFile {
         path: format!("{}/{name}", CODE.trim_start_matches('/')),
         mtime: files::now(),
         content: Content::Bytes(content),

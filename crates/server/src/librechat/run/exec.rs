@@ -5,11 +5,11 @@ use axum::http::HeaderMap;
 use serde::{Deserialize, Deserializer};
 use tare_engine::Exit;
 
-use crate::admission::{Caller, Need};
-use crate::app::{App, Phase};
+use crate::admission::Caller;
+use crate::app::App;
 use crate::error::ServiceError;
-use crate::http::extract::Json;
-use crate::librechat::answer::{Answer, Ran};
+use crate::http::extract::{Json, at_most_if_any};
+use crate::librechat::answer::Answer;
 use crate::librechat::cancel;
 use crate::librechat::run::box_spec::Work;
 use crate::librechat::run::inputs::{self, FileRef, Inputs};
@@ -19,23 +19,38 @@ use crate::librechat::tools::calls::{self, Call};
 use crate::librechat::tools::request::Tongue;
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
-use crate::work::relay::{Ended, Flood, Output};
-use crate::work::run::{self, Collect, OneShot, Stage};
+use crate::work::outcome::Finish;
+use crate::work::relay::{OutputSink, PastLimit};
+use crate::work::run::{Collect, RunRequest};
 
 /// What is not known is not looked at: clients of all ages send it.
 #[derive(Debug, Deserialize)]
 pub struct ExecRequest {
     pub code: String,
     pub lang: String,
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, ARGUMENTS_MAX>")]
     pub args: Vec<String>,
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
     pub files: Vec<FileRef>,
     /// Who it is for, as the client says.
     pub user_id: Option<String>,
     /// In milliseconds; at most what the operator allows.
     pub timeout: Option<u64>,
     pub runtime_session_hint: Option<String>,
+}
+
+/// More arguments than the kernel takes (execve(2)).
+const ARGUMENTS_MAX: usize = 100_000;
+/// More than `[files] request_files` usually allows.
+const FILES_MAX: usize = 10_000;
+
+/// A list with a bound. Clients write `null` for what they leave out.
+fn few_or_none<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Ok(at_most_if_any::<D, T, MAX>(input)?.unwrap_or_default())
 }
 
 /// Clients write `null` for what they leave out.
@@ -109,35 +124,19 @@ impl Task {
         caller: &Caller,
         tongue: Option<Tongue>,
     ) -> Result<(Answer, Vec<Call>), ServiceError> {
-        if app.stopping.phase() > Phase::Serving {
-            return Err(ServiceError::unavailable("stopping", "Service is shutting down"));
-        }
-        let config = app.config();
-        let admitted = app.admit(caller, Need::run(&self.work.spec)).await?;
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
-        let what = OneShot {
-            spec: self.work.spec,
-            exec: self.work.exec,
-            stdin: None,
+        let output_bytes_max = app.config().limits.output_bytes;
+        let request = RunRequest {
             files: files.chain(self.work.code).collect(),
             collect: Some(collect(self.outputs, self.inputs.clone(), tongue)),
-            output_bytes_max: config.limits.output_bytes,
-            flood: Flood::Ends,
-            stage: Stage::default(),
+            past_limit: PastLimit::Kill,
+            ..RunRequest::new(self.work.spec, self.work.exec, output_bytes_max)
         };
-        let mut running = run::start(app, caller, admitted, what, Output::Keep);
-        let outcome = running.result().await?;
-        let ran = Ran {
-            ended: outcome.ended,
-            oom: outcome.oom,
-            stdout: outcome.stdout,
-            stderr: outcome.stderr,
-            duration: outcome.duration,
-        };
+        let mut output = app.service.run(caller, request, OutputSink::Keep).await?;
         let nothing = || (Outputs::of_failed(&self.inputs), Vec::new());
-        let (collected, calls) = outcome.collected.unwrap_or_else(nothing);
-        Ok((ran.into_answer(session, collected), calls))
+        let (collected, calls) = output.collected.take().unwrap_or_else(nothing);
+        Ok((Answer::new(output, session, collected), calls))
     }
 }
 
@@ -146,13 +145,13 @@ fn collect(
     inputs: Inputs,
     tongue: Option<Tongue>,
 ) -> Collect<(Collected, Vec<Call>)> {
-    Box::new(move |engine, id, ended| {
+    Box::new(move |engine, id, finish| {
         let calls = match tongue {
             Some(tongue) => calls::collect(engine, id, tongue)?,
             None => Vec::new(),
         };
         // Of one that is run again nothing is kept.
-        let is_done = ended == Ended::Exited(Exit::Code(0)) && calls.is_empty();
+        let is_done = finish == Finish::Exited(Exit::Code(0)) && calls.is_empty();
         let collected = if is_done {
             outputs.collect(engine, id, &inputs)
         } else {

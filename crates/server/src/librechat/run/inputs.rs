@@ -13,7 +13,7 @@ use crate::librechat::files::name::{self, Form};
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
 use crate::store::{Object, Store};
-use crate::work::files::{self, Content, FileIn};
+use crate::work::files::{self, Content, InputFile};
 
 /// As clients of all ages write it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -129,7 +129,7 @@ impl FileRef {
 
 impl Input {
     /// It is opened when it is its turn; whether it is still there is found out then.
-    pub fn file(&self, app: &App) -> FileIn {
+    pub fn file(&self, app: &App) -> InputFile {
         let (app, object) = (app.clone(), self.object.clone());
         let open = move || {
             let lost = |error: ServiceError| io::Error::other(error.message);
@@ -137,7 +137,7 @@ impl Input {
             let file = store.read(&object).map_err(lost)?;
             file.ok_or_else(|| io::ErrorKind::NotFound.into())
         };
-        FileIn {
+        InputFile {
             path: format!("work/{}", self.name),
             mtime: self.mtime.unwrap_or_else(files::now),
             content: Content::File { open: Box::new(open), size: self.object.size },

@@ -13,20 +13,20 @@ use sha2::{Digest, Sha256};
 use tare_engine::spec::{Name, Spec};
 use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
 
-use crate::admission::quota;
-use crate::admission::{Caller, Need};
-use crate::api::boxes::Created;
-use crate::app::{App, Phase};
+use crate::admission::Caller;
+use crate::app::App;
 use crate::error::ServiceError;
-use crate::librechat::answer::{Answer, Ran, Runtime, RuntimeStatus};
+use crate::librechat::answer::{Answer, Runtime, RuntimeStatus};
 use crate::librechat::run::exec::Task;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::known::Known;
 use crate::librechat::run::outputs::{Collected, Left, Outputs};
 use crate::store::owner::Principal;
-use crate::work::exec::{self, Fed};
-use crate::work::files::{self, FileIn};
-use crate::work::relay::{Ended, Flood, Input, Output};
+use crate::work::create::CreateRequest;
+use crate::work::exec::Fed;
+use crate::work::files::{self, InputFile};
+use crate::work::outcome::{Finish, RunOutput};
+use crate::work::relay::{Input, OutputSink, PastLimit};
 
 const HINT_BYTES_MAX: usize = 128;
 /// What a lease is longer than the time of an execution.
@@ -112,37 +112,29 @@ pub async fn run(
     hint: &Hint,
     task: Task,
 ) -> Result<Answer, ServiceError> {
-    if app.stopping.phase() > Phase::Serving {
-        return Err(ServiceError::unavailable("stopping", "Service is shutting down"));
-    }
+    app.shutdown.check_serving()?;
     let turn = app.sessions.enter(hint.session_of(principal))?;
     let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
     let mut known = Known::recall(app, &turn, id.clone()).await?;
     put_into(app, &turn, &id, &mut known, &task.inputs, task.work.code).await?;
     let killed_before = oom_kills(app, &id).await?;
-    let process = exec::begin(app, id.clone(), task.work.exec, Fed::No).await?;
-    let process = process.at_flood(Flood::Ends);
-    let outcome = process.run(app, Input::default(), None, &Output::Keep).await?;
+    let process = app.exec(&id, task.work.exec, Fed::No).await?;
+    let process = process.with_past_limit(PastLimit::Kill);
+    let output = process.relay(Input::default(), None, &OutputSink::Keep).await?;
     let session_id = task.outputs.session.clone();
-    let collected = if outcome.ended == Ended::Exited(Exit::Code(0)) {
+    let collected = if output.finish == Finish::Exited(Exit::Code(0)) {
         collect(app, &turn, &id, task.outputs, &mut known).await?
     } else {
         Outputs::of_failed(&task.inputs)
     };
-    let ran = Ran {
-        ended: outcome.ended,
-        oom: oom_kills(app, &id).await? > killed_before,
-        stdout: outcome.stdout,
-        stderr: outcome.stderr,
-        duration: outcome.duration,
-    };
+    let output = RunOutput { oom: oom_kills(app, &id).await? > killed_before, ..output };
     renew(app, &turn, id).await?;
     Ok(Answer {
         runtime: Some(Runtime {
             runtime_session_id: turn.session().to_owned(),
             runtime_status: status,
         }),
-        ..ran.into_answer(session_id, collected)
+        ..Answer::new(output, session_id, collected)
     })
 }
 
@@ -153,7 +145,7 @@ async fn put_into(
     id: &BoxId,
     known: &mut Known,
     inputs: &Inputs,
-    code: Vec<FileIn>,
+    code: Vec<InputFile>,
 ) -> Result<(), ServiceError> {
     let mut missing = inputs.clone();
     missing.retain(|name, input| {
@@ -178,12 +170,12 @@ async fn copy_into(
     app: &App,
     turn: &Arc<Turn>,
     id: &BoxId,
-    put: Vec<FileIn>,
+    put: Vec<InputFile>,
 ) -> Result<(), ServiceError> {
     let (id, turn) = (id.clone(), Arc::clone(turn));
     let put = app.ask_in_box(move |engine| {
         let _turn = turn;
-        let put = files::put_all(engine, &id, put);
+        let put = files::put(engine, &id, put);
         // A box that cannot be ended now is stuck, and on record.
         put.inspect_err(|_| drop(engine.remove(&id, true)))
     });
@@ -240,21 +232,17 @@ async fn find_or_make(
         return Ok((id, RuntimeStatus::Reused));
     }
     spec.name = Some(name);
-    if let Some(key) = &caller.key {
-        spec.labels.insert(quota::KEY_LABEL.to_owned(), key.clone());
-    }
-    let admitted = app.admit(caller, Need::lasting_box(&spec)).await?;
-    let (server, caller) = (app.clone(), caller.clone());
     let options = DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
-    let held = Arc::clone(turn);
-    let made = app.ask_to_create(move |engine| {
+    let request = CreateRequest { spec, options, keyed: None };
+    let (service, caller, held) = (app.service.clone(), caller.clone(), Arc::clone(turn));
+    // In its own task, which holds the turn until the box exists: a client that disconnects
+    // must not let the next one in before.
+    let creating = tokio::spawn(async move {
         let _turn = held;
-        let started = engine.start(&spec, &options)?;
-        let id = started.id.clone();
-        Created::watched(&server, &caller, started, &spec, admitted)?;
-        Ok(id)
+        service.create(&caller, request).await
     });
-    Ok((made.await?, RuntimeStatus::New))
+    let created = creating.await.map_err(ServiceError::internal)??;
+    Ok((created.status.id, RuntimeStatus::New))
 }
 
 fn box_name(session: &str) -> Result<Name, ServiceError> {

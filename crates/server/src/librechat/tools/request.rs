@@ -11,7 +11,7 @@ use crate::librechat::run::box_spec::beside_code;
 use crate::librechat::run::exec::or_default;
 use crate::librechat::run::inputs::FileRef;
 use crate::store::id::Id;
-use crate::work::files::FileIn;
+use crate::work::files::InputFile;
 
 const TOOLS_MAX: usize = 100;
 const TOOL_NAME_BYTES_MAX: usize = 256;
@@ -182,7 +182,7 @@ impl Reply {
     }
 
     /// As `main.sh` looks for it: one line of JSON where it is not a bare text.
-    pub fn for_shell(&self, key: &str, turn: usize) -> FileIn {
+    pub fn for_shell(&self, key: &str, turn: usize) -> InputFile {
         let name = format!("history/{key}.{turn}");
         if self.is_error {
             let words = format!("{}\n", self.error_message);

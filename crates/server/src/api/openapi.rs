@@ -1,0 +1,107 @@
+//! The description of the API: its parts that all routes share, and the page that lists them.
+
+use std::fmt::Write;
+
+use serde::Deserialize;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, ResponseBuilder};
+use utoipa::{IntoParams, OpenApi as _};
+
+use crate::http::error::ErrorBody;
+
+/// More arguments than the kernel takes (execve(2)).
+pub const ARGUMENTS_MAX: usize = 100_000;
+/// Fields of `env` and `labels`.
+pub const VARIABLES_MAX: usize = 10_000;
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "tare",
+        description = "Runs code that nobody trusts, and leaves nothing behind"
+    ),
+    components(schemas(ErrorBody)),
+    tags(
+        (name = "run", description = "One command in a box of its own"),
+        (name = "boxes", description = "Boxes that live on"),
+        (name = "execs", description = "Processes in boxes"),
+        (name = "files", description = "Files of boxes"),
+        (name = "server", description = "The server itself"),
+    )
+)]
+struct Description;
+
+/// The box that a path names.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct BoxPath {
+    /// An id, the beginning of one, or a name
+    pub id: String,
+}
+
+/// The detached process that a path names.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct ExecPath {
+    /// An id, the beginning of one, or a name
+    pub id: String,
+    /// The id of a detached process
+    pub exec: String,
+}
+
+pub fn description() -> OpenApi {
+    Description::openapi()
+}
+
+/// Adds to the description what all routes share.
+pub fn complete(mut api: OpenApi) -> OpenApi {
+    let paths = std::mem::take(&mut api.paths.paths);
+    for (path, mut item) in paths {
+        for operation in operations_mut(&mut item) {
+            add_errors(operation);
+        }
+        // The rest of a path has another name in a router.
+        api.paths.paths.insert(path.replace("{*", "{"), item);
+    }
+    api
+}
+
+/// Every route can fail: with a wrong key, without connections, while the server stops.
+fn add_errors(operation: &mut Operation) {
+    for status in ["4XX", "5XX"] {
+        let body = Ref::from_schema_name("ErrorBody");
+        let content = ContentBuilder::new().schema(Some(body)).build();
+        let response = ResponseBuilder::new().content("application/json", content);
+        let responses = &mut operation.responses.responses;
+        responses.entry(status.to_owned()).or_insert_with(|| response.build().into());
+    }
+}
+
+fn operations_mut(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
+    all.into_iter().filter_map(Option::as_mut)
+}
+
+/// The routes as a page for people.
+pub fn page(api: &OpenApi) -> String {
+    let mut routes = String::new();
+    for (path, item) in &api.paths.paths {
+        let all = [
+            ("GET", &item.get),
+            ("PUT", &item.put),
+            ("POST", &item.post),
+            ("DELETE", &item.delete),
+        ];
+        for (method, operation) in all {
+            if let Some(operation) = operation {
+                let summary = operation.summary.as_deref().unwrap_or_default();
+                // Writing to a string cannot fail.
+                writeln!(routes, "<li><code>{method} {path}</code> {summary}").ok();
+            }
+        }
+    }
+    format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>tare</title><h1>tare</h1>\
+         <p><a href=/openapi.json>openapi.json</a> has every field.<ul>\n{routes}</ul></html>"
+    )
+}

@@ -1,0 +1,236 @@
+//! Routes for operators: health, readiness, metrics, reload, audit, sweep.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::extract::{Extension, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use serde::{Deserialize, Serialize};
+use tare_engine::spec::Spec;
+use tare_engine::{AuditedBox, ExecSpec, Finding, Swept};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::admission::Caller;
+use crate::app::App;
+use crate::error::ServiceError;
+use crate::http::extract::Query;
+use crate::telemetry::metrics::Scrape;
+use crate::work::Service;
+use crate::work::relay::OutputSink;
+use crate::work::run::{Progress, RunRequest};
+
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+/// Less than the 10 s that are promised, so that the response arrives in time.
+const READY_WITHIN: Duration = Duration::from_secs(8);
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Health {
+    /// `ok`, or `stopping`.
+    pub status: &'static str,
+    pub version: &'static str,
+    pub uptime_ms: u64,
+    pub recovery: RecoveryHealth,
+}
+
+/// The look at what was there before this server.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RecoveryHealth {
+    pub done: bool,
+    /// How many boxes it found.
+    pub boxes: usize,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Readiness {
+    pub status: &'static str,
+    /// What a box took, from its making to its removal.
+    pub duration_ms: u64,
+}
+
+/// As `tare audit --json` prints it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AuditAnswer {
+    /// Whether records and host agree.
+    pub clean: bool,
+    /// Each with all that it holds, the oldest first.
+    #[schema(value_type = Vec<Object>)]
+    pub boxes: Vec<AuditedBox>,
+    /// On the host, and in no record.
+    #[schema(value_type = Vec<Object>)]
+    pub orphans: Vec<Finding>,
+    /// In a record, and not on the host.
+    #[schema(value_type = Vec<Object>)]
+    pub lost: Vec<Finding>,
+}
+
+/// As `tare sweep --json` prints it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SweepAnswer {
+    #[schema(value_type = Vec<Object>)]
+    pub swept: Vec<Swept>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditQuery {
+    /// Whether to repeat the audit until records and host agree, for at most ten seconds.
+    #[serde(default)]
+    pub wait: bool,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SweepQuery {
+    /// Whether it is only said.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Whether the server answers
+#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, body = Health)))]
+pub async fn health(State(app): State<App>) -> axum::Json<Health> {
+    axum::Json(Health {
+        status: if app.shutdown.is_serving() { "ok" } else { "stopping" },
+        version: env!("CARGO_PKG_VERSION"),
+        uptime_ms: milliseconds(app.started.elapsed()),
+        recovery: RecoveryHealth {
+            done: app.recovery.is_done.load(Ordering::Acquire),
+            boxes: app.recovery.boxes.load(Ordering::Relaxed),
+        },
+    })
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whether it can run a box: it runs one
+///
+/// Answers within 10 s: a box that takes longer gets 503 with the step that it waits at.
+#[utoipa::path(
+    get,
+    path = "/ready",
+    tag = "server",
+    responses((status = 200, body = Readiness))
+)]
+pub async fn ready(
+    State(service): State<Service>,
+    Extension(caller): Extension<Caller>,
+) -> Result<axum::Json<Readiness>, ServiceError> {
+    let progress = Progress::default();
+    // The check counts for no key.
+    let caller = Caller { key: None, ..caller };
+    let tried = run_one(&service, &caller, progress.clone());
+    let tried = tokio::time::timeout(READY_WITHIN, tried).await;
+    tried.unwrap_or_else(|_late| {
+        let waits = format!("{} s have passed while {}", READY_WITHIN.as_secs(), progress.text());
+        Err(not_ready(&waits))
+    })
+}
+
+fn not_ready(why: &str) -> ServiceError {
+    ServiceError::unavailable("not_ready", format!("no box can be run now: {why}"))
+}
+
+async fn run_one(
+    service: &Service,
+    caller: &Caller,
+    progress: Progress,
+) -> Result<axum::Json<Readiness>, ServiceError> {
+    let timeout = Some(service.config().limits.timeout);
+    let exec = ExecSpec { timeout, ..ExecSpec::of(["true"]) };
+    let request = RunRequest::<()> { progress, ..RunRequest::new(Spec::of(Vec::new()), exec, 0) };
+    let admitted = service.admit_run(caller, &request.spec).await;
+    let admitted = admitted.map_err(|error| match error.code {
+        "stopping" => not_ready(&error.message),
+        _ => error,
+    })?;
+    let output = service.run_admitted(caller, admitted, request, OutputSink::Keep).await;
+    let output = output.map_err(|error| {
+        let why = not_ready(&error.message);
+        ServiceError { detail: error.detail, ..why }
+    })?;
+    match output.finish.exit_code() {
+        0 => {
+            let duration_ms = milliseconds(output.duration);
+            Ok(axum::Json(Readiness { status: "ready", duration_ms }))
+        }
+        code => Err(not_ready(&format!("true ended with {code}"))),
+    }
+}
+
+/// What is counted and measured, for Prometheus
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "server",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text"))
+)]
+pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1], String) {
+    let measured = app.admission.pressure.found();
+    let text = app.metrics.text(&Scrape {
+        readings: &measured.readings,
+        threads: measured.threads,
+        resident_bytes: measured.resident_bytes,
+        boxes_live: app.admission.pressure.boxes_live(),
+        runs_running: app.admission.running() as u64,
+        runs_waiting: app.admission.waiting() as u64,
+        streams_open: app.http.streams.count() as u64,
+        bodies_bytes: app.http.bodies.used_bytes(),
+        files_bytes: app.files.used_bytes(),
+        executions_waiting: app.waiting.count() as u64,
+        log_lines_dropped: app.journal.dropped(),
+        uptime: app.started.elapsed(),
+    });
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], text)
+}
+
+/// Read the configuration again
+///
+/// As SIGHUP does. One that cannot be used is refused, and the old one stays.
+#[utoipa::path(post, path = "/v1/reload", tag = "server", responses((status = 204)))]
+pub async fn reload(State(app): State<App>) -> Result<StatusCode, ServiceError> {
+    app.reload().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What every box holds, what is nobody's, and what is missing
+///
+/// Changes nothing.
+#[utoipa::path(
+    get,
+    path = "/v1/audit",
+    tag = "server",
+    params(AuditQuery),
+    responses((status = 200, body = AuditAnswer))
+)]
+pub async fn audit(
+    State(service): State<Service>,
+    Query(query): Query<AuditQuery>,
+) -> Result<axum::Json<AuditAnswer>, ServiceError> {
+    let audit = service.audit(query.wait).await?;
+    let clean = audit.is_clean();
+    let (orphans, lost) =
+        audit.findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
+    Ok(axum::Json(AuditAnswer { clean, boxes: audit.boxes, orphans, lost }))
+}
+
+/// Do what an audit finds, and finish every box that is over
+///
+/// Nobody has to: this server does it all the time.
+#[utoipa::path(
+    post,
+    path = "/v1/sweep",
+    tag = "server",
+    params(SweepQuery),
+    responses((status = 200, body = SweepAnswer))
+)]
+pub async fn sweep(
+    State(service): State<Service>,
+    Query(query): Query<SweepQuery>,
+) -> Result<axum::Json<SweepAnswer>, ServiceError> {
+    Ok(axum::Json(SweepAnswer { swept: service.sweep(query.dry_run).await? }))
+}

@@ -1,0 +1,64 @@
+//! The output of a command as frames: `stdout` and `stderr` with `data`, then one `result`, or one
+//! `error`. A client that takes nothing is given up, and the command ends.
+
+use std::time::Duration;
+
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::error::ServiceError;
+use crate::http::error::error_json;
+use crate::http::frames::{Output, StreamFormat, TextFrames};
+use crate::http::text::Encoding;
+use crate::work::relay::{Chunk, OutputSink};
+
+/// How much output waits for its reader: so many times what a pipe holds.
+const CHUNKS_WAITING: usize = 4;
+
+/// A sink for output that a client reads as it comes, and the client's end.
+pub fn channel(client_timeout: Duration) -> (OutputSink, mpsc::Receiver<Chunk>) {
+    let (to, chunks) = mpsc::channel(CHUNKS_WAITING);
+    (OutputSink::Pass { to, patience: client_timeout }, chunks)
+}
+
+/// The output of what `run` runs, and its result.
+pub fn output<R: Serialize + Send, F>(
+    format: StreamFormat,
+    encoding: Encoding,
+    client_timeout: Duration,
+    run: impl FnOnce(OutputSink) -> F,
+) -> Response
+where
+    F: Future<Output = Result<R, ServiceError>> + Send + 'static,
+{
+    let (sink, mut chunks) = channel(client_timeout);
+    let running = run(sink);
+    format.streamed(|sender| async move {
+        let mut texts = TextFrames::new(format, encoding);
+        let forwarding = async {
+            while let Some(chunk) = chunks.recv().await {
+                sender.send(frame(&mut texts, chunk)).await;
+            }
+        };
+        let (result, ()) = tokio::join!(running, forwarding);
+        let last = match result {
+            Ok(result) => texts.event("result", json(&result)),
+            Err(error) => texts.event("error", error_json(&error)),
+        };
+        sender.send(texts.flush() + &last).await;
+        Ok(())
+    })
+}
+
+pub fn frame(texts: &mut TextFrames, chunk: Chunk) -> String {
+    match chunk {
+        Chunk::Stdout(bytes) => texts.frame(Output::Stdout, bytes),
+        Chunk::Stderr(bytes) => texts.frame(Output::Stderr, bytes),
+    }
+}
+
+pub fn json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap_or(Value::Null)
+}

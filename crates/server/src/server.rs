@@ -1,0 +1,216 @@
+//! Starts the server, handles its signals, reloads its configuration, drains it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tare_engine::{BoxId, Change, Context as _, Engine, Error, OpenOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::admission::descriptors::Room;
+use crate::admission::pressure::Pressure;
+use crate::app::{App, ReloadRequest};
+use crate::config::current::CurrentConfig;
+use crate::config::{Config, Key, Listen, LogFormat};
+use crate::error::ServiceError;
+use crate::http::Http;
+use crate::http::listen::{self, Listener};
+use crate::shutdown::Shutdown;
+use crate::store::open::Files;
+use crate::telemetry::LogEvent;
+use crate::telemetry::journal::Journal;
+use crate::telemetry::metrics::Metrics;
+use crate::watch::keepers::KeeperWatch;
+use crate::work::{Foundation, Service};
+use crate::workers::{Creators, Workers};
+use crate::{api, librechat, notify, upkeep};
+
+/// Changes of levels that wait to be logged. More wait with their gauge.
+const CHANGES_WAITING: usize = 64;
+/// Ends of boxes that wait to be reported. More wait in their tasks.
+const ENDS_WAITING: usize = 64;
+/// How long the last runs may take to end after they were killed.
+const ENDED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The options of `tare serve`.
+#[derive(Debug, Default)]
+pub struct Options {
+    pub state_root: Option<PathBuf>,
+    pub config: Option<PathBuf>,
+    /// Replaces `listen` of the configuration.
+    pub listen: Option<Listen>,
+    /// Adds keys to those of the configuration.
+    pub api_key_file: Option<PathBuf>,
+    pub log: Option<LogFormat>,
+}
+
+impl Options {
+    fn configuration(&self) -> Result<Config, Error> {
+        let mut config = match &self.config {
+            Some(path) => Config::read(path)?,
+            None => Config::default(),
+        };
+        if let Some(listen) = &self.listen {
+            config.listen = listen.clone();
+        }
+        if let Some(log) = self.log {
+            config.log = log;
+        }
+        if let Some(path) = &self.api_key_file {
+            config.keys.extend(Key::read_file(path)?);
+        }
+        config.check()?;
+        config.librechat.read_keys()?;
+        config.hooks.find_program()?;
+        config.files.try_directory()?;
+        config.fit(Room::found());
+        Ok(config)
+    }
+}
+
+/// Serves until SIGTERM or SIGINT, and returns when nothing is left to be ended.
+pub fn serve(options: Options) -> Result<(), Error> {
+    let no_threads = || "cannot start threads".to_owned();
+    let room = Room::make();
+    let config = options.configuration()?;
+    let engine = Engine::open(options.state_root.clone(), OpenOptions::SERVE)?;
+    let creators = Creators::start().context(no_threads)?;
+    let workers = Workers::start("worker", room.calls()).context(no_threads)?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().build().context(no_threads)?;
+    let (ends, ended) = mpsc::channel(ENDS_WAITING);
+    let watch = KeeperWatch::new(runtime.handle().clone(), ends);
+    let settings = config.gauge_settings();
+    let (tell, changes) = mpsc::channel(CHANGES_WAITING);
+    let gauges = engine.gauges(settings)?;
+    let pressure = Pressure::start(gauges, settings, tell).context(no_threads)?;
+    let metrics = Arc::new(Metrics::default());
+    let journal = Journal::start(config.log, Arc::clone(&metrics)).context(no_threads)?;
+    let journal = Arc::new(journal);
+    let files = Files::new(&config.files, options.state_root.as_deref());
+    let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
+    let http = Http::new(config.clone(), Arc::clone(&journal), shutdown.clone());
+    let service = Service::new(Foundation {
+        engine,
+        creators,
+        workers,
+        watch,
+        pressure,
+        journal: Arc::clone(&journal),
+        metrics,
+        shutdown,
+        config,
+    });
+    let (reloads, reload_requests) = mpsc::channel(1);
+    let app = App::new(service, http, files, reloads);
+    let inputs = Inputs { ended, changes, reload_requests, options: Arc::new(options) };
+    let result = runtime.block_on(live(app.clone(), inputs));
+    journal.flush();
+    // Not a drop of the runtime: a thread that waits in the engine must not delay the exit.
+    runtime.shutdown_background();
+    result
+}
+
+/// What the server reacts to, beside requests and signals.
+struct Inputs {
+    ended: mpsc::Receiver<BoxId>,
+    changes: mpsc::Receiver<Change>,
+    reload_requests: mpsc::Receiver<ReloadRequest>,
+    options: Arc<Options>,
+}
+
+async fn live(app: App, mut inputs: Inputs) -> Result<(), Error> {
+    let failed = || "cannot wait for signals".to_owned();
+    let mut terminated = signal(SignalKind::terminate()).context(failed)?;
+    let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
+    let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
+    let listen = app.config().listen.clone();
+    let listener = Listener::bind(&listen).await?;
+    let on = listener.address(&listen);
+    if let Some(port) = listener.port() {
+        app.http.port.get_or_init(|| port);
+    }
+    app.journal.record(&LogEvent::Listening { on: &on });
+    note_lowered(&app);
+    notify::ready();
+    tokio::spawn(upkeep::recover(app.clone()));
+    tokio::spawn(upkeep::report_ends(app.clone(), inputs.ended));
+    tokio::spawn(upkeep::sweep_periodically(app.clone()));
+    let calling = app.hook.start(Arc::clone(&app.journal));
+    tokio::spawn(upkeep::watch_gauges(app.clone(), inputs.changes));
+    tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
+    let router = api::router(&app, librechat::router(&app));
+    let serving = tokio::spawn(listen::serve(listener, router, app.http.clone()));
+    loop {
+        tokio::select! {
+            _ = terminated.recv() => break,
+            _ = interrupted.recv() => break,
+            _ = hung_up.recv() => drop(reload(&app, &inputs.options).await),
+            Some(done) = inputs.reload_requests.recv() => {
+                done.send(reload(&app, &inputs.options).await).ok();
+            }
+        }
+    }
+    drain(&app).await;
+    app.hook.end();
+    calling.await.ok();
+    // The last responses are being sent.
+    tokio::time::timeout(ENDED_WITHIN, serving).await.ok();
+    if let Listen::Unix(path) = &listen {
+        // With or without it, the next client finds no server.
+        std::fs::remove_file(path).ok();
+    }
+    Ok(())
+}
+
+fn note_lowered(app: &App) {
+    let config = app.config();
+    if !config.lowered.is_empty() {
+        app.journal.record(&LogEvent::LimitsLowered { limits: &config.lowered });
+    }
+}
+
+/// Reads the configuration again. One that cannot be used changes nothing.
+async fn reload(app: &App, options: &Arc<Options>) -> Result<(), ServiceError> {
+    let options = Arc::clone(options);
+    // The listener stays as it was at the start.
+    let reach = app.http.reach;
+    let read = app.ask(move |_| {
+        let config = options.configuration()?;
+        config.check_host_network(reach)?;
+        Ok(config)
+    });
+    match read.await {
+        Ok(config) => {
+            app.configure(config);
+            app.journal.record(&LogEvent::Reloaded);
+            note_lowered(app);
+            Ok(())
+        }
+        Err(error) => {
+            app.journal.record(&LogEvent::ReloadRefused { why: &error.message });
+            Err(error)
+        }
+    }
+}
+
+/// Begins nothing new, waits for what runs, and kills it when the bound has passed.
+async fn drain(app: &App) {
+    app.journal.record(&LogEvent::Draining);
+    notify::stopping();
+    app.shutdown.drain();
+    let limits = app.config().limits.clone();
+    let idle = async { tokio::join!(app.admission.idle(), app.processes.idle()) };
+    tokio::pin!(idle);
+    let ended = match tokio::time::timeout(limits.drain, &mut idle).await {
+        Ok(_) => 0,
+        Err(_late) => {
+            let running = app.admission.running() + app.processes.running();
+            app.shutdown.kill();
+            tokio::time::timeout(ENDED_WITHIN, &mut idle).await.ok();
+            running
+        }
+    };
+    app.journal.record(&LogEvent::Drained { ended });
+}

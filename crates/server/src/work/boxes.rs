@@ -1,0 +1,318 @@
+//! Boxes that live on: list, inspect, wait, stop, pause, resume, lease, remove; audit and sweep.
+//!
+//! No operation holds a thread while it waits for a box to end:
+//!
+//! ```text
+//! ask the engine (a thread, a second for each step) -> done
+//!        ^                \-> stuck, or busy -> wait for the keeper's pidfd (a task)
+//!        \------------------------------------------/  until the bound has passed
+//! ```
+//!
+//! A box that is not gone by then is stuck. It stays on record, and every sweep tries it again.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tare_engine::{
+    Audit, BoxFilter, BoxId, Changes, Context as _, Details, Ended, Engine, Error, ErrorKind,
+    Keeper, Looked, State, Status, Stopping, Swept, Usage,
+};
+use tokio::time::Instant;
+
+use crate::admission::Caller;
+use crate::error::{STUCK, ServiceError};
+use crate::fd;
+use crate::telemetry::LogEvent;
+use crate::work::cursor::Cursor;
+use crate::work::{Service, find};
+
+/// How long a box may take to die before a request reports that it is stuck.
+pub const ENDED_WITHIN: Duration = Duration::from_secs(10);
+/// The pause between two attempts to end a box.
+pub const TRY_AGAIN: Duration = Duration::from_millis(100);
+/// The pause between two looks at a box that another process is making or ending.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// A part of a list.
+#[derive(Debug)]
+pub struct BoxPage {
+    pub boxes: Vec<Status>,
+    /// Where the next page starts, if there is one.
+    pub next: Option<Cursor>,
+}
+
+impl Service {
+    /// Lists boxes, the oldest first. `after` is a cursor, or the id of a box.
+    pub async fn list(
+        &self,
+        _caller: &Caller,
+        filter: &BoxFilter,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<BoxPage, ServiceError> {
+        let mut boxes = self.ask(Engine::list).await?;
+        if let Some(after) = after {
+            let place = Cursor::find(after, &boxes)?;
+            boxes.retain(|one| Cursor::of(one) > place);
+        }
+        boxes.retain(|one| filter.matches(one));
+        let more = boxes.len() > limit;
+        boxes.truncate(limit);
+        let next = boxes.last().map(Cursor::of).filter(|_| more);
+        Ok(BoxPage { boxes, next })
+    }
+
+    pub async fn inspect(&self, caller: &Caller, of: String) -> Result<Details, ServiceError> {
+        self.in_box(caller, of, |engine, id| engine.details(id)).await
+    }
+
+    pub async fn usage(&self, caller: &Caller, of: String) -> Result<Usage, ServiceError> {
+        self.in_box(caller, of, |engine, id| engine.usage(id)).await
+    }
+
+    /// Waits for the end of a box. Returns `None` if it has not ended within this time, or the
+    /// server stops.
+    pub async fn wait(
+        &self,
+        caller: &Caller,
+        of: String,
+        within: Duration,
+    ) -> Result<Option<Ended>, ServiceError> {
+        let until = Instant::now() + within;
+        let caller = caller.clone();
+        let opened = self.ask(move |engine| engine.watch_end(&find(engine, &caller, &of)?));
+        let watch = Arc::new(opened.await?);
+        while self.shutdown.is_serving() {
+            let watched = Arc::clone(&watch);
+            let looked = self.ask(move |engine| engine.look_for_end(&watched)).await?;
+            let left = until.saturating_duration_since(Instant::now());
+            match looked {
+                Looked::Ended(ended) => return Ok(Some(ended)),
+                Looked::Lives(_) | Looked::Between if left.is_zero() => break,
+                Looked::Lives(keeper) => drop(self.until_dead(keeper.as_fd(), left).await?),
+                Looked::Between => tokio::time::sleep(LOOK_AGAIN.min(left)).await,
+            }
+        }
+        Ok(None)
+    }
+
+    pub async fn pause(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
+        let (before, after) = self.change(caller, of, Engine::pause).await?;
+        if before.state != State::Paused {
+            let (box_id, request_id) = (after.id.as_str(), &*caller.request_id);
+            self.journal.record(&LogEvent::BoxPaused { box_id, request_id });
+        }
+        Ok(after)
+    }
+
+    pub async fn resume(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
+        let (before, after) = self.change(caller, of, Engine::resume).await?;
+        if before.state == State::Paused {
+            let (box_id, request_id) = (after.id.as_str(), &*caller.request_id);
+            self.journal.record(&LogEvent::BoxResumed { box_id, request_id });
+        }
+        Ok(after)
+    }
+
+    pub async fn set_lease(
+        &self,
+        caller: &Caller,
+        of: String,
+        lease: Duration,
+    ) -> Result<Status, ServiceError> {
+        let update = move |engine: &Engine, id: &BoxId| {
+            engine.update(id, &Changes { lease: Some(Some(lease)), ..Changes::default() })
+        };
+        let (_, after) = self.change(caller, of, update).await?;
+        self.journal.record(&LogEvent::BoxLeaseChanged {
+            box_id: after.id.as_str(),
+            request_id: &caller.request_id,
+            lease_ends_at: after.lease_ends_at,
+        });
+        Ok(after)
+    }
+
+    /// Returns the status of a box before and after a change.
+    async fn change(
+        &self,
+        caller: &Caller,
+        of: String,
+        change: impl FnOnce(&Engine, &BoxId) -> Result<(), Error> + Send + 'static,
+    ) -> Result<(Status, Status), ServiceError> {
+        let changed = self.in_box(caller, of, move |engine, id| {
+            let before = engine.status(id)?;
+            change(engine, id)?;
+            Ok((before, engine.status(id)?))
+        });
+        changed.await
+    }
+
+    /// Stops a box, and returns its status. A box that keeps nothing, as that of a run, is gone
+    /// by then: its last status is returned, as exited.
+    pub async fn stop(
+        &self,
+        caller: &Caller,
+        of: String,
+        grace: Duration,
+    ) -> Result<Status, ServiceError> {
+        let _turn = self.admission.quotas.begin_stop(caller)?;
+        let named_by = caller.clone();
+        let begun = self.ask_to_end(move |engine| {
+            let id = find(engine, &named_by, &of)?;
+            let before = engine.status(&id)?;
+            let stopping = engine.begin_stop(&id, grace)?;
+            Ok((before, stopping))
+        });
+        let (before, stopping) = begun.await?;
+        self.until_stopped(&stopping).await?;
+        let (id, stopping) = (before.id.clone(), Arc::new(stopping));
+        let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
+        self.end_within(caller, &id, end).await?;
+        let after = self.ask(move |engine| match engine.status(&id) {
+            Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
+            status => status.map(Some),
+        });
+        Ok(after.await?.unwrap_or(Status {
+            state: State::Exited,
+            pids: None,
+            memory_bytes: None,
+            stuck_on: None,
+            ..before
+        }))
+    }
+
+    /// Waits until the box has stopped by itself, or its grace has passed.
+    async fn until_stopped(&self, stopping: &Stopping) -> Result<(), ServiceError> {
+        if let Some((keeper, left)) = stopping.keeper() {
+            self.until_dead(keeper, left).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn remove(
+        &self,
+        caller: &Caller,
+        of: String,
+        force: bool,
+    ) -> Result<(), ServiceError> {
+        let id = self.find(caller, &of).await?;
+        let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
+        self.end_within(caller, &id, remove).await?;
+        self.watch.remove(&id);
+        let (box_id, request_id) = (id.as_str(), &*caller.request_id);
+        self.journal.record(&LogEvent::BoxRemoved { box_id, request_id });
+        Ok(())
+    }
+
+    /// Tries to end a box until it is gone, or the bound has passed.
+    async fn end_within(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+        end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
+    ) -> Result<(), ServiceError> {
+        let until = Instant::now() + ENDED_WITHIN;
+        loop {
+            let (of, end) = (id.clone(), end.clone());
+            let tried = self.ask_to_end(move |engine| try_end(engine, &of, &end)).await?;
+            let Some((error, keeper)) = tried else {
+                return Ok(());
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.shutdown.is_serving() {
+                let error = ServiceError::from(error);
+                self.note_stuck(caller, id, &error);
+                return Err(error);
+            }
+            if let Some(keeper) = keeper {
+                self.until_dead(keeper.as_fd(), left).await?;
+            }
+            tokio::time::sleep(TRY_AGAIN.min(left)).await;
+        }
+    }
+
+    /// Returns whether a process is dead within this time, and before the server stops.
+    pub async fn until_dead(
+        &self,
+        process: BorrowedFd<'_>,
+        within: Duration,
+    ) -> Result<bool, ServiceError> {
+        tokio::select! {
+            dead = fd::readable(process) => {
+                dead.context(|| "cannot wait for the box".into())?;
+                Ok(true)
+            }
+            () = tokio::time::sleep(within) => Ok(false),
+            () = self.shutdown.draining() => Ok(false),
+        }
+    }
+
+    /// Compares records and host. With `wait`, repeats that until they agree, for at most
+    /// ten seconds.
+    pub async fn audit(&self, wait: bool) -> Result<Audit, ServiceError> {
+        let _turn = self.whole_host.lock().await;
+        let audit = if wait { Engine::audit_until_clean } else { Engine::audit };
+        self.ask(audit).await
+    }
+
+    /// Finishes boxes that are over, and removes leftovers; with `dry_run`, only lists them.
+    pub async fn sweep(&self, dry_run: bool) -> Result<Vec<Swept>, ServiceError> {
+        let _turn = self.whole_host.lock().await;
+        self.ask(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() }).await
+    }
+
+    /// Logs that a request could not end a box, once for each box.
+    fn note_stuck(&self, caller: &Caller, id: &BoxId, error: &ServiceError) {
+        if error.code == STUCK {
+            self.stuck.known().insert(id.clone());
+            let request_id = Some(&*caller.request_id);
+            self.journal.record(&LogEvent::stuck(id.as_str(), request_id, &error.message));
+        }
+    }
+
+    /// Logs boxes that are stuck and were not before.
+    pub fn report_stuck(&self, boxes: &[Status]) {
+        for one in self.stuck.newly_stuck(boxes) {
+            let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
+            self.journal.record(&LogEvent::stuck(one.id.as_str(), None, why));
+        }
+    }
+}
+
+/// Returns why the box is not ended, with its last process if there is one. `None` if it is.
+fn try_end(
+    engine: &Engine,
+    id: &BoxId,
+    end: &impl Fn(&Engine, &BoxId) -> Result<(), Error>,
+) -> Result<Option<(Error, Option<Keeper>)>, Error> {
+    match end(engine, id) {
+        Ok(()) => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::Stuck | ErrorKind::Busy) => {
+            let keeper = engine.keeper(id).ok().flatten();
+            Ok(Some((error, keeper)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Boxes that were reported as stuck.
+#[derive(Debug, Default)]
+pub struct StuckBoxes(Mutex<HashSet<BoxId>>);
+
+impl StuckBoxes {
+    /// Returns the boxes that are stuck and were not before. Forgets those that are not.
+    fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<&'a Status> {
+        let mut stuck: Vec<&Status> =
+            boxes.iter().filter(|one| one.state == State::Stuck).collect();
+        let now = stuck.iter().map(|one| one.id.clone()).collect();
+        let before = std::mem::replace(&mut *self.known(), now);
+        stuck.retain(|one| !before.contains(&one.id));
+        stuck
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<BoxId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

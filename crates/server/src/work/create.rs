@@ -1,0 +1,133 @@
+//! Creates a box that lives on, once for each idempotency key.
+
+use std::time::{Duration, Instant};
+
+use tare_engine::spec::Spec;
+use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Started, Status};
+
+use crate::admission::quota::KEY_LABEL;
+use crate::admission::{Admitted, Caller, Need};
+use crate::error::ServiceError;
+use crate::telemetry::LogEvent;
+use crate::work::Service;
+use crate::work::idempotency::{Keyed, REQUEST_LABEL, check_same};
+
+/// How long a request waits for a box that another request with the same key is making.
+const MADE_WITHIN: Duration = Duration::from_secs(60);
+/// The pause between two looks at such a box.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub struct CreateRequest {
+    pub spec: Spec,
+    pub options: DetachOptions,
+    /// What the idempotency key of the request stands for, if it has one.
+    pub keyed: Option<Keyed>,
+}
+
+#[derive(Debug)]
+pub struct Created {
+    pub status: Status,
+    /// An earlier request with the same key has created the box.
+    pub existed: bool,
+}
+
+impl Service {
+    pub async fn create(
+        &self,
+        caller: &Caller,
+        request: CreateRequest,
+    ) -> Result<Created, ServiceError> {
+        self.shutdown.check_serving()?;
+        let CreateRequest { mut spec, options, keyed } = request;
+        if let Some(key) = &caller.key {
+            spec.labels.insert(KEY_LABEL.to_owned(), key.clone());
+        }
+        if let Some(Keyed { box_id, request }) = keyed {
+            spec.labels.insert(REQUEST_LABEL.to_owned(), request);
+            return self.create_once(caller, box_id, spec, options).await;
+        }
+        let admitted = self.admit(caller, Need::lasting_box(&spec)).await?;
+        let (service, caller) = (self.clone(), caller.clone());
+        let start = move |engine: &Engine| {
+            let started = engine.start(&spec, &options)?;
+            service.watch_new(&caller, started, &spec, admitted)
+        };
+        let status = self.ask_to_create(start).await?;
+        Ok(Created { status, existed: false })
+    }
+
+    /// Creates the box, or finds it. Waits for another request that is making it. Only a new box
+    /// needs to be admitted: a request that is sent again is never refused for lack of room.
+    async fn create_once(
+        &self,
+        caller: &Caller,
+        id: BoxId,
+        spec: Spec,
+        options: DetachOptions,
+    ) -> Result<Created, ServiceError> {
+        let until = Instant::now() + MADE_WITHIN;
+        loop {
+            let of = id.clone();
+            match self.ask(move |engine| look(engine, &of)).await? {
+                Found::Whole(status) => {
+                    check_same(&status, &spec)?;
+                    return Ok(Created { status: *status, existed: true });
+                }
+                Found::Unfinished => {}
+                Found::Nothing => {
+                    let admitted = self.admit(caller, Need::lasting_box(&spec)).await?;
+                    let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
+                    let (service, caller) = (self.clone(), caller.clone());
+                    let start = move |engine: &Engine| {
+                        let started = engine.start_as(&of, &spec, &options)?;
+                        let watch = |it| service.watch_new(&caller, it, &spec, admitted);
+                        started.map(watch).transpose()
+                    };
+                    if let Some(status) = self.ask_to_create(start).await? {
+                        return Ok(Created { status, existed: false });
+                    }
+                }
+            }
+            if Instant::now() >= until {
+                let message = "the box of this Idempotency-Key is still being made";
+                return Err(ServiceError::unavailable("still_starting", message));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Logs and watches a new box. On the thread that created it, without a pause: the client
+    /// may be gone.
+    fn watch_new(
+        &self,
+        caller: &Caller,
+        started: Started,
+        spec: &Spec,
+        mut admitted: Admitted,
+    ) -> Result<Status, Error> {
+        admitted.box_is_made();
+        let (box_id, request_id) = (started.id.as_str(), &*caller.request_id);
+        // Its creation is logged before its end can be.
+        self.journal.record(&LogEvent::BoxCreated { box_id, request_id });
+        self.journal.record_box_notes(&started.notes);
+        self.watch.add(started.id.clone(), started.keeper, Some(admitted));
+        self.engine.status_of_new(&started.id, spec)
+    }
+}
+
+enum Found {
+    Whole(Box<Status>),
+    /// Another process is creating the box, or removing one that was never finished.
+    Unfinished,
+    Nothing,
+}
+
+fn look(engine: &Engine, id: &BoxId) -> Result<Found, Error> {
+    match engine.announced(id) {
+        Ok(Some(status)) => Ok(Found::Whole(Box::new(status))),
+        Ok(None) => Ok(Found::Unfinished),
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Found::Nothing),
+        Err(error) => Err(error),
+    }
+}
