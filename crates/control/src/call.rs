@@ -220,6 +220,8 @@ pub enum Refusal {
     Paused,
     /// The workload has no cgroup of its own.
     NoFreezer,
+    /// The journal, from which others learn that the box is paused, cannot be written.
+    NoJournal,
 }
 
 /// What only a keeper can see.

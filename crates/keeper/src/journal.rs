@@ -40,6 +40,12 @@ impl Journal {
         self.write(BoxEvent::Detached)
     }
 
+    /// Writes that the box is about to be paused. Other commands take a box for paused only if its
+    /// journal says so.
+    pub fn paused(&mut self) -> rustix::io::Result<()> {
+        self.write(BoxEvent::Paused)
+    }
+
     pub fn exited(&mut self, wait_status: i32, by: EndedBy) {
         let now = clock_gettime(ClockId::Realtime);
         let at_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;

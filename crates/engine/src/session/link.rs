@@ -135,6 +135,9 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         ),
         Refusal::Paused => ("it is paused", "'tare resume' lets it go on"),
         Refusal::NoFreezer => ("it has no cgroup to be paused in", "see 'tare doctor'"),
+        Refusal::NoJournal => {
+            ("its keeper cannot write its journal", "does the disk of the state root work?")
+        }
         Refusal::Malformed => {
             ("its keeper does not understand", "was it started by another version of tare?")
         }

@@ -36,7 +36,7 @@ impl Supervisor {
                 self.deadlines.lease_ns = ends_ns;
                 (Report::Done, None)
             }
-            Call::Freeze => self.freeze(),
+            Call::Freeze => (self.freeze(), None),
             Call::Resumed => (Report::Done, Some(BoxEvent::Resumed)),
             Call::Usage => (Report::Usage(self.usage()), None),
             Call::Input => return self.hand_over_input(&channel),
@@ -79,10 +79,20 @@ impl Supervisor {
         self.signal(SIGTERM);
     }
 
-    fn freeze(&self) -> (Report, Option<BoxEvent>) {
-        match self.freezer.as_ref().map(Freezer::freeze) {
-            Some(Ok(())) => (Report::Done, Some(BoxEvent::Paused)),
-            Some(Err(_)) | None => (Report::Refused(Refusal::NoFreezer), None),
+    /// The journal comes first: a frozen box that is not known as paused would never be resumed.
+    fn freeze(&mut self) -> Report {
+        let Some(freezer) = &self.freezer else {
+            return Report::Refused(Refusal::NoFreezer);
+        };
+        if self.journal.as_mut().is_some_and(|journal| journal.paused().is_err()) {
+            return Report::Refused(Refusal::NoJournal);
+        }
+        match freezer.freeze() {
+            Ok(()) => Report::Done,
+            Err(_) => {
+                self.note(BoxEvent::Resumed);
+                Report::Refused(Refusal::NoFreezer)
+            }
         }
     }
 
