@@ -11,7 +11,8 @@ use serde_json::json;
 use tare_harness::scene::in_lanes;
 use tare_harness::skip::is_root;
 use tare_harness::{
-    Server, TemporaryDirectory, eventually, hierarchies, skip, unified_hierarchy, unprivileged,
+    Server, TemporaryDirectory, eventually, hierarchies, in_boxes, skip, unified_hierarchy,
+    unprivileged,
 };
 
 use crate::leaks::case::{Case, case, times};
@@ -203,9 +204,10 @@ except BlockingIOError:
     crowd.wait().ok();
 }
 
-/// A shell that starts itself, twice, for ever.
+/// A shell that starts itself, twice, for ever. The command itself waits: dash exits when it
+/// cannot fork.
 const BOMB: &str = "printf '#!/bin/sh\\n/work/bomb & /work/bomb & wait\\n' > /work/bomb
-                    chmod +x /work/bomb; exec /work/bomb";
+                    chmod +x /work/bomb; /work/bomb & exec sleep 1000";
 
 /// The limits in the files of this name, in all cgroups of a box.
 fn limits_in(cgroups: &[PathBuf], files: &[&str]) -> Vec<u64> {
@@ -236,7 +238,7 @@ const SLAB_KIB_MAX: u64 = 256 << 10;
 
 /// A one-shot that waits. The host is shared with other tests: a refusal for pressure
 /// (503) is sent again.
-fn waiting_run(case: &Case, server: &Server, body: &[u8]) -> TcpStream {
+fn waiting_run(server: &Server, body: &[u8]) -> TcpStream {
     let send = || {
         let stream = server.send("POST", "/v1/run", &[("Content-Type", "application/json")], body);
         stream.set_nonblocking(true).expect("a socket");
@@ -250,7 +252,8 @@ fn waiting_run(case: &Case, server: &Server, body: &[u8]) -> TcpStream {
             assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
             run = send();
         }
-        case.footprint().processes.len() == 2
+        // The keeper and the command.
+        in_boxes(server.pid()) == 2
     });
     run
 }
@@ -269,7 +272,7 @@ fn the_default_process_limit_stops_a_self_starting_shell_and_the_host_recovers()
     let id = made["id"].as_str().expect("an id");
     assert_limited(&case.cgroups_of(id));
     server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
-    let run = waiting_run(&case, &server, waiting.to_string().as_bytes());
+    let run = waiting_run(&server, waiting.to_string().as_bytes());
     assert_limited(&case.footprint().cgroups.into_iter().collect::<Vec<_>>());
     drop(run);
     server.stop();

@@ -67,8 +67,8 @@ fn requests_to_a_stopped_keeper_delay_no_other_request() {
     let id = made.was(201).json()["id"].as_str().expect("an id").to_owned();
     let keeper = tare.keeper(&id);
     keeper.signal(Signal::STOP);
-    let stats = format!("/v1/boxes/{id}/stats");
-    let asked: Vec<_> = (0..80).map(|_| server.send("GET", &stats, &[], b"")).collect();
+    let files = format!("/v1/boxes/{id}/files/work/file");
+    let asked: Vec<_> = (0..80).map(|_| server.send("GET", &files, &[], b"")).collect();
     server.get("/v1/boxes").was(200);
     let run = json!({ "command": ["true"] });
     server.post("/v1/run", &run).was(200);
