@@ -2,7 +2,8 @@
 //! [`Engine`] are the public interface; each calls a function of the folder that does the work.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,12 @@ use tare_kernel::process::{Process, check_proc};
 use crate::audit::{self, Audit};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
-use crate::create::{self, Mode, NewBox};
+use crate::create::detach::Started;
+use crate::create::{self, detach};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation};
 use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
-use crate::host::obstacle::{Step, explained};
 use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
@@ -25,11 +26,14 @@ use crate::observe::view::{Details, Ended, Status, Usage, no_box};
 use crate::operate::change::{self, Changes};
 use crate::operate::stop::{self, EndWatch, Looked, Stopping};
 use crate::operate::{find, inspect};
-use crate::record::{Locked, Record};
+use crate::session::attach::Attachment;
+use crate::session::exec::ExecSpec;
+use crate::session::files::{Copy, FileTransfer};
+use crate::session::logs::Logs;
 use crate::session::stdio::Stdin;
-use crate::session::{Reserve, Session};
+use crate::session::{Session, attach, exec, files};
 use crate::spec::{BoxId, DetachOptions, Name, Spec};
-use crate::teardown::{self, OWN_WITHIN};
+use crate::teardown::OWN_WITHIN;
 
 /// How long a server tries to end a box at once. It has few threads: it waits for a box that takes
 /// longer without one, and tries again.
@@ -71,8 +75,9 @@ impl OpenOptions {
     pub const SERVE: Self = Self { tend: Tend::Never, serve: true };
 }
 
-/// Opening a state root; `None` is the default one.
 impl Engine {
+    // Opening a state root; `None` is the default one.
+
     /// Opens a state root to change boxes.
     pub fn open(state_root: Option<PathBuf>, options: OpenOptions) -> Result<Self, Error> {
         let mut engine = Self::new(state_root, Access::ReadWrite)?;
@@ -88,7 +93,7 @@ impl Engine {
             engine.end_within = SERVED_WITHIN;
         }
         match options.tend {
-            Tend::AtOpen => drop(engine.cleaned()),
+            Tend::AtOpen => engine.tend_once(),
             Tend::WhileMaking => {}
             Tend::Never => engine.cleaned = OnceLock::from(Vec::new()),
         }
@@ -144,74 +149,113 @@ impl Engine {
         })
     }
 
+    fn tend_once(&self) {
+        self.cleaned();
+    }
+
     /// Looks after some boxes, the first time that this is called.
-    pub(crate) fn cleaned(&self) -> &[BoxId] {
+    fn cleaned(&self) -> &[BoxId] {
         self.cleaned.get_or_init(|| tend::tend(&self.root))
     }
 
-    pub(crate) fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
+    fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
         self.root.at(id)
     }
-}
 
-/// Making boxes.
-impl Engine {
+    // Making boxes.
+
     /// Makes a box that ends with the returned session, or with this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Session, Error> {
-        let id = BoxId::random();
-        let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
-        let record = self.record(&id, spec, None)?;
-        let new = NewBox { spec, mode: Mode::Attached(stdin) };
-        self.make(&id, record, reserve, new)
+        create::run(&self.root, spec, stdin, &|| self.tend_once())
     }
 
-    /// Makes a box and lets its command run. A failure leaves nothing.
-    pub(crate) fn make(
+    /// Makes a detached box, and returns when its command runs.
+    pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
+        detach::start(&self.root, (spec, options), None, &|| self.tend_once())
+    }
+
+    /// Makes a detached box, unless `given_up` is readable before its command runs: then the box is
+    /// removed again.
+    pub fn start_unless(
         &self,
-        id: &BoxId,
-        record: Locked,
-        reserve: Reserve,
-        new: NewBox<'_>,
-    ) -> Result<Session, Error> {
-        let tend = || {
-            self.cleaned();
-        };
-        let prepared = create::prepare(self.at(id), record, reserve, new, &tend)?;
-        let session = prepared.go(create::plan::first_exec(new))?;
-        // The keeper needs nothing of us for a while.
-        self.cleaned();
-        Ok(session)
+        spec: &Spec,
+        options: &DetachOptions,
+        given_up: BorrowedFd<'_>,
+    ) -> Result<Started, Error> {
+        detach::start(&self.root, (spec, options), Some(given_up), &|| self.tend_once())
     }
 
-    /// Removes a record whose box could not be made, and returns the error for the user.
-    pub(crate) fn roll_back(&self, id: &BoxId, record: Locked, why: Error) -> Error {
-        self.cleaned();
-        teardown::roll_back(self.at(id), record, None, why)
-    }
-
-    /// The record of a new box. What others have left may be in its way.
-    pub(crate) fn record(
+    /// Makes a detached box with a chosen id. `None` when that box exists or is being made. An
+    /// error when it existed and was removed, for as long as its history is kept.
+    pub fn start_as(
         &self,
         id: &BoxId,
         spec: &Spec,
-        options: Option<&DetachOptions>,
-    ) -> Result<Locked, Error> {
-        let made = Locked::create(&self.root.layout, id, &self.root.host, spec, options);
-        made.map_err(|error| {
-            self.cleaned();
-            explained(error, Step::StateRoot)
-        })
+        options: &DetachOptions,
+    ) -> Result<Option<Started>, Error> {
+        detach::start_as(self.at(id), spec, options, &|| self.tend_once())
     }
-}
 
-/// Finding and inspecting boxes.
-impl Engine {
+    // Working in a live box.
+
+    /// Starts another process. Whether it started comes as an event; a keeper that does not answer
+    /// in time is an error.
+    pub fn exec(&self, id: &BoxId, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
+        exec::exec(self.at(id), spec, stdin)
+    }
+
+    pub fn attach(&self, id: &BoxId) -> Result<Attachment, Error> {
+        attach::attach(self.at(id))
+    }
+
+    /// The output of a box, and its keeper if it lives.
+    pub fn logs(&self, id: &BoxId) -> Result<(Logs, Option<Process>), Error> {
+        attach::logs(self.at(id))
+    }
+
+    /// Copies what is at `path` out of the box, as an archive. An ended box has what it kept.
+    pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
+        files::copy_out(self.at(id), path)
+    }
+
+    /// Copies the regular files at `path` out of a live box, as far as they can be read.
+    pub fn copy_files_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
+        files::copy_files_out(self.at(id), path)
+    }
+
+    /// Copies an archive into the directory `path`, or into the directory that `path` is in.
+    pub fn copy_in(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
+        files::copy_in(self.at(id), path)
+    }
+
+    /// Reads a regular file, wherever links lead.
+    pub fn read_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
+        files::read_file(self.at(id), path)
+    }
+
+    /// Lists a directory.
+    pub fn list_files(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
+        files::list_files(self.at(id), path)
+    }
+
+    /// Writes a new file in place of the file or link that is there.
+    pub fn write_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
+        files::write_file(self.at(id), path)
+    }
+
+    /// Removes a file, a link, or a directory with all that is in it.
+    pub fn remove_file(&self, id: &BoxId, path: &Path) -> Result<(), Error> {
+        files::remove_file(self.at(id), path)
+    }
+
+    // Finding and inspecting boxes.
+
     /// The box with this id, this name, or an id that begins so.
     pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
         self.find_recorded(reference)?.ok_or_else(|| no_box(reference))
     }
 
-    pub(crate) fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
+    fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
         find::find(&self.root, reference, || self.cleaned())
     }
 
@@ -261,17 +305,12 @@ impl Engine {
         Ok(self.observe(id)?.keeper.into_alive())
     }
 
-    pub(crate) fn observe(&self, id: &BoxId) -> Result<Observation, Error> {
+    fn observe(&self, id: &BoxId) -> Result<Observation, Error> {
         tend::observe_tended(self.at(id))
     }
 
-    pub(crate) fn awake(&self, id: &BoxId) -> Result<Record, Error> {
-        tend::awake(self.at(id))
-    }
-}
+    // Ending boxes, and waiting for their end.
 
-/// Ending boxes, and waiting for their end.
-impl Engine {
     /// Passes a signal to the command of a box.
     pub fn signal(&self, id: &BoxId, signal: i32) -> Result<(), Error> {
         stop::signal(self.at(id), signal)
@@ -322,10 +361,9 @@ impl Engine {
     pub fn look_for_end(&self, watch: &EndWatch) -> Result<Looked, Error> {
         stop::look_for_end(&self.root, watch)
     }
-}
 
-/// Changing boxes.
-impl Engine {
+    // Changing boxes.
+
     /// Stops every process of a detached box where it is; its deadlines go on.
     pub fn pause(&self, id: &BoxId) -> Result<(), Error> {
         change::pause(self.at(id))
@@ -345,10 +383,9 @@ impl Engine {
     pub fn update(&self, id: &BoxId, changes: &Changes) -> Result<(), Error> {
         change::update(self.at(id), changes)
     }
-}
 
-/// The proof, and what is done about it.
-impl Engine {
+    // The proof, and what is done about it.
+
     /// Everything that boxes hold, and what of it should not be there.
     pub fn audit(&self) -> Result<Audit, Error> {
         audit::audit(&self.root)

@@ -16,10 +16,10 @@ use tare_control::{REQUEST_BYTES_MAX, Received, Report, Request};
 use tare_kernel::clock::timespec;
 use tare_kernel::process::Process;
 
-use crate::create::{Mode, NewBox};
-use crate::engine::Engine;
+use crate::create::{self, Mode, NewBox};
 use crate::error::{Context, Error};
 use crate::history;
+use crate::host::layout::{BoxAt, StateRoot};
 use crate::record::Locked;
 use crate::session::{Event, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
@@ -38,80 +38,63 @@ pub struct Started {
     pub keeper: Process,
 }
 
-impl Engine {
-    /// Makes a detached box, and returns when its command runs.
-    pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
-        self.start_new(spec, options, None)
-    }
+/// Makes a detached box, and returns when its command runs. If `given_up` becomes readable first,
+/// the box is removed again.
+pub fn start(
+    root: &StateRoot,
+    (spec, options): (&Spec, &DetachOptions),
+    given_up: Option<BorrowedFd<'_>>,
+    tend: &dyn Fn(),
+) -> Result<Started, Error> {
+    let options = &with_log_in_memory(options, spec)?;
+    let id = BoxId::random();
+    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let record = create::record(root.at(&id), spec, Some(options), tend)?;
+    start_recorded(root.at(&id), (record, reserve), (spec, options, given_up), tend)
+}
 
-    /// The same, until `given_up` is readable: then the box is removed again.
-    pub fn start_unless(
-        &self,
-        spec: &Spec,
-        options: &DetachOptions,
-        given_up: BorrowedFd<'_>,
-    ) -> Result<Started, Error> {
-        self.start_new(spec, options, Some(given_up))
+/// Makes a detached box with a chosen id. `None` when that box exists or is being made. An error
+/// when it existed and was removed, for as long as its history is kept.
+pub fn start_as(
+    at: BoxAt<'_>,
+    spec: &Spec,
+    options: &DetachOptions,
+    tend: &dyn Fn(),
+) -> Result<Option<Started>, Error> {
+    let options = &with_log_in_memory(options, spec)?;
+    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let record = match create::record(at, spec, Some(options), tend) {
+        Err(error) if is_taken(&error) => return Ok(None),
+        record => record?,
+    };
+    // A removal adds the history before it removes the record: with the record in our hands nothing
+    // falls between the two.
+    if was_detached(at)? {
+        drop(reserve);
+        return Err(create::give_up(at, record, removed(at.id), tend));
     }
+    start_recorded(at, (record, reserve), (spec, options, None), tend).map(Some)
+}
 
-    fn start_new(
-        &self,
-        spec: &Spec,
-        options: &DetachOptions,
-        given_up: Option<BorrowedFd<'_>>,
-    ) -> Result<Started, Error> {
-        let options = &with_log_in_memory(options, spec)?;
-        let id = BoxId::random();
-        let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
-        let record = self.record(&id, spec, Some(options))?;
-        self.start_recorded(&id, record, reserve, (spec, options, given_up))
-    }
+/// Returns whether a box of this id was detached, and is removed. The id of a box that was never
+/// detached was never announced.
+fn was_detached(at: BoxAt<'_>) -> Result<bool, Error> {
+    let removed = history::removed(at.root)?;
+    Ok(removed.iter().any(|sources| sources.id == *at.id && sources.detached))
+}
 
-    /// Makes a detached box with a chosen id. `None` when that box exists or is being made.
-    /// An error when it existed and was removed, for as long as
-    /// its story is kept.
-    pub fn start_as(
-        &self,
-        id: &BoxId,
-        spec: &Spec,
-        options: &DetachOptions,
-    ) -> Result<Option<Started>, Error> {
-        let options = &with_log_in_memory(options, spec)?;
-        let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
-        let record = match self.record(id, spec, Some(options)) {
-            Err(error) if is_taken(&error) => return Ok(None),
-            record => record?,
-        };
-        // A removal adds the story before it removes the record: with the record
-        // in our hands nothing falls between the two.
-        if self.was_let_go(id)? {
-            drop(reserve);
-            return Err(self.roll_back(id, record, removed(id)));
-        }
-        self.start_recorded(id, record, reserve, (spec, options, None)).map(Some)
+fn start_recorded(
+    at: BoxAt<'_>,
+    (record, reserve): (Locked, Reserve),
+    (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
+    tend: &dyn Fn(),
+) -> Result<Started, Error> {
+    if let Err(error) = history::reserve(at.root) {
+        drop(reserve);
+        return Err(create::give_up(at, record, error, tend));
     }
-
-    /// Returns whether a box of this id was detached, and is removed. The id of a box that was never
-    /// detached was never announced.
-    fn was_let_go(&self, id: &BoxId) -> Result<bool, Error> {
-        let removed = history::removed(&self.root)?;
-        Ok(removed.iter().any(|sources| sources.id == *id && sources.detached))
-    }
-
-    fn start_recorded(
-        &self,
-        id: &BoxId,
-        record: Locked,
-        reserve: Reserve,
-        (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
-    ) -> Result<Started, Error> {
-        if let Err(error) = history::reserve(&self.root) {
-            drop(reserve);
-            return Err(self.roll_back(id, record, error));
-        }
-        let new = NewBox { spec, mode: Mode::Detached(options) };
-        detach(self.make(id, record, reserve, new)?, given_up)
-    }
+    let new = NewBox { spec, mode: Mode::Detached(options) };
+    detach(create::make(at, record, reserve, new, tend)?, given_up)
 }
 
 /// Leaves a box to its keeper. A failure leaves nothing.

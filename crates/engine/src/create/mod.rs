@@ -38,14 +38,14 @@ use crate::holdings::cgroup::{self, CgroupHolding, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{Tree, name, scratch, uids};
 use crate::host::Host;
-use crate::host::layout::BoxAt;
+use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::record::Locked;
 use crate::record::files::DetachedFiles;
 use crate::record::lines::{KeeperIdentity, Lease};
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Reserve, Session};
-use crate::spec::{DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
+use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
 use crate::teardown::roll_back;
 use crate::time::from_now;
 
@@ -97,6 +97,49 @@ impl Prepared {
             Err(error) => Err(session.abandon(error)),
         }
     }
+}
+
+/// Makes a box that ends with the returned session, or with this process. `tend` looks after other
+/// boxes: while the keeper works, and before a failure is final.
+pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Result<Session, Error> {
+    let id = BoxId::random();
+    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let record = record(root.at(&id), spec, None, tend)?;
+    make(root.at(&id), record, reserve, NewBox { spec, mode: Mode::Attached(stdin) }, tend)
+}
+
+/// Makes a box and lets its command run. A failure leaves nothing.
+fn make(
+    at: BoxAt<'_>,
+    record: Locked,
+    reserve: Reserve,
+    new: NewBox<'_>,
+    tend: &dyn Fn(),
+) -> Result<Session, Error> {
+    let session = prepare(at, record, reserve, new, tend)?.go(plan::first_exec(new))?;
+    // The keeper needs nothing of us for a while.
+    tend();
+    Ok(session)
+}
+
+/// Makes the record of a new box. What others have left may be in its way.
+fn record(
+    at: BoxAt<'_>,
+    spec: &Spec,
+    options: Option<&DetachOptions>,
+    tend: &dyn Fn(),
+) -> Result<Locked, Error> {
+    let made = Locked::create(&at.root.layout, at.id, &at.root.host, spec, options);
+    made.map_err(|error| {
+        tend();
+        explained(error, Step::StateRoot)
+    })
+}
+
+/// Removes a record whose box could not be made, and returns the error for the user.
+fn give_up(at: BoxAt<'_>, record: Locked, why: Error, tend: &dyn Fn()) -> Error {
+    tend();
+    roll_back(at, record, None, why)
 }
 
 /// Makes a box up to the point where its keeper waits for the go. A failure leaves

@@ -6,8 +6,9 @@ use rustix::fs::{FileType, fstat};
 use tare_control::{Call, Report};
 use tare_kernel::process::Process;
 
-use crate::engine::Engine;
+use crate::care::tend::{awake, observe_tended};
 use crate::error::Error;
+use crate::host::layout::BoxAt;
 use crate::observe::Observation;
 use crate::session::link;
 use crate::session::logs::Logs;
@@ -26,30 +27,29 @@ pub struct Attachment {
     pub is_terminal: bool,
 }
 
-impl Engine {
-    /// The output of a box, and its keeper if it lives.
-    pub fn logs(&self, id: &BoxId) -> Result<(Logs, Option<Process>), Error> {
-        let observed = self.observe(id)?;
-        let logs = logs(&observed, id)?;
-        Ok((logs, observed.keeper.into_alive()))
-    }
-
-    pub fn attach(&self, id: &BoxId) -> Result<Attachment, Error> {
-        let record = self.awake(id)?;
-        let observed = self.observe(id)?;
-        let mut logs = logs(&observed, id)?;
-        logs.tail(0)?;
-        let (input, is_terminal) = match link::call(&record, id, &Call::Input) {
-            Ok((Report::Input { is_terminal: true }, Some(fd))) => (Some(fd), true),
-            Ok((Report::Input { is_terminal: false }, fd)) => (fd.filter(is_pipe), false),
-            // Its input was never open, or the box has just ended, which the keeper reports.
-            Ok(_) | Err(_) => (None, false),
-        };
-        Ok(Attachment { logs, keeper: observed.keeper.into_alive(), input, is_terminal })
-    }
+/// The output of a box, and its keeper if it lives.
+pub fn logs(at: BoxAt<'_>) -> Result<(Logs, Option<Process>), Error> {
+    let observed = observe_tended(at)?;
+    let logs = open_logs(&observed, at.id)?;
+    Ok((logs, observed.keeper.into_alive()))
 }
 
-fn logs(observed: &Observation, id: &BoxId) -> Result<Logs, Error> {
+/// Attaches to a live box.
+pub fn attach(at: BoxAt<'_>) -> Result<Attachment, Error> {
+    let record = awake(at)?;
+    let observed = observe_tended(at)?;
+    let mut logs = open_logs(&observed, at.id)?;
+    logs.tail(0)?;
+    let (input, is_terminal) = match link::call(&record, at.id, &Call::Input) {
+        Ok((Report::Input { is_terminal: true }, Some(fd))) => (Some(fd), true),
+        Ok((Report::Input { is_terminal: false }, fd)) => (fd.filter(is_pipe), false),
+        // Its input was never open, or the box has just ended, which the keeper reports.
+        Ok(_) | Err(_) => (None, false),
+    };
+    Ok(Attachment { logs, keeper: observed.keeper.into_alive(), input, is_terminal })
+}
+
+fn open_logs(observed: &Observation, id: &BoxId) -> Result<Logs, Error> {
     if observed.is_attached() {
         let message = format!("box {id} has no log");
         return Err(Error::bad_request(message)

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tare_control::{Call, Exec, ExecStreams, Identity, Program, TerminalPlan};
 
-use crate::engine::Engine;
+use crate::care::tend::awake;
 use crate::error::{Context, Error};
+use crate::host::layout::BoxAt;
 use crate::record::Record;
 use crate::session::Session;
 use crate::session::link::KeeperLink;
@@ -78,19 +79,17 @@ impl ExecSpec {
     }
 }
 
-impl Engine {
-    /// Starts another process in a live box. Whether it started comes as an event; a
-    /// keeper that does not answer in time is an error.
-    pub fn exec(&self, id: &BoxId, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
-        let record = self.awake(id)?;
-        refuse_user(&record, id, spec)?;
-        let deadline_ns = spec.timeout.map(from_now);
-        let (link, stdio) = start(&record, id, spec.request(), spec.user, stdin)?;
-        link.await_answer(id)?;
-        let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
-        Ok(Session::new(id.clone(), link.channel, streams, deadline_ns)
-            .of_command(spec.command.first().cloned(), spec.workdir.clone()))
-    }
+/// Starts another process in a live box. Whether it started comes as an event; a keeper that does
+/// not answer in time is an error.
+pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
+    let record = awake(at)?;
+    refuse_user(&record, at.id, spec)?;
+    let deadline_ns = spec.timeout.map(from_now);
+    let (link, stdio) = start(&record, at.id, spec.request(), spec.user, stdin)?;
+    link.await_answer(at.id)?;
+    let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
+    Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)
+        .of_command(spec.command.first().cloned(), spec.workdir.clone()))
 }
 
 /// Asks the keeper to start a process. `user`: its user, if not the one of the box's

@@ -21,8 +21,9 @@ pub use tare_control::file_programs::{
 use tare_control::{Exec, ExecStreams, Program};
 use tare_kernel::clock::timespec;
 
-use crate::engine::Engine;
+use crate::care::tend::{awake, observe_tended};
 use crate::error::{Context, Error};
+use crate::host::layout::BoxAt;
 use crate::record::exit::Exit;
 use crate::session::stdio::{Stdin, Streams};
 use crate::session::{Event, Session, exec, kept};
@@ -76,93 +77,90 @@ pub struct PendingFile {
     doing: String,
 }
 
-impl Engine {
-    /// Copies what is at `path` out of the box, as an archive. Its top entry has the name
-    /// of the last component of the path, or `.` where that is no name (`/`, `.`, `..`).
-    /// A path that is missing is an error. An ended box has what it kept.
-    pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
-        let scratch = self.root.layout.scratch(id);
-        if !self.observe(id)?.is_live() && scratch.is_dir() {
-            let packing = kept::pack(&scratch, id, path)?;
-            return Ok(Copy {
-                stream: packing.stream,
-                found: packing.found,
-                peer: CopyPeer::Kept(packing.packer),
-                id: id.clone(),
-            });
+/// Copies what is at `path` out of the box, as an archive. Its top entry has the name
+/// of the last component of the path, or `.` where that is no name (`/`, `.`, `..`).
+/// A path that is missing is an error. An ended box has what it kept.
+pub fn copy_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
+    let scratch = at.root.layout.scratch(at.id);
+    if !observe_tended(at)?.is_live() && scratch.is_dir() {
+        let packing = kept::pack(&scratch, at.id, path)?;
+        return Ok(Copy {
+            stream: packing.stream,
+            found: packing.found,
+            peer: CopyPeer::Kept(packing.packer),
+            id: at.id.clone(),
+        });
+    }
+    copy(at, Program::Pack(bytes(path)), Stdin::Empty)
+}
+
+/// Copies the regular files at `path` out of a live box, as far as they can be read.
+/// Nothing else there is an error.
+pub fn copy_files_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
+    copy(at, Program::PackFiles(bytes(path)), Stdin::Empty)
+}
+
+/// Copies an archive into the directory `path`, or where that is not a directory, into
+/// the directory that it is in, which must exist. Files that are in the way are
+/// replaced, directories are not.
+pub fn copy_in(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
+    copy(at, Program::Unpack(bytes(path)), Stdin::Pipe)
+}
+
+fn copy(at: BoxAt<'_>, program: Program, stdin: Stdin) -> Result<Copy, Error> {
+    let (mut program, stream) = InBoxProgram::start(at, program, stdin)?;
+    match program.ready(at.id)? {
+        Ready::Status(ProgramStatus::Ready { kind: Some(found), .. }) => {
+            Ok(Copy { stream, found, peer: CopyPeer::Box(program), id: at.id.clone() })
         }
-        self.copy(id, Program::Pack(bytes(path)), Stdin::Empty)
+        Ready::Status(_) => Err(cannot_copy(at.id, "it does not say what it found")),
+        Ready::Other(text) => Err(cannot_copy(at.id, &text)),
     }
+}
 
-    /// Copies the regular files at `path` out of a live box, as far as they can be read.
-    /// Nothing else there is an error.
-    pub fn copy_files_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
-        self.copy(id, Program::PackFiles(bytes(path)), Stdin::Empty)
-    }
+/// Reads a regular file, wherever links lead.
+pub fn read_file(at: BoxAt<'_>, path: &Path) -> Result<FileTransfer, Error> {
+    let doing = format!("cannot read {} in box {}", quoted(path), at.id);
+    file(at, Program::Read(bytes(path)), Stdin::Empty, doing)
+}
 
-    /// Copies an archive into the directory `path`, or where that is not a directory, into
-    /// the directory that it is in, which must exist. Files that are in the way are
-    /// replaced, directories are not.
-    pub fn copy_in(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
-        self.copy(id, Program::Unpack(bytes(path)), Stdin::Pipe)
-    }
+/// Lists a directory: entries as [`Listed`] has them, each with a zero byte at its
+/// end.
+pub fn list_files(at: BoxAt<'_>, path: &Path) -> Result<FileTransfer, Error> {
+    let doing = format!("cannot list {} in box {}", quoted(path), at.id);
+    file(at, Program::List(bytes(path)), Stdin::Empty, doing)
+}
 
-    fn copy(&self, id: &BoxId, program: Program, stdin: Stdin) -> Result<Copy, Error> {
-        let (mut program, stream) = InBoxProgram::start(self, id, program, stdin)?;
-        match program.ready(id)? {
-            Ready::Status(ProgramStatus::Ready { kind: Some(found), .. }) => {
-                Ok(Copy { stream, found, peer: CopyPeer::Box(program), id: id.clone() })
-            }
-            Ready::Status(_) => Err(cannot_copy(id, "it does not say what it found")),
-            Ready::Other(text) => Err(cannot_copy(id, &text)),
+/// Writes a new file in place of the file or link that is there, and makes the
+/// directories that it is in. It is there when it is complete.
+pub fn write_file(at: BoxAt<'_>, path: &Path) -> Result<FileTransfer, Error> {
+    let doing = format!("cannot write {} in box {}", quoted(path), at.id);
+    file(at, Program::Write(bytes(path)), Stdin::Pipe, doing)
+}
+
+/// Removes a file, a link, or a directory with all that is in it.
+pub fn remove_file(at: BoxAt<'_>, path: &Path) -> Result<(), Error> {
+    let doing = format!("cannot remove {} in box {}", quoted(path), at.id);
+    let program = Program::Remove(bytes(path));
+    let (stream, pending) = file(at, program, Stdin::Empty, doing)?.split();
+    drop(stream);
+    pending.finish_within(REMOVED_WITHIN)
+}
+
+fn file(
+    at: BoxAt<'_>,
+    program: Program,
+    stdin: Stdin,
+    doing: String,
+) -> Result<FileTransfer, Error> {
+    let (mut program, stream) = InBoxProgram::start(at, program, stdin)?;
+    match program.ready(at.id)? {
+        Ready::Status(ProgramStatus::Ready { size, .. }) => {
+            Ok(FileTransfer { stream, size, pending: PendingFile { program, doing } })
         }
-    }
-
-    /// Reads a regular file, wherever links lead.
-    pub fn read_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
-        let doing = format!("cannot read {} in box {id}", quoted(path));
-        self.file(id, Program::Read(bytes(path)), Stdin::Empty, doing)
-    }
-
-    /// Lists a directory: entries as [`Listed`] has them, each with a zero byte at its
-    /// end.
-    pub fn list_files(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
-        let doing = format!("cannot list {} in box {id}", quoted(path));
-        self.file(id, Program::List(bytes(path)), Stdin::Empty, doing)
-    }
-
-    /// Writes a new file in place of the file or link that is there, and makes the
-    /// directories that it is in. It is there when it is complete.
-    pub fn write_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
-        let doing = format!("cannot write {} in box {id}", quoted(path));
-        self.file(id, Program::Write(bytes(path)), Stdin::Pipe, doing)
-    }
-
-    /// Removes a file, a link, or a directory with all that is in it.
-    pub fn remove_file(&self, id: &BoxId, path: &Path) -> Result<(), Error> {
-        let doing = format!("cannot remove {} in box {id}", quoted(path));
-        let program = Program::Remove(bytes(path));
-        let (stream, pending) = self.file(id, program, Stdin::Empty, doing)?.split();
-        drop(stream);
-        pending.finish_within(REMOVED_WITHIN)
-    }
-
-    fn file(
-        &self,
-        id: &BoxId,
-        program: Program,
-        stdin: Stdin,
-        doing: String,
-    ) -> Result<FileTransfer, Error> {
-        let (mut program, stream) = InBoxProgram::start(self, id, program, stdin)?;
-        match program.ready(id)? {
-            Ready::Status(ProgramStatus::Ready { size, .. }) => {
-                Ok(FileTransfer { stream, size, pending: PendingFile { program, doing } })
-            }
-            Ready::Status(ProgramStatus::Failed { errno }) => Err(failed(doing, errno)),
-            Ready::Other(_) => {
-                Err(Error::bad_request(doing).caused_by("the box does not say what it found"))
-            }
+        Ready::Status(ProgramStatus::Failed { errno }) => Err(failed(doing, errno)),
+        Ready::Other(_) => {
+            Err(Error::bad_request(doing).caused_by("the box does not say what it found"))
         }
     }
 }
@@ -231,13 +229,8 @@ enum Ready {
 impl InBoxProgram {
     /// Starts the program, and returns it with its input or its output. A keeper that does
     /// not answer in time is an error.
-    fn start(
-        engine: &Engine,
-        id: &BoxId,
-        program: Program,
-        stdin: Stdin,
-    ) -> Result<(Self, OwnedFd), Error> {
-        let record = engine.awake(id)?;
+    fn start(at: BoxAt<'_>, program: Program, stdin: Stdin) -> Result<(Self, OwnedFd), Error> {
+        let record = awake(at)?;
         let exec = Exec {
             program,
             env: Vec::new(),
@@ -246,10 +239,10 @@ impl InBoxProgram {
             streams: ExecStreams::Passed,
             timeout_ns: None,
         };
-        let (link, stdio) = exec::start(&record, id, exec, None, stdin)?;
-        link.await_answer(id)?;
+        let (link, stdio) = exec::start(&record, at.id, exec, None, stdin)?;
+        link.await_answer(at.id)?;
         let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
-        let session = Session::new(id.clone(), link.channel, Streams::default(), None);
+        let session = Session::new(at.id.clone(), link.channel, Streams::default(), None);
         let Some(stream) = streams.stdin.or(streams.stdout) else {
             unreachable!("the exec has pipes");
         };

@@ -29,8 +29,8 @@ const CRATES: [Crate; 4] = [
         src: "crates/engine/src",
         rows: &[
             ("error", ""),
-            ("time", "error"),
-            ("spec", "error time"),
+            ("spec", "error"),
+            ("time", "error spec"),
             ("host", "error time spec"),
             ("gauge", "error time spec host"),
             ("record", "error time spec host"),
