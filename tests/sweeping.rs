@@ -351,3 +351,20 @@ fn a_stuck_box_delays_no_other_and_is_retried_less_and_less_often() {
     tare.assert_gone(&id);
     clean(&tare);
 }
+
+/// A removal that is killed between the record and the name leaves a name that leads to no box.
+/// Other commands look at a few names, and `ls` at all of them.
+#[test]
+fn ls_releases_every_name_that_leads_to_no_box() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let names = tare.state_root().join("names");
+    for number in 0..40 {
+        let name = names.join(format!("lost-{number}"));
+        symlink("aaaaaaaaaaaa", name).expect("a new name");
+    }
+    tare.call(["ls"]).ok();
+    let left: Vec<String> = tare.footprint().names.into_iter().collect();
+    assert_eq!(left, ["a"]);
+    tare.remove(&id);
+}

@@ -57,9 +57,12 @@ fn choose<T>(all: &mut Vec<T>, most: usize) {
     all.truncate(most);
 }
 
-/// Releases names that lead to no record. A removal deletes the record before the name, and may
-/// have been killed in between.
-fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
+/// Releases names that lead to no record, of so many names at most. A removal deletes the record
+/// before the name, and may have been killed in between.
+pub fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
+    if root.access == Access::ReadOnly {
+        return;
+    }
     let mut named = name::all(&root.layout);
     choose(&mut named, most);
     named.retain(|(_, id)| !state_root::is_there(boxes, id));
