@@ -108,6 +108,8 @@ fn a_rootless_creator_killed_during_start_leaves_a_complete_box_or_none() {
         if let [one] = tare.list().as_slice() {
             tare.remove(one["id"].as_str().expect("an id"));
         }
+        // A dying process gives up the record's lock before it is gone.
+        eventually("the keeper is dead", || tare.footprint().processes.is_empty());
         tare.nothing_left();
     }
 }
