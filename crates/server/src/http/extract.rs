@@ -129,14 +129,19 @@ async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), Servic
     let mut body = BoundedBody::new(body, limits.body_bytes, limits.client, None)?;
     let mut charge = http.bodies.charge(limits.bodies_bytes);
     let read = async {
-        let read = read_all(&mut body, &mut charge).await;
-        if read.as_ref().is_err_and(|error| error.kind == Kind::Unavailable) {
-            body.drain().await;
+        match read_all(&mut body, &mut charge).await {
+            Ok(bytes) => Ok((bytes, charge)),
+            Err(error) => {
+                // Its share is free for others while the rest of the body is dropped.
+                drop(charge);
+                if error.kind == Kind::Unavailable {
+                    body.drain().await;
+                }
+                Err(error)
+            }
         }
-        read
     };
-    let bytes = tokio::time::timeout(limits.client, read).await.map_err(|_| body::too_slow())??;
-    Ok((bytes, charge))
+    tokio::time::timeout(limits.client, read).await.map_err(|_| body::too_slow())?
 }
 
 /// Reads into one block, which goes back to the system as a whole.
