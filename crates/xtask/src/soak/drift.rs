@@ -10,10 +10,9 @@ const WARM_UP_SHARE: f64 = 0.1;
 /// How many times its own uncertainty a slope has to be to be one.
 const SURE: f64 = 3.0;
 
-/// Growth of the whole run that no measurement of memory tells from nothing. Each CPU has up to
-/// 64 pages of a cgroup's charge in stock (mm/memcontrol.c). What the kernel caches and does not
-/// reclaim at once came to 190 bytes for each box in runs of a minute.
-const CHARGE_BYTES_UNSEEN: f64 = 4.0 * 1024.0 * 1024.0;
+/// Growth of the whole run that no measurement of memory tells from nothing: each
+/// CPU has up to 64 pages of a cgroup's charge in stock (mm/memcontrol.c).
+const CHARGE_BYTES_UNSEEN: f64 = 1024.0 * 1024.0;
 
 /// By how much per 1,000 boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
