@@ -106,7 +106,7 @@ impl Known {
     #[track_caller]
     fn is_still_true(&self, scene: &Scene, server: &Server) {
         let path = format!("/v1/boxes/{}", self.name);
-        let settled = ["running", "exited"];
+        let settled: &[&str] = if self.is_brief { &["exited"] } else { &["running", "exited"] };
         let mut found = server.get(&path);
         eventually(&format!("{self:?} is one or the other"), || {
             found = server.get(&path);
@@ -115,24 +115,13 @@ impl Known {
         if found.status == 404 {
             return assert!(self.fates().contains(&Fate::Absent), "{self:?} is gone");
         }
-        found.was(200);
+        let found = found.was(200).json();
         match (self.asked, self.is_brief) {
             (Step::Make, false) => drop(scene.tare.exec(&self.name, ["true"]).ok()),
-            (Step::Make, true) => self.ended_with(server, &path),
+            (Step::Make, true) => assert_eq!(found["exit_code"], CODE, "{self:?}: {found}"),
             // It may be on its way out.
             (Step::Stop | Step::Remove, _) => {}
         }
-    }
-
-    /// Checks the exit code, also of a box that ended while no server was running.
-    #[track_caller]
-    fn ended_with(&self, server: &Server, path: &str) {
-        let mut found = Value::Null;
-        eventually(&format!("{self:?} has ended"), || {
-            found = server.get(path).was(200).json();
-            found["state"] == "exited"
-        });
-        assert_eq!(found["exit_code"], CODE, "{self:?}: {found}");
     }
 }
 
