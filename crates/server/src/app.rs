@@ -10,8 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::{Http, ServedAt};
-use crate::librechat::{Cancellable, Sessions, Waiting};
+use crate::http::Http;
 use crate::store::open::Files;
 use crate::telemetry::hook::Hook;
 use crate::work::Service;
@@ -26,9 +25,6 @@ pub struct Shared {
     pub http: Http,
     pub hook: Hook,
     pub files: Files,
-    pub waiting: Waiting,
-    pub sessions: Sessions,
-    pub cancellable: Cancellable,
     pub recovery: Recovery,
     pub started: Instant,
     reloads: mpsc::Sender<ReloadRequest>,
@@ -56,17 +52,10 @@ impl App {
             http,
             hook: Hook::default(),
             files,
-            waiting: Waiting::default(),
-            sessions: Sessions::default(),
-            cancellable: Cancellable::default(),
             recovery: Recovery::default(),
             started: Instant::now(),
             reloads,
         }))
-    }
-
-    pub fn served_at(&self) -> ServedAt {
-        self.http.served_at()
     }
 
     pub fn configure(&self, config: Config) {

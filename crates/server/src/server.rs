@@ -8,7 +8,7 @@ use tare_engine::{BoxId, Change, Context as _, Engine, Error, OpenOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::admission::descriptors::Room;
+use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
 use crate::app::{App, ReloadRequest};
 use crate::config::current::CurrentConfig;
@@ -16,6 +16,7 @@ use crate::config::{Config, Key, Listen, LogFormat};
 use crate::error::ServiceError;
 use crate::http::Http;
 use crate::http::listen::{self, Listener};
+use crate::librechat::{Keys, LibreChat};
 use crate::shutdown::Shutdown;
 use crate::store::open::Files;
 use crate::telemetry::LogEvent;
@@ -46,7 +47,7 @@ pub struct Options {
 }
 
 impl Options {
-    fn configuration(&self) -> Result<Config, Error> {
+    fn load(&self) -> Result<Loaded, Error> {
         let mut config = match &self.config {
             Some(path) => Config::read(path)?,
             None => Config::default(),
@@ -61,27 +62,37 @@ impl Options {
             config.keys.extend(Key::read_file(path)?);
         }
         config.check()?;
-        config.librechat.read_keys()?;
+        config.librechat.boxes.find_directories()?;
         config.hooks.find_program()?;
         config.files.try_directory()?;
-        config.fit(Room::found());
-        Ok(config)
+        let jwt = config.librechat.jwt.as_ref();
+        let jwt_keys = jwt.map(|jwt| librechat::read_keys(&jwt.keys)).transpose()?;
+        let lowered = DescriptorBudget::found().lower_to_fit(&mut config.limits);
+        Ok(Loaded { config, jwt_keys: jwt_keys.unwrap_or_default(), lowered })
     }
+}
+
+/// A configuration that can be used, with the files that it names.
+struct Loaded {
+    config: Config,
+    jwt_keys: Keys,
+    /// The names of limits that were lowered because there are too few descriptors.
+    lowered: Vec<&'static str>,
 }
 
 /// Serves until SIGTERM or SIGINT, and returns when nothing is left to be ended.
 pub fn serve(options: Options) -> Result<(), Error> {
     let no_threads = || "cannot start threads".to_owned();
-    let room = Room::make();
-    let config = options.configuration()?;
+    let descriptors = DescriptorBudget::make();
+    let Loaded { config, jwt_keys, lowered } = options.load()?;
     let engine = Engine::open(options.state_root.clone(), OpenOptions::SERVE)?;
     let creators = Creators::start().context(no_threads)?;
-    let workers = Workers::start("worker", room.calls()).context(no_threads)?;
+    let workers = Workers::start("worker", descriptors.calls()).context(no_threads)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().build().context(no_threads)?;
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
     let watch = KeeperWatch::new(runtime.handle().clone(), ends);
-    let settings = config.gauge_settings();
+    let settings = config.gauge_settings(descriptors.reserved());
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
     let gauges = engine.gauges(settings)?;
     let pressure = Pressure::start(gauges, settings, tell).context(no_threads)?;
@@ -103,9 +114,11 @@ pub fn serve(options: Options) -> Result<(), Error> {
         config,
     });
     let (reloads, reload_requests) = mpsc::channel(1);
+    let librechat = LibreChat::new(service.clone(), http.clone(), files.clone());
+    librechat.jwt_keys.set(jwt_keys);
     let app = App::new(service, http, files, reloads);
-    let inputs = Inputs { ended, changes, reload_requests, options: Arc::new(options) };
-    let result = runtime.block_on(live(app.clone(), inputs));
+    let inputs = Inputs { ended, changes, reload_requests, lowered, options: Arc::new(options) };
+    let result = runtime.block_on(live(app, librechat, inputs));
     journal.flush();
     // Not a drop of the runtime: a thread that waits in the engine must not delay the exit.
     runtime.shutdown_background();
@@ -117,10 +130,11 @@ struct Inputs {
     ended: mpsc::Receiver<BoxId>,
     changes: mpsc::Receiver<Change>,
     reload_requests: mpsc::Receiver<ReloadRequest>,
+    lowered: Vec<&'static str>,
     options: Arc<Options>,
 }
 
-async fn live(app: App, mut inputs: Inputs) -> Result<(), Error> {
+async fn live(app: App, librechat: LibreChat, mut inputs: Inputs) -> Result<(), Error> {
     let failed = || "cannot wait for signals".to_owned();
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
@@ -132,7 +146,7 @@ async fn live(app: App, mut inputs: Inputs) -> Result<(), Error> {
         app.http.port.get_or_init(|| port);
     }
     app.journal.record(&LogEvent::Listening { on: &on });
-    note_lowered(&app);
+    record_lowered(&app, &inputs.lowered);
     notify::ready();
     tokio::spawn(upkeep::recover(app.clone()));
     tokio::spawn(upkeep::report_ends(app.clone(), inputs.ended));
@@ -140,15 +154,15 @@ async fn live(app: App, mut inputs: Inputs) -> Result<(), Error> {
     let calling = app.hook.start(Arc::clone(&app.journal));
     tokio::spawn(upkeep::watch_gauges(app.clone(), inputs.changes));
     tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
-    let router = api::router(&app, librechat::router(&app));
+    let router = api::router(&app, librechat::router(&librechat));
     let serving = tokio::spawn(listen::serve(listener, router, app.http.clone()));
     loop {
         tokio::select! {
             _ = terminated.recv() => break,
             _ = interrupted.recv() => break,
-            _ = hung_up.recv() => drop(reload(&app, &inputs.options).await),
+            _ = hung_up.recv() => drop(reload(&app, &librechat, &inputs.options).await),
             Some(done) = inputs.reload_requests.recv() => {
-                done.send(reload(&app, &inputs.options).await).ok();
+                done.send(reload(&app, &librechat, &inputs.options).await).ok();
             }
         }
     }
@@ -164,28 +178,32 @@ async fn live(app: App, mut inputs: Inputs) -> Result<(), Error> {
     Ok(())
 }
 
-fn note_lowered(app: &App) {
-    let config = app.config();
-    if !config.lowered.is_empty() {
-        app.journal.record(&LogEvent::LimitsLowered { limits: &config.lowered });
+fn record_lowered(app: &App, limits: &[&'static str]) {
+    if !limits.is_empty() {
+        app.journal.record(&LogEvent::LimitsLowered { limits });
     }
 }
 
 /// Reads the configuration again. One that cannot be used changes nothing.
-async fn reload(app: &App, options: &Arc<Options>) -> Result<(), ServiceError> {
+async fn reload(
+    app: &App,
+    librechat: &LibreChat,
+    options: &Arc<Options>,
+) -> Result<(), ServiceError> {
     let options = Arc::clone(options);
     // The listener stays as it was at the start.
     let reach = app.http.reach;
     let read = app.ask(move |_| {
-        let config = options.configuration()?;
-        config.check_host_network(reach)?;
-        Ok(config)
+        let loaded = options.load()?;
+        loaded.config.check_host_network(reach)?;
+        Ok(loaded)
     });
     match read.await {
-        Ok(config) => {
+        Ok(Loaded { config, jwt_keys, lowered }) => {
+            librechat.jwt_keys.set(jwt_keys);
             app.configure(config);
             app.journal.record(&LogEvent::Reloaded);
-            note_lowered(app);
+            record_lowered(app, &lowered);
             Ok(())
         }
         Err(error) => {
@@ -213,4 +231,28 @@ async fn drain(app: &App) {
         }
     };
     app.journal.record(&LogEvent::Drained { ended });
+}
+
+#[cfg(test)]
+mod tests {
+    use tare_harness::TemporaryDirectory;
+
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_names_missing_files_is_refused_at_start() {
+        let directory = TemporaryDirectory::new();
+        for (text, named) in [
+            ("[librechat.boxes]\nrootfs = '/no/such/root'", "[librechat.boxes] rootfs"),
+            ("[librechat.boxes]\npackages = '/no/such/packages'", "[librechat.boxes] packages"),
+            ("[librechat.jwt]\nkeys = '/no/such/keys'", "/no/such/keys"),
+            ("[hooks]\ncommand = ['/no/such/program']", "[hooks] command"),
+            ("[files]\ndirectory = '/proc/files'", "[files] directory"),
+        ] {
+            let config = Some(directory.write("tare.toml", text));
+            let refused = Options { config, ..Options::default() }.load();
+            let message = refused.err().map(|error| error.to_string());
+            assert!(message.as_ref().is_some_and(|it| it.contains(named)), "{text}: {message:?}");
+        }
+    }
 }

@@ -46,9 +46,7 @@ pub fn check() -> Result<(), Failure> {
     let root = Workspace::alone()?.workspace_root;
     let sources = read_sources(&root)?;
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::all).collect();
-    let exceptions = fs::read_to_string(root.join(arrows::EXCEPTIONS));
-    let exceptions = exceptions.doing(|| format!("cannot read {}", arrows::EXCEPTIONS))?;
-    findings.extend(arrows::check(&sources, &exceptions));
+    findings.extend(arrows::check(&sources));
     for (document, rule) in DOCUMENTS {
         match fs::read_to_string(root.join(document)) {
             Ok(text) => findings.extend(rule(document, &text, &sources)),

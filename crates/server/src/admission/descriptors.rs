@@ -26,11 +26,11 @@ const PER_EXEC: u64 = 32;
 const CALLS_MAX: u64 = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct DescriptorBudget {
     descriptors: u64,
 }
 
-impl Room {
+impl DescriptorBudget {
     /// Raises the soft limit and returns it. The limit is low for programs that use select(2),
     /// which the server does not. Boxes have their own limit.
     pub fn make() -> Self {
@@ -78,7 +78,7 @@ impl Room {
     }
 
     /// Lowers limits that need more descriptors than there are, and returns their names.
-    pub fn fit(self, limits: &mut Limits) -> Vec<&'static str> {
+    pub fn lower_to_fit(self, limits: &mut Limits) -> Vec<&'static str> {
         let mut lowered = Vec::new();
         let mut lower = |name, value: &mut usize, most: usize| {
             if *value > most {
@@ -111,22 +111,22 @@ mod tests {
     #[test]
     fn with_many_descriptors_nothing_is_lowered() {
         let mut limits = Limits::default();
-        assert_eq!(Room::of(8192).fit(&mut limits), Vec::<&str>::new());
+        assert_eq!(DescriptorBudget::of(8192).lower_to_fit(&mut limits), Vec::<&str>::new());
         assert_eq!(limits, Limits::default());
     }
 
     #[test]
     fn shares_of_descriptors_stay_below_the_limit() {
         for descriptors in [128, 256, 1024, 4096] {
-            let room = Room::of(descriptors);
+            let budget = DescriptorBudget::of(descriptors);
             let mut limits = Limits::default();
-            let lowered = room.fit(&mut limits);
+            let lowered = budget.lower_to_fit(&mut limits);
             assert!(lowered.contains(&"connections"), "{descriptors}");
             assert!(limits.runs >= 1 && limits.runs_waiting < limits.connections);
             let runs = OWN + limits.runs as u64 * PER_RUN;
-            let others = (limits.connections + RESERVE + room.calls()) as u64;
-            assert!(runs + room.reserved() <= descriptors, "{descriptors}");
-            assert!(others <= room.reserved(), "{descriptors}");
+            let others = (limits.connections + RESERVE + budget.calls()) as u64;
+            assert!(runs + budget.reserved() <= descriptors, "{descriptors}");
+            assert!(others <= budget.reserved(), "{descriptors}");
         }
     }
 }

@@ -181,7 +181,6 @@ pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1],
         streams_open: app.http.streams.count() as u64,
         bodies_bytes: app.http.bodies.used_bytes(),
         files_bytes: app.files.used_bytes(),
-        executions_waiting: app.waiting.count() as u64,
         log_lines_dropped: app.journal.dropped(),
         uptime: app.started.elapsed(),
     });

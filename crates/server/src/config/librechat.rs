@@ -1,15 +1,19 @@
 //! `[librechat]` in `tare.toml`: authentication, profiles, and the boxes of executions.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use tare_engine::spec::quantity;
 use tare_engine::{Error, reason};
 
 use crate::config::{Exposure, Key, Listen, size, time};
-use crate::librechat::auth::{ANONYMOUS, Keyring};
-use crate::librechat::profile::Profile;
+
+/// The tenant of executions without a credential. No key and no token can have this name.
+pub const ANONYMOUS: &str = "anonymous";
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -34,11 +38,19 @@ pub enum Auth {
     Jwt,
 }
 
+/// Whether files and processes of a program stay for the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    Default,
+    Stateful,
+}
+
 /// The requirements for a token.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JwtConfig {
-    pub keys: Keyring,
+    pub keys: KeySource,
     #[serde(default = "issuer")]
     pub issuer: String,
     #[serde(default = "audience")]
@@ -49,6 +61,48 @@ pub struct JwtConfig {
     /// The longest time from `iat` to `exp`.
     #[serde(default = "lifetime_max", deserialize_with = "time")]
     pub lifetime_max: Duration,
+}
+
+/// The files with the keys that sign tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeySource {
+    /// A JWKS (RFC 7517).
+    Jwks(PathBuf),
+    Files(Vec<KeyFile>),
+}
+
+/// One key, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyFile {
+    pub kid: String,
+    pub file: PathBuf,
+}
+
+/// The path of a JWKS, or a list of keys.
+impl<'de> Deserialize<'de> for KeySource {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = KeySource;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the path of a JWKS, or keys with 'kid' and 'file'")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<KeySource, E> {
+                Ok(KeySource::Jwks(PathBuf::from(path)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, files: A) -> Result<KeySource, A::Error> {
+                match Vec::deserialize(SeqAccessDeserializer::new(files))? {
+                    files if files.is_empty() => Err(A::Error::custom("there is no key")),
+                    files => Ok(KeySource::Files(files)),
+                }
+            }
+        }
+        input.deserialize_any(Either)
+    }
 }
 
 /// A larger skew would extend the life of every token.
@@ -215,11 +269,6 @@ impl LibreChatConfig {
             }
             Some(_) | None => Ok(()),
         }
-    }
-
-    /// Reads the key files that the configuration names.
-    pub fn read_keys(&self) -> Result<(), Error> {
-        self.jwt.as_ref().map_or(Ok(()), |jwt| jwt.keys.read())
     }
 }
 

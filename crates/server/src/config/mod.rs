@@ -5,6 +5,7 @@ pub mod current;
 pub mod files;
 pub mod hook;
 mod keys;
+pub mod languages;
 pub mod librechat;
 mod listen;
 
@@ -18,14 +19,13 @@ use serde::{Deserialize, Deserializer};
 use tare_engine::spec::{Name, quantity};
 use tare_engine::{Error, GaugeSettings, Thresholds};
 
-use crate::admission::descriptors::Room;
 use crate::config::files::FilesConfig;
 use crate::config::hook::HookConfig;
 pub use crate::config::keys::Key;
+use crate::config::languages::Languages;
 use crate::config::librechat::{Auth, LibreChatConfig};
 pub use crate::config::listen::{Exposure, Listen};
 use crate::error::in_plain_words;
-use crate::work::languages::Languages;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -46,9 +46,6 @@ pub struct Config {
     pub hooks: HookConfig,
     pub librechat: LibreChatConfig,
     pub log: LogFormat,
-    /// The names of limits that were lowered because there are too few descriptors.
-    #[serde(skip)]
-    pub lowered: Vec<&'static str>,
 }
 
 /// Where each level of a gauge begins, in percent of its limit.
@@ -145,7 +142,6 @@ impl Default for Config {
             hooks: HookConfig::default(),
             librechat: LibreChatConfig::default(),
             log: LogFormat::default(),
-            lowered: Vec::new(),
         }
     }
 }
@@ -239,16 +235,12 @@ impl Config {
         Ok(())
     }
 
-    /// Lowers limits for which there are too few descriptors.
-    pub fn fit(&mut self, room: Room) {
-        self.lowered = room.fit(&mut self.limits);
-    }
-
-    pub fn gauge_settings(&self) -> GaugeSettings {
+    /// `descriptors_reserved` is what boxes must leave free.
+    pub fn gauge_settings(&self, descriptors_reserved: u64) -> GaugeSettings {
         GaugeSettings {
             thresholds: self.gauges.thresholds().unwrap_or_default(),
             boxes_max: Some(self.limits.boxes as u64),
-            descriptors_reserved: Room::found().reserved(),
+            descriptors_reserved,
         }
     }
 }

@@ -12,9 +12,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::extract::Json;
+use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 
@@ -61,7 +61,7 @@ impl Drop for Served<'_> {
 /// Serves a request unless it is cancelled. A request without a name, or a second one with the same
 /// name, cannot be cancelled.
 pub async fn unless_cancelled<T>(
-    app: &App,
+    app: &LibreChat,
     principal: &Principal,
     headers: &HeaderMap,
     served: impl Future<Output = Result<T, ServiceError>>,
@@ -102,7 +102,7 @@ pub struct CancelRequest {
 
 /// Cancels a request. A request that has ended already is not an error.
 pub async fn cancel(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Extension(principal): Extension<Principal>,
     Json(request): Json<CancelRequest>,
 ) -> axum::Json<Value> {

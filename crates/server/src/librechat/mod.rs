@@ -7,36 +7,36 @@
 //! ```
 
 mod answer;
-pub mod auth;
+mod auth;
 mod cancel;
 mod errors;
-pub mod files;
+mod files;
 mod health;
-pub mod profile;
-pub mod run;
+mod profile;
+mod run;
+mod state;
 mod tools;
 
 use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
 
-use crate::app::App;
-pub use crate::librechat::cancel::Cancellable;
+pub use crate::librechat::auth::{Keys, read_keys};
 pub use crate::librechat::run::known::is_over;
-pub use crate::librechat::run::session::Sessions;
-pub use crate::librechat::tools::Waiting;
+pub use crate::librechat::state::LibreChat;
 
 /// LibreChat's routes, below the same `/v1` as the native API.
-pub fn router(app: &App) -> Router<App> {
+pub fn router<S: Clone + Send + Sync + 'static>(app: &LibreChat) -> Router<S> {
     executed()
         .merge(stored())
         .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
         .route("/v1/health", get(health::health))
         .layer(middleware::from_fn_with_state(app.clone(), profile::layer))
         .layer(middleware::from_fn(errors::layer))
+        .with_state(app.clone())
 }
 
 /// Routes that execute code.
-fn executed() -> Router<App> {
+fn executed() -> Router<LibreChat> {
     Router::new()
         .route("/v1/exec", post(run::exec::exec))
         .route("/v1/exec/programmatic", post(tools::programmatic))
@@ -45,7 +45,7 @@ fn executed() -> Router<App> {
 }
 
 /// Routes for files of clients.
-fn stored() -> Router<App> {
+fn stored() -> Router<LibreChat> {
     Router::new()
         .route("/v1/upload", post(files::upload::upload))
         .route("/v1/upload/batch", post(files::upload::batch))

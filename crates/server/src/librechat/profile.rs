@@ -5,21 +5,14 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 
-use crate::app::App;
+use crate::config::librechat::Profile;
 use crate::error::ServiceError;
 use crate::librechat::errors::Fields;
+use crate::librechat::state::LibreChat;
 
 const EXPECTED: HeaderName = HeaderName::from_static("x-codeapi-expected-profile");
 const ACTUAL: HeaderName = HeaderName::from_static("x-codeapi-execution-profile");
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Profile {
-    Default,
-    Stateful,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Disagreement {
@@ -46,7 +39,7 @@ impl Profile {
 }
 
 /// Adds the profile to every answer, also to errors.
-pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
+pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -> Response {
     let served = app.config().librechat.profiles.clone();
     let (profile, mut response) = match agreed(request.headers(), &served) {
         Ok(profile) => (profile, next.run(request).await),

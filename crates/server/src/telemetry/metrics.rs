@@ -38,6 +38,8 @@ pub struct Metrics {
     stuck: Counter,
     refused: Family<Labels<1>, Counter>,
     changes: Family<Labels<2>, Counter>,
+    /// LibreChat's API counts these.
+    pub executions_waiting: Value,
 }
 
 /// The phases of a run, in this order.
@@ -105,7 +107,6 @@ pub struct Scrape<'a> {
     pub streams_open: u64,
     pub bodies_bytes: u64,
     pub files_bytes: u64,
-    pub executions_waiting: u64,
     pub log_lines_dropped: u64,
     pub uptime: Duration,
 }
@@ -129,6 +130,7 @@ impl Default for Metrics {
             stuck: Counter::default(),
             refused: Family::default(),
             changes: Family::default(),
+            executions_waiting: Value::default(),
         };
         metrics.start_at_zero();
         metrics.registered()
@@ -192,6 +194,8 @@ impl Metrics {
         registry.register("refused", help, self.refused.clone());
         let help = "Changes of the levels of gauges";
         registry.register("gauge_changes", help, self.changes.clone());
+        let help = "Executions whose client is asked to call tools";
+        registry.register("executions_waiting", help, self.executions_waiting.clone());
         self
     }
 
@@ -280,7 +284,7 @@ fn measured(scrape: &Scrape<'_>) -> Registry {
 }
 
 /// Name, help and value of each metric without labels.
-fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 12] {
+fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 11] {
     let of_process = |(reading, _): &&(Reading, Level)| reading.gauge == Gauge::DescriptorsProcess;
     let descriptors =
         scrape.readings.iter().find(of_process).map_or(0, |(reading, _)| reading.used);
@@ -294,11 +298,6 @@ fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 12
         ("streams_open", "Clients that only listen", scrape.streams_open),
         ("bodies_bytes", "Memory that request bodies hold", scrape.bodies_bytes),
         ("files_bytes", "What the files of clients take on the disk", scrape.files_bytes),
-        (
-            "executions_waiting",
-            "Executions whose client is asked to call tools",
-            scrape.executions_waiting,
-        ),
         (
             "log_lines_dropped",
             "Lines of the log that found no room, because nobody took them",

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use tare_engine::{BoxId, Engine, Error};
 use tokio::sync::{Mutex, Notify, Semaphore};
 
+use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
@@ -136,7 +137,8 @@ impl Service {
     }
 
     pub fn configure(&self, config: Config) {
-        self.admission.pressure.configure(config.gauge_settings());
+        let reserved = DescriptorBudget::found().reserved();
+        self.admission.pressure.configure(config.gauge_settings(reserved));
         self.config.set(config);
     }
 

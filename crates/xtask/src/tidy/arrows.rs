@@ -2,17 +2,11 @@
 //!
 //! The compiler checks the arrows between crates; this file checks those inside a crate. A folder
 //! (or a file beside the folders) may use only what its row of the table names. Test code may use
-//! everything, and so may `lib.rs` and `main.rs`, which no other file may use. Imports that break
-//! the table today are listed in `exceptions.txt`, one file and folder per line. That list only
-//! shrinks: an exception that is no longer needed is a finding too.
+//! everything, and so may `lib.rs` and `main.rs`, which no other file may use.
 
 use super::Finding;
 use super::source::{Source, identifier, words};
-use std::collections::BTreeSet;
 use std::path::Path;
-
-/// Imports that break the table and are still to be removed.
-pub const EXCEPTIONS: &str = "crates/xtask/src/tidy/exceptions.txt";
 
 /// One crate: a row per folder, with the folders that it may use. `commands/*` stands for each
 /// file and folder in `commands` that has no row of its own.
@@ -93,9 +87,8 @@ const CRATES: [Crate; 4] = [
             ),
             (
                 "librechat",
-                "error fd config workers shutdown telemetry admission watch http work store app",
+                "error fd config workers shutdown telemetry admission watch http work store",
             ),
-            // The state of the handlers. It also holds what LibreChat keeps in memory.
             ("app", "error fd config workers shutdown telemetry admission watch http work store"),
             (
                 "upkeep",
@@ -138,32 +131,12 @@ const CRATES: [Crate; 4] = [
     },
 ];
 
-/// Finds every import that the table does not allow, unless `exceptions` lists it, and every
-/// exception that is no longer needed.
-pub fn check(sources: &[Source], exceptions: &str) -> Vec<Finding> {
-    let listed: Vec<&str> = exceptions.lines().collect();
-    let mut needed = BTreeSet::new();
-    let mut findings = Vec::new();
-    for source in sources {
-        for (finding, exception) in of_file(source) {
-            if exception.as_deref().is_some_and(|it| listed.contains(&it)) {
-                needed.extend(exception);
-            } else {
-                findings.push(finding);
-            }
-        }
-    }
-    let stale = listed.iter().enumerate().filter(|(_, it)| !needed.contains(**it));
-    findings.extend(stale.map(|(index, _)| Finding {
-        path: EXCEPTIONS.into(),
-        line: index + 1,
-        what: "this exception is no longer needed: delete the line".into(),
-    }));
-    findings
+/// Finds every import that the table does not allow.
+pub fn check(sources: &[Source]) -> Vec<Finding> {
+    sources.iter().flat_map(of_file).collect()
 }
 
-/// The findings of one file, each with the line of `exceptions.txt` that would allow it.
-fn of_file(source: &Source) -> Vec<(Finding, Option<String>)> {
+fn of_file(source: &Source) -> Vec<Finding> {
     let Some(home) = CRATES.iter().find(|it| source.path.starts_with(it.src)) else {
         return Vec::new();
     };
@@ -176,7 +149,7 @@ fn of_file(source: &Source) -> Vec<(Finding, Option<String>)> {
     let unit = home.unit(&module);
     let Some(allowed) = home.allowed(&unit) else {
         let what = "this folder has no row in the table of tidy/arrows.rs".to_owned();
-        return vec![(finding(1, what), None)];
+        return vec![finding(1, what)];
     };
     let imports = imports(source, &module, home.externs).into_iter();
     let broken = imports.filter_map(|import| {
@@ -186,8 +159,7 @@ fn of_file(source: &Source) -> Vec<(Finding, Option<String>)> {
             "`{unit}` may not use `{target}`: remove the import of `{}`",
             import.path.join("::")
         );
-        let exception = format!("{} -> {target}", source.path.display());
-        (!fine).then(|| (finding(import.line, what), Some(exception)))
+        (!fine).then(|| finding(import.line, what))
     });
     broken.collect()
 }
@@ -312,24 +284,24 @@ fn branches(inner: &str) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    fn found(path: &str, text: &str, exceptions: &str) -> Vec<String> {
-        let findings = check(&[Source::new(path, text)], exceptions);
+    fn found(path: &str, text: &str) -> Vec<String> {
+        let findings = check(&[Source::new(path, text)]);
         findings.iter().map(Finding::to_string).collect()
     }
 
     #[test]
     fn imports_of_lower_folders_are_allowed() {
         let text = "use crate::error::Error;\nuse crate::{host::Host, record::{Record, lines}};";
-        assert_eq!(found("crates/engine/src/holdings/name.rs", text, ""), [""; 0]);
+        assert_eq!(found("crates/engine/src/holdings/name.rs", text), [""; 0]);
         let inside = "use super::cgroup::live;\nuse super::super::holdings::name;";
-        assert_eq!(found("crates/engine/src/holdings/cgroup/mod.rs", inside, ""), [""; 0]);
+        assert_eq!(found("crates/engine/src/holdings/cgroup/mod.rs", inside), [""; 0]);
     }
 
     #[test]
     fn a_forbidden_import_is_named_with_its_line_and_path() {
         let text = "//! x\nuse crate::{\n    error::Error, audit::{Audit, held}};";
         assert_eq!(
-            found("crates/engine/src/record/lines.rs", text, ""),
+            found("crates/engine/src/record/lines.rs", text),
             ["audit::Audit", "audit::held"].map(|it| format!(
                 "crates/engine/src/record/lines.rs:2: `record` may not use `audit`: \
                  remove the import of `{it}`"
@@ -338,52 +310,39 @@ mod tests {
         let text = "fn f() { super::super::engine::open() }";
         let told = "crates/engine/src/record/lines.rs:1: `record` may not use `engine`: \
                     remove the import of `engine::open`";
-        assert_eq!(found("crates/engine/src/record/lines.rs", text, ""), [told]);
+        assert_eq!(found("crates/engine/src/record/lines.rs", text), [told]);
     }
 
     #[test]
     fn the_crate_root_may_use_all_and_be_used_by_none() {
-        assert_eq!(found("crates/server/src/lib.rs", "use crate::api::x;", ""), [""; 0]);
-        assert_eq!(found("crates/server/src/api/run.rs", "use crate::Options;", "").len(), 1);
+        assert_eq!(found("crates/server/src/lib.rs", "use crate::api::x;"), [""; 0]);
+        assert_eq!(found("crates/server/src/api/run.rs", "use crate::Options;").len(), 1);
     }
 
     #[test]
     fn comments_and_test_code_may_name_every_folder() {
         let text = "// crate::api\n#[cfg(test)]\nuse crate::api;\n#[cfg(test)]\nmod tests {\n    use crate::api;\n}\n";
-        assert_eq!(found("crates/server/src/config/mod.rs", text, ""), [""; 0]);
+        assert_eq!(found("crates/server/src/config/mod.rs", text), [""; 0]);
         let text = "use crate::api;";
-        assert_eq!(found("crates/server/src/store/tests/crash.rs", text, ""), [""; 0]);
-        assert_eq!(found("crates/server/src/store/mod_tests.rs", text, ""), [""; 0]);
+        assert_eq!(found("crates/server/src/store/tests/crash.rs", text), [""; 0]);
+        assert_eq!(found("crates/server/src/store/mod_tests.rs", text), [""; 0]);
     }
 
     #[test]
     fn a_command_may_not_use_another_command_or_the_server() {
         let path = "crates/cli/src/commands/ls.rs";
-        assert_eq!(
-            found(path, "use super::each::each;\nuse crate::commands::Purpose;", ""),
-            [""; 0]
-        );
+        assert_eq!(found(path, "use super::each::each;\nuse crate::commands::Purpose;"), [""; 0]);
         let told = format!(
             "{path}:1: `commands/ls` may not use `commands/stop`: remove the import of \
              `commands::stop::Stop`"
         );
-        assert_eq!(found(path, "use super::stop::Stop;", ""), [told]);
-        assert_eq!(found(path, "use tare_server::RUN_LABEL;", "").len(), 1);
-        assert_eq!(found("crates/cli/src/commands/serve.rs", "use tare_server::x;", ""), [""; 0]);
+        assert_eq!(found(path, "use super::stop::Stop;"), [told]);
+        assert_eq!(found(path, "use tare_server::RUN_LABEL;").len(), 1);
+        assert_eq!(found("crates/cli/src/commands/serve.rs", "use tare_server::x;"), [""; 0]);
     }
 
     #[test]
     fn a_folder_without_a_row_is_found() {
-        assert_eq!(found("crates/engine/src/pool/mod.rs", "", "").len(), 1);
-    }
-
-    #[test]
-    fn an_exception_allows_one_folder_in_one_file_and_must_be_needed() {
-        let (path, text) = ("crates/engine/src/record/lines.rs", "use crate::audit::Audit;");
-        let exception = format!("{path} -> audit");
-        assert_eq!(found(path, text, &exception), [""; 0]);
-        let told = format!("{EXCEPTIONS}:1: this exception is no longer needed: delete the line");
-        assert_eq!(found(path, "", &exception), [told]);
-        assert_eq!(found("crates/engine/src/record/mod.rs", text, &exception).len(), 2);
+        assert_eq!(found("crates/engine/src/pool/mod.rs", "").len(), 1);
     }
 }

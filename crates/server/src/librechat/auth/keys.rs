@@ -7,17 +7,18 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor, value::SeqAccessDeserializer};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tare_engine::Error;
 use tokio::sync::Mutex;
 
+use crate::config::librechat::{KeyFile, KeySource};
 use crate::librechat::auth::pem;
 use crate::librechat::auth::signature::PublicKey;
 use crate::workers::Workers;
@@ -27,48 +28,20 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// The largest accepted file with keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The place of the keys, and the keys that were read. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Keyring(Arc<Ring>);
+/// Public keys by their ids.
+pub type Keys = BTreeMap<String, Arc<PublicKey>>;
 
-#[derive(Debug)]
-struct Ring {
-    source: Source,
-    keys: RwLock<Arc<Keys>>,
+/// The keys that were read last.
+#[derive(Debug, Default)]
+pub struct JwtKeys {
+    keys: RwLock<Keys>,
     /// When the files were last read for an unknown key. The lock is held during the read.
     looked: Mutex<Option<Instant>>,
 }
 
-type Keys = BTreeMap<String, Arc<PublicKey>>;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Source {
-    /// A JWKS (RFC 7517).
-    Jwks(PathBuf),
-    Files(Vec<KeyFile>),
-}
-
-/// One key, in PEM.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeyFile {
-    kid: String,
-    file: PathBuf,
-}
-
-impl Keyring {
-    fn new(source: Source) -> Self {
-        Self(Arc::new(Ring { source, keys: RwLock::default(), looked: Mutex::default() }))
-    }
-
-    /// Replaces all keys with those in the files. If a file is invalid, the old keys stay.
-    pub fn read(&self) -> Result<(), Error> {
-        let keys = match &self.0.source {
-            Source::Jwks(path) => with_path(path, of_jwks)?,
-            Source::Files(files) => of_files(files)?,
-        };
-        *self.0.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
-        Ok(())
+impl JwtKeys {
+    pub fn set(&self, keys: Keys) {
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
     /// Finds a key, if necessary in the files; an error means that they could not be read. One of
@@ -77,12 +50,13 @@ impl Keyring {
     pub async fn find(
         &self,
         kid: &str,
+        source: &KeySource,
         workers: &Workers,
     ) -> Result<Option<Arc<PublicKey>>, Error> {
         if let Some(key) = self.known(kid) {
             return Ok(Some(key));
         }
-        let mut looked = self.0.looked.lock().await;
+        let mut looked = self.looked.lock().await;
         // Another request may have read the files meanwhile.
         let known = self.known(kid);
         let is_early = looked.is_some_and(|at| at.elapsed() < LOOK_AGAIN_AFTER);
@@ -90,47 +64,21 @@ impl Keyring {
             return Ok(known);
         }
         *looked = Some(Instant::now());
-        let ring = self.clone();
-        workers.call(move || ring.read()).await?;
+        let source = source.clone();
+        self.set(workers.call(move || read(&source)).await?);
         Ok(self.known(kid))
     }
 
     fn known(&self, kid: &str) -> Option<Arc<PublicKey>> {
-        let keys = self.0.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.get(kid).cloned()
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).get(kid).cloned()
     }
 }
 
-/// Two keyrings are equal if they read the same files.
-impl PartialEq for Keyring {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.source == other.0.source
-    }
-}
-
-/// The path of a JWKS, or a list of keys.
-impl<'de> Deserialize<'de> for Keyring {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = Source;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("the path of a JWKS, or keys with 'kid' and 'file'")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<Source, E> {
-                Ok(Source::Jwks(PathBuf::from(path)))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, files: A) -> Result<Source, A::Error> {
-                match Vec::deserialize(SeqAccessDeserializer::new(files))? {
-                    files if files.is_empty() => Err(A::Error::custom("there is no key")),
-                    files => Ok(Source::Files(files)),
-                }
-            }
-        }
-        input.deserialize_any(Either).map(Self::new)
+/// Reads all keys. If one file is invalid, there is none.
+pub fn read(source: &KeySource) -> Result<Keys, Error> {
+    match source {
+        KeySource::Jwks(path) => with_path(path, of_jwks),
+        KeySource::Files(files) => of_files(files),
     }
 }
 
@@ -238,6 +186,7 @@ impl Jwk {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use serde_json::{Value, json};
 
@@ -265,7 +214,7 @@ mod tests {
 
     /// A file of this test alone.
     fn fresh(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("tare-keyring-{}-{name}", std::process::id()))
+        std::env::temp_dir().join(format!("tare-jwt-keys-{}-{name}", std::process::id()))
     }
 
     #[test]
@@ -299,17 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_key_file_is_named_and_the_old_keys_stay() {
+    fn an_unreadable_key_file_is_named() {
         let path = fresh("broken");
-        let ring = Keyring::new(Source::Jwks(path.clone()));
-        let said = ring.read().expect_err("there is no file").to_string();
+        let source = KeySource::Jwks(path.clone());
+        let said = read(&source).expect_err("there is no file").to_string();
         assert!(said.contains(&path.display().to_string()), "{said}");
         fs::write(&path, json!({ "keys": [ed("a")] }).to_string()).expect("a file");
-        ring.read().expect("keys");
+        assert!(read(&source).is_ok_and(|keys| keys.contains_key("a")));
         fs::write(&path, " ".repeat((1 << 20) + 1)).expect("a file");
-        assert!(ring.read().is_err());
+        assert!(read(&source).is_err());
         fs::remove_file(&path).expect("it is there");
-        assert!(ring.known("a").is_some());
     }
 
     #[tokio::test]
@@ -317,25 +265,26 @@ mod tests {
         let path = fresh("rotated");
         let write = |keys: &[Value]| fs::write(&path, json!({ "keys": keys }).to_string());
         write(&[ed("old")]).expect("a file");
-        let ring = Keyring::new(Source::Jwks(path.clone()));
-        ring.read().expect("keys");
+        let source = &KeySource::Jwks(path.clone());
+        let keys = JwtKeys::default();
+        keys.set(read(source).expect("keys"));
         let workers = &Workers::start("test", 1).expect("threads");
         write(&[ed("old"), rsa("new")]).expect("a file");
-        assert!(ring.find("new", workers).await.is_ok_and(|key| key.is_some()));
+        assert!(keys.find("new", source, workers).await.is_ok_and(|key| key.is_some()));
         write(&[ed("newest")]).expect("a file");
         let just_now = Some(Instant::now() + Duration::from_secs(3600));
-        *ring.0.looked.lock().await = just_now;
-        assert!(ring.find("newest", workers).await.is_ok_and(|key| key.is_none()));
-        assert!(ring.find("old", workers).await.is_ok_and(|key| key.is_some()));
-        *ring.0.looked.lock().await = None;
-        assert!(ring.find("newest", workers).await.is_ok_and(|key| key.is_some()));
-        assert!(ring.known("old").is_none());
+        *keys.looked.lock().await = just_now;
+        assert!(keys.find("newest", source, workers).await.is_ok_and(|key| key.is_none()));
+        assert!(keys.find("old", source, workers).await.is_ok_and(|key| key.is_some()));
+        *keys.looked.lock().await = None;
+        assert!(keys.find("newest", source, workers).await.is_ok_and(|key| key.is_some()));
+        assert!(keys.known("old").is_none());
         fs::write(&path, "{").expect("a file");
-        *ring.0.looked.lock().await = None;
-        assert!(ring.find("other", workers).await.is_err());
-        *ring.0.looked.lock().await = just_now;
-        assert!(ring.find("other", workers).await.is_ok_and(|key| key.is_none()));
-        assert!(ring.known("newest").is_some());
+        *keys.looked.lock().await = None;
+        assert!(keys.find("other", source, workers).await.is_err());
+        *keys.looked.lock().await = just_now;
+        assert!(keys.find("other", source, workers).await.is_ok_and(|key| key.is_none()));
+        assert!(keys.known("newest").is_some());
         fs::remove_file(&path).expect("it is there");
     }
 }

@@ -17,16 +17,16 @@ use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::app::App;
 use crate::config::Config;
-use crate::config::librechat::{Auth, JwtConfig};
+use crate::config::librechat::{ANONYMOUS, Auth, JwtConfig};
 use crate::error::{ServiceError, in_full};
 use crate::http::ServedAt;
 use crate::http::auth::{self, API_KEY};
 use crate::http::request_log;
-pub use crate::librechat::auth::keys::Keyring;
+pub use crate::librechat::auth::keys::{JwtKeys, Keys, read as read_keys};
 use crate::librechat::auth::token::LEGACY;
-pub use crate::librechat::auth::token::{ANONYMOUS, Token};
+pub use crate::librechat::auth::token::Token;
+use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::telemetry::LogEvent;
 use crate::workers::Workers;
@@ -37,7 +37,7 @@ const EXEC: &str = "/v1/exec";
 /// The user, and the name of the API key if there is one.
 type Identified = (Principal, Option<String>);
 
-pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
+pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match identify(&app, &parts).await {
         Ok((principal, key)) => {
@@ -50,9 +50,15 @@ pub async fn layer(State(app): State<App>, request: Request, next: Next) -> Resp
     }
 }
 
-async fn identify(app: &App, parts: &Parts) -> Result<Identified, ServiceError> {
+async fn identify(app: &LibreChat, parts: &Parts) -> Result<Identified, ServiceError> {
     let config = app.config();
-    let door = Door { config: &config, served: app.served_at(), now: now(), workers: &app.workers };
+    let door = Door {
+        config: &config,
+        served: app.http.served_at(),
+        now: now(),
+        keys: &app.jwt_keys,
+        workers: &app.workers,
+    };
     let identified = door.identify(parts).await;
     if let Err(Refused::Unread(why)) = &identified {
         app.journal.record(&LogEvent::KeysNotRead { why });
@@ -70,6 +76,7 @@ struct Door<'a> {
     config: &'a Config,
     served: ServedAt,
     now: Duration,
+    keys: &'a JwtKeys,
     /// Threads that read the files with the keys of tokens.
     workers: &'a Workers,
 }
@@ -142,7 +149,7 @@ impl Door<'_> {
             Some(_) | None => return Err(unauthorized("Bearer token is required").into()),
         };
         let token = Token::parse(token).map_err(invalid)?;
-        let key = jwt.keys.find(token.kid(), self.workers).await;
+        let key = self.keys.find(token.kid(), &jwt.keys, self.workers).await;
         let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
         let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
@@ -211,6 +218,14 @@ mod tests {
     }
 
     impl Asked<'_> {
+        fn keys(&self) -> JwtKeys {
+            let keys = JwtKeys::default();
+            if let Some(jwt) = &self.config.librechat.jwt {
+                keys.set(read_keys(&jwt.keys).expect("keys"));
+            }
+            keys
+        }
+
         async fn with(&self, headers: &[(&'static str, &str)]) -> Heard {
             let mut request =
                 Request::builder().method(self.method.clone()).uri(Uri::from_static(self.path));
@@ -222,6 +237,7 @@ mod tests {
                 config: self.config,
                 served: ServedAt { reach: self.reach, port: Some(8080) },
                 now: now(),
+                keys: &self.keys(),
                 workers: &Workers::start("test", 1).expect("threads"),
             };
             let identified = door.identify(&parts).await.map_err(ServiceError::from);
@@ -244,7 +260,7 @@ mod tests {
 
     fn read(text: &str) -> Config {
         let config: Config = toml::from_str(text).expect("TOML");
-        config.librechat.read_keys().expect("keys");
+        config.check().expect("a configuration");
         config
     }
 

@@ -10,7 +10,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::config::librechat::JwtConfig;
+use crate::config::librechat::{ANONYMOUS, JwtConfig};
 use crate::librechat::auth::signature::PublicKey;
 use crate::store::owner::Principal;
 
@@ -20,8 +20,6 @@ const TOKEN_BYTES_MAX: usize = 8 << 10;
 const NAME_BYTES_MAX: usize = 256;
 /// Tenant used when a token names none.
 pub const LEGACY: &str = "legacy";
-/// Tenant of executions without a token. No token can name this tenant.
-pub const ANONYMOUS: &str = "anonymous";
 
 /// Why a token is refused, for the log.
 pub type Refusal = &'static str;

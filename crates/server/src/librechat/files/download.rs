@@ -14,10 +14,10 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::download;
 use crate::librechat::files::reference::{Named, not_found};
+use crate::librechat::state::LibreChat;
 use crate::store::Object;
 use crate::work::processes::TransferPermit;
 
@@ -25,7 +25,7 @@ use crate::work::processes::TransferPermit;
 const PIECE_BYTES: u64 = 256 << 10;
 
 pub async fn download(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Named(object): Named,
 ) -> Result<Response, ServiceError> {
     let transfer = app.processes.transfer()?;
@@ -50,7 +50,7 @@ fn describe(object: &Object, headers: &mut HeaderMap) {
 
 /// Reads a piece when the client has taken the one before. An error ends the connection, so that
 /// a client cannot mistake a part for the whole.
-fn body(app: App, file: File, size: u64, transfer: TransferPermit) -> Body {
+fn body(app: LibreChat, file: File, size: u64, transfer: TransferPermit) -> Body {
     let file = Arc::new(file);
     let pieces = stream::unfold((0, transfer), move |(from, transfer)| {
         let (app, file) = (app.clone(), Arc::clone(&file));

@@ -13,9 +13,9 @@ use futures_util::{Stream, StreamExt, stream};
 use multer::{Field, Multipart};
 use tokio::time::Instant;
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::text::percent_decoded;
+use crate::librechat::state::LibreChat;
 
 /// The time for a whole form, however steadily it arrives. Clients give up after two minutes.
 const FORM_TIMEOUT: Duration = Duration::from_secs(600);
@@ -50,7 +50,7 @@ struct BodyLimits {
 }
 
 impl MultipartForm {
-    pub fn new(app: &App, headers: &HeaderMap, body: Body) -> Result<Self, ServiceError> {
+    pub fn new(app: &LibreChat, headers: &HeaderMap, body: Body) -> Result<Self, ServiceError> {
         let config = app.config();
         let limits = BodyLimits {
             // No owner may have more than this.

@@ -3,8 +3,8 @@
 
 use axum::body::Bytes;
 
-use crate::app::App;
 use crate::error::ServiceError;
+use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Owner;
 use crate::store::{Meta, NewFile, Object};
@@ -12,13 +12,13 @@ use crate::store::{Meta, NewFile, Object};
 /// One incoming file. If it is dropped before it is kept, nothing is left.
 #[derive(Debug)]
 pub struct Arriving {
-    app: App,
+    app: LibreChat,
     /// `None` while a thread writes to it.
     incoming: Option<NewFile>,
 }
 
 impl Arriving {
-    pub async fn begin(app: &App, owner: Owner) -> Result<Self, ServiceError> {
+    pub async fn begin(app: &LibreChat, owner: Owner) -> Result<Self, ServiceError> {
         let incoming = app.files.call(&app.workers, move |store| store.receive(&owner)).await?;
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
@@ -56,12 +56,12 @@ impl Drop for Arriving {
 /// The files of one request. If they are dropped before the client is answered, none is left.
 #[derive(Debug)]
 pub struct Arrived {
-    app: App,
+    app: LibreChat,
     objects: Vec<Object>,
 }
 
 impl Arrived {
-    pub fn new(app: &App) -> Self {
+    pub fn new(app: &LibreChat) -> Self {
         Self { app: app.clone(), objects: Vec::new() }
     }
 
@@ -87,7 +87,7 @@ impl Drop for Arrived {
 }
 
 /// Does work on the disk in a thread, without waiting for it.
-fn aside(app: &App, what: impl FnOnce() + Send + 'static) {
+fn aside(app: &LibreChat, what: impl FnOnce() + Send + 'static) {
     let app = app.clone();
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn(async move { app.call(what).await })),

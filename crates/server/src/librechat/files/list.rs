@@ -7,11 +7,11 @@ use axum::extract::{Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::extract::Path;
 use crate::librechat::files::claim;
 use crate::librechat::files::reference::{Asked, Named, not_found, parsed, queried};
+use crate::librechat::state::LibreChat;
 use crate::store::Object;
 
 #[derive(Debug, Deserialize)]
@@ -32,7 +32,7 @@ enum Detail {
 
 /// Returns an empty list for an unknown session, because its files may have expired.
 pub async fn list(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Path(session): Path<String>,
     query: Result<Query<Wanted>, QueryRejection>,
     asked: Asked,
@@ -103,7 +103,7 @@ fn with(mut one: Value, more: Value) -> Value {
 }
 
 pub async fn delete(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Named(object): Named,
 ) -> Result<Json<Value>, ServiceError> {
     let answer = json!({

@@ -4,10 +4,10 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Query};
 use axum::http::request::Parts;
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::extract::Path;
 use crate::librechat::files::claim::{Claim, Said};
+use crate::librechat::state::LibreChat;
 use crate::store::Object;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
@@ -19,10 +19,10 @@ pub struct Asked {
     pub claim: Claim,
 }
 
-impl FromRequestParts<App> for Asked {
+impl FromRequestParts<LibreChat> for Asked {
     type Rejection = ServiceError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ServiceError> {
+    async fn from_request_parts(parts: &mut Parts, app: &LibreChat) -> Result<Self, ServiceError> {
         let principal = parts.extensions.get::<Principal>().cloned();
         let unknown = || ServiceError::internal("nobody looked at who asks");
         let said = Query::<Said>::from_request_parts(parts, app).await;
@@ -40,10 +40,10 @@ pub fn queried<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ServiceE
 #[derive(Debug)]
 pub struct Named(pub Object);
 
-impl FromRequestParts<App> for Named {
+impl FromRequestParts<LibreChat> for Named {
     type Rejection = ServiceError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ServiceError> {
+    async fn from_request_parts(parts: &mut Parts, app: &LibreChat) -> Result<Self, ServiceError> {
         let Path((session, file)) =
             Path::<(String, String)>::from_request_parts(parts, app).await?;
         let (session, file) = (parsed(&session)?, parsed(&file)?);

@@ -8,12 +8,12 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::{Value, json};
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::files::claim::Said;
 use crate::librechat::files::form::{MultipartForm, PartHead};
 use crate::librechat::files::incoming::{Arrived, Arriving};
 use crate::librechat::files::name::{self, Form as NameForm};
+use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 use crate::store::{Meta, Object};
@@ -26,7 +26,7 @@ const FIELDS_MAX: usize = 32;
 
 /// All of them, or none.
 pub async fn upload(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Extension(principal): Extension<Principal>,
     headers: HeaderMap,
     body: Body,
@@ -60,7 +60,7 @@ fn named(object: &Object) -> Value {
 
 /// Each for itself.
 pub async fn batch(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Extension(principal): Extension<Principal>,
     headers: HeaderMap,
     body: Body,
@@ -96,7 +96,7 @@ pub async fn batch(
 }
 
 struct Upload<'a> {
-    app: &'a App,
+    app: &'a LibreChat,
     principal: Principal,
     form: MultipartForm,
     session: Id,
@@ -113,7 +113,7 @@ struct Upload<'a> {
 
 impl<'a> Upload<'a> {
     fn new(
-        app: &'a App,
+        app: &'a LibreChat,
         principal: Principal,
         headers: &HeaderMap,
         body: Body,

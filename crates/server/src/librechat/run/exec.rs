@@ -6,7 +6,6 @@ use serde::{Deserialize, Deserializer};
 use tare_engine::Exit;
 
 use crate::admission::Caller;
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::extract::{Json, at_most_if_any};
 use crate::librechat::answer::Answer;
@@ -15,6 +14,7 @@ use crate::librechat::run::box_spec::Work;
 use crate::librechat::run::inputs::{self, FileRef, Inputs};
 use crate::librechat::run::outputs::{Collected, Outputs};
 use crate::librechat::run::session::{self, Hint};
+use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::{self, Call};
 use crate::librechat::tools::request::Tongue;
 use crate::store::id::Id;
@@ -61,7 +61,7 @@ pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
 }
 
 pub async fn exec(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Extension(principal): Extension<Principal>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -73,7 +73,7 @@ pub async fn exec(
 }
 
 async fn execute(
-    app: &App,
+    app: &LibreChat,
     principal: &Principal,
     caller: &Caller,
     request: ExecRequest,
@@ -99,7 +99,7 @@ pub struct Task {
 impl Task {
     /// The files that it works on are there and may be used.
     pub async fn of(
-        app: &App,
+        app: &LibreChat,
         principal: &Principal,
         work: Work,
         files: Vec<FileRef>,
@@ -120,7 +120,7 @@ impl Task {
     /// calls that nobody has replied to.
     pub async fn run(
         self,
-        app: &App,
+        app: &LibreChat,
         caller: &Caller,
         tongue: Option<Tongue>,
     ) -> Result<(Answer, Vec<Call>), ServiceError> {

@@ -6,10 +6,10 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::files::claim::{Claim, Said};
 use crate::librechat::files::name::{self, Form};
+use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
 use crate::store::{Object, Store};
@@ -53,7 +53,7 @@ pub fn telling(mtime: i64) -> Option<i64> {
 }
 
 pub async fn find(
-    app: &App,
+    app: &LibreChat,
     principal: &Principal,
     references: Vec<FileRef>,
     user_id: Option<&str>,
@@ -129,7 +129,7 @@ impl FileRef {
 
 impl Input {
     /// It is opened when it is its turn; whether it is still there is found out then.
-    pub fn file(&self, app: &App) -> InputFile {
+    pub fn file(&self, app: &LibreChat) -> InputFile {
         let (app, object) = (app.clone(), self.object.clone());
         let open = move || {
             let lost = |error: ServiceError| io::Error::other(error.message);

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tare_engine::{BoxId, Engine, ErrorKind};
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::session::Turn;
+use crate::librechat::state::LibreChat;
 use crate::store::Store;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,14 +23,18 @@ struct Entry {
 
 /// The files of one session, for as long as a request uses it.
 pub struct Known {
-    app: App,
+    app: LibreChat,
     turn: Arc<Turn>,
     box_id: BoxId,
     files: Inputs,
 }
 
 impl Known {
-    pub async fn recall(app: &App, turn: &Arc<Turn>, box_id: BoxId) -> Result<Self, ServiceError> {
+    pub async fn recall(
+        app: &LibreChat,
+        turn: &Arc<Turn>,
+        box_id: BoxId,
+    ) -> Result<Self, ServiceError> {
         let held = Arc::clone(turn);
         let found =
             app.files.call_if_any(&app.workers, move |store| store.known(held.session())).await?;

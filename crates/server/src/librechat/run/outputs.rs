@@ -12,10 +12,10 @@ use tare_archive::{Entry, Kind, Reader};
 use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Context as _, Engine, Error};
 
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::files::name::{self, Form};
 use crate::librechat::run::inputs::{self, Input, Inputs};
+use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Owner;
 use crate::store::{Meta, NewFile, Object, Origin};
@@ -24,7 +24,7 @@ use crate::work::pipe::Pipe;
 /// The store for the files, and their owner.
 #[derive(Debug, Clone)]
 pub struct Outputs {
-    pub app: App,
+    pub app: LibreChat,
     pub session: Id,
     pub owner: Owner,
     pub said_by: Option<String>,

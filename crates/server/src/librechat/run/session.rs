@@ -14,13 +14,13 @@ use tare_engine::spec::{Name, Spec};
 use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
 
 use crate::admission::Caller;
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat::answer::{Answer, Runtime, RuntimeStatus};
 use crate::librechat::run::exec::Task;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::known::Known;
 use crate::librechat::run::outputs::{Collected, Left, Outputs};
+use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::work::create::CreateRequest;
 use crate::work::exec::Fed;
@@ -106,7 +106,7 @@ impl Drop for Turn {
 
 /// Runs it in the box of this session, which is made if there is none.
 pub async fn run(
-    app: &App,
+    app: &LibreChat,
     principal: &Principal,
     caller: &Caller,
     hint: &Hint,
@@ -140,7 +140,7 @@ pub async fn run(
 
 /// Puts the code into the box, and the inputs that it does not have.
 async fn put_into(
-    app: &App,
+    app: &LibreChat,
     turn: &Arc<Turn>,
     id: &BoxId,
     known: &mut Known,
@@ -167,7 +167,7 @@ async fn put_into(
 /// Processes and files that are left in a box can prevent the copy, for example with a full
 /// disk. Such a box would never take code again. It ends, and the next request gets a new one.
 async fn copy_into(
-    app: &App,
+    app: &LibreChat,
     turn: &Arc<Turn>,
     id: &BoxId,
     put: Vec<InputFile>,
@@ -183,13 +183,13 @@ async fn copy_into(
     put.await.map_err(|error| error.with_hint(ended))
 }
 
-async fn oom_kills(app: &App, id: &BoxId) -> Result<u64, ServiceError> {
+async fn oom_kills(app: &LibreChat, id: &BoxId) -> Result<u64, ServiceError> {
     let id = id.clone();
     app.ask(move |engine| Ok(engine.oom_kills(&id))).await
 }
 
 async fn collect(
-    app: &App,
+    app: &LibreChat,
     turn: &Arc<Turn>,
     id: &BoxId,
     outputs: Outputs,
@@ -216,7 +216,7 @@ fn now_known(collected: &Collected) -> Inputs {
 
 /// One that has ended is replaced: nothing of it is kept.
 async fn find_or_make(
-    app: &App,
+    app: &LibreChat,
     caller: &Caller,
     turn: &Arc<Turn>,
     mut spec: Spec,
@@ -266,14 +266,14 @@ fn reuse(engine: &Engine, name: &Name, lease: Duration) -> Result<Option<BoxId>,
     }
 }
 
-fn lease(app: &App) -> Duration {
+fn lease(app: &LibreChat) -> Duration {
     let config = app.config();
     let longest = config.limits.timeout_max + LEASE_MARGIN;
     config.librechat.boxes.session_idle.max(longest)
 }
 
 /// From now on it is not used.
-async fn renew(app: &App, turn: &Arc<Turn>, id: BoxId) -> Result<(), ServiceError> {
+async fn renew(app: &LibreChat, turn: &Arc<Turn>, id: BoxId) -> Result<(), ServiceError> {
     let idle = app.config().librechat.boxes.session_idle;
     let turn = Arc::clone(turn);
     // A box that has ended meanwhile is replaced by the next request.

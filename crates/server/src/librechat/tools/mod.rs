@@ -14,16 +14,16 @@ pub mod calls;
 pub mod request;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
+use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::admission::Caller;
-use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::extract::Json;
 use crate::librechat::answer::{Answer, FileShown};
@@ -31,6 +31,7 @@ use crate::librechat::cancel;
 use crate::librechat::run::box_spec::{Work, beside_code};
 use crate::librechat::run::exec::Task;
 use crate::librechat::run::inputs::FileRef;
+use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::Call;
 use crate::librechat::tools::request::{Reply, Request, Start, Tongue};
 use crate::store::id::Id;
@@ -51,8 +52,12 @@ const WAITS_AT_MOST: Duration = Duration::from_secs(600);
 const RETRY_AFTER_S: u32 = 30;
 
 /// Executions that run or wait for replies of their client, by their token.
-#[derive(Debug, Default)]
-pub struct Waiting(Mutex<HashMap<Id, Slot>>);
+#[derive(Debug)]
+pub struct Waiting {
+    slots: Mutex<HashMap<Id, Slot>>,
+    /// The metric `tare_executions_waiting`.
+    count: Gauge,
+}
 
 #[derive(Debug)]
 enum Slot {
@@ -114,7 +119,7 @@ pub struct ToolCall {
 }
 
 pub async fn programmatic(
-    State(app): State<App>,
+    State(app): State<LibreChat>,
     Extension(principal): Extension<Principal>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -126,7 +131,7 @@ pub async fn programmatic(
 }
 
 async fn round(
-    app: &App,
+    app: &LibreChat,
     principal: &Principal,
     caller: &Caller,
     request: Request,
@@ -156,87 +161,87 @@ type Taken = (String, String);
 
 /// The right to run one execution; dropping it ends the execution.
 struct Turn<'a> {
-    app: &'a App,
+    app: &'a LibreChat,
     token: Id,
 }
 
 impl<'a> Turn<'a> {
-    fn new(app: &'a App, principal: &Principal) -> Result<Self, ServiceError> {
+    fn new(app: &'a LibreChat, principal: &Principal) -> Result<Self, ServiceError> {
         let token = Id::random();
-        let mut slots = app.waiting.slots();
-        let is_old = |slot: &Slot| matches!(slot, Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST);
-        slots.retain(|_, slot| !is_old(slot));
-        check_room(&slots, principal)?;
-        slots.insert(token.clone(), Slot::Runs { principal: principal.clone() });
-        drop(slots);
+        app.waiting.change(|slots| {
+            slots.retain(|_, slot| !slot.is_old());
+            check_room(slots, principal)?;
+            slots.insert(token.clone(), Slot::Runs { principal: principal.clone() });
+            Ok::<_, ServiceError>(())
+        })?;
         Ok(Self { app, token })
     }
 
     /// Takes a waiting execution. Only the client that started it can continue it.
     fn again(
-        app: &'a App,
+        app: &'a LibreChat,
         token: &Id,
         principal: &Principal,
     ) -> Result<(Self, Box<Execution>), ServiceError> {
-        let gone = || {
+        let execution = app.waiting.change(|slots| {
+            slots.retain(|_, slot| !slot.is_old());
             let message = "Execution not found or expired";
-            ServiceError::not_found("no_such_execution", message)
-        };
-        let mut slots = app.waiting.slots();
-        let slot = slots.get_mut(token).ok_or_else(gone)?;
-        match slot {
-            Slot::Runs { .. } => Err(ServiceError::conflict(
-                "in_flight",
-                "Another continuation is already in flight for this execution",
-            )),
-            Slot::Waits { execution, .. } if execution.principal != *principal => {
-                Err(ServiceError::forbidden("forbidden", "this execution is somebody else's"))
-            }
-            Slot::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST => {
-                slots.remove(token);
-                Err(gone())
-            }
-            Slot::Waits { .. } => {
-                match std::mem::replace(slot, Slot::Runs { principal: principal.clone() }) {
-                    Slot::Waits { execution, .. } => {
-                        let token = token.clone();
-                        Ok((Self { app, token }, execution))
-                    }
-                    Slot::Runs { .. } => unreachable!("it was looked at under the same lock"),
+            let slot = slots.remove(token);
+            let slot = slot.ok_or_else(|| ServiceError::not_found("no_such_execution", message))?;
+            let (kept, taken) = match slot {
+                Slot::Waits { execution, .. } if execution.principal == *principal => {
+                    (Slot::Runs { principal: principal.clone() }, Ok(execution))
                 }
-            }
-        }
+                other @ Slot::Waits { .. } => {
+                    let message = "this execution belongs to another user";
+                    (other, Err(ServiceError::forbidden("forbidden", message)))
+                }
+                other @ Slot::Runs { .. } => {
+                    let message = "Another continuation is already in flight for this execution";
+                    (other, Err(ServiceError::conflict("in_flight", message)))
+                }
+            };
+            slots.insert(token.clone(), kept);
+            taken
+        })?;
+        Ok((Self { app, token: token.clone() }, execution))
     }
 
     /// Puts the execution back until its client sends replies. An execution that there is no room
     /// for ends.
     fn waits(self, execution: Box<Execution>) -> Result<Id, ServiceError> {
-        let mut slots = self.app.waiting.slots();
-        check_bytes_of_all(&slots, &execution)?;
-        let since = Instant::now();
-        slots.insert(self.token.clone(), Slot::Waits { execution, since });
-        drop(slots);
-        Ok(self.token.clone())
+        self.app.waiting.change(|slots| {
+            check_bytes_of_all(slots, &execution)?;
+            let since = Instant::now();
+            slots.insert(self.token.clone(), Slot::Waits { execution, since });
+            Ok(self.token.clone())
+        })
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut slots = self.app.waiting.slots();
-        if let Some(Slot::Runs { .. }) = slots.get(&self.token) {
-            slots.remove(&self.token);
-        }
+        self.app.waiting.change(|slots| {
+            if let Some(Slot::Runs { .. }) = slots.get(&self.token) {
+                slots.remove(&self.token);
+            }
+        });
     }
 }
 
 impl Waiting {
-    pub fn count(&self) -> usize {
-        let is_waiting = |slot: &&Slot| matches!(slot, Slot::Waits { .. });
-        self.slots().values().filter(is_waiting).count()
+    pub fn new(count: Gauge) -> Self {
+        Self { slots: Mutex::default(), count }
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<Id, Slot>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Changes the executions, and counts those that wait.
+    fn change<T>(&self, change: impl FnOnce(&mut HashMap<Id, Slot>) -> T) -> T {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = change(&mut slots);
+        let is_waiting = |slot: &&Slot| matches!(slot, Slot::Waits { .. });
+        let waiting = slots.values().filter(is_waiting).count();
+        self.count.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        changed
     }
 }
 
@@ -272,6 +277,11 @@ fn check_bytes_of_all(
 }
 
 impl Slot {
+    /// Whether the client has given up.
+    fn is_old(&self) -> bool {
+        matches!(self, Self::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST)
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Waits { execution, .. } => execution.bytes,
@@ -352,7 +362,7 @@ impl Execution {
 
     async fn run(
         mut self: Box<Self>,
-        app: &App,
+        app: &LibreChat,
         caller: &Caller,
         turn: Turn<'_>,
         taken: Vec<Taken>,
@@ -381,7 +391,7 @@ impl Execution {
 
     async fn execute(
         &self,
-        app: &App,
+        app: &LibreChat,
         caller: &Caller,
     ) -> Result<(Answer, Vec<Call>), ServiceError> {
         let work = self.work(app)?;
@@ -408,7 +418,7 @@ impl Execution {
     }
 
     /// The code to run, with the replies so far.
-    fn work(&self, app: &App) -> Result<Work, ServiceError> {
+    fn work(&self, app: &LibreChat) -> Result<Work, ServiceError> {
         let config = app.config();
         let (language, runner) = self.start.tongue.runner();
         let timeout = self.start.timeout;
