@@ -29,6 +29,9 @@ const SAMPLES_MAX: u64 = 50;
 /// The first of some earlier samples, each after twice as many boxes as the one before.
 const FIRST_SAMPLE: u64 = 25;
 
+/// Between two samples at the most, so that a soak that its time ends has enough of them too.
+const SAMPLE_WITHIN_MIN: Duration = Duration::from_secs(2);
+
 const SETTLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long to wait for the residents, which are expected to differ from an empty lane.
@@ -115,11 +118,10 @@ impl Driver<'_> {
 
         let mut done = 0;
         for point in schedule(self.orders.boxes, subject.boxes_between()) {
-            self.leg(subject, callers, done..point);
-            done = self.boxes();
-            Event::Sample(self.sample(subject, first)).tell()?;
-            if done < point {
-                break;
+            while done < point && !self.is_to_stop(subject) {
+                self.leg(subject, callers, done..point);
+                done = self.boxes();
+                Event::Sample(self.sample(subject, first)).tell()?;
             }
         }
         subject.end_residents(first).unwrap_or_else(|it| self.note(it));
@@ -128,15 +130,18 @@ impl Driver<'_> {
         Event::Done(self.finished()).tell()
     }
 
-    /// Runs the boxes with these numbers, or fewer if it is time to stop.
+    /// Runs the boxes with these numbers, or fewer if it is time for a sample or to stop.
     fn leg(&self, subject: &dyn Subject, callers: &[Caller], numbers: std::ops::Range<u64>) {
         let next = AtomicU64::new(numbers.start);
+        let seconds = self.orders.seconds_max / SAMPLES_MAX;
+        let sample_at = Instant::now() + Duration::from_secs(seconds).max(SAMPLE_WITHIN_MIN);
+        let is_over = || Instant::now() >= sample_at || self.is_to_stop(subject);
         thread::scope(|scope| {
             for caller in callers {
                 scope.spawn(|| {
                     loop {
                         let number = next.fetch_add(1, Ordering::Relaxed);
-                        if number >= numbers.end || self.is_to_stop(subject) {
+                        if number >= numbers.end || is_over() {
                             return;
                         }
                         self.one(subject, caller, number);
