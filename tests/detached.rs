@@ -236,8 +236,8 @@ fn the_input_of_a_detached_box_is_empty_by_default() {
     tare.remove(&id);
     let id = tare.detached(["-i", "--", "sh", "-c", "echo ready; cat"]);
     tare.logged(&id, "ready");
+    eventually("it reads its input", || names(&tare.workload(&id)).contains(&"cat"));
     assert_eq!(tare.state(&id), "running");
-    assert!(names(&tare.workload(&id)).contains(&"cat"));
     tare.remove(&id);
 }
 

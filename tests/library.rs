@@ -77,6 +77,22 @@ pub fn assert_alone(tare: &Tare, id: &str, expected: usize) {
     });
 }
 
+/// How often memory may grow before it is called a leak. It grows without one when more clients
+/// come at once than ever before.
+const BATCHES_MAX: usize = 4;
+
+/// Checks that one more batch of the same work costs the keeper no memory.
+#[track_caller]
+pub fn assert_growth_ends(tare: &Tare, id: &str, batch: impl Fn()) {
+    let mut bytes = vec![tare.keeper_private_bytes(id)];
+    let has_ended = (0..BATCHES_MAX).any(|at| {
+        batch();
+        bytes.push(tare.keeper_private_bytes(id));
+        bytes[at + 1] <= bytes[at] + GROWTH_BYTES_MAX
+    });
+    assert!(has_ended, "the keeper's own bytes after each batch: {bytes:?}");
+}
+
 #[track_caller]
 pub fn assert_cheap(tare: &Tare, id: &str) {
     eventually("an idle keeper has few descriptors", || {

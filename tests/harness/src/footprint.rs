@@ -36,7 +36,21 @@ impl Tare {
 
     /// How many uid ranges of this state root are taken: each is a lock on one byte of
     /// one of a few files (`/proc/locks`, proc_locks(5)).
+    ///
+    /// The kernel shows the list in pieces, so a lock that others move in it meanwhile is shown
+    /// twice or not at all. Two equal readings are the truth.
     pub fn uid_claims(&self) -> usize {
+        let mut claims = self.listed_uid_claims();
+        loop {
+            let again = self.listed_uid_claims();
+            if again == claims {
+                return claims.len();
+            }
+            claims = again;
+        }
+    }
+
+    fn listed_uid_claims(&self) -> BTreeSet<String> {
         let claims = fs::read_dir(self.state_root().join("claims"));
         let claims = claims.into_iter().flatten().flatten();
         let files = claims.filter_map(|one| one.metadata().ok()).map(|file| {
@@ -45,8 +59,9 @@ impl Tare {
         });
         let files: Vec<String> = files.collect();
         let locks = fs::read_to_string("/proc/locks").expect("/proc is mounted");
-        let is_claim = |line: &&str| files.iter().any(|file| line.contains(file));
-        locks.lines().filter(is_claim).count()
+        // Before the colon is the position in the list.
+        let locks = locks.lines().filter_map(|line| Some(line.split_once(':')?.1.to_owned()));
+        locks.filter(|lock| files.iter().any(|file| lock.contains(file))).collect()
     }
 
     fn entries(&self, directory: &str) -> BTreeSet<String> {
