@@ -320,7 +320,7 @@ fn audit_and_ls_modify_no_state() {
     eventually("its keeper is gone", || tare.processes_in(&over).is_empty());
     let aside = tare.state_root().join("aside");
     fs::rename(tare.record(&orphan), &aside).unwrap();
-    std::os::unix::fs::symlink("aaaaaaaaaaaa", tare.state_root().join("names/lost")).unwrap();
+    tare.forge_name("lost", "aaaaaaaaaaaa");
     let look = || (marks(&tare.state_root()), tare.footprint());
     let before = look();
     for call in [
@@ -335,7 +335,7 @@ fn audit_and_ls_modify_no_state() {
         assert!(look() == before, "{call:?} changed {:?}", look());
     }
     fs::rename(aside, tare.record(&orphan)).unwrap();
-    fs::remove_file(tare.state_root().join("names/lost")).unwrap();
+    fs::remove_file(tare.name("lost")).unwrap();
     for id in [live, over, orphan] {
         tare.remove(&id);
     }
@@ -376,14 +376,15 @@ fn a_user_without_privileges_sees_what_its_boxes_hold() {
 #[test]
 fn files_that_tare_did_not_make_in_names_and_claims_are_reported() {
     let tare = tare!();
-    tare.run(["--name", "web", "--", "true"]).ok();
+    let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
     let names = tare.state_root().join("names");
     let claims = tare.state_root().join("claims");
-    fs::create_dir_all(&names).unwrap();
     fs::create_dir_all(&claims).unwrap();
-    let foreign = [names.join("file"), names.join("dangling"), claims.join("99")];
+    let foreign =
+        [names.join("file"), tare.name("dangling"), claims.join("99"), names.join("not a key")];
     fs::write(&foreign[0], "mine").unwrap();
     std::os::unix::fs::symlink("/nowhere", &foreign[1]).unwrap();
+    fs::write(&foreign[3], "mine").unwrap();
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     let fifo = rustix::fs::FileType::Fifo;
     rustix::fs::mknodat(rustix::fs::CWD, &foreign[2], fifo, mode, 0).unwrap();
@@ -403,6 +404,7 @@ fn files_that_tare_did_not_make_in_names_and_claims_are_reported() {
     assert!(foreign.iter().all(|path| path.symlink_metadata().is_ok()));
     foreign.iter().for_each(|path| fs::remove_file(path).unwrap());
     tare.call(["audit"]).ok();
+    tare.remove(&id);
 }
 
 /// Without the link, another box could take the name, and this one could be found only by its id.
@@ -411,7 +413,7 @@ fn audit_reports_a_recorded_name_that_is_gone() {
     let tare = tare!();
     let id = tare.detached(["--name", "web", "--", "sleep", "1000"]);
     assert_eq!(audit(&tare, 0)["lost"], json!([]));
-    fs::remove_file(tare.state_root().join("names/web")).expect("it has a name");
+    fs::remove_file(tare.name("web")).expect("it has a name");
     let lost = &audit(&tare, 1)["lost"][0];
     assert_eq!((&lost["kind"], &lost["name"]), (&json!("name"), &json!("web")), "{lost}");
     let told = tare.call(["audit"]).exited(1).stdout_text();

@@ -97,7 +97,7 @@ fn is_documented(field: &str, value: &Value) -> bool {
     let is_time = |value: &Value| value.as_str().is_some_and(|it| unix_seconds(it) > 0);
     match field {
         "id" | "state" => value.is_string(),
-        "name" | "ended_by" | "stuck_on" => value.is_null() || value.is_string(),
+        "name" | "key" | "ended_by" | "stuck_on" => value.is_null() || value.is_string(),
         "created_at" => is_time(value),
         "lease_ends_at" | "ended_at" | "ended_after" => value.is_null() || is_time(value),
         "command" => value.as_array().is_some_and(|it| it.iter().all(Value::is_string)),
@@ -108,9 +108,10 @@ fn is_documented(field: &str, value: &Value) -> bool {
     }
 }
 
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 17] = [
     "id",
     "name",
+    "key",
     "state",
     "created_at",
     "lease_ends_at",

@@ -84,8 +84,7 @@ impl Scene {
                 let intent = text.lines().next().expect("an intent is a line");
                 let intent = intent.replace("\"live\"", "\"damaged\"");
                 fs::write(record.join("record.json"), intent + "\n").expect("it is ours");
-                let name = self.tare.state_root().join("names/damaged");
-                symlink(HALF_MADE, name).expect("it is free");
+                self.tare.forge_name("damaged", HALF_MADE);
                 HALF_MADE.to_owned()
             }
         }
@@ -121,7 +120,7 @@ impl Scene {
         let is_gone = output.code == 1 && output.stderr_text().contains("no box");
         assert!(output.code == 0 || is_gone, "{what}: {output}");
         self.tare.assert_gone(id);
-        let name = self.tare.state_root().join("names/damaged");
+        let name = self.tare.name("damaged");
         assert!(!name.is_symlink(), "{what}: its name is left");
     }
 

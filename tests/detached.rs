@@ -194,8 +194,11 @@ fn an_ended_box_keeps_exit_code_log_and_record_and_nothing_else() {
     assert_eq!((&ended["pids"], &ended["memory_bytes"]), (&Value::Null, &Value::Null));
     let ended_at = unix_seconds(ended["ended_at"].as_str().expect("a time"));
     assert!((ended_at - unix_now()).abs() <= 10, "{ended}");
-    let only_the_record =
-        |line: &String| line.contains(&format!("boxes/{id}")) || line.ends_with("/names/a");
+    let only_the_record = |line: &String| {
+        line.contains(&format!("boxes/{id}"))
+            || line.ends_with("/names/-")
+            || line.ends_with("/names/-/a")
+    };
     let left = tare.difference_now();
     assert!(left.iter().all(only_the_record), "{}", left.join("\n"));
     tare.call(["logs", "a"]).ok().printed("out\n").said(&["err"]);

@@ -189,7 +189,7 @@ fn wait_on_a_forged_box_touches_no_process() {
 fn records_of_an_earlier_boot_are_removed_without_signalling_any_process() {
     let tare = tare!();
     let pattern = Pattern::take(&tare);
-    let names = tare.state_root().join("names");
+    let name = tare.name("pattern");
     for lie in [Lie::Detached, Lie::Attached, Lie::WithoutCgroup] {
         let stranger = stranger(&tare, "sh", "");
         for command in [&["ls", "-a"][..], &["run", "--", "true"], &["rm", "-f", "--all"]] {
@@ -199,10 +199,10 @@ fn records_of_an_earlier_boot_are_removed_without_signalling_any_process() {
                 line[key]["boot_id"] = json!("00000000-0000-0000-0000-000000000000");
             }
             write_lines(&pattern.record, &lines);
-            std::os::unix::fs::symlink(&pattern.id, names.join("pattern")).expect("a free name");
+            tare.forge_name("pattern", &pattern.id);
             tare.call(command).ok();
             assert!(!pattern.record.exists(), "{lie:?}: {command:?}");
-            assert!(!names.join("pattern").is_symlink(), "{lie:?}: {command:?}");
+            assert!(!name.is_symlink(), "{lie:?}: {command:?}");
         }
         assert_untouched(stranger);
     }
@@ -356,7 +356,7 @@ fn exactly_one_of_twenty_renames_gets_a_name_and_none_dangles() {
             "round {round}: {winners:?}"
         );
         let winner = usize::from(winners[0] == 0);
-        let mut links: Vec<(String, String)> = fs::read_dir(&names)
+        let mut links: Vec<(String, String)> = fs::read_dir(names.join("-"))
             .expect("names are there")
             .flatten()
             .map(|entry| (entry.path(), fs::read_link(entry.path()).expect("a link")))

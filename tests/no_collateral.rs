@@ -140,7 +140,7 @@ impl Files {
             fs::create_dir_all(directory).expect("the state root is ours");
             fs::write(directory.join("precious"), "precious\n").expect("it is ours");
         }
-        let link = state_root.join("names/elsewhere");
+        let link = state_root.join("names/-/elsewhere");
         symlink("../others", link).expect("the name is free");
         Self { made: directories.into() }
     }
@@ -157,7 +157,7 @@ impl Files {
             fs::remove_dir_all(directory).expect("it is ours");
         }
         fs::remove_dir(state_root.join("others")).expect("it is empty");
-        fs::remove_file(state_root.join("names/elsewhere")).expect("it is there");
+        fs::remove_file(state_root.join("names/-/elsewhere")).expect("it is there");
     }
 }
 

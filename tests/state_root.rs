@@ -222,7 +222,7 @@ fn a_box_whose_removal_failed_keeps_its_name_and_its_record() {
         unmount(&point, UnmountFlags::DETACH).unwrap();
         tare.call(["rm", "-f", "web"]).ok();
         tare.assert_gone(&id);
-        assert!(!tare.state_root().join("names/web").is_symlink());
+        assert!(!tare.name("web").is_symlink());
     }
 }
 
@@ -230,8 +230,44 @@ fn a_box_whose_removal_failed_keeps_its_name_and_its_record() {
 fn a_name_that_outlived_its_record_is_released_by_the_next_command() {
     let tare = tare!();
     tare.run(["--name", "web", "--", "true"]).ok();
-    let name = tare.state_root().join("names/web");
-    std::os::unix::fs::symlink(LIKE_AN_ID, &name).unwrap();
+    tare.forge_name("web", LIKE_AN_ID);
     tare.call(["ls"]).ok();
-    assert!(!name.is_symlink());
+    assert!(!tare.name("web").is_symlink());
+}
+
+/// A creator that is killed before it takes the name, or a removal after it released the last one,
+/// leaves an empty directory.
+#[test]
+fn the_directory_of_a_tenant_goes_with_its_last_name() {
+    let tare = tare!();
+    let names = tare.state_root().join("names");
+    let left = || fs::read_dir(&names).expect("names are there").count();
+    tare.run(["--name", "web", "--", "true"]).ok();
+    assert_eq!(left(), 0);
+    let boxes = ["a", "b"].map(|name| tare.detached(["--name", name, "--", "sleep", "1000"]));
+    tare.remove(&boxes[0]);
+    assert_eq!(left(), 1, "b has a name");
+    tare.call(["rename", "b", "c"]).ok();
+    tare.remove(&boxes[1]);
+    assert_eq!(left(), 0);
+    for tenant in ["-", "ci"] {
+        fs::create_dir(names.join(tenant)).expect("it is ours");
+    }
+    tare.call(["ls"]).ok();
+    assert_eq!(left(), 0);
+}
+
+/// Each creation may meet the removal of the directory that it was about to use.
+#[test]
+fn names_are_taken_while_the_directory_of_their_tenant_comes_and_goes() {
+    let tare = tare!();
+    for _round in 0..20 {
+        let name = |number: usize| format!("box-{number}");
+        let run = |number: usize| tare.spawn_call(["run", "--name", &name(number), "--", "true"]);
+        let runs: Vec<_> = (0..8).map(run).collect();
+        for run in runs {
+            run.wait().ok();
+        }
+    }
+    assert_eq!(fs::read_dir(tare.state_root().join("names")).expect("a directory").count(), 0);
 }

@@ -90,9 +90,7 @@ fn sweep_removes_cgroups_without_a_record() {
 fn sweep_releases_a_name_without_a_box() {
     let tare = tare!();
     tare.run(["--", "true"]).ok();
-    let names = tare.state_root().join("names");
-    fs::create_dir_all(&names).unwrap();
-    symlink("aaaaaaaaaaaa", names.join("web")).unwrap();
+    tare.forge_name("web", "aaaaaaaaaaaa");
     orphan_is_swept(&tare, "aaaaaaaaaaaa", &["name"]);
 }
 
@@ -358,10 +356,8 @@ fn a_stuck_box_delays_no_other_and_is_retried_less_and_less_often() {
 fn ls_releases_every_name_that_leads_to_no_box() {
     let tare = tare!();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
-    let names = tare.state_root().join("names");
     for number in 0..40 {
-        let name = names.join(format!("lost-{number}"));
-        symlink("aaaaaaaaaaaa", name).expect("a new name");
+        tare.forge_name(&format!("lost-{number}"), "aaaaaaaaaaaa");
     }
     tare.call(["ls"]).ok();
     let left: Vec<String> = tare.footprint().names.into_iter().collect();

@@ -12,11 +12,10 @@ use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::Value;
 use tare_harness::scene::{Fate, pidfd};
 use tare_harness::{Output, Process, Running, Tare, TemporaryDirectory};
-use tare_harness::{box_processes, eventually, hierarchies};
+use tare_harness::{box_processes, eventually, hierarchies, names_in};
 
 use crate::crash_steps::operations::{CONTENT, HERE, NAME, OTHER_NAME, Whom};
 
-const BYSTANDER: &str = "bystander";
 /// The names in a state root without boxes.
 const FIXED_NAMES: [&str; 4] = ["boxes", "claims", "history", "names"];
 
@@ -55,23 +54,23 @@ impl<'a> Lane<'a> {
                 account: Vec::new(),
             },
         };
-        let call = ["run", "-d", "--name", BYSTANDER, "--", "sleep", "1000"];
-        lane.ordinary(call).ok().said_nothing();
-        lane.bystander = lane.look_at_bystander();
+        // Without a name, so that the operations make and remove the directory of names.
+        let call = ["run", "-d", "--", "sleep", "1000"];
+        let output = lane.ordinary(call).ok().said_nothing();
+        lane.bystander = lane.look_at_bystander(output.stdout_text().trim_end());
         lane
     }
 
-    fn look_at_bystander(&self) -> Bystander {
-        let id = self.id_of(BYSTANDER).expect("it was just made");
-        let cgroups = self.tare.cgroups_of(&id);
+    fn look_at_bystander(&self, id: &str) -> Bystander {
+        let cgroups = self.tare.cgroups_of(id);
         let name = cgroups.first().and_then(|path| path.file_name()?.to_str());
         let name = name.expect("it has a cgroup");
-        let processes = self.tare.processes_in(&id).into_iter();
+        let processes = self.tare.processes_in(id).into_iter();
         Bystander {
-            prefix: name.trim_end_matches(&id).to_owned(),
+            prefix: name.trim_end_matches(id).to_owned(),
             processes: processes.map(|process| process.pid).collect(),
-            account: fs::read(self.record(&id).join("record.json")).expect("it is on record"),
-            id,
+            account: fs::read(self.record(id).join("record.json")).expect("it is on record"),
+            id: id.to_owned(),
         }
     }
 
@@ -165,7 +164,7 @@ impl<'a> Lane<'a> {
     }
 
     pub fn id_of(&self, name: &str) -> Option<String> {
-        let link = fs::read_link(self.home.join("state/names").join(name)).ok()?;
+        let link = fs::read_link(self.home.join("state/names/-").join(name)).ok()?;
         Some(link.to_str()?.to_owned())
     }
 
@@ -223,7 +222,7 @@ impl<'a> Lane<'a> {
         self.holds_only(&listed);
         self.bystander_is_whole(&listed);
         self.ordinary(["audit"]).ok().said_nothing();
-        let subject = listed.values().find(|one| one["name"] != BYSTANDER);
+        let subject = listed.values().find(|one| one["id"] != self.bystander.id);
         let fate = Fate::of(subject);
         assert!(listed.len() <= 2, "{listed:?}");
         fate
@@ -242,7 +241,7 @@ impl<'a> Lane<'a> {
         assert_eq!(self.entries("boxes"), ids, "records and boxes");
         let names = listed.values().filter_map(|one| one["name"].as_str());
         let names: BTreeSet<String> = names.map(str::to_owned).collect();
-        assert_eq!(self.entries("names"), names, "names and boxes");
+        assert_eq!(names_in(&self.home.join("state")), names, "names and boxes");
         let fixed: BTreeSet<String> = FIXED_NAMES.map(str::to_owned).into();
         let others: Vec<_> = self.entries("").difference(&fixed).cloned().collect();
         assert!(others.is_empty(), "in the state root: {others:?}");
@@ -328,7 +327,6 @@ impl<'a> Lane<'a> {
         let Bystander { id, processes, account, .. } = &self.bystander;
         let one = listed.get(id).expect("the bystander is listed");
         assert_eq!(one["state"], "running", "the bystander");
-        assert_eq!(one["name"], BYSTANDER, "the bystander");
         assert_eq!(&self.processes_of(id), processes, "the bystander's processes");
         let now = fs::read(self.record(id).join("record.json")).expect("it is on record");
         assert!(now == *account, "the bystander's record has changed");
@@ -337,8 +335,8 @@ impl<'a> Lane<'a> {
     /// Removes the other box and checks that nothing of it is left.
     #[track_caller]
     pub fn clear(&self) {
-        for (id, one) in self.listed() {
-            if one["name"] != BYSTANDER {
+        for id in self.listed().into_keys() {
+            if id != self.bystander.id {
                 self.ordinary(["rm", "-f", &id]).ok();
             }
         }

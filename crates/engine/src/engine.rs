@@ -24,6 +24,7 @@ use crate::host::{BOOT_ID, Host};
 use crate::observe::Observation;
 use crate::observe::view::{Details, Ended, Status, Usage, no_box};
 use crate::operate::change::{self, Changes};
+use crate::operate::find::Scope;
 use crate::operate::stop::{self, EndWatch, Looked, Stopping};
 use crate::operate::{find, inspect};
 use crate::session::attach::Attachment;
@@ -250,13 +251,18 @@ impl Engine {
 
     // Finding and inspecting boxes.
 
-    /// The box with this id, this name, or an id that begins so.
+    /// The box of any tenant with this id, this name (also as `KEY:NAME`), or an id that begins so.
     pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
-        self.find_recorded(reference)?.ok_or_else(|| no_box(reference))
+        self.find_in(&Scope::All, reference)
     }
 
-    fn find_recorded(&self, reference: &str) -> Result<Option<BoxId>, Error> {
-        find::find(&self.root, reference, || self.cleaned())
+    /// The same among the boxes that a caller can see.
+    pub fn find_in(&self, scope: &Scope, reference: &str) -> Result<BoxId, Error> {
+        self.find_recorded(scope, reference)?.ok_or_else(|| no_box(reference))
+    }
+
+    fn find_recorded(&self, scope: &Scope, reference: &str) -> Result<Option<BoxId>, Error> {
+        find::find(&self.root, scope, reference, || self.cleaned())
     }
 
     /// Every box, the oldest first.
@@ -418,7 +424,7 @@ impl Engine {
     /// Explains what happened to the box with this id, this name, or an id that begins so. A box on
     /// record comes before removed ones, and the last one removed before earlier ones.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
-        match self.find_recorded(reference)? {
+        match self.find_recorded(&Scope::All, reference)? {
             Some(id) if !self.cleaned().contains(&id) => history::explain_recorded(self.at(&id)),
             Some(id) => history::explain_removed(&self.root, id.as_str()),
             None => history::explain_removed(&self.root, reference),

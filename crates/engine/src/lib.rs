@@ -37,6 +37,7 @@ pub use host::{CgroupRoots, Host};
 pub use observe::view::{Details, Ended, EndedBy, Holding, State, Status, Usage};
 pub use operate::change::Changes;
 pub use operate::filter::{BoxFilter, Condition};
+pub use operate::find::Scope;
 pub use operate::stop::{EndWatch, Looked, Stopping};
 pub use record::exit::Exit;
 pub use session::attach::Attachment;

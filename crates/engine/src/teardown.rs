@@ -232,9 +232,12 @@ fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Opti
 /// Of a record that does not say which they are, or says what is not so, all that
 /// are the box's.
 fn release_names(at: BoxAt<'_>, names: &Names, account: &Account) -> Result<(), Error> {
-    let mut is_right = account.intent.is_some();
+    let Some(tenant) = account.tenant() else {
+        return names.release_all(at.id).context(|| cannot_release(at.id));
+    };
+    let mut is_right = true;
     for name in &account.names {
-        let released = names.release(name.as_str(), at.id);
+        let released = names.release(tenant, name.as_str(), at.id);
         let was_held = released.context(|| cannot_release(at.id))?;
         is_right &= was_held || account.is_renamed || account.names.last() != Some(name);
     }

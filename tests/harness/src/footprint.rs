@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
@@ -16,7 +16,8 @@ use crate::tare::Tare;
 pub struct Footprint {
     /// Names of the directories in `boxes/`.
     pub records: BTreeSet<String>,
-    /// Names of the links in `names/`.
+    /// The names of boxes: `NAME` of the command line and `KEY/NAME` of an API key. The directory of
+    /// a tenant without names is here as `KEY/`.
     pub names: BTreeSet<String>,
     /// Directories of boxes in all hierarchies, of any state root.
     pub cgroups: BTreeSet<PathBuf>,
@@ -27,8 +28,8 @@ pub struct Footprint {
 impl Tare {
     pub fn footprint(&self) -> Footprint {
         Footprint {
-            records: self.entries("boxes"),
-            names: self.entries("names"),
+            records: entries(&self.state_root().join("boxes")),
+            names: names_in(&self.state_root()),
             cgroups: cgroups(),
             processes: our_processes(),
         }
@@ -64,11 +65,40 @@ impl Tare {
         locks.filter(|lock| files.iter().any(|file| lock.contains(file))).collect()
     }
 
-    fn entries(&self, directory: &str) -> BTreeSet<String> {
-        let entries = fs::read_dir(self.state_root().join(directory));
-        let names = entries.into_iter().flatten().flatten();
-        names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    /// The link of a name that the command line gives to a box.
+    pub fn name(&self, name: &str) -> PathBuf {
+        self.state_root().join("names").join(COMMAND_LINE).join(name)
     }
+
+    /// Makes a name of the command line that leads to this id.
+    pub fn forge_name(&self, name: &str, id: &str) {
+        let link = self.name(name);
+        fs::create_dir_all(link.parent().expect("a directory")).expect("the state root is ours");
+        symlink(id, link).expect("the name is free");
+    }
+}
+
+/// The tenant of the command line.
+const COMMAND_LINE: &str = "-";
+
+/// The names of all tenants of a state root, as [`Footprint::names`] has them.
+pub fn names_in(state_root: &Path) -> BTreeSet<String> {
+    let names = state_root.join("names");
+    let mut found = BTreeSet::new();
+    for tenant in entries(&names) {
+        let inside = entries(&names.join(&tenant));
+        let prefix = if tenant == COMMAND_LINE { String::new() } else { format!("{tenant}/") };
+        found.extend(inside.iter().map(|name| format!("{prefix}{name}")));
+        if inside.is_empty() {
+            found.insert(format!("{tenant}/"));
+        }
+    }
+    found
+}
+
+fn entries(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn cgroups() -> BTreeSet<PathBuf> {

@@ -31,7 +31,7 @@ mod wait;
 pub mod witness;
 
 pub use clock::{unix_now, unix_seconds};
-pub use footprint::Footprint;
+pub use footprint::{Footprint, names_in};
 pub use freezer::Freezer;
 pub use keeper::private_bytes;
 pub use random::Random;

@@ -137,6 +137,7 @@ mod tests {
         Status {
             id: BoxId::parse(id).unwrap(),
             name: name.map(str::to_owned),
+            key: None,
             state,
             created_at: now().before(Duration::from_secs(300)),
             lease_ends_at: Some(now().after(Duration::from_secs(7200))),

@@ -185,7 +185,7 @@ fn missing(
     let account = &observation.record.account;
     let name = name::current(at, account).or(account.names.last());
     if let Some(name) = name
-        && name::holder(&at.root.layout, name).as_ref() != Some(at.id)
+        && !name::leads_to(at, account, name)
     {
         let name = name.to_string();
         missing.push(finding(FindingKind::LostName { name }, Action::Leave));
@@ -299,13 +299,17 @@ fn unrecorded(
     for stray in objects.strays() {
         found.push(Finding::unrecorded(None, FindingKind::Newborn { pid: stray.pid() }));
     }
-    for (name, id) in name::all(&root.layout) {
-        let still_its = || name::holder_of(&root.layout, &name).as_ref() == Some(&id);
-        if is_orphan(&id) && still_its() {
-            found.push(Finding::unrecorded(Some(id), FindingKind::Name { name }));
+    let names = name::list(&root.layout);
+    for link in names.links {
+        if is_orphan(&link.id) && link.is_there(&root.layout) {
+            let name = match link.tenant.key() {
+                Some(_) => link.tenant.qualify(&link.name),
+                None => link.name,
+            };
+            found.push(Finding::unrecorded(Some(link.id), FindingKind::Name { name }));
         }
     }
-    let foreign = name::foreign(&root.layout).into_iter().chain(uids::foreign(&root.layout));
+    let foreign = names.foreign.into_iter().chain(uids::foreign(&root.layout));
     found.extend(foreign.map(|path| Finding::unrecorded(None, FindingKind::Foreign { path })));
     found
 }

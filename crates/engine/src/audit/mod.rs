@@ -27,7 +27,7 @@ use crate::holdings::name;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
 use crate::observe::view::State;
-use crate::spec::BoxId;
+use crate::spec::{BoxId, Tenant};
 use crate::time::Timestamp;
 
 pub use crate::audit::held::{Held, HeldNamespace, HeldPort, HeldProcess};
@@ -44,6 +44,8 @@ pub struct Audit {
 pub struct AuditedBox {
     pub id: BoxId,
     pub name: Option<String>,
+    /// The API key that the box belongs to.
+    pub key: Option<String>,
     pub state: State,
     pub created_at: Timestamp,
     pub kept_by: KeptBy,
@@ -140,6 +142,7 @@ fn audited(
     AuditedBox {
         id: at.id.clone(),
         name: name::current(at, account).map(ToString::to_string),
+        key: account.tenant().and_then(Tenant::key).map(str::to_owned),
         state: observation.state(),
         created_at: created.unwrap_or(Timestamp::from_ms(0)),
         kept_by: kept_by(at, observation, &held),

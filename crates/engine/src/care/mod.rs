@@ -146,7 +146,10 @@ fn decide(
         Duty::Leave => return Err(Outcome::Done),
     };
     let reclaimed = if is_claimed {
-        reported(has_remains(at) || name::all(&at.root.layout).iter().any(|(_, it)| it == at.id))
+        reported(
+            has_remains(at)
+                || name::list(&at.root.layout).links.iter().any(|link| link.id == *at.id),
+        )
     } else {
         let left = left_behind(at.id, observation).filter(|_| is_leftover(observation, reason));
         left.map(|finding| finding.text).into_iter().collect()

@@ -9,14 +9,14 @@ use tare_kernel::clock::boot_ns;
 
 use crate::care::{Effort, Goal, may_try, settle};
 use crate::error::{Context, Error};
-use crate::holdings::name::{self, Names};
+use crate::holdings::name::{self, Listing, NameLink, Names};
 use crate::host::layout::{Access, BoxAt, StateRoot};
 use crate::host::state_root;
 use crate::observe::state::Duty;
 use crate::observe::view::{State, has_ended, no_box};
 use crate::observe::{GOES_WITHIN, Observation, observe};
 use crate::record::Record;
-use crate::spec::{BoxId, Name};
+use crate::spec::{BoxId, Name, Tenant};
 use crate::teardown::OTHERS_WITHIN;
 
 /// How many records one command looks at, so that on a host with thousands of live boxes it does
@@ -57,38 +57,42 @@ fn choose<T>(all: &mut Vec<T>, most: usize) {
     all.truncate(most);
 }
 
-/// Releases names that lead to no record, of so many names at most. A removal deletes the record
-/// before the name, and may have been killed in between.
+/// Releases names that lead to no record, of so many names at most, and directories of tenants that
+/// have no name. A removal deletes the record before the name and the name before the directory,
+/// and may have been killed in between.
 pub fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
     if root.access == Access::ReadOnly {
         return;
     }
-    let mut named = name::all(&root.layout);
-    choose(&mut named, most);
-    named.retain(|(_, id)| !state_root::is_there(boxes, id));
-    if named.is_empty() {
+    let Listing { mut links, empty, .. } = name::list(&root.layout);
+    choose(&mut links, most);
+    links.retain(|link| !state_root::is_there(boxes, &link.id));
+    if links.is_empty() && empty.is_empty() {
         return;
     }
     // The process that holds the lock may be removing that record now.
     let Ok(Some(names)) = Names::lock(&root.layout, Duration::ZERO) else {
         return;
     };
-    for (name, id) in named {
+    for NameLink { tenant, name, id } in links {
         // A record is made before its name is taken, so no box has this name.
         if !state_root::is_there(boxes, &id) {
-            names.release(&name, &id).ok();
+            names.release(&tenant, &name, &id).ok();
         }
+    }
+    for tenant in empty {
+        names.remove_empty(&tenant).ok();
     }
 }
 
 /// Looks after the box that has a name, and releases the name if there is no such box.
-pub fn settle_name_owner(root: &StateRoot, wanted: &Name) -> Result<(), Error> {
-    let Some(owner) = name::holder(&root.layout, wanted) else {
+pub fn settle_name_owner(root: &StateRoot, tenant: &Tenant, wanted: &Name) -> Result<(), Error> {
+    let Some(owner) = name::holder(&root.layout, tenant, wanted) else {
         return Ok(());
     };
     let boxes = state_root::boxes(root)?;
     match tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN) {
-        Ok(None) => name::release(&root.layout, wanted, &owner),
+        Ok(None) => name::release(&root.layout, tenant, wanted, &owner),
         // It may be a box that should be gone.
         Ok(Some(observation)) => match observation.stuck_on() {
             Some(why) => Err(name::is_taken(wanted).caused_by(why)),
@@ -138,7 +142,9 @@ fn release_old_names(at: BoxAt<'_>, boxes: BorrowedFd<'_>) {
         return;
     };
     for name in name::superseded(at, &locked.account) {
-        names.release(name.as_str(), at.id).ok();
+        if let Some(tenant) = locked.account.tenant() {
+            names.release(tenant, name.as_str(), at.id).ok();
+        }
     }
 }
 

@@ -187,8 +187,8 @@ fn acquire(at: BoxAt<'_>, record: &Locked, new: NewBox<'_>) -> Result<Acquired, 
     let in_state_root = |error| explained(error, Step::StateRoot);
     if let Some(wanted) = &spec.name {
         // The name of a box whose owner is gone is free.
-        tend::settle_name_owner(at.root, wanted)?;
-        name::acquire(layout, wanted, at.id).map_err(in_state_root)?;
+        tend::settle_name_owner(at.root, &spec.tenant, wanted)?;
+        name::acquire(layout, &spec.tenant, wanted, at.id).map_err(in_state_root)?;
     }
     let range = uids::acquire(layout).map_err(in_state_root)?;
     let map = id_map(spec, host, range.first);

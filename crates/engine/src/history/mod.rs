@@ -20,6 +20,7 @@ use crate::observe::observe;
 use crate::observe::view::{State, no_box};
 use crate::record::Record;
 use crate::record::lines::Entry;
+use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
 
 /// How long the history of a box is kept that was not detached.
@@ -56,15 +57,18 @@ pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     Ok(Explanation { state: Some(observation.state()), history })
 }
 
-/// Explains a removed box by its id, its last name, an earlier name, or the beginning of its id. If
+/// Explains a removed box by its id, its last name, an earlier name (also as `KEY:NAME`), or the
+/// beginning of its id. If
 /// several boxes had the name, this function explains the one that was removed last.
 pub fn explain_removed(root: &StateRoot, reference: &str) -> Result<Explanation, Error> {
     let known = removed(root)?;
+    let (tenant, name) = with_key(reference);
+    let is_its = |it: &Sources| tenant.is_none() || it.tenant() == tenant.as_ref();
     let begins = |it: &&Sources| !reference.is_empty() && it.id.as_str().starts_with(reference);
     let ranks: [&dyn Fn(&&Sources) -> bool; 3] = [
         &|it| it.id.as_str() == reference,
-        &|it| it.names().next_back() == Some(reference),
-        &|it| it.names().any(|name| name == reference),
+        &|it| is_its(it) && it.names().next_back() == Some(name),
+        &|it| is_its(it) && it.names().any(|it| it == name),
     ];
     let exact = ranks.iter().find_map(|rank| known.iter().rev().find(rank));
     let found = match (exact, known.iter().filter(begins).count()) {

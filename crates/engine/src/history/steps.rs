@@ -23,7 +23,7 @@ use crate::record::exit::{Exit, code_of};
 use crate::record::lines::{EndedEntry, Entry, Intent};
 use crate::record::reason::Reason;
 use crate::spec::shown::escaped;
-use crate::spec::{BoxId, Spec};
+use crate::spec::{BoxId, Spec, Tenant};
 use crate::time::Timestamp;
 
 /// A longer history loses steps in its middle.
@@ -147,6 +147,20 @@ impl Sources {
         }
     }
 
+    /// Returns the tenant that the box belonged to; `None` if nothing says it.
+    pub fn tenant(&self) -> Option<&Tenant> {
+        self.entries.iter().find_map(|entry| match entry {
+            Entry::Intent(intent) => Some(&intent.spec.tenant),
+            Entry::Keeper(_)
+            | Entry::Renamed(_)
+            | Entry::Updated(_)
+            | Entry::Removing(_)
+            | Entry::Stuck(_)
+            | Entry::Ending(_)
+            | Entry::Ended(_) => None,
+        })
+    }
+
     /// Returns the names that the box had, the last one last.
     pub fn names(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.entries.iter().filter_map(Entry::name).map(|name| name.as_str())
@@ -157,7 +171,11 @@ impl Sources {
     pub fn shorten(&mut self) -> bool {
         if let Some(Entry::Intent(intent)) = self.entries.first_mut() {
             let command = vec![cut(&command_of(intent), TEXT_CHARS_MAX + 1).into()];
-            let short = Spec { name: intent.spec.name.clone(), ..Spec::of(command) };
+            let short = Spec {
+                tenant: intent.spec.tenant.clone(),
+                name: intent.spec.name.clone(),
+                ..Spec::of(command)
+            };
             if intent.spec != short {
                 intent.spec = short;
                 intent.cgroup_roots.clear();

@@ -1,12 +1,18 @@
-//! A box's name: a symbolic link to its id, so that taking a name and saying
+//! A box's name: the link `names/<tenant>/<name>` to its id, so that taking a name and saying
 //! whose it is are one step.
+//!
+//! The directory of a tenant is made for its first name and removed after its last one. No lock is
+//! needed for that: rmdir(2) fails while a name is in the directory, and symlink(2) fails with
+//! ENOENT in a directory that is removed. A process that is killed in between leaves an empty
+//! directory, which the next command removes ([`Names::remove_empty`]).
 
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Dir, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, mkdirat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use tare_kernel::fds::open_directory;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
@@ -16,23 +22,45 @@ use crate::error::{Context, Error};
 use crate::host::layout::{BoxAt, Layout};
 use crate::host::state_root::make_private;
 use crate::record::lines::Account;
-use crate::spec::{BoxId, Name};
+use crate::spec::{BoxId, Name, Tenant};
 
-/// Takes a name for a box. Fails while another box has it.
-pub fn acquire(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
+/// How often a name is tried whose directory another process has just removed. Each attempt fails
+/// only if that process released the last name, or found the directory empty, at the same moment.
+const ATTEMPTS: usize = 100;
+
+/// Takes a name for a box. Fails while another box of the tenant has it.
+pub fn acquire(layout: &Layout, tenant: &Tenant, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot take the name {}", name.as_str());
     let names = open_or_make(layout).context(doing)?;
-    let take = || symlinkat(id.as_str(), &names, name.as_str());
-    match step("name taken", take) {
-        Err(Errno::EXIST) if holder(layout, name).as_ref() == Some(id) => Ok(()),
+    let take = || {
+        let directory = make_tenant(&names, tenant)?;
+        step("name taken", || symlinkat(id.as_str(), &directory, name.as_str()))
+    };
+    let is_settled = |taken: &rustix::io::Result<()>| *taken != Err(Errno::NOENT);
+    let taken = (0..ATTEMPTS).map(|_| take()).find(is_settled).unwrap_or(Err(Errno::NOENT));
+    match taken {
+        Err(Errno::EXIST) if holder(layout, tenant, name).as_ref() == Some(id) => Ok(()),
         Err(Errno::EXIST) => Err(is_taken(name)),
         other => other.context(doing),
     }
 }
 
+/// Opens the directory of a tenant, and makes it if it is missing.
+fn make_tenant(names: &OwnedFd, tenant: &Tenant) -> rustix::io::Result<OwnedFd> {
+    match open_directory(names, tenant.as_str()) {
+        Err(Errno::NOENT) => {}
+        other => return other,
+    }
+    let make = || mkdirat(names, tenant.as_str(), Mode::RWXU);
+    match step("tenant directory made", make) {
+        Ok(()) | Err(Errno::EXIST) => open_directory(names, tenant.as_str()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Fails if the name is taken. Another box may still take it afterwards.
-pub fn check_free(layout: &Layout, name: &Name) -> Result<(), Error> {
-    if holder(layout, name).is_some() { Err(is_taken(name)) } else { Ok(()) }
+pub fn check_free(layout: &Layout, tenant: &Tenant, name: &Name) -> Result<(), Error> {
+    if holder(layout, tenant, name).is_some() { Err(is_taken(name)) } else { Ok(()) }
 }
 
 /// The error for a name that another box has.
@@ -47,8 +75,13 @@ pub fn current<'a>(at: BoxAt<'_>, account: &'a Account) -> Option<&'a Name> {
     if !account.is_renamed {
         return account.names.last();
     }
-    let leads_here = |name: &&Name| holder(&at.root.layout, name).as_ref() == Some(at.id);
-    account.names.iter().rev().find(leads_here)
+    account.names.iter().rev().find(|name| leads_to(at, account, name))
+}
+
+/// Whether a name of the box's tenant leads to the box.
+pub fn leads_to(at: BoxAt<'_>, account: &Account, name: &Name) -> bool {
+    let holder = account.tenant().and_then(|tenant| holder(&at.root.layout, tenant, name));
+    holder.as_ref() == Some(at.id)
 }
 
 /// The names that a box still has although it was renamed.
@@ -57,53 +90,116 @@ pub fn superseded(at: BoxAt<'_>, account: &Account) -> Vec<Name> {
         return Vec::new();
     }
     let own = current(at, account);
-    let is_old =
-        |name: &&Name| Some(*name) != own && holder(&at.root.layout, name).as_ref() == Some(at.id);
+    let is_old = |name: &&Name| Some(*name) != own && leads_to(at, account, name);
     account.names.iter().filter(is_old).cloned().collect()
 }
 
-/// Whose it is; `None` when it is free, or held by what is no box.
-pub fn holder(layout: &Layout, name: &Name) -> Option<BoxId> {
-    holder_of(layout, name.as_str())
+/// The box that has a name; `None` if the name is free, or is not a link to the id of a box.
+pub fn holder(layout: &Layout, tenant: &Tenant, name: &Name) -> Option<BoxId> {
+    linked(&open_directory(open(layout).ok()?, tenant.as_str()).ok()?, name.as_str())
 }
 
-/// The same of what may be no name that anybody would be given.
-pub fn holder_of(layout: &Layout, name: &str) -> Option<BoxId> {
-    let names = open(layout).ok()?;
-    let holder = readlinkat(&names, name, Vec::new()).ok()?;
-    BoxId::parse(holder.to_str().ok()?)
-}
-
-/// Every name that leads to the id of a box, whether or not there is one.
-pub fn all(layout: &Layout) -> Vec<(String, BoxId)> {
+/// The boxes of all tenants that have a name.
+pub fn holders(layout: &Layout, name: &Name) -> Vec<(Tenant, BoxId)> {
     let Ok(names) = open(layout) else {
         return Vec::new();
     };
-    let entries = Dir::read_from(&names).into_iter().flatten();
-    let named = |entry: rustix::fs::DirEntry| {
-        let holder = readlinkat(&names, entry.file_name(), Vec::new()).ok()?;
-        let id = BoxId::parse(holder.to_str().ok()?)?;
-        Some((entry.file_name().to_str().ok()?.to_owned(), id))
-    };
-    entries.filter_map(Result::ok).filter_map(named).collect()
+    let found = tenants(&names).into_iter().filter_map(|tenant| {
+        let directory = open_directory(&names, tenant.as_str()).ok()?;
+        Some((tenant, linked(&directory, name.as_str())?))
+    });
+    found.collect()
 }
 
-/// Entries of `names/` that tare did not make: everything but links to the id of a box.
-pub fn foreign(layout: &Layout) -> Vec<PathBuf> {
-    let names = layout.names();
-    let entries = std::fs::read_dir(&names).into_iter().flatten().filter_map(Result::ok);
-    let is_name = |path: &PathBuf| {
-        let target = std::fs::read_link(path).ok();
-        target.is_some_and(|target| target.to_str().and_then(BoxId::parse).is_some())
+fn linked<P: rustix::path::Arg>(directory: impl AsFd, name: P) -> Option<BoxId> {
+    let target = readlinkat(directory, name, Vec::new()).ok()?;
+    BoxId::parse(target.to_str().ok()?)
+}
+
+/// Every entry of `names/`.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Links to the id of a box, whether or not there is one.
+    pub links: Vec<NameLink>,
+    /// Directories without a name.
+    pub empty: Vec<Tenant>,
+    /// Everything else, which tare did not make.
+    pub foreign: Vec<PathBuf>,
+}
+
+#[derive(Debug)]
+pub struct NameLink {
+    pub tenant: Tenant,
+    /// Maybe not a name that tare would give to a box.
+    pub name: String,
+    pub id: BoxId,
+}
+
+impl NameLink {
+    /// Whether the name leads to the same box now.
+    pub fn is_there(&self, layout: &Layout) -> bool {
+        let names = open(layout).and_then(|names| open_directory(names, self.tenant.as_str()));
+        names.is_ok_and(|names| linked(names, &*self.name).as_ref() == Some(&self.id))
+    }
+}
+
+/// Reads `names/`.
+pub fn list(layout: &Layout) -> Listing {
+    let mut listing = Listing::default();
+    let Ok(names) = open(layout) else {
+        return listing;
     };
-    entries.map(|entry| entry.path()).filter(|path| !is_name(path)).collect()
+    for entry in entries(&names) {
+        let path = layout.names().join(entry_path(&entry));
+        let tenant = entry.to_str().ok().and_then(Tenant::parse);
+        let Some((tenant, directory)) = tenant
+            .and_then(|it| open_directory(&names, it.as_str()).ok().map(|opened| (it, opened)))
+        else {
+            // A tenant may just have released its last name.
+            listing.foreign.extend(path.symlink_metadata().is_ok().then_some(path));
+            continue;
+        };
+        let inside = entries(&directory);
+        if inside.is_empty() {
+            listing.empty.push(tenant.clone());
+        }
+        for entry in inside {
+            match (linked(&directory, &*entry), entry.to_str()) {
+                (Some(id), Ok(name)) => listing.links.push(NameLink {
+                    tenant: tenant.clone(),
+                    name: name.to_owned(),
+                    id,
+                }),
+                (_, _) => {
+                    let path = path.join(entry_path(&entry));
+                    listing.foreign.extend(path.symlink_metadata().is_ok().then_some(path));
+                }
+            }
+        }
+    }
+    listing
+}
+
+fn entry_path(entry: &CStr) -> &std::ffi::OsStr {
+    std::os::unix::ffi::OsStrExt::from_bytes(entry.to_bytes())
+}
+
+/// The names in a directory, without `.` and `..`.
+fn entries(directory: &OwnedFd) -> Vec<std::ffi::CString> {
+    let entries = Dir::read_from(directory).into_iter().flatten().filter_map(Result::ok);
+    let names = entries.map(|entry| entry.file_name().to_owned());
+    names.filter(|name| ![c".", c".."].contains(&name.as_c_str())).collect()
+}
+
+fn tenants(names: &OwnedFd) -> Vec<Tenant> {
+    entries(names).iter().filter_map(|entry| Tenant::parse(entry.to_str().ok()?)).collect()
 }
 
 /// Lets go of the name if it is this box's. Absent is as wanted.
-pub fn release(layout: &Layout, name: &Name, id: &BoxId) -> Result<(), Error> {
+pub fn release(layout: &Layout, tenant: &Tenant, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
     match Names::lock(layout, LOCK_WITHIN).context(doing)? {
-        Some(names) => names.release(name.as_str(), id).context(doing).map(drop),
+        Some(names) => names.release(tenant, name.as_str(), id).context(doing).map(drop),
         None => Ok(()),
     }
 }
@@ -125,28 +221,56 @@ impl Names {
         Ok(Some(Self(names)))
     }
 
-    /// Lets go of the name if it is this box's; whether it was.
-    pub fn release(&self, name: &str, id: &BoxId) -> io::Result<bool> {
-        match readlinkat(&self.0, name, Vec::new()) {
-            Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {}
-            Ok(_) | Err(Errno::NOENT | Errno::INVAL) => return Ok(false),
-            Err(errno) => return Err(errno.into()),
-        }
-        let release = || unlinkat(&self.0, name, AtFlags::empty());
-        match step("name released", release) {
-            Ok(()) | Err(Errno::NOENT) => Ok(true),
-            Err(errno) => Err(errno.into()),
-        }
+    /// Lets go of the name if it is this box's; whether it was. The last name of a tenant takes the
+    /// tenant's directory along.
+    pub fn release(&self, tenant: &Tenant, name: &str, id: &BoxId) -> io::Result<bool> {
+        let directory = match open_directory(&self.0, tenant.as_str()) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(false),
+            directory => directory?,
+        };
+        let was_held = unlink(&directory, name, id)?;
+        self.remove_empty(tenant)?;
+        Ok(was_held)
     }
 
     /// Lets go of every name that is this box's: of one whose record does not say which.
     pub fn release_all(&self, id: &BoxId) -> io::Result<()> {
-        for entry in Dir::read_from(&self.0)? {
-            if let Ok(name) = entry?.file_name().to_str() {
-                self.release(name, id)?;
+        for tenant in tenants(&self.0) {
+            let Ok(directory) = open_directory(&self.0, tenant.as_str()) else {
+                continue;
+            };
+            for name in entries(&directory) {
+                unlink(&directory, &*name, id)?;
             }
+            self.remove_empty(&tenant)?;
         }
         Ok(())
+    }
+
+    /// Removes the directory of a tenant that has no name.
+    pub fn remove_empty(&self, tenant: &Tenant) -> io::Result<()> {
+        let remove = || unlinkat(&self.0, tenant.as_str(), AtFlags::REMOVEDIR);
+        match step("tenant directory removed", remove) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Removes the name if it is this box's; whether it was.
+fn unlink<P: rustix::path::Arg + Copy>(
+    directory: &OwnedFd,
+    name: P,
+    id: &BoxId,
+) -> io::Result<bool> {
+    match readlinkat(directory, name, Vec::new()) {
+        Ok(holder) if holder.to_bytes() == id.as_str().as_bytes() => {}
+        Ok(_) | Err(Errno::NOENT | Errno::INVAL) => return Ok(false),
+        Err(errno) => return Err(errno.into()),
+    }
+    match step("name released", || unlinkat(directory, name, AtFlags::empty())) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(errno) => Err(errno.into()),
     }
 }
 

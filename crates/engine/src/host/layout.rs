@@ -109,7 +109,7 @@ impl Layout {
         self.root.join("boxes")
     }
 
-    /// One symbolic link per name, to an id.
+    /// One directory per tenant, with a symbolic link to an id per name.
     pub fn names(&self) -> PathBuf {
         self.root.join("names")
     }

@@ -70,6 +70,9 @@ pub struct Status {
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub id: BoxId,
     pub name: Option<String>,
+    /// The API key that the box belongs to. `None` for a box of the command line or of a server
+    /// without keys, and if the record is damaged.
+    pub key: Option<String>,
     pub state: State,
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub created_at: Timestamp,
@@ -102,6 +105,7 @@ impl Status {
         Self {
             id: id.clone(),
             name: None,
+            key: None,
             state: State::Stuck,
             created_at: Timestamp::from_ms(0),
             lease_ends_at: None,

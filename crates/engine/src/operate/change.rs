@@ -110,18 +110,19 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
     if old.as_ref() == Some(wanted) {
         return Ok(());
     }
-    settle_name_owner(at.root, wanted)?;
-    name::check_free(&at.root.layout, wanted)?;
+    let tenant = record.account.tenant().cloned().ok_or_else(|| damaged(at.id))?;
+    settle_name_owner(at.root, &tenant, wanted)?;
+    name::check_free(&at.root.layout, &tenant, wanted)?;
     let doing = || format!("cannot record the name of box {}", at.id);
     let renamed = |name: &Name| Entry::Renamed(Renaming { name: name.clone(), at_ns: boot_ns() });
     record.add(renamed(wanted)).context(doing)?;
-    if let Err(error) = name::acquire(&at.root.layout, wanted, at.id) {
+    if let Err(error) = name::acquire(&at.root.layout, &tenant, wanted, at.id) {
         // Another box was faster. The box has its old name, whether or not that can be recorded.
         old.map(|old| record.add(renamed(&old)));
         return Err(error);
     }
     let mut others = record.account.names.iter().filter(|name| *name != wanted);
-    others.try_for_each(|name| name::release(&at.root.layout, name, at.id))
+    others.try_for_each(|name| name::release(&at.root.layout, &tenant, name, at.id))
 }
 
 /// Gives a live box other limits, or another lease from now on.

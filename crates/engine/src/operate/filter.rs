@@ -76,6 +76,7 @@ mod tests {
         Status {
             id: BoxId::parse("aaaaaaaaaaaa").unwrap(),
             name: Some("web".to_owned()),
+            key: None,
             state: State::Running,
             created_at: Timestamp::now(),
             lease_ends_at: None,

@@ -1,6 +1,6 @@
 //! Finds boxes by id, name or the beginning of an id, and lists them.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::care::tend::{release_dangling_names, tended};
@@ -11,32 +11,94 @@ use crate::host::state_root;
 use crate::observe::GOES_WITHIN;
 use crate::observe::view::Status;
 use crate::operate::inspect;
+use crate::record::Record;
 use crate::record::damage::Damage;
+use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
-use crate::spec::{BoxId, Name};
+use crate::spec::{BoxId, Name, Tenant};
 
-/// The box with this id, this name, or an id that begins so; `None` when there is no such box.
-/// `removed` says which boxes this very command has found half-made and removed: such a box is not
-/// unknown.
+/// Which boxes a caller can see. For all others it gets the same answers as if they did not exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    /// Boxes of all tenants. A name that several tenants use needs its key, as `KEY:NAME`.
+    All,
+    Tenant(Tenant),
+}
+
+/// The box with this id, this name, or an id that begins so; `None` when there is no such box in
+/// this scope. `removed` says which boxes this very command has found half-made and removed: such a
+/// box is not unknown.
 pub fn find<'a>(
     root: &StateRoot,
+    scope: &Scope,
     reference: &str,
     removed: impl FnOnce() -> &'a [BoxId],
 ) -> Result<Option<BoxId>, Error> {
     let Some(boxes) = state_root::boxes_if_any(root)? else {
         return by_prefix(reference, &[], removed());
     };
-    let is_there = |id: &BoxId| state_root::is_there(boxes.as_fd(), id);
-    let named = || {
-        let wanted = Name::parse(reference).ok()?;
-        name::holder(&root.layout, &wanted).filter(is_there)
-    };
-    if let Some(id) = BoxId::parse(reference).filter(is_there).or_else(named) {
+    let is_seen = |id: &BoxId| is_seen(boxes.as_fd(), scope, id);
+    if let Some(id) = BoxId::parse(reference).filter(is_seen) {
+        return Ok(Some(id));
+    }
+    if let Some(id) = named(root, scope, reference, is_seen)? {
         return Ok(Some(id));
     }
     // Only a reference that is part of an id costs a read of all of them.
-    let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let mut ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    ids.retain(|id| begins(id, reference) && is_seen(id));
     by_prefix(reference, &ids, removed())
+}
+
+/// Whether a box exists and is in this scope. A record that does not say whose box it is belongs to
+/// no tenant.
+fn is_seen(boxes: BorrowedFd<'_>, scope: &Scope, id: &BoxId) -> bool {
+    match scope {
+        Scope::All => state_root::is_there(boxes, id),
+        Scope::Tenant(tenant) => {
+            let record = Record::look(boxes, id).ok().flatten();
+            record.is_some_and(|record| record.account.tenant() == Some(tenant))
+        }
+    }
+}
+
+/// The box with this name.
+fn named(
+    root: &StateRoot,
+    scope: &Scope,
+    reference: &str,
+    is_seen: impl Fn(&BoxId) -> bool,
+) -> Result<Option<BoxId>, Error> {
+    let (tenant, name) = match scope {
+        Scope::All => with_key(reference),
+        Scope::Tenant(tenant) => (Some(tenant.clone()), reference),
+    };
+    let Ok(name) = Name::parse(name) else {
+        return Ok(None);
+    };
+    let mut holders = match tenant {
+        Some(tenant) => {
+            let holder = name::holder(&root.layout, &tenant, &name);
+            holder.map(|id| (tenant, id)).into_iter().collect()
+        }
+        None => name::holders(&root.layout, &name),
+    };
+    holders.retain(|(_, id)| is_seen(id));
+    match holders.as_slice() {
+        [] => Ok(None),
+        [(_, id)] => Ok(Some(id.clone())),
+        several => Err(not_unique(&name, several)),
+    }
+}
+
+fn not_unique(name: &Name, several: &[(Tenant, BoxId)]) -> Error {
+    let candidates = several.iter().map(|(tenant, id)| {
+        let shown = tenant.qualify(name.as_str());
+        format!("{shown} ({id})")
+    });
+    Error::bad_request(format!("several keys have a box with the name {name}"))
+        .caused_by(in_short(candidates))
+        .with_hint("write KEY:NAME, or :NAME for a box of the command line")
 }
 
 /// Every box, the oldest first.
@@ -63,12 +125,15 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     Ok(statuses)
 }
 
+fn begins(id: &BoxId, reference: &str) -> bool {
+    !reference.is_empty() && id.as_str().starts_with(reference)
+}
+
 fn by_prefix(reference: &str, ids: &[BoxId], removed: &[BoxId]) -> Result<Option<BoxId>, Error> {
-    let begins = |id: &&BoxId| !reference.is_empty() && id.as_str().starts_with(reference);
-    let mut found: Vec<BoxId> = ids.iter().filter(begins).cloned().collect();
+    let mut found = ids.to_vec();
     found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
     match found.as_slice() {
-        [] => Ok(removed.iter().find(begins).cloned()),
+        [] => Ok(removed.iter().find(|id| begins(id, reference)).cloned()),
         [one] => Ok(Some(one.clone())),
         several => Err(ambiguous(reference, several)),
     }
@@ -78,11 +143,14 @@ fn by_prefix(reference: &str, ids: &[BoxId], removed: &[BoxId]) -> Result<Option
 const CANDIDATES_MAX: usize = 4;
 
 fn ambiguous(reference: &str, several: &[BoxId]) -> Error {
-    let shown = several.iter().take(CANDIDATES_MAX);
-    let mut shown: Vec<&str> = shown.map(BoxId::as_str).collect();
-    if several.len() > CANDIDATES_MAX {
-        shown.push("...");
-    }
     let message = format!("{} is the beginning of several boxes", quoted(reference));
-    Error::bad_request(message).caused_by(shown.join(", ")).with_hint("give more of the id")
+    Error::bad_request(message)
+        .caused_by(in_short(several.iter().map(ToString::to_string)))
+        .with_hint("give more of the id")
+}
+
+fn in_short(candidates: impl ExactSizeIterator<Item = String>) -> String {
+    let more = candidates.len() > CANDIDATES_MAX;
+    let shown = candidates.take(CANDIDATES_MAX).chain(more.then(|| "...".to_owned()));
+    shown.collect::<Vec<_>>().join(", ")
 }

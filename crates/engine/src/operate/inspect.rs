@@ -16,7 +16,7 @@ use crate::host::layout::BoxAt;
 use crate::observe::view::{Details, Holding, State, Status, Usage, has_ended};
 use crate::observe::{Observation, Ownership};
 use crate::session::link;
-use crate::spec::{Isolation, Limits, Root, Spec, Terminal, Volume};
+use crate::spec::{Isolation, Limits, Root, Spec, Tenant, Terminal, Volume};
 use crate::time::Timestamp;
 
 /// How long a command waits for the answers of all keepers that it asks together.
@@ -33,6 +33,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     Status {
         id: at.id.clone(),
         name: name::current(at, account).map(ToString::to_string),
+        key: account.tenant().and_then(Tenant::key).map(str::to_owned),
         state: observation.state(),
         created_at: intent.map_or(Timestamp::from_ms(0), |intent| intent.created_at),
         lease_ends_at: lease_end(observation),
@@ -55,6 +56,7 @@ pub fn status_of_new(at: BoxAt<'_>, spec: &Spec) -> Result<Status, Error> {
     match observe_tended(at) {
         Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Status {
             name: spec.name.as_ref().map(ToString::to_string),
+            key: spec.tenant.key().map(str::to_owned),
             state: State::Exited,
             created_at: Timestamp::now(),
             command: texts(&spec.command),

@@ -10,7 +10,7 @@ use tare_kernel::clock::boot_ns;
 
 use crate::record::exit::code_of;
 use crate::record::reason::Reason;
-use crate::spec::{Cpus, DetachOptions, Limit, Name, Spec};
+use crate::spec::{Cpus, DetachOptions, Limit, Name, Spec, Tenant};
 use crate::time::{Timestamp, from_now};
 
 /// How records are written. One of a greater version may mean something else by the
@@ -378,6 +378,11 @@ impl Account {
             && self.ending.is_none()
             && self.ended.is_none()
             && !self.removing
+    }
+
+    /// The tenant that the box belongs to; `None` if the record does not say it.
+    pub fn tenant(&self) -> Option<&Tenant> {
+        Some(&self.intent.as_ref()?.spec.tenant)
     }
 
     pub fn detached(&self) -> Option<&DetachOptions> {

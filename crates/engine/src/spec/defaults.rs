@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::spec::command::Variable;
 use crate::spec::{
     DetachOptions, Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec,
-    Terminal, User,
+    Tenant, Terminal, User,
 };
 
 pub const MEMORY_BYTES: u64 = 512 << 20;
@@ -41,6 +41,7 @@ impl Spec {
     pub fn of(command: Vec<OsString>) -> Self {
         Self {
             command,
+            tenant: Tenant::default(),
             name: None,
             labels: BTreeMap::new(),
             env: env(HOME),

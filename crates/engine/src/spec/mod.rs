@@ -19,7 +19,7 @@ pub mod shown;
 mod text;
 pub mod volume;
 
-pub use crate::spec::name::{BoxId, Name, User};
+pub use crate::spec::name::{BoxId, Name, Tenant, User};
 pub use crate::spec::quantity::Cpus;
 pub use crate::spec::volume::{Access, Volume};
 
@@ -119,6 +119,9 @@ pub struct Spec {
     /// No element has a NUL. If it is empty, the box waits for execs.
     #[serde(with = "text")]
     pub command: Vec<OsString>,
+    /// Whose box it is. Names are unique for each tenant.
+    #[serde(default)]
+    pub tenant: Tenant,
     pub name: Option<Name>,
     pub labels: BTreeMap<String, String>,
     /// The whole environment of the command, in order and without duplicate keys. Records have

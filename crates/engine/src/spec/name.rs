@@ -1,7 +1,8 @@
-//! Names: box ids, the names and labels that users give to boxes, users in a box, and signals.
+//! Names: box ids, the names and labels that users give to boxes, tenants, users in a box, and
+//! signals.
 //!
-//! Every host object of a box derives its name from the box's id. A user's name for a box never
-//! becomes part of such a path.
+//! Every host object of a box derives its name from the box's id. Its tenant and the user's name
+//! for it are part of one path only, that of the link in `names/`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -112,6 +113,62 @@ impl TryFrom<String> for Name {
     fn try_from(text: String) -> Result<Self, Error> {
         Self::parse(&text)
     }
+}
+
+/// The tenant that a box belongs to: an API key by its name, or `-`, which is the command line and
+/// a server without keys. It is part of a path, and only [`Name`]s and `-` are tenants.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Tenant(String);
+
+impl Tenant {
+    const COMMAND_LINE: &str = "-";
+
+    /// Returns `None` for text that is not a tenant.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_tenant = text == Self::COMMAND_LINE || is_token(text, b"_.-");
+        is_tenant.then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name of the API key; `None` for the command line.
+    pub fn key(&self) -> Option<&str> {
+        (self.0 != Self::COMMAND_LINE).then_some(self.as_str())
+    }
+
+    /// A name of this tenant as [`with_key`] reads it. A word of a command line cannot begin with
+    /// `-`.
+    pub fn qualify(&self, name: &str) -> String {
+        format!("{}:{name}", self.key().unwrap_or_default())
+    }
+}
+
+/// The command line.
+impl Default for Tenant {
+    fn default() -> Self {
+        Self(Self::COMMAND_LINE.to_owned())
+    }
+}
+
+impl TryFrom<String> for Tenant {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("not a tenant")
+    }
+}
+
+/// Reads `KEY:NAME`, where an empty KEY and `-` are the command line. Other text has no tenant.
+pub fn with_key(text: &str) -> (Option<Tenant>, &str) {
+    let split = text.split_once(':');
+    let parsed = split.and_then(|(key, name)| match key {
+        "" => Some((Tenant::default(), name)),
+        key => Some((Tenant::parse(key)?, name)),
+    });
+    parsed.map_or((None, text), |(tenant, name)| (Some(tenant), name))
 }
 
 /// Reads all labels of a box. The later of two labels with one key wins.
@@ -304,6 +361,37 @@ mod tests {
         let name: Name = serde_json::from_str("\"web\"").unwrap();
         assert_eq!(serde_json::to_string(&name).unwrap(), "\"web\"");
         assert!(serde_json::from_str::<Name>("\"../x\"").is_err());
+    }
+
+    #[test]
+    fn a_tenant_is_the_name_of_a_key_or_the_command_line() {
+        let key = |text| Tenant::parse(text).map(|it| it.key().map(str::to_owned));
+        assert_eq!(key("ci"), Some(Some("ci".to_owned())));
+        assert_eq!(key("-"), Some(None));
+        assert_eq!(Tenant::parse("-"), Some(Tenant::default()));
+        for text in ["", ".", "..", "--", "a/b", "../x", "a:b", "a\n", &"x".repeat(64)] {
+            assert_eq!(Tenant::parse(text), None, "{text:?}");
+            assert!(serde_json::from_value::<Tenant>(text.into()).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_stands_before_a_name_and_nothing_stands_for_the_command_line() {
+        let read = |text| {
+            let (tenant, name) = with_key(text);
+            (tenant.map(|it| it.as_str().to_owned()), name)
+        };
+        assert_eq!(read("web"), (None, "web"));
+        assert_eq!(read("ci:web"), (Some("ci".to_owned()), "web"));
+        for text in ["-:web", ":web"] {
+            assert_eq!(read(text), (Some("-".to_owned()), "web"));
+        }
+        assert_eq!(read("a/b:web"), (None, "a/b:web"));
+        for text in ["ci", "-"] {
+            let tenant = Tenant::parse(text).unwrap();
+            let name = tenant.qualify("web");
+            assert_eq!(with_key(&name), (Some(tenant), "web"));
+        }
     }
 
     #[test]

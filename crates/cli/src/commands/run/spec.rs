@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use tare_engine::spec::{
-    Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Terminal, User,
-    Volume, command, defaults, name, volume,
+    Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Tenant, Terminal,
+    User, Volume, command, defaults, name, volume,
 };
 use tare_engine::{Error, Stdin};
 
@@ -73,6 +73,7 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
     let labels = name::labels(args.labels.label.iter().map(String::as_str));
     Ok(Spec {
         command: args.process.command.clone(),
+        tenant: Tenant::default(),
         name: args.labels.name.clone(),
         labels: labels.map_err(|error| of_option("--label", error))?,
         env,
