@@ -158,6 +158,35 @@ fn on_a_full_disk_boxes_are_refused_and_other_requests_succeed() {
     server.stop().ok();
 }
 
+/// A box of which nothing is used yet counts by what it was promised.
+#[test]
+fn promises_to_boxes_are_metrics_and_a_box_that_cannot_fit_is_refused_at_once() {
+    let tare = tare!();
+    let text = "[limits]\nmemory_max = '4000t'\n[admission]\npids_share = 0.5\nmemory_share = 1\n";
+    let (_directory, config) = configured(text);
+    let server = Server::start(&tare, &["--config", &config]);
+    let promised = |gauge: &str| {
+        let text = server.get("/metrics").was(200).text();
+        let name = format!("tare_gauge_promised{{gauge=\"{gauge}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name));
+        value.expect("it is measured").parse::<u64>().expect("a number")
+    };
+    assert_eq!([promised("pids_host"), promised("memory_host")], [0, 0]);
+    let limits = json!({ "pids": 99, "memory_bytes": 64 << 20 });
+    let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"], "limits": limits }));
+    let made = id(&made.was(201));
+    assert_eq!([promised("pids_host"), promised("memory_host")], [50, 64 << 20]);
+    let large = json!({ "command": ["true"], "limits": { "memory_bytes": 1_u64 << 50 } });
+    for path in ["/v1/run", "/v1/boxes"] {
+        let refused = server.post(path, &large).refused(503, "pressure");
+        let message = refused.json()["error"]["message"].to_string();
+        assert!(message.contains("memory_host") && message.contains("promised"), "{message}");
+    }
+    server.delete(&format!("/v1/boxes/{made}?force=true")).was(204);
+    eventually("nothing is promised", || promised("pids_host") == 0);
+    server.stop().ok();
+}
+
 /// Ended boxes that are kept do not count.
 #[test]
 fn the_maximum_of_live_boxes_is_exact() {

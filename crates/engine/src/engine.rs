@@ -22,7 +22,7 @@ use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
 use crate::observe::Observation;
-use crate::observe::view::{Details, Ended, Status, Usage, no_box};
+use crate::observe::view::{Details, Ended, GaugedUse, Status, Usage, no_box};
 use crate::operate::change::{self, Changes};
 use crate::operate::find::Scope;
 use crate::operate::stop::{self, EndWatch, Looked, Stopping};
@@ -301,6 +301,11 @@ impl Engine {
         inspect::usage(self.at(id), until)
     }
 
+    /// What a box uses of the gauges of processes and memory. Nothing if it is gone.
+    pub fn gauged_use(&self, id: &BoxId) -> GaugedUse {
+        inspect::gauged_use(self.at(id))
+    }
+
     /// How many processes of the box the kernel has killed at the memory limit so far.
     pub fn oom_kills(&self, id: &BoxId) -> u64 {
         inspect::oom_kills(self.at(id))
@@ -418,7 +423,7 @@ impl Engine {
         let root = self.root.layout.root().display();
         let boxes = state_root::open_all(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
-        Ok(Gauges::open(boxes, self.root.host.is_in_first_user_namespace(), settings))
+        Ok(Gauges::open(boxes, &self.root.host, settings))
     }
 
     /// Explains what happened to the box with this id, this name, or an id that begins so. A box on

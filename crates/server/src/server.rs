@@ -92,13 +92,17 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let runtime = runtime.enable_all().build().context(no_threads)?;
     let (ends, ended) = mpsc::channel(ENDS_WAITING);
     let watch = KeeperWatch::new(runtime.handle().clone(), ends);
-    let settings = config.gauge_settings(descriptors.reserved());
-    let (tell, changes) = mpsc::channel(CHANGES_WAITING);
-    let gauges = engine.gauges(settings)?;
-    let pressure = Pressure::start(gauges, settings, tell).context(no_threads)?;
     let metrics = Arc::new(Metrics::default());
     let journal = Journal::start(config.log, Arc::clone(&metrics)).context(no_threads)?;
     let journal = Arc::new(journal);
+    let reclaiming = Arc::clone(&journal);
+    // Any call of the engine can remove leftovers.
+    let engine = Arc::new(engine.on_reclaimed(move |id, found| {
+        reclaiming.record(&LogEvent::OrphanReclaimed { box_id: id.as_str(), found });
+    }));
+    let (tell, changes) = mpsc::channel(CHANGES_WAITING);
+    let settings = config.gauge_settings(descriptors.reserved());
+    let pressure = Pressure::start(Arc::clone(&engine), settings, tell)?;
     let files = Files::new(&config.files, options.state_root.as_deref());
     let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
     let http = Http::new(config.clone(), Arc::clone(&journal), shutdown.clone());

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use tare_engine::{BoxId, Change, Engine, Level, State, Status, Timestamp};
 use tokio::sync::mpsc;
 
-use crate::admission::Admitted;
-use crate::admission::quota::KEY_LABEL;
+use crate::admission::{Admitted, Need};
 use crate::app::App;
 use crate::error::ServiceError;
 use crate::librechat;
@@ -106,14 +105,13 @@ async fn watch_all(app: &App) -> Result<usize, ServiceError> {
     Ok(boxes.len())
 }
 
-/// A box that a key created earlier counts for it.
+/// A box that exists already counts, and for the key that created it.
 fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
-    let memory_bytes = || {
-        one.labels.get(KEY_LABEL)?;
-        let spec = engine.details(&one.id).ok()?.spec;
-        spec["limits"]["memory_bytes"].as_u64()
-    };
-    app.admission.of_existing(&one.labels, memory_bytes().unwrap_or(0))
+    let spec = engine.details(&one.id).map(|details| details.spec).unwrap_or_default();
+    let limit = |name: &str| spec["limits"][name].as_u64().unwrap_or(0);
+    let pids = u32::try_from(limit("pids")).unwrap_or(u32::MAX);
+    let need = Need::of_existing(pids, limit("memory_bytes"));
+    app.admission.of_existing(&app.config(), &one.labels, &one.id, need)
 }
 
 /// Finishes and reports each box whose keeper has ended.

@@ -12,12 +12,14 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, keyed_number, version_at};
+use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
 use tare_kernel::fds::read_list;
 
-use crate::gauge::reading::{Gauge, Reading};
+use crate::gauge::reading::{Counts, Gauge, Reading};
 use crate::gauge::reserve::OpenFile;
 use crate::gauge::sources::pressure;
+use crate::host::CgroupRoots;
+use crate::host::cgroups::reclaimable;
 
 /// How many cgroups are measured, from the nearest one up. Service managers do not nest deeper, and
 /// each cgroup costs descriptors.
@@ -26,6 +28,7 @@ const DEPTH_MAX: usize = 8;
 /// The cgroups of this process, with their files open.
 #[derive(Debug)]
 pub struct OwnCgroups {
+    boxes: CgroupRoots,
     /// The text of `/proc/self/cgroup` when the cgroups were found; empty if they were not.
     found_for: String,
     own: Option<OpenFile>,
@@ -44,11 +47,14 @@ struct LimitedCgroup {
     /// What memory is used for.
     stat: Option<OpenFile>,
     limit_is: String,
+    counts: Counts,
 }
 
 impl OwnCgroups {
-    pub fn open() -> Self {
+    /// `boxes` are the directories in which boxes are made.
+    pub fn open(boxes: CgroupRoots) -> Self {
         let mut cgroups = Self {
+            boxes,
             found_for: String::new(),
             own: OpenFile::open("/proc/self/cgroup"),
             pids: Vec::new(),
@@ -59,7 +65,7 @@ impl OwnCgroups {
         cgroups
     }
 
-    /// Measures the fullest cgroup of each gauge. `host_bytes` is the memory of the host: v1 shows
+    /// Measures every cgroup that has a limit. `host_bytes` is the memory of the host: v1 shows
     /// "no limit" as a limit that is larger.
     pub fn read(&mut self, host_bytes: Option<u64>) -> Vec<Reading> {
         self.follow();
@@ -68,7 +74,7 @@ impl OwnCgroups {
         let waited = self.memory_pressure.as_ref().and_then(OpenFile::text);
         let waited = waited.and_then(|text| pressure(&[text]));
         let waited = waited.map(|value| value.reading(Gauge::MemoryPressureCgroup));
-        fullest(pids).into_iter().chain(fullest(memory)).chain(waited).collect()
+        pids.chain(memory).chain(waited).collect()
     }
 
     /// Finds the cgroups again if the process was moved. The old files are closed first, so that
@@ -85,12 +91,15 @@ impl OwnCgroups {
         let Some(mounted) = mounted() else {
             return;
         };
-        self.pids = open_all(&around(&now, &mounted, "pids"), |_| ["pids.current", "pids.max", ""]);
+        let boxes = self.boxes.pids.as_deref().or(self.boxes.unified.as_deref());
+        let files = |_| ["pids.current", "pids.max", ""];
+        self.pids = open_all(&around(&now, &mounted, "pids"), boxes, files);
         let memory = around(&now, &mounted, "memory");
         let nearest = memory.first();
         self.memory_pressure =
             nearest.and_then(|(_, nearest)| OpenFile::open(nearest.join("memory.pressure")));
-        self.memory = open_all(&memory, |version| match version {
+        let boxes = self.boxes.memory.as_deref().or(self.boxes.unified.as_deref());
+        self.memory = open_all(&memory, boxes, |version| match version {
             Version::V1 => ["memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat"],
             Version::V2 => ["memory.current", "memory.max", "memory.stat"],
         });
@@ -99,9 +108,11 @@ impl OwnCgroups {
 }
 
 /// Opens the cgroups that count. The root of a hierarchy does not count, nor does a cgroup without
-/// the controller. `files` names the files of what is used, of the limit, and of the details.
+/// the controller. `boxes` is where boxes are made, `files` names the files of what is used, of the
+/// limit, and of the details.
 fn open_all(
     cgroups: &[(Version, PathBuf)],
+    boxes: Option<&Path>,
     files: fn(Version) -> [&'static str; 3],
 ) -> Vec<LimitedCgroup> {
     let open = |(version, directory): &(Version, PathBuf)| {
@@ -112,6 +123,10 @@ fn open_all(
             limit: OpenFile::open(directory.join(limit))?,
             stat: if stat.is_empty() { None } else { OpenFile::open(directory.join(stat)) },
             limit_is: format!("{limit} of the cgroup {}", directory.display()),
+            counts: {
+                let counts = boxes.is_some_and(|boxes| boxes.starts_with(directory));
+                Counts { attached: counts, detached: counts }
+            },
         })
     };
     cgroups.iter().filter_map(open).take(DEPTH_MAX).collect()
@@ -120,29 +135,19 @@ fn open_all(
 impl LimitedCgroup {
     fn read_pids(&self) -> Option<Reading> {
         let (used, limit) = (self.used.number()?, self.limit.number()?);
-        Some(Reading::new(Gauge::PidsCgroup, used, limit, &self.limit_is))
+        Some(self.reading(Gauge::PidsCgroup, used, limit))
     }
 
     fn read_memory(&self, host_bytes: u64) -> Option<Reading> {
         let limit = self.limit.number().filter(|limit| *limit <= host_bytes)?;
         let reclaimable = reclaimable(self.version, &self.stat.as_ref()?.text()?);
         let used = self.used.number()?.saturating_sub(reclaimable);
-        Some(Reading::new(Gauge::MemoryCgroup, used, limit, &self.limit_is))
+        Some(self.reading(Gauge::MemoryCgroup, used, limit))
     }
-}
 
-fn fullest(readings: impl Iterator<Item = Reading>) -> Option<Reading> {
-    readings.max_by(|one, other| one.fraction().total_cmp(&other.fraction()))
-}
-
-/// Returns what the kernel can reclaim, by the text of `memory.stat`. In v2 each number includes
-/// the cgroups below; v1 has separate keys for that.
-fn reclaimable(version: Version, stat: &str) -> u64 {
-    let keys: &[&str] = match version {
-        Version::V1 => &["total_active_file", "total_inactive_file"],
-        Version::V2 => &["active_file", "inactive_file", "slab_reclaimable"],
-    };
-    keys.iter().filter_map(|key| keyed_number(stat, key)).sum()
+    fn reading(&self, gauge: Gauge, used: u64, limit: u64) -> Reading {
+        Reading { counts: self.counts, ..Reading::new(gauge, used, limit, &self.limit_is) }
+    }
 }
 
 fn mounted() -> Option<Vec<Hierarchy>> {
@@ -258,13 +263,5 @@ mod tests {
     fn a_later_mount_hides_an_earlier_one() {
         let all = vec![at("/c", "/"), at("/d", "/"), at("/c", "/part")];
         assert_eq!(visible(all), [at("/d", "/"), at("/c", "/part")]);
-    }
-
-    #[test]
-    fn pages_of_files_are_reclaimable() {
-        let v1 = "inactive_file 1\ntotal_inactive_file 10\ntotal_active_file 20\n";
-        assert_eq!(reclaimable(Version::V1, v1), 30);
-        let v2 = "file 99\nshmem 50\ninactive_file 10\nactive_file 20\nslab_reclaimable 5\n";
-        assert_eq!(reclaimable(Version::V2, v2), 35);
     }
 }

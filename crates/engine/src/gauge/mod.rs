@@ -18,12 +18,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use crate::gauge::level::{Level, Thresholds};
-pub use crate::gauge::reading::{Gauge, Reading, Unit};
+pub use crate::gauge::reading::{Counts, Gauge, Reading, Unit};
 
 use std::os::fd::OwnedFd;
 
 use crate::gauge::cgroups::OwnCgroups;
 use crate::gauge::sources::{HostFiles, OwnDescriptors, StateRootGauges, UserPids};
+use crate::host::Host;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GaugeSettings {
@@ -38,6 +39,8 @@ pub struct GaugeSettings {
 pub struct Gauges {
     sources: Sources,
     levels: Levels,
+    /// The last measurement of every limit. A gauge may have several.
+    limits: Vec<Reading>,
 }
 
 /// A gauge whose level changed. Each change is reported once.
@@ -67,19 +70,16 @@ impl std::error::Error for NoRoom {}
 impl Gauges {
     /// Opens everything that the gauges of this process and of one state root need, and measures
     /// nothing yet. `boxes` is the directory of the records.
-    pub(crate) fn open(
-        boxes: OwnedFd,
-        in_first_user_namespace: bool,
-        settings: GaugeSettings,
-    ) -> Self {
+    pub(crate) fn open(boxes: OwnedFd, host: &Host, settings: GaugeSettings) -> Self {
         let sources = Sources {
-            cgroups: OwnCgroups::open(),
+            cgroups: OwnCgroups::open(host.cgroups.clone()),
             host: HostFiles::open(),
-            user_pids: UserPids::open(in_first_user_namespace),
+            user_pids: UserPids::open(host.is_in_first_user_namespace()),
             own_descriptors: OwnDescriptors::open(),
             state_root: StateRootGauges { boxes, boxes_max: None, boxes_live: None },
         };
-        let mut gauges = Self { sources, levels: Levels::new(settings.thresholds) };
+        let levels = Levels::new(settings.thresholds);
+        let mut gauges = Self { sources, levels, limits: Vec::new() };
         gauges.configure(settings);
         gauges
     }
@@ -100,8 +100,14 @@ impl Gauges {
 
     /// Measures everything, and returns the levels that changed.
     pub fn measure(&mut self) -> Vec<Change> {
-        let readings = self.sources.read();
-        self.levels.update(readings)
+        self.limits = self.sources.read();
+        self.levels.update(fullest_of_each(&self.limits))
+    }
+
+    /// Returns the last measurement of every limit. The cgroups around this process have one each,
+    /// of which [`Self::readings`] has the fullest.
+    pub fn limits(&self) -> &[Reading] {
+        &self.limits
     }
 
     /// Returns the last measurement of each gauge, with its level.
@@ -123,6 +129,18 @@ impl Gauges {
     pub fn check_room(&self) -> Result<(), NoRoom> {
         self.levels.check_room()
     }
+}
+
+/// Returns the fullest reading of each gauge.
+fn fullest_of_each(readings: &[Reading]) -> Vec<Reading> {
+    let mut fullest: BTreeMap<Gauge, &Reading> = BTreeMap::new();
+    for reading in readings {
+        let known = fullest.entry(reading.gauge).or_insert(reading);
+        if reading.fraction() > known.fraction() {
+            *known = reading;
+        }
+    }
+    fullest.into_values().cloned().collect()
 }
 
 /// Everything that is read, open. A source that this host does not have is absent.

@@ -90,11 +90,25 @@ pub struct Reading {
     pub limit: u64,
     /// Where the limit is set, for operators.
     pub limit_is: String,
+    /// Which new boxes will be part of `used`.
+    pub counts: Counts,
+}
+
+/// Which new boxes of this process a limit applies to. A cgroup counts a box only if the box is
+/// made below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub attached: bool,
+    pub detached: bool,
+}
+
+impl Counts {
+    pub const ALL: Self = Self { attached: true, detached: true };
 }
 
 impl Reading {
     pub fn new(gauge: Gauge, used: u64, limit: u64, limit_is: impl Into<String>) -> Self {
-        Self { gauge, used, limit, limit_is: limit_is.into() }
+        Self { gauge, used, limit, limit_is: limit_is.into(), counts: Counts::ALL }
     }
 
     /// Returns how much of the limit is used. It can be more than 1, because a limit can be set

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::CWD;
-use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
+use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, keyed_number, version_at};
 use tare_kernel::fds::open_path;
 
 use super::{mount_table, read};
@@ -94,6 +94,16 @@ fn writable_root(mount: &Path) -> PathBuf {
     }
 }
 
+/// Returns what the kernel can reclaim, by the text of `memory.stat`. In v2 each number includes
+/// the cgroups below; v1 has separate keys for that.
+pub fn reclaimable(version: Version, stat: &str) -> u64 {
+    let keys: &[&str] = match version {
+        Version::V1 => &["total_active_file", "total_inactive_file"],
+        Version::V2 => &["active_file", "inactive_file", "slab_reclaimable"],
+    };
+    keys.iter().filter_map(|key| keyed_number(stat, key)).sum()
+}
+
 /// The roots that tare reads usage from, each opened once. `ls` reads files of thousands of
 /// boxes, and most of that time would go into looking up the path of the root.
 #[derive(Debug)]
@@ -139,5 +149,18 @@ impl OpenRoot {
         let path = self.path.as_deref().ok_or(io::ErrorKind::NotFound)?;
         let opened = open_path(CWD, path)?;
         Ok(self.opened.get_or_init(|| opened).as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_files_are_reclaimable() {
+        let v1 = "inactive_file 1\ntotal_inactive_file 10\ntotal_active_file 20\n";
+        assert_eq!(reclaimable(Version::V1, v1), 30);
+        let v2 = "file 99\nshmem 50\ninactive_file 10\nactive_file 20\nslab_reclaimable 5\n";
+        assert_eq!(reclaimable(Version::V2, v2), 35);
     }
 }

@@ -139,6 +139,15 @@ pub struct Usage {
     pub output_dropped_bytes: Option<u64>,
 }
 
+/// What a box uses of the gauges of processes and memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GaugedUse {
+    /// Includes the keeper.
+    pub pids: u64,
+    /// Without what the kernel can reclaim at once.
+    pub memory_bytes: u64,
+}
+
 /// One thing of the host that a box holds now.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

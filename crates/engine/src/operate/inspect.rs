@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::holdings::cgroup::{self, CgroupReader, CgroupUsage};
 use crate::holdings::{HOLDINGS, name};
 use crate::host::layout::BoxAt;
-use crate::observe::view::{Details, Holding, State, Status, Usage, has_ended};
+use crate::observe::view::{Details, GaugedUse, Holding, State, Status, Usage, has_ended};
 use crate::observe::{Observation, Ownership};
 use crate::session::link;
 use crate::spec::{Isolation, Limits, Root, Spec, Tenant, Terminal, Volume};
@@ -103,6 +103,14 @@ pub fn usage(at: BoxAt<'_>, until: Instant) -> Result<Usage, Error> {
         Ok(usage_of(at, &observation, until))
     } else {
         Err(has_ended(at.id))
+    }
+}
+
+pub fn gauged_use(at: BoxAt<'_>) -> GaugedUse {
+    let cgroup = CgroupReader::at(at);
+    GaugedUse {
+        pids: cgroup.pids().unwrap_or(0),
+        memory_bytes: cgroup.memory_in_use().unwrap_or(0),
     }
 }
 

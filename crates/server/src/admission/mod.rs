@@ -7,6 +7,7 @@
 pub mod bodies;
 pub mod descriptors;
 pub mod pressure;
+pub mod promise;
 pub mod quota;
 pub mod streams;
 
@@ -14,10 +15,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tare_engine::BoxId;
 use tare_engine::spec::Spec;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::admission::pressure::{Place, Pressure};
+use crate::admission::promise::Promise;
 use crate::admission::quota::{QuotaHold, Quotas};
 use crate::config::{Config, Limits};
 use crate::error::ServiceError;
@@ -34,24 +37,37 @@ pub struct Caller {
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
     work: Work,
+    pids: u32,
     memory_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
+pub enum Work {
+    /// It ends by itself soon.
     Run,
+    /// A box that lives on.
     Box,
 }
 
 impl Need {
     /// One command in its own box. It waits for its turn.
     pub fn run(spec: &Spec) -> Self {
-        Self { work: Work::Run, memory_bytes: spec.limits.memory_bytes.value() }
+        Self::of(Work::Run, spec)
     }
 
     /// A box that lives on.
     pub fn lasting_box(spec: &Spec) -> Self {
-        Self { work: Work::Box, memory_bytes: spec.limits.memory_bytes.value() }
+        Self::of(Work::Box, spec)
+    }
+
+    fn of(work: Work, spec: &Spec) -> Self {
+        let limits = &spec.limits;
+        Self { work, pids: limits.pids.value(), memory_bytes: limits.memory_bytes.value() }
+    }
+
+    /// A box that exists already, with these limits.
+    pub fn of_existing(pids: u32, memory_bytes: u64) -> Self {
+        Self { work: Work::Box, pids, memory_bytes }
     }
 }
 
@@ -72,9 +88,9 @@ pub struct Admitted {
 }
 
 impl Admitted {
-    /// The box is made: the gauges measure what it has open.
-    pub fn box_is_made(&mut self) {
-        self.place.made();
+    /// The box is made: the gauges measure what it has open and uses.
+    pub fn box_is_made(&mut self, id: &BoxId) {
+        self.place.made(id);
     }
 
     /// The box outlives its run, for example because it is stuck: the next run may begin.
@@ -90,7 +106,7 @@ impl Admission {
     }
 
     /// Waits for the turn of a run, unless too many runs wait already. Then checks whether the
-    /// host has room for its box.
+    /// host has room for its box. A run waits for the room that other runs take.
     pub async fn admit(
         &self,
         config: &Config,
@@ -98,7 +114,7 @@ impl Admission {
         need: Need,
     ) -> Result<Admitted, ServiceError> {
         let quota = self.quotas.hold(config, caller, need)?;
-        match self.admit_to_host(need).await {
+        match self.admit_to_host(config, need).await {
             Ok((turn, place)) => Ok(Admitted { turn, place, _quota: quota }),
             Err(error) => {
                 if let Some(quota) = quota {
@@ -109,18 +125,31 @@ impl Admission {
         }
     }
 
-    async fn admit_to_host(&self, need: Need) -> Result<(Option<Turn>, Place), ServiceError> {
+    async fn admit_to_host(
+        &self,
+        config: &Config,
+        need: Need,
+    ) -> Result<(Option<Turn>, Place), ServiceError> {
         let turn = match need.work {
             Work::Run => Some(self.runs.next().await?),
             Work::Box => None,
         };
-        Ok((turn, self.pressure.place().await?))
+        let promise = Promise::new(&config.admission, need);
+        let place = self.pressure.place(need.work, promise).await?;
+        Ok((turn, place))
     }
 
     /// The guard of a box that exists already.
-    pub fn of_existing(&self, labels: &BTreeMap<String, String>, memory_bytes: u64) -> Admitted {
-        let quota = self.quotas.of_existing(labels, memory_bytes);
-        Admitted { turn: None, place: self.pressure.place_of_existing(), _quota: quota }
+    pub fn of_existing(
+        &self,
+        config: &Config,
+        labels: &BTreeMap<String, String>,
+        id: &BoxId,
+        need: Need,
+    ) -> Admitted {
+        let quota = self.quotas.of_existing(labels, need.memory_bytes);
+        let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
+        Admitted { turn: None, place, _quota: quota }
     }
 
     /// Returns when no run is active.
@@ -129,11 +158,12 @@ impl Admission {
     }
 
     pub fn running(&self) -> usize {
-        self.runs.turns.taken()
+        self.runs.turns.taken().saturating_sub(self.pressure.runs_waiting())
     }
 
+    /// Runs that wait for their turn or for room.
     pub fn waiting(&self) -> usize {
-        self.runs.waiting.load(Ordering::Relaxed)
+        self.runs.waiting.load(Ordering::Relaxed) + self.pressure.runs_waiting()
     }
 }
 

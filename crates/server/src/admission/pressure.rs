@@ -6,19 +6,24 @@
 //! | alert | the same, and cleanup begins at once |
 //! | full | the same, and new boxes are refused |
 //!
-//! A full gauge refuses only new boxes. The thread starts with the server and keeps every file
+//! A full gauge refuses only new boxes, and so does a limit that a new box would not fit into
+//! beside what other boxes were promised (`promise`). The thread starts with the server and keeps every file
 //! open, so that it can measure when no descriptor is left.
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tare_engine::{Change, Gauge, GaugeSettings, Gauges, Level, Reading};
-use tokio::sync::{mpsc, watch};
+use tare_engine::{BoxId, Change, Context, Engine, Error, Gauge, GaugeSettings, GaugedUse, Gauges};
+use tare_engine::{Level, Reading, Thresholds};
+use tokio::sync::{Notify, mpsc, watch};
 
+use crate::admission::Work;
+use crate::admission::promise::{self, NoFit, Party, Promise, check_fit};
 use crate::error::ServiceError;
 
 /// How often the thread measures without a request.
@@ -39,14 +44,51 @@ struct Shared {
     wanted: SyncSender<()>,
     settings: Mutex<GaugeSettings>,
     places: Mutex<Places>,
+    /// Held by the run that is next to get room.
+    next_run: tokio::sync::Mutex<()>,
+    /// Runs that wait for room.
+    runs_waiting: AtomicUsize,
+    /// Told when a place is free again.
+    released: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Places {
     /// Boxes that exist or are being created.
-    taken: u64,
-    /// Boxes that are being created.
-    making: u64,
+    taken: BTreeMap<PlaceNumber, Taken>,
+    next: PlaceNumber,
+}
+
+type PlaceNumber = u64;
+
+#[derive(Debug)]
+struct Taken {
+    work: Work,
+    promise: Promise,
+    /// `None` while the box is being created.
+    id: Option<BoxId>,
+}
+
+impl Places {
+    fn take(&mut self, taken: Taken) -> PlaceNumber {
+        let number = self.next;
+        self.next += 1;
+        self.taken.insert(number, taken);
+        number
+    }
+
+    fn making(&self) -> u64 {
+        self.taken.values().filter(|it| it.id.is_none()).count() as u64
+    }
+
+    fn parties(&self, used: &BTreeMap<PlaceNumber, GaugedUse>) -> Vec<Party> {
+        let party = |(number, it): (&PlaceNumber, &Taken)| Party {
+            work: it.work,
+            promise: it.promise,
+            used: used.get(number).copied().unwrap_or_default(),
+        };
+        self.taken.iter().map(party).collect()
+    }
 }
 
 /// The last measurement.
@@ -56,29 +98,54 @@ pub struct Found {
     pub readings: Vec<(Reading, Level)>,
     pub threads: u64,
     pub resident_bytes: u64,
+    /// Every limit. A gauge may have several.
+    limits: Vec<Reading>,
+    /// What boxes use. Empty if promises and use together are far from every limit.
+    used: BTreeMap<PlaceNumber, GaugedUse>,
+}
+
+/// Why a box gets no place.
+#[derive(Debug)]
+enum NoRoom {
+    /// Runs that end make room.
+    UntilRunsEnd(ServiceError),
+    Refused(ServiceError),
+}
+
+impl From<NoRoom> for ServiceError {
+    fn from(why: NoRoom) -> Self {
+        match why {
+            NoRoom::UntilRunsEnd(error) | NoRoom::Refused(error) => error,
+        }
+    }
 }
 
 impl Pressure {
     /// Starts the thread. `changes` receives each level change once.
     pub fn start(
-        gauges: Gauges,
+        engine: Arc<Engine>,
         settings: GaugeSettings,
         changes: mpsc::Sender<Change>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, Error> {
+        let no_thread = || "cannot start the thread of the gauges".to_owned();
         // One waiting request is enough for all.
         let (wanted, asked) = sync_channel(1);
-        let mut meter = Meter { gauges, status: File::open("/proc/self/status")? };
+        let status = File::open("/proc/self/status").context(no_thread)?;
+        let mut meter = Meter { gauges: engine.gauges(settings)?, engine, status };
         meter.gauges.count_live(0);
         meter.gauges.measure();
         let pressure = Self(Arc::new(Shared {
-            found: watch::Sender::new(Arc::new(meter.found())),
+            found: watch::Sender::new(Arc::new(meter.found(BTreeMap::new()))),
             wanted,
             settings: Mutex::new(settings),
             places: Mutex::default(),
+            next_run: tokio::sync::Mutex::default(),
+            runs_waiting: AtomicUsize::new(0),
+            released: Notify::new(),
         }));
         let shared = Arc::clone(&pressure.0);
         let thread = std::thread::Builder::new().name("gauges".into());
-        thread.spawn(move || shared.measure_again(meter, &asked, &changes))?;
+        thread.spawn(move || shared.measure_again(meter, &asked, &changes)).context(no_thread)?;
         Ok(pressure)
     }
 
@@ -96,50 +163,111 @@ impl Pressure {
 
     /// Boxes that exist or are being created.
     pub fn boxes_live(&self) -> u64 {
-        lock(&self.0.places).taken
+        lock(&self.0.places).taken.len() as u64
+    }
+
+    /// What live boxes were promised of the limit in each of these readings.
+    pub fn promised(&self, readings: &[(Reading, Level)]) -> Vec<u64> {
+        let parties = lock(&self.0.places).parties(&BTreeMap::new());
+        readings.iter().map(|(reading, _)| promise::promised(reading, &parties)).collect()
     }
 
     /// The place of a box that exists already.
-    pub fn place_of_existing(&self) -> Place {
-        lock(&self.0.places).taken += 1;
-        Place { of: self.clone(), is_made: true }
+    pub fn place_of_existing(&self, id: &BoxId, promise: Promise) -> Place {
+        let taken = Taken { work: Work::Box, promise, id: Some(id.clone()) };
+        let number = lock(&self.0.places).take(taken);
+        Place { of: self.clone(), number }
     }
 
-    /// Returns a place for one more box, or the reason why there is none.
-    pub async fn place(&self) -> Result<Place, ServiceError> {
-        let found = self.fresh().await;
-        if let Ok(place) = self.take_place(&found) {
-            return Ok(place);
+    /// Runs that wait for room that other runs take.
+    pub fn runs_waiting(&self) -> usize {
+        self.0.runs_waiting.load(Ordering::Relaxed)
+    }
+
+    /// Returns a place for one more box, or the reason why there is none. A run waits for room that
+    /// other runs take: they end by themselves.
+    pub async fn place(&self, work: Work, promise: Promise) -> Result<Place, ServiceError> {
+        let is_final = |why: &NoRoom| work == Work::Box || !why.ends_with_runs();
+        let check = |found: &Found| {
+            let places = lock(&self.0.places);
+            self.check_room(&places, found, work, promise).err().filter(is_final)
+        };
+        let mut found = self.fresh().await;
+        if check(&found).is_some() {
+            // The measurement may not contain that a box has just ended.
+            tokio::time::sleep(FRESH_FOR).await;
+            found = self.fresh().await;
+            if let Some(why) = check(&found) {
+                return Err(why.into());
+            }
         }
-        // The measurement may not contain a box that has just ended.
-        tokio::time::sleep(FRESH_FOR).await;
-        let found = self.fresh().await;
-        self.take_place(&found)
+        match work {
+            Work::Box => Ok(self.take_place(&found, work, promise)?),
+            Work::Run => self.place_run(found, promise).await,
+        }
     }
 
-    /// Takes a place. The maximum of boxes is exact, independent of measurements.
-    fn take_place(&self, found: &Found) -> Result<Place, ServiceError> {
-        let boxes_max = lock(&self.0.settings).boxes_max;
+    /// Waits for the room of a run, in the order of calls.
+    async fn place_run(
+        &self,
+        mut found: Arc<Found>,
+        promise: Promise,
+    ) -> Result<Place, ServiceError> {
+        let _waiting = WaitingRun::begin(&self.0.runs_waiting);
+        let _next = self.0.next_run.lock().await;
+        loop {
+            match self.take_place(&found, Work::Run, promise) {
+                Ok(place) => return Ok(place),
+                Err(NoRoom::Refused(error)) => return Err(error),
+                Err(NoRoom::UntilRunsEnd(_)) => {}
+            }
+            let released = self.0.released.notified();
+            tokio::time::timeout(MEASURE_EVERY, released).await.ok();
+            found = self.measured_since(Instant::now()).await;
+        }
+    }
+
+    fn take_place(&self, found: &Found, work: Work, promise: Promise) -> Result<Place, NoRoom> {
         let mut places = lock(&self.0.places);
-        let used = places.taken;
-        if let Some(limit) = boxes_max.filter(|most| used >= *most) {
-            return Err(refused(&Reading {
-                gauge: Gauge::Boxes,
-                used,
-                limit,
-                limit_is: "the configured maximum of boxes".to_owned(),
-            }));
+        self.check_room(&places, found, work, promise)?;
+        let number = places.take(Taken { work, promise, id: None });
+        Ok(Place { of: self.clone(), number })
+    }
+
+    /// Checks the maximum of boxes, which is exact, then the measured levels, then promises.
+    fn check_room(
+        &self,
+        places: &Places,
+        found: &Found,
+        work: Work,
+        promise: Promise,
+    ) -> Result<(), NoRoom> {
+        let settings = *lock(&self.0.settings);
+        let used = places.taken.len() as u64;
+        if let Some(limit) = settings.boxes_max.filter(|most| used >= *most) {
+            let limit_is = "the configured maximum of boxes";
+            let reading = Reading::new(Gauge::Boxes, used, limit, limit_is);
+            return Err(NoRoom::Refused(refused(&reading)));
         }
-        found.admits(places.making)?;
-        places.taken += 1;
-        places.making += 1;
-        Ok(Place { of: self.clone(), is_made: false })
+        found.admits(places.making()).map_err(NoRoom::Refused)?;
+        let new = Party { work, promise, used: GaugedUse::default() };
+        let boxes = places.parties(&found.used);
+        check_fit(&found.limits, &settings.thresholds, &boxes, &new).map_err(|why| {
+            let error = does_not_fit(&why);
+            if why.fits_without_runs { NoRoom::UntilRunsEnd(error) } else { NoRoom::Refused(error) }
+        })
     }
 
     async fn fresh(&self) -> Arc<Found> {
+        let now = Instant::now();
+        self.measured_since(now.checked_sub(FRESH_FOR).unwrap_or(now)).await
+    }
+
+    /// Returns the last measurement if it is not older than this, otherwise the next one.
+    async fn measured_since(&self, earliest: Instant) -> Arc<Found> {
         let mut newest = self.0.found.subscribe();
         let known = Arc::clone(&newest.borrow_and_update());
-        if known.at.elapsed() < FRESH_FOR {
+        if known.at >= earliest {
             return known;
         }
         self.0.wanted.try_send(()).ok();
@@ -150,6 +278,22 @@ impl Pressure {
     }
 }
 
+/// A run that waits for room, until it is dropped.
+struct WaitingRun<'a>(&'a AtomicUsize);
+
+impl<'a> WaitingRun<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for WaitingRun<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Shared {
     fn measure_again(&self, mut meter: Meter, asked: &Receiver<()>, told: &mpsc::Sender<Change>) {
         loop {
@@ -157,14 +301,70 @@ impl Shared {
                 Ok(()) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            meter.gauges.configure(*lock(&self.settings));
-            meter.gauges.count_live(lock(&self.places).taken);
-            let changes = meter.gauges.measure();
-            self.found.send_replace(Arc::new(meter.found()));
+            let settings = *lock(&self.settings);
+            meter.gauges.configure(settings);
+            let (changes, used) = self.measure(&mut meter, &settings.thresholds);
+            self.found.send_replace(Arc::new(meter.found(used)));
             for change in changes {
                 // The receiver is gone when the server ends.
                 told.blocking_send(change).ok();
             }
+        }
+    }
+
+    /// Measures, and reads what each box uses if that can decide whether a new box fits. The
+    /// numbers of a moment cannot be read together, so each box is read before and after the
+    /// gauges, and the smaller use counts.
+    fn measure(
+        &self,
+        meter: &mut Meter,
+        thresholds: &Thresholds,
+    ) -> (Vec<Change>, BTreeMap<PlaceNumber, GaugedUse>) {
+        let boxes = lock(&self.places).taken.len() as u64;
+        meter.gauges.count_live(boxes);
+        let mut changes = meter.gauges.measure();
+        if !self.is_tight(&meter.gauges, thresholds) {
+            return (changes, BTreeMap::new());
+        }
+        let before = self.use_of_boxes(&meter.engine);
+        changes.extend(meter.gauges.measure());
+        let mut used = self.use_of_boxes(&meter.engine);
+        for (number, after) in &mut used {
+            let before = before.get(number).copied().unwrap_or_default();
+            after.pids = after.pids.min(before.pids);
+            after.memory_bytes = after.memory_bytes.min(before.memory_bytes);
+        }
+        (changes, used)
+    }
+
+    /// Whether a copy of the largest box would not fit if no box used any of its promise.
+    fn is_tight(&self, gauges: &Gauges, thresholds: &Thresholds) -> bool {
+        let parties = lock(&self.places).parties(&BTreeMap::new());
+        let largest = |part: fn(&Promise) -> u64| {
+            parties.iter().map(|it| part(&it.promise)).max().unwrap_or(0)
+        };
+        let promise =
+            Promise { pids: largest(|it| it.pids), memory_bytes: largest(|it| it.memory_bytes) };
+        let new = |work| Party { work, promise, used: GaugedUse::default() };
+        let fits = |work| check_fit(gauges.limits(), thresholds, &parties, &new(work)).is_ok();
+        let has_room = parties.is_empty() || (fits(Work::Run) && fits(Work::Box));
+        !has_room
+    }
+
+    fn use_of_boxes(&self, engine: &Engine) -> BTreeMap<PlaceNumber, GaugedUse> {
+        let places = lock(&self.places);
+        let ids = places.taken.iter().filter_map(|(number, it)| Some((*number, it.id.clone()?)));
+        let ids: Vec<(PlaceNumber, BoxId)> = ids.collect();
+        drop(places);
+        ids.into_iter().map(|(number, id)| (number, engine.gauged_use(&id))).collect()
+    }
+}
+
+impl NoRoom {
+    fn ends_with_runs(&self) -> bool {
+        match self {
+            Self::UntilRunsEnd(_) => true,
+            Self::Refused(_) => false,
         }
     }
 }
@@ -173,23 +373,22 @@ impl Shared {
 #[derive(Debug)]
 pub struct Place {
     of: Pressure,
-    is_made: bool,
+    number: PlaceNumber,
 }
 
 impl Place {
-    /// The box is created: from now on, measurements contain its descriptors.
-    pub fn made(&mut self) {
-        if !self.is_made {
-            self.is_made = true;
-            lock(&self.of.0.places).making -= 1;
+    /// The box is created: from now on, measurements contain its descriptors and what it uses.
+    pub fn made(&mut self, id: &BoxId) {
+        if let Some(taken) = lock(&self.of.0.places).taken.get_mut(&self.number) {
+            taken.id.get_or_insert_with(|| id.clone());
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.made();
-        lock(&self.of.0.places).taken -= 1;
+        lock(&self.of.0.places).taken.remove(&self.number);
+        self.of.0.released.notify_one();
     }
 }
 
@@ -239,20 +438,39 @@ fn refused(reading: &Reading) -> ServiceError {
     error
 }
 
+/// The error for a box that does not fit beside what other boxes were promised.
+fn does_not_fit(why: &NoFit<'_>) -> ServiceError {
+    let NoFit { reading, wanted, promised, .. } = why;
+    let mut error = refused(reading);
+    error.message = format!(
+        "{}, {promised} more are promised to boxes, and this one needs {wanted}",
+        error.message
+    );
+    error
+}
+
 struct Meter {
+    engine: Arc<Engine>,
     gauges: Gauges,
     status: File,
 }
 
 impl Meter {
-    fn found(&self) -> Found {
+    fn found(&self, used: BTreeMap<PlaceNumber, GaugedUse>) -> Found {
         let readings = self.gauges.readings();
         let readings = readings.map(|(reading, level)| (reading.clone(), level));
         let mut buffer = [0; 4096];
         let length = self.status.read_at(&mut buffer, 0).unwrap_or(0);
         let text = String::from_utf8_lossy(&buffer[..length]);
         let (threads, resident_bytes) = own_size(&text).unwrap_or_default();
-        Found { at: Instant::now(), readings: readings.collect(), threads, resident_bytes }
+        Found {
+            at: Instant::now(),
+            readings: readings.collect(),
+            threads,
+            resident_bytes,
+            limits: self.gauges.limits().to_vec(),
+            used,
+        }
     }
 }
 
@@ -274,12 +492,18 @@ mod tests {
     use super::*;
 
     fn at(gauge: Gauge, used: u64, level: Level) -> (Reading, Level) {
-        let reading = Reading { gauge, used, limit: 100, limit_is: "/secret/path".to_owned() };
-        (reading, level)
+        (Reading::new(gauge, used, 100, "/secret/path"), level)
     }
 
     fn found(readings: Vec<(Reading, Level)>) -> Found {
-        Found { at: Instant::now(), readings, threads: 0, resident_bytes: 0 }
+        Found {
+            at: Instant::now(),
+            readings,
+            threads: 0,
+            resident_bytes: 0,
+            limits: Vec::new(),
+            used: BTreeMap::new(),
+        }
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Quotas {
         let key = labels.get(KEY_LABEL)?;
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
-        Some(self.put(account, key, Need { work: Work::Box, memory_bytes }))
+        Some(self.put(account, key, Need::of_existing(0, memory_bytes)))
     }
 
     fn put(&self, account: &mut Account, key: &str, need: Need) -> QuotaHold {
@@ -258,15 +258,14 @@ mod tests {
         let quotas = Quotas::default();
         let config =
             config(Quota { boxes: Some(2), memory_bytes: Some(100), runs_per_second: None });
-        let hold =
-            |memory_bytes| quotas.hold(&config, &ci(), Need { work: Work::Box, memory_bytes });
+        let hold = |memory_bytes| quotas.hold(&config, &ci(), Need::of_existing(0, memory_bytes));
         let first = hold(60).expect("there is room");
         assert_eq!(hold(41).expect_err("too much").code, "quota_memory_bytes");
         let _second = hold(40).expect("there is room");
         assert_eq!(hold(0).expect_err("too many").code, "quota_boxes");
         drop(first);
         assert!(hold(60).is_ok());
-        let much = Need { work: Work::Box, memory_bytes: 1 << 40 };
+        let much = Need::of_existing(1, 1 << 40);
         let nobody = quotas.hold(&config, &Caller::default(), much);
         assert!(nobody.expect("without a key").is_none());
     }
@@ -278,7 +277,8 @@ mod tests {
         let labels = BTreeMap::from([(KEY_LABEL.to_owned(), "ci".to_owned())]);
         let found = quotas.of_existing(&labels, 1);
         assert!(found.is_some() && quotas.of_existing(&BTreeMap::new(), 1).is_none());
-        let refused = quotas.hold(&config, &ci(), Need { work: Work::Run, memory_bytes: 0 });
+        let refused =
+            quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
         assert_eq!(refused.expect_err("one is there").code, "quota_boxes");
     }
 
@@ -315,7 +315,8 @@ mod tests {
         let quotas = Quotas::default();
         let mut config = config(Quota::default());
         config.keys[0].runs_per_second = Some(0.001);
-        let hold = || quotas.hold(&config, &ci(), Need { work: Work::Run, memory_bytes: 0 });
+        let hold =
+            || quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
         for _refused in 0..3 {
             let hold = hold().expect("it has its token");
             hold.expect("it has a key").refund();

@@ -173,6 +173,7 @@ pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1],
     let measured = app.admission.pressure.found();
     let text = app.metrics.text(&Scrape {
         readings: &measured.readings,
+        promised: &app.admission.pressure.promised(&measured.readings),
         threads: measured.threads,
         resident_bytes: measured.resident_bytes,
         boxes_live: app.admission.pressure.boxes_live(),

@@ -41,6 +41,7 @@ pub struct Config {
     pub limits: Limits,
     pub files: FilesConfig,
     pub gauges: Levels,
+    pub admission: PromisedShares,
     /// Overrides the built-in languages.
     pub languages: Languages,
     pub hooks: HookConfig,
@@ -69,6 +70,35 @@ impl Levels {
 impl Default for Levels {
     fn default() -> Self {
         Self { warn: 60, alert: 80, full: 95 }
+    }
+}
+
+/// How much of its limits a box is promised: a new box is admitted only if the host has that much
+/// beside what it promised to others.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PromisedShares {
+    pub pids_share: f64,
+    /// With 0, only what is used counts.
+    pub memory_share: f64,
+}
+
+impl Default for PromisedShares {
+    fn default() -> Self {
+        Self { pids_share: 0.125, memory_share: 0.0 }
+    }
+}
+
+impl PromisedShares {
+    fn check(self) -> Result<(), Error> {
+        let named = [("pids_share", self.pids_share), ("memory_share", self.memory_share)];
+        match named.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
+            None => Ok(()),
+            Some((name, share)) => {
+                let message = format!("[admission] {name} = {share} is not a share");
+                Err(Error::bad_request(message).with_hint("write a number from 0 to 1"))
+            }
+        }
     }
 }
 
@@ -138,6 +168,7 @@ impl Default for Config {
             limits: Limits::default(),
             files: FilesConfig::default(),
             gauges: Levels::default(),
+            admission: PromisedShares::default(),
             languages: Languages::default(),
             hooks: HookConfig::default(),
             librechat: LibreChatConfig::default(),
@@ -192,6 +223,7 @@ impl Config {
         self.check_host_network(self.listen.exposure())?;
         self.limits.check()?;
         self.gauges.thresholds()?;
+        self.admission.check()?;
         self.files.check()?;
         self.check_keys()?;
         self.librechat.check(&self.keys, &self.listen)
@@ -365,6 +397,19 @@ mod tests {
         assert!(config.check().is_err());
         let config: Config = toml::from_str("[gauges]\nwarn = 50").expect("TOML");
         assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn a_promised_share_is_from_0_to_1() {
+        let check = |text: &str| {
+            let config: Config = toml::from_str(&format!("[admission]\n{text}")).expect("TOML");
+            config.check()
+        };
+        assert!(check("pids_share = 1\nmemory_share = 0.5").is_ok());
+        for share in ["pids_share = 1.5", "memory_share = -0.1", "pids_share = nan"] {
+            let refused = check(share).expect_err(share).to_string();
+            assert!(refused.contains("[admission]"), "{refused}");
+        }
     }
 
     #[test]

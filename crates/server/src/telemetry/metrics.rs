@@ -99,6 +99,8 @@ impl RunResult {
 #[derive(Debug)]
 pub struct Scrape<'a> {
     pub readings: &'a [(Reading, Level)],
+    /// What boxes were promised of the limit in each reading.
+    pub promised: &'a [u64],
     pub threads: u64,
     pub resident_bytes: u64,
     pub boxes_live: u64,
@@ -264,14 +266,17 @@ impl Metrics {
 fn measured(scrape: &Scrape<'_>) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let family = Family::<Labels<1>, Value>::default;
-    let (used, limit, level) = (family(), family(), family());
-    for (reading, at) in scrape.readings {
+    let (used, limit, level, promised) = (family(), family(), family(), family());
+    for ((reading, at), to_boxes) in scrape.readings.iter().zip(scrape.promised) {
         let labels = [("gauge", reading.gauge.as_str())];
+        promised.get_or_create(&labels).set(signed(*to_boxes));
         used.get_or_create(&labels).set(signed(reading.used));
         limit.get_or_create(&labels).set(signed(reading.limit));
         level.get_or_create(&labels).set(rank(*at));
     }
     registry.register("gauge_used", "What is used of a limit", used);
+    let help = "What live boxes were promised of a limit, used or not";
+    registry.register("gauge_promised", help, promised);
     registry.register("gauge_limit", "A limit that boxes may meet", limit);
     let help = "How near a limit is: 0 normal, 1 warn, 2 alert, 3 full";
     registry.register("gauge_level", help, level);

@@ -106,7 +106,7 @@ impl Service {
         spec: &Spec,
         mut admitted: Admitted,
     ) -> Result<Status, Error> {
-        admitted.box_is_made();
+        admitted.box_is_made(&started.id);
         let (box_id, request_id) = (started.id.as_str(), &*caller.request_id);
         // Its creation is logged before its end can be.
         self.journal.record(&LogEvent::BoxCreated { box_id, request_id });

@@ -34,7 +34,6 @@ use crate::config::Config;
 use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
 use crate::shutdown::Shutdown;
-use crate::telemetry::LogEvent;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::watch::followers::Followers;
@@ -93,7 +92,7 @@ impl Shares {
 /// What a service is made of, beside its own parts.
 #[derive(Debug)]
 pub struct Foundation {
-    pub engine: Engine,
+    pub engine: Arc<Engine>,
     pub creators: Creators,
     pub workers: Workers,
     pub watch: Arc<KeeperWatch>,
@@ -107,13 +106,8 @@ pub struct Foundation {
 impl Service {
     pub fn new(parts: Foundation) -> Self {
         let limits = &parts.config.get().limits;
-        let journal = Arc::clone(&parts.journal);
-        // Any call of the engine can remove leftovers.
-        let engine = parts.engine.on_reclaimed(move |id, found| {
-            journal.record(&LogEvent::OrphanReclaimed { box_id: id.as_str(), found });
-        });
         Self(Arc::new(Parts {
-            engine: Arc::new(engine),
+            engine: parts.engine,
             shares: Shares::of(parts.workers.threads()),
             creators: parts.creators,
             workers: parts.workers,

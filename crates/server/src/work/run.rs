@@ -378,7 +378,7 @@ impl Steps {
         let mut streams = Streams::new(session.streams(), None, request.output_bytes_max)?;
         streams.set_past_limit(request.past_limit);
         if let Some(admitted) = &mut self.admitted {
-            admitted.box_is_made();
+            admitted.box_is_made(session.id());
         }
         self.end_phase(Phase::Start);
         let input = Input { bytes: request.stdin.take().unwrap_or_default(), ..Input::default() };

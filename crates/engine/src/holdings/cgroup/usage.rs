@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
-use tare_kernel::cgroup::{Cgroup, keyed_number};
+use tare_kernel::cgroup::{Cgroup, Version, keyed_number};
 use tare_kernel::cgroup_tree::{self, CgroupTree, Members};
 use tare_kernel::fds::{open_file, read_text};
 
 use super::WorkloadCgroup;
 use crate::host::Host;
-use crate::host::cgroups::{OpenRoot, OpenRoots};
+use crate::host::cgroups::{OpenRoot, OpenRoots, reclaimable};
 use crate::host::layout::{self, BoxAt};
 use crate::host::tag::Tagged;
 
@@ -43,17 +43,29 @@ impl<'a> CgroupReader<'a> {
 
     /// Returns its number of processes and the memory that they use.
     pub fn usage(self) -> CgroupUsage {
-        CgroupUsage {
-            memory_bytes: self.memory(),
-            pids: self.number(&self.roots.pids, "pids.current", "pids.current"),
-            cpu_us: None,
-        }
+        CgroupUsage { memory_bytes: self.memory(), pids: self.pids(), cpu_us: None }
     }
 
     /// Adds the processor time, which v2 counts even without a controller.
     pub fn usage_with_cpu(self) -> CgroupUsage {
         let text = self.read(&self.roots.unified, "cpu.stat").unwrap_or_default();
         CgroupUsage { cpu_us: keyed_number(&text, "usage_usec"), ..self.usage() }
+    }
+
+    /// Includes the keeper.
+    pub fn pids(self) -> Option<u64> {
+        self.number(&self.roots.pids, "pids.current", "pids.current")
+    }
+
+    /// Returns the memory that the kernel cannot reclaim at once, as a gauge counts it.
+    pub fn memory_in_use(self) -> Option<u64> {
+        let (version, root) = if self.roots.memory.exists() {
+            (Version::V1, &self.roots.memory)
+        } else {
+            (Version::V2, &self.roots.unified)
+        };
+        let stat = self.read(root, "memory.stat").ok()?;
+        Some(self.memory()?.saturating_sub(reclaimable(version, &stat)))
     }
 
     pub fn memory(self) -> Option<u64> {
