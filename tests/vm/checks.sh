@@ -214,7 +214,7 @@ contained_processes_see_the_host() {
 
 users_without_privileges_have_boxes() {
     expect 0 "hello" su -s /bin/sh user -c 'tare run -- echo hello'
-    expect 125 "cannot enforce --memory" su -s /bin/sh user -c 'tare run --memory 64m -- true'
+    expect 125 "cannot enforce the memory limit" su -s /bin/sh user -c 'tare run --memory 64m -- true'
     expect 124 "" su -s /bin/sh user -c 'tare run --timeout 1s -- sh -c "setsid sleep 1000 & wait"'
 }
 
@@ -230,7 +230,7 @@ a_delegated_cgroup_is_used() {
     wait $!
     [ $? = 124 ] || fail "it did not end with the timeout"
     # It has processes, so v2 does not let it hand a controller down.
-    expect 125 "cannot enforce --memory" in_theirs "tare run --memory 64m -- true"
+    expect 125 "cannot enforce the memory limit" in_theirs "tare run --memory 64m -- true"
     eventually rmdir $theirs
 }
 
@@ -270,7 +270,7 @@ fifty_in_a_row_leave_nothing() {
 # One of the last: nothing brings the hierarchy back.
 without_cgroups_boxes_still_end_whole() {
     expect 0 "no writable cgroup here" tare run -- true
-    expect 125 "cannot enforce --memory" tare run --memory 64m -- true
+    expect 125 "cannot enforce the memory limit" tare run --memory 64m -- true
     expect 124 "" tare run --timeout 1s -- sh -c 'setsid sleep 1000 & setsid sleep 1000 & wait'
     expect 0 "none, no controller" tare doctor
 }

@@ -8,6 +8,8 @@ use serde::Serialize;
 use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, reason};
 
+use crate::hint::words;
+
 /// Longer lines are cut: an error has to be read, not scrolled through.
 const LINE_CHARS_MAX: usize = 1000;
 
@@ -31,10 +33,12 @@ pub fn cause_and_hint(error: &Error) -> (String, Option<String>) {
         source = cause.source();
     }
     // Wherever that happens, the step that failed is not to blame.
-    if error.errno() == Some(Errno::MFILE) {
-        hint = Some("it may open too few files: 'ulimit -n 256' is enough for one box");
-    }
-    (text, hint.map(str::to_owned))
+    let hint = if error.errno() == Some(Errno::MFILE) {
+        Some("it may open too few files: 'ulimit -n 256' is enough for one box".to_owned())
+    } else {
+        hint.map(words)
+    };
+    (text, hint)
 }
 
 /// A refusal of what was asked for, with what would be accepted as its hint.

@@ -9,6 +9,7 @@ mod commands;
 mod context;
 mod error;
 mod exit;
+mod hint;
 mod output;
 mod stdio;
 mod suggest;

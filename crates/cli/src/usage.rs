@@ -65,7 +65,7 @@ fn refused_value(error: &clap::Error) -> Option<Error> {
     let message = format!("bad value for {}", flag_of(&argument));
     let refused = Error::bad_request(message).caused_by(reason.to_string());
     Some(match reason.hint() {
-        Some(hint) => refused.with_hint(hint),
+        Some(hint) => refused.with_hint(hint.clone()),
         None => refused,
     })
 }

@@ -9,6 +9,8 @@ use std::{fmt, io, iter};
 
 use rustix::io::Errno;
 
+pub use crate::hint::{Also, Hint, LimitName};
+
 /// The class of an error. It decides the exit code and the HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -38,7 +40,7 @@ pub enum ErrorKind {
 pub struct Error {
     kind: ErrorKind,
     message: String,
-    hint: Option<String>,
+    hint: Option<Hint>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -65,20 +67,17 @@ impl Error {
         self
     }
 
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
     /// Adds a second failure and its own hint to the hint, for example that a roll-back failed too.
-    pub fn with_note(self, other: &Self, hint: &str) -> Self {
+    pub fn with_note(mut self, other: &Self, advice: impl Into<Hint>) -> Self {
         let why = StdError::source(other).map(|why| format!(": {}", reason(why)));
-        let note = format!("{other}{}; {hint}", why.unwrap_or_default());
-        let hint = match &self.hint {
-            Some(hint) => format!("{hint}; also, {note}"),
-            None => format!("also, {note}"),
-        };
-        self.with_hint(hint)
+        let failure = format!("{other}{}", why.unwrap_or_default());
+        let (first, advice) = (self.hint.take(), advice.into());
+        self.with_hint(Hint::Also(Box::new(Also { first, failure, advice })))
     }
 
     /// Names a box by its name instead of its id, in this error and in the errors that caused it.
@@ -87,7 +86,7 @@ impl Error {
         let mut next = Some(&mut self);
         while let Some(error) = next {
             error.message = error.message.replace(&by_id, &by_name);
-            error.hint = error.hint.take().map(|hint| hint.replace(&by_id, &by_name));
+            error.hint.iter_mut().for_each(|hint| hint.replace(&by_id, &by_name));
             next = error.source.as_mut().and_then(|source| source.downcast_mut::<Self>());
         }
         self
@@ -103,8 +102,8 @@ impl Error {
         self.kind
     }
 
-    pub fn hint(&self) -> Option<&str> {
-        self.hint.as_deref()
+    pub fn hint(&self) -> Option<&Hint> {
+        self.hint.as_ref()
     }
 
     /// Returns the errno in the chain of sources, if a system call failed.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::history;
 use crate::history::steps::{Now, Removal};
 use crate::holdings::cgroup::{self, CgroupReader};
@@ -76,7 +76,7 @@ pub fn tear_down(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>) -> Result
         let message = format!("cannot remove {} from boxes/", at.id);
         return Err(Error::conflict(message)
             .caused_by(damage.to_string())
-            .with_hint(damage.remedy()));
+            .with_hint(damage.hint()));
     }
     let keeper = match order.child {
         Some(_) => None,
@@ -100,7 +100,7 @@ pub fn roll_back(at: BoxAt<'_>, mut record: Locked, child: Option<&Process>, why
     let order = Order { reason: Reason::Own, leave: Leave::Nothing, within: OWN_WITHIN, child };
     match tear_down(at, &mut record, order) {
         Ok(()) => why,
-        Err(left) => why.with_note(&left, &format!("'tare rm -f {}' tries again", at.id)),
+        Err(left) => why.with_note(&left, Hint::Force),
     }
 }
 
@@ -118,9 +118,7 @@ pub fn await_death(keeper: &Process, id: &BoxId, within: Duration) -> Result<(),
             let message = format!("cannot end the keeper of box {id}");
             return Err(Error::new(ErrorKind::Stuck, message)
                 .caused_by(format!("process {} does not die", keeper.pid()))
-                .with_hint(
-                    "a process in it may hang in the kernel; it is tried again by the next command",
-                ));
+                .with_hint(Hint::TriedAgain));
         }
     }
     keeper.reap().context(doing).map(drop)

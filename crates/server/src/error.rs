@@ -7,14 +7,14 @@
 use std::error::Error as StdError;
 
 use rustix::io::Errno;
-use tare_engine::{Error as EngineError, ErrorKind, reason};
+use tare_engine::{Error as EngineError, ErrorKind, Hint, reason};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceError {
     pub kind: Kind,
     pub code: &'static str,
     pub message: String,
-    pub hint: Option<String>,
+    pub hint: Option<Hint>,
     /// When the same request may succeed, in seconds.
     pub retry_after_s: Option<u32>,
     /// The gauge, quota or limit that refused the request, for the metric `tare_refused`.
@@ -149,13 +149,13 @@ impl ServiceError {
     /// A box that could not be ended, with the step at which it is stuck.
     fn stuck(error: &EngineError) -> Self {
         Self {
-            hint: error.hint().map(str::to_owned),
+            hint: error.hint().cloned(),
             retry_after_s: Some(STUCK_RETRY_AFTER_S),
             ..Self::new(Kind::Unavailable, STUCK, in_full(error))
         }
     }
 
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hint = Some(hint.into());
         self
     }
@@ -175,7 +175,7 @@ impl From<EngineError> for ServiceError {
             ErrorKind::Stuck => return Self::stuck(&error),
             ErrorKind::Failed => return Self::failed(&error),
         };
-        let hint = error.hint().map(str::to_owned);
+        let hint = error.hint().cloned();
         Self { hint, ..Self::new(kind, code, in_full(&error)) }
     }
 }
@@ -183,7 +183,7 @@ impl From<EngineError> for ServiceError {
 impl ServiceError {
     fn failed(error: &EngineError) -> Self {
         let mut detail = in_full(error);
-        if let Some(hint) = error.hint() {
+        if let Some(Hint::Text(hint)) = error.hint() {
             detail = format!("{detail} ({hint})");
         }
         match used_up(error) {

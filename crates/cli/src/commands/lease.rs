@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(DEFAULT.duration(), Some(hour * 24));
         for text in ["", "Never", "always", "0", "-1h"] {
             let error = parse(text).unwrap_err();
-            assert!(error.hint().unwrap().contains("'never'"), "{text}");
+            assert!(format!("{:?}", error.hint()).contains("'never'"), "{text}");
         }
     }
 }

@@ -17,7 +17,7 @@ use tare_kernel::clock::boot_ns;
 use crate::audit::compare::left_behind;
 use crate::audit::findings::{Action, action_about};
 use crate::audit::host_objects::HostObjects;
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::holdings::name;
 use crate::host::layout::{self, BoxAt};
 use crate::host::processes::{all_pids, keeper_candidates};
@@ -181,7 +181,7 @@ fn end_as_asked(at: BoxAt<'_>, locked: &Locked, leave: Leave) -> Result<Decision
         // It may say that it is to be kept.
         return Err(Error::failed(format!("cannot end box {}", at.id))
             .caused_by(damage.to_string())
-            .with_hint("'tare rm -f' ends it all the same, and keeps nothing of it"));
+            .with_hint(Hint::Force));
     }
     let leave = if locked.is_kept() { leave } else { Leave::Nothing };
     Ok(Decision { leave, reason: Reason::Asked, reclaimed: Vec::new() })

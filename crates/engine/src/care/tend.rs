@@ -8,7 +8,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::clock::boot_ns;
 
 use crate::care::{Effort, Goal, may_try, settle};
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::holdings::name::{self, Listing, NameLink, Names};
 use crate::host::layout::{Access, BoxAt, StateRoot};
 use crate::host::state_root;
@@ -171,15 +171,12 @@ pub fn observe_tended(at: BoxAt<'_>) -> Result<Observation, Error> {
 pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
     let observation = observe_tended(at)?;
     let problem =
-        |what: &str, hint: &str| Error::conflict(format!("box {} {what}", at.id)).with_hint(hint);
+        |what: &str, hint: Hint| Error::conflict(format!("box {} {what}", at.id)).with_hint(hint);
     match observation.state() {
         State::Running | State::Stopping => Ok(observation.record),
-        State::Paused => Err(problem("is paused", "'tare resume' lets it go on")),
-        State::Starting => Err(problem("is still starting", "try again in a moment")),
-        State::Stuck => Err(problem(
-            "is stuck",
-            "'tare inspect' says on what; 'tare rm -f' tries again to end it",
-        )),
+        State::Paused => Err(problem("is paused", Hint::Resume)),
+        State::Starting => Err(problem("is still starting", "try again in a moment".into())),
+        State::Stuck => Err(problem("is stuck", Hint::InspectOrForce)),
         State::Exited => Err(has_ended(at.id)),
     }
 }

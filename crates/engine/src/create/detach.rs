@@ -17,7 +17,7 @@ use tare_kernel::clock::timespec;
 use tare_kernel::process::Process;
 
 use crate::create::{self, Mode, NewBox};
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint, LimitName};
 use crate::history;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::record::Locked;
@@ -117,7 +117,7 @@ fn is_taken(error: &Error) -> bool {
 
 fn removed(id: &BoxId) -> Error {
     let message = format!("box {id} is removed, and is not made again");
-    Error::conflict(message).with_hint("'tare explain' says what became of it")
+    Error::conflict(message).with_hint(Hint::IdWasUsed)
 }
 
 /// The log is memory of the box where the state root is in memory, as it is by
@@ -135,7 +135,7 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
             );
             return Err(Error::bad_request(message)
                 .caused_by(why)
-                .with_hint("give less --output-limit, or more --memory"));
+                .with_hint(Hint::LessOrMoreMemory(LimitName::Output)));
         }
         Limit::Asked(asked) => Limit::Asked(asked),
         Limit::Default(default) => Limit::Default(default.min(most)),
@@ -213,5 +213,5 @@ fn failed(event: Event) -> Error {
 fn gone() -> Error {
     Error::failed("the box ended before it could be left to itself")
         .caused_by("its keeper was killed")
-        .with_hint("is --memory too small?")
+        .with_hint(Hint::TooSmall(&[LimitName::Memory]))
 }

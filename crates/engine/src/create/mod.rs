@@ -33,7 +33,7 @@ use crate::create::birth::{BirthOrder, CreateFailed, IdMap};
 use crate::create::endow::Endowment;
 use crate::create::plan::{TreeSources, Trees};
 use crate::create::trees::Mapping;
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint, LimitName};
 use crate::holdings::cgroup::{self, CgroupHolding, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{Tree, name, scratch, uids};
@@ -332,7 +332,7 @@ fn send_plan(link: &Channel, plan: &tare_control::Plan) -> Result<(), Error> {
 fn too_large(error: tare_control::FrameError) -> Error {
     Error::bad_request("the command and its environment are too large")
         .caused_by(error)
-        .with_hint("pass large data through stdin or a volume")
+        .with_hint(Hint::PassLargeDataOtherwise)
 }
 
 /// A keeper that is gone has reported why, or its death will tell: sending to it is no
@@ -448,7 +448,7 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
             let message = format!("a scratch space of {scratch} is more than the box can fill");
             Err(Error::bad_request(message)
                 .caused_by(format!("it counts as memory of the box, which is {memory}"))
-                .with_hint("give less --scratch, or more --memory"))
+                .with_hint(Hint::LessOrMoreMemory(LimitName::Scratch)))
         }
         Limit::Asked(_) | Limit::Default(_) => Ok(()),
     }

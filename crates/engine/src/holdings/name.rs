@@ -18,7 +18,7 @@ use tare_kernel::fds::open_directory;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
 
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::host::layout::{BoxAt, Layout};
 use crate::host::state_root::make_private;
 use crate::record::lines::Account;
@@ -66,7 +66,7 @@ pub fn check_free(layout: &Layout, tenant: &Tenant, name: &Name) -> Result<(), E
 /// The error for a name that another box has.
 pub fn is_taken(name: &Name) -> Error {
     Error::conflict(format!("the name {} is taken by another box", name.as_str()))
-        .with_hint("choose another, or 'tare rm -f' removes that box")
+        .with_hint(Hint::ChooseAnotherName)
 }
 
 /// The name of a box. After a rename it is the last of the recorded names whose link leads to the

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::Serialize;
 pub use tare_control::EndedBy;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Hint};
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 use crate::time::Timestamp;
@@ -170,13 +170,12 @@ pub struct Details {
 /// The error for a reference to a box that does not exist.
 pub fn no_box(reference: &str) -> Error {
     let message = format!("there is no box {}", quoted(reference));
-    Error::new(ErrorKind::NoSuchBox, message).with_hint("'tare ls -a' lists all")
+    Error::new(ErrorKind::NoSuchBox, message).with_hint(Hint::ListBoxes)
 }
 
 /// The error for a request that needs a live box.
 pub fn has_ended(id: &BoxId) -> Error {
-    Error::conflict(format!("box {id} has ended"))
-        .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
+    Error::conflict(format!("box {id} has ended")).with_hint(Hint::SeeHowItEnded)
 }
 
 /// How a box ended.

@@ -11,7 +11,7 @@ use tare_kernel::process::Process;
 
 use crate::audit::census::Processes;
 use crate::care::tend::{observe_tended, settle_name_owner};
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::host::layout::BoxAt;
@@ -167,11 +167,11 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     record.add(Entry::Updated(update)).context(doing)
 }
 
-const CHANGE_LATER: &str = "start it with 'tare run -d' to change it later";
+const CHANGE_LATER: Hint = Hint::CreateDetached("to change it later");
 
 /// Locks the record of a detached box: while this is held, no other process changes the box. An
 /// attached box is locked by its creator for as long as it lives.
-fn lock_detached(at: BoxAt<'_>, what: &str, hint: &str) -> Result<Locked, Error> {
+fn lock_detached(at: BoxAt<'_>, what: &str, hint: impl Into<Hint>) -> Result<Locked, Error> {
     if observe_tended(at)?.is_attached() {
         return Err(Error::bad_request(format!("box {} cannot be {what}", at.id))
             .caused_by("it is attached to the tare that started it")
@@ -197,6 +197,5 @@ fn moved_away(id: &BoxId, pid: i32) -> Error {
 }
 
 fn damaged(id: &BoxId) -> Error {
-    Error::failed(format!("the record of box {id} is damaged"))
-        .with_hint("'tare rm -f' ends the box all the same")
+    Error::failed(format!("the record of box {id} is damaged")).with_hint(Hint::Force)
 }

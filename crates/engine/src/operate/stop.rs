@@ -9,7 +9,7 @@ use tare_kernel::process::Process;
 
 use crate::care::tend::{awake, observe_tended};
 use crate::care::{Effort, Goal, settle};
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
@@ -148,7 +148,7 @@ pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<(), Error>
         };
         if observation.is_live() {
             let message = format!("box {} is {}", at.id, observation.state());
-            return Err(Error::conflict(message).with_hint("stop it first, or use 'tare rm -f'"));
+            return Err(Error::conflict(message).with_hint(Hint::StopOrForce));
         }
     }
     end(at, Leave::Nothing, within)

@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, FileType, statat};
 use tare_kernel::fds::open_directory;
 use tare_kernel::tree;
 
+use crate::error::Hint;
 use crate::host::layout::SCRATCH;
 use crate::record::files::CONTROL;
 use crate::record::{FILE, FILES, open_file, read_bytes};
@@ -49,6 +50,14 @@ impl Damage {
     /// The record was written by a tare of another version.
     pub fn other_version(version: u32) -> Self {
         Self::Unreadable(format!("another tare wrote it, version {version}"))
+    }
+
+    /// What the user can do about it, in the words of the caller.
+    pub fn hint(&self) -> Hint {
+        match self {
+            Self::NotOurs { .. } => self.remedy().into(),
+            Self::NotADirectory | Self::Unreadable(_) | Self::Broken(_) => Hint::Force,
+        }
     }
 
     /// What the user can do about it.

@@ -7,7 +7,7 @@ use tare_control::{Call, Report};
 use tare_kernel::process::Process;
 
 use crate::care::tend::{awake, observe_tended};
-use crate::error::Error;
+use crate::error::{Error, Hint};
 use crate::host::layout::BoxAt;
 use crate::observe::Observation;
 use crate::session::link;
@@ -54,7 +54,7 @@ fn open_logs(observed: &Observation, id: &BoxId) -> Result<Logs, Error> {
         let message = format!("box {id} has no log");
         return Err(Error::bad_request(message)
             .caused_by("its output goes to the tare that started it")
-            .with_hint("start a box with 'tare run -d' to have its output kept"));
+            .with_hint(Hint::CreateDetached("to have its output kept")));
     }
     Logs::open(rustix::fd::AsFd::as_fd(&observed.record))
 }

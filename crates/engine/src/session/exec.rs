@@ -10,7 +10,7 @@ use std::time::Duration;
 use tare_control::{Call, Exec, ExecStreams, Identity, Program, TerminalPlan};
 
 use crate::care::tend::awake;
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::host::layout::BoxAt;
 use crate::record::Record;
 use crate::session::Session;
@@ -123,7 +123,7 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
     }
     Err(Error::bad_request(format!("box {id} has no users of its own"))
         .caused_by("it was started with --contain")
-        .with_hint("leave -u out"))
+        .with_hint(Hint::LeaveUserOut))
 }
 
 /// Who the process is on the host.

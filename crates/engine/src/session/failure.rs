@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use tare_control::{LaunchStep, SetupStep};
 use tare_kernel::spawn::SpawnStep;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, Step};
 
 /// The keeper gave up before it was one.
@@ -65,8 +65,8 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
     }
 }
 
-fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
-    match step {
+fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
+    let text = match step {
         // A process that was stopped before its execve.
         SetupStep::Fork if errno == Errno::INTR.raw_os_error() => {
             Some("it was stopped on its way: does something in the box stop other processes?")
@@ -78,7 +78,9 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
         SetupStep::Volume => {
             Some("below /usr and in another volume the place must exist: tare makes nothing there")
         }
-        SetupStep::Fork => Some("is --pids or --memory too small?"),
+        SetupStep::Fork => {
+            return Some(Hint::TooSmall(&[LimitName::Pids, LimitName::Memory]));
+        }
         SetupStep::ReadPlan
         | SetupStep::JoinCgroupNamespace
         | SetupStep::PrivateMounts
@@ -91,7 +93,8 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<&'static str> {
         | SetupStep::Landlock
         | SetupStep::Streams
         | SetupStep::Detach => None,
-    }
+    };
+    text.map(Hint::from)
 }
 
 /// What a failed start was about.
@@ -114,16 +117,14 @@ pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
             let shown = subject.workdir;
             let shown = shown.map_or("/work".into(), |path| path.to_string_lossy());
             let message = format!("cannot use {} as the working directory", shown.escape_debug());
-            Error::bad_request(message).caused_by(why).with_hint(
-                "-w takes a directory that exists in the box and that its user may enter",
-            )
+            Error::bad_request(message).caused_by(why).with_hint(Hint::OtherWorkdir)
         }
         LaunchStep::Mark => failed("cannot mark the command's process tree", why),
         LaunchStep::Session => failed("cannot give the command a session", why),
         LaunchStep::Limits => failed("cannot set the command's limits", why),
-        LaunchStep::Credentials => failed("cannot give the command its user", why).with_hint(
-            "a box has the users 0 to 65535; without privileges it has one, and -u cannot be used",
-        ),
+        LaunchStep::Credentials => {
+            failed("cannot give the command its user", why).with_hint(Hint::LeaveUserOut)
+        }
         LaunchStep::Seccomp => failed("cannot filter the command's system calls", why),
     }
 }
@@ -139,10 +140,7 @@ fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
     if is(Errno::NOENT) || is(Errno::NOTDIR) {
         return Error::new(ErrorKind::CommandNotFound, message)
             .caused_by("there is no such program")
-            .with_hint(
-                "the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is \
-                 the program, or the interpreter it names, there?",
-            );
+            .with_hint(Hint::ProgramInBox);
     }
     let error = Error::new(ErrorKind::CommandNotExecutable, message).caused_by(why);
     if is(Errno::ACCESS) {

@@ -22,7 +22,7 @@ use tare_control::{Exec, ExecStreams, Program};
 use tare_kernel::clock::timespec;
 
 use crate::care::tend::{awake, observe_tended};
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::host::layout::BoxAt;
 use crate::record::exit::Exit;
 use crate::session::stdio::{Stdin, Streams};
@@ -346,7 +346,7 @@ fn cannot_copy(id: &BoxId, why: &str) -> Error {
     let error = Error::bad_request(format!("box {id} did not copy")).caused_by(why.to_owned());
     let is_full = ["No space left", "File too large"];
     if is_full.iter().any(|words| why.contains(words)) {
-        error.with_hint("its scratch space has a size: --scratch of 'tare run'")
+        error.with_hint(Hint::MoreScratch)
     } else {
         error
     }

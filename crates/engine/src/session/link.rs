@@ -15,7 +15,7 @@ use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::peer_pid;
 use tare_kernel::procfs::Procfs;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Hint};
 use crate::record::Record;
 use crate::spec::BoxId;
 
@@ -41,7 +41,7 @@ impl KeeperLink {
         let frame = encode(&Versioned::new(call), CALL_BYTES_MAX).map_err(|error| {
             Error::bad_request("the command and its environment are too large")
                 .caused_by(error)
-                .with_hint("pass large data through stdin or 'tare cp'")
+                .with_hint(Hint::PassLargeDataOtherwise)
         })?;
         let patience = patience(call);
         let until_ns = boot_ns() + patience.as_nanos() as u64;
@@ -50,7 +50,7 @@ impl KeeperLink {
                 // The box may live: its socket was deleted.
                 return Error::conflict(format!("box {id} cannot be reached"))
                     .caused_by("its control socket is missing")
-                    .with_hint("'tare ls' says whether it runs; 'tare rm -f' ends it");
+                    .with_hint(Hint::InspectOrForce);
             }
             unreachable_keeper(id, error, None)
         })?;
@@ -121,7 +121,9 @@ pub fn call_done(record: &Record, id: &BoxId, what: &Call) -> Result<(), Error> 
 }
 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
+    let error = Error::conflict(format!("box {id} does not do what was asked for"));
     let (why, hint) = match refusal {
+        Refusal::Paused => return error.caused_by("it is paused").with_hint(Hint::Resume),
         Refusal::Busy => {
             ("it runs as many processes for others as it can", "try again when one has ended")
         }
@@ -133,7 +135,6 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
             "it is attached to the tare that started it and has no log",
             "leave -d out, or start the box with 'tare run -d'",
         ),
-        Refusal::Paused => ("it is paused", "'tare resume' lets it go on"),
         Refusal::NoFreezer => ("it has no cgroup to be paused in", "see 'tare doctor'"),
         Refusal::NoJournal => {
             ("its keeper cannot write its journal", "does the disk of the state root work?")
@@ -142,9 +143,7 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
             ("its keeper does not understand", "was it started by another version of tare?")
         }
     };
-    Error::conflict(format!("box {id} does not do what was asked for"))
-        .caused_by(why)
-        .with_hint(hint)
+    error.caused_by(why).with_hint(hint)
 }
 
 fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<BorrowedFd<'_>>) -> Error {
@@ -159,8 +158,7 @@ fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<BorrowedFd<'_
 }
 
 fn ended_meanwhile(id: &BoxId) -> Error {
-    Error::conflict(format!("box {id} has ended"))
-        .with_hint("'tare ls -a' says how; 'tare run -d' starts another")
+    Error::conflict(format!("box {id} has ended")).with_hint(Hint::SeeHowItEnded)
 }
 
 /// The keeper has said nothing in time. `socket` leads to it.
@@ -169,9 +167,9 @@ fn silent(id: &BoxId, socket: Option<BorrowedFd<'_>>) -> Error {
     if socket.is_some_and(is_stopped) {
         error
             .caused_by("its keeper is stopped, by a signal or by a debugger")
-            .with_hint("continue the keeper with SIGCONT, or use 'tare rm -f'")
+            .with_hint(Hint::ContinueKeeperOrForce)
     } else {
-        error.with_hint("'tare inspect' says what it is doing; 'tare rm -f' ends it in any case")
+        error.with_hint(Hint::InspectOrForce)
     }
 }
 

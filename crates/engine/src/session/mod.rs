@@ -28,7 +28,7 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 use tare_kernel::spawn::Child;
 
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Hint};
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::layout::StateRoot;
 use crate::record::Locked;
@@ -194,7 +194,7 @@ impl Session {
                 Some(Event::Failed(error)) => return Err(error),
                 Some(Event::Gone) => {
                     let message = format!("box {} ended before the command was started", self.id);
-                    return Err(Error::failed(message).with_hint("see 'tare ls -a'"));
+                    return Err(Error::failed(message).with_hint(Hint::ListBoxes));
                 }
                 None => {
                     let mut fds = [PollFd::from_borrowed_fd(self.events_fd(), PollFlags::IN)];

@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use crate::error::Error;
+use crate::error::{Error, Hint};
 use crate::spec::shown::{bad, quoted};
 
 /// The key and the value of an environment variable.
@@ -21,8 +21,6 @@ pub const ARGUMENTS_BYTES_MAX: usize = 2 << 20;
 pub const ARGUMENT_BYTES_MAX: usize = 128 << 10;
 /// Each string also costs its NUL and a pointer.
 const OVERHEAD_BYTES: usize = 1 + size_of::<usize>();
-
-const FORM: &str = "write KEY=VALUE; the host's environment is not passed in";
 
 /// Checks that execve(2) can accept the command and its environment.
 pub fn check(command: &[OsString], env: &[Variable]) -> Result<(), Error> {
@@ -85,12 +83,12 @@ pub fn variable(text: &OsStr) -> Result<Variable, Error> {
     let bytes = text.as_bytes();
     let Some(end) = bytes.iter().position(|byte| *byte == b'=') else {
         let message = format!("{} is an environment variable without '='", quoted(text));
-        return Err(bad(message, FORM));
+        return Err(bad(message, Hint::VariableForm));
     };
     let (key, value) = (&bytes[..end], &bytes[end + 1..]);
     if let Some(why) = wrong_key(key).or_else(|| wrong_value(key, value)) {
         let message = format!("{} is an environment variable {why}", quoted(text));
-        return Err(bad(message, FORM));
+        return Err(bad(message, Hint::VariableForm));
     }
     Ok((to_os(key), to_os(value)))
 }
@@ -125,7 +123,7 @@ fn parse_line(line: &[u8]) -> Result<Variable, Error> {
 }
 
 fn at_line(path: &Path, line: usize, error: Error) -> Error {
-    let hint = error.hint().unwrap_or(FORM).to_owned();
+    let hint = error.hint().cloned().unwrap_or(Hint::VariableForm);
     Error::bad_request(format!("line {line} of {} is wrong", quoted(path)))
         .caused_by(error)
         .with_hint(hint)
@@ -246,7 +244,7 @@ mod tests {
     fn a_line_for_a_shell_is_refused() {
         for line in ["export A=1", "A =1"] {
             let error = variables_in_file(Path::new("f"), line.as_bytes()).unwrap_err();
-            assert!(error.hint().unwrap().contains("'export'"), "{error}");
+            assert!(format!("{:?}", error.hint()).contains("'export'"), "{error}");
         }
         assert!(variables_in_file(Path::new("f"), b"A= 1 2").is_ok());
     }

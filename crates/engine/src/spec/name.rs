@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, Hint};
 use crate::spec::shown::{bad, quoted};
 
 const ID_LENGTH: usize = 12;
@@ -192,8 +192,7 @@ pub fn labels<'a>(
 /// Reads one label, `KEY=VALUE`. The key is like a name and may also contain `/`. The value is any
 /// text on one line.
 pub fn label(text: &str) -> Result<(String, String), Error> {
-    let refused =
-        |why: &str| bad(format!("{} {why}", quoted(text)), "write KEY=VALUE, such as team=blue");
+    let refused = |why: &str| bad(format!("{} {why}", quoted(text)), Hint::LabelForm);
     let (key, value) = text.split_once('=').ok_or_else(|| refused("is a label without '='"))?;
     if !is_token(key, b"_.-/") {
         return Err(refused("is a label whose key is not a name"));
@@ -449,7 +448,7 @@ mod tests {
         ] {
             let error = User::parse(text).unwrap_err();
             assert!(error.to_string().ends_with("is not a user of a box"), "{error}");
-            assert!(error.hint().unwrap().contains("0 to 65533"));
+            assert!(format!("{:?}", error.hint()).contains("0 to 65533"));
         }
     }
 

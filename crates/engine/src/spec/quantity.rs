@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, Hint};
 use crate::spec::shown::{bad, quoted};
 
 const KIB: u64 = 1 << 10;
@@ -71,7 +71,6 @@ const TIME_UNITS: [(&str, u64); 5] = [
     ("ms", 1_000_000),
 ];
 
-const BYTES_FORM: &str = "write a size such as 64k, 512m, 1.5g or 1048576";
 const CPUS_FORM: &str =
     "write a number from 0.01 to 1024 with at most three decimals, such as 0.5 or 2";
 const DURATION_FORM: &str = "write a duration such as 30s, 500ms, 2m or 1h30m, from 1ms to 3650d";
@@ -174,13 +173,13 @@ fn bytes_from(least: u64, text: &str) -> Result<u64, Error> {
     let (number, suffix) = split_number(text);
     let unit = unit_named(&mut BYTE_UNITS.iter(), suffix);
     let bytes = unit.and_then(|unit| scaled(number, unit, DECIMALS_MAX));
-    within(text, bytes, "a size", least..=BYTES_MAX, show_bytes, BYTES_FORM)
+    within(text, bytes, "a size", least..=BYTES_MAX, show_bytes, Hint::SizeForm)
 }
 
 fn count(text: &str, what: &str, range: RangeInclusive<u32>) -> Result<u32, Error> {
     let form = format!("write a whole number from {} to {}", range.start(), range.end());
     let range = (*range.start()).into()..=(*range.end()).into();
-    let number = within(text, scaled(text, 1, 0), what, range, |number| number.to_string(), &form)?;
+    let number = within(text, scaled(text, 1, 0), what, range, |number| number.to_string(), form)?;
     Ok(u32::try_from(number).expect("the range ends within 32 bits"))
 }
 
@@ -191,17 +190,17 @@ fn within(
     what: &str,
     range: RangeInclusive<u64>,
     show: impl Fn(u64) -> String,
-    form: &str,
+    form: impl Into<Hint>,
 ) -> Result<u64, Error> {
-    let refused = |why: String| bad(format!("{} {why}", quoted(text)), form);
-    let value = value.ok_or_else(|| refused(format!("is not {what}")))?;
-    match u64::try_from(value) {
-        Ok(value) if range.contains(&value) => Ok(value),
-        Ok(value) if value < *range.start() => {
-            Err(refused(format!("is too small, the least is {}", show(*range.start()))))
+    let why = match value.map(u64::try_from) {
+        Some(Ok(value)) if range.contains(&value) => return Ok(value),
+        Some(Ok(value)) if value < *range.start() => {
+            format!("is too small, the least is {}", show(*range.start()))
         }
-        Ok(_) | Err(_) => Err(refused(format!("is too large, the most is {}", show(*range.end())))),
-    }
+        Some(Ok(_) | Err(_)) => format!("is too large, the most is {}", show(*range.end())),
+        None => format!("is not {what}"),
+    };
+    Err(bad(format!("{} {why}", quoted(text)), form))
 }
 
 /// Sums the terms of a duration. No unit may come twice or after a smaller one.
@@ -386,7 +385,7 @@ mod tests {
         }
         let error = nofile("5.0").unwrap_err();
         assert!(error.to_string().ends_with("is not a number of descriptors"), "{error}");
-        assert!(error.hint().unwrap().contains("16 to 1048576"));
+        assert!(format!("{:?}", error.hint()).contains("16 to 1048576"));
     }
 
     #[test]
@@ -410,7 +409,7 @@ mod tests {
         ] {
             let error = cpus(text).unwrap_err();
             assert!(error.to_string().ends_with(why), "{text}: {error}");
-            assert!(error.hint().unwrap().contains("at most three decimals"));
+            assert!(format!("{:?}", error.hint()).contains("at most three decimals"));
         }
     }
 

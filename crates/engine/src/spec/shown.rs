@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::fmt::Write;
 
-use crate::error::Error;
+use crate::error::{Error, Hint};
 
 /// Longer values are cut here: enough to recognise what the user typed.
 const SHOWN_CHARS_MAX: usize = 64;
@@ -38,7 +38,7 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// Returns the error for a bad value. The hint says what would be accepted.
-pub(super) fn bad(message: impl Into<String>, hint: impl Into<String>) -> Error {
+pub(super) fn bad(message: impl Into<String>, hint: impl Into<Hint>) -> Error {
     Error::bad_request(message).with_hint(hint)
 }
 

@@ -169,7 +169,7 @@ impl BoxesConfig {
         let named = |name: &str, error: Error| {
             let message = format!("[librechat.boxes] {name}: {error}");
             match error.hint() {
-                Some(hint) => Error::bad_request(message).with_hint(hint.to_owned()),
+                Some(hint) => Error::bad_request(message).with_hint(hint.clone()),
                 None => Error::bad_request(message),
             }
         };
@@ -290,7 +290,7 @@ mod tests {
     /// `Err` has what is said, with its hint.
     fn checked(text: &str) -> Result<Auth, String> {
         let config = read(text);
-        let said = |error: Error| format!("{error} ({})", error.hint().unwrap_or_default());
+        let said = |error: Error| format!("{error} ({:?})", error.hint());
         config.check().map_err(said)?;
         Ok(config.librechat.auth(&config.keys))
     }

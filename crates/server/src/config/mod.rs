@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
 use tare_engine::spec::{Name, quantity};
-use tare_engine::{Error, GaugeSettings, Thresholds};
+use tare_engine::{Error, GaugeSettings, Hint, Thresholds};
 
 use crate::config::files::FilesConfig;
 use crate::config::hook::HookConfig;
@@ -326,8 +326,8 @@ pub fn with<'de, D: Deserializer<'de>, T>(
 ) -> Result<T, D::Error> {
     let text = input.deserialize_str(Text { example })?;
     parse(&text).map_err(|error| match error.hint() {
-        Some(hint) => D::Error::custom(format!("{error} ({hint})")),
-        None => D::Error::custom(error),
+        Some(Hint::Text(hint)) => D::Error::custom(format!("{error} ({hint})")),
+        Some(_) | None => D::Error::custom(format!("{error} (write a text such as {example:?})")),
     })
 }
 

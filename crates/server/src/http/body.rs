@@ -65,7 +65,7 @@ impl BoundedBody {
     fn too_large(&self) -> ServiceError {
         let message = format!("the body has more than {}", quantity::show_bytes(self.bytes_max));
         let error = ServiceError::too_large("too_large", message);
-        ServiceError { hint: self.hint.map(str::to_owned), ..error }
+        ServiceError { hint: self.hint.map(Into::into), ..error }
     }
 }
 

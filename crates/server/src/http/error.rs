@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::error::{Kind, ServiceError};
+use crate::http::hint;
 
 /// Every error of the native API.
 #[derive(Debug, Serialize, ToSchema)]
@@ -63,7 +64,7 @@ pub fn response(status: StatusCode, error: &ServiceError, request_id: &str) -> R
     let body = ErrorBody {
         error: ErrorObject {
             code: error.code.to_owned(),
-            message: message(error),
+            message: error.message.clone(),
             hint: hint(error),
             request_id: request_id.to_owned(),
         },
@@ -84,88 +85,27 @@ pub fn error_json(error: &ServiceError) -> Value {
     json!({
         "status": status(error.kind).as_u16(),
         "code": error.code,
-        "message": message(error),
+        "message": error.message,
         "hint": hint(error),
     })
 }
 
-/// Where the engine names an option that the host cannot enforce, a client knows a field.
-pub fn message(error: &ServiceError) -> String {
-    if error.code == "unsupported" { for_http(&error.message) } else { error.message.clone() }
-}
-
 pub fn hint(error: &ServiceError) -> Option<String> {
-    error.hint.as_deref().map(for_http)
-}
-
-/// The engine names commands and options of the command line. A client has routes and fields
-/// instead. Longer texts come first.
-const WORDS: [(&str, &str); 25] = [
-    ("'tare ls -a' lists all", "GET /v1/boxes lists all"),
-    ("it is tried again by the next command", "the server tries again"),
-    ("'tare ls -a' says how", "GET of the box says how"),
-    ("'tare run -d' starts another", "POST /v1/boxes makes another"),
-    ("'tare inspect' says", "GET of the box says"),
-    ("use 'tare rm -f'", "use DELETE with ?force=true"),
-    ("'tare rm -f' tries", "DELETE with ?force=true tries"),
-    ("'tare rm -f' removes", "DELETE with ?force=true removes"),
-    ("'tare resume' lets", "POST to its /resume lets"),
-    ("'tare explain' says what became of it", "for another box, send another Idempotency-Key"),
-    ("start it with 'tare run -d'", "make it with POST /v1/boxes"),
-    ("start a box with 'tare run -d'", "make one with POST /v1/boxes"),
-    ("stdin or 'tare cp'", "stdin or in a file"),
-    ("stdin or a volume", "stdin or in a file"),
-    ("--scratch of 'tare run'", "limits.scratch_bytes"),
-    ("--scratch", "limits.scratch_bytes"),
-    (
-        "/usr, or what --rootfs holds, and what -v gives it;",
-        "/usr, and what the operator gives it;",
-    ),
-    ("-w takes", "workdir takes"),
-    ("leave -u out", "leave 'user' out"),
-    ("write a size such as 64k, 512m, 1.5g or 1048576", "write a number of bytes"),
-    (
-        "write KEY=VALUE, such as team=blue",
-        "write {\"KEY\": \"VALUE\"}, such as {\"team\": \"blue\"}",
-    ),
-    ("write KEY=VALUE", "write {\"KEY\": \"VALUE\"}"),
-    ("--memory", "limits.memory_bytes"),
-    ("--pids", "limits.pids"),
-    ("--cpus", "limits.cpus"),
-];
-
-fn for_http(text: &str) -> String {
-    let replace = |text: String, (engine, http): &(&str, &str)| text.replace(engine, http);
-    WORDS.iter().fold(text.to_owned(), replace)
+    error.hint.as_ref().map(hint::words)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
-    use rustix::io::Errno;
-    use tare_engine::{Error, ErrorKind};
+    use tare_engine::{Error, ErrorKind, Hint};
 
     use super::*;
 
     #[test]
     fn a_hint_names_a_route() {
-        let error = Error::new(ErrorKind::NoSuchBox, "there is no box 'x'")
-            .with_hint("'tare ls -a' lists all");
+        let error =
+            Error::new(ErrorKind::NoSuchBox, "there is no box 'x'").with_hint(Hint::ListBoxes);
         let error = ServiceError::from(error);
         assert_eq!(status(error.kind), StatusCode::NOT_FOUND);
         assert_eq!(hint(&error).as_deref(), Some("GET /v1/boxes lists all"));
-    }
-
-    #[test]
-    fn a_limit_that_the_host_cannot_enforce_is_named_as_a_field() {
-        let message_of_the_engine = "cannot enforce --memory on this host";
-        let error = Error::new(ErrorKind::Unsupported, message_of_the_engine)
-            .caused_by(io::Error::from(Errno::ACCESS))
-            .with_hint("leave --memory out");
-        let error = ServiceError::from(error);
-        let expected = "cannot enforce limits.memory_bytes on this host: Permission denied";
-        assert_eq!(message(&error), expected);
-        assert_eq!(hint(&error).as_deref(), Some("leave limits.memory_bytes out"));
     }
 }

@@ -60,7 +60,7 @@ fn body(error: &ServiceError) -> Value {
     let hint = error::hint(error);
     let message = match error.code {
         "stopping" => "Service is shutting down".to_owned(),
-        _ => error::message(error),
+        _ => error.message.clone(),
     };
     let sentence = match &hint {
         Some(hint) => format!("{message}; {hint}"),

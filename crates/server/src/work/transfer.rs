@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use rustix::io::Errno;
 use tare_engine::files::{PIECE_BYTES_MAX, PendingFile, piece_head};
-use tare_engine::{Copy, Error, ErrorKind, PathKind};
+use tare_engine::{Copy, Error, ErrorKind, Hint, PathKind};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -305,11 +305,8 @@ fn file_error(error: Error) -> ServiceError {
         Some(_) | None => (Kind::Invalid, "file_error"),
     };
     let hint = match code {
-        "is_a_directory" => Some("?list=true lists it, ?tar=true gets all of it".to_owned()),
-        "no_space" => Some(
-            "its scratch space has a size: limits.scratch_bytes; a file that was there is unchanged"
-                .to_owned(),
-        ),
+        "is_a_directory" => Some("?list=true lists it, ?tar=true gets all of it".into()),
+        "no_space" => Some(Hint::MoreScratch),
         _ => None,
     };
     ServiceError { kind, code, hint, ..error }

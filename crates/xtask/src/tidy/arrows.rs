@@ -22,7 +22,8 @@ const CRATES: [Crate; 4] = [
     Crate {
         src: "crates/engine/src",
         rows: &[
-            ("error", ""),
+            ("hint", ""),
+            ("error", "hint"),
             ("spec", "error"),
             ("time", "error spec"),
             ("host", "error time spec"),
@@ -106,7 +107,8 @@ const CRATES: [Crate; 4] = [
     Crate {
         src: "crates/cli/src",
         rows: &[
-            ("error", ""),
+            ("hint", ""),
+            ("error", "hint"),
             ("context", "error"),
             ("suggest", ""),
             ("usage", "error suggest cli"),

@@ -6,7 +6,7 @@ use std::path::Path;
 use tare_kernel::cgroup::{Cgroup, Version};
 
 use super::WorkloadCgroup;
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint, LimitName};
 use crate::host::CgroupRoots;
 use crate::spec::Limits;
 
@@ -150,16 +150,14 @@ impl Controller {
 
     pub fn cannot_enforce(self) -> Error {
         let name = self.name();
-        let option = match self {
-            Self::Memory => "--memory",
-            Self::Pids => "--pids",
-            Self::Cpu => "--cpus",
+        let limit = match self {
+            Self::Memory => LimitName::Memory,
+            Self::Pids => LimitName::Pids,
+            Self::Cpu => LimitName::Cpus,
         };
-        Error::new(ErrorKind::Unsupported, format!("cannot enforce {option} on this host"))
+        Error::new(ErrorKind::Unsupported, format!("cannot enforce the {name} limit on this host"))
             .caused_by(format!("no writable cgroup with the {name} controller"))
-            .with_hint(format!(
-                "run as root or with a delegated cgroup, or leave {option} out; see 'tare doctor'"
-            ))
+            .with_hint(Hint::LeaveLimitOut(limit))
     }
 }
 

@@ -1,0 +1,63 @@
+//! Hints of the engine in the words of the command line: commands and options.
+
+use tare_engine::{Hint, LimitName};
+
+pub fn words(hint: &Hint) -> String {
+    let text = match hint {
+        Hint::Text(text) => text,
+        Hint::ListBoxes => "'tare ls -a' lists all",
+        Hint::SeeHowItEnded => "'tare ls -a' says how; 'tare run -d' starts another",
+        Hint::InspectOrForce => "'tare inspect' says what it is doing; 'tare rm -f' ends it",
+        Hint::Force => "'tare rm -f' ends it",
+        Hint::StopOrForce => "stop it first, or use 'tare rm -f'",
+        Hint::ContinueKeeperOrForce => "continue the keeper with SIGCONT, or use 'tare rm -f'",
+        Hint::Resume => "'tare resume' lets it go on",
+        Hint::ChooseAnotherName => "choose another, or 'tare rm -f' removes that box",
+        Hint::IdWasUsed => "'tare explain' says what became of it",
+        Hint::TriedAgain => {
+            "a process in it may hang in the kernel; the next command tries again to end it"
+        }
+        Hint::CreateDetached(purpose) => return format!("start it with 'tare run -d' {purpose}"),
+        Hint::PassLargeDataOtherwise => "pass large data through stdin, 'tare cp' or a volume",
+        Hint::MoreScratch => "its scratch space has a size: --scratch of 'tare run'",
+        Hint::TooSmall(limits) => {
+            let options: Vec<&str> = limits.iter().copied().map(option).collect();
+            return format!("is {} too small?", options.join(" or "));
+        }
+        Hint::LessOrMoreMemory(limit) => {
+            return format!("give less {}, or more --memory", option(*limit));
+        }
+        Hint::LeaveLimitOut(limit) => {
+            return format!(
+                "run as root or with a delegated cgroup, or leave {} out; see 'tare doctor'",
+                option(*limit)
+            );
+        }
+        Hint::LeaveUserOut => "leave -u out: this box has one user",
+        Hint::OtherWorkdir => {
+            "-w takes a directory that exists in the box and that its user may enter"
+        }
+        Hint::ProgramInBox => {
+            "the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is the \
+             program, or the interpreter it names, there?"
+        }
+        Hint::SizeForm => "write a size such as 64k, 512m, 1.5g or 1048576",
+        Hint::VariableForm => "write KEY=VALUE; the host's environment is not passed in",
+        Hint::LabelForm => "write KEY=VALUE, such as team=blue",
+        Hint::Also(also) => {
+            let first = also.first.as_ref().map(|hint| words(hint) + "; ").unwrap_or_default();
+            return format!("{first}also, {}; {}", also.failure, words(&also.advice));
+        }
+    };
+    text.to_owned()
+}
+
+fn option(limit: LimitName) -> &'static str {
+    match limit {
+        LimitName::Memory => "--memory",
+        LimitName::Pids => "--pids",
+        LimitName::Cpus => "--cpus",
+        LimitName::Scratch => "--scratch",
+        LimitName::Output => "--output-limit",
+    }
+}
