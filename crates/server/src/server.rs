@@ -225,7 +225,7 @@ async fn drain(app: &App) {
     let limits = app.config().limits.clone();
     let idle = async { tokio::join!(app.admission.idle(), app.processes.idle()) };
     tokio::pin!(idle);
-    let ended = match tokio::time::timeout(limits.drain, &mut idle).await {
+    let ended = match tokio::time::timeout(limits.drain.0, &mut idle).await {
         Ok(_) => 0,
         Err(_late) => {
             let running = app.admission.running() + app.processes.running();

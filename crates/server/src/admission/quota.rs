@@ -38,7 +38,7 @@ impl Quota {
         Self {
             boxes: key.boxes,
             runs_per_second: key.runs_per_second,
-            memory_bytes: key.memory_bytes,
+            memory_bytes: key.memory_bytes.map(|size| size.0),
         }
     }
 }
@@ -239,11 +239,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::config::ByteSize;
 
     fn config(quota: Quota) -> Config {
         let key = Key {
             boxes: quota.boxes,
-            memory_bytes: quota.memory_bytes,
+            memory_bytes: quota.memory_bytes.map(ByteSize),
             ..Key::of("ci", b"secret")
         };
         Config { keys: vec![key], ..Config::default() }

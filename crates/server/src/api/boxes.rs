@@ -342,7 +342,7 @@ pub async fn stop(
 ) -> Result<axum::Json<Status>, ServiceError> {
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
     let grace = grace_ms.map_or(GRACE, Duration::from_millis);
-    if grace > service.config().limits.timeout_max {
+    if grace > service.config().limits.timeout_max.0 {
         return Err(ServiceError::invalid("invalid", "grace_ms: it is too long"));
     }
     Ok(axum::Json(service.stop(&caller, id, grace).await?))

@@ -129,7 +129,7 @@ pub async fn exec(
         let output = process.relay(input, None, &OutputSink::Keep).await?;
         return Ok(axum::Json(ExecResult::new(output, request.encoding)).into_response());
     }
-    Ok(stream::output(format, request.encoding, limits.client, |sink| async move {
+    Ok(stream::output(format, request.encoding, limits.client.0, |sink| async move {
         let output = process.relay(input, None, &sink).await?;
         // The output was in the frames before.
         Ok(ExecResult::new(output, Encoding::Utf8))

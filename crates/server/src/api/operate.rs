@@ -140,7 +140,7 @@ async fn run_one(
     caller: &Caller,
     progress: Progress,
 ) -> Result<axum::Json<Readiness>, ServiceError> {
-    let timeout = Some(service.config().limits.timeout);
+    let timeout = Some(service.config().limits.timeout.0);
     let exec = ExecSpec { timeout, ..ExecSpec::of(["true"]) };
     let request = RunRequest::<()> { progress, ..RunRequest::new(Spec::of(Vec::new()), exec, 0) };
     let admitted = service.admit_run(caller, &request.spec).await;

@@ -212,7 +212,7 @@ pub async fn stdin(
         let message = "its input is closed, or it has ended";
         return Err(ServiceError::conflict("stdin_closed", message));
     };
-    let client_timeout = service.config().limits.client;
+    let client_timeout = service.config().limits.client.0;
     let mut body = BoundedBody::unbounded(body, client_timeout);
     while let Some(bytes) = body.next().await? {
         for piece in bytes.chunks(CHUNK_BYTES) {

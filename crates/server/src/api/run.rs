@@ -133,7 +133,7 @@ pub async fn run(
         let output = service.run_admitted(&caller, admitted, request, OutputSink::Keep).await?;
         return Ok(axum::Json(RunResult::new(output, encoding)).into_response());
     }
-    let client_timeout = service.config().limits.client;
+    let client_timeout = service.config().limits.client.0;
     Ok(stream::output(format, encoding, client_timeout, |sink| async move {
         let output = service.run_admitted(&caller, admitted, request, sink).await?;
         // The output was in the frames before.
@@ -178,8 +178,8 @@ fn run_request(
     Ok(RunRequest {
         stdin: request.stdin.map(String::into_bytes),
         files,
-        collect: collect(outputs(request.outputs)?, most.output_bytes),
-        ..RunRequest::new(fields.into_spec(most)?, exec, most.output_bytes)
+        collect: collect(outputs(request.outputs)?, most.output_bytes.0),
+        ..RunRequest::new(fields.into_spec(most)?, exec, most.output_bytes.0)
     })
 }
 

@@ -8,7 +8,7 @@ use rustix::fs::{Access, access, statfs};
 use serde::Deserialize;
 use tare_engine::{Error, ErrorKind};
 
-use crate::config::{size, time};
+use crate::config::{ByteSize, Period};
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -16,16 +16,12 @@ pub struct FilesConfig {
     /// The default depends on the user who runs the server.
     pub directory: Option<PathBuf>,
     /// The total size of one owner's files.
-    #[serde(deserialize_with = "size")]
-    pub owner_bytes: u64,
+    pub owner_bytes: ByteSize,
     /// The total size of all files.
-    #[serde(deserialize_with = "size")]
-    pub total_bytes: u64,
-    #[serde(deserialize_with = "size")]
-    pub file_bytes: u64,
+    pub total_bytes: ByteSize,
+    pub file_bytes: ByteSize,
     /// LibreChat treats files that are older than 23 hours as gone.
-    #[serde(deserialize_with = "time")]
-    pub ttl: Duration,
+    pub ttl: Period,
     /// The number of files in one request.
     pub request_files: usize,
 }
@@ -47,10 +43,10 @@ impl Default for FilesConfig {
     fn default() -> Self {
         Self {
             directory: None,
-            owner_bytes: 2 << 30,
-            total_bytes: 20 << 30,
-            file_bytes: 150 << 20,
-            ttl: Duration::from_secs(24 * 3600),
+            owner_bytes: ByteSize(2 << 30),
+            total_bytes: ByteSize(20 << 30),
+            file_bytes: ByteSize(150 << 20),
+            ttl: Period::seconds(24 * 3600),
             request_files: 200,
         }
     }
@@ -99,10 +95,10 @@ impl FilesConfig {
 
     pub fn limits(&self) -> StoreLimits {
         StoreLimits {
-            file_bytes: self.file_bytes,
-            owner_bytes: self.owner_bytes,
-            total_bytes: self.total_bytes,
-            ttl: self.ttl,
+            file_bytes: self.file_bytes.0,
+            owner_bytes: self.owner_bytes.0,
+            total_bytes: self.total_bytes.0,
+            ttl: self.ttl.0,
         }
     }
 }

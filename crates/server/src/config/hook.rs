@@ -1,26 +1,24 @@
 //! `[hooks]`: the command that the server calls when a gauge changes its level.
 
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use serde::Deserialize;
 use tare_engine::Error;
 
-use crate::config::time;
+use crate::config::Period;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HookConfig {
     /// A program and its arguments. The event is on its stdin, as JSON.
     pub command: Vec<String>,
-    #[serde(deserialize_with = "time")]
-    pub timeout: Duration,
+    pub timeout: Period,
 }
 
 impl Default for HookConfig {
     fn default() -> Self {
-        Self { command: Vec::new(), timeout: Duration::from_secs(10) }
+        Self { command: Vec::new(), timeout: Period::seconds(10) }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 use tare_engine::Error;
 
-use crate::config::{size, with};
+use crate::config::units::{ByteSize, parsed};
 
 /// An API key. The configuration contains only its hash, so a reader of the file cannot use it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -22,8 +22,7 @@ pub struct Key {
     /// The average rate; as many may begin at once.
     pub runs_per_second: Option<f64>,
     /// The sum of the memory limits of these boxes.
-    #[serde(default, deserialize_with = "optional_size")]
-    pub memory_bytes: Option<u64>,
+    pub memory_bytes: Option<ByteSize>,
 }
 
 impl Key {
@@ -65,16 +64,12 @@ impl Key {
     }
 }
 
-fn optional_size<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u64>, D::Error> {
-    size(input).map(Some)
-}
-
 fn hex<'de, D: Deserializer<'de>>(input: D) -> Result<[u8; 32], D::Error> {
     let wrong = || {
         let message = "a sha256 has 64 hexadecimal digits";
         Error::bad_request(message).with_hint("printf %s KEY | sha256sum")
     };
-    with(input, &"0a".repeat(32), |text| {
+    parsed(input, &"0a".repeat(32), |text| {
         let digits = text.as_bytes().as_chunks::<2>();
         let mut bytes = [0; 32];
         if !text.is_ascii() || !digits.1.is_empty() || digits.0.len() != bytes.len() {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error as _, SeqAccess, Visitor};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use tare_engine::spec::quantity;
 use tare_engine::{Error, reason};
 
-use crate::config::{Exposure, Key, Listen, size, time};
+use crate::config::{ByteSize, Exposure, Key, Listen, Period};
 
 /// The tenant of executions without a credential. No key and no token can have this name.
 pub const ANONYMOUS: &str = "anonymous";
@@ -56,11 +55,11 @@ pub struct JwtConfig {
     #[serde(default = "audience")]
     pub audience: String,
     /// The tolerated difference between the clocks of LibreChat and tare.
-    #[serde(default = "skew", deserialize_with = "time")]
-    pub skew: Duration,
+    #[serde(default = "skew")]
+    pub skew: Period,
     /// The longest time from `iat` to `exp`.
-    #[serde(default = "lifetime_max", deserialize_with = "time")]
-    pub lifetime_max: Duration,
+    #[serde(default = "lifetime_max")]
+    pub lifetime_max: Period,
 }
 
 /// The files with the keys that sign tokens.
@@ -106,7 +105,7 @@ impl<'de> Deserialize<'de> for KeySource {
 }
 
 /// A larger skew would extend the life of every token.
-const SKEW_MAX: Duration = Duration::from_secs(30);
+const SKEW_MAX: Period = Period::seconds(30);
 
 fn issuer() -> String {
     "librechat".to_owned()
@@ -116,23 +115,21 @@ fn audience() -> String {
     "codeapi".to_owned()
 }
 
-fn skew() -> Duration {
+fn skew() -> Period {
     SKEW_MAX
 }
 
-fn lifetime_max() -> Duration {
-    Duration::from_secs(300)
+fn lifetime_max() -> Period {
+    Period::seconds(300)
 }
 
 /// `[librechat.boxes]`
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BoxesConfig {
-    #[serde(deserialize_with = "size")]
-    pub memory: u64,
+    pub memory: ByteSize,
     /// Space for files and everything else that is written.
-    #[serde(deserialize_with = "size")]
-    pub scratch: u64,
+    pub scratch: ByteSize,
     pub pids: u32,
     /// Whether programs use the host's network.
     pub host_network: bool,
@@ -144,21 +141,20 @@ pub struct BoxesConfig {
     /// How many files one execution may return.
     pub output_files: usize,
     /// A session that is not used for this long is ended.
-    #[serde(deserialize_with = "time")]
-    pub session_idle: Duration,
+    pub session_idle: Period,
 }
 
 impl Default for BoxesConfig {
     fn default() -> Self {
         Self {
-            memory: 1 << 30,
-            scratch: 512 << 20,
+            memory: ByteSize(1 << 30),
+            scratch: ByteSize(512 << 20),
             pids: 256,
             host_network: false,
             rootfs: None,
             packages: None,
             output_files: 100,
-            session_idle: Duration::from_secs(30 * 60),
+            session_idle: Period::seconds(30 * 60),
         }
     }
 }
@@ -173,13 +169,13 @@ impl BoxesConfig {
                 None => Error::bad_request(message),
             }
         };
-        quantity::memory_bytes(&self.memory.to_string()).map_err(|it| named("memory", it))?;
-        quantity::scratch_bytes(&self.scratch.to_string()).map_err(|it| named("scratch", it))?;
+        quantity::memory_bytes(&self.memory.0.to_string()).map_err(|it| named("memory", it))?;
+        quantity::scratch_bytes(&self.scratch.0.to_string()).map_err(|it| named("scratch", it))?;
         quantity::pids(&self.pids.to_string()).map_err(|it| named("pids", it))?;
         // A box gets less than the default if it has little memory.
         if self.scratch > self.memory && self.scratch != Self::default().scratch {
             let (scratch, memory) =
-                (quantity::show_bytes(self.scratch), quantity::show_bytes(self.memory));
+                (quantity::show_bytes(self.scratch.0), quantity::show_bytes(self.memory.0));
             let message = format!("scratch of {scratch} is more than the memory of {memory}");
             return Err(named("scratch", Error::bad_request(message)));
         }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer};
 use tare_engine::Error;
 
-use crate::config::with;
+use crate::config::units::parsed;
 
 /// Where the server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl FromStr for Listen {
 
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        with(input, "127.0.0.1:8080", str::parse)
+        parsed(input, "127.0.0.1:8080", str::parse)
     }
 }
 

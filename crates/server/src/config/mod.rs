@@ -8,16 +8,14 @@ mod keys;
 pub mod languages;
 pub mod librechat;
 mod listen;
+mod units;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
-use serde::de::{Error as _, Visitor};
-use serde::{Deserialize, Deserializer};
-use tare_engine::spec::{Name, quantity};
-use tare_engine::{Error, GaugeSettings, Hint, Thresholds};
+use serde::Deserialize;
+use tare_engine::spec::Name;
+use tare_engine::{Error, GaugeSettings, Thresholds};
 
 use crate::config::files::FilesConfig;
 use crate::config::hook::HookConfig;
@@ -25,6 +23,7 @@ pub use crate::config::keys::Key;
 use crate::config::languages::Languages;
 use crate::config::librechat::{Auth, LibreChatConfig};
 pub use crate::config::listen::{Exposure, Listen};
+pub use crate::config::units::{ByteSize, Period};
 use crate::error::in_plain_words;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -118,36 +117,25 @@ pub struct Limits {
     pub execs: usize,
     /// Boxes at once.
     pub boxes: usize,
-    #[serde(deserialize_with = "size")]
-    pub body_bytes: u64,
+    pub body_bytes: ByteSize,
     /// Memory for all request bodies together.
-    #[serde(deserialize_with = "size")]
-    pub bodies_bytes: u64,
+    pub bodies_bytes: ByteSize,
     /// The largest file or archive that can be uploaded into a box.
-    #[serde(deserialize_with = "size")]
-    pub upload_bytes: u64,
+    pub upload_bytes: ByteSize,
     /// For each stream of a run, and for the files that it returns.
-    #[serde(deserialize_with = "size")]
-    pub output_bytes: u64,
-    #[serde(deserialize_with = "time")]
-    pub timeout: Duration,
-    #[serde(deserialize_with = "time")]
-    pub timeout_max: Duration,
+    pub output_bytes: ByteSize,
+    pub timeout: Period,
+    pub timeout_max: Period,
     /// The lease of a box that is created without one.
-    #[serde(deserialize_with = "time")]
-    pub lease: Duration,
-    #[serde(deserialize_with = "time")]
-    pub lease_max: Duration,
-    #[serde(deserialize_with = "size")]
-    pub memory_max: u64,
+    pub lease: Period,
+    pub lease_max: Period,
+    pub memory_max: ByteSize,
     /// Whether a box may use the host's network.
     pub host_network: bool,
     /// How long a client may take to send a body, or to read what is sent to it.
-    #[serde(deserialize_with = "time")]
-    pub client: Duration,
+    pub client: Period,
     /// How long runs may take to end after SIGTERM.
-    #[serde(deserialize_with = "time")]
-    pub drain: Duration,
+    pub drain: Period,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -186,18 +174,18 @@ impl Default for Limits {
             runs_waiting: 256,
             execs: 256,
             boxes: 1000,
-            body_bytes: 32 << 20,
-            bodies_bytes: 256 << 20,
-            upload_bytes: 1 << 30,
-            output_bytes: 8 << 20,
-            timeout: Duration::from_secs(30),
-            timeout_max: Duration::from_secs(600),
-            lease: Duration::from_secs(24 * 3600),
-            lease_max: Duration::from_secs(30 * 24 * 3600),
-            memory_max: 4 << 30,
+            body_bytes: ByteSize(32 << 20),
+            bodies_bytes: ByteSize(256 << 20),
+            upload_bytes: ByteSize(1 << 30),
+            output_bytes: ByteSize(8 << 20),
+            timeout: Period::seconds(30),
+            timeout_max: Period::seconds(600),
+            lease: Period::seconds(24 * 3600),
+            lease_max: Period::seconds(30 * 24 * 3600),
+            memory_max: ByteSize(4 << 30),
             host_network: false,
-            client: Duration::from_secs(30),
-            drain: Duration::from_secs(30),
+            client: Period::seconds(30),
+            drain: Period::seconds(30),
         }
     }
 }
@@ -306,44 +294,6 @@ fn in_a_line(text: &str, error: &toml::de::Error) -> String {
     match before.map(|before| before.split('\n')) {
         Some(lines) => format!("line {}: {what}", lines.count()),
         None => what,
-    }
-}
-
-pub fn size<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
-    with(input, "512m", quantity::bytes)
-}
-
-pub fn time<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    with(input, "30s", quantity::duration)
-}
-
-/// Deserializes a text with a parser of the engine, and adds its hint to an error. The error for
-/// a bare number shows an example in quotes.
-pub fn with<'de, D: Deserializer<'de>, T>(
-    input: D,
-    example: &str,
-    parse: impl FnOnce(&str) -> Result<T, Error>,
-) -> Result<T, D::Error> {
-    let text = input.deserialize_str(Text { example })?;
-    parse(&text).map_err(|error| match error.hint() {
-        Some(Hint::Text(hint)) => D::Error::custom(format!("{error} ({hint})")),
-        Some(_) | None => D::Error::custom(format!("{error} (write a text such as {example:?})")),
-    })
-}
-
-struct Text<'a> {
-    example: &'a str,
-}
-
-impl Visitor<'_> for Text<'_> {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a text in quotes, such as {:?}", self.example)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
     }
 }
 

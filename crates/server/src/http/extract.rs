@@ -126,8 +126,8 @@ async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), Servic
     let config = http.config();
     let limits = &config.limits;
     let body = request.into_body();
-    let mut body = BoundedBody::new(body, limits.body_bytes, limits.client, None)?;
-    let mut charge = http.bodies.charge(limits.bodies_bytes);
+    let mut body = BoundedBody::new(body, limits.body_bytes.0, limits.client.0, None)?;
+    let mut charge = http.bodies.charge(limits.bodies_bytes.0);
     let read = async {
         match read_all(&mut body, &mut charge).await {
             Ok(bytes) => Ok((bytes, charge)),
@@ -141,7 +141,7 @@ async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), Servic
             }
         }
     };
-    tokio::time::timeout(limits.client, read).await.map_err(|_| body::too_slow())?
+    tokio::time::timeout(limits.client.0, read).await.map_err(|_| body::too_slow())?
 }
 
 /// Reads into one block, which goes back to the system as a whole.

@@ -263,7 +263,7 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     seat: Seat,
 ) {
     let shutdown = http.shutdown.clone();
-    let patience = http.config().limits.client;
+    let patience = http.config().limits.client.0;
     let stream = Patient::new(stream, patience);
     let (head_within, close) = match &seat.reserved {
         None => (HEAD_WITHIN, CancellationToken::new()),

@@ -144,6 +144,7 @@ mod tests {
     use tare_harness::TemporaryDirectory;
 
     use super::*;
+    use crate::config::Period;
 
     #[test]
     fn the_default_directory_is_where_the_user_keeps_data() {
@@ -174,7 +175,7 @@ mod tests {
         let opening = locked(&files.0.opening);
         let (done, seen) = channel();
         let other = files.clone();
-        let shorter = FilesConfig { ttl: Duration::from_secs(60), ..config };
+        let shorter = FilesConfig { ttl: Period::seconds(60), ..config };
         std::thread::spawn(move || {
             other.configure(&shorter);
             done.send(other.used_bytes()).ok();

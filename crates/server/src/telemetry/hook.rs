@@ -134,7 +134,7 @@ fn start_runner(config: &HookConfig) -> io::Result<Runner> {
     command
         .arg0(OsStr::from_bytes(hook_runner::NAME.to_bytes()))
         .arg(std::process::id().to_string())
-        .arg(config.timeout.as_millis().to_string())
+        .arg(config.timeout.0.as_millis().to_string())
         .args(&config.command)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

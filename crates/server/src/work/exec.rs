@@ -53,7 +53,7 @@ impl Service {
     ) -> Result<Process, ServiceError> {
         self.shutdown.check_serving()?;
         let permit = self.processes.permit()?;
-        let bytes_max = self.config().limits.output_bytes;
+        let bytes_max = self.config().limits.output_bytes.0;
         let stdin = match (fed, spec.terminal) {
             (Fed::Yes, Terminal::Pipes) => Stdin::Pipe,
             (Fed::No, _) | (Fed::Yes, Terminal::Pty { .. }) => Stdin::Empty,

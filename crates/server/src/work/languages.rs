@@ -1,5 +1,4 @@
-//! Languages: what the file of some code is called, what makes a program of it, and
-//! what runs it. The operator's table stands over the one that is built in.
+//! Finds the language of a request, and makes the command that runs its code.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +33,7 @@ impl Languages {
 const SHOWN_MAX: usize = 40;
 
 impl Language {
-    /// Whether the programs that it needs are there.
+    /// Whether a box has the programs that the language needs.
     fn is_on(&self, host: Host<'_>) -> bool {
         let first = |words: &[String]| words.first().cloned();
         let needed: Vec<String> = [first(&self.compile), first(&self.run)]
@@ -64,28 +63,27 @@ impl Language {
     }
 }
 
-/// For a shell.
+/// Quotes the words of a command for a shell.
 fn quoted(words: &[String]) -> String {
     let quote = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// Where a box sees the packages of the host, wherever those are: not where it has
-/// files of its own.
+/// The directory in a box that shows the operator's packages.
 pub const PACKAGES: &str = "/opt/packages";
-/// Programs of packages are in these, as pip and npm put them there.
+/// The directories of programs that pip and npm installed with packages.
 pub const PACKAGE_PROGRAMS: [&str; 2] = ["/opt/packages/bin", "/opt/packages/node_modules/.bin"];
 
-/// What a box sees of this host.
+/// The directories of the host that a box sees.
 #[derive(Debug, Clone, Copy)]
 pub struct Host<'a> {
-    /// What is its root.
+    /// The root of the box.
     pub root: &'a Path,
     pub packages: Option<&'a Path>,
 }
 
 impl Host<'_> {
-    /// Its own programs, and nothing else.
+    /// The host's own programs, without packages.
     pub fn alone() -> Self {
         Self { root: Path::new("/"), packages: None }
     }
@@ -101,7 +99,7 @@ impl Host<'_> {
         }
     }
 
-    /// Where on this host that is.
+    /// The path on the host of a path in the box.
     fn path(&self, in_box: &str) -> PathBuf {
         let below = |directory: &Path, rest: &str| directory.join(rest.trim_start_matches('/'));
         match (in_box.strip_prefix(PACKAGES), self.packages) {
@@ -131,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_table_stands_over_the_built_in_one() {
+    fn the_operators_languages_replace_built_in_ones() {
         let text = "python = { file = 'a.py', run = ['/opt/py', '{file}'] }\nnode = { file = '', run = [] }";
         let all: Languages = toml::from_str(text).expect("a table");
         let empty = Host { root: Path::new("/nowhere"), packages: None };

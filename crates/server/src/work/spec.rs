@@ -83,17 +83,17 @@ impl LimitsRequest {
         if let Some(asked) = self.memory_bytes {
             let asked =
                 quantity::memory_bytes(&asked.to_string()).map_err(at("limits.memory_bytes"))?;
-            if asked > most.memory_max {
+            if asked > most.memory_max.0 {
                 let message = format!(
                     "limits.memory_bytes: this server gives a box at most {}",
-                    quantity::show_bytes(most.memory_max)
+                    quantity::show_bytes(most.memory_max.0)
                 );
                 return Err(ServiceError::invalid("invalid", message));
             }
             limits.memory_bytes = Limit::Asked(asked);
         } else {
             let usual = limits.memory_bytes.value();
-            limits.memory_bytes = Limit::Default(usual.min(most.memory_max));
+            limits.memory_bytes = Limit::Default(usual.min(most.memory_max.0));
         }
         if let Some(asked) = self.cpus {
             limits.cpus = Some(processors(asked).map_err(at("limits.cpus"))?);
@@ -174,15 +174,15 @@ pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, Service
 
 pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
-        Some(asked) => at_most("timeout_ms", asked, limits.timeout_max),
-        None => Ok(limits.timeout.min(limits.timeout_max)),
+        Some(asked) => at_most("timeout_ms", asked, limits.timeout_max.0),
+        None => Ok(limits.timeout.0.min(limits.timeout_max.0)),
     }
 }
 
 pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
-        Some(asked) => at_most("lease_ms", asked, limits.lease_max),
-        None => Ok(limits.lease.min(limits.lease_max)),
+        Some(asked) => at_most("lease_ms", asked, limits.lease_max.0),
+        None => Ok(limits.lease.0.min(limits.lease_max.0)),
     }
 }
 
@@ -209,6 +209,7 @@ mod tests {
     use utoipa::PartialSchema;
 
     use super::*;
+    use crate::config::{ByteSize, Period};
 
     #[test]
     fn the_least_that_is_described_is_the_least_that_is_taken() {
@@ -253,9 +254,9 @@ mod tests {
         let short = Duration::from_secs(5);
         let little = 64 << 20;
         let limits = config::Limits {
-            timeout_max: short,
-            lease_max: short,
-            memory_max: little,
+            timeout_max: Period(short),
+            lease_max: Period(short),
+            memory_max: ByteSize(little),
             ..config::Limits::default()
         };
         assert_eq!(timeout(None, &limits).expect("a timeout"), short);

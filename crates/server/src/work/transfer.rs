@@ -109,7 +109,7 @@ impl Service {
             completion: Some(completion),
             size,
             left: size,
-            stall_timeout: self.config().limits.client,
+            stall_timeout: self.config().limits.client.0,
             _permit: permit,
         })
     }
@@ -195,7 +195,7 @@ impl Service {
 
     fn box_sink(&self, stream: OwnedFd) -> Result<BoxSink, ServiceError> {
         let to = fd::watched(stream, Interest::WRITABLE).map_err(ServiceError::internal)?;
-        Ok(BoxSink { to, stall_timeout: self.config().limits.client })
+        Ok(BoxSink { to, stall_timeout: self.config().limits.client.0 })
     }
 
     /// Removes a file, or a directory with everything in it.

@@ -110,7 +110,7 @@ pub async fn put(
     }
     let limits = service.config().limits.clone();
     let hint = Some("the operator's limit is [limits] upload_bytes");
-    let body = BoundedBody::new(body, limits.upload_bytes, limits.client, hint)?.into_stream();
+    let body = BoundedBody::new(body, limits.upload_bytes.0, limits.client.0, hint)?.into_stream();
     if query.tar {
         service.unpack(&caller, file, body).await?;
     } else {

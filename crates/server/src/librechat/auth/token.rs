@@ -130,14 +130,14 @@ impl Claims {
 
     /// Clocks may differ by the skew. The lifetime of a token does not depend on clocks.
     fn check_times(&self, expected: &JwtConfig, now: u64) -> Result<(), Refusal> {
-        let skew = expected.skew.as_secs();
+        let skew = expected.skew.0.as_secs();
         let is_ahead = |time: u64| time > now.saturating_add(skew);
         let life = self.exp.checked_sub(self.iat);
         if is_ahead(self.iat) || self.nbf.is_some_and(is_ahead) {
             Err("it is not valid yet")
         } else if now >= self.exp.saturating_add(skew) {
             Err("it has expired")
-        } else if life.is_none_or(|life| life > expected.lifetime_max.as_secs()) {
+        } else if life.is_none_or(|life| life > expected.lifetime_max.0.as_secs()) {
             Err("it is valid for too long")
         } else {
             Ok(())

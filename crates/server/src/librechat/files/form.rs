@@ -54,8 +54,8 @@ impl MultipartForm {
         let config = app.config();
         let limits = BodyLimits {
             // No owner may have more than this.
-            bytes: config.files.owner_bytes.saturating_add(OTHER_BYTES_MAX),
-            client_timeout: config.limits.client,
+            bytes: config.files.owner_bytes.0.saturating_add(OTHER_BYTES_MAX),
+            client_timeout: config.limits.client.0,
         };
         let content_type = headers.get(header::CONTENT_TYPE);
         let content_type = content_type.and_then(|value| value.to_str().ok());

@@ -70,15 +70,15 @@ pub fn beside_code(name: &str, content: Vec<u8>) -> InputFile {
 /// A client that asks for more gets what there is.
 fn timeout(asked_ms: Option<u64>, limits: &config::Limits) -> Duration {
     let asked = asked_ms.filter(|asked| *asked > 0).map(Duration::from_millis);
-    asked.unwrap_or(limits.timeout).min(limits.timeout_max)
+    asked.unwrap_or(limits.timeout.0).min(limits.timeout_max.0)
 }
 
 fn box_of(boxes: &BoxesConfig) -> Spec {
     let mut spec = Spec::of(Vec::new());
     spec.workspace = Some(PathBuf::from(DATA));
     let usual = BoxesConfig::default();
-    spec.limits.memory_bytes = limit(boxes.memory, usual.memory);
-    spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory), usual.scratch);
+    spec.limits.memory_bytes = limit(boxes.memory.0, usual.memory.0);
+    spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory).0, usual.scratch.0);
     spec.limits.pids = limit(boxes.pids, usual.pids);
     spec.network = if boxes.host_network { Network::Host } else { Network::None };
     if let Some(rootfs) = &boxes.rootfs {
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(exec.command, ["bash", "/tmp/code/main.sh", "a"]);
         assert_eq!(code[0].path, "tmp/code/main.sh");
         assert_eq!(spec.workspace.as_deref(), Some(Path::new(DATA)));
-        assert_eq!(exec.timeout, Some(config.limits.timeout));
+        assert_eq!(exec.timeout, Some(config.limits.timeout.0));
     }
 
     #[test]
@@ -153,8 +153,8 @@ mod tests {
         let config = Config::default();
         let asked = |ms| work(&config, Some(ms)).exec.timeout;
         assert_eq!(asked(5), Some(Duration::from_millis(5)));
-        assert_eq!(asked(u64::MAX), Some(config.limits.timeout_max));
-        assert_eq!(asked(0), Some(config.limits.timeout));
+        assert_eq!(asked(u64::MAX), Some(config.limits.timeout_max.0));
+        assert_eq!(asked(0), Some(config.limits.timeout.0));
     }
 
     #[test]

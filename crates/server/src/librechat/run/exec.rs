@@ -126,7 +126,7 @@ impl Task {
     ) -> Result<(Answer, Vec<Call>), ServiceError> {
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
-        let output_bytes_max = app.config().limits.output_bytes;
+        let output_bytes_max = app.config().limits.output_bytes.0;
         let request = RunRequest {
             files: files.chain(self.work.code).collect(),
             collect: Some(collect(self.outputs, self.inputs.clone(), tongue)),

@@ -268,13 +268,13 @@ fn reuse(engine: &Engine, name: &Name, lease: Duration) -> Result<Option<BoxId>,
 
 fn lease(app: &LibreChat) -> Duration {
     let config = app.config();
-    let longest = config.limits.timeout_max + LEASE_MARGIN;
-    config.librechat.boxes.session_idle.max(longest)
+    let longest = config.limits.timeout_max.0 + LEASE_MARGIN;
+    config.librechat.boxes.session_idle.0.max(longest)
 }
 
 /// From now on it is not used.
 async fn renew(app: &LibreChat, turn: &Arc<Turn>, id: BoxId) -> Result<(), ServiceError> {
-    let idle = app.config().librechat.boxes.session_idle;
+    let idle = app.config().librechat.boxes.session_idle.0;
     let turn = Arc::clone(turn);
     // A box that has ended meanwhile is replaced by the next request.
     let renewed = app.ask(move |engine| {
