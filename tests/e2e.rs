@@ -55,6 +55,7 @@ mod streams;
 mod sweeping;
 mod terminal;
 mod together;
+mod upgrade;
 mod usage;
 mod vm;
 mod waiting;
