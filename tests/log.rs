@@ -125,8 +125,8 @@ fn logs_follow_shows_lines_at_once_and_ends_with_the_box() {
     let script = "trap 'echo last; exit 3' TERM; echo first; while :; do sleep 0.02; done";
     let id = tare.detached(["--name", "a", "--", "sh", "-c", script]);
     let following = tare.spawn_call(["logs", "-f", "a"]);
-    let from_the_end = tare.spawn_call(["logs", "-f", "-n", "0", "a"]);
     following.see("first\n");
+    let from_the_end = tare.spawn_call(["logs", "-f", "-n", "0", "a"]);
     tare.call(["exec", "-d", "a", "--", "echo", "second"]).ok();
     following.see("second\n");
     assert!(!following.has_ended());
