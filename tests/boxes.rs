@@ -205,11 +205,10 @@ fn inspect_says_everything() {
 #[test]
 fn an_unknown_box_is_an_error_that_says_so() {
     let tare = tare!();
-    let commands: [&[&str]; 10] = [
+    let commands: [&[&str]; 9] = [
         &["inspect"],
         &["stats"],
         &["logs"],
-        &["attach"],
         &["wait"],
         &["stop"],
         &["kill"],
@@ -228,6 +227,8 @@ fn an_unknown_box_is_an_error_that_says_so() {
             tare.call(command).exited(2).printed("");
         }
     }
+    tare.call(["attach", "nothing"]).exited(125).said(&["there is no box 'nothing'"]);
+    tare.call(["attach"]).exited(125).printed("");
     tare.call(["rename", "nothing", "b"]).exited(1).said(&["there is no box 'nothing'"]);
     tare.call(["update", "--pids", "9", "nothing"]).exited(1).said(&["there is no box 'nothing'"]);
 }

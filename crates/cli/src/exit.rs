@@ -1,6 +1,6 @@
 //! Exit codes, and the sentence for each way that a command or a box can end.
 //!
-//! `run` and `exec` exit with the code of their command, so tare's own failures have codes of
+//! `run`, `exec` and `attach` exit with the code of the command, so tare's own failures have codes of
 //! their own there: 124 to 127 and 137. The other commands exit with 0, 1 or 2.
 
 use std::io;
@@ -17,7 +17,7 @@ pub const FAILED: u8 = 1;
 pub const WRONG_USAGE: u8 = 2;
 
 const TIMED_OUT: u8 = 124;
-/// A failure of tare in `run` and `exec`.
+/// A failure of tare in `run`, `exec` and `attach`.
 pub const RUN_FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;

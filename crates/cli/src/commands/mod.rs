@@ -46,7 +46,7 @@ const EXHAUSTED: &str = "tare: cannot go on: Out of memory (the next tare comman
 /// Carries out a command line and returns its exit code.
 pub fn run(args: Vec<OsString>) -> u8 {
     let command = usage::command_of(&args);
-    let is_run = matches!(command.and_then(OsStr::to_str), Some("run" | "exec"));
+    let is_run = matches!(command.and_then(OsStr::to_str), Some("run" | "exec" | "attach"));
     let exhausted_code = if is_run { RUN_FAILED } else { FAILED };
     memory::exhausted_means(EXHAUSTED, exhausted_code.into());
     match Cli::parse_line(&args, command) {
@@ -62,12 +62,11 @@ pub fn run(args: Vec<OsString>) -> u8 {
     }
 }
 
-/// `run` and `exec` exit with their command's code, so their own failures have other codes.
+/// `run`, `exec` and `attach` exit with the command's code, so their own failures have other codes.
 fn dispatch(cli: Cli) -> u8 {
-    let failure_code = if matches!(cli.command, Command::Run(_) | Command::Exec(_)) {
-        run_code
-    } else {
-        |_: &Error| FAILED
+    let failure_code = match cli.command {
+        Command::Run(_) | Command::Exec(_) | Command::Attach(_) => run_code,
+        _ => |_: &Error| FAILED,
     };
     let context = Context::new(cli.global.state_root);
     let result = context.and_then(|context| perform(&cli.command, &context));

@@ -32,7 +32,7 @@ passing on signals.";
 /// Show the output of a box from now on, and send it input
 ///
 /// A box that was started with --interactive or --tty gets the input. When the box ends, tare exits
-/// with its exit code.
+/// with its exit code, and with 125 if tare fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AttachArgs {
