@@ -97,7 +97,7 @@ fn is_documented(field: &str, value: &Value) -> bool {
     let is_time = |value: &Value| value.as_str().is_some_and(|it| unix_seconds(it) > 0);
     match field {
         "id" | "state" => value.is_string(),
-        "name" | "key" | "ended_by" | "stuck_on" => value.is_null() || value.is_string(),
+        "name" | "key" | "cause" | "stuck_on" => value.is_null() || value.is_string(),
         "created_at" => is_time(value),
         "lease_ends_at" | "ended_at" | "ended_after" => value.is_null() || is_time(value),
         "command" => value.as_array().is_some_and(|it| it.iter().all(Value::is_string)),
@@ -123,7 +123,7 @@ const FIELDS: [&str; 17] = [
     "attached",
     "ended_at",
     "ended_after",
-    "ended_by",
+    "cause",
     "oom",
     "stuck_on",
 ];
@@ -150,7 +150,7 @@ fn every_documented_field_is_there_and_of_its_kind() {
     assert_eq!(one["labels"], json!({"k": "v", "empty": ""}));
     assert_eq!(one["attached"], false);
     assert!(one["pids"].as_u64() >= Some(1), "{one}");
-    for field in ["exit_code", "ended_at", "ended_by", "stuck_on"] {
+    for field in ["exit_code", "ended_at", "cause", "stuck_on"] {
         assert_eq!(one[field], Value::Null, "{field}");
     }
     let one = tare.look(&ended);

@@ -62,7 +62,7 @@ impl Scene {
     fn others(tare: &Tare, ids: &[&String]) -> Vec<Value> {
         let mut listed = tare.list();
         listed.retain(|one| ids.iter().any(|id| one["id"] == **id));
-        let kept = ["id", "name", "state", "command", "exit_code", "ended_by"];
+        let kept = ["id", "name", "state", "command", "exit_code", "cause"];
         let said = |one: &Value| kept.iter().map(|key| one[*key].clone()).collect();
         listed.iter().map(said).collect()
     }

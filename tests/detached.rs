@@ -189,7 +189,7 @@ fn an_ended_box_keeps_exit_code_log_and_record_and_nothing_else() {
     eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
     let ended = tare.ended(&id);
     assert_eq!(ended["exit_code"], 7, "{ended}");
-    assert_eq!(ended["ended_by"], "command", "{ended}");
+    assert_eq!(ended["cause"], "exited", "{ended}");
     assert_eq!(ended["oom"], false, "{ended}");
     assert_eq!((&ended["pids"], &ended["memory_bytes"]), (&Value::Null, &Value::Null));
     let ended_at = unix_seconds(ended["ended_at"].as_str().expect("a time"));
@@ -212,16 +212,16 @@ fn inspect_reports_how_a_box_ended() {
     let tare = tare!();
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
     let cases: [(&[&str], &str, i64, bool); 5] = [
-        (&["--", "sh", "-c", "kill -9 $$"], "command", 137, false),
+        (&["--", "sh", "-c", "kill -9 $$"], "signalled", 137, false),
         (&["--timeout", "500ms", "--", "sleep", "1000"], "timeout", 124, false),
-        (&["--memory", "64m", "--", "python3", "-c", hungry], "command", 137, true),
+        (&["--memory", "64m", "--", "python3", "-c", hungry], "memory", 137, true),
         (&["--lease", "500ms", "--", "sleep", "1000"], "lease", 0, false),
-        (&["--output-limit", "1m", "--output-kill", "--", "yes"], "output", 0, false),
+        (&["--output-limit", "1m", "--output-kill", "--", "yes"], "output_limit", 0, false),
     ];
-    for (args, by, code, oom) in cases {
+    for (args, cause, code, oom) in cases {
         let id = tare.detached(args);
         let ended = tare.ended(&id);
-        assert_eq!(ended["ended_by"], by, "{ended}");
+        assert_eq!(ended["cause"], cause, "{ended}");
         assert_eq!(ended["oom"], oom, "{ended}");
         // What a lease and a flood end has no code of its own that is promised.
         if code != 0 {

@@ -5,6 +5,7 @@ mod auditing;
 mod bad_input;
 mod boxes;
 mod callers;
+mod causes;
 mod compatibility;
 mod completion;
 mod contain;

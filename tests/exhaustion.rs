@@ -219,7 +219,7 @@ fn a_box_is_stopped_even_if_its_end_cannot_be_recorded() {
     tare.call(["update", "--pids", "50", "long"]).exited(1).said(&["No space left on device"]);
     tare.call(["stop", "long"]).ok().said_nothing();
     let look = tare.look(&id);
-    assert_eq!((&look["state"], &look["ended_by"]), (&"exited".into(), &"stop".into()));
+    assert_eq!((&look["state"], &look["cause"]), (&"exited".into(), &"stopped".into()));
     tare.call(["wait", "long"]).ok().printed("143\n");
     // What was cut short spoils no line that comes after it.
     disk.leave_pages(1);

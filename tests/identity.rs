@@ -244,7 +244,7 @@ for words in sys.argv[1:]:
     assert stranger.poll() is None, words
     assert open('/proc/%d/stat' % keeper).read().split()[2] in 'RSD', words
 for one in json.loads(ok('ls', '-a', '--json')):
-    assert one['state'] == 'exited' and one['ended_by'] == 'kill', one
+    assert one['state'] == 'exited' and one['cause'] == 'keeper_lost', one
     ok('rm', box)
 assert ok('ls', '-a', '-q') == ''
 stranger.kill()

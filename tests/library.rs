@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_engine::{BoxId, Engine, Error, Event, ExecSpec, Exit, OpenOptions, Stdin};
+use tare_engine::{BoxId, Engine, Error, Event, ExecSpec, OpenOptions, Stdin};
 use tare_harness::{Tare, eventually};
 
 /// The limits for an idle keeper.
@@ -30,10 +30,10 @@ impl Library {
     #[track_caller]
     pub fn run(&self, command: &[&str]) -> u8 {
         let last = self.last_event(command);
-        let Event::Exited(Exit::Code(code)) = last else {
+        let Event::Ended(end) = last else {
             panic!("{last:?}");
         };
-        code
+        end.code()
     }
 
     /// Checks that the command cannot start, and returns the error.

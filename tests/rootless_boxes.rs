@@ -62,20 +62,25 @@ fn stop_kill_and_lease_end_all_processes_of_a_rootless_box() {
     let tare = unprivileged!();
     let stubborn =
         "trap '' TERM HUP INT; (setsid sleep 1000) & echo up; while :; do sleep 1000; done";
-    for call in [&["stop", "-t", "500ms", "a"][..], &["kill", "a"], &["rm", "-f", "a"]] {
+    let calls = [
+        (&["stop", "-t", "500ms", "a"][..], Some("stopped")),
+        (&["kill", "a"], Some("killed")),
+        (&["rm", "-f", "a"], None),
+    ];
+    for (call, cause) in calls {
         let id = start(&tare, &[], stubborn);
         tare.logged(&id, "up");
         tare.call(call).ok().printed("a\n");
         assert_eq!(alive(), 0, "{call:?}");
-        if call[0] != "rm" {
-            assert_eq!(tare.look(&id)["ended_by"], call[0]);
+        if let Some(cause) = cause {
+            assert_eq!(tare.look(&id)["cause"], cause);
             tare.remove(&id);
         }
         tare.nothing_left();
     }
     let id = start(&tare, &["--lease", "1s"], stubborn);
     eventually("everyone in the box is gone", || alive() == 0);
-    assert_eq!(tare.ended(&id)["ended_by"], "lease");
+    assert_eq!(tare.ended(&id)["cause"], "lease");
     tare.remove(&id);
 }
 

@@ -207,10 +207,11 @@ fn json_says_how_it_ended() {
     let report = report(&output);
     assert_eq!(report["exit_code"], 3);
     assert_eq!(report["signal"], serde_json::Value::Null);
+    assert_eq!(report["cause"], "exited");
     assert_eq!(report["name"], "web");
     assert_eq!(report["stdout"], "out\n");
     assert_eq!(report["stderr"], "err\n");
-    for unset in ["timed_out", "oom", "truncated", "output_killed"] {
+    for unset in ["oom", "truncated"] {
         assert_eq!(report[unset], false, "{unset}");
     }
     assert_eq!(report["id"].as_str().map(str::len), Some(12));
@@ -222,12 +223,12 @@ fn json_tells_the_ways_to_end_apart() {
     let tare = tare!();
     let killed = report(&tare.run(["--json", "--", "sh", "-c", "kill -9 $$"]).exited(137));
     assert_eq!((&killed["exit_code"], &killed["signal"]), (&137.into(), &9.into()));
-    assert_eq!(killed["oom"], false);
+    assert_eq!((&killed["cause"], &killed["oom"]), (&"signalled".into(), &false.into()));
     let late = tare.run(["--json", "--timeout", "300ms", "--", "sleep", "1000"]);
-    assert_eq!(report(&late.exited(124))["timed_out"], true);
+    assert_eq!(report(&late.exited(124))["cause"], "timeout");
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
     let hungry = tare.run(["--json", "--memory", "64m", "--", "python3", "-c", hungry]);
-    assert_eq!(report(&hungry.exited(137))["oom"], true);
+    assert_eq!(report(&hungry.exited(137))["cause"], "memory");
     let loud = ["--json", "--output-limit", "1m", "--", "head", "-c", "2000000", "/dev/zero"];
     let loud = report(&tare.run(loud).ok());
     assert_eq!(loud["truncated"], true);

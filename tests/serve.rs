@@ -3,6 +3,7 @@
 mod abuse;
 mod bodies;
 mod boxes;
+mod causes;
 mod connections;
 mod doors;
 mod endurance;

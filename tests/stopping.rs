@@ -28,14 +28,14 @@ fn started(tare: &Tare, options: &[&str], script: &str) -> String {
 
 /// Checks that no process is left and that the box is listed as ended.
 #[track_caller]
-fn assert_ended(tare: &Tare, id: &str, by: &str, code: i64) {
+fn assert_ended(tare: &Tare, id: &str, cause: &str, code: i64) {
     // Before another call of tare could have helped.
     let processes = tare.processes_in(id);
     assert!(processes.is_empty(), "{processes:?}");
     assert_eq!(tare.cgroups_of(id), [] as [&Path; 0]);
     let ended = tare.look(id);
     assert_eq!(ended["state"], "exited", "{ended}");
-    assert_eq!(ended["ended_by"], by, "{ended}");
+    assert_eq!(ended["cause"], cause, "{ended}");
     assert_eq!(ended["exit_code"], code, "{ended}");
 }
 
@@ -46,7 +46,7 @@ fn stop_returns_when_all_processes_are_gone() {
     let id = started(&tare, &[], POLITE);
     let output = tare.call(["stop", "a"]).ok().printed("a\n").said_nothing();
     assert!(output.lasted < Duration::from_secs(8), "{output}");
-    assert_ended(&tare, &id, "stop", 7);
+    assert_ended(&tare, &id, "stopped", 7);
     tare.remove(&id);
 }
 
@@ -58,7 +58,7 @@ fn stop_kills_a_command_that_ignores_term_after_the_grace() {
         let output = tare.call(["stop", "-t", grace, "a"]).ok().printed("a\n");
         assert!(output.lasted >= Duration::from_secs(least), "{output}");
         assert!(output.lasted < Duration::from_secs(9), "{output}");
-        assert_ended(&tare, &id, "stop", 137);
+        assert_ended(&tare, &id, "stopped", 137);
         tare.remove(&id);
     }
     for bad in ["x", "-1s", ""] {
@@ -92,7 +92,7 @@ fn kill_ends_the_box_by_default() {
     for call in [&["kill", "a"][..], &["kill", "-s", "KILL", "a"]] {
         let id = started(&tare, &[], STUBBORN);
         tare.call(call).ok().printed("a\n").said_nothing();
-        assert_ended(&tare, &id, "kill", 137);
+        assert_ended(&tare, &id, "killed", 137);
         tare.remove(&id);
     }
 }

@@ -199,7 +199,7 @@ fn a_new_lease_is_kept_by_the_box_itself() {
     tare.call(["update", "--lease", "1s", &id]).ok();
     eventually("everyone in the box is gone", || tare.processes_in(&id).is_empty());
     assert!(asked.elapsed() >= Duration::from_secs(1));
-    assert_eq!(tare.ended(&id)["ended_by"], "lease");
+    assert_eq!(tare.ended(&id)["cause"], "lease");
     tare.call(["update", "--lease", "1h", &id]).exited(1).said(&[&id]);
     tare.remove(&id);
 }

@@ -27,7 +27,7 @@ fn stop_of_a_box_without_a_command_stops_its_execs() {
     tare.call(["stop", "-t", "600s", "agent"]).ok();
     running.wait().ok().printed("ready\nasked\n");
     let ended = tare.ended(&id);
-    assert_eq!((&ended["exit_code"], &ended["ended_by"]), (&0.into(), &"stop".into()));
+    assert_eq!((&ended["exit_code"], &ended["cause"]), (&0.into(), &"stopped".into()));
     tare.remove(&id);
 }
 
@@ -51,6 +51,6 @@ fn the_lease_ends_a_box_without_a_command() {
     eventually_within(Duration::from_secs(5), "its lease has passed", || {
         tare.state(&id) == "exited"
     });
-    assert_eq!(tare.ended(&id)["ended_by"], "lease");
+    assert_eq!(tare.ended(&id)["cause"], "lease");
     tare.remove(&id);
 }

@@ -195,7 +195,7 @@ fn a_box_that_ends_without_any_tare_running_keeps_its_exit_code_and_no_keeper() 
     last.wait();
     let look = case.look(&id);
     assert_eq!((&look["state"], &look["exit_code"]), (&"exited".into(), &7.into()));
-    assert_eq!(look["ended_by"], "command", "{look}");
+    assert_eq!(look["cause"], "exited", "{look}");
     case.remove(&id);
 }
 

@@ -195,7 +195,7 @@ fn a_box_whose_keeper_is_killed_releases_everything_without_any_command() {
     eventually_within(Duration::from_secs(2), "its port is free", || is_free(port));
     assert_eq!(case.uid_claims(), 0);
     let ended = case.look(&id);
-    assert_eq!((&ended["state"], &ended["ended_by"]), (&"exited".into(), &"kill".into()));
+    assert_eq!((&ended["state"], &ended["cause"]), (&"exited".into(), &"keeper_lost".into()));
     case.exec(&id, ["true"]).exited(125);
     case.remove(&id);
 }

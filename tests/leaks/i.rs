@@ -35,7 +35,7 @@ fn a_lease_ends_the_box_without_any_tare_running() {
     let mut alive = tare_harness::processes().into_iter();
     assert!(!alive.any(|one| one.pid == keeper.pid && !one.is_zombie));
     let ended = case.ended(&id);
-    assert_eq!(ended["ended_by"], "lease", "{ended}");
+    assert_eq!(ended["cause"], "lease", "{ended}");
     assert!(ended["exit_code"].is_i64(), "{ended}");
     assert_eq!(case.cgroups_of(&id), [] as [&Path; 0]);
     case.remove(&id);
@@ -53,7 +53,7 @@ fn a_stop_continues_when_its_caller_is_killed() {
     caller.wait().exited(-9);
     // The keeper keeps the grace, not the tare that asked.
     eventually("everyone in the box is gone", || case.processes_in(&id).is_empty());
-    assert_eq!(case.ended(&id)["ended_by"], "stop");
+    assert_eq!(case.ended(&id)["cause"], "stopped");
     case.remove(&id);
 }
 
@@ -287,7 +287,7 @@ fn every_box_has_a_deadline_from_its_creation() {
     case.exec(&id, ["true"]).ok();
     assert_eq!(case.look(&id)["lease_ends_at"], ends);
     eventually("its lease ends it", || case.processes_in(&id).is_empty());
-    assert_eq!(case.ended(&id)["ended_by"], "lease");
+    assert_eq!(case.ended(&id)["cause"], "lease");
     case.call(["rm", "-f", "--all"]).ok();
 }
 

@@ -221,7 +221,7 @@ fn a_box_whose_lease_passes_while_it_is_made_is_created_and_ends() {
             let id = server.post("/v1/boxes", &request).was(201).json()["id"].clone();
             let id = id.as_str().expect("an id");
             let ended = server.get(&format!("/v1/boxes/{id}/wait")).was(200).json();
-            assert_eq!((&ended["ended"], &ended["ended_by"]), (&json!(true), &json!("lease")));
+            assert_eq!((&ended["ended"], &ended["cause"]), (&json!(true), &json!("lease")));
             server.delete(&format!("/v1/boxes/{id}")).was(204);
         }
     }

@@ -99,7 +99,7 @@ fn ends_well(server: &Server) {
 fn times_out(server: &Server) {
     let command = ["sh", "-c", "sleep 100 & sleep 100"];
     let result = ran(server, json!({ "command": command, "timeout_ms": 50 }));
-    assert_eq!(result["timed_out"], true, "{result}");
+    assert_eq!(result["cause"], "timeout", "{result}");
 }
 
 fn needs_too_much_memory(server: &Server) {

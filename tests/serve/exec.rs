@@ -69,7 +69,7 @@ fn an_exec_ends_and_its_box_continues() {
     assert_eq!((&killed["exit_code"], &killed["signal"]), (&137.into(), &9.into()));
     let late = json!({ "command": ["sh", "-c", "sleep 1001 & sleep 1001"], "timeout_ms": 200 });
     let late = executed(&server, late);
-    assert_eq!((&late["timed_out"], &late["exit_code"]), (&true.into(), &124.into()));
+    assert_eq!((&late["cause"], &late["exit_code"]), (&"timeout".into(), &124.into()));
     assert!(!lives(&tare, "1001"), "everyone that it started has ended");
     assert_eq!(server.get("/v1/boxes/web").json()["state"], "running");
     end(server);

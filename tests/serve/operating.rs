@@ -12,13 +12,13 @@ use crate::serve::configured;
 use crate::serve::quotas::sha256;
 
 /// The value of a series, written as in the text.
-fn value(text: &str, series: &str) -> Option<f64> {
+pub fn value(text: &str, series: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(series));
     line?.trim().parse().ok()
 }
 
 /// The events of this name in a log of JSON.
-fn events(server: &Server, name: &str) -> Vec<Value> {
+pub fn events(server: &Server, name: &str) -> Vec<Value> {
     let log = server.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str(line).ok());
     lines.filter(|line: &Value| line["event"] == name).collect()
@@ -49,10 +49,10 @@ fn the_log_has_the_key_of_each_request_each_run_and_clients_that_left() {
     eventually("all have ended", || events(&server, "run_ended").len() == 3);
     let ended = events(&server, "run_ended");
     assert_eq!(ended[0]["box_id"], plain["id"]);
-    assert_eq!((&ended[0]["result"], &ended[0]["exit_code"]), (&json!("failed"), &json!(1)));
-    let told = (&ended[1]["result"], &ended[1]["code"]);
-    assert_eq!(told, (&json!("error"), &json!("command_not_found")));
-    assert_eq!(ended[2]["result"], "disconnected");
+    assert_eq!((&ended[0]["cause"], &ended[0]["exit_code"]), (&json!("exited"), &json!(1)));
+    let told = (&ended[1]["cause"], &ended[1]["code"]);
+    assert_eq!(told, (&json!("start_failed"), &json!("command_not_found")));
+    assert_eq!(ended[2]["cause"], "client_gone");
     eventually("all are told of", || events(&server, "request").len() == 3);
     let requests = events(&server, "request");
     for (request, ended) in requests.iter().zip(&ended) {
@@ -84,14 +84,14 @@ fn metrics_count_requests_runs_and_boxes() {
     assert_eq!(value(&scrape(), "tare_runs_running"), Some(1.0));
     drop(gone);
     eventually("it is ended", || {
-        value(&scrape(), "tare_runs_total{result=\"disconnected\"}") == Some(1.0)
+        value(&scrape(), "tare_ends_total{cause=\"client_gone\"}") == Some(1.0)
     });
     server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
     let text = scrape();
     for (series, expected) in [
-        ("tare_runs_total{result=\"ok\"}", 1.0),
-        ("tare_runs_total{result=\"failed\"}", 1.0),
-        ("tare_runs_total{result=\"timed_out\"}", 1.0),
+        ("tare_ends_total{cause=\"exited\"}", 2.0),
+        ("tare_ends_total{cause=\"timeout\"}", 1.0),
+        ("tare_ends_total{cause=\"memory\"}", 0.0),
         ("tare_run_phase_seconds_count{phase=\"create\"}", 4.0),
         ("tare_run_phase_seconds_count{phase=\"start\"}", 4.0),
         ("tare_run_phase_seconds_count{phase=\"run\"}", 3.0),

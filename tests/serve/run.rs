@@ -110,7 +110,7 @@ fn run_distinguishes_a_timeout_from_a_kill_for_memory() {
         &server,
         json!({ "command": ["sh", "-c", "sleep 100 & sleep 100"], "timeout_ms": 200 }),
     );
-    assert_eq!((&late["timed_out"], &late["exit_code"]), (&true.into(), &124.into()));
+    assert_eq!((&late["cause"], &late["exit_code"]), (&"timeout".into(), &124.into()));
     let large = ran(
         &server,
         json!({
@@ -118,8 +118,8 @@ fn run_distinguishes_a_timeout_from_a_kill_for_memory() {
             "limits": { "memory_bytes": 64 << 20 },
         }),
     );
-    assert_eq!((&large["oom"], &large["exit_code"]), (&true.into(), &137.into()));
-    assert_eq!((&late["oom"], &large["timed_out"]), (&false.into(), &false.into()));
+    assert_eq!((&large["cause"], &large["exit_code"]), (&"memory".into(), &137.into()));
+    assert_eq!((&late["oom"], &large["oom"]), (&false.into(), &true.into()));
     server.stop().ok();
 }
 

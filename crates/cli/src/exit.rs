@@ -3,12 +3,10 @@
 //! `run`, `exec` and `attach` exit with the code of the command, so tare's own failures have codes of
 //! their own there: 124 to 127 and 137. The other commands exit with 0, 1 or 2.
 
-use std::io;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tare_engine::spec::{Spec, quantity};
-use tare_engine::{Ended, EndedBy, Error, ErrorKind, Exit};
+use tare_engine::{Cause, End, Error, ErrorKind};
 
 use crate::error::{print_error, print_note};
 
@@ -16,37 +14,18 @@ pub const DONE: u8 = 0;
 pub const FAILED: u8 = 1;
 pub const WRONG_USAGE: u8 = 2;
 
-const TIMED_OUT: u8 = 124;
 /// A failure of tare in `run`, `exec` and `attach`.
 pub const RUN_FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-const SIGNALLED: u8 = 128;
-/// 128 + SIGKILL.
-const KILLED: u8 = SIGNALLED + 9;
 
-/// How a command that tare stayed with ended.
-#[derive(Debug)]
-pub enum Outcome {
-    Exited(Exit),
-    TimedOut,
-    /// The command could not be started.
-    Failed(Error),
-    /// The box ended before the command did.
-    Gone,
-    /// The output passed its limit and `--output-kill` was given.
-    OutputKilled,
-    /// The user asked a second time to stop, with this signal.
-    Interrupted(i32),
-    /// tare could not stay with the command.
-    Lost(io::Error),
-}
+const SIGKILL: i32 = 9;
 
 /// What a sentence is about: the command of `exec`, or the box of `run` with its limits.
 #[derive(Debug, Clone, Copy)]
 pub enum Subject<'a> {
     Command { timeout: Option<Duration> },
-    Box { spec: &'a Spec, output_bytes_max: u64, oom_kills: u64 },
+    Box { spec: &'a Spec, output_bytes_max: u64 },
 }
 
 /// An exit code, and what tare prints about it.
@@ -61,56 +40,15 @@ pub struct Verdict {
     pub error: Option<Error>,
 }
 
-impl Outcome {
-    pub fn verdict(self, subject: Subject<'_>) -> Verdict {
-        match self {
-            Self::Exited(Exit::Signal(9)) | Self::Gone if subject.oom_kills() > 0 => {
-                Verdict::killed(format!("the box was killed for memory: {}", subject.memory()))
-            }
-            Self::Exited(exit) => Verdict { note: subject.oom_note(), ..Verdict::exited(exit) },
-            Self::Gone => Verdict::killed(subject.gone()),
-            Self::TimedOut => {
-                Verdict { note: Some(subject.timed_out()), ..Verdict::code(TIMED_OUT) }
-            }
-            Self::OutputKilled => Verdict::killed(subject.output_killed()),
-            Self::Interrupted(signal) => {
-                let note = format!("{} was killed at the second signal", subject.name());
-                Verdict { note: Some(note), ..Verdict::signalled(signal) }
-            }
-            Self::Failed(error) => Verdict::failed(error),
-            Self::Lost(error) => {
-                Verdict::failed(Error::failed("cannot stay attached to the box").caused_by(error))
-            }
-        }
-    }
-}
-
 impl Verdict {
-    fn code(code: u8) -> Self {
-        Self { code, signal: None, note: None, error: None }
-    }
-
-    fn exited(exit: Exit) -> Self {
-        match exit {
-            Exit::Code(code) => Self::code(code),
-            Exit::Signal(signal) => Self::signalled(signal),
-        }
-    }
-
-    fn killed(note: String) -> Self {
-        Self { note: Some(note), ..Self::signalled(Signal::KILL.as_raw()) }
+    pub fn of(end: End, subject: Subject<'_>) -> Self {
+        Self { code: end.code(), signal: end.signal(), note: subject.note(end), error: None }
     }
 
     /// Replaces the command's own code where output is missing, or the box may not be gone:
     /// that is never a success.
     pub fn failed(error: Error) -> Self {
-        let code = run_code(&error);
-        Self { error: Some(error), ..Self::code(code) }
-    }
-
-    pub fn signalled(signal: i32) -> Self {
-        let code = u8::try_from(signal).map_or(u8::MAX, |signal| SIGNALLED.saturating_add(signal));
-        Self { signal: Some(signal), ..Self::code(code) }
+        Self { code: run_code(&error), signal: None, note: None, error: Some(error) }
     }
 
     pub fn print(&self, quiet: bool) {
@@ -131,10 +69,27 @@ impl Subject<'_> {
         }
     }
 
-    fn oom_kills(&self) -> u64 {
-        match self {
-            Self::Command { .. } => 0,
-            Self::Box { oom_kills, .. } => *oom_kills,
+    /// What tare did, or what the user should know.
+    fn note(&self, end: End) -> Option<String> {
+        let name = self.name();
+        match end.cause {
+            Cause::Exited | Cause::Signalled | Cause::StartFailed => {
+                end.oom.then(|| self.oom_note())
+            }
+            Cause::Memory if end.signal() == Some(SIGKILL) => {
+                Some(format!("{name} was killed for memory: {}", self.memory()))
+            }
+            Cause::Memory => Some(self.oom_note()),
+            Cause::Timeout => Some(self.timed_out()),
+            Cause::OutputLimit => Some(self.output_killed()),
+            Cause::Stopped => Some(format!("{name} was stopped by another command of tare")),
+            Cause::Killed if end.signal() == Some(SIGKILL) => {
+                Some(format!("{name} was killed by another command of tare"))
+            }
+            Cause::Killed => Some(format!("{name} was killed at the second signal")),
+            Cause::Lease | Cause::ClientGone | Cause::ServerStopping | Cause::KeeperLost => {
+                Some(self.gone())
+            }
         }
     }
 
@@ -158,7 +113,7 @@ impl Subject<'_> {
 
     fn memory(&self) -> String {
         match self {
-            Self::Command { .. } => String::new(),
+            Self::Command { .. } => "its box reached its limit".to_owned(),
             Self::Box { spec, .. } => {
                 let limit = quantity::show_bytes(spec.limits.memory_bytes.value());
                 format!("its limit is {limit} (--memory)")
@@ -166,14 +121,9 @@ impl Subject<'_> {
         }
     }
 
-    /// What to say when the command ended by itself, but the kernel killed others of its box.
-    fn oom_note(&self) -> Option<String> {
-        let who = match self.oom_kills() {
-            0 => return None,
-            1 => "a process of the box was".to_owned(),
-            many => format!("{many} processes of the box were"),
-        };
-        Some(format!("{who} killed for memory: {}", self.memory()))
+    /// What to say if the kernel killed a process of the box, and not the whole box.
+    fn oom_note(&self) -> String {
+        format!("a process of the box was killed for memory: {}", self.memory())
     }
 
     fn output_killed(&self) -> String {
@@ -217,74 +167,79 @@ pub fn run_code(error: &Error) -> u8 {
     }
 }
 
-/// The exit code of a box that has ended: that of its command, if it has one.
-pub fn ended_code(ended: &Ended) -> u8 {
-    match (ended.exit_code, ended.ended_by) {
-        (Some(code), _) => code,
-        (None, Some(EndedBy::Timeout | EndedBy::Lease)) => TIMED_OUT,
-        (None, Some(EndedBy::Command | EndedBy::Stop | EndedBy::Kill | EndedBy::Output) | None) => {
-            KILLED
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use tare_engine::spec::Limit;
 
     /// The verdict on a box with `--memory 64m --timeout 30s --output-limit 64m`.
-    fn of_box(outcome: Outcome, oom_kills: u64) -> (u8, Option<i32>, Option<String>) {
+    fn of_box(end: End) -> (u8, Option<i32>, Option<String>) {
         let mut spec = Spec::of(vec!["true".into()]);
         spec.limits.memory_bytes = Limit::Asked(64 << 20);
         spec.timeout = Some(Duration::from_secs(30));
-        let subject = Subject::Box { spec: &spec, output_bytes_max: 64 << 20, oom_kills };
-        let verdict = outcome.verdict(subject);
+        let subject = Subject::Box { spec: &spec, output_bytes_max: 64 << 20 };
+        let verdict = Verdict::of(end, subject);
         (verdict.code, verdict.signal, verdict.note)
     }
 
-    fn of_command(outcome: Outcome) -> (u8, Option<String>) {
+    fn of_command(end: End) -> (u8, Option<String>) {
         let timeout = Some(Duration::from_secs(2));
-        let verdict = outcome.verdict(Subject::Command { timeout });
+        let verdict = Verdict::of(end, Subject::Command { timeout });
         (verdict.code, verdict.note)
     }
 
     #[test]
     fn a_command_that_ends_by_itself_gets_no_note() {
-        let exited = |exit| of_box(Outcome::Exited(exit), 0);
-        assert_eq!(exited(Exit::Code(0)), (0, None, None));
-        assert_eq!(exited(Exit::Code(124)), (124, None, None));
-        assert_eq!(exited(Exit::Signal(15)), (143, Some(15), None));
-        assert_eq!(exited(Exit::Signal(9)), (137, Some(9), None));
-        assert_eq!(of_command(Outcome::Exited(Exit::Signal(15))), (143, None));
+        let exited = |wait_status| of_box(End::of_command(wait_status));
+        assert_eq!(exited(0), (0, None, None));
+        assert_eq!(exited(124 << 8), (124, None, None));
+        assert_eq!(exited(15), (143, Some(15), None));
+        assert_eq!(exited(9), (137, Some(9), None));
+        assert_eq!(of_command(End::of_command(15)), (143, None));
     }
 
     #[test]
     fn a_box_killed_for_memory_names_its_limit() {
         let note = "the box was killed for memory: its limit is 64 MiB (--memory)".to_owned();
         let killed = (137, Some(9), Some(note));
-        assert_eq!(of_box(Outcome::Exited(Exit::Signal(9)), 1), killed);
-        assert_eq!(of_box(Outcome::Gone, 2), killed);
-        let note = "2 processes of the box were killed for memory: its limit is 64 MiB (--memory)";
-        assert_eq!(of_box(Outcome::Exited(Exit::Code(1)), 2), (1, None, Some(note.to_owned())));
+        assert_eq!(of_box(End::of_command(9).with_oom(true)), killed);
+        assert_eq!(of_box(End::killed(Cause::KeeperLost).with_oom(true)), killed);
+        let note = "a process of the box was killed for memory: its limit is 64 MiB (--memory)";
+        for code in [0, 1] {
+            let end = End::of_command(code << 8).with_oom(true);
+            assert_eq!(of_box(end), (code as u8, None, Some(note.to_owned())));
+        }
     }
 
     #[test]
     fn other_ends_name_what_ended_the_box_or_the_command() {
-        let note = |(_, note): (u8, Option<String>)| note.unwrap();
-        let box_note = |outcome| of_box(outcome, 0).2.unwrap();
-        assert_eq!(of_box(Outcome::TimedOut, 0).0, 124);
-        assert_eq!(box_note(Outcome::TimedOut), "the box was killed: its timeout of 30s passed");
-        assert_eq!(of_command(Outcome::TimedOut).0, 124);
-        let told = "the command was killed: its timeout of 2s passed";
-        assert_eq!(note(of_command(Outcome::TimedOut)), told);
-        assert_eq!(of_box(Outcome::OutputKilled, 0).0, 137);
-        let told = "the box was killed: its output passed the limit of 64 MiB (--output-limit, \
-                    --output-kill)";
-        assert_eq!(box_note(Outcome::OutputKilled), told);
-        assert_eq!(of_box(Outcome::Interrupted(2), 0).0, 130);
-        assert_eq!(of_box(Outcome::Gone, 0).0, 137);
-        assert_eq!(of_command(Outcome::Gone).0, 137);
+        let second_signal = End { wait_status: 2, ..End::killed(Cause::Killed) };
+        for (end, code, note) in [
+            (End::killed(Cause::Timeout), 124, "the box was killed: its timeout of 30s passed"),
+            (
+                End::killed(Cause::OutputLimit),
+                137,
+                "the box was killed: its output passed the limit of 64 MiB (--output-limit, \
+                 --output-kill)",
+            ),
+            (second_signal, 130, "the box was killed at the second signal"),
+            (End::killed(Cause::Killed), 137, "the box was killed by another command of tare"),
+            (
+                End { cause: Cause::Stopped, ..End::of_command(15) },
+                143,
+                "the box was stopped by another command of tare",
+            ),
+            (
+                End::killed(Cause::KeeperLost),
+                137,
+                "the box was ended from outside before its command ended",
+            ),
+        ] {
+            assert_eq!((of_box(end).0, of_box(end).2.as_deref()), (code, Some(note)));
+        }
+        let note = "the command was killed: its timeout of 2s passed".to_owned();
+        assert_eq!(of_command(End::killed(Cause::Timeout)), (124, Some(note)));
+        assert_eq!(of_command(End::killed(Cause::KeeperLost)).0, 137);
     }
 
     #[test]
@@ -301,23 +256,9 @@ mod tests {
             (ErrorKind::Stuck, 125),
             (ErrorKind::Failed, 125),
         ] {
-            let verdict = Outcome::Failed(Error::new(kind, "x"));
-            let verdict = verdict.verdict(Subject::Command { timeout: None });
+            let verdict = Verdict::failed(Error::new(kind, "x"));
             assert_eq!(verdict.code, code);
             assert!(verdict.error.is_some());
-        }
-    }
-
-    #[test]
-    fn a_box_without_an_exit_code_has_the_code_of_what_ended_it() {
-        for (exit_code, ended_by, code) in [
-            (Some(3), Some(EndedBy::Command), 3),
-            (None, Some(EndedBy::Timeout), 124),
-            (None, Some(EndedBy::Lease), 124),
-            (None, None, 137),
-        ] {
-            let ended = Ended { exit_code, ended_by, oom: false };
-            assert_eq!(ended_code(&ended), code);
         }
     }
 }

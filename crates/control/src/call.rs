@@ -11,6 +11,7 @@ use std::fmt;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::cause::End;
 use crate::plan::{Identity, TerminalPlan};
 
 /// From the creator after the plan, and from the client of an [`Exec`].
@@ -252,13 +253,9 @@ pub enum Report {
     },
     /// It runs: its `execve` has succeeded.
     Started,
-    /// It ended with this `wait` status; if it was the box's command, the box
-    /// ends with it.
-    Exited {
-        wait_status: i32,
-    },
-    /// Its deadline passed, and every process that it started has been killed.
-    TimedOut,
+    /// It ended; if it was the box's command, the box ends with it. After its timeout,
+    /// every process that it started has been killed.
+    Ended(End),
     /// The box goes on without its creator.
     Detached,
     /// What was asked for is done.

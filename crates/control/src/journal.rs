@@ -3,10 +3,10 @@
 //! ```text
 //! 1 24207533677 detached                        slot 0: the box was detached
 //! 7 24209990021 stop 10000                      slot 1: a client asked it to stop
-//! 9 24210004512 exited 0 command 1763244545123  slot 2: the box ended
+//! 9 24210004512 ended 0 stopped 1763244545123   slot 2: the box ended
 //! 5 24208220193 paused                          slot 3: the last of `paused` and `resumed`
 //! 2 24207533677 exec 1 python3                  slots 4 to 63: a ring of the newest events
-//! 3 24207541004 end 1 256
+//! 3 24207541004 end 1 256 exited
 //! ```
 //!
 //! The first slots are facts: each has its own place, so no later event overwrites it.
@@ -26,6 +26,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cause::{Cause, End};
+
 pub const SLOT_BYTES: usize = 64;
 /// Slots for the facts, before the ring.
 const FACT_SLOTS: usize = 4;
@@ -38,54 +40,6 @@ pub const JOURNAL_BYTES: usize = (FACT_SLOTS + EVENT_SLOTS) * SLOT_BYTES;
 /// has 15 digits, so the longest line fits its slot.
 const TIME_MAX: u64 = 999_999_999_999_999;
 const NAME_BYTES_MAX: usize = 24;
-
-/// What ended a box.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EndedBy {
-    /// Its command ended.
-    Command,
-    /// Its timeout passed.
-    Timeout,
-    /// Its lease passed.
-    Lease,
-    /// A client stopped it, whether or not the command exited within the grace.
-    Stop,
-    /// Its output passed the limit.
-    Output,
-    /// SIGKILL from outside, or because of memory: the keeper could not record the end.
-    Kill,
-}
-
-impl EndedBy {
-    const ALL: [Self; 6] =
-        [Self::Command, Self::Timeout, Self::Lease, Self::Stop, Self::Output, Self::Kill];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Command => "command",
-            Self::Timeout => "timeout",
-            Self::Lease => "lease",
-            Self::Stop => "stop",
-            Self::Output => "output",
-            Self::Kill => "kill",
-        }
-    }
-}
-
-impl fmt::Display for EndedBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for EndedBy {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|one| one.as_str() == text).ok_or(())
-    }
-}
 
 /// The name of a program, in visible ASCII and never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,8 +109,8 @@ macro_rules! box_events {
     };
 }
 
-// `process` counts the processes that clients started in a box, from 1. `wait_status` is that of
-// wait(2).
+// `process` counts the processes that clients started in a box, from 1. `wait_status` and `cause`
+// are those of an [`End`].
 box_events! {
     /// The command runs.
     "started" => Started;
@@ -166,25 +120,19 @@ box_events! {
     "abandoned" => Abandoned;
     "exec" => ExecStarted { process: u32, name: Name };
     "failed" => ExecFailed { process: u32, name: Name };
-    "end" => ExecEnded { process: u32, wait_status: i32 };
-    "timeout" => ExecTimedOut { process: u32 };
-    /// The client of an exec is gone.
-    "hung-up" => ExecHungUp { process: u32 };
+    "end" => ExecEnded { process: u32, wait_status: i32, cause: Cause };
     "copy-in" => CopyIn { process: u32 };
     "copy-out" => CopyOut { process: u32 };
-    "copy-end" => CopyEnded { process: u32, wait_status: i32 };
+    "copy-end" => CopyEnded { process: u32, wait_status: i32, cause: Cause };
     /// A client asked the box to stop.
     "stop" => StopRequested { grace_ms: u32 };
     /// A client sent this signal to the command.
     "signal" => Signalled { signal: i32 };
     "paused" => Paused;
     "resumed" => Resumed;
-    "command-end" => CommandEnded { wait_status: i32 };
-    /// The keeper kills all processes, because of a limit.
-    "killed" => Killed { by: EndedBy };
-    /// The box has ended; only a fact, never in the ring. `wait_status` means something if the
-    /// command ended the box. `at_ms` is the wall clock, in milliseconds since 1970.
-    "exited" => Exited { wait_status: i32, by: EndedBy, at_ms: u64 };
+    /// The box has ended; only a fact, never in the ring. `at_ms` is the wall clock, in
+    /// milliseconds since 1970.
+    "ended" => Ended { wait_status: i32, cause: Cause, at_ms: u64 };
 }
 
 impl BoxEvent {
@@ -193,27 +141,23 @@ impl BoxEvent {
         match self {
             Self::Detached => Some(0),
             Self::StopRequested { .. } => Some(1),
-            Self::Exited { .. } => Some(2),
+            Self::Ended { .. } => Some(2),
             Self::Paused | Self::Resumed => Some(3),
             Self::Started
             | Self::Abandoned
             | Self::ExecStarted { .. }
             | Self::ExecFailed { .. }
             | Self::ExecEnded { .. }
-            | Self::ExecTimedOut { .. }
-            | Self::ExecHungUp { .. }
             | Self::CopyIn { .. }
             | Self::CopyOut { .. }
             | Self::CopyEnded { .. }
-            | Self::Signalled { .. }
-            | Self::CommandEnded { .. }
-            | Self::Killed { .. } => None,
+            | Self::Signalled { .. } => None,
         }
     }
 
     /// Returns whether the event is kept in the ring; facts may be kept there as well.
     pub fn is_in_ring(&self) -> bool {
-        !matches!(self, Self::Exited { .. })
+        !matches!(self, Self::Ended { .. })
     }
 }
 
@@ -294,16 +238,15 @@ pub struct Journal {
     /// A client paused the box. The kernel has the last word: a client that resumes the box may be
     /// killed before the keeper records it.
     pub paused: bool,
-    pub exited: Option<Exited>,
+    pub ended: Option<Ended>,
     /// The newest events, the oldest first.
     pub events: Vec<Event>,
 }
 
-/// How a box ended; see [`BoxEvent::Exited`].
+/// How and when a box ended; see [`BoxEvent::Ended`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exited {
-    pub wait_status: i32,
-    pub by: EndedBy,
+pub struct Ended {
+    pub end: End,
     /// Milliseconds of the wall clock since 1970.
     pub at_ms: u64,
     /// Microseconds of the boot clock.
@@ -332,8 +275,9 @@ impl Journal {
         self.detached |= event.what == BoxEvent::Detached;
         self.stopping |= matches!(event.what, BoxEvent::StopRequested { .. });
         self.paused |= event.what == BoxEvent::Paused;
-        if let BoxEvent::Exited { wait_status, by, at_ms } = event.what {
-            self.exited = Some(Exited { wait_status, by, at_ms, at_us: event.at_us });
+        if let BoxEvent::Ended { wait_status, cause, at_ms } = event.what {
+            let end = End { cause, wait_status, oom: false };
+            self.ended = Some(Ended { end, at_ms, at_us: event.at_us });
         }
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 const LONGEST: [u8; 300] = [b'x'; 300];
 
 fn every() -> Vec<BoxEvent> {
-    let (process, wait_status) = (u32::MAX, i32::MIN);
+    let (process, wait_status, cause) = (u32::MAX, 0xff00, Cause::Exited);
     let name = Name::of(&LONGEST);
     vec![
         BoxEvent::Started,
@@ -13,18 +13,15 @@ fn every() -> Vec<BoxEvent> {
         BoxEvent::Abandoned,
         BoxEvent::ExecStarted { process: 1, name: name.clone() },
         BoxEvent::ExecFailed { process: 1, name },
-        BoxEvent::ExecEnded { process, wait_status },
-        BoxEvent::ExecTimedOut { process },
-        BoxEvent::ExecHungUp { process },
+        BoxEvent::ExecEnded { process, wait_status, cause },
+        BoxEvent::ExecEnded { process, wait_status: 9, cause: Cause::ClientGone },
         BoxEvent::CopyIn { process },
         BoxEvent::CopyOut { process },
-        BoxEvent::CopyEnded { process, wait_status },
+        BoxEvent::CopyEnded { process, wait_status, cause },
         BoxEvent::StopRequested { grace_ms: u32::MAX },
         BoxEvent::Signalled { signal: i32::MIN },
         BoxEvent::Resumed,
         BoxEvent::Paused,
-        BoxEvent::CommandEnded { wait_status },
-        BoxEvent::Killed { by: EndedBy::Timeout },
     ]
 }
 
@@ -67,7 +64,7 @@ fn events_are_read_as_they_were_written_also_at_their_longest() {
     let journal = Journal::read(&file_of(&events));
     assert_eq!(journal.events, events);
     assert!(journal.detached && journal.stopping && journal.paused);
-    assert_eq!(journal.exited, None);
+    assert_eq!(journal.ended, None);
 }
 
 #[test]
@@ -77,7 +74,7 @@ fn facts_outlive_the_events_of_the_ring() {
         BoxEvent::StopRequested { grace_ms: 5 },
         BoxEvent::Paused,
         BoxEvent::Resumed,
-        BoxEvent::Exited { wait_status: i32::MIN, by: EndedBy::Command, at_ms: TIME_MAX },
+        BoxEvent::Ended { wait_status: 9, cause: Cause::OutputLimit, at_ms: TIME_MAX },
     ];
     let filler = (0..1000).map(|_| BoxEvent::Started);
     let events = what.into_iter().chain(filler).zip(0..);
@@ -85,9 +82,8 @@ fn facts_outlive_the_events_of_the_ring() {
         events.map(|(what, number)| Event { number, at_us: TIME_MAX, what }).collect();
     let journal = Journal::read(&file_of(&events));
     assert!(journal.detached && journal.stopping && !journal.paused);
-    let exited =
-        Exited { wait_status: i32::MIN, by: EndedBy::Command, at_ms: TIME_MAX, at_us: TIME_MAX };
-    assert_eq!(journal.exited, Some(exited));
+    let end = End::killed(Cause::OutputLimit);
+    assert_eq!(journal.ended, Some(Ended { end, at_ms: TIME_MAX, at_us: TIME_MAX }));
     assert!(journal.events.iter().all(|event| event.what == BoxEvent::Started));
 }
 
@@ -97,7 +93,7 @@ fn the_ring_keeps_the_newest_events() {
         .map(|number| Event {
             number,
             at_us: u64::from(number),
-            what: BoxEvent::ExecEnded { process: number, wait_status: 0 },
+            what: BoxEvent::ExecEnded { process: number, wait_status: 0, cause: Cause::Exited },
         })
         .collect();
     let file = file_of(&events);
@@ -105,10 +101,14 @@ fn the_ring_keeps_the_newest_events() {
     assert_eq!(Journal::read(&file).events, events[1000 - EVENT_SLOTS..]);
 }
 
+/// The longest lines that a keeper writes: a limit ends a box with SIGKILL.
 #[test]
-fn every_end_is_known_by_its_name() {
-    for end in EndedBy::ALL {
-        assert_eq!(end.as_str().parse(), Ok(end));
+fn the_end_of_a_box_fits_its_slot() {
+    for (wait_status, cause) in [(9, Cause::OutputLimit), (0xff00, Cause::Stopped)] {
+        let what = BoxEvent::Ended { wait_status, cause, at_ms: TIME_MAX };
+        let event = Event { number: u32::MAX, at_us: TIME_MAX, what };
+        let ended = Journal::read(&file_of(&[event])).ended;
+        assert_eq!(ended.map(|it| (it.end.cause, it.at_ms)), Some((cause, TIME_MAX)));
     }
 }
 
@@ -136,7 +136,7 @@ fn a_hostile_journal_yields_only_possible_events() {
     let events = (0..60).map(|number| Event {
         number,
         at_us: 1,
-        what: every()[number as usize % 17].clone(),
+        what: every()[number as usize % every().len()].clone(),
     });
     let whole = file_of(&events.collect::<Vec<_>>());
     for round in 0..2000 {
@@ -170,16 +170,16 @@ fn a_torn_or_misplaced_event_is_ignored() {
         (4, "0 5 started now"),
         (4, "0 5 exec 1 two words"),
         (4, "0 x started"),
-        (4, "0 5 killed magic"),
+        (4, "0 5 end 1 9 magic"),
         (4, "0 9999999999999999 started"),
         (4, "-1 5 started"),
-        (4, "0 5 exited 0 command 1"),
+        (4, "0 5 ended 0 exited 1"),
         (4, "0"),
         (4, ""),
-        (0, "0 5 exited 0 command 1"),
+        (0, "0 5 ended 0 exited 1"),
         (1, "0 5 detached"),
-        (2, "0 5 exited x command 1"),
-        (2, "0 5 exited 1 magic 2"),
+        (2, "0 5 ended x exited 1"),
+        (2, "0 5 ended 1 magic 2"),
         (2, "0 5 started"),
         (64, "0 5 detached"),
     ] {

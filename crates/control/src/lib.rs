@@ -12,6 +12,7 @@
 //! [`PROTOCOL`] counts changes that are not compatible.
 
 mod call;
+mod cause;
 mod channel;
 pub mod file_programs;
 mod frame;
@@ -23,11 +24,11 @@ pub use call::{
     Call, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal, Report,
     Request, SetupStep, Versioned,
 };
+pub use cause::{Cause, End};
 pub use channel::{Channel, Received};
 pub use frame::{
     CALL_BYTES_MAX, FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode,
 };
-pub use journal::EndedBy;
 
 pub use plan::{
     BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, FIRST_ROLE_FD, Filesystem, HostEntry,

@@ -22,7 +22,7 @@ use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
 use crate::observe::Observation;
-use crate::observe::view::{Details, Ended, GaugedUse, Status, Usage, no_box};
+use crate::observe::view::{Details, End, GaugedUse, Status, Usage, no_box};
 use crate::operate::change::{self, Changes};
 use crate::operate::find::Scope;
 use crate::operate::stop::{self, EndWatch, Looked, Stopping};
@@ -306,11 +306,6 @@ impl Engine {
         inspect::gauged_use(self.at(id))
     }
 
-    /// How many processes of the box the kernel has killed at the memory limit so far.
-    pub fn oom_kills(&self, id: &BoxId) -> u64 {
-        inspect::oom_kills(self.at(id))
-    }
-
     /// The keeper of a box, which lives as long as the box.
     pub fn keeper(&self, id: &BoxId) -> Result<Option<Process>, Error> {
         Ok(self.observe(id)?.keeper.into_alive())
@@ -354,7 +349,7 @@ impl Engine {
     }
 
     /// Waits for the end of a box.
-    pub fn wait(&self, id: &BoxId) -> Result<Ended, Error> {
+    pub fn wait(&self, id: &BoxId) -> Result<End, Error> {
         self.await_end(&self.watch_end(id)?)
     }
 
@@ -364,7 +359,7 @@ impl Engine {
     }
 
     /// Waits for the end of a watched box.
-    pub fn await_end(&self, watch: &EndWatch) -> Result<Ended, Error> {
+    pub fn await_end(&self, watch: &EndWatch) -> Result<End, Error> {
         stop::await_end(&self.root, watch)
     }
 

@@ -31,8 +31,9 @@ use crate::host::layout::BoxAt;
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::observe::identity::{self, KeeperState};
 use crate::record::damage::Damage;
-use crate::record::lines::{Account, EndedEntry, EndingEntry, Entry, RemovingEntry, StuckEntry};
-use crate::record::reason::Reason;
+use crate::record::lines::{
+    Account, EndedEntry, EndingEntry, Entry, Reason, RemovingEntry, StuckEntry,
+};
 use crate::record::{self, Locked, Record};
 use crate::spec::BoxId;
 
@@ -97,7 +98,8 @@ pub fn tear_down(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>) -> Result
 /// The error says why the create failed. If the roll-back fails too, that failure is on record as
 /// `stuck`, and is added to the error as a note.
 pub fn roll_back(at: BoxAt<'_>, mut record: Locked, child: Option<&Process>, why: Error) -> Error {
-    let order = Order { reason: Reason::Own, leave: Leave::Nothing, within: OWN_WITHIN, child };
+    let order =
+        Order { reason: Reason::ByCreator, leave: Leave::Nothing, within: OWN_WITHIN, child };
     match tear_down(at, &mut record, order) {
         Ok(()) => why,
         Err(left) => why.with_note(&left, Hint::Force),
@@ -157,7 +159,7 @@ fn end(
     let start = Instant::now();
     // Read this first: the counter is a file in the cgroup directory, which is removed below. The
     // creator has read it already.
-    let is_counted = order.reason != Reason::Own && record.account.ended.is_none();
+    let is_counted = order.reason != Reason::ByCreator && record.account.ended.is_none();
     let oom = is_counted && cgroup::oom_kills(&cgroup::roots_of(at, record), at.tagged()) > 0;
     if let Some(keeper) = found {
         note_kill(record, keeper, order.reason);
@@ -181,7 +183,7 @@ fn release(at: BoxAt<'_>, record: &Locked, when: ReleaseAt, within: Duration) ->
 /// Removes the box's kept files, record and names, and keeps its history unless its creator
 /// removes it.
 fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> Result<(), Error> {
-    if order.reason != Reason::Own {
+    if order.reason != Reason::ByCreator {
         let now = Now::read();
         let took_ms = u64::try_from(seen.took.as_millis()).unwrap_or(u64::MAX);
         let removal = Removal {
@@ -259,7 +261,8 @@ fn note_kill(record: &mut Locked, keeper: &Process, reason: Reason) {
 fn note_ended(record: &mut Locked, seen: Seen) {
     if record.account.ended.is_none() {
         let journal = record.journal().unwrap_or_default();
-        let ended = EndedEntry::of(&journal, record.last_sign(), seen.oom, seen.took);
+        let ending = record.account.ending.as_ref();
+        let ended = EndedEntry::of(&journal, ending, record.last_sign(), seen.oom, seen.took);
         record.add(Entry::Ended(ended)).ok();
     }
 }

@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::time::{ClockId, clock_gettime};
-use tare_control::EndedBy;
+use tare_control::End;
 use tare_control::journal::{BoxEvent, Event};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::step::step;
@@ -46,10 +46,11 @@ impl Journal {
         self.write(BoxEvent::Paused)
     }
 
-    pub fn exited(&mut self, wait_status: i32, by: EndedBy) {
+    pub fn ended(&mut self, end: End) {
+        let End { cause, wait_status, .. } = end;
         let now = clock_gettime(ClockId::Realtime);
         let at_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
-        self.note(BoxEvent::Exited { wait_status, by, at_ms });
+        self.note(BoxEvent::Ended { wait_status, cause, at_ms });
     }
 
     fn write(&mut self, what: BoxEvent) -> rustix::io::Result<()> {

@@ -30,21 +30,18 @@ use inherited::InheritedFds;
 use journal::Journal;
 use make::{Failing, Failure};
 use output::Output;
-use process::{End, ExecContext};
+use process::ExecContext;
 use rustix::io::Errno;
 use serve::Supervisor;
 use serve::connections::Connections;
 use serve::deadlines::Deadlines;
 use tare_control::journal::BoxEvent;
 use tare_control::{
-    CALL_BYTES_MAX, Channel, EndedBy, Go, PLAN_BYTES_MAX, Plan, Report, Request, Role, SetupStep,
+    CALL_BYTES_MAX, Cause, Channel, End, Go, PLAN_BYTES_MAX, Plan, Report, Request, Role, SetupStep,
 };
 use tare_kernel::clock::boot_ns;
 use tare_kernel::signals;
 use tare_kernel::step::step;
-
-/// The `wait` status of a process that SIGKILL ended.
-const KILLED: i32 = 9;
 
 /// The whole life of a keeper. Its process does nothing else.
 pub fn main() -> ExitCode {
@@ -152,31 +149,16 @@ impl MadeBox {
 fn conclude(supervisor: &mut Supervisor, end: End) {
     // A command can end before the creator has detached.
     supervisor.await_detachment();
-    let (by, wait_status) = match (end, supervisor.is_stopping()) {
-        (End::Abandoned, _) => return supervisor.note(BoxEvent::Abandoned),
-        (End::Command(wait_status), false) => (EndedBy::Command, wait_status),
-        (End::Command(wait_status), true) => (EndedBy::Stop, wait_status),
-        (End::Limit(by), _) => (by, KILLED),
-    };
+    if end.cause == Cause::ClientGone {
+        return supervisor.note(BoxEvent::Abandoned);
+    }
     if let Some(creator) = supervisor.creator() {
-        return creator.report(&match by {
-            EndedBy::Timeout | EndedBy::Lease => Report::TimedOut,
-            EndedBy::Command | EndedBy::Stop | EndedBy::Output | EndedBy::Kill => {
-                Report::Exited { wait_status }
-            }
-        });
+        return creator.report(&Report::Ended(end));
     }
     if let Some(output) = &mut supervisor.context.output {
         output.collect_last();
     }
     if let Some(journal) = &mut supervisor.journal {
-        journal.exited(wait_status, by);
-    }
-    match end {
-        End::Limit(by) => supervisor.note(BoxEvent::Killed { by }),
-        End::Command(wait_status) if supervisor.has_command() => {
-            supervisor.note(BoxEvent::CommandEnded { wait_status });
-        }
-        End::Command(_) | End::Abandoned => {}
+        journal.ended(end);
     }
 }

@@ -126,7 +126,7 @@ pub async fn report_ends(app: App, mut ended: mpsc::Receiver<BoxId>) {
             // The process that blocked its end has just died.
             app.sweep_wanted.notify_one();
         }
-        let exit_code = status.exit_code;
-        app.journal.record(&LogEvent::BoxEnded { box_id: id.as_str(), exit_code });
+        let Status { exit_code, cause, .. } = status;
+        app.journal.record(&LogEvent::BoxEnded { box_id: id.as_str(), exit_code, cause });
     }
 }

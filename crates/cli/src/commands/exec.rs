@@ -94,7 +94,10 @@ pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     let session =
         on_box(&engine, &args.reference, |id| engine.exec(id, &spec, args.process.stdin(window)))?;
     let attended = stdio::attend(session, SETTINGS, &taken)?;
-    let mut verdict = attended.outcome.verdict(Subject::Command { timeout: args.timeout });
+    let mut verdict = match attended.relayed {
+        Ok(()) => Verdict::of(attended.end, Subject::Command { timeout: args.timeout }),
+        Err(error) => Verdict::failed(error),
+    };
     verdict.print(false);
     if let Some(error) = attended.relay.output_failure() {
         verdict = Verdict::failed(error);

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tare_engine::spec::quantity;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Error, Explanation, Step};
+use tare_engine::{Error, Explanation, State, Step};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -55,6 +55,7 @@ fn as_json(explanation: &Explanation) -> serde_json::Value {
         "name": history.name(),
         "state": explanation.state,
         "created_at": history.created_at,
+        "cause": history.cause,
         "steps": history.steps,
         "forgotten": history.forgotten,
     })
@@ -62,9 +63,10 @@ fn as_json(explanation: &Explanation) -> serde_json::Value {
 
 fn as_text(explanation: &Explanation) -> String {
     let history = &explanation.history;
-    let state = match explanation.state {
-        Some(state) => state.as_str(),
-        None => "removed",
+    let state = explanation.state.map_or("removed", State::as_str);
+    let state = match history.cause {
+        Some(cause) => format!("{state} ({cause})"),
+        None => state.to_owned(),
     };
     let mut text = match history.name() {
         Some(name) => format!("{} ({}), {state}", history.id, escaped(name)),

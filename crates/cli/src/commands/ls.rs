@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{BoxFilter, Condition, Error, RUN_LABEL, State, Status, Timestamp};
+use tare_engine::{BoxFilter, Cause, Condition, Error, RUN_LABEL, State, Status, Timestamp};
 
 use crate::context::{Context, Purpose};
 use crate::error::to_json_line;
@@ -106,11 +106,12 @@ fn command(status: &Status) -> String {
     }
 }
 
-/// `exited(0)` once the code is known.
+/// The state, and how the box ended: `exited(0)`, `exited(124, timeout)`.
 fn state(status: &Status) -> String {
-    match status.exit_code {
-        Some(code) => format!("{}({code})", status.state),
-        None => status.state.to_string(),
+    match (status.exit_code, status.cause) {
+        (Some(code), None | Some(Cause::Exited)) => format!("{}({code})", status.state),
+        (Some(code), Some(cause)) => format!("{}({code}, {cause})", status.state),
+        (None, _) => status.state.to_string(),
     }
 }
 
@@ -149,7 +150,7 @@ mod tests {
             attached: false,
             ended_at: None,
             ended_after: None,
-            ended_by: None,
+            cause: (!live).then_some(Cause::Killed),
             oom: false,
             stuck_on: None,
         }
@@ -194,10 +195,10 @@ mod tests {
     fn a_row_has_what_people_look_for() {
         let rows: Vec<_> = boxes().iter().map(|status| row(status, now())).collect();
         let expected = "\
-ID            NAME  STATE        AGE  LEASE  COMMAND      PROCESSES  MEMORY
-aaaaaaaaaaaa  web   running      5m   2h     sleep '1 h'  2          3 MiB
-bbbbbbbbbbbb  -     exited(137)  5m   -      sleep '1 h'  -          -
-cccccccccccc  -     stuck        5m   2h     sleep '1 h'  2          3 MiB
+ID            NAME  STATE                AGE  LEASE  COMMAND      PROCESSES  MEMORY
+aaaaaaaaaaaa  web   running              5m   2h     sleep '1 h'  2          3 MiB
+bbbbbbbbbbbb  -     exited(137, killed)  5m   -      sleep '1 h'  -          -
+cccccccccccc  -     stuck                5m   2h     sleep '1 h'  2          3 MiB
 ";
         assert_eq!(table::render(&COLUMNS, &rows, None), expected);
     }
@@ -240,7 +241,7 @@ cccccccccccc  -     stuck        5m   2h     sleep '1 h'  2          3 MiB
             "attached",
             "ended_at",
             "ended_after",
-            "ended_by",
+            "cause",
             "oom",
             "stuck_on",
         ] {

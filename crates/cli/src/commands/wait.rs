@@ -5,7 +5,6 @@ use tare_engine::Error;
 
 use crate::commands::each::{Boxes, in_turn, on_box};
 use crate::context::{Context, Purpose};
-use crate::exit::ended_code;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,8 +25,8 @@ pub struct WaitArgs {
 pub fn run(args: &WaitArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     let code = in_turn(&args.boxes.boxes, |reference| {
-        let ended = on_box(&engine, reference, |id| engine.wait(id))?;
-        Ok(ended_code(&ended).to_string())
+        let end = on_box(&engine, reference, |id| engine.wait(id))?;
+        Ok(end.code().to_string())
     });
     Ok(code)
 }

@@ -20,7 +20,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::pipe::SpliceFlags;
 
-use crate::stdio::endpoint::{End, is_closed};
+use crate::stdio::endpoint::{Endpoint, is_closed};
 
 /// A pipe's usual capacity: more never moves at once, until the pipe is widened.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -37,7 +37,7 @@ const ROUNDS_MAX: usize = 16;
 /// Where bytes go.
 #[derive(Debug)]
 pub enum Sink<'fd> {
-    End(End<'fd>),
+    End(Endpoint<'fd>),
     /// Kept for `--json`.
     Memory,
 }
@@ -64,7 +64,7 @@ pub enum Ended {
 
 #[derive(Debug)]
 struct Ends<'fd> {
-    source: End<'fd>,
+    source: Endpoint<'fd>,
     sink: Sink<'fd>,
 }
 
@@ -90,7 +90,7 @@ enum Step {
 }
 
 impl<'fd> Stream<'fd> {
-    pub fn new(source: End<'fd>, sink: Sink<'fd>) -> Self {
+    pub fn new(source: Endpoint<'fd>, sink: Sink<'fd>) -> Self {
         let splices = match &sink {
             Sink::End(end) => source.can_splice_to(end),
             Sink::Memory => false,
@@ -265,8 +265,8 @@ impl Budget {
 struct CannotSplice;
 
 fn splice_chunk(
-    source: &End<'_>,
-    sink: &End<'_>,
+    source: &Endpoint<'_>,
+    sink: &Endpoint<'_>,
     budget: &mut Budget,
 ) -> Result<Step, CannotSplice> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
@@ -287,8 +287,8 @@ fn splice_chunk(
 
 /// Appends to `kept` what the source has, as far as the budget allows.
 fn read_chunk(
-    source: &End<'_>,
-    sink: Option<&End<'_>>,
+    source: &Endpoint<'_>,
+    sink: Option<&Endpoint<'_>>,
     kept: &mut Vec<u8>,
     budget: &mut Budget,
 ) -> Step {
@@ -302,7 +302,7 @@ fn read_chunk(
         Ok(0) => Step::End(Ended::EndOfFile),
         Ok(bytes) => {
             budget.spend(bytes);
-            if sink.is_none_or(End::never_waits) {
+            if sink.is_none_or(Endpoint::never_waits) {
                 Step::Moved(bytes)
             } else {
                 Step::Wait(Waiting::Sink)
@@ -313,7 +313,7 @@ fn read_chunk(
 }
 
 /// Past the limit: read, so that the command is not held up, and forgotten.
-fn drop_chunk(source: &End<'_>, budget: &mut Budget) -> Step {
+fn drop_chunk(source: &Endpoint<'_>, budget: &mut Budget) -> Step {
     let mut buffer = vec![0; CHUNK_BYTES];
     match source.read(&mut buffer) {
         Ok(0) => Step::End(Ended::EndOfFile),
@@ -325,7 +325,12 @@ fn drop_chunk(source: &End<'_>, budget: &mut Budget) -> Step {
     }
 }
 
-fn write_pending(source: &End<'_>, sink: &End<'_>, pending: &[u8], written: &mut usize) -> Step {
+fn write_pending(
+    source: &Endpoint<'_>,
+    sink: &Endpoint<'_>,
+    pending: &[u8],
+    written: &mut usize,
+) -> Step {
     match sink.write(&pending[*written..]) {
         Ok(bytes) => {
             *written += bytes;

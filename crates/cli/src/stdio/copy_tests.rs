@@ -20,12 +20,12 @@ fn pipe() -> (File, File) {
     (File::from(reader), File::from(writer))
 }
 
-fn ours(file: File) -> End<'static> {
-    End::ours(OwnedFd::from(file)).unwrap()
+fn ours(file: File) -> Endpoint<'static> {
+    Endpoint::ours(OwnedFd::from(file)).unwrap()
 }
 
 fn to(file: &File) -> Sink<'_> {
-    Sink::End(End::callers(file.as_fd()).unwrap())
+    Sink::End(Endpoint::callers(file.as_fd()).unwrap())
 }
 
 /// Whether what the stream waits for comes within `timeout`.
@@ -267,7 +267,7 @@ fn stdin_for_a_command_that_never_reads_is_not_hoarded() {
         (reader, writer)
     };
     let (_box_side, sink) = pipe();
-    let source = End::callers(caller.as_fd()).unwrap();
+    let source = Endpoint::callers(caller.as_fd()).unwrap();
     let mut stream = Stream::new(source, Sink::End(ours(sink)));
     run_until_waiting(&mut stream, &mut Budget::unlimited());
     assert!(stream.ended().is_none());
@@ -280,7 +280,7 @@ fn the_end_of_stdin_reaches_the_command() {
     fs::write(&path, b"question").unwrap();
     let file = File::open(&path).unwrap();
     let (mut box_side, sink) = pipe();
-    let source = End::callers(file.as_fd()).unwrap();
+    let source = Endpoint::callers(file.as_fd()).unwrap();
     let mut stream = Stream::new(source, Sink::End(ours(sink)));
     assert!(stream.splices);
     let ended = run_to_end(&mut stream, &mut Budget::unlimited());
@@ -296,7 +296,7 @@ fn stdin_of_a_command_that_ended_is_let_go() {
     let file = File::open("/dev/zero").unwrap();
     let (box_side, sink) = pipe();
     drop(box_side);
-    let source = End::callers(file.as_fd()).unwrap();
+    let source = Endpoint::callers(file.as_fd()).unwrap();
     let mut stream = Stream::new(source, Sink::End(ours(sink)));
     let ended = run_to_end(&mut stream, &mut Budget::unlimited());
     assert_eq!(ended, Ended::SinkClosed);
@@ -309,7 +309,7 @@ fn a_socket_of_the_caller_does_not_block_either() {
     let bytes = pattern(600_000);
     let feeder = feed(box_side, bytes.clone());
     let mut budget = Budget::unlimited();
-    let sink = End::callers(near.as_fd()).unwrap();
+    let sink = Endpoint::callers(near.as_fd()).unwrap();
     let mut stream = Stream::new(ours(source), Sink::End(sink));
     while stream.waiting() == Waiting::Source || is_ready(&stream, NOW) {
         assert!(is_ready(&stream, STUCK));
@@ -332,7 +332,7 @@ fn the_end_of_a_terminal_is_the_end_of_the_stream() {
     let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
     let side = rustix::pty::ioctl_tiocgptpeer(&master, flags).unwrap();
     File::from(side).write_all(b"bye\n").unwrap();
-    let mut stream = Stream::new(End::ours(master).unwrap(), Sink::Memory);
+    let mut stream = Stream::new(Endpoint::ours(master).unwrap(), Sink::Memory);
     let ended = run_to_end(&mut stream, &mut Budget::unlimited());
     assert_eq!(ended, Ended::EndOfFile);
     assert_eq!(stream.into_kept(), b"bye\r\n");

@@ -37,12 +37,12 @@ enum Descriptor<'fd> {
 }
 
 #[derive(Debug)]
-pub struct End<'fd> {
+pub struct Endpoint<'fd> {
     descriptor: Descriptor<'fd>,
     kind: Kind,
 }
 
-impl<'fd> End<'fd> {
+impl<'fd> Endpoint<'fd> {
     /// An end that tare made itself.
     pub fn ours(fd: OwnedFd) -> Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
@@ -65,7 +65,7 @@ impl<'fd> End<'fd> {
 
     /// splice(2) needs a pipe on one side. Other devices and sockets are kept
     /// out: they may block in it whatever the flags say.
-    pub fn can_splice_to(&self, sink: &End<'_>) -> bool {
+    pub fn can_splice_to(&self, sink: &Endpoint<'_>) -> bool {
         matches!(
             (self.kind, sink.kind),
             (Kind::Pipe, Kind::Pipe | Kind::File | Kind::Null) | (Kind::File, Kind::Pipe)
@@ -110,7 +110,7 @@ impl<'fd> End<'fd> {
     }
 }
 
-impl AsFd for End<'_> {
+impl AsFd for Endpoint<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.descriptor {
             Descriptor::Ours(fd) => fd.as_fd(),

@@ -11,7 +11,7 @@ mod relay;
 mod signals;
 mod terminal;
 
-pub use crate::stdio::endpoint::{End, is_closed};
+pub use crate::stdio::endpoint::{Endpoint, is_closed};
 pub use crate::stdio::pending::PendingWriter;
 pub use crate::stdio::relay::{Attended, Caller, Output, PastLimit, Settings, Writers, attend};
 pub use crate::stdio::signals::{Reaction, asked_to_stop, asks, react, stop_requested, take_over};

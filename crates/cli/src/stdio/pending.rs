@@ -4,18 +4,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-use crate::stdio::endpoint::End;
+use crate::stdio::endpoint::Endpoint;
 
 /// Writes portions of bytes to a descriptor without waiting for its reader.
 #[derive(Debug)]
 pub struct PendingWriter<'fd> {
-    end: End<'fd>,
+    end: Endpoint<'fd>,
     pending: Vec<u8>,
     written: usize,
 }
 
 impl<'fd> PendingWriter<'fd> {
-    pub fn new(end: End<'fd>) -> Self {
+    pub fn new(end: Endpoint<'fd>) -> Self {
         Self { end, pending: Vec::new(), written: 0 }
     }
 
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn bytes_that_do_not_fit_stay_until_there_is_room() {
         let (reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let mut writer = PendingWriter::new(End::ours(sink).unwrap());
+        let mut writer = PendingWriter::new(Endpoint::ours(sink).unwrap());
         let portion = [7; 100_000];
         writer.put(&portion).unwrap();
         let mut reader = File::from(reader);
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_descriptor_that_may_block_is_written_only_when_it_was_polled() {
         let (_reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let mut writer = PendingWriter::new(End::callers(sink.as_fd()).unwrap());
+        let mut writer = PendingWriter::new(Endpoint::callers(sink.as_fd()).unwrap());
         writer.put(&[7; 5000]).unwrap();
         for is_left in [true, true, false] {
             assert_eq!(writer.waits_for().is_some(), is_left || writer.written == 0);
@@ -96,7 +96,7 @@ mod tests {
     fn a_reader_that_is_gone_is_a_broken_pipe() {
         let (reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(reader);
-        let mut writer = PendingWriter::new(End::ours(sink).unwrap());
+        let mut writer = PendingWriter::new(Endpoint::ours(sink).unwrap());
         assert_eq!(writer.put(b"x"), Err(Errno::PIPE));
     }
 }

@@ -11,15 +11,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Context as _, Ending, Error, Event, Session, Streams};
+use tare_engine::{Cause, Context as _, End, Error, Event, Session, Streams};
 use tare_kernel::signals::SignalFd;
 
-use crate::exit::Outcome;
 use crate::stdio::copy::{Budget, Ended, Sink, Stream, Waiting};
-use crate::stdio::endpoint::{End, is_hung_up};
+use crate::stdio::endpoint::{Endpoint, is_hung_up};
 use crate::stdio::signals::{Reaction, asked_to_stop, asks, react};
 use crate::stdio::terminal::{RawMode, pass_window};
 
+const SIGKILL: i32 = Signal::KILL.as_raw();
 /// How long a pipe of a box that has ended may stay silent without being at
 /// its end. Every writer is dead by then; this bounds what cannot happen.
 const DRAIN_SILENCE: Duration = Duration::from_secs(3);
@@ -83,9 +83,11 @@ pub enum Writers {
 /// A session that has ended.
 #[derive(Debug)]
 pub struct Attended {
-    pub outcome: Outcome,
-    /// What ending it gave.
-    pub ending: Result<Ending, Error>,
+    /// Why the command could not be started, or tare could not stay with it.
+    pub relayed: Result<(), Error>,
+    pub end: End,
+    /// Why the box may not be gone.
+    pub ending: Result<(), Error>,
     pub relay: Relay<'static>,
     /// When the loop ended.
     pub ended_at: Instant,
@@ -106,19 +108,20 @@ pub fn attend(
             return Err(error);
         }
     };
-    let outcome = relay.until_end(&mut session, signals);
+    let relayed = relay.until_end(&mut session, signals);
     let ended_at = Instant::now();
+    let seen = session.seen_end();
     // Before the rest of the output: however slowly that is read, the command
     // is gone, and with it every writer of its pipes.
-    let ending = session.end();
-    let drained = relay.drain(&outcome, signals);
+    let (end, ending) = match session.end() {
+        Ok(end) => (end, Ok(())),
+        Err(error) => (seen, Err(error)),
+    };
+    let is_second_signal = end.cause == Cause::Killed && end.signal() != Some(SIGKILL);
+    let is_hasty = is_second_signal || end.cause == Cause::OutputLimit;
+    let drained = attached(relay.drain(is_hasty, signals));
     relay.leave_terminal();
-    Ok(Attended {
-        outcome: drained.map_or_else(Outcome::Lost, |()| outcome),
-        ending,
-        relay,
-        ended_at,
-    })
+    Ok(Attended { relayed: relayed.and(drained), end, ending, relay, ended_at })
 }
 
 #[derive(Debug)]
@@ -141,7 +144,9 @@ impl<'fd> Relay<'fd> {
     pub fn new(caller: Caller<'fd>, streams: Streams, settings: Settings) -> io::Result<Self> {
         let output = settings.output;
         let stdin = match streams.stdin {
-            Some(fd) => Some(Stream::new(End::callers(caller.stdin)?, Sink::End(End::ours(fd)?))),
+            Some(fd) => {
+                Some(Stream::new(Endpoint::callers(caller.stdin)?, Sink::End(Endpoint::ours(fd)?)))
+            }
             None => None,
         };
         let stdout = output_stream(streams.stdout, caller.stdout, output)?;
@@ -159,22 +164,16 @@ impl<'fd> Relay<'fd> {
         })
     }
 
-    /// Relays until the box has ended or has to end.
-    pub fn until_end(&mut self, session: &mut Session, signals: &SignalFd) -> Outcome {
-        loop {
-            match self.turn(session, signals) {
-                Ok(None) => {}
-                Ok(Some(outcome)) => return outcome,
-                Err(error) => return Outcome::Lost(error),
-            }
-        }
+    /// Relays until the process has ended or was killed.
+    pub fn until_end(&mut self, session: &mut Session, signals: &SignalFd) -> Result<(), Error> {
+        while !self.turn(session, signals)? {}
+        Ok(())
     }
 
     /// Passes on what is left in the pipes of a box that has ended. A caller
     /// who reads slowly is waited for; one more signal stops that.
-    pub fn drain(&mut self, outcome: &Outcome, signals: &SignalFd) -> io::Result<()> {
+    pub fn drain(&mut self, hasty: bool, signals: &SignalFd) -> io::Result<()> {
         self.stdin = None;
-        let hasty = matches!(outcome, Outcome::Interrupted(_) | Outcome::OutputKilled);
         if self.writers == Writers::MayLive {
             self.budget = Budget::new(LAST_BYTES_MAX);
         }
@@ -231,40 +230,36 @@ impl<'fd> Relay<'fd> {
         self.outputs.map(|stream| stream.map_or_else(Vec::new, Stream::into_kept))
     }
 
-    fn turn(&mut self, session: &mut Session, signals: &SignalFd) -> io::Result<Option<Outcome>> {
+    /// Returns whether the process has ended.
+    fn turn(&mut self, session: &mut Session, signals: &SignalFd) -> Result<bool, Error> {
         let overdue_in = session.overdue_in();
         let kill_in = self.kill_at.map(|at| at.saturating_duration_since(Instant::now()));
         if overdue_in == Some(Duration::ZERO) {
-            session.kill();
-            return Ok(Some(Outcome::TimedOut));
+            session.kill(End::killed(Cause::Timeout));
+            return Ok(true);
         }
         if kill_in == Some(Duration::ZERO) {
-            session.kill();
-            return Ok(Some(Outcome::Interrupted(Signal::HUP.as_raw())));
+            session.kill(killed_at(Signal::HUP.as_raw()));
+            return Ok(true);
         }
         let timeout = overdue_in.into_iter().chain(kill_in).min();
-        let ready = self.poll(&[signals.as_fd(), session.events_fd()], timeout)?;
+        let ready = attached(self.poll(&[signals.as_fd(), session.events_fd()], timeout))?;
         self.advance(&ready);
         if self.budget.is_passed() && self.past_limit == PastLimit::Kill {
-            session.kill();
-            return Ok(Some(Outcome::OutputKilled));
+            session.kill(End::killed(Cause::OutputLimit));
+            return Ok(true);
         }
-        if ready.has(0)
-            && let Some(outcome) = self.take_signals(session, signals)?
-        {
-            return Ok(Some(outcome));
+        if ready.has(0) && attached(self.take_signals(session, signals))? {
+            return Ok(true);
         }
         if ready.has(1) {
             return self.take_events(session);
         }
-        Ok(None)
+        Ok(false)
     }
 
-    fn take_signals(
-        &mut self,
-        session: &mut Session,
-        signals: &SignalFd,
-    ) -> io::Result<Option<Outcome>> {
+    /// Returns whether the process was killed.
+    fn take_signals(&mut self, session: &mut Session, signals: &SignalFd) -> io::Result<bool> {
         while let Some(signal) = signals.next()? {
             match react(signal, self.asked) {
                 Reaction::Resize => self.resize(),
@@ -279,30 +274,25 @@ impl<'fd> Relay<'fd> {
                     let _ = session.signal(signal);
                 }
                 Reaction::EndBox => {
-                    session.kill();
-                    return Ok(Some(Outcome::Interrupted(signal)));
+                    session.kill(killed_at(signal));
+                    return Ok(true);
                 }
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
-    fn take_events(&mut self, session: &mut Session) -> io::Result<Option<Outcome>> {
+    /// Returns whether the process has ended.
+    fn take_events(&mut self, session: &mut Session) -> Result<bool, Error> {
         while let Some(event) = session.next_event() {
-            let outcome = match event {
-                Event::Started => continue,
-                Event::Terminal(master) => {
-                    self.enter_terminal(master)?;
-                    continue;
-                }
-                Event::Exited(exit) => Outcome::Exited(exit),
-                Event::TimedOut => Outcome::TimedOut,
-                Event::Failed(error) => Outcome::Failed(error),
-                Event::Gone => Outcome::Gone,
-            };
-            return Ok(Some(outcome));
+            match event {
+                Event::Started => {}
+                Event::Terminal(master) => attached(self.enter_terminal(master))?,
+                Event::Ended(_) => return Ok(true),
+                Event::Failed(error) => return Err(error),
+            }
         }
-        Ok(None)
+        Ok(false)
     }
 
     /// Whether a terminal of the user is gone, so that no second signal can come from it.
@@ -312,10 +302,10 @@ impl<'fd> Relay<'fd> {
 
     fn enter_terminal(&mut self, master: OwnedFd) -> io::Result<()> {
         let raw = RawMode::enter(self.caller.stdin)?;
-        let keyboard = Sink::End(End::ours(master.try_clone()?)?);
-        self.stdin = Some(Stream::new(End::callers(self.caller.stdin)?, keyboard));
-        let screen = Sink::End(End::callers(self.caller.stdout)?);
-        self.outputs[0] = Some(Stream::new(End::ours(master.try_clone()?)?, screen));
+        let keyboard = Sink::End(Endpoint::ours(master.try_clone()?)?);
+        self.stdin = Some(Stream::new(Endpoint::callers(self.caller.stdin)?, keyboard));
+        let screen = Sink::End(Endpoint::callers(self.caller.stdout)?);
+        self.outputs[0] = Some(Stream::new(Endpoint::ours(master.try_clone()?)?, screen));
         self.terminal = Some((master, raw));
         self.resize();
         Ok(())
@@ -370,6 +360,15 @@ impl<'fd> Relay<'fd> {
     }
 }
 
+fn attached<T>(done: io::Result<T>) -> Result<T, Error> {
+    done.context(|| "cannot stay attached to the box".to_owned())
+}
+
+/// The end by the user's second signal.
+fn killed_at(signal: i32) -> End {
+    End { wait_status: signal, ..End::killed(Cause::Killed) }
+}
+
 /// What one `poll` found.
 struct Ready {
     fds: Vec<bool>,
@@ -393,10 +392,10 @@ fn output_stream<'fd>(
 ) -> io::Result<Option<Stream<'fd>>> {
     let Some(from) = from else { return Ok(None) };
     let sink = match output {
-        Output::Pass => Sink::End(End::callers(to)?),
+        Output::Pass => Sink::End(Endpoint::callers(to)?),
         Output::Keep => Sink::Memory,
     };
-    Ok(Some(Stream::new(End::ours(from)?, sink)))
+    Ok(Some(Stream::new(Endpoint::ours(from)?, sink)))
 }
 
 fn is_over(outputs: &[Option<Stream<'_>>]) -> bool {

@@ -51,13 +51,13 @@ fn what_was_written_before_the_end_arrives_after_it() {
     err.write_all(b"oops").unwrap();
     let mut relay =
         Relay::new(caller(&null), streams(stdout, stderr), keep(100, PastLimit::Kill)).unwrap();
-    let (mut session, keeper) =
-        session(&[Report::Started, Report::Exited { wait_status: 3 << 8 }], None);
-    let outcome = relay.until_end(&mut session, &signals());
-    assert!(matches!(outcome, Outcome::Exited(tare_engine::Exit::Code(3))));
+    let end = End::of_command(3 << 8);
+    let (mut session, keeper) = session(&[Report::Started, Report::Ended(end)], None);
+    relay.until_end(&mut session, &signals()).unwrap();
+    assert_eq!(session.seen_end(), end);
     out.write_all(b"world").unwrap();
     drop((out, err));
-    relay.drain(&outcome, &signals()).unwrap();
+    relay.drain(false, &signals()).unwrap();
     assert_eq!(relay.into_kept(), [b"hello world".to_vec(), b"oops".to_vec()]);
     assert!(!keeper.is_hung_up());
 }
@@ -70,8 +70,8 @@ fn a_box_whose_keeper_is_late_with_its_deadline_is_killed() {
     let caller = caller(&null);
     let mut relay = Relay::new(caller, streams, keep(100, PastLimit::Truncate)).unwrap();
     let (mut session, keeper) = session(&[Report::Started], Some(0));
-    let outcome = relay.until_end(&mut session, &signals());
-    assert!(matches!(outcome, Outcome::TimedOut));
+    relay.until_end(&mut session, &signals()).unwrap();
+    assert_eq!(session.seen_end().cause, Cause::Timeout);
     assert!(keeper.is_hung_up());
 }
 
@@ -83,8 +83,8 @@ fn output_past_the_limit_ends_the_box_when_asked_to() {
     let (mut session, keeper) = session(&[], None);
     let mut relay =
         Relay::new(caller(&null), streams(stdout, stderr), keep(3, PastLimit::Kill)).unwrap();
-    let outcome = relay.until_end(&mut session, &signals());
-    assert!(matches!(outcome, Outcome::OutputKilled));
+    relay.until_end(&mut session, &signals()).unwrap();
+    assert_eq!(session.seen_end().cause, Cause::OutputLimit);
     assert!(keeper.is_hung_up());
     assert_eq!(relay.into_kept()[0], b"too");
 }
@@ -98,7 +98,7 @@ fn a_pipe_that_somebody_still_holds_does_not_hold_up_the_end() {
     let mut relay =
         Relay::new(caller(&null), streams(stdout, stderr), keep(100, PastLimit::Truncate)).unwrap();
     let before = Instant::now();
-    relay.drain(&Outcome::Interrupted(2), &signals()).unwrap();
+    relay.drain(true, &signals()).unwrap();
     assert!(before.elapsed() < DRAIN_SILENCE);
     assert_eq!(relay.into_kept()[0], b"hi");
 }
@@ -120,7 +120,7 @@ fn a_slow_reader_gets_everything_after_the_end() {
         Settings { output: Output::Pass, ..keep(1 << 20, PastLimit::Truncate) },
     )
     .unwrap();
-    relay.drain(&Outcome::TimedOut, &signals()).unwrap();
+    relay.drain(false, &signals()).unwrap();
     drop(relay);
     drop(caller_side);
     feeder.join().unwrap();
@@ -147,7 +147,7 @@ fn stdin_reaches_the_command_while_it_runs() {
         drop(keeper);
         got
     });
-    let outcome = relay.until_end(&mut session, &signals());
-    assert!(matches!(outcome, Outcome::Gone));
+    relay.until_end(&mut session, &signals()).unwrap();
+    assert_eq!(session.seen_end().cause, Cause::KeeperLost);
     assert_eq!(reader.join().unwrap(), "question");
 }

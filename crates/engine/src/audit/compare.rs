@@ -32,7 +32,7 @@ use crate::observe::view::State;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, identity, observe};
 use crate::record::Record;
 use crate::record::damage::{Damage, INCOMPLETE};
-use crate::record::reason::Reason;
+use crate::record::lines::Reason;
 use crate::spec::BoxId;
 
 #[derive(Debug, Default)]
@@ -260,7 +260,9 @@ fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
     let text = match observation.duty(boot_ns()) {
         Duty::Leave | Duty::Finish(_) => return None,
         Duty::Remove(Reason::Rebooted) => format!("box {id} is of an earlier boot"),
-        Duty::Remove(Reason::NotKept) => format!("box {id} has ended, and is not to be kept"),
+        Duty::Remove(Reason::RemoveAfterEnd) => {
+            format!("box {id} has ended, and is not to be kept")
+        }
         Duty::Remove(_) => format!("box {id} has ended, and its retention has passed"),
     };
     Some((text, Action::Remove))

@@ -26,8 +26,7 @@ use crate::observe::identity;
 use crate::observe::state::Duty;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked};
 use crate::record::damage::Damage;
-use crate::record::lines::StuckEntry;
-use crate::record::reason::Reason;
+use crate::record::lines::{Reason, StuckEntry};
 use crate::record::{Locked, Record};
 use crate::spec::BoxId;
 use crate::teardown::{Leave, Order, tear_down};
@@ -46,8 +45,8 @@ pub enum Goal<'a> {
     /// Do what is due, and remove what is left of a box that is over, whose record is damaged, or
     /// that has none. `found` says what was there, in sentences.
     Clean { found: &'a [String] },
-    /// End the box, as a user asked for. Waits for the lock.
-    End(Leave),
+    /// End the box, as a user requested. Waits for the lock.
+    End { leave: Leave, reason: Reason },
 }
 
 /// What became of a box that was to be settled.
@@ -86,7 +85,7 @@ pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
         LockAttempt::Gone => return Ok(Outcome::Done),
     };
     let decision = match effort.goal {
-        Goal::End(leave) => end_as_asked(at, &locked, leave)?,
+        Goal::End { leave, reason } => end_as_requested(at, &locked, leave, reason)?,
         Goal::Due | Goal::Clean { .. } => {
             let Some(observation) = observe_settled(at, boxes)? else {
                 return Ok(Outcome::Done);
@@ -116,7 +115,7 @@ fn decide(
 ) -> Result<Decision, Outcome> {
     let found = match goal {
         Goal::Clean { found } => Some(found),
-        Goal::Due | Goal::End(_) => None,
+        Goal::Due | Goal::End { .. } => None,
     };
     let reported = |is_there: bool| match found {
         Some(found) if is_there => found.to_vec(),
@@ -127,7 +126,7 @@ fn decide(
             Action::Leave => Err(Outcome::Left),
             Action::Remove | Action::Finish | Action::End => Ok(Decision {
                 leave: Leave::Nothing,
-                reason: Reason::Asked,
+                reason: Reason::Requested,
                 reclaimed: reported(true),
             }),
         };
@@ -141,7 +140,7 @@ fn decide(
         // What is left of it apart from its record.
         Duty::Leave if observation.has_ended() && found.is_some() => {
             let reclaimed = reported(has_remains(at));
-            return Ok(Decision { leave: Leave::Record, reason: Reason::Asked, reclaimed });
+            return Ok(Decision { leave: Leave::Record, reason: Reason::Requested, reclaimed });
         }
         Duty::Leave => return Err(Outcome::Done),
     };
@@ -161,7 +160,7 @@ fn decide(
 fn may_try(stuck: Option<&StuckEntry>, goal: Goal<'_>) -> bool {
     match goal {
         Goal::Due => stuck.is_none_or(StuckEntry::is_due),
-        Goal::Clean { .. } | Goal::End(_) => true,
+        Goal::Clean { .. } | Goal::End { .. } => true,
     }
 }
 
@@ -176,7 +175,12 @@ fn is_leftover(observation: &Observation, reason: Reason) -> bool {
 }
 
 /// Only a box that was detached has a record worth keeping.
-fn end_as_asked(at: BoxAt<'_>, locked: &Locked, leave: Leave) -> Result<Decision, Error> {
+fn end_as_requested(
+    at: BoxAt<'_>,
+    locked: &Locked,
+    leave: Leave,
+    reason: Reason,
+) -> Result<Decision, Error> {
     if let (Leave::Record, Some(damage @ Damage::Unreadable(_))) = (leave, &locked.damage) {
         // It may say that it is to be kept.
         return Err(Error::failed(format!("cannot end box {}", at.id))
@@ -184,7 +188,7 @@ fn end_as_asked(at: BoxAt<'_>, locked: &Locked, leave: Leave) -> Result<Decision
             .with_hint(Hint::Force));
     }
     let leave = if locked.is_kept() { leave } else { Leave::Nothing };
-    Ok(Decision { leave, reason: Reason::Asked, reclaimed: Vec::new() })
+    Ok(Decision { leave, reason, reclaimed: Vec::new() })
 }
 
 /// Observes a box whose record is ours, once more if the kernel was about to finish something.
@@ -225,7 +229,7 @@ fn lock(at: BoxAt<'_>, boxes: BorrowedFd<'_>, effort: Effort<'_>) -> Result<Lock
     let looked = Record::look(boxes, at.id);
     let record = looked.context(|| format!("cannot open the record of box {}", at.id))?;
     Ok(match (record, effort.goal) {
-        (Some(record), Goal::End(_)) => match record.lock(boxes, at.id, effort.within)? {
+        (Some(record), Goal::End { .. }) => match record.lock(boxes, at.id, effort.within)? {
             Some(locked) => LockAttempt::Locked(Box::new(locked)),
             None => LockAttempt::Gone,
         },
@@ -237,7 +241,7 @@ fn lock(at: BoxAt<'_>, boxes: BorrowedFd<'_>, effort: Effort<'_>) -> Result<Lock
             )),
         },
         // Its own tare, or another command, was faster.
-        (None, Goal::Due | Goal::End(_)) => LockAttempt::Gone,
+        (None, Goal::Due | Goal::End { .. }) => LockAttempt::Gone,
     })
 }
 
@@ -288,7 +292,8 @@ mod tests {
         let stuck = (0..3).fold(None, failed);
         assert!(!may_try(stuck.as_ref(), Goal::Due));
         assert!(may_try(stuck.as_ref(), Goal::Clean { found: &[] }));
-        assert!(may_try(stuck.as_ref(), Goal::End(Leave::Nothing)));
+        let end = Goal::End { leave: Leave::Nothing, reason: Reason::Requested };
+        assert!(may_try(stuck.as_ref(), end));
         assert!(may_try(None, Goal::Due));
     }
 }

@@ -157,12 +157,11 @@ fn await_detached(
             Report::Started => session
                 .channel()
                 .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
-                .context(|| "cannot leave the box to itself".into())?,
+                .context(|| "cannot detach the box".into())?,
             report @ (Report::Terminal
             | Report::SetupFailed { .. }
             | Report::LaunchFailed { .. }
-            | Report::Exited { .. }
-            | Report::TimedOut
+            | Report::Ended(_)
             | Report::Done
             | Report::Usage(_)
             | Report::Input { .. }
@@ -204,14 +203,12 @@ fn await_report(
 fn failed(event: Event) -> Error {
     match event {
         Event::Failed(error) => error,
-        Event::Exited(_) | Event::TimedOut | Event::Started | Event::Terminal(_) | Event::Gone => {
-            gone()
-        }
+        Event::Ended(_) | Event::Started | Event::Terminal(_) => gone(),
     }
 }
 
 fn gone() -> Error {
-    Error::failed("the box ended before it could be left to itself")
+    Error::failed("the box ended before it could be detached")
         .caused_by("its keeper was killed")
         .with_hint(Hint::TooSmall(&[LimitName::Memory]))
 }

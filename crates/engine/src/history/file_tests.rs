@@ -47,7 +47,7 @@ fn sources(text: &str) -> Sources {
         id: BoxId::random(),
         entries: entries(&line.to_string()).collect(),
         events: Vec::new(),
-        exited: None,
+        ended: None,
         detached: false,
         oom: false,
         removal: None,

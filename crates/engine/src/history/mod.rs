@@ -10,6 +10,8 @@ pub mod text;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use tare_control::End;
+
 use crate::error::{Context, Error};
 use crate::history::file::HistoryFile;
 use crate::history::steps::{History, Now, Removal, Sources};
@@ -20,14 +22,15 @@ use crate::observe::observe;
 use crate::observe::view::{State, no_box};
 use crate::record::Record;
 use crate::record::lines::Entry;
+use crate::spec::BoxId;
 use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
 
 /// How long the history of a box is kept that was not detached.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
-const UNKNOWN: &str = "'tare ls -a' lists all; of a box that is gone the story is kept for \
-                       its retention, of one without -d only if its tare was killed";
+const UNKNOWN: &str = "'tare ls -a' lists all; the history of a removed box is kept for its \
+                       retention, that of a box without -d only if its tare was killed";
 
 /// The history of a box, and its state.
 #[derive(Debug)]
@@ -82,6 +85,12 @@ pub fn explain_removed(root: &StateRoot, reference: &str) -> Result<Explanation,
     };
     let sources = found.ok_or_else(|| no_box(reference).with_hint(UNKNOWN))?;
     Ok(Explanation { state: None, history: steps::tell(sources, Now::read()) })
+}
+
+/// How a removed box ended, while its history is kept.
+pub fn end_of_removed(root: &StateRoot, id: &BoxId) -> Option<End> {
+    let removed = removed(root).ok()?;
+    removed.iter().find(|sources| sources.id == *id)?.end()
 }
 
 /// Reads the sources of all removed boxes that are still kept.

@@ -14,14 +14,13 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tare_control::journal::{BoxEvent, Event, Exited};
+use tare_control::journal::{BoxEvent, Ended, Event};
+use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
 use crate::history::text;
 use crate::record::Record;
-use crate::record::exit::{Exit, code_of};
-use crate::record::lines::{EndedEntry, Entry, Intent};
-use crate::record::reason::Reason;
+use crate::record::lines::{EndedEntry, Entry, Intent, Reason};
 use crate::spec::shown::escaped;
 use crate::spec::{BoxId, Spec, Tenant};
 use crate::time::Timestamp;
@@ -41,7 +40,7 @@ pub struct Sources {
     pub entries: Vec<Entry>,
     /// The events of the journal.
     pub events: Vec<Event>,
-    pub exited: Option<Exited>,
+    pub ended: Option<Ended>,
     /// The box outlived its creator.
     pub detached: bool,
     /// The kernel killed a process for memory, and the record does not say so.
@@ -68,6 +67,8 @@ pub struct History {
     /// All names that the box had; the last one is its own.
     pub names: Vec<String>,
     pub created_at: Timestamp,
+    /// Why the box ended, if it has.
+    pub cause: Option<Cause>,
     pub steps: Vec<Step>,
     /// How many steps are missing.
     pub forgotten: u64,
@@ -83,6 +84,8 @@ pub struct Step {
     pub process: Option<u32>,
     /// The exit code, if something ended.
     pub exit_code: Option<u8>,
+    /// Why it ended, or could not start.
+    pub cause: Option<Cause>,
     /// One sentence for the user.
     pub text: String,
 }
@@ -99,8 +102,6 @@ pub enum StepKind {
     ExecStarted,
     ExecFailed,
     ExecEnded,
-    ExecTimedOut,
-    ExecHungUp,
     CopyIn,
     CopyOut,
     CopyEnded,
@@ -139,7 +140,7 @@ impl Sources {
             id: id.clone(),
             entries: record.entries(),
             events: journal.events,
-            exited: journal.exited,
+            ended: journal.ended,
             detached: journal.detached,
             oom: false,
             removal: None,
@@ -190,18 +191,27 @@ impl Sources {
     /// When the box ended, as far as it is known: by its keeper, by the process that killed it, or
     /// by the process that found it ended.
     fn end_ns(&self) -> Option<u64> {
-        let event = self.events.iter().find(|event| is_end(event)).map(event_ns);
-        let exited = self.exited.map(|exited| exited.at_us.saturating_mul(1000));
+        let ended = self.ended.map(|ended| ended.at_us.saturating_mul(1000));
         let killed = self.entries.iter().filter(|entry| matches!(entry, Entry::Ending(_)));
-        let known = event.into_iter().chain(exited).chain(killed.map(Entry::at_ns)).min();
+        let known = ended.into_iter().chain(killed.map(Entry::at_ns)).min();
         let mut found = self.entries.iter().filter(|entry| matches!(entry, Entry::Ended(_)));
         known.or_else(|| found.next().map(Entry::at_ns))
     }
 
-    /// Whether the keeper or tare recorded why the box ended.
-    fn is_end_explained(&self) -> bool {
-        let is_kill = |entry: &Entry| matches!(entry, Entry::Ending(_));
-        self.exited.is_some() || self.events.iter().any(is_end) || self.entries.iter().any(is_kill)
+    /// How the box ended, if it has: as its record, its keeper or the tare process that killed it
+    /// wrote. The keeper of a removed box without such a line was lost.
+    pub fn end(&self) -> Option<End> {
+        let line = |end: fn(&Entry) -> Option<End>| self.entries.iter().find_map(end);
+        let written = line(|entry| if let Entry::Ended(it) = entry { Some(it.end) } else { None });
+        let killed = line(|entry| {
+            if let Entry::Ending(it) = entry { Some(End::killed(it.why.cause())) } else { None }
+        });
+        let lost = self.removal.map(|removal| {
+            let is_abandoned = removal.why == Reason::Abandoned;
+            End::killed(if is_abandoned { Cause::ClientGone } else { Cause::KeeperLost })
+        });
+        let end = written.or(self.ended.map(|it| it.end)).or(killed).or(lost)?;
+        Some(end.with_oom(end.oom || self.oom))
     }
 }
 
@@ -218,7 +228,7 @@ pub fn tell(sources: &Sources, now: Now) -> History {
     let now = removed.unwrap_or(now);
     let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
     // First, because it comes before an end of the same time.
-    let is_noted = |entry: &Entry| matches!(entry, Entry::Ended(ended) if ended.oom);
+    let is_noted = |entry: &Entry| matches!(entry, Entry::Ended(ended) if ended.end.oom);
     if sources.oom || sources.entries.iter().any(is_noted) {
         // The kernel counts these kills and does not date them: they were before the end.
         steps.add(sources.end_ns().unwrap_or(now.ns), StepKind::Oom, text::OOM.to_owned());
@@ -229,10 +239,9 @@ pub fn tell(sources: &Sources, now: Now) -> History {
     for event in &sources.events {
         add_event(&mut steps, event);
     }
-    if let (Some(exited), false) = (sources.exited, sources.events.iter().any(is_end)) {
-        let text = text::command_ended(exited.wait_status);
-        let step = steps.add(exited.at_us.saturating_mul(1000), StepKind::CommandEnded, text);
-        step.exit_code = Some(code_of(exited.wait_status, exited.by));
+    if let Some(Ended { end, at_us, .. }) = sources.ended {
+        let (kind, text) = text::box_ended(end);
+        steps.add(at_us.saturating_mul(1000), kind, text).ended(end);
     }
     let created_at = steps.beginning.at;
     let mut list = steps.in_order();
@@ -247,10 +256,17 @@ pub fn tell(sources: &Sources, now: Now) -> History {
         id: sources.id.clone(),
         names: sources.names().map(str::to_owned).collect(),
         created_at,
+        cause: sources.end().map(|end| end.cause),
         steps: list,
         forgotten: overwritten(&sources.events)
             .saturating_add(sources.dropped)
             .saturating_add(excess as u64),
+    }
+}
+
+impl Step {
+    fn ended(&mut self, end: End) {
+        (self.exit_code, self.cause) = (Some(end.code()), Some(end.cause));
     }
 }
 
@@ -291,7 +307,8 @@ impl Steps {
 
 fn step(at: Timestamp, created_at: Timestamp, event: StepKind, text: &str) -> Step {
     let after_ms = u64::try_from(at.since(created_at).as_millis()).unwrap_or(u64::MAX);
-    Step { at, after_ms, event, process: None, exit_code: None, text: harmless(text) }
+    let text = harmless(text);
+    Step { at, after_ms, event, process: None, exit_code: None, cause: None, text }
 }
 
 /// When the box was created. If the record does not say it, this is the first time that is known.
@@ -325,9 +342,10 @@ fn add_entry(steps: &mut Steps, entry: &Entry, sources: &Sources) {
 
 /// Adds what the process saw that found the box ended.
 fn add_end(steps: &mut Steps, ended: &EndedEntry, sources: &Sources) {
-    if !sources.is_end_explained() {
+    let is_kill = |entry: &Entry| matches!(entry, Entry::Ending(_));
+    if sources.ended.is_none() && !sources.entries.iter().any(is_kill) {
         let text = text::lost(ended.after, ended.at);
-        steps.add(ended.at_ns, StepKind::Lost, text).exit_code = Some(ended.exit_code);
+        steps.add(ended.at_ns, StepKind::Lost, text).ended(ended.end);
     }
     steps.add(ended.at_ns, StepKind::Emptied, text::emptied(ended.emptied_ms));
 }
@@ -335,33 +353,28 @@ fn add_end(steps: &mut Steps, ended: &EndedEntry, sources: &Sources) {
 fn add_event(steps: &mut Steps, event: &Event) {
     let (kind, text) = text::event(&event.what);
     let step = steps.add(event_ns(event), kind, text);
-    (step.process, step.exit_code) = match &event.what {
+    match &event.what {
         BoxEvent::ExecStarted { process, .. }
-        | BoxEvent::ExecFailed { process, .. }
         | BoxEvent::CopyIn { process }
-        | BoxEvent::CopyOut { process }
-        | BoxEvent::ExecTimedOut { process }
-        | BoxEvent::ExecHungUp { process } => (Some(*process), None),
-        BoxEvent::ExecEnded { process, wait_status }
-        | BoxEvent::CopyEnded { process, wait_status } => {
-            (Some(*process), Some(Exit::of(*wait_status).code()))
+        | BoxEvent::CopyOut { process } => step.process = Some(*process),
+        BoxEvent::ExecFailed { process, .. } => {
+            (step.process, step.cause) = (Some(*process), Some(Cause::StartFailed));
         }
-        BoxEvent::CommandEnded { wait_status } | BoxEvent::Exited { wait_status, .. } => {
-            (None, Some(Exit::of(*wait_status).code()))
+        BoxEvent::ExecEnded { process, wait_status, cause }
+        | BoxEvent::CopyEnded { process, wait_status, cause } => {
+            step.process = Some(*process);
+            step.ended(End { cause: *cause, wait_status: *wait_status, oom: false });
         }
-        BoxEvent::Killed { by } => (None, Some(code_of(KILLED, *by))),
         BoxEvent::Started
         | BoxEvent::Detached
         | BoxEvent::Abandoned
         | BoxEvent::StopRequested { .. }
         | BoxEvent::Signalled { .. }
         | BoxEvent::Paused
-        | BoxEvent::Resumed => (None, None),
-    };
+        | BoxEvent::Resumed
+        | BoxEvent::Ended { .. } => {}
+    }
 }
-
-/// The `wait` status of a process that SIGKILL ended.
-const KILLED: i32 = 9;
 
 /// The steps of a removal are dated by the wall clock: the host may have been started again.
 fn removal_steps(removal: &Removal, created_at: Timestamp) -> impl Iterator<Item = Step> {
@@ -371,10 +384,6 @@ fn removal_steps(removal: &Removal, created_at: Timestamp) -> impl Iterator<Item
     let removed = (StepKind::Removed, text::removed(removal.why, removal.pid));
     let steps = abandoned.into_iter().chain(emptied).chain([removed]);
     steps.map(move |(kind, text)| step(removal.at, created_at, kind, &text))
-}
-
-fn is_end(event: &Event) -> bool {
-    matches!(event.what, BoxEvent::CommandEnded { .. } | BoxEvent::Killed { .. })
 }
 
 fn event_ns(event: &Event) -> u64 {

@@ -1,6 +1,5 @@
 //! Histories from lines and events that a test made up.
 
-use tare_control::EndedBy;
 use tare_control::journal::Name;
 
 use super::*;
@@ -42,20 +41,20 @@ fn intent(command: &str) -> String {
     .to_string()
 }
 
-fn ended(ms: u64, by: &str) -> String {
+fn ended(ms: u64, cause: &str) -> String {
     let at_wall = Timestamp::from_ms(1_000_000 + ms);
     format!(
-        r#"{{"ended":{{"exit_code":137,"by":"{by}","oom":false,"at":"{at_wall}","at_ns":{},"emptied_ms":3}}}}"#,
+        r#"{{"ended":{{"cause":"{cause}","wait_status":9,"oom":false,"at":"{at_wall}","at_ns":{},"emptied_ms":3}}}}"#,
         at(ms)
     )
 }
 
-fn sources(lines: &[String], exited: Option<Exited>, events: Vec<Event>) -> Sources {
+fn sources(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> Sources {
     Sources {
         id: BoxId::parse(ID).unwrap(),
         entries: entries(&lines.join("\n")).collect(),
         events,
-        exited,
+        ended,
         detached: false,
         oom: false,
         removal: None,
@@ -63,8 +62,8 @@ fn sources(lines: &[String], exited: Option<Exited>, events: Vec<Event>) -> Sour
     }
 }
 
-fn told(lines: &[String], exited: Option<Exited>, events: Vec<Event>) -> History {
-    tell(&sources(lines, exited, events), now(10_000))
+fn told(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> History {
+    tell(&sources(lines, ended, events), now(10_000))
 }
 
 fn kinds(story: &History) -> Vec<StepKind> {
@@ -76,13 +75,13 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
     let lines = [
         intent("true"),
         format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30)),
-        format!(r#"{{"ending":{{"why":"asked","pid":7,"at_ns":{}}}}}"#, at(50)),
-        ended(54, "kill"),
+        format!(r#"{{"ending":{{"why":"requested","pid":7,"at_ns":{}}}}}"#, at(50)),
+        ended(54, "killed"),
     ];
     let events = vec![
         event(0, 10, BoxEvent::Started),
         event(1, 20, BoxEvent::ExecStarted { process: 1, name: Name::of(b"ls") }),
-        event(2, 40, BoxEvent::ExecEnded { process: 1, wait_status: 256 }),
+        event(2, 40, BoxEvent::ExecEnded { process: 1, wait_status: 256, cause: Cause::Exited }),
     ];
     let removal = Removal {
         why: Reason::Expired,
@@ -99,7 +98,7 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         (20, "exec 1 started: ls"),
         (30, "renamed to b"),
         (40, "exec 1 exited with 1"),
-        (50, "killed by tare (pid 7): as somebody asked"),
+        (50, "killed by tare (pid 7): as a user requested"),
         (54, "seen empty after 3 ms"),
         (60, "removed by tare (pid 8): it was over, and its retention had passed"),
     ];
@@ -107,31 +106,53 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         story.steps.iter().map(|step| (step.after_ms, step.text.as_str())).collect();
     assert_eq!(steps, expected);
     assert_eq!(story.names, ["web", "b"]);
-    assert_eq!(story.steps[4].exit_code, Some(1));
+    assert_eq!((story.steps[4].exit_code, story.steps[4].cause), (Some(1), Some(Cause::Exited)));
+    assert_eq!(story.cause, Some(Cause::Killed));
     assert_eq!(story.steps[4].at, Timestamp::from_ms(1_000_040));
 }
 
 #[test]
 fn a_keeper_that_recorded_no_end_was_killed_by_another_process() {
-    let story = told(&[intent("true"), ended(9, "kill")], None, Vec::new());
+    let story = told(&[intent("true"), ended(9, "keeper_lost")], None, Vec::new());
     let expected = [StepKind::Created, StepKind::Lost, StepKind::Emptied];
     assert_eq!(kinds(&story), expected);
 }
 
 #[test]
-fn an_end_recorded_twice_is_shown_once() {
-    let exited =
-        Exited { wait_status: 0, by: EndedBy::Command, at_ms: 1_000_005, at_us: at(5) / 1000 };
-    let again = event(0, 5, BoxEvent::CommandEnded { wait_status: 0 });
-    for (exited, events) in
-        [(Some(exited), vec![again.clone()]), (None, vec![again]), (Some(exited), vec![])]
-    {
-        let lines = [intent("true"), ended(9, "command")];
-        let story = told(&lines, exited, events);
-        let expected = [StepKind::Created, StepKind::CommandEnded, StepKind::Emptied];
-        assert_eq!(kinds(&story), expected);
-        assert_eq!(story.steps[1].after_ms, 5);
+fn the_end_of_a_box_is_dated_by_its_keeper() {
+    let end = End::of_command(0);
+    let said = Ended { end, at_ms: 1_000_005, at_us: at(5) / 1000 };
+    for lines in [vec![intent("true")], vec![intent("true"), ended(9, "exited")]] {
+        let story = told(&lines, Some(said), Vec::new());
+        assert_eq!(kinds(&story)[..2], [StepKind::Created, StepKind::CommandEnded]);
+        assert_eq!((story.steps[1].after_ms, story.cause), (5, Some(Cause::Exited)));
     }
+}
+
+/// What the record, the keeper and the process that removed the box say, in this order.
+#[test]
+fn the_cause_of_an_end_is_read_from_the_best_source() {
+    let removal = |why| {
+        let now = now(60);
+        Some(Removal { why, pid: 8, emptied_ms: None, at: now.at, at_ns: now.ns })
+    };
+    let killed = format!(r#"{{"ending":{{"why":"stopped","pid":7,"at_ns":{}}}}}"#, at(50));
+    let said = Ended { end: End::killed(Cause::Timeout), at_ms: 5, at_us: at(5) / 1000 };
+    for (lines, ended, why, expected) in [
+        (vec![], None, None, None),
+        (vec![ended(9, "lease")], Some(said), None, Some(Cause::Lease)),
+        (vec![killed.clone()], Some(said), None, Some(Cause::Timeout)),
+        (vec![killed], None, Some(Reason::Abandoned), Some(Cause::Stopped)),
+        (vec![], None, Some(Reason::Abandoned), Some(Cause::ClientGone)),
+        (vec![], None, Some(Reason::RemoveAfterEnd), Some(Cause::KeeperLost)),
+    ] {
+        let removal = why.and_then(removal);
+        let sources = Sources { removal, ..sources(&lines, ended, Vec::new()) };
+        assert_eq!(sources.end().map(|end| end.cause), expected);
+    }
+    let oom =
+        Sources { oom: true, removal: removal(Reason::Expired), ..sources(&[], None, vec![]) };
+    assert_eq!(oom.end().map(|end| end.cause), Some(Cause::Memory));
 }
 
 #[test]

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use tare_control::EndedBy;
 use tare_control::journal::BoxEvent;
+use tare_control::{Cause, End};
 
 use crate::history::steps::StepKind;
-use crate::record::exit::Exit;
-use crate::record::lines::{Lease, Update};
-use crate::record::reason::Reason;
+use crate::record::lines::{Lease, Reason, Update};
 use crate::spec::name::signal_name;
 use crate::spec::quantity;
 use crate::time::Timestamp;
@@ -52,12 +50,13 @@ pub fn killed_by_tare(why: Reason, pid: u32) -> String {
 
 fn reason(why: Reason) -> &'static str {
     match why {
-        Reason::Own => "by its creator",
-        Reason::Asked => "as somebody asked",
+        Reason::ByCreator => "by its creator",
+        Reason::Stopped => "it had not stopped within its grace",
+        Reason::Requested => "as a user requested",
         Reason::Abandoned => "its creator had ended",
         Reason::Overdue => "its lease had passed, and its keeper was late",
         Reason::Expired => "it was over, and its retention had passed",
-        Reason::NotKept => "it was over, and was not to be kept (--rm)",
+        Reason::RemoveAfterEnd => "it was over, and was not to be kept (--rm)",
         Reason::Rebooted => "the host had been restarted",
     }
 }
@@ -74,20 +73,58 @@ pub fn updated(update: &Update) -> String {
     format!("updated: {}", Vec::from_iter(changes).join(", "))
 }
 
-pub fn command_ended(wait_status: i32) -> String {
-    format!("its command {}", ended(wait_status))
+/// Returns the kind and the text of the end of a box, as its keeper wrote it.
+pub fn box_ended(end: End) -> (StepKind, String) {
+    let limit = match end.cause {
+        Cause::Timeout => "its timeout passed",
+        Cause::Lease => "its lease passed",
+        Cause::OutputLimit => "its output passed the limit",
+        Cause::Stopped if end.signal() == Some(SIGKILL) => "it had not stopped within its grace",
+        Cause::Exited
+        | Cause::Signalled
+        | Cause::Memory
+        | Cause::Stopped
+        | Cause::Killed
+        | Cause::ClientGone
+        | Cause::ServerStopping
+        | Cause::KeeperLost
+        | Cause::StartFailed => {
+            return (StepKind::CommandEnded, format!("its command {}", result(end)));
+        }
+    };
+    (StepKind::Killed, format!("killed by its keeper: {limit}"))
 }
 
-fn ended(wait_status: i32) -> String {
-    match Exit::of(wait_status) {
-        Exit::Code(code) => match shells_signal(code) {
-            Some(signal) => {
-                let name = signal_name(signal);
-                format!("exited with {code}, as a shell does after {name} ended its command")
-            }
-            None => format!("exited with {code}"),
-        },
-        Exit::Signal(signal) => format!("was killed by {}", named(signal)),
+const SIGKILL: i32 = 9;
+
+/// How an exec or a copy ended.
+fn exec_ended(end: End) -> String {
+    const KILLED: &str = "was killed, with all that it started";
+    match end.cause {
+        Cause::Timeout => format!("{KILLED}: its timeout passed"),
+        Cause::ClientGone => format!("{KILLED}: its client was gone"),
+        Cause::Exited
+        | Cause::Signalled
+        | Cause::Memory
+        | Cause::Lease
+        | Cause::OutputLimit
+        | Cause::Stopped
+        | Cause::Killed
+        | Cause::ServerStopping
+        | Cause::KeeperLost
+        | Cause::StartFailed => result(end),
+    }
+}
+
+/// The exit code or the signal of a command.
+fn result(end: End) -> String {
+    match (end.signal(), shells_signal(end.code())) {
+        (Some(signal), _) => format!("was killed by {}", named(signal)),
+        (None, Some(signal)) => {
+            let (code, name) = (end.code(), signal_name(signal));
+            format!("exited with {code}, as a shell does after {name} ended its command")
+        }
+        (None, None) => format!("exited with {}", end.code()),
     }
 }
 
@@ -104,13 +141,11 @@ fn named(signal: i32) -> String {
     format!("signal {signal} ({})", signal_name(signal))
 }
 
-const KILLED: &str = "was killed, with all that it started";
-
 /// Returns the kind and the text of an event.
 pub fn event(what: &BoxEvent) -> (StepKind, String) {
     match what {
         BoxEvent::Started => (StepKind::Started, "its command runs".into()),
-        BoxEvent::Detached => (StepKind::Detached, "left to itself".into()),
+        BoxEvent::Detached => (StepKind::Detached, "detached".into()),
         BoxEvent::Abandoned => (StepKind::Abandoned, ABANDONED.into()),
         BoxEvent::ExecStarted { process: n, name } => {
             (StepKind::ExecStarted, format!("exec {n} started: {name}"))
@@ -118,21 +153,15 @@ pub fn event(what: &BoxEvent) -> (StepKind, String) {
         BoxEvent::ExecFailed { process: n, name } => {
             (StepKind::ExecFailed, format!("exec {n} could not be started: {name}"))
         }
-        BoxEvent::ExecEnded { process: n, wait_status } => {
-            (StepKind::ExecEnded, format!("exec {n} {}", ended(*wait_status)))
-        }
-        BoxEvent::ExecTimedOut { process: n } => {
-            (StepKind::ExecTimedOut, format!("exec {n} {KILLED}: its timeout passed"))
-        }
-        BoxEvent::ExecHungUp { process: n } => {
-            (StepKind::ExecHungUp, format!("exec {n} {KILLED}: its client was gone"))
+        BoxEvent::ExecEnded { process: n, wait_status, cause } => {
+            (StepKind::ExecEnded, format!("exec {n} {}", exec_ended(end(*wait_status, *cause))))
         }
         BoxEvent::CopyIn { process: n } => (StepKind::CopyIn, format!("copy {n} into it started")),
         BoxEvent::CopyOut { process: n } => {
             (StepKind::CopyOut, format!("copy {n} out of it started"))
         }
-        BoxEvent::CopyEnded { process: n, wait_status } => {
-            (StepKind::CopyEnded, format!("copy {n} {}", ended(*wait_status)))
+        BoxEvent::CopyEnded { process: n, wait_status, cause } => {
+            (StepKind::CopyEnded, format!("copy {n} {}", exec_ended(end(*wait_status, *cause))))
         }
         BoxEvent::StopRequested { grace_ms } => {
             let grace = quantity::show_duration(Duration::from_millis(u64::from(*grace_ms)));
@@ -143,23 +172,12 @@ pub fn event(what: &BoxEvent) -> (StepKind, String) {
         }
         BoxEvent::Paused => (StepKind::Paused, "paused".into()),
         BoxEvent::Resumed => (StepKind::Resumed, "resumed".into()),
-        BoxEvent::CommandEnded { wait_status } | BoxEvent::Exited { wait_status, .. } => {
-            (StepKind::CommandEnded, command_ended(*wait_status))
-        }
-        BoxEvent::Killed { by } => {
-            (StepKind::Killed, format!("killed by its keeper: {}", limit(*by)))
-        }
+        BoxEvent::Ended { wait_status, cause, .. } => box_ended(end(*wait_status, *cause)),
     }
 }
 
-fn limit(by: EndedBy) -> &'static str {
-    match by {
-        EndedBy::Timeout => "its timeout passed",
-        EndedBy::Lease => "its lease passed",
-        EndedBy::Stop => "it had not stopped within its grace",
-        EndedBy::Output => "its output passed the limit",
-        EndedBy::Command | EndedBy::Kill => "it was to end",
-    }
+fn end(wait_status: i32, cause: Cause) -> End {
+    End { cause, wait_status, oom: false }
 }
 
 #[cfg(test)]
@@ -179,7 +197,7 @@ mod tests {
             (255 << 8, "its command exited with 255"),
             (0, "its command exited with 0"),
         ] {
-            assert_eq!(command_ended(wait_status), expected);
+            assert_eq!(box_ended(End::of_command(wait_status)).1, expected);
         }
     }
 }

@@ -147,7 +147,8 @@ impl Observation {
         let oom = cgroup::oom_kills(roots, at.tagged()) > 0;
         let is_of_this_boot = intent.is_some() && !self.is_of_earlier_boot;
         let last_sign = self.record.last_sign().filter(|_| is_of_this_boot);
-        EndedEntry::of(&self.journal, last_sign, oom, Duration::ZERO)
+        let ending = self.record.account.ending.as_ref();
+        EndedEntry::of(&self.journal, ending, last_sign, oom, Duration::ZERO)
     }
 
     /// Waits for changes that the kernel is about to finish by itself, until this time at most: a

@@ -16,7 +16,7 @@ use crate::observe::identity::KeeperState;
 use crate::observe::view::State;
 use crate::observe::{Observation, Ownership};
 use crate::record::damage::Damage;
-use crate::record::reason::Reason;
+use crate::record::lines::Reason;
 
 /// How long a keeper may take to end its box after the lease.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
@@ -118,11 +118,11 @@ impl Observation {
             (Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached, _) => {
                 Reason::Abandoned
             }
-            (Ownership::Damaged, _) => Reason::Asked,
-            (Ownership::Detached, None) if account.removing => Reason::Asked,
+            (Ownership::Damaged, _) => Reason::Requested,
+            (Ownership::Detached, None) if account.removing => Reason::Requested,
             (Ownership::Detached, None) if self.is_overdue(now_ns) => Reason::Overdue,
             (Ownership::Detached, None) => match account.detached() {
-                Some(options) if options.remove => Reason::NotKept,
+                Some(options) if options.remove => Reason::RemoveAfterEnd,
                 Some(_) | None => Reason::Expired,
             },
         }
@@ -282,9 +282,9 @@ mod tests {
                 keeper: Some(identity(lease)),
                 stuck: self.stuck.then_some(stuck),
                 ending: self.ending.then(|| EndingEntry::now(Reason::Overdue)),
-                ended: self
-                    .ended
-                    .then(|| EndedEntry::of(&Journal::default(), None, false, Duration::ZERO)),
+                ended: self.ended.then(|| {
+                    EndedEntry::of(&Journal::default(), None, None, false, Duration::ZERO)
+                }),
                 removing: self.expired,
                 ..Account::default()
             };

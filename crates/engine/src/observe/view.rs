@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
-pub use tare_control::EndedBy;
+pub use tare_control::{Cause, End};
 
 use crate::error::{Error, ErrorKind, Hint};
 use crate::spec::BoxId;
@@ -93,7 +93,7 @@ pub struct Status {
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub ended_after: Option<Timestamp>,
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
-    pub ended_by: Option<EndedBy>,
+    pub cause: Option<Cause>,
     /// Whether the kernel killed a process of it for its memory limit.
     pub oom: bool,
     pub stuck_on: Option<String>,
@@ -117,7 +117,7 @@ impl Status {
             attached: false,
             ended_at: None,
             ended_after: None,
-            ended_by: None,
+            cause: None,
             oom: false,
             stuck_on: Some(why),
         }
@@ -176,12 +176,4 @@ pub fn no_box(reference: &str) -> Error {
 /// The error for a request that needs a live box.
 pub fn has_ended(id: &BoxId) -> Error {
     Error::conflict(format!("box {id} has ended")).with_hint(Hint::SeeHowItEnded)
-}
-
-/// How a box ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
-    pub exit_code: Option<u8>,
-    pub ended_by: Option<EndedBy>,
-    pub oom: bool,
 }

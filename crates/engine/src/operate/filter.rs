@@ -88,7 +88,7 @@ mod tests {
             attached: false,
             ended_at: None,
             ended_after: None,
-            ended_by: None,
+            cause: None,
             oom: false,
             stuck_on: None,
         }

@@ -1,7 +1,6 @@
 //! What `ls`, `inspect` and `stats` say about a box.
 
 use std::ffi::OsStr;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -10,7 +9,7 @@ use tare_kernel::procfs::Procfs;
 
 use crate::care::tend::observe_tended;
 use crate::error::{Error, ErrorKind};
-use crate::holdings::cgroup::{self, CgroupReader, CgroupUsage};
+use crate::holdings::cgroup::{CgroupReader, CgroupUsage};
 use crate::holdings::{HOLDINGS, name};
 use crate::host::layout::BoxAt;
 use crate::observe::view::{Details, GaugedUse, Holding, State, Status, Usage, has_ended};
@@ -41,12 +40,12 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
         labels: spec.map(|spec| spec.labels.clone()).unwrap_or_default(),
         pids: used.pids.map(without_keeper),
         memory_bytes: used.memory_bytes,
-        exit_code: ended.map(|ended| ended.exit_code),
+        exit_code: ended.map(|ended| ended.end.code()),
         attached: observation.is_attached(),
         ended_at: ended.map(|ended| ended.at),
         ended_after: ended.and_then(|ended| ended.after),
-        ended_by: ended.map(|ended| ended.by),
-        oom: ended.is_some_and(|ended| ended.oom),
+        cause: ended.map(|ended| ended.end.cause),
+        oom: ended.is_some_and(|ended| ended.end.oom),
         stuck_on: observation.stuck_on(),
     }
 }
@@ -74,13 +73,6 @@ pub fn announced(at: BoxAt<'_>) -> Result<Option<Status>, Error> {
     let observation = observe_tended(at)?;
     let is_detached = observation.ownership == Ownership::Detached || observation.has_ended();
     Ok(is_detached.then(|| status(at, &observation)))
-}
-
-/// How many processes of the box the kernel has killed at the memory limit so far.
-pub fn oom_kills(at: BoxAt<'_>) -> u64 {
-    let roots = at.root.host.cgroups.all().into_iter();
-    let roots: Vec<_> = roots.map(Path::to_owned).collect();
-    cgroup::oom_kills(&roots, at.tagged())
 }
 
 /// Everything that is known of a box.
@@ -149,8 +141,7 @@ fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> O
         | Report::SetupFailed { .. }
         | Report::LaunchFailed { .. }
         | Report::Started
-        | Report::Exited { .. }
-        | Report::TimedOut
+        | Report::Ended(_)
         | Report::Detached
         | Report::Done
         | Report::Input { .. }

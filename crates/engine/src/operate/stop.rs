@@ -4,22 +4,23 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use tare_control::Call;
+use tare_control::{Call, Cause, End};
 use tare_kernel::process::Process;
 
 use crate::care::tend::{awake, observe_tended};
 use crate::care::{Effort, Goal, settle};
 use crate::error::{Context, Error, ErrorKind, Hint};
+use crate::history;
 use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::identity;
-use crate::observe::view::{Ended, State, has_ended};
+use crate::observe::view::{State, has_ended};
 use crate::record::Record;
 use crate::record::damage::Damage;
 use crate::record::files::read_journal;
-use crate::record::lines::EndedEntry;
+use crate::record::lines::Reason;
 use crate::session::link;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, await_death};
@@ -51,7 +52,7 @@ pub struct EndWatch {
 /// What a look for the end of a box has found.
 #[derive(Debug)]
 pub enum Looked {
-    Ended(Ended),
+    Ended(End),
     /// Its keeper lives.
     Lives(Process),
     /// Another process is making or ending it, or it is stuck.
@@ -114,7 +115,7 @@ pub fn end_stop(
         let says_nothing = record.account.intent.is_none();
         record.damage.or(says_nothing.then(Damage::incomplete))
     });
-    end(at, Leave::Record, within)?;
+    end(at, (Leave::Record, Reason::Stopped), within)?;
     Ok(damage.filter(|_| !at.record().exists()).map(|damage| damage.to_string()))
 }
 
@@ -132,7 +133,7 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
 /// Kills the whole box.
 pub fn kill(at: BoxAt<'_>, within: Duration) -> Result<(), Error> {
     if observe_tended(at)?.is_live() {
-        end(at, Leave::Record, within)
+        end(at, (Leave::Record, Reason::Requested), within)
     } else {
         Err(has_ended(at.id))
     }
@@ -151,7 +152,7 @@ pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<(), Error>
             return Err(Error::conflict(message).with_hint(Hint::StopOrForce));
         }
     }
-    end(at, Leave::Nothing, within)
+    end(at, (Leave::Nothing, Reason::Requested), within)
 }
 
 /// Prepares to learn how the box ends.
@@ -161,7 +162,7 @@ pub fn watch_end(at: BoxAt<'_>) -> Result<EndWatch, Error> {
 }
 
 /// Waits for the end of a box.
-pub fn await_end(root: &StateRoot, watch: &EndWatch) -> Result<Ended, Error> {
+pub fn await_end(root: &StateRoot, watch: &EndWatch) -> Result<End, Error> {
     loop {
         match look_for_end(root, watch)? {
             Looked::Ended(ended) => return Ok(ended),
@@ -179,35 +180,41 @@ pub fn await_end(root: &StateRoot, watch: &EndWatch) -> Result<Ended, Error> {
 pub fn look_for_end(root: &StateRoot, watch: &EndWatch) -> Result<Looked, Error> {
     let at = root.at(&watch.id);
     let Ok(observation) = observe_tended(at) else {
-        let said = watch.journal.as_ref().and_then(said);
-        return said.map(Looked::Ended).ok_or_else(|| removed(at.id));
+        return said(root, watch).map(Looked::Ended).ok_or_else(|| removed(at.id));
     };
     Ok(match (observation.ended(at), observation.keeper.into_alive()) {
-        (Some(ended), _) => Looked::Ended(Ended::from(&ended)),
+        (Some(ended), _) => Looked::Ended(ended.end),
         (None, Some(keeper)) => Looked::Lives(keeper),
         (None, None) => Looked::Between,
     })
 }
 
-fn end(at: BoxAt<'_>, leave: Leave, within: Duration) -> Result<(), Error> {
+fn end(at: BoxAt<'_>, (leave, reason): (Leave, Reason), within: Duration) -> Result<(), Error> {
     let boxes = state_root::boxes(at.root)?;
     let looked = Record::look(boxes.as_fd(), at.id);
     // Without a record its own tare, or another command, was faster.
     if let Some(record) = looked.context(|| format!("cannot open the record of box {}", at.id))? {
-        kill_attached(at, &record, within)?;
-        settle(at, Effort { goal: Goal::End(leave), within })?;
+        kill_attached(at, &record, reason, within)?;
+        settle(at, Effort { goal: Goal::End { leave, reason }, within })?;
     }
     Ok(())
 }
 
 /// Kills the keeper of an attached box. Its creator holds the record's lock until the box is gone,
 /// and does the rest. A record that does not say whose box it is may be that of one.
-fn kill_attached(at: BoxAt<'_>, record: &Record, within: Duration) -> Result<(), Error> {
+fn kill_attached(
+    at: BoxAt<'_>,
+    record: &Record,
+    reason: Reason,
+    within: Duration,
+) -> Result<(), Error> {
     if record.account.detached().is_some() {
         return Ok(());
     }
     match identity::find(at, record).into_alive() {
         Some(keeper) => {
+            // For the creator. A full disk does not stop the kill.
+            record.note_kill(reason).ok();
             // A keeper that cannot be killed is met again, and reported, by what follows.
             keeper.kill().ok();
             await_death(&keeper, at.id, within)
@@ -216,21 +223,16 @@ fn kill_attached(at: BoxAt<'_>, record: &Record, within: Duration) -> Result<(),
     }
 }
 
-/// How a box that is gone ended, as its keeper wrote it.
-fn said(journal: &OwnedFd) -> Option<Ended> {
-    let journal = read_journal(journal.as_fd()).ok()?;
-    let ended = || Ended::from(&EndedEntry::of(&journal, None, false, Duration::ZERO));
-    journal.detached.then(ended)
-}
-
-impl From<&EndedEntry> for Ended {
-    fn from(entry: &EndedEntry) -> Self {
-        Self { exit_code: Some(entry.exit_code), ended_by: Some(entry.by), oom: entry.oom }
-    }
+/// How a box ended that is removed: as its keeper wrote it, or as its history says.
+fn said(root: &StateRoot, watch: &EndWatch) -> Option<End> {
+    let journal = read_journal(watch.journal.as_ref()?.as_fd()).ok()?;
+    let ended = journal.ended.map(|ended| ended.end);
+    let end = ended.or_else(|| history::end_of_removed(root, &watch.id));
+    journal.detached.then(|| end.unwrap_or(End::killed(Cause::Killed)))
 }
 
 fn removed(id: &BoxId) -> Error {
     Error::failed(format!("box {id} was removed while it was waited for"))
-        .caused_by("nobody kept its exit code")
-        .with_hint("an attached box tells it to its own tare; leave --rm out to have it kept")
+        .caused_by("its exit code was not kept")
+        .with_hint("only the 'tare run' of an attached box gets its code; without --rm it is kept")
 }

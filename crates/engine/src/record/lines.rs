@@ -4,12 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tare_control::EndedBy;
 use tare_control::journal::Journal;
+use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
-use crate::record::exit::code_of;
-use crate::record::reason::Reason;
 use crate::spec::{Cpus, DetachOptions, Limit, Name, Spec, Tenant};
 use crate::time::{Timestamp, from_now};
 
@@ -109,11 +107,49 @@ pub struct RemovingEntry {
     pub at_ns: u64,
 }
 
-/// Somebody is about to kill all of it.
+/// Why tare ends or removes a box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The creator could not complete the box, or has seen its end.
+    ByCreator,
+    /// A user stopped the box, and its keeper did not end it within the grace.
+    Stopped,
+    /// A user killed or removed the box.
+    Requested,
+    /// The creator of an attached box is gone.
+    Abandoned,
+    /// The lease has passed, and the keeper did not end the box.
+    Overdue,
+    /// The box has ended, and its retention has passed.
+    Expired,
+    /// The box has ended, and was to be removed then.
+    RemoveAfterEnd,
+    /// The host was restarted.
+    Rebooted,
+}
+
+impl Reason {
+    /// Why a box ended that tare killed for this reason.
+    pub fn cause(self) -> Cause {
+        match self {
+            Self::Stopped => Cause::Stopped,
+            Self::Abandoned => Cause::ClientGone,
+            Self::Overdue => Cause::Lease,
+            Self::ByCreator
+            | Self::Requested
+            | Self::Expired
+            | Self::RemoveAfterEnd
+            | Self::Rebooted => Cause::Killed,
+        }
+    }
+}
+
+/// A tare process is about to kill the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndingEntry {
     pub why: Reason,
-    /// Who does it.
+    /// The tare process.
     pub pid: u32,
     pub at_ns: u64,
 }
@@ -197,9 +233,8 @@ impl std::fmt::Display for StuckEntry {
 /// How a detached box ended; everything of it but the record is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedEntry {
-    pub exit_code: u8,
-    pub by: EndedBy,
-    pub oom: bool,
+    #[serde(flatten)]
+    pub end: End,
     /// When the box ended. If its keeper could not say: when tare found it ended.
     pub at: Timestamp,
     /// The last sign of life of a box whose keeper could not say when it ended. The box ended
@@ -212,24 +247,24 @@ pub struct EndedEntry {
     pub emptied_ms: u64,
 }
 
-/// The `wait` status of a process that SIGKILL ended.
-const KILLED: i32 = 9;
-
 impl EndedEntry {
     /// Returns how the box ended, as its keeper wrote it. A keeper that wrote nothing was killed, at
-    /// some time since `last_sign`.
+    /// some time since `last_sign`: by tare if the record says so.
     pub fn of(
         journal: &Journal,
+        ending: Option<&EndingEntry>,
         last_sign: Option<Timestamp>,
         oom: bool,
         emptied: Duration,
     ) -> Self {
-        let said = journal.exited.map(|it| (it.wait_status, it.by, Timestamp::from_ms(it.at_ms)));
-        let (wait_status, by, at) = said.unwrap_or((KILLED, EndedBy::Kill, Timestamp::now()));
+        let said = journal.ended.map(|it| (it.end, Timestamp::from_ms(it.at_ms)));
+        let killed = || {
+            let cause = ending.map_or(Cause::KeeperLost, |ending| ending.why.cause());
+            (End::killed(cause), Timestamp::now())
+        };
+        let (end, at) = said.unwrap_or_else(killed);
         Self {
-            exit_code: code_of(wait_status, by),
-            by,
-            oom,
+            end: end.with_oom(oom),
             at,
             after: last_sign.filter(|_| said.is_none()),
             at_ns: boot_ns(),

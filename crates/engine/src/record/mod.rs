@@ -12,10 +12,8 @@
 //! moment it is visible, because both happen under the shared lock of `boxes/`.
 
 pub mod damage;
-pub mod exit;
 pub mod files;
 pub mod lines;
-pub mod reason;
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -41,7 +39,9 @@ use crate::host::layout::Layout;
 use crate::host::state_root::open_boxes;
 use crate::record::damage::Damage;
 use crate::record::files::{CONTROL, JOURNAL};
-use crate::record::lines::{Account, Entry, Intent, KeeperIdentity, RemovingEntry, VERSION};
+use crate::record::lines::{
+    Account, EndingEntry, Entry, Intent, KeeperIdentity, Reason, RemovingEntry, VERSION,
+};
 use crate::spec::{BoxId, DetachOptions, Isolation, Spec};
 use crate::time::Timestamp;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
@@ -157,6 +157,41 @@ impl Record {
             journal.map_or(true, |journal| journal.detached)
         };
         self.account.detached().is_some_and(|options| !options.remove) && was_detached()
+    }
+
+    /// Notes why tare kills the box of another process, which has locked the record. The creator
+    /// of an attached box reads it when the keeper is gone.
+    pub fn note_kill(&self, why: Reason) -> io::Result<()> {
+        self.append(&Entry::Ending(EndingEntry::now(why)))
+    }
+
+    /// Why tare killed the box, if it did.
+    pub fn kill_noted(&self) -> Option<Reason> {
+        let lines = read_account(self.directory.as_fd()).ok()?;
+        lines.ending.map(|ending| ending.why)
+    }
+
+    /// Adds a line to the file.
+    fn append(&self, entry: &Entry) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::RDWR;
+        let open = || open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
+        let mut file = fs::File::from(step("account opened", open)?);
+        let bytes_before = file.metadata()?.len();
+        let mut line = Vec::new();
+        // A process that was killed while it wrote left half a line.
+        if !ends_a_line(&file, bytes_before)? {
+            line.push(b'\n');
+        }
+        serde_json::to_writer(&mut line, entry)?;
+        line.push(b'\n');
+        let write = || io::Write::write_all(&mut file, &line);
+        if let Err(error) = step("line written", write) {
+            // A disk that is full takes part of it. If this fails too, the next line
+            // begins with its own end of line.
+            step("half a line taken back", || file.set_len(bytes_before)).ok();
+            return Err(error);
+        }
+        Ok(())
     }
 
     fn has(&self, name: &str) -> bool {
@@ -312,26 +347,9 @@ impl Locked {
         self.add(Entry::Keeper(identity))
     }
 
-    /// One more line, for everybody to read: all of it, or nothing.
+    /// Adds a line, all of it or nothing.
     pub fn add(&mut self, entry: Entry) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::RDWR;
-        let open = || open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
-        let mut file = fs::File::from(step("account opened", open)?);
-        let bytes_before = file.metadata()?.len();
-        let mut line = Vec::new();
-        // Whoever was killed while it wrote left half a line.
-        if !ends_a_line(&file, bytes_before)? {
-            line.push(b'\n');
-        }
-        serde_json::to_writer(&mut line, &entry)?;
-        line.push(b'\n');
-        let write = || io::Write::write_all(&mut file, &line);
-        if let Err(error) = step("line written", write) {
-            // A disk that is full takes part of it. If this fails too, the next line
-            // begins with its own end of line.
-            step("half a line taken back", || file.set_len(bytes_before)).ok();
-            return Err(error);
-        }
+        self.append(&entry)?;
         self.0.account.note(entry);
         Ok(())
     }

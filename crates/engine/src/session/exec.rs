@@ -11,6 +11,7 @@ use tare_control::{Call, Exec, ExecStreams, Identity, Program, TerminalPlan};
 
 use crate::care::tend::awake;
 use crate::error::{Context, Error, Hint};
+use crate::holdings::cgroup::{self, OomWatch};
 use crate::host::layout::BoxAt;
 use crate::record::Record;
 use crate::session::Session;
@@ -85,11 +86,13 @@ pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Err
     let record = awake(at)?;
     refuse_user(&record, at.id, spec)?;
     let deadline_ns = spec.timeout.map(from_now);
+    let oom = OomWatch::new(&cgroup::roots_of(at, &record), at.tagged());
     let (link, stdio) = start(&record, at.id, spec.request(), spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
     Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)
-        .of_command(spec.command.first().cloned(), spec.workdir.clone()))
+        .of_command(spec.command.first().cloned(), spec.workdir.clone())
+        .watching_memory(oom))
 }
 
 /// Asks the keeper to start a process. `user`: its user, if not the one of the box's

@@ -18,13 +18,12 @@ use tare_control::file_programs::ProgramStatus;
 pub use tare_control::file_programs::{
     LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, PathKind, piece_head,
 };
-use tare_control::{Exec, ExecStreams, Program};
+use tare_control::{End, Exec, ExecStreams, Program};
 use tare_kernel::clock::timespec;
 
 use crate::care::tend::{awake, observe_tended};
 use crate::error::{Context, Error, Hint};
 use crate::host::layout::BoxAt;
-use crate::record::exit::Exit;
 use crate::session::stdio::{Stdin, Streams};
 use crate::session::{Event, Session, exec, kept};
 use crate::spec::BoxId;
@@ -172,9 +171,9 @@ impl Copy {
         drop(self.stream);
         match self.peer {
             CopyPeer::Box(program) => match program.finish(FINISHED_WITHIN)? {
-                (Some(Exit::Code(0)), _) => Ok(()),
-                (Some(_), Some(text)) => Err(cannot_copy(&self.id, &text)),
-                (Some(_) | None, _) => Err(unfinished(&self.id)),
+                (true, _) => Ok(()),
+                (false, Some(text)) => Err(cannot_copy(&self.id, &text)),
+                (false, None) => Err(unfinished(&self.id)),
             },
             CopyPeer::Kept(packer) => match packer.join() {
                 Ok(packed) => packed.context(|| format!("cannot read what box {} left", self.id)),
@@ -197,11 +196,11 @@ impl PendingFile {
     }
 
     fn finish_within(self, within: Duration) -> Result<(), Error> {
-        let (exit, text) = self.program.finish(within)?;
-        match (exit, text.and_then(|text| text.parse().ok())) {
-            (Some(Exit::Code(0)), _) => Ok(()),
-            (Some(_), Some(ProgramStatus::Failed { errno })) => Err(failed(self.doing, errno)),
-            (Some(_) | None, _) => Err(Error::conflict(self.doing)
+        let (is_success, text) = self.program.finish(within)?;
+        match (is_success, text.and_then(|text| text.parse().ok())) {
+            (true, _) => Ok(()),
+            (false, Some(ProgramStatus::Failed { errno })) => Err(failed(self.doing, errno)),
+            (false, _) => Err(Error::conflict(self.doing)
                 .caused_by("the process that did it in the box ended too early")),
         }
     }
@@ -210,13 +209,12 @@ impl PendingFile {
 /// A program of tare in a box. It ends with this value.
 #[derive(Debug)]
 struct InBoxProgram {
-    session: Session,
+    session: Box<Session>,
     /// Its standard error; `None` at its end.
     status: Option<OwnedFd>,
     /// What it wrote there.
     text: Vec<u8>,
-    /// `Some` when it has ended, with its exit if that is known.
-    ended: Option<Option<Exit>>,
+    ended: Option<End>,
 }
 
 /// What a program wrote first.
@@ -246,7 +244,15 @@ impl InBoxProgram {
         let Some(stream) = streams.stdin.or(streams.stdout) else {
             unreachable!("the exec has pipes");
         };
-        Ok((Self { session, status: streams.stderr, text: Vec::new(), ended: None }, stream))
+        Ok((
+            Self {
+                session: Box::new(session),
+                status: streams.stderr,
+                text: Vec::new(),
+                ended: None,
+            },
+            stream,
+        ))
     }
 
     /// Waits for the first line.
@@ -262,12 +268,12 @@ impl InBoxProgram {
     }
 
     /// Waits until it has ended. Its stream is closed, so that it has nothing to wait for;
-    /// one that a process of the box has stopped is killed. Returns its exit and what it
-    /// wrote last.
-    fn finish(mut self, within: Duration) -> Result<(Option<Exit>, Option<String>), Error> {
+    /// one that a process of the box has stopped is killed. Returns whether it succeeded and
+    /// what it wrote last.
+    fn finish(mut self, within: Duration) -> Result<(bool, Option<String>), Error> {
         self.run_until(within, |_| false)?;
         let text = String::from_utf8_lossy(&self.text).trim_end().to_owned();
-        Ok((self.ended.flatten(), (!text.is_empty()).then_some(text)))
+        Ok((self.ended.is_some_and(End::is_success), (!text.is_empty()).then_some(text)))
     }
 
     /// Reads status and events until there is enough, the program has ended, or the time
@@ -300,8 +306,7 @@ impl InBoxProgram {
             match event {
                 Event::Started | Event::Terminal(_) => {}
                 Event::Failed(error) => return Err(error),
-                Event::Exited(exit) => self.ended = Some(Some(exit)),
-                Event::TimedOut | Event::Gone => self.ended = Some(None),
+                Event::Ended(end) => self.ended = Some(end),
             }
         }
         Ok(())

@@ -23,17 +23,18 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::io::retry_on_intr;
-use tare_control::{Channel, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request};
+use tare_control::{
+    Cause, Channel, End, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request,
+};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 use tare_kernel::spawn::Child;
 
 use crate::error::{Context, Error, Hint};
-use crate::holdings::cgroup::CgroupHolding;
+use crate::holdings::cgroup::{CgroupHolding, OomWatch};
 use crate::host::layout::StateRoot;
 use crate::record::Locked;
-use crate::record::exit::Exit;
-use crate::record::reason::Reason;
+use crate::record::lines::Reason;
 use crate::session::failure::Subject;
 use crate::session::stdio::{Streams, null};
 use crate::spec::BoxId;
@@ -47,21 +48,9 @@ pub enum Event {
     /// The command's `execve` succeeded.
     Started,
     /// The command ended. If it was the box's own, the box ends with it.
-    Exited(Exit),
-    /// The timeout passed. Every process that the command started ends.
-    TimedOut,
+    Ended(End),
     /// The box could not be made, or the command could not be started.
     Failed(Error),
-    /// The keeper is gone and did not report how the command ended, for example because
-    /// it was killed for memory together with it.
-    Gone,
-}
-
-/// What the end of a session found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
-    /// Processes of the box that the kernel killed for the memory limit.
-    pub oom_kills: u64,
 }
 
 /// How long a keeper may take to end its process after the deadline.
@@ -79,7 +68,11 @@ pub struct Session {
     /// On the boot clock, as the keeper knows it.
     deadline_ns: Option<u64>,
     over: bool,
-    /// `None`: the box belongs to someone else.
+    /// How the process ended, as far as this session knows.
+    end: Option<End>,
+    /// Of an exec. A run has the cgroups of its box.
+    oom: Option<OomWatch>,
+    /// `None`: the box belongs to another process.
     owned: Option<Box<OwnedBox>>,
 }
 
@@ -108,6 +101,8 @@ impl Session {
             workdir: None,
             deadline_ns,
             over: false,
+            end: None,
+            oom: None,
             owned: None,
         }
     }
@@ -120,6 +115,11 @@ impl Session {
     /// Makes this the session that ends its box.
     pub(crate) fn owning(self, owned: OwnedBox) -> Self {
         Self { owned: Some(Box::new(owned)), ..self }
+    }
+
+    /// Notices kills at the memory limit of the box.
+    pub(crate) fn watching_memory(self, oom: OomWatch) -> Self {
+        Self { oom: Some(oom), ..self }
     }
 
     /// Sets the deadline that the keeper enforces.
@@ -170,8 +170,7 @@ impl Session {
         self.channel.as_fd()
     }
 
-    /// Returns the next event without waiting. `Exited`, `TimedOut`, `Failed` and `Gone`
-    /// are the last one.
+    /// Returns the next event without waiting. `Ended` or `Failed` is the last one.
     pub fn next_event(&mut self) -> Option<Event> {
         if self.over {
             return None;
@@ -179,9 +178,13 @@ impl Session {
         let event = match self.receive() {
             Received::Nothing => return None,
             Received::Message(report) => self.event(report),
-            Received::Closed => self.birth_failure().map_or(Event::Gone, Event::Failed),
+            Received::Closed => self.birth_failure().map_or_else(|| self.lost(), Event::Failed),
         };
-        self.over = !matches!(event, Event::Started | Event::Terminal(_));
+        match event {
+            Event::Started | Event::Terminal(_) => {}
+            Event::Ended(end) => (self.over, self.end) = (true, self.end.or(Some(end))),
+            Event::Failed(_) => self.over = true,
+        }
         Some(event)
     }
 
@@ -189,10 +192,13 @@ impl Session {
     pub fn wait_started(&mut self) -> Result<(), Error> {
         loop {
             match self.next_event() {
-                Some(Event::Started | Event::Exited(_) | Event::TimedOut) => return Ok(()),
                 Some(Event::Terminal(_)) => {}
                 Some(Event::Failed(error)) => return Err(error),
-                Some(Event::Gone) => {
+                Some(Event::Started) => return Ok(()),
+                Some(Event::Ended(end)) => {
+                    if end.cause != Cause::KeeperLost {
+                        return Ok(());
+                    }
                     let message = format!("box {} ended before the command was started", self.id);
                     return Err(Error::failed(message).with_hint(Hint::ListBoxes));
                 }
@@ -221,10 +227,9 @@ impl Session {
             Report::Started => Event::Started,
             Report::Terminal => {
                 let master = self.channel.take_passed().pop().filter(is_terminal_master);
-                master.map_or(Event::Gone, Event::Terminal)
+                master.map_or_else(|| self.lost(), Event::Terminal)
             }
-            Report::Exited { wait_status } => Event::Exited(Exit::of(wait_status)),
-            Report::TimedOut => Event::TimedOut,
+            Report::Ended(end) => Event::Ended(end),
             Report::SetupFailed { step, subject, errno } => {
                 Event::Failed(failure::setup(step, &subject, errno))
             }
@@ -235,9 +240,16 @@ impl Session {
             }
             Report::Refused(refusal) => Event::Failed(link::refused(&self.id, refusal)),
             Report::Detached | Report::Done | Report::Usage(_) | Report::Input { .. } => {
-                Event::Gone
+                self.lost()
             }
         }
+    }
+
+    /// The keeper is gone and did not report how the command ended. If another tare process
+    /// killed it, the record says why.
+    fn lost(&self) -> Event {
+        let killed = self.owned.as_ref().and_then(|owned| owned.record.kill_noted());
+        Event::Ended(End::killed(killed.map_or(Cause::KeeperLost, Reason::cause)))
     }
 
     /// Why the keeper of this session's box never became one.
@@ -261,8 +273,10 @@ impl Session {
     }
 
     /// Ends the process and every process that it started, now. A run's box ends as a
-    /// whole, and [`Self::end`] is still to be called.
-    pub fn kill(&self) {
+    /// whole, and [`Self::end`] is still to be called. It returns this end, unless the process
+    /// had ended before.
+    pub fn kill(&mut self, end: End) {
+        self.end.get_or_insert(end);
         match &self.owned {
             // The keeper is our unreaped child: this cannot fail in a way that `end`
             // would not meet again and report.
@@ -280,23 +294,31 @@ impl Session {
         }
     }
 
-    /// Ends the session. For a run, returns after the box was seen empty and is removed.
-    pub fn end(mut self) -> Result<Ending, Error> {
+    /// How the process has ended, without a look at the memory limit of the box.
+    pub fn seen_end(&self) -> End {
+        self.end.unwrap_or(End::killed(Cause::StartFailed))
+    }
+
+    /// Ends the session, and returns how its process ended. For a run, returns after the box was
+    /// seen empty and is removed.
+    pub fn end(mut self) -> Result<End, Error> {
         self.try_end(OWN_WITHIN)
     }
 
     /// Ends the session within this time. After an error it can be called again.
-    pub fn try_end(&mut self, within: Duration) -> Result<Ending, Error> {
+    pub fn try_end(&mut self, within: Duration) -> Result<End, Error> {
+        let end = self.seen_end();
         let Some(owned) = &mut self.owned else {
             self.channel.hang_up();
-            return Ok(Ending { oom_kills: 0 });
+            let oom = !end.is_success() && self.oom.as_ref().is_some_and(OomWatch::has_counted);
+            return Ok(end.with_oom(oom));
         };
         drop(owned.reserve.take());
-        let oom_kills = owned.cgroups.oom_kills();
+        let oom = owned.cgroups.oom_kills() > 0;
         let child = Some(&owned.keeper.process);
-        let order = Order { reason: Reason::Own, leave: Leave::Nothing, within, child };
+        let order = Order { reason: Reason::ByCreator, leave: Leave::Nothing, within, child };
         tear_down(owned.root.at(&self.id), &mut owned.record, order)?;
-        Ok(Ending { oom_kills })
+        Ok(end.with_oom(oom))
     }
 }
 

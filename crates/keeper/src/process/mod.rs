@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
 use tare_control::journal::{BoxEvent, Name};
 use tare_control::{
-    Channel, EndedBy, Exec, ExecStreams, LaunchStep, Profile, Program, REPORT_BYTES_MAX,
+    Cause, Channel, End, Exec, ExecStreams, LaunchStep, Profile, Program, REPORT_BYTES_MAX,
     REQUEST_BYTES_MAX, Received, Refusal, Report, Request,
 };
 use tare_kernel::clock::boot_ns;
@@ -35,17 +35,6 @@ use crate::programs::{file, tar};
 const SIGKILL: i32 = 9;
 /// SIGHUP, SIGINT, SIGQUIT and SIGTERM.
 const ASKING: [i32; 4] = [1, 2, 3, 15];
-
-/// How a box ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The command ended, with this `wait` status.
-    Command(i32),
-    /// A deadline passed, or the output passed its limit.
-    Limit(EndedBy),
-    /// The creator is gone and has not detached the box.
-    Abandoned,
-}
 
 /// What every process of the box is started with.
 #[derive(Debug)]
@@ -74,15 +63,7 @@ pub struct Execution {
     pub number: u32,
     /// It copies files, and runs no command.
     pub is_copy: bool,
-    end: Option<Ending>,
-}
-
-/// How it came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
-    Itself { wait_status: i32 },
-    Timeout,
-    HungUp,
+    end: Option<End>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,26 +148,18 @@ impl Execution {
 
     /// How the box ends, if this execution ends it.
     pub fn end_of_box(&self) -> Option<End> {
-        match self.end {
-            Some(end) if self.ends_box => Some(match end {
-                Ending::Itself { wait_status } => End::Command(wait_status),
-                Ending::Timeout => End::Limit(EndedBy::Timeout),
-                Ending::HungUp => End::Abandoned,
-            }),
-            Some(_) | None => None,
-        }
+        self.end.filter(|_| self.ends_box)
     }
 
     /// What the journal says about its end.
     pub fn happened(&self) -> Option<BoxEvent> {
         let process = self.number;
-        self.end.map(|end| match end {
-            Ending::Itself { wait_status } if self.is_copy => {
-                BoxEvent::CopyEnded { process, wait_status }
+        self.end.map(|End { cause, wait_status, .. }| {
+            if self.is_copy {
+                BoxEvent::CopyEnded { process, wait_status, cause }
+            } else {
+                BoxEvent::ExecEnded { process, wait_status, cause }
             }
-            Ending::Itself { wait_status } => BoxEvent::ExecEnded { process, wait_status },
-            Ending::Timeout => BoxEvent::ExecTimedOut { process },
-            Ending::HungUp => BoxEvent::ExecHungUp { process },
         })
     }
 
@@ -213,11 +186,11 @@ impl Execution {
     /// background stays as part of the box. If its client asked it to end, its tree ends
     /// first.
     pub fn ended(&mut self, status: WaitStatus) {
-        let wait_status = status.as_raw();
-        let report = Report::Exited { wait_status };
+        let end = End::of_command(status.as_raw());
+        let report = Report::Ended(end);
         match &self.stage {
             Stage::Running => {
-                self.end = Some(Ending::Itself { wait_status });
+                self.end = Some(end);
                 if self.ends_box {
                     self.stage = Stage::Over;
                 } else if self.asked_to_end && self.mark.is_some() {
@@ -248,16 +221,17 @@ impl Execution {
     }
 
     pub fn time_out(&mut self) {
-        self.end(Ending::Timeout, Some(Report::TimedOut));
+        let end = End::killed(Cause::Timeout);
+        self.end(end, Some(Report::Ended(end)));
     }
 
     /// The client is gone.
     pub fn hang_up(&mut self) {
         self.channel = None;
-        self.end(Ending::HungUp, None);
+        self.end(End::killed(Cause::ClientGone), None);
     }
 
-    fn end(&mut self, end: Ending, report: Option<Report>) {
+    fn end(&mut self, end: End, report: Option<Report>) {
         if self.stage != Stage::Running {
             return;
         }

@@ -1,12 +1,12 @@
 //! The times of the boot clock at which a box ends by itself.
 
-use tare_control::EndedBy;
+use tare_control::Cause;
 
 #[derive(Debug, Default)]
 pub struct Deadlines {
     pub timeout_ns: Option<u64>,
-    /// Holds once the box is left to itself. A creator that asked for a box gets one, even if
-    /// its lease passes while it is made.
+    /// Holds once the box is detached. A creator that asked for a box gets one, even if its lease
+    /// passes while it is made.
     pub lease_ns: Option<u64>,
     pub is_detached: bool,
     /// The end of the grace after a request to stop.
@@ -14,11 +14,11 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    fn all(&self) -> [(Option<u64>, EndedBy); 3] {
+    fn all(&self) -> [(Option<u64>, Cause); 3] {
         [
-            (self.timeout_ns, EndedBy::Timeout),
-            (self.lease_ns.filter(|_| self.is_detached), EndedBy::Lease),
-            (self.stop_ns, EndedBy::Stop),
+            (self.timeout_ns, Cause::Timeout),
+            (self.lease_ns.filter(|_| self.is_detached), Cause::Lease),
+            (self.stop_ns, Cause::Stopped),
         ]
     }
 
@@ -28,9 +28,9 @@ impl Deadlines {
     }
 
     /// Which one has passed. The timeout counts before the others.
-    pub fn passed(&self, now_ns: u64) -> Option<EndedBy> {
-        let passed = |(at, _): &(Option<u64>, EndedBy)| at.is_some_and(|at| at <= now_ns);
-        self.all().into_iter().find(passed).map(|(_, by)| by)
+    pub fn passed(&self, now_ns: u64) -> Option<Cause> {
+        let passed = |(at, _): &(Option<u64>, Cause)| at.is_some_and(|at| at <= now_ns);
+        self.all().into_iter().find(passed).map(|(_, cause)| cause)
     }
 
     /// Sets the end of the grace. A second request can only shorten it.
@@ -50,8 +50,8 @@ mod tests {
         deadlines.stop_at(25);
         assert_eq!((deadlines.stop_ns, deadlines.next()), (Some(20), Some(20)));
         deadlines.stop_at(10);
-        assert_eq!(deadlines.passed(10), Some(EndedBy::Stop));
-        assert_eq!(deadlines.passed(30), Some(EndedBy::Timeout));
+        assert_eq!(deadlines.passed(10), Some(Cause::Stopped));
+        assert_eq!(deadlines.passed(30), Some(Cause::Timeout));
         assert_eq!(deadlines.passed(9), None);
     }
 }

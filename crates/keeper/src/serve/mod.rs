@@ -17,7 +17,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{WaitOptions, wait};
 use tare_control::journal::BoxEvent;
 use tare_control::{
-    Channel, EndedBy, Exec, REQUEST_BYTES_MAX, Received, Report, Request, SetupStep,
+    Cause, Channel, End, Exec, REQUEST_BYTES_MAX, Received, Report, Request, SetupStep,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::step::step;
@@ -25,7 +25,7 @@ use tare_kernel::step::step;
 use crate::cgroup::Freezer;
 use crate::journal::Journal;
 use crate::make::{Failing, Failure};
-use crate::process::{self, End, ExecContext, Execution, launch};
+use crate::process::{self, ExecContext, Execution, launch};
 use crate::serve::connections::{Connection, Connections};
 use crate::serve::deadlines::Deadlines;
 
@@ -146,13 +146,13 @@ impl Supervisor {
         if let Some(end) = self.end_of_box() {
             return Some(end);
         }
-        if let Some(by) = self.deadlines.passed(boot_ns()) {
-            return Some(End::Limit(by));
+        if let Some(cause) = self.deadlines.passed(boot_ns()) {
+            return Some(End::killed(cause));
         }
         if let (true, Some(output)) = (ready.contains(&Source::Output), &mut self.context.output) {
             output.collect();
             if output.is_past_limit() {
-                return Some(End::Limit(EndedBy::Output));
+                return Some(End::killed(Cause::OutputLimit));
             }
         }
         if ready.contains(&Source::Listener) {
@@ -170,9 +170,15 @@ impl Supervisor {
     fn end_of_box(&self) -> Option<End> {
         let stopped = || {
             let waits = self.executions.iter().all(|one| one.ends_box && !one.has_process());
-            (waits && self.is_stopping()).then_some(End::Command(ENDED_WELL))
+            (waits && self.is_stopping()).then_some(End::of_command(ENDED_WELL))
         };
-        self.executions.iter().find_map(Execution::end_of_box).or_else(stopped)
+        let end = self.executions.iter().find_map(Execution::end_of_box).or_else(stopped)?;
+        let is_by_itself = matches!(end.cause, Cause::Exited | Cause::Signalled);
+        Some(if is_by_itself && self.is_stopping() {
+            End { cause: Cause::Stopped, ..end }
+        } else {
+            end
+        })
     }
 
     /// Waits for whatever comes first.

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Ended, EndedBy, Status, Usage};
+use tare_engine::{BoxFilter, Cause, Condition, DetachOptions, Details, End, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::{Caller, quota};
@@ -129,7 +129,7 @@ pub struct Waited {
     pub ended: bool,
     pub exit_code: Option<u8>,
     #[schema(value_type = Option<String>)]
-    pub ended_by: Option<EndedBy>,
+    pub cause: Option<Cause>,
     pub oom: bool,
 }
 
@@ -292,12 +292,12 @@ pub async fn wait(
     let within = spec::timeout(query.timeout_ms, &service.config().limits)?;
     request_log::hold_stream(&http)?;
     let ended = service.wait(&caller, id, within).await?;
-    Ok(axum::Json(ended.map_or_else(Waited::default, |ended| Waited::of(&ended))))
+    Ok(axum::Json(ended.map_or_else(Waited::default, Waited::of)))
 }
 
 impl Waited {
-    fn of(ended: &Ended) -> Self {
-        Self { ended: true, exit_code: ended.exit_code, ended_by: ended.ended_by, oom: ended.oom }
+    fn of(end: End) -> Self {
+        Self { ended: true, exit_code: Some(end.code()), cause: Some(end.cause), oom: end.oom }
     }
 }
 

@@ -6,8 +6,8 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tare_engine::ExecSpec;
 use tare_engine::spec::{Terminal, User, command};
+use tare_engine::{Cause, ExecSpec};
 use utoipa::ToSchema;
 
 use crate::admission::Caller;
@@ -77,7 +77,9 @@ pub struct ExecResult {
     pub stderr: String,
     /// Whether some of the output is missing, because it passed its limit.
     pub truncated: bool,
-    pub timed_out: bool,
+    /// Why it ended.
+    #[schema(value_type = String)]
+    pub cause: Cause,
     pub duration_ms: u64,
 }
 
@@ -201,14 +203,14 @@ impl TerminalSize {
 
 impl ExecResult {
     fn new(output: RunOutput, encoding: Encoding) -> Self {
-        let RunOutput { finish, stdout, stderr, .. } = output;
+        let RunOutput { end, stdout, stderr, .. } = output;
         Self {
-            exit_code: finish.exit_code(),
-            signal: finish.signal(),
+            exit_code: end.code(),
+            signal: end.signal(),
+            cause: end.cause,
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            timed_out: finish.timed_out(),
             duration_ms: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
         }
     }

@@ -153,7 +153,7 @@ async fn run_one(
         let why = not_ready(&error.message);
         ServiceError { detail: error.detail, ..why }
     })?;
-    match output.finish.exit_code() {
+    match output.end.code() {
         0 => {
             let duration_ms = milliseconds(output.duration);
             Ok(axum::Json(Readiness { status: "ready", duration_ms }))

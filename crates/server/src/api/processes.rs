@@ -8,8 +8,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tare_engine::Timestamp;
 use tare_engine::spec::name;
+use tare_engine::{Cause, Timestamp};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
@@ -44,7 +44,9 @@ pub struct ExecStatus {
     pub exit_code: Option<u8>,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    pub timed_out: bool,
+    /// Why it ended; `null` while it runs.
+    #[schema(value_type = Option<String>)]
+    pub cause: Option<Cause>,
     /// All that it has written.
     pub output_bytes: u64,
     /// What of it is not there any more: the last 256 KiB are.
@@ -115,9 +117,9 @@ impl ExecStatus {
             },
             started_at: exec.started_at,
             ended_at: end.map(|end| end.at),
-            exit_code: end.map(|end| end.finish.exit_code()),
-            signal: end.and_then(|end| end.finish.signal()),
-            timed_out: end.is_some_and(|end| end.finish.timed_out()),
+            exit_code: end.map(|end| end.end.code()),
+            signal: end.and_then(|end| end.end.signal()),
+            cause: end.map(|end| end.end.cause),
             output_bytes,
             dropped_bytes,
         }

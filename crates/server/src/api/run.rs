@@ -7,8 +7,8 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::HOME;
+use tare_engine::{Cause, ExecSpec};
 use utoipa::ToSchema;
 
 use crate::admission::Caller;
@@ -92,7 +92,9 @@ pub struct RunResult {
     pub stderr: String,
     /// Whether some of the output is missing, because it passed its limit.
     pub truncated: bool,
-    pub timed_out: bool,
+    /// Why it ended.
+    #[schema(value_type = String)]
+    pub cause: Cause,
     /// Whether the kernel killed a process of it for its memory limit.
     pub oom: bool,
     /// With the making and the removal of its box.
@@ -187,7 +189,7 @@ fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<OutputFile
     if paths.is_empty() {
         return None;
     }
-    Some(Box::new(move |engine, id, _finish| files::collect(engine, id, &paths, bytes_max)))
+    Some(Box::new(move |engine, id, _end| files::collect(engine, id, &paths, bytes_max)))
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ServiceError> {
@@ -218,7 +220,7 @@ impl FileGiven {
 
 impl RunResult {
     fn new(output: RunOutput<Vec<OutputFile>>, encoding: Encoding) -> Self {
-        let RunOutput { finish, stdout, stderr, .. } = output;
+        let RunOutput { end, stdout, stderr, .. } = output;
         let file = |file: OutputFile| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,
@@ -226,13 +228,13 @@ impl RunResult {
         };
         Self {
             id: output.id.to_string(),
-            exit_code: finish.exit_code(),
-            signal: finish.signal(),
+            exit_code: end.code(),
+            signal: end.signal(),
+            cause: end.cause,
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            timed_out: finish.timed_out(),
-            oom: output.oom,
+            oom: end.oom,
             duration_ms: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
             files: output.collected.into_iter().flatten().map(file).collect(),
         }

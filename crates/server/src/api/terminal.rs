@@ -42,7 +42,7 @@ const COLUMNS: u16 = 80;
 ///
 /// The process has a terminal of `rows` and `columns`. Binary frames are its bytes, both
 /// ways. Text frames are control: `{"resize":[rows,columns]}` and `{"signal":15}` from the
-/// client, `{"exit_code":0,"signal":null,"timed_out":false}` from the server, which closes
+/// client, `{"exit_code":0,"signal":null,"cause":"exited"}` from the server, which closes
 /// then. A client that goes away ends the process, and so do thirty minutes in which
 /// neither side says anything.
 #[utoipa::path(
@@ -222,11 +222,11 @@ fn close(code: u16, why: &'static str) -> CloseFrame {
 
 fn last(output: Result<RunOutput, ServiceError>) -> (Option<String>, CloseFrame) {
     match output {
-        Ok(RunOutput { finish, .. }) => {
+        Ok(RunOutput { end, .. }) => {
             let told = json!({
-                "exit_code": finish.exit_code(),
-                "signal": finish.signal(),
-                "timed_out": finish.timed_out(),
+                "exit_code": end.code(),
+                "signal": end.signal(),
+                "cause": end.cause,
             });
             (Some(told.to_string()), close(close_code::NORMAL, ""))
         }

@@ -2,7 +2,7 @@
 //! stderr, which is all that it shows.
 
 use serde::Serialize;
-use tare_engine::Exit;
+use tare_engine::Cause;
 use tare_engine::spec::name;
 
 use crate::http::text::Encoding;
@@ -10,7 +10,7 @@ use crate::librechat::run::box_spec::DATA;
 use crate::librechat::run::inputs::Input;
 use crate::librechat::run::outputs::{Collected, Left, Skipped};
 use crate::store::id::Id;
-use crate::work::outcome::{Finish, RunOutput};
+use crate::work::outcome::RunOutput;
 
 #[derive(Debug, Serialize)]
 pub struct Answer {
@@ -129,20 +129,26 @@ impl Verdict {
             status: Some(status),
             message: Some(message.to_owned()),
         };
-        match output.finish {
-            Finish::TimedOut => killed("TO", "Time limit exceeded"),
-            Finish::OutputLimit => killed("OL", "stdout length exceeded"),
-            Finish::Exited(_) | Finish::KeeperGone => Self::of_exit(output),
+        match output.end.cause {
+            Cause::Timeout => killed("TO", "Time limit exceeded"),
+            Cause::OutputLimit => killed("OL", "stdout length exceeded"),
+            Cause::Exited
+            | Cause::Signalled
+            | Cause::Lease
+            | Cause::Memory
+            | Cause::Stopped
+            | Cause::Killed
+            | Cause::ClientGone
+            | Cause::ServerStopping
+            | Cause::KeeperLost
+            | Cause::StartFailed => Self::of_exit(output),
         }
     }
 
     fn of_exit<T>(output: &RunOutput<T>) -> Self {
-        let (code, signal) = match output.finish.exit() {
-            Exit::Code(code) => (Some(code), None),
-            Exit::Signal(number) => (None, Some(name::signal_name(number))),
-        };
-        // A child that was killed for memory does not mean that the program was.
-        let is_for_memory = output.oom && code != Some(0);
+        let signal = output.end.signal().map(name::signal_name);
+        let code = if signal.is_none() { Some(output.end.code()) } else { None };
+        let is_for_memory = output.end.cause == Cause::Memory;
         let truncated = || {
             let bytes = output.stderr.bytes.len();
             output.stderr.truncated.then(|| format!("stderr truncated at {bytes} bytes"))
@@ -211,16 +217,15 @@ fn truncation(collected: &Collected) -> Option<Truncation> {
 mod tests {
     use std::time::Duration;
 
-    use tare_engine::BoxId;
+    use tare_engine::{BoxId, End};
 
     use super::*;
     use crate::work::outcome::Captured;
 
-    fn answer(finish: Finish, oom: bool) -> Answer {
+    fn answer(end: End) -> Answer {
         let output = RunOutput::<()> {
             id: BoxId::random(),
-            finish,
-            oom,
+            end,
             stdout: Captured::default(),
             stderr: Captured::default(),
             collected: None,
@@ -231,24 +236,26 @@ mod tests {
 
     #[test]
     fn the_reason_for_an_end_uses_librechats_wording() {
-        let told = |finish, oom| {
-            let answer = serde_json::to_value(answer(finish, oom)).expect("JSON");
+        let told = |end| {
+            let answer = serde_json::to_value(answer(end)).expect("JSON");
             let field = |name: &str| answer[name].to_string().replace('"', "");
             ["code", "signal", "status", "message"].map(field).join(" ")
         };
-        let exited = |code| Finish::Exited(Exit::Code(code));
-        assert_eq!(told(exited(0), false), "0 null null null");
-        assert_eq!(told(exited(3), false), "3 null null null");
-        assert_eq!(told(exited(0), true), "0 null null null");
-        assert_eq!(told(Finish::Exited(Exit::Signal(9)), true), "null SIGKILL SG Out of memory");
-        assert_eq!(told(Finish::Exited(Exit::Signal(11)), false), "null SIGSEGV null null");
-        assert_eq!(told(Finish::TimedOut, false), "null SIGKILL TO Time limit exceeded");
-        assert_eq!(told(Finish::OutputLimit, false), "null SIGKILL OL stdout length exceeded");
+        let ended = |wait_status| End::of_command(wait_status);
+        assert_eq!(told(ended(0)), "0 null null null");
+        assert_eq!(told(ended(3 << 8)), "3 null null null");
+        assert_eq!(told(ended(0).with_oom(true)), "0 null null null");
+        assert_eq!(told(ended(3 << 8).with_oom(true)), "3 null SG Out of memory");
+        assert_eq!(told(ended(9).with_oom(true)), "null SIGKILL SG Out of memory");
+        assert_eq!(told(ended(11)), "null SIGSEGV null null");
+        assert_eq!(told(End::killed(Cause::Timeout)), "null SIGKILL TO Time limit exceeded");
+        let flooded = "null SIGKILL OL stdout length exceeded";
+        assert_eq!(told(End::killed(Cause::OutputLimit)), flooded);
     }
 
     #[test]
     fn the_reason_is_on_stderr_for_clients_that_show_nothing_else() {
-        let answer = answer(Finish::TimedOut, false);
+        let answer = answer(End::killed(Cause::Timeout));
         assert_eq!(answer.stderr, "\n[sandbox] Time limit exceeded\n");
     }
 }

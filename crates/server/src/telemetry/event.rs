@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
-use tare_engine::{Change, STILL_POPULATED, Timestamp};
+use tare_engine::{Cause, Change, STILL_POPULATED, Timestamp};
 
 use crate::error::ServiceError;
-use crate::telemetry::metrics::RunResult;
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -44,7 +43,7 @@ pub enum LogEvent<'a> {
         /// `None` if no box was made.
         box_id: Option<&'a str>,
         request_id: Option<&'a str>,
-        result: RunResult,
+        cause: Cause,
         exit_code: Option<u8>,
         /// The code of the error that kept the run from finishing.
         code: Option<&'a str>,
@@ -76,6 +75,8 @@ pub enum LogEvent<'a> {
     BoxEnded {
         box_id: &'a str,
         exit_code: Option<u8>,
+        /// `None` if the box is stuck, and has not ended yet.
+        cause: Option<Cause>,
     },
     /// What boxes of this host lack, such as the enforcement of a default limit.
     BoxNote {

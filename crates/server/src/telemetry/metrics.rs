@@ -12,8 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge as Value;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use serde::Serialize;
-use tare_engine::{Gauge, Level, Reading};
+use tare_engine::{Cause, Gauge, Level, Reading};
 
 use crate::telemetry::event::LogEvent;
 
@@ -30,7 +29,7 @@ pub struct Metrics {
     registry: Registry,
     requests: Histograms<[(&'static str, String); 3]>,
     phases: Histograms<Labels<1>>,
-    runs: Family<Labels<1>, Counter>,
+    ends: Family<Labels<1>, Counter>,
     created: Counter,
     ended: Counter,
     removed: Counter,
@@ -64,37 +63,6 @@ impl Phase {
     }
 }
 
-/// How a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RunResult {
-    Ok,
-    /// The command failed.
-    Failed,
-    TimedOut,
-    Oom,
-    /// The client disconnected.
-    Disconnected,
-    /// The server could not run the command.
-    Error,
-}
-
-impl RunResult {
-    const ALL: [Self; 6] =
-        [Self::Ok, Self::Failed, Self::TimedOut, Self::Oom, Self::Disconnected, Self::Error];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Oom => "oom",
-            Self::Disconnected => "disconnected",
-            Self::Error => "error",
-        }
-    }
-}
-
 /// What is measured at each scrape.
 #[derive(Debug)]
 pub struct Scrape<'a> {
@@ -124,7 +92,7 @@ impl Default for Metrics {
             registry: Registry::with_prefix(PREFIX),
             requests: Family::new_with_constructor(histogram),
             phases: Family::new_with_constructor(histogram),
-            runs: Family::default(),
+            ends: Family::default(),
             created: Counter::default(),
             ended: Counter::default(),
             removed: Counter::default(),
@@ -161,8 +129,8 @@ impl Metrics {
         for phase in Phase::ALL {
             drop(self.phases.get_or_create(&[("phase", phase.as_str())]));
         }
-        for result in RunResult::ALL {
-            drop(self.runs.get_or_create(&[("result", result.as_str())]));
+        for cause in Cause::ALL {
+            drop(self.ends.get_or_create(&[("cause", cause.as_str())]));
         }
         for reason in REASONS.into_iter().chain(Gauge::all().map(Gauge::as_str)) {
             drop(self.refused.get_or_create(&[("reason", reason)]));
@@ -180,8 +148,8 @@ impl Metrics {
         registry.register("request_seconds", help, self.requests.clone());
         let help = "How long the phases of one-shots took";
         registry.register("run_phase_seconds", help, self.phases.clone());
-        let help = "One-shots by what came of them";
-        registry.register("runs", help, self.runs.clone());
+        let help = "Ends of runs, execs and boxes, by cause";
+        registry.register("ends", help, self.ends.clone());
         let help = "Boxes that were created";
         registry.register("boxes_created", help, self.created.clone());
         let help = "Boxes that were seen to end by themselves";
@@ -205,6 +173,11 @@ impl Metrics {
         self.phases.get_or_create(&[("phase", phase.as_str())]).observe(took.as_secs_f64());
     }
 
+    /// Counts the end of a run, an exec or a box.
+    pub fn count_end(&self, cause: Cause) {
+        self.ends.get_or_create(&[("cause", cause.as_str())]).inc();
+    }
+
     /// Counts an event. Most events are not counted.
     pub fn count(&self, event: &LogEvent<'_>) {
         let count = |counter: &Counter| {
@@ -221,12 +194,13 @@ impl Metrics {
                     count(&self.refused.get_or_create(&[("reason", reason)]));
                 }
             }
-            LogEvent::RunEnded { result, .. } => {
-                count(&self.runs.get_or_create(&[("result", result.as_str())]));
-            }
+            LogEvent::RunEnded { cause, .. } => self.count_end(*cause),
             LogEvent::BoxCreated { .. } => count(&self.created),
             LogEvent::BoxRemoved { .. } => count(&self.removed),
-            LogEvent::BoxEnded { .. } => count(&self.ended),
+            LogEvent::BoxEnded { cause, .. } => {
+                count(&self.ended);
+                cause.iter().for_each(|cause| self.count_end(*cause));
+            }
             LogEvent::TeardownStuck { .. } | LogEvent::CgroupStillPopulated { .. } => {
                 count(&self.stuck);
             }

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tare_engine::{
-    Audit, BoxFilter, BoxId, Changes, Context as _, Details, Ended, Engine, Error, ErrorKind,
-    Keeper, Looked, State, Status, Stopping, Swept, Usage,
+    Audit, BoxFilter, BoxId, Changes, Context as _, Details, End, Engine, Error, ErrorKind, Keeper,
+    Looked, State, Status, Stopping, Swept, Usage,
 };
 use tokio::time::Instant;
 
@@ -79,7 +79,7 @@ impl Service {
         caller: &Caller,
         of: String,
         within: Duration,
-    ) -> Result<Option<Ended>, ServiceError> {
+    ) -> Result<Option<End>, ServiceError> {
         let until = Instant::now() + within;
         let caller = caller.clone();
         let opened = self.ask(move |engine| engine.watch_end(&find(engine, &caller, &of)?));
@@ -89,7 +89,7 @@ impl Service {
             let looked = self.ask(move |engine| engine.look_for_end(&watched)).await?;
             let left = until.saturating_duration_since(Instant::now());
             match looked {
-                Looked::Ended(ended) => return Ok(Some(ended)),
+                Looked::Ended(end) => return Ok(Some(end)),
                 Looked::Lives(_) | Looked::Between if left.is_zero() => break,
                 Looked::Lives(keeper) => drop(self.until_dead(keeper.as_fd(), left).await?),
                 Looked::Between => tokio::time::sleep(LOOK_AGAIN.min(left)).await,

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
-use tare_engine::{BoxId, ExecSpec, Session, Stdin};
+use tare_engine::{BoxId, Cause, End, ExecSpec, Session, Stdin};
 use tokio::sync::mpsc;
 
 use crate::admission::Turn;
 use crate::error::ServiceError;
 use crate::work::Service;
-use crate::work::outcome::{Finish, RunOutput};
+use crate::work::outcome::RunOutput;
 use crate::work::processes::ExecProcess;
-use crate::work::relay::{self, Input, OutputSink, PastLimit, ProcessControl, Relayed, Streams};
+use crate::work::relay::{self, Input, OutputSink, PastLimit, ProcessControl, Streams};
 
 /// How long a keeper may take to start a process.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
@@ -40,7 +40,21 @@ pub struct Process {
     session: Session,
     streams: Streams,
     started: Instant,
+    counted: CountedEnd,
     _permit: Turn,
+}
+
+/// Counts the end of a process when it is dropped. Until its end is known, the client is gone.
+#[derive(Debug)]
+struct CountedEnd {
+    service: Service,
+    cause: Cause,
+}
+
+impl Drop for CountedEnd {
+    fn drop(&mut self) {
+        self.service.metrics.count_end(self.cause);
+    }
 }
 
 impl Service {
@@ -69,7 +83,8 @@ impl Service {
         let terminal = begun.map_err(late)??;
         let streams = Streams::new(session.streams(), terminal, bytes_max)?;
         let (service, box_id) = (self.clone(), box_id.clone());
-        Ok(Process { service, box_id, session, streams, started, _permit: permit })
+        let counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
+        Ok(Process { service, box_id, session, streams, started, counted, _permit: permit })
     }
 
     /// Starts a process that runs without a client, for as long as this server does.
@@ -92,8 +107,8 @@ impl Service {
         tokio::spawn(async move {
             let sink = OutputSink::Remember(Arc::clone(&running.output));
             let output = process.relay(input, Some(controlled), &sink).await;
-            // Without a result the server stops, and the process ends with it.
-            running.ended(output.map_or(Finish::KeeperGone, |output| output.finish));
+            let unknown = End::killed(Cause::ServerStopping);
+            running.ended(output.map_or(unknown, |output| output.end));
         });
         Ok(exec)
     }
@@ -115,17 +130,24 @@ impl Process {
         sink: &OutputSink,
     ) -> Result<RunOutput, ServiceError> {
         let (session, streams) = (&mut self.session, &mut self.streams);
-        let relayed = tokio::select! {
+        tokio::select! {
             relayed = relay::relay(session, streams, input, &mut control, sink) => relayed?,
-            () = self.service.shutdown.killing() => return Err(ServiceError::stopping()),
-        };
-        let finish = match relayed {
-            Relayed::Finished(finish) => finish,
-            Relayed::Unread => return Err(ServiceError::internal("nobody read its output")),
-        };
+            () = self.service.shutdown.killing() => {
+                session.kill(End::killed(Cause::ServerStopping));
+            }
+        }
+        let session = self.session;
+        let end = self.service.call(move || session.end()).await?;
+        self.counted.cause = end.cause;
+        if end.cause == Cause::ServerStopping {
+            return Err(ServiceError::stopping());
+        }
+        if end.cause == Cause::ClientGone {
+            return Err(ServiceError::internal("the client did not read the output"));
+        }
         self.streams.read_left(sink).await;
         let [stdout, stderr] = self.streams.into_captured();
         let (id, duration) = (self.box_id, self.started.elapsed());
-        Ok(RunOutput { id, finish, oom: false, stdout, stderr, collected: None, duration })
+        Ok(RunOutput { id, end, stdout, stderr, collected: None, duration })
     }
 }

@@ -7,12 +7,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Timestamp};
+use tare_engine::{BoxId, End, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::admission::{Counted, Turn};
 use crate::error::ServiceError;
-use crate::work::outcome::Finish;
 use crate::work::recent_output::RecentOutput;
 use crate::work::relay::ProcessControl;
 
@@ -77,7 +76,7 @@ impl Drop for Reserved<'_> {
 /// How a detached process ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Exited {
-    pub finish: Finish,
+    pub end: End,
     pub at: Timestamp,
     since: Instant,
 }
@@ -200,8 +199,8 @@ impl ExecProcess {
         *self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn ended(&self, finish: Finish) {
-        let end = Exited { finish, at: Timestamp::now(), since: Instant::now() };
+    pub fn ended(&self, end: End) {
+        let end = Exited { end, at: Timestamp::now(), since: Instant::now() };
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         self.close_input();
         self.output.end();
@@ -256,7 +255,7 @@ mod tests {
         assert_eq!(refused.code, "busy");
         let another = execs.reserve(exec(&other));
         another.expect("another box has room").keep();
-        all[3].ended(Finish::KeeperGone);
+        all[3].ended(End::of_command(0));
         let unused = exec(&one);
         drop(execs.reserve(Arc::clone(&unused)).expect("one has ended"));
         assert!(execs.find(&one, &unused.id).is_err(), "it did not start");

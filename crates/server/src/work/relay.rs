@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::termios::{Winsize, tcsetwinsize};
-use tare_engine::{Event, Session};
+use tare_engine::{Cause, End, Event, Session};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -17,7 +17,7 @@ use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
 use crate::fd;
 use crate::work::events::Events;
-use crate::work::outcome::{Captured, Finish};
+use crate::work::outcome::Captured;
 use crate::work::recent_output::RecentOutput;
 
 /// As much as a pipe holds.
@@ -92,13 +92,6 @@ pub enum PastLimit {
     Kill,
 }
 
-#[derive(Debug)]
-pub enum Relayed {
-    Finished(Finish),
-    /// The client does not read the output.
-    Unread,
-}
-
 /// Waits until the process runs. Returns its terminal, if it has one.
 pub async fn started(session: &mut Session) -> Result<Option<OwnedFd>, ServiceError> {
     let events = Events::of(session.events_fd())?;
@@ -108,7 +101,7 @@ pub async fn started(session: &mut Session) -> Result<Option<OwnedFd>, ServiceEr
             Event::Terminal(master) => terminal = Some(master),
             Event::Started => return Ok(terminal),
             Event::Failed(error) => return Err(error.into()),
-            Event::Exited(_) | Event::TimedOut | Event::Gone => {
+            Event::Ended(_) => {
                 let message = "the box ended before the command began";
                 return Err(ServiceError::conflict("conflict", message));
             }
@@ -214,18 +207,10 @@ fn read_chunk(fd: &OwnedFd) -> io::Result<Vec<u8>> {
     })
 }
 
-/// Why no more is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stop {
-    /// The client does not read.
-    Unread,
-    PastLimit,
-}
-
 impl OutputPipe {
-    /// Reads until the end. Nothing is lost if this future is dropped: the place for the bytes
+    /// Reads until the end, or until the command must end for this cause. Nothing is lost if this future is dropped: the place for the bytes
     /// is reserved before they are read.
-    async fn read(&mut self, output: &OutputSink) -> Result<(), Stop> {
+    async fn read(&mut self, output: &OutputSink) -> Result<(), Cause> {
         while let Some(from) = self.from.clone() {
             let place = output.place().await?;
             // A terminal whose other side is closed returns EIO.
@@ -234,14 +219,14 @@ impl OutputPipe {
                 Ok(_) | Err(_) => self.from = None,
             }
             if self.captured.truncated && self.past_limit == PastLimit::Kill {
-                return Err(Stop::PastLimit);
+                return Err(Cause::OutputLimit);
             }
         }
         Ok(())
     }
 
     /// Reads what is there.
-    async fn left(&mut self, output: &OutputSink) -> Result<(), Stop> {
+    async fn left(&mut self, output: &OutputSink) -> Result<(), Cause> {
         let mut total = 0;
         while let Some(from) = self.from.clone() {
             let place = output.place().await?;
@@ -280,26 +265,27 @@ impl OutputPipe {
 
 impl OutputSink {
     /// A place for a chunk that is still to come, where there are only so many.
-    async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Stop> {
+    async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Cause> {
         match self {
             Self::Keep | Self::Remember(_) => Ok(None),
             Self::Pass { to, patience } => {
                 let place = tokio::time::timeout(*patience, to.reserve()).await;
-                let place = place.map_err(|_| Stop::Unread)?;
-                Ok(Some(place.map_err(|_| Stop::Unread)?))
+                let place = place.map_err(|_| Cause::ClientGone)?;
+                Ok(Some(place.map_err(|_| Cause::ClientGone)?))
             }
         }
     }
 }
 
-/// Passes everything on until the command has ended.
+/// Passes everything on until the command has ended or was killed, which the session knows: for
+/// example because the client does not read the output.
 pub async fn relay(
     session: &mut Session,
     streams: &mut Streams,
     input: Input,
     control: &mut Option<mpsc::Receiver<ProcessControl>>,
     output: &OutputSink,
-) -> Result<Relayed, ServiceError> {
+) -> Result<(), ServiceError> {
     let events = Events::of(session.events_fd())?;
     let feeding = feed(streams.stdin.take(), streams.terminal.is_some(), input);
     let (mut stdout, mut stderr) = (streams.stdout.take_over(), streams.stderr.take_over());
@@ -307,20 +293,17 @@ pub async fn relay(
     let mut feeding = Box::pin(feeding);
     let mut reading = Box::pin(reading);
     let (mut is_fed, mut is_read) = (false, false);
-    let relayed = loop {
+    loop {
         let overdue = overdue(session);
         tokio::select! {
             event = events.next(|| session.next_event()) => match event? {
                 Event::Started | Event::Terminal(_) => {}
-                Event::Exited(exit) => break Relayed::Finished(Finish::Exited(exit)),
-                Event::TimedOut => break Relayed::Finished(Finish::TimedOut),
-                Event::Gone => break Relayed::Finished(Finish::KeeperGone),
+                Event::Ended(_) => break,
                 Event::Failed(error) => return Err(error.into()),
             },
             read = &mut reading, if !is_read => match read {
                 Ok(_) => is_read = true,
-                Err(Stop::Unread) => break Relayed::Unread,
-                Err(Stop::PastLimit) => break Relayed::Finished(Finish::OutputLimit),
+                Err(cause) => break session.kill(End::killed(cause)),
             },
             () = &mut feeding, if !is_fed => is_fed = true,
             request = next_control(control) => match request {
@@ -328,12 +311,12 @@ pub async fn relay(
                 ProcessControl::Signal(signal) => drop(session.signal(signal)),
                 ProcessControl::Resize { rows, columns } => streams.resize(rows, columns),
             },
-            () = overdue => break Relayed::Finished(Finish::TimedOut),
+            () = overdue => break session.kill(End::killed(Cause::Timeout)),
         }
-    };
+    }
     drop((feeding, reading));
     (streams.stdout, streams.stderr) = (stdout, stderr);
-    Ok(relayed)
+    Ok(())
 }
 
 impl OutputPipe {

@@ -19,19 +19,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, command, name};
-use tare_engine::{BoxId, Ending, Engine, Error, Event, ExecSpec, Exit, Keeper, Session, Stdin};
+use tare_engine::{BoxId, Cause, End, Engine, Error, Event, ExecSpec, Keeper, Session, Stdin};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
 use crate::error::ServiceError;
 use crate::telemetry::LogEvent;
-use crate::telemetry::metrics::{Phase, RunResult};
+use crate::telemetry::metrics::Phase;
 use crate::work::Service;
 use crate::work::boxes::{ENDED_WITHIN, TRY_AGAIN};
 use crate::work::events::Events;
 use crate::work::files::{self, InputFile};
-use crate::work::outcome::{Finish, RunOutput};
-use crate::work::relay::{self, Input, OutputSink, PastLimit, Relayed, Streams};
+use crate::work::outcome::RunOutput;
+use crate::work::relay::{self, Input, OutputSink, PastLimit, Streams};
 use crate::workers::CreateSlot;
 
 /// Bounds the wait when a volume's file system does not answer.
@@ -64,7 +64,7 @@ pub struct RunRequest<T> {
 }
 
 /// Reads results out of the box after its command has finished. Blocks its thread.
-pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, Finish) -> Result<T, Error> + Send>;
+pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, End) -> Result<T, Error> + Send>;
 
 /// What a run is doing now, in words.
 #[derive(Debug, Clone)]
@@ -129,26 +129,29 @@ impl<T> RunRequest<T> {
     }
 }
 
-/// Why a run ended before its command did.
-enum Interrupted {
-    ClientGone,
-    ServerStopping,
-    Failed(ServiceError),
+/// A run without a result.
+struct Failed {
+    /// Of the end of the command. If that ended by itself, what followed failed.
+    cause: Cause,
+    error: ServiceError,
 }
 
-impl From<ServiceError> for Interrupted {
+impl From<ServiceError> for Failed {
     fn from(error: ServiceError) -> Self {
-        Self::Failed(error)
+        Self { cause: Cause::StartFailed, error }
     }
 }
 
-impl From<Interrupted> for ServiceError {
-    fn from(why: Interrupted) -> Self {
-        match why {
-            Interrupted::ClientGone => Self::internal("the client of a run is gone"),
-            Interrupted::ServerStopping => Self::stopping(),
-            Interrupted::Failed(error) => error,
-        }
+impl Failed {
+    /// A step after the command failed.
+    fn after(self, end: End) -> Self {
+        let cause = if self.cause == Cause::StartFailed { end.cause } else { self.cause };
+        Self { cause, ..self }
+    }
+
+    fn client_gone() -> Self {
+        let error = ServiceError::internal("the client of a run is gone");
+        Self { cause: Cause::ClientGone, error }
     }
 }
 
@@ -172,7 +175,7 @@ impl Service {
     }
 
     /// The run has its own task. Dropping the returned future interrupts the task: the box is
-    /// killed and torn down, and the run is logged as `disconnected`.
+    /// killed and torn down, and the cause of its end is `client_gone`.
     pub async fn run_admitted<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -210,7 +213,7 @@ struct Steps {
 
 /// The result of the command, before teardown.
 struct Finished<T> {
-    finish: Finish,
+    end: End,
     streams: Streams,
     collected: Option<T>,
 }
@@ -230,16 +233,19 @@ impl Steps {
             Err(why) => (None, Err(why)),
         };
         let duration = started.elapsed();
-        let Summary { result: label, exit_code, code } = Summary::new(&result);
+        let (cause, exit_code, code) = match &result {
+            Ok(output) => (output.end.cause, Some(output.end.code()), None),
+            Err(failed) => (failed.cause, None, Some(failed.error.code)),
+        };
         self.service.journal.record(&LogEvent::RunEnded {
             box_id: box_id.as_ref().map(BoxId::as_str),
             request_id: Some(self.request_id.as_str()).filter(|id| !id.is_empty()),
-            result: label,
+            cause,
             exit_code,
-            code,
+            code: code.filter(|_| cause != Cause::ClientGone),
             duration,
         });
-        result.map(|output| RunOutput { duration, ..output }).map_err(ServiceError::from)
+        result.map(|output| RunOutput { duration, ..output }).map_err(|failed| failed.error)
     }
 
     /// Makes the box on a thread that lives as long as the server: the kernel kills a keeper
@@ -247,7 +253,7 @@ impl Steps {
     async fn make_box(
         &mut self,
         (spec, stdin): (Spec, Stdin),
-    ) -> Result<(Session, CreateSlot), Interrupted> {
+    ) -> Result<(Session, CreateSlot), Failed> {
         let slot = self.unless_interrupted(self.service.creators.slot()).await?;
         self.progress.set("creating the box");
         let engine = Arc::clone(&self.service.engine);
@@ -267,21 +273,21 @@ impl Steps {
         slot: CreateSlot,
         request: RunRequest<T>,
         sink: &OutputSink,
-    ) -> Result<RunOutput<T>, Interrupted> {
+    ) -> Result<RunOutput<T>, Failed> {
         let id = session.id().clone();
         let finished = self.run_command(&mut session, slot, request, sink).await;
         self.progress.set("ending the box");
-        if finished.is_err() {
-            session.kill();
+        if let Err(failed) = &finished {
+            session.kill(End::killed(failed.cause));
         }
-        let ending = self.tear_down(session).await;
-        let Finished { finish, mut streams, collected } = finished?;
-        let ending = ending?;
+        let torn_down = self.tear_down(session).await;
+        let Finished { end, mut streams, collected } = finished?;
+        let of_box = torn_down.map_err(|error| Failed::from(error).after(end))?;
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
         let [stdout, stderr] = streams.into_captured();
-        let (oom, duration) = (ending.oom_kills > 0, Duration::ZERO);
-        Ok(RunOutput { id, finish, oom, stdout, stderr, collected, duration })
+        let end = end.with_oom(of_box.oom);
+        Ok(RunOutput { id, end, stdout, stderr, collected, duration: Duration::ZERO })
     }
 
     async fn run_command<T: Send + 'static>(
@@ -290,11 +296,11 @@ impl Steps {
         slot: CreateSlot,
         mut request: RunRequest<T>,
         sink: &OutputSink,
-    ) -> Result<Finished<T>, Interrupted> {
+    ) -> Result<Finished<T>, Failed> {
         self.until_made(session, slot).await?;
         if request.is_box_command() {
-            let (finish, streams) = self.relay(session, &mut request, sink).await?;
-            return Ok(Finished { finish, streams, collected: None });
+            let (end, streams) = self.relay(session, &mut request, sink).await?;
+            return Ok(Finished { end, streams, collected: None });
         }
         let id = session.id().clone();
         if !request.files.is_empty() {
@@ -305,28 +311,29 @@ impl Steps {
         }
         let (of, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
         let mut exec = self.service.ask(move |engine| engine.exec(&of, &exec, stdin)).await?;
-        let (finish, streams) = self.relay(&mut exec, &mut request, sink).await?;
+        let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
         drop(exec);
         let collected = match request.collect {
-            Some(collect) if finish != Finish::KeeperGone => {
+            Some(collect) if end.cause != Cause::KeeperLost => {
                 let service = self.service.clone();
-                let collect = service.ask(move |engine| collect(engine, &id, finish));
-                Some(self.copy(session, collect).await?)
+                let collect = service.ask(move |engine| collect(engine, &id, end));
+                let collected = self.copy(session, collect).await;
+                Some(collected.map_err(|failed| failed.after(end))?)
             }
             Some(_) | None => None,
         };
-        Ok(Finished { finish, streams, collected })
+        Ok(Finished { end, streams, collected })
     }
 
     /// Waits until the keeper reports that the box is made.
-    async fn until_made(&self, session: &mut Session, slot: CreateSlot) -> Result<(), Interrupted> {
+    async fn until_made(&self, session: &mut Session, slot: CreateSlot) -> Result<(), Failed> {
         let events = Events::of(session.events_fd())?;
         let keeper = session.keeper().map_err(ServiceError::from)?;
         let made = async {
             match events.next(|| session.next_event()).await? {
                 Event::Started => Ok(()),
                 Event::Failed(error) => Err(ServiceError::from(error)),
-                Event::Terminal(_) | Event::Exited(_) | Event::TimedOut | Event::Gone => {
+                Event::Terminal(_) | Event::Ended(_) => {
                     let message = "the box was ended before its command started";
                     Err(ServiceError::unavailable("box_ended", message))
                 }
@@ -374,7 +381,7 @@ impl Steps {
         session: &mut Session,
         request: &mut RunRequest<T>,
         sink: &OutputSink,
-    ) -> Result<(Finish, Streams), Interrupted> {
+    ) -> Result<(End, Streams), Failed> {
         let mut streams = Streams::new(session.streams(), None, request.output_bytes_max)?;
         streams.set_past_limit(request.past_limit);
         if let Some(admitted) = &mut self.admitted {
@@ -384,12 +391,13 @@ impl Steps {
         let input = Input { bytes: request.stdin.take().unwrap_or_default(), ..Input::default() };
         let mut no_control = None;
         let relayed = relay::relay(session, &mut streams, input, &mut no_control, sink);
-        let finish = match self.unless_interrupted(relayed).await?? {
-            Relayed::Finished(finish) => finish,
-            Relayed::Unread => return Err(Interrupted::ClientGone),
-        };
+        self.unless_interrupted(relayed).await??;
+        let end = session.seen_end();
+        if end.cause == Cause::ClientGone {
+            return Err(Failed::client_gone());
+        }
         self.end_phase(Phase::Run);
-        Ok((finish, streams))
+        Ok((end, streams))
     }
 
     /// Waits for a copy, which blocks a thread until the box answers. To give up on a copy, this
@@ -398,35 +406,38 @@ impl Steps {
         &self,
         session: &mut Session,
         copy: impl Future<Output = Result<D, ServiceError>>,
-    ) -> Result<D, Interrupted> {
+    ) -> Result<D, Failed> {
         tokio::pin!(copy);
         let limited = tokio::time::timeout(COPY_TIMEOUT, &mut copy);
-        let why = match self.unless_interrupted(limited).await {
+        let failed = match self.unless_interrupted(limited).await {
             Ok(Ok(copied)) => return Ok(copied?),
             Ok(Err(_elapsed)) => {
                 let message = "the box did not copy its files in time";
-                Interrupted::Failed(ServiceError::invalid("files_stalled", message))
+                Failed::from(ServiceError::invalid("files_stalled", message))
             }
-            Err(why) => why,
+            Err(failed) => failed,
         };
-        session.kill();
+        session.kill(End::killed(failed.cause));
         copy.await.ok();
-        Err(why)
+        Err(failed)
     }
 
-    async fn unless_interrupted<D>(&self, step: impl Future<Output = D>) -> Result<D, Interrupted> {
+    async fn unless_interrupted<D>(&self, step: impl Future<Output = D>) -> Result<D, Failed> {
         tokio::select! {
             done = step => Ok(done),
             () = self.interrupt.cancelled() => {
-                let killed = self.service.shutdown.is_killing();
-                Err(if killed { Interrupted::ServerStopping } else { Interrupted::ClientGone })
+                Err(if self.service.shutdown.is_killing() {
+                    Failed { cause: Cause::ServerStopping, error: ServiceError::stopping() }
+                } else {
+                    Failed::client_gone()
+                })
             }
         }
     }
 
     /// Ends the box, again and again until the bound has passed. A box that cannot be ended
     /// stays on record as `stuck`: the keeper watch notices its end, and every sweep retries it.
-    async fn tear_down(&mut self, mut session: Session) -> Result<Ending, ServiceError> {
+    async fn tear_down(&mut self, mut session: Session) -> Result<End, ServiceError> {
         let service = self.service.clone();
         let started = Instant::now();
         let ended = loop {
@@ -434,7 +445,7 @@ impl Steps {
             (session, ended) = try_end(&service, session).await;
             let left = ENDED_WITHIN.saturating_sub(started.elapsed());
             match ended {
-                Ok(ending) => break Ok(ending),
+                Ok(end) => break Ok(end),
                 Err(error) if left.is_zero() => break Err(error),
                 Err(_not_yet) => {
                     let keeper = session.keeper()?;
@@ -465,44 +476,13 @@ impl Steps {
     }
 }
 
-async fn try_end(service: &Service, mut session: Session) -> (Session, Result<Ending, Error>) {
+async fn try_end(service: &Service, mut session: Session) -> (Session, Result<End, Error>) {
     service
         .call(move || {
             let ended = session.try_end(TRY_TIMEOUT);
             (session, ended)
         })
         .await
-}
-
-/// A run in the log and in `tare_runs_total{result=...}`.
-struct Summary {
-    result: RunResult,
-    exit_code: Option<u8>,
-    code: Option<&'static str>,
-}
-
-impl Summary {
-    fn new<T>(result: &Result<RunOutput<T>, Interrupted>) -> Self {
-        let (label, code) = match result {
-            Ok(output) => {
-                let exit_code = Some(output.finish.exit_code());
-                return Self { result: label(output.finish, output.oom), exit_code, code: None };
-            }
-            Err(Interrupted::ClientGone) => (RunResult::Disconnected, None),
-            Err(Interrupted::ServerStopping) => (RunResult::Error, Some("stopping")),
-            Err(Interrupted::Failed(error)) => (RunResult::Error, Some(error.code)),
-        };
-        Self { result: label, exit_code: None, code }
-    }
-}
-
-fn label(finish: Finish, oom: bool) -> RunResult {
-    match finish.exit() {
-        _ if finish.timed_out() => RunResult::TimedOut,
-        _ if oom => RunResult::Oom,
-        Exit::Code(0) => RunResult::Ok,
-        Exit::Code(_) | Exit::Signal(_) => RunResult::Failed,
-    }
 }
 
 #[cfg(test)]
@@ -518,14 +498,5 @@ mod tests {
         let spec = request.box_spec().0;
         assert!(spec.command.is_empty());
         assert_eq!(spec.labels[RUN_LABEL], "cat");
-    }
-
-    #[test]
-    fn a_timeout_outranks_memory_and_memory_outranks_the_exit_code() {
-        assert_eq!(label(Finish::TimedOut, true), RunResult::TimedOut);
-        assert_eq!(label(Finish::Exited(Exit::Code(1)), true), RunResult::Oom);
-        assert_eq!(label(Finish::Exited(Exit::Code(1)), false), RunResult::Failed);
-        assert_eq!(label(Finish::Exited(Exit::Code(0)), false), RunResult::Ok);
-        assert_eq!(label(Finish::KeeperGone, false), RunResult::Failed);
     }
 }

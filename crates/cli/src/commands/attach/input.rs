@@ -8,13 +8,13 @@ use rustix::termios::isatty;
 use tare_engine::{Context as _, Error};
 
 use crate::commands::attach::keys::{Keys, Typed};
-use crate::stdio::{End, PendingWriter, RawMode, pass_window};
+use crate::stdio::{Endpoint, PendingWriter, RawMode, pass_window};
 
 /// What is read at a time.
 const PORTION_BYTES: usize = 4096;
 
 pub struct Input<'fd> {
-    source: End<'fd>,
+    source: Endpoint<'fd>,
     sink: PendingWriter<'fd>,
     terminal: Option<Terminal<'fd>>,
 }
@@ -49,8 +49,8 @@ impl<'fd> Input<'fd> {
                 None
             };
             Ok(Self {
-                source: End::callers(caller)?,
-                sink: PendingWriter::new(End::ours(box_side)?),
+                source: Endpoint::callers(caller)?,
+                sink: PendingWriter::new(Endpoint::ours(box_side)?),
                 terminal,
             })
         };

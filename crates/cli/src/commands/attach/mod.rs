@@ -4,13 +4,13 @@
 //! block the box. The box keeps running when they leave.
 
 use clap::Args;
-use tare_engine::{BoxId, Engine, Error};
+use tare_engine::{BoxId, End, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
 use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
-use crate::exit::{DONE, Verdict, ended_code};
+use crate::exit::DONE;
 use crate::stdio::{self, Caller};
 
 mod input;
@@ -55,11 +55,11 @@ fn attach(engine: &Engine, id: &BoxId, reference: &str, taken: &SignalFd) -> Res
     // The terminal is the caller's own again.
     drop(wire);
     match left {
-        Left::Ended => Ok(ended_code(&engine.await_end(&end)?)),
+        Left::Ended => Ok(engine.await_end(&end)?.code()),
         Left::Detached => Ok(DONE),
         Left::Interrupted(signal) => {
             print_note(&format!("left box {reference}, which keeps running"));
-            Ok(Verdict::signalled(signal).code)
+            Ok(End::of_command(signal).code())
         }
     }
 }

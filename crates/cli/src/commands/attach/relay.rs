@@ -17,7 +17,7 @@ use tare_kernel::watch::Watch;
 
 use crate::commands::attach::input::{Input, Step};
 use crate::error::print_note;
-use crate::stdio::{Caller, End, PendingWriter, Reaction, asks, is_closed, react};
+use crate::stdio::{Caller, Endpoint, PendingWriter, Reaction, asks, is_closed, react};
 
 /// After so many records input and signals get their turn.
 const RECORDS_MAX: usize = 64;
@@ -234,8 +234,8 @@ impl<'a> Wire<'a> {
 }
 
 fn outputs(caller: Caller<'_>) -> Result<[PendingWriter<'_>; 2], Errno> {
-    let stdout = PendingWriter::new(End::callers(caller.stdout)?);
-    let stderr = PendingWriter::new(End::callers(caller.stderr)?);
+    let stdout = PendingWriter::new(Endpoint::callers(caller.stdout)?);
+    let stderr = PendingWriter::new(Endpoint::callers(caller.stderr)?);
     Ok([stdout, stderr])
 }
 

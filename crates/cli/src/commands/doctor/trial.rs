@@ -8,13 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 use tare_engine::spec::{Spec, quantity};
-use tare_engine::{Context as _, Error, ErrorKind, Exit, Stdin};
+use tare_engine::{Cause, Context as _, End, Error, ErrorKind, Stdin};
 use tare_kernel::signals;
 
 use crate::commands::doctor::{Check, Status};
 use crate::context::{Context, Purpose};
 use crate::error::{cause_and_hint, one_line};
-use crate::exit::Outcome;
 use crate::stdio::{self, Output, PastLimit, Settings, Writers};
 
 /// For the box to be made, to run its command and to be ended.
@@ -69,25 +68,33 @@ fn make_and_end(context: &Context) -> Result<(), Error> {
     };
     let session = engine.run(&spec, Stdin::Empty)?;
     let attended = stdio::attend(session, settings, &signals)?;
-    judge(attended.outcome)?;
-    attended.ending.map(drop)
-}
-
-fn judge(outcome: Outcome) -> Result<(), Error> {
-    let why = match outcome {
-        Outcome::Exited(Exit::Code(0)) => return Ok(()),
+    match attended.relayed {
         // The execution of the command is the last step: the box was made whole. The
         // host's view may have no such program.
-        Outcome::Failed(error) if error.kind() == ErrorKind::CommandNotFound => return Ok(()),
-        Outcome::Failed(error) => return Err(error),
-        Outcome::Exited(exit) => format!("it exited with {}", exit.code()),
-        Outcome::TimedOut => {
-            format!("it did not end within {}", quantity::show_duration(BOX_WITHIN))
+        Err(error) if error.kind() == ErrorKind::CommandNotFound => {}
+        relayed => {
+            relayed?;
+            judge(attended.end)?;
         }
-        Outcome::Gone => "the box was killed from outside".to_owned(),
-        Outcome::OutputKilled => "it wrote too much".to_owned(),
-        Outcome::Interrupted(signal) => format!("signal {signal} ended the box"),
-        Outcome::Lost(error) => error.to_string(),
+    }
+    attended.ending
+}
+
+fn judge(end: End) -> Result<(), Error> {
+    let why = match end.cause {
+        Cause::Exited if end.is_success() => return Ok(()),
+        Cause::Timeout => format!("it did not end within {}", quantity::show_duration(BOX_WITHIN)),
+        Cause::Exited
+        | Cause::Signalled
+        | Cause::Lease
+        | Cause::Memory
+        | Cause::OutputLimit
+        | Cause::Stopped
+        | Cause::Killed
+        | Cause::ClientGone
+        | Cause::ServerStopping
+        | Cause::KeeperLost
+        | Cause::StartFailed => format!("it ended with {} ({})", end.code(), end.cause),
     };
     Err(Error::failed("cannot run 'true' in a box").caused_by(why))
 }

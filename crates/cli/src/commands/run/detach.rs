@@ -6,14 +6,14 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::{Limit, defaults, quantity};
-use tare_engine::{BoxId, Context as _, DetachOptions, Engine, Error, ErrorKind};
+use tare_engine::{BoxId, Context as _, DetachOptions, End, Engine, Error, ErrorKind};
 use tare_kernel::signals::SignalFd;
 
 use crate::commands::lease::{self, Lease};
 use crate::commands::run::args::RunArgs;
 use crate::commands::run::spec::Request;
 use crate::error::{print_json, print_note, print_result};
-use crate::exit::{DONE, Verdict};
+use crate::exit::DONE;
 use crate::stdio;
 
 #[derive(Debug, Args)]
@@ -66,11 +66,11 @@ pub fn start(
         (Ok(started), None) => started,
         (Ok(started), Some(signal)) => {
             engine.remove(&started.id, true)?;
-            return Ok(Verdict::signalled(signal).code);
+            return Ok(End::of_command(signal).code());
         }
         // Removed again, unless a part of the box is stuck.
         (Err(error), Some(signal)) if error.kind() != ErrorKind::Stuck => {
-            return Ok(Verdict::signalled(signal).code);
+            return Ok(End::of_command(signal).code());
         }
         (Err(error), _) => return Err(error),
     };

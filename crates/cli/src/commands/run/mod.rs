@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use rustix::process::{getgid, getuid};
 use serde::Serialize;
-use tare_engine::Error;
 use tare_engine::spec::User;
+use tare_engine::{Cause, Error};
 use tare_kernel::signals;
 
 mod args;
@@ -23,7 +23,7 @@ mod spec;
 pub use crate::commands::run::args::RunArgs;
 use crate::commands::run::spec::{Request, Surroundings};
 use crate::context::{Context, Purpose};
-use crate::exit::{Outcome, Subject, Verdict};
+use crate::exit::{Subject, Verdict};
 
 use crate::error::{print_json, print_note};
 use crate::stdio::{self, Attended, Output};
@@ -54,10 +54,9 @@ struct Report {
     name: Option<String>,
     exit_code: u8,
     signal: Option<i32>,
-    timed_out: bool,
+    cause: Cause,
     oom: bool,
     truncated: bool,
-    output_killed: bool,
     duration_ms: u64,
     stdout: String,
     stderr: String,
@@ -70,15 +69,15 @@ fn conclude(
     started: Instant,
     request: &Request,
 ) -> Result<u8, Error> {
-    let Attended { outcome, ending, relay, ended_at } = attended;
-    let timed_out = matches!(outcome, Outcome::TimedOut);
-    let output_killed = matches!(outcome, Outcome::OutputKilled);
-    let oom_kills = ending.as_ref().map_or(0, |ending| ending.oom_kills);
+    let Attended { relayed, end, ending, relay, ended_at } = attended;
     let output_bytes_max = request.relay.output_bytes_max;
-    let subject = Subject::Box { spec: &request.spec, output_bytes_max, oom_kills };
-    let mut verdict = outcome.verdict(subject);
+    let subject = Subject::Box { spec: &request.spec, output_bytes_max };
+    let mut verdict = match relayed {
+        Ok(()) => Verdict::of(end, subject),
+        Err(error) => Verdict::failed(error),
+    };
     let truncated = relay.budget().is_passed();
-    if truncated && !output_killed && !request.quiet {
+    if truncated && end.cause != Cause::OutputLimit && !request.quiet {
         print_note(&subject.truncated(relay.budget().dropped_bytes()));
     }
     verdict.print(request.quiet);
@@ -96,10 +95,9 @@ fn conclude(
             name: request.spec.name.as_ref().map(ToString::to_string),
             exit_code: verdict.code,
             signal: verdict.signal,
-            timed_out,
-            oom: oom_kills > 0,
+            cause: end.cause,
+            oom: end.oom,
             truncated,
-            output_killed,
             duration_ms: u64::try_from(duration_ms).unwrap_or(u64::MAX),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
             stderr: String::from_utf8_lossy(&stderr).into_owned(),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::cgroup::{self, Cgroup, Version};
 
-pub use usage::{CgroupReader, CgroupUsage, oom_kills};
+pub use usage::{CgroupReader, CgroupUsage, OomWatch, oom_kills};
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Holding, ReleaseAt};

@@ -129,11 +129,34 @@ impl<'a> CgroupReader<'a> {
     }
 }
 
+/// Counts the processes of a box that the kernel kills at its memory limit, from now on.
+#[derive(Debug)]
+pub struct OomWatch {
+    cgroups: Vec<PathBuf>,
+    before: u64,
+}
+
+impl OomWatch {
+    pub fn new(roots: &[PathBuf], of: Tagged<'_>) -> Self {
+        let cgroups: Vec<_> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
+        let before = counted(&cgroups);
+        Self { cgroups, before }
+    }
+
+    pub fn has_counted(&self) -> bool {
+        counted(&self.cgroups) > self.before
+    }
+}
+
 /// Returns how many processes of a box the kernel has killed for its memory limit; 0 if its
 /// cgroups are gone.
 pub fn oom_kills(roots: &[PathBuf], of: Tagged<'_>) -> u64 {
-    let cgroups = roots.iter().filter_map(|root| Cgroup::open(&layout::cgroup(root, of)).ok());
-    cgroups.filter_map(|cgroup| oom_kills_in(&cgroup)).max().unwrap_or(0)
+    OomWatch::new(roots, of).before
+}
+
+fn counted(cgroups: &[PathBuf]) -> u64 {
+    let open = cgroups.iter().filter_map(|path| Cgroup::open(path).ok());
+    open.filter_map(|cgroup| oom_kills_in(&cgroup)).max().unwrap_or(0)
 }
 
 /// The count of one directory; `None` if it has no memory controller.

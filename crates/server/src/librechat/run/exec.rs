@@ -3,7 +3,6 @@
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use serde::{Deserialize, Deserializer};
-use tare_engine::Exit;
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
@@ -19,7 +18,6 @@ use crate::librechat::tools::calls::{self, Call};
 use crate::librechat::tools::request::Tongue;
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
-use crate::work::outcome::Finish;
 use crate::work::relay::{OutputSink, PastLimit};
 use crate::work::run::{Collect, RunRequest};
 
@@ -145,13 +143,13 @@ fn collect(
     inputs: Inputs,
     tongue: Option<Tongue>,
 ) -> Collect<(Collected, Vec<Call>)> {
-    Box::new(move |engine, id, finish| {
+    Box::new(move |engine, id, end| {
         let calls = match tongue {
             Some(tongue) => calls::collect(engine, id, tongue)?,
             None => Vec::new(),
         };
         // Of one that is run again nothing is kept.
-        let is_done = finish == Finish::Exited(Exit::Code(0)) && calls.is_empty();
+        let is_done = end.is_success() && calls.is_empty();
         let collected = if is_done {
             outputs.collect(engine, id, &inputs)
         } else {

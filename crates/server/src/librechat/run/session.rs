@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tare_engine::spec::{Name, Spec};
-use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Exit, State};
+use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, State};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
@@ -25,7 +25,6 @@ use crate::store::owner::Principal;
 use crate::work::create::CreateRequest;
 use crate::work::exec::Fed;
 use crate::work::files::{self, InputFile};
-use crate::work::outcome::{Finish, RunOutput};
 use crate::work::relay::{Input, OutputSink, PastLimit};
 
 const HINT_BYTES_MAX: usize = 128;
@@ -117,17 +116,15 @@ pub async fn run(
     let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
     let mut known = Known::recall(app, &turn, id.clone()).await?;
     put_into(app, &turn, &id, &mut known, &task.inputs, task.work.code).await?;
-    let killed_before = oom_kills(app, &id).await?;
     let process = app.exec(&id, task.work.exec, Fed::No).await?;
     let process = process.with_past_limit(PastLimit::Kill);
     let output = process.relay(Input::default(), None, &OutputSink::Keep).await?;
     let session_id = task.outputs.session.clone();
-    let collected = if output.finish == Finish::Exited(Exit::Code(0)) {
+    let collected = if output.end.is_success() {
         collect(app, &turn, &id, task.outputs, &mut known).await?
     } else {
         Outputs::of_failed(&task.inputs)
     };
-    let output = RunOutput { oom: oom_kills(app, &id).await? > killed_before, ..output };
     renew(app, &turn, id).await?;
     Ok(Answer {
         runtime: Some(Runtime {
@@ -181,11 +178,6 @@ async fn copy_into(
     });
     let ended = "its session has ended; the next request begins another";
     put.await.map_err(|error| error.with_hint(ended))
-}
-
-async fn oom_kills(app: &LibreChat, id: &BoxId) -> Result<u64, ServiceError> {
-    let id = id.clone();
-    app.ask(move |engine| Ok(engine.oom_kills(&id))).await
 }
 
 async fn collect(

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_engine::{BoxId, Engine, Event, ExecSpec, Exit, OpenOptions, Session, Stdin};
+use tare_engine::{BoxId, Engine, Event, ExecSpec, OpenOptions, Session, Stdin};
 
 use super::super::RunOnce;
 use crate::failure::{Doing, Failure};
@@ -46,7 +46,7 @@ fn run(engine: &Engine, id: &BoxId, command: &[&str]) -> Result<u8, String> {
 fn exit_code(mut session: Session) -> Result<u8, String> {
     loop {
         match session.next_event() {
-            Some(Event::Exited(Exit::Code(code))) => return Ok(code),
+            Some(Event::Ended(end)) => return Ok(end.code()),
             Some(Event::Started) => {}
             Some(other) => return Err(format!("{other:?}")),
             None => wait(session.events_fd()),
