@@ -64,10 +64,8 @@ pub fn run(args: Vec<OsString>) -> u8 {
 
 /// `run`, `exec` and `attach` exit with the command's code, so their own failures have other codes.
 fn dispatch(cli: Cli) -> u8 {
-    let failure_code = match cli.command {
-        Command::Run(_) | Command::Exec(_) | Command::Attach(_) => run_code,
-        _ => |_: &Error| FAILED,
-    };
+    let runs = matches!(cli.command, Command::Run(_) | Command::Exec(_) | Command::Attach(_));
+    let failure_code = if runs { run_code } else { |_: &Error| FAILED };
     let context = Context::new(cli.global.state_root);
     let result = context.and_then(|context| perform(&cli.command, &context));
     exit_code(result, failure_code)
