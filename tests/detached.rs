@@ -18,6 +18,43 @@ fn names(processes: &[Process]) -> Vec<&str> {
     processes.iter().map(|one| one.name.as_str()).collect()
 }
 
+/// Their records were read up to their first megabyte.
+#[test]
+fn a_box_with_more_than_a_megabyte_of_arguments_is_like_any_other() {
+    let tare = tare!();
+    let argument = "A".repeat(100_000);
+    let arguments = std::iter::repeat_n(argument.as_str(), 11);
+    let words = ["--name", "a", "--lease", "1h", "--", "sh", "-c", "sleep 1000"];
+    let id = tare.detached(words.into_iter().chain(arguments));
+    assert_eq!(tare.listed(&id).expect("it is listed")["name"], "a");
+    assert_eq!(tare.state(&id), "running");
+    tare.exec("a", ["true"]).ok();
+    let table = tare.call(["ls"]).ok().stdout_text();
+    assert!(table.contains("sleep 1000") && table.len() < 10_000, "{} bytes", table.len());
+    tare.call(["audit"]).ok();
+    tare.remove("a");
+}
+
+/// LibreChat renews the lease of a session with every execution.
+#[test]
+fn a_lease_that_is_renewed_hundreds_of_times_keeps_the_record_short() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--pids", "20", "--", "sleep", "1000"]);
+    tare.call(["update", "--pids", "30", "a"]).ok();
+    for _ in 0..200 {
+        tare.call(["update", "--lease", "1s", "a"]).ok();
+    }
+    tare.call(["update", "--lease", "1h", "a"]).ok();
+    let record = fs::metadata(tare.state_root().join("boxes").join(&id).join("record.json"));
+    assert!(record.expect("a file").len() < 32 << 10);
+    let inspected = tare.call(["inspect", "a"]).ok().stdout_text();
+    let inspected: Value = serde_json::from_str(&inspected).expect("JSON");
+    assert_eq!(inspected[0]["spec"]["limits"]["pids"], 30, "{inspected}");
+    tare_harness::let_pass(Duration::from_secs(1));
+    assert_eq!(tare.state(&id), "running", "the last lease counts");
+    tare.remove("a");
+}
+
 /// The program is there under its own name: its `execve` has happened.
 #[test]
 fn detached_run_prints_the_id_when_the_command_runs() {

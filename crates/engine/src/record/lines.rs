@@ -56,6 +56,18 @@ pub struct Update {
     pub lease: Option<Lease>,
 }
 
+impl Update {
+    fn then(self, later: Self) -> Self {
+        Self {
+            at_ns: later.at_ns,
+            memory_bytes: later.memory_bytes.or(self.memory_bytes),
+            pids: later.pids.or(self.pids),
+            cpus: later.cpus.or(self.cpus),
+            lease: later.lease.or(self.lease),
+        }
+    }
+}
+
 /// When a box ends by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -322,6 +334,24 @@ pub fn entries(text: &str) -> impl Iterator<Item = Entry> {
     lines.filter_map(|line| serde_json::from_str(line).ok())
 }
 
+/// Returns the lines with one update in place of all, which has the same effect.
+pub fn merge_updates(text: &str) -> serde_json::Result<String> {
+    let mut merged = Update::default();
+    let mut kept = String::new();
+    for line in text.lines() {
+        match serde_json::from_str(line) {
+            Ok(Entry::Updated(update)) => merged = merged.then(update),
+            _ => {
+                kept.push_str(line);
+                kept.push('\n');
+            }
+        }
+    }
+    kept.push_str(&serde_json::to_string(&Entry::Updated(merged))?);
+    kept.push('\n');
+    Ok(kept)
+}
+
 /// All lines together.
 #[derive(Debug, Default)]
 pub struct Account {
@@ -331,6 +361,8 @@ pub struct Account {
     pub keeper: Option<KeeperIdentity>,
     /// Every name that it has had or was to get, the last one last.
     pub names: Vec<Name>,
+    /// How many lines change limits or lease.
+    pub updates: usize,
     /// The last of its names may not be taken yet: see `holdings::name::current`.
     pub is_renamed: bool,
     /// Since its end: why it cannot be removed.
@@ -370,7 +402,10 @@ impl Account {
                 self.names.push(renaming.name);
                 self.is_renamed = true;
             }
-            Entry::Updated(update) => self.update(&update),
+            Entry::Updated(update) => {
+                self.updates += 1;
+                self.update(&update);
+            }
             Entry::Removing(_) => self.removing = true,
             Entry::Stuck(stuck) => {
                 self.removing |= stuck.remove;

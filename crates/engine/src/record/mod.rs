@@ -30,6 +30,7 @@ use rustix::io::Errno;
 use tare_control::log::FILE_NAMES;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
+use tare_kernel::replace::Draft;
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
@@ -184,6 +185,9 @@ impl Record {
         }
         serde_json::to_writer(&mut line, entry)?;
         line.push(b'\n');
+        if bytes_before + line.len() as u64 > FILE_BYTES_MAX {
+            return Err(Errno::FBIG.into());
+        }
         let write = || io::Write::write_all(&mut file, &line);
         if let Err(error) = step("line written", write) {
             // A disk that is full takes part of it. If this fails too, the next line
@@ -349,8 +353,26 @@ impl Locked {
 
     /// Adds a line, all of it or nothing.
     pub fn add(&mut self, entry: Entry) -> io::Result<()> {
+        if matches!(entry, Entry::Updated(_)) && self.account.updates >= UPDATES_MAX {
+            // If the disk is full, the record is a line longer than it could be.
+            self.merge_updates().ok();
+        }
         self.append(&entry)?;
         self.0.account.note(entry);
+        Ok(())
+    }
+
+    /// Replaces all changes of limits and lease by one line. A box whose lease is renewed for years
+    /// has a short record.
+    fn merge_updates(&mut self) -> io::Result<()> {
+        let Some(file) = open_file(self.directory.as_fd(), FILE)? else {
+            return Ok(());
+        };
+        let merged = lines::merge_updates(&read_damaged(file)?)?;
+        let mut draft = Draft::create(self.directory.as_fd(), FILE_C, PRIVATE)?;
+        step("shorter record written", || io::Write::write_all(draft.file(), merged.as_bytes()))?;
+        draft.publish()?;
+        self.0.account.updates = 1;
         Ok(())
     }
 
@@ -428,13 +450,16 @@ fn read_damaged(file: OwnedFd) -> io::Result<String> {
 
 fn read_bytes(file: OwnedFd) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(USUAL_BYTES);
-    let file = io::Read::take(fs::File::from(file), FILE_BYTES_MAX);
+    let file = io::Read::take(fs::File::from(file), FILE_BYTES_MAX + 1);
     io::Read::read_to_end(&mut { file }, &mut bytes)?;
-    Ok(bytes)
+    if bytes.len() as u64 > FILE_BYTES_MAX { Err(Errno::FBIG.into()) } else { Ok(bytes) }
 }
 
-/// No file of a record is longer.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// No file of a record is longer. A command has at most 2 MiB of arguments, which JSON writes with
+/// at most six characters for each byte.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+/// After how many changes of limits or lease the record is made shorter.
+const UPDATES_MAX: usize = 64;
 /// Most are shorter, and read at once.
 const USUAL_BYTES: usize = 4096;
 
