@@ -7,6 +7,9 @@ use rustix::termios::tcgetwinsize;
 const GAP: &str = "  ";
 const CUT: &str = "...";
 const COLUMNS_DEFAULT: usize = 80;
+/// A cell that may be cut is never longer, even if stdout is not a terminal: a command can have
+/// megabytes, and every row is as wide as the widest.
+const CUT_CELL_MAX: usize = 1000;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
@@ -58,8 +61,9 @@ fn widths<const N: usize>(
 ) -> [usize; N] {
     let mut widths = columns.map(|column| length(column.title));
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = length(cell).max(*width);
+        for ((width, cell), column) in widths.iter_mut().zip(row).zip(columns) {
+            let most = column.narrow.map_or(usize::MAX, |_| CUT_CELL_MAX);
+            *width = length(cell).min(most).max(*width);
         }
     }
     let line = widths.iter().sum::<usize>() + GAP.len() * N.saturating_sub(1);
@@ -76,8 +80,8 @@ fn widths<const N: usize>(
 }
 
 fn padded(cell: &str, width: usize) -> String {
-    if length(cell) <= width {
-        return format!("{cell:width$}");
+    if let Some(room) = width.checked_sub(length(cell)) {
+        return cell.to_owned() + &" ".repeat(room);
     }
     let kept: String = cell.chars().take(width.saturating_sub(CUT.len())).collect();
     kept + CUT
