@@ -235,6 +235,20 @@ fn processor_time_is_limited_to_its_share() {
     assert!(free > limited, "{free} without, {limited} with the limit");
 }
 
+/// Each of them needs processor time to die.
+#[test]
+fn hundreds_of_processes_with_almost_no_processor_time_end_with_their_box() {
+    let tare = tare!();
+    let busy = "for _ in $(seq 200); do sh -c 'while :; do :; done' & done; echo up; wait";
+    let limits = ["--cpus", "0.01", "--timeout", "2s", "--", "sh", "-c", busy];
+    tare.run(limits).exited(124).said(&["2s"]);
+    let id = tare.detached(["--", "sh", "-c", busy]);
+    tare.logged(&id, "up");
+    tare.call(["update", "--cpus", "0.01", &id]).ok();
+    tare.call(["rm", "-f", &id]).ok();
+    tare.nothing_left();
+}
+
 #[test]
 fn a_timeout_ends_the_box_with_124_and_a_message() {
     let tare = tare!();

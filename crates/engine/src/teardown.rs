@@ -160,7 +160,12 @@ fn end(
     // Read this first: the counter is a file in the cgroup directory, which is removed below. The
     // creator has read it already.
     let is_counted = order.reason != Reason::ByCreator && record.account.ended.is_none();
-    let oom = is_counted && cgroup::oom_kills(&cgroup::roots_of(at, record), at.tagged()) > 0;
+    let roots = cgroup::roots_of(at, record);
+    let oom = is_counted && cgroup::oom_kills(&roots, at.tagged()) > 0;
+    let created = record.account.intent.as_ref();
+    if created.is_none_or(|created| created.spec.limits.cpus.is_some()) {
+        cgroup::unthrottle(&roots, at.tagged());
+    }
     if let Some(keeper) = found {
         note_kill(record, keeper, order.reason);
     }
