@@ -33,3 +33,14 @@ fn configured(text: &str) -> (TemporaryDirectory, String) {
     let path = path.display().to_string();
     (directory, path)
 }
+
+/// Python that kills tare's side of each copy. The box does not see these processes in its /proc,
+/// but it can try all numbers.
+const KILLER: &str = "import os
+while True:
+    for pid in range(2, 200):
+        try:
+            if not os.path.exists(f'/proc/{pid}'):
+                os.kill(pid, 9)
+        except OSError:
+            pass";

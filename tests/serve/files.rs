@@ -7,6 +7,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::{Answer, Server, Tare, TemporaryDirectory, eventually, tare};
 
+use super::KILLER;
+
 fn with_box(tare: &Tare) -> Server {
     with_box_and(tare, &[])
 }
@@ -294,17 +296,6 @@ fn a_box_that_stops_tares_copy_process_delays_no_other_request() {
     server.get("/health").was(200);
     end(server);
 }
-
-/// Kills tare's side of each copy. The box does not see these processes in its /proc,
-/// but it can try all numbers.
-const KILLER: &str = "import os
-while True:
-    for pid in range(2, 500):
-        try:
-            if not os.path.exists(f'/proc/{pid}'):
-                os.kill(pid, 9)
-        except OSError:
-            pass";
 
 /// The processes that pack and unpack run as the box's user, so the box can kill them.
 #[test]

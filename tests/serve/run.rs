@@ -5,6 +5,8 @@ use std::io::Read;
 use serde_json::{Value, json};
 use tare_harness::{Server, eventually, tare};
 
+use super::KILLER;
+
 #[track_caller]
 fn ran(server: &Server, request: Value) -> Value {
     server.post("/v1/run", &request).was(200).json()
@@ -197,18 +199,14 @@ fn an_invalid_run_is_refused_with_the_reason() {
 fn outputs_that_the_command_blocks_are_an_error() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    let script = "import os, sys
+    let script = format!(
+        "import os, sys
 open('a', 'w').write('a')
 open('b', 'w').truncate(900 << 10)
 if os.fork():
     sys.exit()
-while True:
-    for pid in range(2, 100):
-        try:
-            if not os.path.exists(f'/proc/{pid}'):
-                os.kill(pid, 9)
-        except OSError:
-            pass";
+{KILLER}"
+    );
     let mut refused = 0;
     for _ in 0..20 {
         let request = json!({ "command": ["python3", "-c", script], "outputs": ["."] });

@@ -6,14 +6,14 @@ mod path;
 
 use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::admission::Caller;
 use crate::api::files::list::Listing;
-use crate::api::openapi::BoxPath;
+use crate::api::files::path::FilePath;
 use crate::error::ServiceError;
 use crate::http::body::BoundedBody;
 use crate::http::extract::Query;
@@ -49,11 +49,7 @@ pub struct PutQuery {
     get,
     path = "/v1/boxes/{id}/files/{*path}",
     tag = "files",
-    params(
-        BoxPath,
-        ("path" = String, Path, description = "In the box, percent-encoded, slashes as they are"),
-        GetQuery,
-    ),
+    params(FilePath, GetQuery),
     responses(
         (status = 200, description = "The file, the list, or the archive", content(
             (Vec<u8> = "application/octet-stream"),
@@ -65,17 +61,16 @@ pub struct PutQuery {
 pub async fn get(
     State(service): State<Service>,
     Extension(caller): Extension<Caller>,
-    uri: Uri,
+    file: FilePath,
     Query(query): Query<GetQuery>,
 ) -> Result<Response, ServiceError> {
-    let file = path::parse(&uri)?;
     match (query.list, query.tar) {
         (true, true) => {
             Err(ServiceError::invalid("invalid_query", "list and tar exclude each other"))
         }
-        (true, false) => list::list(&service, &caller, file).await,
-        (false, true) => download::archive(&service, &caller, file).await,
-        (false, false) => download::file(&service, &caller, file).await,
+        (true, false) => list::list(&service, &caller, file.into()).await,
+        (false, true) => download::archive(&service, &caller, file.into()).await,
+        (false, false) => download::file(&service, &caller, file.into()).await,
     }
 }
 
@@ -88,23 +83,18 @@ pub async fn get(
     put,
     path = "/v1/boxes/{id}/files/{*path}",
     tag = "files",
-    params(
-        BoxPath,
-        ("path" = String, Path, description = "In the box, percent-encoded, slashes as they are"),
-        PutQuery,
-    ),
+    params(FilePath, PutQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 204))
 )]
 pub async fn put(
     State(service): State<Service>,
     Extension(caller): Extension<Caller>,
-    uri: Uri,
+    file: FilePath,
     Query(query): Query<PutQuery>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<StatusCode, ServiceError> {
-    let file = path::parse(&uri)?;
     if query.tar {
         check_tar(&headers)?;
     }
@@ -112,9 +102,9 @@ pub async fn put(
     let hint = Some("the operator's limit is [limits] upload_bytes");
     let body = BoundedBody::new(body, limits.upload_bytes.0, limits.client.0, hint)?.into_stream();
     if query.tar {
-        service.unpack(&caller, file, body).await?;
+        service.unpack(&caller, file.into(), body).await?;
     } else {
-        service.write_file(&caller, file, body).await?;
+        service.write_file(&caller, file.into(), body).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -126,18 +116,15 @@ pub async fn put(
     delete,
     path = "/v1/boxes/{id}/files/{*path}",
     tag = "files",
-    params(
-        BoxPath,
-        ("path" = String, Path, description = "In the box, percent-encoded, slashes as they are"),
-    ),
+    params(FilePath),
     responses((status = 204))
 )]
 pub async fn delete(
     State(service): State<Service>,
     Extension(caller): Extension<Caller>,
-    uri: Uri,
+    file: FilePath,
 ) -> Result<StatusCode, ServiceError> {
-    service.remove_file(&caller, path::parse(&uri)?).await?;
+    service.remove_file(&caller, file.into()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

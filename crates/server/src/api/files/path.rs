@@ -4,7 +4,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
+use axum::extract::FromRequestParts;
 use axum::http::Uri;
+use axum::http::request::Parts;
+use utoipa::IntoParams;
 
 use crate::error::ServiceError;
 use crate::http::text::percent_decoded;
@@ -14,15 +17,40 @@ use crate::work::transfer::BoxFile;
 const PATH_BYTES_MAX: usize = 4095;
 const NAME_BYTES_MAX: usize = 255;
 
+/// The file that a path names.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct FilePath {
+    /// An id, the beginning of one, or a name
+    pub id: String,
+    /// In the box, percent-encoded, slashes as they are
+    #[param(value_type = String)]
+    pub path: PathBuf,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for FilePath {
+    type Rejection = ServiceError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ServiceError> {
+        parse(&parts.uri)
+    }
+}
+
+impl From<FilePath> for BoxFile {
+    fn from(FilePath { id, path }: FilePath) -> Self {
+        Self { reference: id, path }
+    }
+}
+
 /// Parses the path as it was sent: the name of a file may be any bytes, and a text is UTF-8.
-pub fn parse(uri: &Uri) -> Result<BoxFile, ServiceError> {
+fn parse(uri: &Uri) -> Result<FilePath, ServiceError> {
     // "", "v1", "boxes", the box, "files", the rest.
     let mut parts = uri.path().splitn(6, '/').skip(3);
-    let reference = parts.next().and_then(percent_decoded);
-    let reference = reference.and_then(|bytes| String::from_utf8(bytes).ok());
+    let id = parts.next().and_then(percent_decoded);
+    let id = id.and_then(|bytes| String::from_utf8(bytes).ok());
     let no_box = || ServiceError::not_found("no_such_box", "there is no such box");
     let path = parts.nth(1).unwrap_or("");
-    Ok(BoxFile { reference: reference.ok_or_else(no_box)?, path: absolute(path)? })
+    Ok(FilePath { id: id.ok_or_else(no_box)?, path: absolute(path)? })
 }
 
 fn absolute(path: &str) -> Result<PathBuf, ServiceError> {
@@ -50,7 +78,7 @@ mod tests {
     fn path(sent: &str) -> Result<Vec<u8>, &'static str> {
         let uri = format!("/v1/boxes/web/files/{sent}");
         let file = parse(&uri.parse().expect("a URI")).map_err(|error| error.code)?;
-        assert_eq!(file.reference, "web");
+        assert_eq!(file.id, "web");
         Ok(file.path.into_os_string().into_vec())
     }
 
