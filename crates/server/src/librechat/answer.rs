@@ -8,7 +8,7 @@ use tare_engine::spec::name;
 use crate::http::text::Encoding;
 use crate::librechat::run::box_spec::DATA;
 use crate::librechat::run::inputs::Input;
-use crate::librechat::run::outputs::{Collected, Left, Skipped};
+use crate::librechat::run::outputs::{Collected, OutputFile, Skipped};
 use crate::store::id::Id;
 use crate::work::outcome::RunOutput;
 
@@ -163,10 +163,10 @@ impl Verdict {
 }
 
 impl FileShown {
-    fn of(left: Left) -> Self {
+    fn of(left: OutputFile) -> Self {
         let (Input { name, object, .. }, inherited) = match left {
-            Left::Inherited(input) => (input, true),
-            Left::Kept(input) => (input, false),
+            OutputFile::Inherited(input) => (input, true),
+            OutputFile::Kept(input) => (input, false),
         };
         let origin = object.modified_from.filter(|_| !inherited);
         Self {
@@ -186,7 +186,7 @@ fn delivery(collected: &Collected) -> Option<Delivery> {
     if collected.failed == 0 {
         return None;
     }
-    let kept = |left: &&Left| matches!(left, Left::Kept(_));
+    let kept = |left: &&OutputFile| matches!(left, OutputFile::Kept(_));
     let delivered = collected.left.iter().filter(kept).count();
     Some(Delivery {
         code: "artifact_delivery_failed",

@@ -10,7 +10,7 @@ use crate::http::Http;
 use crate::librechat::auth::JwtKeys;
 use crate::librechat::cancel::Cancellable;
 use crate::librechat::run::session::Sessions;
-use crate::librechat::tools::Waiting;
+use crate::librechat::tools::Executions;
 use crate::store::open::Files;
 use crate::work::Service;
 
@@ -24,20 +24,20 @@ pub struct Parts {
     pub http: Http,
     pub files: Files,
     pub jwt_keys: JwtKeys,
-    pub waiting: Waiting,
+    pub executions: Executions,
     pub sessions: Sessions,
     pub cancellable: Cancellable,
 }
 
 impl LibreChat {
     pub fn new(service: Service, http: Http, files: Files) -> Self {
-        let waiting = Waiting::new(service.metrics.executions_waiting.clone());
+        let executions = Executions::new(service.metrics.executions_waiting.clone());
         Self(Arc::new(Parts {
             service,
             http,
             files,
             jwt_keys: JwtKeys::default(),
-            waiting,
+            executions,
             sessions: Sessions::default(),
             cancellable: Cancellable::default(),
         }))

@@ -16,7 +16,7 @@ const ID_BYTES_MAX: usize = 256;
 /// The fields as the client sent them. Other fields of a query are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
-pub struct Said {
+pub struct ResourceFields {
     pub kind: Option<String>,
     pub id: Option<String>,
     pub version: Option<String>,
@@ -25,15 +25,15 @@ pub struct Said {
 
 /// The meaning of the fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claim {
+pub enum ResourceClaim {
     /// The client named nothing.
     Nothing,
     /// A resource, and for a user the id that the client gives.
     Resource(Resource, Option<String>),
 }
 
-impl Said {
-    pub fn claim(&self) -> Result<Claim, ServiceError> {
+impl ResourceFields {
+    pub fn claim(&self) -> Result<ResourceClaim, ServiceError> {
         let refused = |message: &str| Err(ServiceError::invalid("invalid_resource", message));
         let given = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
         let id = given(&self.id);
@@ -42,10 +42,12 @@ impl Said {
         }
         let version = given(&self.version);
         match (given(&self.kind).as_deref(), id, version) {
-            (Some("user"), id, None) => Ok(Claim::Resource(Resource::User, id)),
-            (Some("agent"), Some(id), None) => Ok(Claim::Resource(Resource::Agent(id), None)),
+            (Some("user"), id, None) => Ok(ResourceClaim::Resource(Resource::User, id)),
+            (Some("agent"), Some(id), None) => {
+                Ok(ResourceClaim::Resource(Resource::Agent(id), None))
+            }
             (Some("skill"), Some(id), Some(version)) => match version.parse() {
-                Ok(version) => Ok(Claim::Resource(Resource::Skill { id, version }, None)),
+                Ok(version) => Ok(ResourceClaim::Resource(Resource::Skill { id, version }, None)),
                 Err(_) => refused("Invalid resource: a version is a whole number"),
             },
             (Some("agent"), None, _) | (Some("skill"), None, _) => {
@@ -57,8 +59,8 @@ impl Said {
             }
             (Some(_), _, _) => refused("Invalid resource: a kind is skill, agent or user"),
             (None, _, _) => Ok(match given(&self.entity_id) {
-                Some(agent) => Claim::Resource(Resource::Agent(agent), None),
-                None => Claim::Nothing,
+                Some(agent) => ResourceClaim::Resource(Resource::Agent(agent), None),
+                None => ResourceClaim::Nothing,
             }),
         }
     }
@@ -73,7 +75,7 @@ fn is_id(text: &str) -> bool {
     text.len() <= ID_BYTES_MAX && !text.chars().any(char::is_control)
 }
 
-impl Claim {
+impl ResourceClaim {
     /// The owner of a file that is uploaded with this claim.
     pub fn owner(&self, principal: &Principal) -> Owner {
         match self {
@@ -97,7 +99,7 @@ impl Claim {
             // An authenticated user names other resources explicitly.
             Self::Nothing if principal.user.is_some() => is_owner,
             Self::Nothing => is_owner || is_of_an_agent(principal, &object.owner),
-            Self::Resource(_, said) => is_owner && !contradicts(said.as_ref(), object),
+            Self::Resource(_, said) => is_owner && !conflicts(said.as_ref(), object),
         }
     }
 
@@ -112,7 +114,7 @@ pub fn forbidden() -> ServiceError {
 }
 
 /// Whether the client names another user than the file's, even if no token proves either.
-fn contradicts(said: Option<&String>, object: &Object) -> bool {
+fn conflicts(said: Option<&String>, object: &Object) -> bool {
     match (said, &object.said_by) {
         (Some(said), Some(by)) => said != by,
         (None, _) | (_, None) => false,
@@ -132,27 +134,27 @@ mod tests {
     use super::*;
     use crate::store::id::Id;
 
-    fn said(fields: [&str; 4]) -> Said {
+    fn said(fields: [&str; 4]) -> ResourceFields {
         let given = |text: &str| (text != "-").then(|| text.to_owned());
         let [kind, id, version, entity_id] = fields.map(given);
-        Said { kind, id, version, entity_id }
+        ResourceFields { kind, id, version, entity_id }
     }
 
-    fn agent(id: &str) -> Claim {
-        Claim::Resource(Resource::Agent(id.to_owned()), None)
+    fn agent(id: &str) -> ResourceClaim {
+        ResourceClaim::Resource(Resource::Agent(id.to_owned()), None)
     }
 
     #[test]
     fn every_generation_of_clients_names_its_resource() {
         let meant = |fields| said(fields).claim().expect("it means something");
-        let user = Claim::Resource(Resource::User, Some("u1".to_owned()));
+        let user = ResourceClaim::Resource(Resource::User, Some("u1".to_owned()));
         assert_eq!(meant(["user", "u1", "-", "-"]), user);
         assert_eq!(meant(["agent", "a1", "-", "-"]), agent("a1"));
         let skill = Resource::Skill { id: "s1".to_owned(), version: 3 };
-        assert_eq!(meant(["skill", "s1", "3", "-"]), Claim::Resource(skill, None));
+        assert_eq!(meant(["skill", "s1", "3", "-"]), ResourceClaim::Resource(skill, None));
         assert_eq!(meant(["-", "-", "-", "a1"]), agent("a1"));
-        assert_eq!(meant(["-", "-", "-", "-"]), Claim::Nothing);
-        assert_eq!(meant(["", "", "", ""]), Claim::Nothing);
+        assert_eq!(meant(["-", "-", "-", "-"]), ResourceClaim::Nothing);
+        assert_eq!(meant(["", "", "", ""]), ResourceClaim::Nothing);
         for wrong in [
             ["team", "x", "-", "-"],
             ["agent", "-", "-", "-"],
@@ -182,27 +184,27 @@ mod tests {
     #[test]
     fn a_resource_of_another_owner_is_refused() {
         let (one, other) = (principal("t", Some("u1")), principal("t", Some("u2")));
-        let user = |id: &str| Claim::Resource(Resource::User, Some(id.to_owned()));
+        let user = |id: &str| ResourceClaim::Resource(Resource::User, Some(id.to_owned()));
         let mine = object(user("u1").owner(&one), Some("u1"));
-        assert!(user("u1").allows(&one, &mine) && Claim::Nothing.allows(&one, &mine));
-        assert!(!user("u1").allows(&other, &mine) && !Claim::Nothing.allows(&other, &mine));
+        assert!(user("u1").allows(&one, &mine) && ResourceClaim::Nothing.allows(&one, &mine));
+        assert!(!user("u1").allows(&other, &mine) && !ResourceClaim::Nothing.allows(&other, &mine));
         assert!(!user("u1").allows(&principal("else", Some("u1")), &mine));
         assert!(!agent("u1").allows(&one, &mine));
         let of_agent = object(agent("a").owner(&one), None);
         assert!(agent("a").allows(&other, &of_agent), "agents are shared");
         assert!(!agent("b").allows(&one, &of_agent));
-        assert!(!Claim::Nothing.allows(&one, &of_agent));
+        assert!(!ResourceClaim::Nothing.allows(&one, &of_agent));
     }
 
     #[test]
     fn a_key_proves_no_user_but_the_client_may_still_tell_two_apart() {
         let key = principal("t", None);
-        let user = |id: &str| Claim::Resource(Resource::User, Some(id.to_owned()));
+        let user = |id: &str| ResourceClaim::Resource(Resource::User, Some(id.to_owned()));
         let sent = object(user("u1").owner(&key), Some("u1"));
-        assert!(user("u1").allows(&key, &sent) && Claim::Nothing.allows(&key, &sent));
+        assert!(user("u1").allows(&key, &sent) && ResourceClaim::Nothing.allows(&key, &sent));
         assert!(!user("u2").allows(&key, &sent));
         let of_agent = object(agent("a").owner(&key), Some("u1"));
-        assert!(Claim::Nothing.allows(&key, &of_agent), "as the first clients ask");
-        assert!(!Claim::Nothing.allows(&principal("else", None), &of_agent));
+        assert!(ResourceClaim::Nothing.allows(&key, &of_agent), "as the first clients ask");
+        assert!(!ResourceClaim::Nothing.allows(&principal("else", None), &of_agent));
     }
 }

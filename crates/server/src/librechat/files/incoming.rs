@@ -11,13 +11,13 @@ use crate::store::{Meta, NewFile, Object};
 
 /// One incoming file. If it is dropped before it is kept, nothing is left.
 #[derive(Debug)]
-pub struct Arriving {
+pub struct IncomingFile {
     app: LibreChat,
     /// `None` while a thread writes to it.
     incoming: Option<NewFile>,
 }
 
-impl Arriving {
+impl IncomingFile {
     pub async fn begin(app: &LibreChat, owner: Owner) -> Result<Self, ServiceError> {
         let incoming = app.files.call(&app.workers, move |store| store.receive(&owner)).await?;
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
@@ -45,7 +45,7 @@ fn lost() -> ServiceError {
     ServiceError::internal("a file was lost on its way")
 }
 
-impl Drop for Arriving {
+impl Drop for IncomingFile {
     fn drop(&mut self) {
         if let Some(incoming) = self.incoming.take() {
             aside(&self.app, move || drop(incoming));
@@ -55,12 +55,12 @@ impl Drop for Arriving {
 
 /// The files of one request. If they are dropped before the client is answered, none is left.
 #[derive(Debug)]
-pub struct Arrived {
+pub struct UploadedFiles {
     app: LibreChat,
     objects: Vec<Object>,
 }
 
-impl Arrived {
+impl UploadedFiles {
     pub fn new(app: &LibreChat) -> Self {
         Self { app: app.clone(), objects: Vec::new() }
     }
@@ -69,13 +69,13 @@ impl Arrived {
         self.objects.push(object);
     }
 
-    /// Keeps the files.
-    pub fn told(mut self) -> Vec<Object> {
+    /// Keeps the files, and returns them.
+    pub fn keep(&mut self) -> Vec<Object> {
         std::mem::take(&mut self.objects)
     }
 }
 
-impl Drop for Arrived {
+impl Drop for UploadedFiles {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
         if objects.is_empty() {

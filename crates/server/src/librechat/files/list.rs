@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::error::ServiceError;
 use crate::http::extract::Path;
 use crate::librechat::files::claim;
-use crate::librechat::files::reference::{Asked, Named, not_found, parsed, queried};
+use crate::librechat::files::reference::{FileAccess, Named, not_found, parsed, queried};
 use crate::librechat::state::LibreChat;
 use crate::store::Object;
 
 #[derive(Debug, Deserialize)]
-pub struct Wanted {
+pub struct ListQuery {
     #[serde(default)]
     detail: Detail,
 }
@@ -34,15 +34,15 @@ enum Detail {
 pub async fn list(
     State(app): State<LibreChat>,
     Path(session): Path<String>,
-    query: Result<Query<Wanted>, QueryRejection>,
-    asked: Asked,
+    query: Result<Query<ListQuery>, QueryRejection>,
+    access: FileAccess,
 ) -> Result<Json<Vec<Value>>, ServiceError> {
     let session = parsed(&session)?;
     let detail = queried(query)?.detail;
     let objects = app.files.call_if_any(&app.workers, move |store| store.list(&session)).await?;
     let mut objects = objects.unwrap_or_default();
     let had_some = !objects.is_empty();
-    objects.retain(|object| asked.claim.allows(&asked.principal, object));
+    objects.retain(|object| access.claim.allows(&access.principal, object));
     if had_some && objects.is_empty() {
         Err(claim::forbidden())
     } else {

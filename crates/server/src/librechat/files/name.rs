@@ -9,14 +9,14 @@ const PART_BYTES_MAX: usize = 255;
 
 /// Whether a name may have directories in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum NameRule {
     /// First-generation clients have no directories.
     Plain,
     Nested,
 }
 
 /// Accepts a relative path without `.`, `..`, empty parts and control characters.
-pub fn check(name: &str, form: Form) -> Result<(), ServiceError> {
+pub fn check(name: &str, form: NameRule) -> Result<(), ServiceError> {
     let refused = |why: &str| Err(ServiceError::invalid("invalid_filename", why));
     let parts: Vec<&str> = name.split('/').collect();
     let is_part = |part: &&str| !matches!(*part, "" | "." | "..") && part.len() <= PART_BYTES_MAX;
@@ -30,8 +30,8 @@ pub fn check(name: &str, form: Form) -> Result<(), ServiceError> {
         return refused("Invalid filename: it is no relative path");
     }
     match (form, parts.len()) {
-        (Form::Nested, _) | (Form::Plain, 1) => Ok(()),
-        (Form::Plain, _) => refused("Invalid filename: it is a path"),
+        (NameRule::Nested, _) | (NameRule::Plain, 1) => Ok(()),
+        (NameRule::Plain, _) => refused("Invalid filename: it is a path"),
     }
 }
 
@@ -43,11 +43,11 @@ mod tests {
     fn a_name_leads_nowhere_but_down() {
         let good = ["a", "a b.txt", "\u{e4}\u{4e2d}.csv", ".dirkeep", "a..b", "...", "a\\b"];
         for name in good {
-            assert!(check(name, Form::Plain).is_ok(), "{name:?}");
+            assert!(check(name, NameRule::Plain).is_ok(), "{name:?}");
         }
         for name in ["a/b.txt", "a/.dirkeep", "1/2/3/4/5/6/7/8/9/10"] {
-            assert!(check(name, Form::Nested).is_ok(), "{name:?}");
-            assert!(check(name, Form::Plain).is_err(), "{name:?}");
+            assert!(check(name, NameRule::Nested).is_ok(), "{name:?}");
+            assert!(check(name, NameRule::Plain).is_err(), "{name:?}");
         }
         let wrong = [
             "",
@@ -68,10 +68,10 @@ mod tests {
             "1/2/3/4/5/6/7/8/9/10/11",
         ];
         for name in wrong {
-            assert!(check(name, Form::Nested).is_err(), "{name:?}");
+            assert!(check(name, NameRule::Nested).is_err(), "{name:?}");
         }
-        assert!(check(&"x".repeat(255), Form::Plain).is_ok());
-        assert!(check(&"x".repeat(256), Form::Plain).is_err(), "no name is that long");
-        assert!(check(&"xxx/".repeat(80), Form::Nested).is_err());
+        assert!(check(&"x".repeat(255), NameRule::Plain).is_ok());
+        assert!(check(&"x".repeat(256), NameRule::Plain).is_err(), "no name is that long");
+        assert!(check(&"xxx/".repeat(80), NameRule::Nested).is_err());
     }
 }

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 
 use crate::error::ServiceError;
 use crate::http::extract::Path;
-use crate::librechat::files::claim::{Claim, Said};
+use crate::librechat::files::claim::{ResourceClaim, ResourceFields};
 use crate::librechat::state::LibreChat;
 use crate::store::Object;
 use crate::store::id::Id;
@@ -14,18 +14,18 @@ use crate::store::owner::Principal;
 
 /// The client of a request for a file, and the resource that it names.
 #[derive(Debug)]
-pub struct Asked {
+pub struct FileAccess {
     pub principal: Principal,
-    pub claim: Claim,
+    pub claim: ResourceClaim,
 }
 
-impl FromRequestParts<LibreChat> for Asked {
+impl FromRequestParts<LibreChat> for FileAccess {
     type Rejection = ServiceError;
 
     async fn from_request_parts(parts: &mut Parts, app: &LibreChat) -> Result<Self, ServiceError> {
         let principal = parts.extensions.get::<Principal>().cloned();
         let unknown = || ServiceError::internal("nobody looked at who asks");
-        let said = Query::<Said>::from_request_parts(parts, app).await;
+        let said = Query::<ResourceFields>::from_request_parts(parts, app).await;
         Ok(Self { principal: principal.ok_or_else(unknown)?, claim: queried(said)?.claim()? })
     }
 }
@@ -47,11 +47,11 @@ impl FromRequestParts<LibreChat> for Named {
         let Path((session, file)) =
             Path::<(String, String)>::from_request_parts(parts, app).await?;
         let (session, file) = (parsed(&session)?, parsed(&file)?);
-        let asked = Asked::from_request_parts(parts, app).await?;
+        let access = FileAccess::from_request_parts(parts, app).await?;
         let found = app.files.call_if_any(&app.workers, move |store| store.find(&session, &file));
         let found = found.await?.flatten();
         let object = found.ok_or_else(not_found)?;
-        asked.claim.check(&asked.principal, &object)?;
+        access.claim.check(&access.principal, &object)?;
         Ok(Self(object))
     }
 }

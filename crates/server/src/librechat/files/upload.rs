@@ -1,22 +1,22 @@
-//! `POST /v1/upload` and `/v1/upload/batch`: files of a client, into a session of their
-//! own. Fields say what they belong to, and come before them.
+//! `POST /v1/upload` and `/v1/upload/batch`: files of a client, into a session of their own. The
+//! fields of the form come before the files and name the resource that the files belong to.
 
-use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use crate::error::ServiceError;
-use crate::librechat::files::claim::Said;
+use crate::librechat::files::claim::ResourceFields;
 use crate::librechat::files::form::{MultipartForm, PartHead};
-use crate::librechat::files::incoming::{Arrived, Arriving};
-use crate::librechat::files::name::{self, Form as NameForm};
+use crate::librechat::files::incoming::{IncomingFile, UploadedFiles};
+use crate::librechat::files::name::{self, NameRule};
 use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 use crate::store::{Meta, Object};
+use crate::work::processes::TransferPermit;
 
 const USER_ID: &str = "user-id";
 /// An id of a user is far shorter.
@@ -24,24 +24,16 @@ const USER_ID_BYTES_MAX: usize = 256;
 /// Fields of one form; it has a handful.
 const FIELDS_MAX: usize = 32;
 
-/// All of them, or none.
-pub async fn upload(
-    State(app): State<LibreChat>,
-    Extension(principal): Extension<Principal>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ServiceError> {
-    let _transfer = app.processes.transfer()?;
-    let mut upload = Upload::new(&app, principal, &headers, body)?;
-    let mut arrived = Arrived::new(&app);
+/// Stores all files, or none.
+pub async fn upload(mut upload: Upload) -> Result<Response, ServiceError> {
     while let Some(head) = upload.next_file().await? {
         if upload.files > upload.files_max {
             let message = format!("at most {} files are taken at once", upload.files_max);
             return Err(ServiceError::invalid("too_many_files", message));
         }
-        arrived.add(upload.take(&head).await?);
+        upload.take(&head).await?;
     }
-    let kept = arrived.told();
+    let kept = upload.uploaded.keep();
     if kept.is_empty() {
         return Err(ServiceError::invalid("no_file", "No file provided"));
     }
@@ -58,30 +50,18 @@ fn named(object: &Object) -> Value {
     json!({ "filename": object.name, "fileId": object.id })
 }
 
-/// Each for itself.
-pub async fn batch(
-    State(app): State<LibreChat>,
-    Extension(principal): Extension<Principal>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ServiceError> {
-    let _transfer = app.processes.transfer()?;
-    let mut upload = Upload::new(&app, principal, &headers, body)?;
-    let mut arrived = Arrived::new(&app);
+/// Stores every file that it can, with a result for each.
+pub async fn batch(mut upload: Upload) -> Result<Response, ServiceError> {
     let mut results = Vec::new();
     while let Some(head) = upload.next_file().await? {
-        // The rest is read, so that the client hears of what was taken.
+        // The rest is read, so that the client gets the results of the files before.
         if upload.files > upload.files_max {
             continue;
         }
         match upload.take(&head).await {
-            Ok(object) => {
-                let Value::Object(mut result) = named(&object) else {
-                    continue;
-                };
-                result.insert("status".to_owned(), "success".into());
-                results.push(Value::Object(result));
-                arrived.add(object);
+            Ok(mut result) => {
+                result["status"] = "success".into();
+                results.push(result);
             }
             // The form itself is broken, or its client is gone.
             Err(error) if upload.is_over => return Err(error),
@@ -92,39 +72,45 @@ pub async fn batch(
             })),
         }
     }
-    Ok(upload.answer(arrived.told().len(), results))
+    Ok(upload.answer(results))
 }
 
-struct Upload<'a> {
-    app: &'a LibreChat,
+/// A form with files, and what was stored of it. If it is dropped before the client is answered,
+/// nothing is left.
+pub struct Upload {
+    app: LibreChat,
     principal: Principal,
     form: MultipartForm,
     session: Id,
-    /// The header `User-Id`. It counts where the form names no user.
+    uploaded: UploadedFiles,
+    /// The header `User-Id`. It counts if the form names no user.
     said_by: Option<String>,
-    said: Said,
+    resource: ResourceFields,
     read_only: bool,
     fields: usize,
     files: usize,
     files_max: usize,
-    /// Nothing can be read of the form any more.
+    /// Nothing more can be read from the form.
     is_over: bool,
+    _transfer: TransferPermit,
 }
 
-impl<'a> Upload<'a> {
-    fn new(
-        app: &'a LibreChat,
-        principal: Principal,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<Self, ServiceError> {
+impl FromRequest<LibreChat> for Upload {
+    type Rejection = ServiceError;
+
+    async fn from_request(request: Request, app: &LibreChat) -> Result<Self, ServiceError> {
+        let (mut parts, body) = request.into_parts();
+        let principal = Extension::<Principal>::from_request_parts(&mut parts, app).await;
+        let Extension(principal) = principal.map_err(ServiceError::internal)?;
         Ok(Self {
-            app,
+            _transfer: app.processes.transfer()?,
+            app: app.clone(),
             principal,
-            form: MultipartForm::new(app, headers, body)?,
+            form: MultipartForm::new(app, &parts.headers, body)?,
             session: Id::random(),
-            said_by: said_by(headers),
-            said: Said::default(),
+            uploaded: UploadedFiles::new(app),
+            said_by: said_by(&parts.headers),
+            resource: ResourceFields::default(),
             read_only: false,
             fields: 0,
             files: 0,
@@ -132,8 +118,10 @@ impl<'a> Upload<'a> {
             is_over: false,
         })
     }
+}
 
-    /// Heeds the fields that come before it.
+impl Upload {
+    /// Reads the fields before the next file, and the head of that file.
     async fn next_file(&mut self) -> Result<Option<PartHead>, ServiceError> {
         while let Some(head) = self.form.next_part().await? {
             if head.filename.is_some() {
@@ -146,24 +134,24 @@ impl<'a> Upload<'a> {
                 return Err(ServiceError::invalid("malformed_form", message));
             }
             let value = self.form.field().await?;
-            self.heed(&head.name, value)?;
+            self.set_field(&head.name, value)?;
         }
         Ok(None)
     }
 
-    fn heed(&mut self, name: &str, value: String) -> Result<(), ServiceError> {
+    fn set_field(&mut self, name: &str, value: String) -> Result<(), ServiceError> {
         let field = match name {
-            "kind" => &mut self.said.kind,
-            "id" => &mut self.said.id,
-            "version" => &mut self.said.version,
-            "entity_id" => &mut self.said.entity_id,
+            "kind" => &mut self.resource.kind,
+            "id" => &mut self.resource.id,
+            "version" => &mut self.resource.version,
+            "entity_id" => &mut self.resource.entity_id,
             "read_only" => {
                 self.read_only = value == "true";
                 return Ok(());
             }
             _ => return Ok(()),
         };
-        // What came before it has an owner already.
+        // The files before it already have an owner.
         if self.files > 0 || field.is_some() {
             let message = format!("the field {name} comes once, and before the files");
             return Err(ServiceError::invalid("misplaced_field", message));
@@ -172,17 +160,18 @@ impl<'a> Upload<'a> {
         Ok(())
     }
 
-    async fn take(&mut self, head: &PartHead) -> Result<Object, ServiceError> {
-        let claim = self.said.claim()?;
+    /// Stores a file, and returns its description for the client.
+    async fn take(&mut self, head: &PartHead) -> Result<Value, ServiceError> {
+        let claim = self.resource.claim()?;
         let name = head.filename.clone().unwrap_or_default();
-        name::check(&name, self.name_form())?;
+        name::check(&name, self.name_rule())?;
         let owner = claim.owner(&self.principal);
-        let mut arriving = Arriving::begin(self.app, owner).await?;
+        let mut incoming = IncomingFile::begin(&self.app, owner).await?;
         loop {
             let content = self.form.content().await;
             let content = content.inspect_err(|_| self.is_over = true)?;
             match content {
-                Some(bytes) => arriving.write(bytes).await?,
+                Some(bytes) => incoming.write(bytes).await?,
                 None => break,
             }
         }
@@ -192,18 +181,22 @@ impl<'a> Upload<'a> {
             read_only: self.read_only,
             modified_from: None,
         };
-        arriving.keep(self.session.clone(), meta).await
+        let object = incoming.keep(self.session.clone(), meta).await?;
+        let description = named(&object);
+        self.uploaded.add(object);
+        Ok(description)
     }
 
-    /// Only those who name a kind know of directories.
-    fn name_form(&self) -> NameForm {
-        match self.said.kind {
-            Some(_) => NameForm::Nested,
-            None => NameForm::Plain,
+    /// Only clients that name a kind know directories.
+    fn name_rule(&self) -> NameRule {
+        match self.resource.kind {
+            Some(_) => NameRule::Nested,
+            None => NameRule::Plain,
         }
     }
 
-    fn answer(&self, succeeded: usize, results: Vec<Value>) -> Response {
+    fn answer(mut self, results: Vec<Value>) -> Response {
+        let succeeded = self.uploaded.keep().len();
         let failed = results.len() - succeeded;
         let (status, message) = match (succeeded, failed) {
             (0, _) => (StatusCode::BAD_REQUEST, "error"),
@@ -229,7 +222,7 @@ impl<'a> Upload<'a> {
     }
 }
 
-/// The user whom the client says that it speaks for.
+/// The user that the client names.
 fn said_by(headers: &HeaderMap) -> Option<String> {
     let said = headers.get(USER_ID)?.to_str().ok()?;
     let is_id = !said.is_empty() && said.len() <= USER_ID_BYTES_MAX;

@@ -22,7 +22,7 @@ pub const DATA: &str = "/mnt/data";
 pub const CODE: &str = "/tmp/code";
 
 /// What is to be run, and in what.
-pub struct Work {
+pub struct CodeRun {
     /// Of a box that waits for it.
     pub spec: Spec,
     pub exec: ExecSpec,
@@ -30,7 +30,7 @@ pub struct Work {
     pub code: Vec<InputFile>,
 }
 
-impl Work {
+impl CodeRun {
     pub fn of(
         config: &Config,
         language: &str,
@@ -53,13 +53,13 @@ impl Work {
         Ok(Self {
             spec: box_of(boxes),
             exec,
-            code: vec![beside_code(&language.file, code.into_bytes())],
+            code: vec![code_file(&language.file, code.into_bytes())],
         })
     }
 }
 
 /// A file in the directory of the code.
-pub fn beside_code(name: &str, content: Vec<u8>) -> InputFile {
+pub fn code_file(name: &str, content: Vec<u8>) -> InputFile {
     InputFile {
         path: format!("{}/{name}", CODE.trim_start_matches('/')),
         mtime: files::now(),
@@ -133,15 +133,15 @@ fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
 mod tests {
     use super::*;
 
-    fn work(config: &Config, timeout_ms: Option<u64>) -> Work {
-        let work = Work::of(config, "bash", "true".to_owned(), &["a".to_owned()], timeout_ms);
+    fn work(config: &Config, timeout_ms: Option<u64>) -> CodeRun {
+        let work = CodeRun::of(config, "bash", "true".to_owned(), &["a".to_owned()], timeout_ms);
         work.expect("there is a bash")
     }
 
     #[test]
     fn the_code_is_beside_the_files_and_its_arguments_are_its_own() {
         let config = Config::default();
-        let Work { spec, exec, code } = work(&config, None);
+        let CodeRun { spec, exec, code } = work(&config, None);
         assert_eq!(exec.command, ["bash", "/tmp/code/main.sh", "a"]);
         assert_eq!(code[0].path, "tmp/code/main.sh");
         assert_eq!(spec.workspace.as_deref(), Some(Path::new(DATA)));

@@ -9,19 +9,19 @@ use crate::error::ServiceError;
 use crate::http::extract::{Json, at_most_if_any};
 use crate::librechat::answer::Answer;
 use crate::librechat::cancel;
-use crate::librechat::run::box_spec::Work;
+use crate::librechat::run::box_spec::CodeRun;
 use crate::librechat::run::inputs::{self, FileRef, Inputs};
 use crate::librechat::run::outputs::{Collected, Outputs};
 use crate::librechat::run::session::{self, Hint};
 use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::{self, Call};
-use crate::librechat::tools::request::Tongue;
+use crate::librechat::tools::request::ToolLanguage;
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
 use crate::work::relay::{OutputSink, PastLimit};
 use crate::work::run::{Collect, RunRequest};
 
-/// What is not known is not looked at: clients of all ages send it.
+/// The body of a request. Unknown fields are ignored: clients of all ages send them.
 #[derive(Debug, Deserialize)]
 pub struct ExecRequest {
     pub code: String,
@@ -30,7 +30,7 @@ pub struct ExecRequest {
     pub args: Vec<String>,
     #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
     pub files: Vec<FileRef>,
-    /// Who it is for, as the client says.
+    /// The user that the client names.
     pub user_id: Option<String>,
     /// In milliseconds; at most what the operator allows.
     pub timeout: Option<u64>,
@@ -40,10 +40,10 @@ pub struct ExecRequest {
 /// More arguments than the kernel takes (execve(2)).
 const ARGUMENTS_MAX: usize = 100_000;
 /// More than `[files] request_files` usually allows.
-const FILES_MAX: usize = 10_000;
+pub const FILES_MAX: usize = 10_000;
 
 /// A list with a bound. Clients write `null` for what they leave out.
-fn few_or_none<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>
+pub fn few_or_none<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
@@ -79,8 +79,8 @@ async fn execute(
     let hint = request.runtime_session_hint.as_deref();
     let hint = hint.map(Hint::parse).transpose()?;
     let work =
-        Work::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
-    let task = Task::of(app, principal, work, request.files, request.user_id).await?;
+        CodeRun::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
+    let task = LibreChatRun::of(app, principal, work, request.files, request.user_id).await?;
     match hint {
         None => Ok(task.run(app, caller, None).await?.0),
         Some(hint) => session::run(app, principal, caller, &hint, task).await,
@@ -88,18 +88,18 @@ async fn execute(
 }
 
 /// What is to be done, with everything that it needs.
-pub struct Task {
-    pub work: Work,
+pub struct LibreChatRun {
+    pub work: CodeRun,
     pub inputs: Inputs,
     pub outputs: Outputs,
 }
 
-impl Task {
+impl LibreChatRun {
     /// The files that it works on are there and may be used.
     pub async fn of(
         app: &LibreChat,
         principal: &Principal,
-        work: Work,
+        work: CodeRun,
         files: Vec<FileRef>,
         user_id: Option<String>,
     ) -> Result<Self, ServiceError> {
@@ -120,14 +120,14 @@ impl Task {
         self,
         app: &LibreChat,
         caller: &Caller,
-        tongue: Option<Tongue>,
+        language: Option<ToolLanguage>,
     ) -> Result<(Answer, Vec<Call>), ServiceError> {
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
         let output_bytes_max = app.config().limits.output_bytes.0;
         let request = RunRequest {
             files: files.chain(self.work.code).collect(),
-            collect: Some(collect(self.outputs, self.inputs.clone(), tongue)),
+            collect: Some(collect(self.outputs, self.inputs.clone(), language)),
             past_limit: PastLimit::Kill,
             ..RunRequest::new(self.work.spec, self.work.exec, output_bytes_max)
         };
@@ -141,11 +141,11 @@ impl Task {
 fn collect(
     outputs: Outputs,
     inputs: Inputs,
-    tongue: Option<Tongue>,
+    language: Option<ToolLanguage>,
 ) -> Collect<(Collected, Vec<Call>)> {
     Box::new(move |engine, id, end| {
-        let calls = match tongue {
-            Some(tongue) => calls::collect(engine, id, tongue)?,
+        let calls = match language {
+            Some(language) => calls::collect(engine, id, language)?,
             None => Vec::new(),
         };
         // Of one that is run again nothing is kept.

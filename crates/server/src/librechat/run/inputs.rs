@@ -7,8 +7,8 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ServiceError;
-use crate::librechat::files::claim::{Claim, Said};
-use crate::librechat::files::name::{self, Form};
+use crate::librechat::files::claim::{ResourceClaim, ResourceFields};
+use crate::librechat::files::name::{self, NameRule};
 use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
@@ -48,7 +48,7 @@ pub type Inputs = BTreeMap<String, Input>;
 const EARLIER_S: i64 = 2;
 
 /// A time of change, if it tells later ones apart.
-pub fn telling(mtime: i64) -> Option<i64> {
+pub fn mtime_if_usable(mtime: i64) -> Option<i64> {
     (mtime <= files::now() - EARLIER_S).then_some(mtime)
 }
 
@@ -83,7 +83,7 @@ fn find_one(
     user_id: Option<&str>,
 ) -> Result<(String, Input), ServiceError> {
     let FileRef { name, .. } = &reference;
-    name::check(name, Form::Nested)?;
+    name::check(name, NameRule::Nested)?;
     let session = reference.storage_session_id.as_ref();
     let session = session.or(reference.session_id.as_ref());
     let session = session.and_then(|text| Id::parse(text));
@@ -111,18 +111,18 @@ fn gone(name: &str) -> ServiceError {
 impl FileRef {
     /// Of a user it is he who is named as the one that the code is for: what else is in
     /// the reference may be anything.
-    fn claim(&self, user_id: Option<&str>) -> Result<Claim, ServiceError> {
-        let said = Said {
+    fn claim(&self, user_id: Option<&str>) -> Result<ResourceClaim, ServiceError> {
+        let said = ResourceFields {
             kind: self.kind.clone(),
             id: self.resource_id.clone(),
             version: self.version.map(|version| version.to_string()),
             entity_id: self.entity_id.clone(),
         };
         Ok(match said.claim()? {
-            Claim::Resource(Resource::User, _) => {
-                Claim::Resource(Resource::User, user_id.map(str::to_owned))
+            ResourceClaim::Resource(Resource::User, _) => {
+                ResourceClaim::Resource(Resource::User, user_id.map(str::to_owned))
             }
-            claim @ (Claim::Nothing | Claim::Resource(_, _)) => claim,
+            claim @ (ResourceClaim::Nothing | ResourceClaim::Resource(_, _)) => claim,
         })
     }
 }

@@ -11,7 +11,7 @@ use tare_engine::{BoxId, Engine, ErrorKind};
 
 use crate::error::ServiceError;
 use crate::librechat::run::inputs::Inputs;
-use crate::librechat::run::session::Turn;
+use crate::librechat::run::session::SessionLock;
 use crate::librechat::state::LibreChat;
 use crate::store::Store;
 
@@ -24,7 +24,7 @@ struct Entry {
 /// The files of one session, for as long as a request uses it.
 pub struct Known {
     app: LibreChat,
-    turn: Arc<Turn>,
+    lock: Arc<SessionLock>,
     box_id: BoxId,
     files: Inputs,
 }
@@ -32,17 +32,17 @@ pub struct Known {
 impl Known {
     pub async fn recall(
         app: &LibreChat,
-        turn: &Arc<Turn>,
+        lock: &Arc<SessionLock>,
         box_id: BoxId,
     ) -> Result<Self, ServiceError> {
-        let held = Arc::clone(turn);
+        let held = Arc::clone(lock);
         let found =
             app.files.call_if_any(&app.workers, move |store| store.known(held.session())).await?;
         let entry = found.flatten().as_deref().and_then(parsed);
         let same = entry.filter(|entry| entry.box_id == box_id);
         Ok(Self {
             app: app.clone(),
-            turn: Arc::clone(turn),
+            lock: Arc::clone(lock),
             box_id,
             files: same.map(|entry| entry.files).unwrap_or_default(),
         })
@@ -58,11 +58,11 @@ impl Known {
         if files == self.files {
             return Ok(());
         }
-        let turn = Arc::clone(&self.turn);
+        let lock = Arc::clone(&self.lock);
         let entry = Entry { box_id: self.box_id.clone(), files: files.clone() };
         let text = serde_json::to_vec(&entry);
         let text = text.map_err(|error| ServiceError::internal(error.to_string()))?;
-        let remember = move |store: &Arc<Store>| store.save_known(turn.session(), &text);
+        let remember = move |store: &Arc<Store>| store.save_known(lock.session(), &text);
         self.app.files.call(&self.app.workers, remember).await?;
         self.files = files;
         Ok(())

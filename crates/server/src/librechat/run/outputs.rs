@@ -13,7 +13,7 @@ use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::error::ServiceError;
-use crate::librechat::files::name::{self, Form};
+use crate::librechat::files::name::{self, NameRule};
 use crate::librechat::run::inputs::{self, Input, Inputs};
 use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
@@ -34,7 +34,7 @@ pub struct Outputs {
 /// The files after an execution.
 #[derive(Debug, Default)]
 pub struct Collected {
-    pub left: Vec<Left>,
+    pub left: Vec<OutputFile>,
     /// Names of inputs that were deleted.
     pub deleted: Vec<String>,
     pub skipped: Skipped,
@@ -43,7 +43,7 @@ pub struct Collected {
 }
 
 #[derive(Debug)]
-pub enum Left {
+pub enum OutputFile {
     /// An unchanged or read-only input.
     Inherited(Input),
     /// A new or changed file, which a later execution can use as an input.
@@ -72,7 +72,7 @@ impl Outputs {
     /// The files of a failed program: none is kept, which clients tell the model.
     pub fn of_failed(inputs: &Inputs) -> Collected {
         Collected {
-            left: inputs.values().cloned().map(Left::Inherited).collect(),
+            left: inputs.values().cloned().map(OutputFile::Inherited).collect(),
             ..Collected::default()
         }
     }
@@ -89,7 +89,7 @@ impl Outputs {
             Ok(()) => collected.deleted = unseen.map(|input| input.name.clone()).collect(),
             Err(_) => {
                 collected.failed += 1;
-                collected.left.extend(unseen.cloned().map(Left::Inherited));
+                collected.left.extend(unseen.cloned().map(OutputFile::Inherited));
             }
         }
         collected
@@ -125,7 +125,7 @@ impl Outputs {
                 continue;
             };
             let is_text = std::str::from_utf8(&entry.name).is_ok();
-            if !is_text || name::check(&name, Form::Nested).is_err() {
+            if !is_text || name::check(&name, NameRule::Nested).is_err() {
                 collected.skip(&name, "invalid_name");
                 continue;
             }
@@ -135,7 +135,7 @@ impl Outputs {
                 same || input.object.read_only
             };
             if let Some(input) = input.filter(is_as_it_came) {
-                collected.left.push(Left::Inherited(input.clone()));
+                collected.left.push(OutputFile::Inherited(input.clone()));
             } else if collected.kept() >= self.files_max {
                 collected.skip(&name, "too_many_files");
             } else {
@@ -185,14 +185,14 @@ impl Outputs {
             // The program wrote the same content again.
             Ok(object) if input.is_some_and(|input| input.object.sha256 == object.sha256) => {
                 self.drop_copy(&object);
-                let mtime = inputs::telling(mtime);
+                let mtime = inputs::mtime_if_usable(mtime);
                 let same = input.cloned().map(|input| Input { mtime, ..input });
-                collected.left.extend(same.map(Left::Inherited));
+                collected.left.extend(same.map(OutputFile::Inherited));
             }
-            Ok(object) => collected.left.push(Left::Kept(Input {
+            Ok(object) => collected.left.push(OutputFile::Kept(Input {
                 name,
                 object,
-                mtime: inputs::telling(mtime),
+                mtime: inputs::mtime_if_usable(mtime),
             })),
             Err(error) => match error.code {
                 "file_too_large" => collected.skip(&name, "file_too_large"),
@@ -220,7 +220,7 @@ impl Outputs {
 
 impl Collected {
     fn kept(&self) -> usize {
-        self.left.iter().filter(|left| matches!(left, Left::Kept(_))).count()
+        self.left.iter().filter(|left| matches!(left, OutputFile::Kept(_))).count()
     }
 
     fn skip(&mut self, name: &str, reason: &'static str) {

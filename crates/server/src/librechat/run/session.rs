@@ -16,10 +16,10 @@ use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, State
 use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::librechat::answer::{Answer, Runtime, RuntimeStatus};
-use crate::librechat::run::exec::Task;
+use crate::librechat::run::exec::LibreChatRun;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::known::Known;
-use crate::librechat::run::outputs::{Collected, Left, Outputs};
+use crate::librechat::run::outputs::{Collected, OutputFile, Outputs};
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::work::create::CreateRequest;
@@ -69,13 +69,13 @@ pub struct Sessions(Arc<Mutex<HashSet<String>>>);
 
 /// The use of a session. It ends when the request and every thread that works for it have
 /// dropped this: a thread may still copy files for a client that is gone.
-pub struct Turn {
+pub struct SessionLock {
     sessions: Sessions,
     session: String,
 }
 
 impl Sessions {
-    fn enter(&self, session: String) -> Result<Arc<Turn>, ServiceError> {
+    fn lock(&self, session: String) -> Result<Arc<SessionLock>, ServiceError> {
         if !self.busy().insert(session.clone()) {
             return Err(ServiceError::conflict(
                 "runtime_session_busy",
@@ -83,7 +83,7 @@ impl Sessions {
             ));
         }
         let sessions = self.clone();
-        Ok(Arc::new(Turn { sessions, session }))
+        Ok(Arc::new(SessionLock { sessions, session }))
     }
 
     fn busy(&self) -> MutexGuard<'_, HashSet<String>> {
@@ -91,13 +91,13 @@ impl Sessions {
     }
 }
 
-impl Turn {
+impl SessionLock {
     pub fn session(&self) -> &str {
         &self.session
     }
 }
 
-impl Drop for Turn {
+impl Drop for SessionLock {
     fn drop(&mut self) {
         self.sessions.busy().remove(&self.session);
     }
@@ -109,26 +109,26 @@ pub async fn run(
     principal: &Principal,
     caller: &Caller,
     hint: &Hint,
-    task: Task,
+    task: LibreChatRun,
 ) -> Result<Answer, ServiceError> {
     app.shutdown.check_serving()?;
-    let turn = app.sessions.enter(hint.session_of(principal))?;
-    let (id, status) = find_or_make(app, caller, &turn, task.work.spec).await?;
-    let mut known = Known::recall(app, &turn, id.clone()).await?;
-    put_into(app, &turn, &id, &mut known, &task.inputs, task.work.code).await?;
+    let lock = app.sessions.lock(hint.session_of(principal))?;
+    let (id, status) = find_or_make(app, caller, &lock, task.work.spec).await?;
+    let mut known = Known::recall(app, &lock, id.clone()).await?;
+    put_into(app, &lock, &id, &mut known, &task.inputs, task.work.code).await?;
     let process = app.exec(&id, task.work.exec, Fed::No).await?;
     let process = process.with_past_limit(PastLimit::Kill);
     let output = process.relay(Input::default(), None, &OutputSink::Keep).await?;
     let session_id = task.outputs.session.clone();
     let collected = if output.end.is_success() {
-        collect(app, &turn, &id, task.outputs, &mut known).await?
+        collect(app, &lock, &id, task.outputs, &mut known).await?
     } else {
         Outputs::of_failed(&task.inputs)
     };
-    renew(app, &turn, id).await?;
+    renew(app, &lock, id).await?;
     Ok(Answer {
         runtime: Some(Runtime {
-            runtime_session_id: turn.session().to_owned(),
+            runtime_session_id: lock.session().to_owned(),
             runtime_status: status,
         }),
         ..Answer::new(output, session_id, collected)
@@ -138,7 +138,7 @@ pub async fn run(
 /// Puts the code into the box, and the inputs that it does not have.
 async fn put_into(
     app: &LibreChat,
-    turn: &Arc<Turn>,
+    lock: &Arc<SessionLock>,
     id: &BoxId,
     known: &mut Known,
     inputs: &Inputs,
@@ -157,7 +157,7 @@ async fn put_into(
     given.extend(missing);
     // During the copy the box has the old or the new file of a name.
     known.set(untouched).await?;
-    copy_into(app, turn, id, put).await?;
+    copy_into(app, lock, id, put).await?;
     known.set(given).await
 }
 
@@ -165,13 +165,13 @@ async fn put_into(
 /// disk. Such a box would never take code again. It ends, and the next request gets a new one.
 async fn copy_into(
     app: &LibreChat,
-    turn: &Arc<Turn>,
+    lock: &Arc<SessionLock>,
     id: &BoxId,
     put: Vec<InputFile>,
 ) -> Result<(), ServiceError> {
-    let (id, turn) = (id.clone(), Arc::clone(turn));
+    let (id, lock) = (id.clone(), Arc::clone(lock));
     let put = app.ask_in_box(move |engine| {
-        let _turn = turn;
+        let _lock = lock;
         let put = files::put(engine, &id, put);
         // A box that cannot be ended now is stuck, and on record.
         put.inspect_err(|_| drop(engine.remove(&id, true)))
@@ -182,14 +182,14 @@ async fn copy_into(
 
 async fn collect(
     app: &LibreChat,
-    turn: &Arc<Turn>,
+    lock: &Arc<SessionLock>,
     id: &BoxId,
     outputs: Outputs,
     known: &mut Known,
 ) -> Result<Collected, ServiceError> {
-    let (id, turn, before) = (id.clone(), Arc::clone(turn), known.files().clone());
+    let (id, lock, before) = (id.clone(), Arc::clone(lock), known.files().clone());
     let collect = app.ask_in_box(move |engine| {
-        let _turn = turn;
+        let _lock = lock;
         Ok(outputs.collect(engine, &id, &before))
     });
     let collected = collect.await?;
@@ -200,8 +200,10 @@ async fn collect(
 
 /// What the client has heard of, now.
 fn now_known(collected: &Collected) -> Inputs {
-    let input = |left: &Left| match left {
-        Left::Inherited(input) | Left::Kept(input) => (input.name.clone(), input.clone()),
+    let input = |left: &OutputFile| match left {
+        OutputFile::Inherited(input) | OutputFile::Kept(input) => {
+            (input.name.clone(), input.clone())
+        }
     };
     collected.left.iter().map(input).collect()
 }
@@ -210,14 +212,14 @@ fn now_known(collected: &Collected) -> Inputs {
 async fn find_or_make(
     app: &LibreChat,
     caller: &Caller,
-    turn: &Arc<Turn>,
+    lock: &Arc<SessionLock>,
     mut spec: Spec,
 ) -> Result<(BoxId, RuntimeStatus), ServiceError> {
-    let name = box_name(turn.session())?;
+    let name = box_name(lock.session())?;
     let lease = lease(app);
-    let (wanted, held) = (name.clone(), Arc::clone(turn));
+    let (wanted, held) = (name.clone(), Arc::clone(lock));
     let found = app.ask(move |engine| {
-        let _turn = held;
+        let _lock = held;
         reuse(engine, &wanted, lease)
     });
     if let Some(id) = found.await? {
@@ -226,11 +228,11 @@ async fn find_or_make(
     spec.name = Some(name);
     let options = DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
     let request = CreateRequest { spec, options, keyed: None };
-    let (service, caller, held) = (app.service.clone(), caller.clone(), Arc::clone(turn));
-    // In its own task, which holds the turn until the box exists: a client that disconnects
+    let (service, caller, held) = (app.service.clone(), caller.clone(), Arc::clone(lock));
+    // In its own task, which holds the lock until the box exists: a client that disconnects
     // must not let the next one in before.
     let creating = tokio::spawn(async move {
-        let _turn = held;
+        let _lock = held;
         service.create(&caller, request).await
     });
     let created = creating.await.map_err(ServiceError::internal)??;
@@ -265,12 +267,12 @@ fn lease(app: &LibreChat) -> Duration {
 }
 
 /// From now on it is not used.
-async fn renew(app: &LibreChat, turn: &Arc<Turn>, id: BoxId) -> Result<(), ServiceError> {
+async fn renew(app: &LibreChat, lock: &Arc<SessionLock>, id: BoxId) -> Result<(), ServiceError> {
     let idle = app.config().librechat.boxes.session_idle.0;
-    let turn = Arc::clone(turn);
+    let lock = Arc::clone(lock);
     // A box that has ended meanwhile is replaced by the next request.
     let renewed = app.ask(move |engine| {
-        let _turn = turn;
+        let _lock = lock;
         Ok(renew_lease(engine, &id, idle).ok())
     });
     renewed.await.map(drop)
@@ -305,16 +307,16 @@ mod tests {
     #[test]
     fn one_at_a_time_uses_a_session() {
         let sessions = Sessions::default();
-        let turn = sessions.enter("a".to_owned());
+        let lock = sessions.lock("a".to_owned());
         assert_eq!(
-            sessions.enter("a".to_owned()).err().map(|busy| busy.code),
+            sessions.lock("a".to_owned()).err().map(|busy| busy.code),
             Some("runtime_session_busy")
         );
-        assert!(sessions.enter("b".to_owned()).is_ok());
-        let in_a_thread = turn.as_ref().ok().cloned();
-        drop(turn);
-        assert!(sessions.enter("a".to_owned()).is_err(), "a thread works on");
+        assert!(sessions.lock("b".to_owned()).is_ok());
+        let in_a_thread = lock.as_ref().ok().cloned();
+        drop(lock);
+        assert!(sessions.lock("a".to_owned()).is_err(), "a thread works on");
         drop(in_a_thread);
-        assert!(sessions.enter("a".to_owned()).is_ok());
+        assert!(sessions.lock("a".to_owned()).is_ok());
     }
 }

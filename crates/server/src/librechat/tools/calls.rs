@@ -8,14 +8,14 @@ use tare_archive::{Kind, Reader};
 use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::librechat::run::box_spec::CODE;
-use crate::librechat::tools::request::Tongue;
+use crate::librechat::tools::request::ToolLanguage;
 use crate::work::pipe::Pipe;
 
-/// The maximum number of calls in one round.
-const CALLS_MAX: usize = 100;
+/// The maximum number of calls in one step.
+pub const CALLS_MAX: usize = 100;
 /// The size limit of one call.
 const CALL_BYTES_MAX: u64 = 1 << 20;
-/// The size limit of all calls of a round.
+/// The size limit of all calls of a step.
 const ROUND_BYTES_MAX: u64 = 8 << 20;
 
 /// A call without a reply.
@@ -29,7 +29,7 @@ pub struct Call {
     pub input: Box<RawValue>,
 }
 
-pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>, Error> {
+pub fn collect(engine: &Engine, id: &BoxId, language: ToolLanguage) -> Result<Vec<Call>, Error> {
     // If the code removed the directory, there are no calls.
     let Ok(copying) = engine.copy_files_out(id, &Path::new(CODE).join("calls")) else {
         return Ok(Vec::new());
@@ -56,7 +56,7 @@ pub fn collect(engine: &Engine, id: &BoxId, tongue: Tongue) -> Result<Vec<Call>,
     copying.finish()?;
     // Their names give the order of the calls.
     calls.sort_by_key(|(name, _)| (name.len(), name.clone()));
-    let parse = |(_, content): &(Vec<u8>, Vec<u8>)| tongue.parse(content).ok_or_else(not_a_call);
+    let parse = |(_, content): &(Vec<u8>, Vec<u8>)| language.parse(content).ok_or_else(not_a_call);
     calls.iter().map(parse).collect()
 }
 
@@ -67,10 +67,10 @@ fn too_much() -> Error {
 }
 
 fn not_a_call() -> Error {
-    Error::bad_request("the code wrote something that is no call")
+    Error::bad_request("the code wrote a file that is not a call")
 }
 
-impl Tongue {
+impl ToolLanguage {
     fn parse(self, content: &[u8]) -> Option<Call> {
         match self {
             Self::Python => serde_json::from_slice(content).ok(),
@@ -93,8 +93,8 @@ mod tests {
 
     use super::*;
 
-    fn parsed(tongue: Tongue, text: &[u8]) -> (String, String, Value) {
-        let Call { key, name, input } = tongue.parse(text).expect("a call");
+    fn parsed(language: ToolLanguage, text: &[u8]) -> (String, String, Value) {
+        let Call { key, name, input } = language.parse(text).expect("a call");
         let input = serde_json::from_str(input.get()).expect("JSON");
         (key, name, input)
     }
@@ -103,11 +103,11 @@ mod tests {
     fn a_call_is_read_as_its_language_writes_it() {
         let python = br#"{"key":"k","name":"f","input":{"a":1}}"#;
         let call = ("k".to_owned(), "f".to_owned(), json!({ "a": 1 }));
-        assert_eq!(parsed(Tongue::Python, python), call);
-        assert_eq!(parsed(Tongue::Bash, b"k\nf\n{\"a\":\n1}"), call);
-        let (_, _, bare) = parsed(Tongue::Bash, b"k\nf\nplain text");
+        assert_eq!(parsed(ToolLanguage::Python, python), call);
+        assert_eq!(parsed(ToolLanguage::Bash, b"k\nf\n{\"a\":\n1}"), call);
+        let (_, _, bare) = parsed(ToolLanguage::Bash, b"k\nf\nplain text");
         assert_eq!(bare, json!("plain text"));
-        assert!(Tongue::Bash.parse(b"k").is_none());
-        assert!(Tongue::Python.parse(b"[]").is_none());
+        assert!(ToolLanguage::Bash.parse(b"k").is_none());
+        assert!(ToolLanguage::Python.parse(b"[]").is_none());
     }
 }

@@ -1,13 +1,13 @@
 //! `POST /v1/exec/programmatic`: code that calls the client's tools.
 //!
 //! ```text
-//! start ─▶ box ─▶ calls without a reply? ── no ──▶ completed
+//! start ─▶ box ─▶ calls without a result? ── no ──▶ completed
 //!           ▲            │ yes
 //!           └─ continue ─┴─ tool_call_required, and nothing runs meanwhile
 //! ```
 //!
-//! While the client computes replies there is no box. With the replies, the code runs again from
-//! its beginning, and calls that have a reply return it. A call is identified by its tool, its
+//! While the client computes results there is no box. With the results, the code runs again from
+//! its beginning, and calls that have a result return it. A call is identified by its tool, its
 //! input, and the number of equal calls before it.
 
 pub mod calls;
@@ -28,12 +28,12 @@ use crate::error::ServiceError;
 use crate::http::extract::Json;
 use crate::librechat::answer::{Answer, FileShown};
 use crate::librechat::cancel;
-use crate::librechat::run::box_spec::{Work, beside_code};
-use crate::librechat::run::exec::Task;
+use crate::librechat::run::box_spec::{CodeRun, code_file};
+use crate::librechat::run::exec::LibreChatRun;
 use crate::librechat::run::inputs::FileRef;
 use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::Call;
-use crate::librechat::tools::request::{Reply, Request, Start, Tongue};
+use crate::librechat::tools::request::{Request, Start, ToolLanguage, ToolResult};
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 
@@ -41,7 +41,7 @@ use crate::store::owner::Principal;
 /// LibreChat are one.
 const EXECUTIONS_MAX: usize = 256;
 const USER_EXECUTIONS_MAX: usize = 64;
-/// The size limit for code, calls and replies of one execution.
+/// The size limit for code, calls and results of one execution.
 const BYTES_MAX: usize = 16 << 20;
 /// The size limits for all executions together, and for those of one user.
 const BYTES_IN_ALL_MAX: usize = 256 << 20;
@@ -51,21 +51,21 @@ const WAITS_AT_MOST: Duration = Duration::from_secs(600);
 /// When a user who has reached a limit may try again.
 const RETRY_AFTER_S: u32 = 30;
 
-/// Executions that run or wait for replies of their client, by their token.
+/// Executions that run or wait for results of their client, by their token.
 #[derive(Debug)]
-pub struct Waiting {
-    slots: Mutex<HashMap<Id, Slot>>,
+pub struct Executions {
+    states: Mutex<HashMap<Id, ExecutionState>>,
     /// The metric `tare_executions_waiting`.
     count: Gauge,
 }
 
 #[derive(Debug)]
-enum Slot {
+enum ExecutionState {
     Waits {
         execution: Box<Execution>,
         since: Instant,
     },
-    /// The execution runs with the replies so far.
+    /// The execution runs with the results so far.
     Runs {
         principal: Principal,
     },
@@ -76,8 +76,8 @@ enum Slot {
 struct Execution {
     principal: Principal,
     start: Start,
-    /// The replies to each call, in the order of equal calls.
-    history: BTreeMap<String, Vec<Reply>>,
+    /// The results of each call, in the order of equal calls.
+    history: BTreeMap<String, Vec<ToolResult>>,
     /// The call for each id that the client was asked to answer.
     asked: BTreeMap<String, String>,
     calls_made: usize,
@@ -86,7 +86,7 @@ struct Execution {
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
-pub enum Round {
+pub enum ToolResponse {
     ToolCallRequired {
         continuation_token: Id,
         session_id: Id,
@@ -124,54 +124,54 @@ pub async fn programmatic(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Json(request): Json<Request>,
-) -> Result<axum::Json<Round>, ServiceError> {
-    let round = round(&app, &principal, &caller, request);
-    let round = cancel::unless_cancelled(&app, &principal, &headers, round).await?;
-    Ok(axum::Json(round))
+) -> Result<axum::Json<ToolResponse>, ServiceError> {
+    let step = step(&app, &principal, &caller, request);
+    let step = cancel::unless_cancelled(&app, &principal, &headers, step).await?;
+    Ok(axum::Json(step))
 }
 
-async fn round(
+async fn step(
     app: &LibreChat,
     principal: &Principal,
     caller: &Caller,
     request: Request,
-) -> Result<Round, ServiceError> {
-    let (turn, execution, taken) = match request.parse()? {
+) -> Result<ToolResponse, ServiceError> {
+    let (lock, execution, taken) = match request.parse()? {
         request::Asked::Start(start) => {
             let execution = Execution::new(principal.clone(), *start);
-            (Turn::new(app, principal)?, execution, Vec::new())
+            (ExecutionLock::new(app, principal)?, execution, Vec::new())
         }
-        request::Asked::Continue { token, replies } => {
-            let (turn, mut execution) = Turn::again(app, &token, principal)?;
-            if let Err(wrong) = execution.check(&replies) {
-                // The execution keeps waiting for valid replies.
-                turn.waits(execution)?;
+        request::Asked::Continue { token, results } => {
+            let (lock, mut execution) = ExecutionLock::again(app, &token, principal)?;
+            if let Err(wrong) = execution.check(&results) {
+                // The execution keeps waiting for valid results.
+                lock.waits(execution)?;
                 return Err(wrong);
             }
-            let taken = execution.take(replies);
+            let taken = execution.take(results);
             execution.check_bytes()?;
-            (turn, execution, taken)
+            (lock, execution, taken)
         }
     };
-    execution.run(app, caller, turn, taken).await
+    execution.run(app, caller, lock, taken).await
 }
 
-/// A call that got its reply: the id that the client knows, and the key of the call.
+/// A call that got its result: the id that the client knows, and the key of the call.
 type Taken = (String, String);
 
 /// The right to run one execution; dropping it ends the execution.
-struct Turn<'a> {
+struct ExecutionLock<'a> {
     app: &'a LibreChat,
     token: Id,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> ExecutionLock<'a> {
     fn new(app: &'a LibreChat, principal: &Principal) -> Result<Self, ServiceError> {
         let token = Id::random();
-        app.waiting.change(|slots| {
-            slots.retain(|_, slot| !slot.is_old());
-            check_room(slots, principal)?;
-            slots.insert(token.clone(), Slot::Runs { principal: principal.clone() });
+        app.executions.change(|states| {
+            states.retain(|_, state| !state.is_old());
+            check_room(states, principal)?;
+            states.insert(token.clone(), ExecutionState::Runs { principal: principal.clone() });
             Ok::<_, ServiceError>(())
         })?;
         Ok(Self { app, token })
@@ -183,75 +183,79 @@ impl<'a> Turn<'a> {
         token: &Id,
         principal: &Principal,
     ) -> Result<(Self, Box<Execution>), ServiceError> {
-        let execution = app.waiting.change(|slots| {
-            slots.retain(|_, slot| !slot.is_old());
+        let execution = app.executions.change(|states| {
+            states.retain(|_, state| !state.is_old());
             let message = "Execution not found or expired";
-            let slot = slots.remove(token);
-            let slot = slot.ok_or_else(|| ServiceError::not_found("no_such_execution", message))?;
-            let (kept, taken) = match slot {
-                Slot::Waits { execution, .. } if execution.principal == *principal => {
-                    (Slot::Runs { principal: principal.clone() }, Ok(execution))
+            let state = states.remove(token);
+            let state =
+                state.ok_or_else(|| ServiceError::not_found("no_such_execution", message))?;
+            let (kept, taken) = match state {
+                ExecutionState::Waits { execution, .. } if execution.principal == *principal => {
+                    (ExecutionState::Runs { principal: principal.clone() }, Ok(execution))
                 }
-                other @ Slot::Waits { .. } => {
+                other @ ExecutionState::Waits { .. } => {
                     let message = "this execution belongs to another user";
                     (other, Err(ServiceError::forbidden("forbidden", message)))
                 }
-                other @ Slot::Runs { .. } => {
+                other @ ExecutionState::Runs { .. } => {
                     let message = "Another continuation is already in flight for this execution";
                     (other, Err(ServiceError::conflict("in_flight", message)))
                 }
             };
-            slots.insert(token.clone(), kept);
+            states.insert(token.clone(), kept);
             taken
         })?;
         Ok((Self { app, token: token.clone() }, execution))
     }
 
-    /// Puts the execution back until its client sends replies. An execution that there is no room
+    /// Puts the execution back until its client sends results. An execution that there is no room
     /// for ends.
     fn waits(self, execution: Box<Execution>) -> Result<Id, ServiceError> {
-        self.app.waiting.change(|slots| {
-            check_bytes_of_all(slots, &execution)?;
+        self.app.executions.change(|states| {
+            check_bytes_of_all(states, &execution)?;
             let since = Instant::now();
-            slots.insert(self.token.clone(), Slot::Waits { execution, since });
+            states.insert(self.token.clone(), ExecutionState::Waits { execution, since });
             Ok(self.token.clone())
         })
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ExecutionLock<'_> {
     fn drop(&mut self) {
-        self.app.waiting.change(|slots| {
-            if let Some(Slot::Runs { .. }) = slots.get(&self.token) {
-                slots.remove(&self.token);
+        self.app.executions.change(|states| {
+            if let Some(ExecutionState::Runs { .. }) = states.get(&self.token) {
+                states.remove(&self.token);
             }
         });
     }
 }
 
-impl Waiting {
+impl Executions {
     pub fn new(count: Gauge) -> Self {
-        Self { slots: Mutex::default(), count }
+        Self { states: Mutex::default(), count }
     }
 
     /// Changes the executions, and counts those that wait.
-    fn change<T>(&self, change: impl FnOnce(&mut HashMap<Id, Slot>) -> T) -> T {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = change(&mut slots);
-        let is_waiting = |slot: &&Slot| matches!(slot, Slot::Waits { .. });
-        let waiting = slots.values().filter(is_waiting).count();
+    fn change<T>(&self, change: impl FnOnce(&mut HashMap<Id, ExecutionState>) -> T) -> T {
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = change(&mut states);
+        let is_waiting = |state: &&ExecutionState| matches!(state, ExecutionState::Waits { .. });
+        let waiting = states.values().filter(is_waiting).count();
         self.count.set(i64::try_from(waiting).unwrap_or(i64::MAX));
         changed
     }
 }
 
 /// Refuses an execution beyond the limits, so that no user takes the room of others.
-fn check_room(slots: &HashMap<Id, Slot>, principal: &Principal) -> Result<(), ServiceError> {
-    if slots.len() >= EXECUTIONS_MAX {
+fn check_room(
+    states: &HashMap<Id, ExecutionState>,
+    principal: &Principal,
+) -> Result<(), ServiceError> {
+    if states.len() >= EXECUTIONS_MAX {
         let message = format!("server busy: {EXECUTIONS_MAX} executions with tools are open");
         return Err(ServiceError::unavailable("busy", message));
     }
-    let of_user = slots.values().filter(|slot| slot.principal() == principal).count();
+    let of_user = states.values().filter(|state| state.principal() == principal).count();
     if of_user >= USER_EXECUTIONS_MAX {
         let message = format!("limit reached: {USER_EXECUTIONS_MAX} open executions with tools");
         return Err(ServiceError::limited("quota_executions", message, RETRY_AFTER_S));
@@ -260,23 +264,23 @@ fn check_room(slots: &HashMap<Id, Slot>, principal: &Principal) -> Result<(), Se
 }
 
 fn check_bytes_of_all(
-    slots: &HashMap<Id, Slot>,
+    states: &HashMap<Id, ExecutionState>,
     execution: &Execution,
 ) -> Result<(), ServiceError> {
-    let all: usize = slots.values().map(Slot::bytes).sum();
+    let all: usize = states.values().map(ExecutionState::bytes).sum();
     if all + execution.bytes > BYTES_IN_ALL_MAX {
         let message = "server busy: calls and results of tools have reached their limit";
         return Err(ServiceError::unavailable("busy", message));
     }
-    let of_user = slots.values().filter(|slot| *slot.principal() == execution.principal);
-    if of_user.map(Slot::bytes).sum::<usize>() + execution.bytes > USER_BYTES_MAX {
+    let of_user = states.values().filter(|state| *state.principal() == execution.principal);
+    if of_user.map(ExecutionState::bytes).sum::<usize>() + execution.bytes > USER_BYTES_MAX {
         let message = "limit reached: calls and results of tools are too large in total";
         return Err(ServiceError::limited("quota_executions", message, RETRY_AFTER_S));
     }
     Ok(())
 }
 
-impl Slot {
+impl ExecutionState {
     /// Whether the client has given up.
     fn is_old(&self) -> bool {
         matches!(self, Self::Waits { since, .. } if since.elapsed() > WAITS_AT_MOST)
@@ -310,11 +314,11 @@ impl Execution {
         })
     }
 
-    /// Checks that the replies answer each requested call exactly once and nothing else.
-    fn check(&self, replies: &[(String, Reply)]) -> Result<(), ServiceError> {
+    /// Checks that there is one result for each requested call, and no other.
+    fn check(&self, results: &[ToolResult]) -> Result<(), ServiceError> {
         let wrong = |message: String| ServiceError::invalid("invalid_tool_results", message);
         let mut open: BTreeSet<&String> = self.asked.keys().collect();
-        for (id, _) in replies {
+        for ToolResult { call_id: id, .. } in results {
             if !open.remove(id) {
                 return Err(wrong(format!("tool_results: {id:?} was not asked for")));
             }
@@ -325,25 +329,25 @@ impl Execution {
         }
     }
 
-    /// Adds checked replies to the history.
-    fn take(&mut self, replies: Vec<(String, Reply)>) -> Vec<Taken> {
+    /// Adds checked results to the history.
+    fn take(&mut self, results: Vec<ToolResult>) -> Vec<Taken> {
         let mut taken = Vec::new();
-        for (id, reply) in replies {
-            if let Some(key) = self.asked.remove(&id) {
-                self.bytes = self.bytes.saturating_add(reply.bytes());
-                self.history.entry(key.clone()).or_default().push(reply);
+        for result in results {
+            if let Some((id, key)) = self.asked.remove_entry(&result.call_id) {
+                self.bytes = self.bytes.saturating_add(result.bytes());
+                self.history.entry(key.clone()).or_default().push(result);
                 taken.push((id, key));
             }
         }
         taken
     }
 
-    /// Undoes [`Self::take`]: the client is expected to send the same replies again.
+    /// Undoes [`Self::take`]: the client is expected to send the same results again.
     fn give_back(&mut self, taken: Vec<Taken>) {
-        // Equal calls share a key, and the last reply is the last of its key.
+        // Equal calls share a key, and the last result is the last of its key.
         for (id, key) in taken.into_iter().rev() {
-            let reply = self.history.get_mut(&key).and_then(Vec::pop);
-            let bytes = reply.as_ref().map_or(0, Reply::bytes);
+            let result = self.history.get_mut(&key).and_then(Vec::pop);
+            let bytes = result.as_ref().map_or(0, ToolResult::bytes);
             self.bytes = self.bytes.saturating_sub(bytes);
             self.asked.insert(id, key);
         }
@@ -364,23 +368,23 @@ impl Execution {
         mut self: Box<Self>,
         app: &LibreChat,
         caller: &Caller,
-        turn: Turn<'_>,
+        lock: ExecutionLock<'_>,
         taken: Vec<Taken>,
-    ) -> Result<Round, ServiceError> {
+    ) -> Result<ToolResponse, ServiceError> {
         let (answer, calls) = match self.execute(app, caller).await {
             Err(error) if !taken.is_empty() && error.may_work_later() => {
                 self.give_back(taken);
-                turn.waits(self)?;
+                lock.waits(self)?;
                 return Err(error);
             }
             executed => executed?,
         };
         if calls.is_empty() || answer.status.is_some() {
-            return Ok(Round::of(answer, self.calls_made));
+            return Ok(ToolResponse::of(answer, self.calls_made));
         }
         let tool_calls = self.ask(calls)?;
-        let token = turn.waits(self)?;
-        Ok(Round::ToolCallRequired {
+        let token = lock.waits(self)?;
+        Ok(ToolResponse::ToolCallRequired {
             continuation_token: token,
             session_id: answer.session_id,
             tool_calls,
@@ -397,8 +401,8 @@ impl Execution {
         let work = self.work(app)?;
         let files: Vec<FileRef> = self.start.files.clone();
         let user_id = self.start.user_id.clone();
-        let task = Task::of(app, &self.principal, work, files, user_id).await?;
-        task.run(app, caller, Some(self.start.tongue)).await
+        let task = LibreChatRun::of(app, &self.principal, work, files, user_id).await?;
+        task.run(app, caller, Some(self.start.language)).await
     }
 
     fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
@@ -417,28 +421,28 @@ impl Execution {
         calls.into_iter().map(ask).collect()
     }
 
-    /// The code to run, with the replies so far.
-    fn work(&self, app: &LibreChat) -> Result<Work, ServiceError> {
+    /// The code to run, with the results so far.
+    fn work(&self, app: &LibreChat) -> Result<CodeRun, ServiceError> {
         let config = app.config();
-        let (language, runner) = self.start.tongue.runner();
+        let (language, runner) = self.start.language.runner();
         let timeout = self.start.timeout;
-        let mut work = Work::of(&config, language, runner.to_owned(), &[], timeout)?;
-        work.code.push(beside_code("calls/.keep", Vec::new()));
+        let mut work = CodeRun::of(&config, language, runner.to_owned(), &[], timeout)?;
+        work.code.push(code_file("calls/.keep", Vec::new()));
         let code = self.start.code.clone().into_bytes();
-        match self.start.tongue {
-            Tongue::Python => work.code.extend([
-                beside_code("user.py", code),
-                beside_code("tools.json", json(&self.start.functions())),
-                beside_code("history.json", json(&self.history)),
+        match self.start.language {
+            ToolLanguage::Python => work.code.extend([
+                code_file("user.py", code),
+                code_file("tools.json", json(&self.start.functions())),
+                code_file("history.json", json(&self.history)),
             ]),
-            Tongue::Bash => {
-                work.code.push(beside_code("user.sh", code));
-                work.code.push(beside_code("tools.sh", self.start.shell_functions()));
-                let replies = self.history.iter().flat_map(|(key, replies)| {
-                    let numbered = replies.iter().enumerate();
-                    numbered.map(move |(turn, reply)| reply.for_shell(key, turn))
+            ToolLanguage::Bash => {
+                work.code.push(code_file("user.sh", code));
+                work.code.push(code_file("tools.sh", self.start.shell_functions()));
+                let results = self.history.iter().flat_map(|(key, results)| {
+                    let numbered = results.iter().enumerate();
+                    numbered.map(move |(number, result)| result.for_shell(key, number))
                 });
-                work.code.extend(replies);
+                work.code.extend(results);
             }
         }
         Ok(work)
@@ -449,7 +453,7 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("texts and JSON can be written as JSON")
 }
 
-impl Round {
+impl ToolResponse {
     /// The answer for a completed execution.
     fn of(answer: Answer, tool_calls_made: usize) -> Self {
         match (answer.status, answer.message) {
@@ -490,25 +494,25 @@ mod tests {
         Execution::new(principal(user), *start)
     }
 
-    fn waits(user: &str, code_bytes: usize) -> (Id, Slot) {
+    fn waits(user: &str, code_bytes: usize) -> (Id, ExecutionState) {
         let execution = execution(user, code_bytes);
-        (Id::random(), Slot::Waits { execution, since: Instant::now() })
+        (Id::random(), ExecutionState::Waits { execution, since: Instant::now() })
     }
 
     #[test]
     fn a_user_at_a_limit_is_refused_and_others_are_not() {
-        let mut slots: HashMap<Id, Slot> = HashMap::new();
+        let mut states: HashMap<Id, ExecutionState> = HashMap::new();
         for _each in 0..USER_EXECUTIONS_MAX / 2 {
-            slots.extend([waits("ann", 1)]);
-            slots.insert(Id::random(), Slot::Runs { principal: principal("ann") });
+            states.extend([waits("ann", 1)]);
+            states.insert(Id::random(), ExecutionState::Runs { principal: principal("ann") });
         }
-        let code = |user| check_room(&slots, &principal(user)).map_err(|error| error.code);
+        let code = |user| check_room(&states, &principal(user)).map_err(|error| error.code);
         assert_eq!(code("ann"), Err("quota_executions"));
         assert_eq!(code("ben"), Ok(()));
-        while slots.len() < EXECUTIONS_MAX {
-            slots.insert(Id::random(), Slot::Runs { principal: principal("eve") });
+        while states.len() < EXECUTIONS_MAX {
+            states.insert(Id::random(), ExecutionState::Runs { principal: principal("eve") });
         }
-        let busy = check_room(&slots, &principal("ben")).expect_err("no room");
+        let busy = check_room(&states, &principal("ben")).expect_err("no room");
         assert_eq!(busy.code, "busy");
     }
 
@@ -516,9 +520,9 @@ mod tests {
     fn a_user_with_too_much_to_remember_is_refused_and_others_are_not() {
         let mut large = execution("ann", 1);
         large.bytes = USER_BYTES_MAX;
-        let held = Slot::Waits { execution: large, since: Instant::now() };
-        let slots = HashMap::from([(Id::random(), held)]);
-        let code = |user| check_bytes_of_all(&slots, &execution(user, 1)).map_err(|it| it.code);
+        let held = ExecutionState::Waits { execution: large, since: Instant::now() };
+        let states = HashMap::from([(Id::random(), held)]);
+        let code = |user| check_bytes_of_all(&states, &execution(user, 1)).map_err(|it| it.code);
         assert_eq!(code("ann"), Err("quota_executions"));
         assert_eq!(code("ben"), Ok(()));
     }

@@ -7,28 +7,30 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::ServiceError;
-use crate::librechat::run::box_spec::beside_code;
-use crate::librechat::run::exec::or_default;
+use crate::librechat::run::box_spec::code_file;
+use crate::librechat::run::exec::{FILES_MAX, few_or_none, or_default};
 use crate::librechat::run::inputs::FileRef;
+use crate::librechat::tools::calls::CALLS_MAX;
 use crate::store::id::Id;
 use crate::work::files::InputFile;
 
 const TOOLS_MAX: usize = 100;
 const TOOL_NAME_BYTES_MAX: usize = 256;
 
-/// Either; what is not known is not looked at.
+/// The body of a request that starts an execution or continues one. Unknown fields are ignored:
+/// clients of all ages send them.
 #[derive(Debug, Deserialize)]
 pub struct Request {
     continuation_token: Option<String>,
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, CALLS_MAX>")]
     tool_results: Vec<ToolResult>,
     code: Option<String>,
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, TOOLS_MAX>")]
     tools: Vec<Tool>,
     lang: Option<String>,
     language: Option<String>,
     timeout: Option<u64>,
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
     files: Vec<FileRef>,
     user_id: Option<String>,
 }
@@ -38,9 +40,12 @@ struct Tool {
     name: String,
 }
 
-#[derive(Debug, Deserialize)]
-struct ToolResult {
-    call_id: String,
+/// The result of a call. The code gets it as JSON, without the id.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct ToolResult {
+    #[serde(skip_serializing)]
+    pub call_id: String,
+    /// The text that the client sent: many results are kept. `None` is `null`.
     result: Option<Box<RawValue>>,
     #[serde(default, deserialize_with = "or_default")]
     is_error: bool,
@@ -51,35 +56,26 @@ struct ToolResult {
 #[derive(Debug)]
 pub enum Asked {
     Start(Box<Start>),
-    Continue { token: Id, replies: Vec<(String, Reply)> },
+    Continue { token: Id, results: Vec<ToolResult> },
 }
 
 /// Code that may call tools.
 #[derive(Debug)]
 pub struct Start {
     pub code: String,
-    pub tongue: Tongue,
+    pub language: ToolLanguage,
     pub timeout: Option<u64>,
     pub files: Vec<FileRef>,
     pub user_id: Option<String>,
-    /// What the client calls each function of the code.
+    /// The name of each tool, by the function that the code calls.
     tools: BTreeMap<String, String>,
 }
 
-/// In what the code is written.
+/// The language of code that calls tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tongue {
+pub enum ToolLanguage {
     Python,
     Bash,
-}
-
-/// What was said to a call.
-#[derive(Debug, Clone, Serialize)]
-pub struct Reply {
-    /// As it was sent: many of them are remembered. `None` is `null`.
-    result: Option<Box<RawValue>>,
-    is_error: bool,
-    error_message: String,
 }
 
 impl Request {
@@ -91,8 +87,13 @@ impl Request {
                 if self.tool_results.is_empty() {
                     return Err(wrong("tool_results: there are none"));
                 }
-                let replies = self.tool_results.into_iter().map(ToolResult::into_reply);
-                Ok(Asked::Continue { token, replies: replies.collect() })
+                let mut results = self.tool_results;
+                for result in &mut results {
+                    if result.error_message.is_empty() {
+                        result.error_message = "the tool failed".to_owned();
+                    }
+                }
+                Ok(Asked::Continue { token, results })
             }
             None => self.start().map(|start| Asked::Start(Box::new(start))),
         }
@@ -101,9 +102,9 @@ impl Request {
     fn start(self) -> Result<Start, ServiceError> {
         let code = self.code.filter(|code| !code.is_empty());
         let code = code.ok_or_else(|| wrong("code: there is none"))?;
-        let tongue = match self.lang.or(self.language).as_deref() {
-            None | Some("python" | "py") => Tongue::Python,
-            Some("bash" | "sh") => Tongue::Bash,
+        let language = match self.lang.or(self.language).as_deref() {
+            None | Some("python" | "py") => ToolLanguage::Python,
+            Some("bash" | "sh") => ToolLanguage::Bash,
             Some(other) => {
                 return Err(ServiceError::invalid(
                     "unsupported_language",
@@ -112,12 +113,12 @@ impl Request {
                 .with_hint("tools are called from python and bash"));
             }
         };
-        if self.tools.is_empty() || self.tools.len() > TOOLS_MAX {
+        if self.tools.is_empty() {
             return Err(wrong("tools: there have to be 1 to 100"));
         }
         let mut tools = BTreeMap::new();
         for Tool { name } in self.tools {
-            let function = tongue.function(&name);
+            let function = language.function(&name);
             if function.is_empty() || name.len() > TOOL_NAME_BYTES_MAX || name.contains('\n') {
                 return Err(wrong("tools: one has no name that can be called"));
             }
@@ -127,7 +128,7 @@ impl Request {
         }
         Ok(Start {
             code,
-            tongue,
+            language,
             timeout: self.timeout,
             files: self.files,
             user_id: self.user_id,
@@ -140,23 +141,8 @@ fn wrong(message: &str) -> ServiceError {
     ServiceError::invalid("invalid_request", message)
 }
 
-impl ToolResult {
-    fn into_reply(self) -> (String, Reply) {
-        let reply = Reply {
-            result: self.result,
-            is_error: self.is_error,
-            error_message: if self.error_message.is_empty() {
-                "the tool failed".to_owned()
-            } else {
-                self.error_message
-            },
-        };
-        (self.call_id, reply)
-    }
-}
-
 impl Start {
-    /// The client's own name of the tool that code calls so.
+    /// The name of the tool, if the client offers it.
     pub fn tool(&self, name: &str) -> Option<&str> {
         self.tools.values().find(|own| *own == name).map(String::as_str)
     }
@@ -174,29 +160,29 @@ impl Start {
     }
 }
 
-impl Reply {
-    /// How much there is to remember of it.
+impl ToolResult {
+    /// The memory that the result takes.
     pub fn bytes(&self) -> usize {
         let result = self.result.as_ref().map_or(0, |result| result.get().len());
         result + self.error_message.len()
     }
 
-    /// As `main.sh` looks for it: one line of JSON where it is not a bare text.
-    pub fn for_shell(&self, key: &str, turn: usize) -> InputFile {
-        let name = format!("history/{key}.{turn}");
+    /// The file that `main.sh` reads: a bare text, or JSON on one line.
+    pub fn for_shell(&self, key: &str, number: usize) -> InputFile {
+        let name = format!("history/{key}.{number}");
         if self.is_error {
             let words = format!("{}\n", self.error_message);
-            return beside_code(&format!("{name}.failed"), words.into_bytes());
+            return code_file(&format!("{name}.failed"), words.into_bytes());
         }
         let text = match self.result.as_ref().map(|result| result.get()) {
             Some(json) => in_a_line(json),
             None => "null".to_owned(),
         };
-        beside_code(&name, format!("{text}\n").into_bytes())
+        code_file(&name, format!("{text}\n").into_bytes())
     }
 }
 
-/// A text as it is, and anything else without what is between its parts.
+/// A JSON text without its quotes, or other JSON without white space.
 fn in_a_line(json: &str) -> String {
     match serde_json::from_str(json) {
         Ok(Value::String(text)) => text,
@@ -217,8 +203,8 @@ const BASH_KEYWORDS: [&str; 23] = [
     "export", "unset",
 ];
 
-impl Tongue {
-    /// What runs the code, and the name of the language that it is in.
+impl ToolLanguage {
+    /// The name of the language, and the program that runs the code.
     pub fn runner(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => ("python", include_str!("main.py")),
@@ -226,7 +212,7 @@ impl Tongue {
         }
     }
 
-    /// What code calls a tool, as clients tell the model.
+    /// The name of the function that calls a tool, as clients tell the model.
     fn function(self, tool: &str) -> String {
         let (also_underscore, keywords): (&[char], &[&str]) = match self {
             Self::Python => (&['-'], &PYTHON_KEYWORDS),
@@ -261,12 +247,12 @@ mod tests {
 
     #[test]
     fn functions_are_called_as_clients_tell_the_model() {
-        let python = |tool| Tongue::Python.function(tool);
+        let python = |tool| ToolLanguage::Python.function(tool);
         assert_eq!(python("get-weather now"), "get_weather_now");
         assert_eq!(python("2nd.tool"), "_2ndtool");
         assert_eq!(python("import"), "import_tool");
-        assert_eq!(Tongue::Bash.function("a.b-c"), "a_b_c");
-        assert_eq!(Tongue::Bash.function("done"), "done_tool");
+        assert_eq!(ToolLanguage::Bash.function("a.b-c"), "a_b_c");
+        assert_eq!(ToolLanguage::Bash.function("done"), "done_tool");
     }
 
     #[test]
