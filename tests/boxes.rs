@@ -34,11 +34,14 @@ fn nothing_is_listed_where_nothing_is() {
     assert_eq!(tare.json(["ls", "--json"]), json!([]));
     assert_eq!(tare.json(["ls", "-a", "--json"]), json!([]));
     tare.call(["ls", "-q"]).ok().printed("").said_nothing();
-    let table = lines(tare.call(["ls", "-a"]));
-    assert_eq!(table.len(), 1, "{table:?}");
-    let columns: Vec<&str> = table[0].split_whitespace().collect();
-    let expected = "ID NAME STATE AGE LEASE COMMAND PROCESSES MEMORY";
-    assert_eq!(columns.join(" "), expected);
+    for (call, columns) in [
+        (&["ls"][..], "ID NAME STATE AGE LEASE COMMAND PROCESSES MEMORY"),
+        (&["ls", "-a"], "ID NAME KEY STATE AGE LEASE COMMAND PROCESSES MEMORY"),
+    ] {
+        let table = lines(tare.call(call));
+        assert_eq!(table.len(), 1, "{table:?}");
+        assert_eq!(table[0].split_whitespace().collect::<Vec<_>>().join(" "), columns);
+    }
 }
 
 #[test]

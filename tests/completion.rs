@@ -60,14 +60,15 @@ fn bash_offers_the_names_of_boxes() {
     if !has_program("bash") {
         skip!("bash is not installed");
     }
-    let named = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    // No id has an upper-case letter.
+    let named = tare.detached(["--name", "Web", "--", "sleep", "1000"]);
     let unnamed = tare.detached(["--", "sleep", "1000"]);
-    assert_eq!(offered(&tare, "tare stop \"\""), ["web", &unnamed]);
-    assert_eq!(offered(&tare, "tare exec w"), ["web"]);
-    assert_eq!(offered(&tare, "tare --state-root x logs -f we"), ["web"]);
-    assert_eq!(offered(&tare, "tare cp we"), ["web:"]);
+    assert_eq!(offered(&tare, "tare stop \"\""), ["Web", &unnamed]);
+    assert_eq!(offered(&tare, "tare exec W"), ["Web"]);
+    assert_eq!(offered(&tare, "tare --state-root x logs -f We"), ["Web"]);
+    assert_eq!(offered(&tare, "tare cp We"), ["Web:"]);
     assert!(offered(&tare, "tare stop -").contains(&"--time".to_owned()));
-    assert!(!offered(&tare, "tare run w").contains(&"web".to_owned()));
+    assert!(!offered(&tare, "tare run W").contains(&"Web".to_owned()));
     tare.remove(&named);
     tare.remove(&unnamed);
 }

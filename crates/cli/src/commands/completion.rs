@@ -21,7 +21,7 @@ pub struct CompletionArgs {
     #[arg(value_enum, required_unless_present = "boxes")]
     shell: Option<Shell>,
 
-    /// Print the name of each box, or its id if it has none; the scripts call this
+    /// Print the name of each box, or its id if no name is its alone; the scripts call this
     #[arg(long, hide = true, conflicts_with = "shell")]
     boxes: bool,
 }
@@ -43,9 +43,16 @@ pub fn run(args: &CompletionArgs, context: &Context) -> Result<u8, Error> {
 }
 
 fn boxes(context: &Context) -> Result<String, Error> {
-    let boxes = context.engine(Purpose::Look)?.list()?.into_iter();
-    let names = boxes.map(|status| status.name.unwrap_or_else(|| status.id.to_string()));
-    Ok(names.map(|name| format!("{name}\n")).collect())
+    let boxes = context.engine(Purpose::Look)?.list()?;
+    let is_unique = |name: &&String| {
+        let same = boxes.iter().filter(|other| other.name.as_ref() == Some(*name));
+        same.count() == 1
+    };
+    let shown = boxes.iter().map(|status| match status.name.as_ref().filter(is_unique) {
+        Some(name) => format!("{name}\n"),
+        None => format!("{}\n", status.id),
+    });
+    Ok(shown.collect())
 }
 
 fn script(shell: Shell) -> String {

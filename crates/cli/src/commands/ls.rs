@@ -18,9 +18,10 @@ Examples:
   tare ls --json | jq -r '.[] | select(.memory_bytes > 1e9) | .id'
   tare ls -q --filter name=web | xargs -r tare rm -f";
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     Column::whole("ID"),
     Column::cut("NAME", 12),
+    Column::cut("KEY", 12),
     Column::whole("STATE"),
     Column::whole("AGE"),
     Column::whole("LEASE"),
@@ -32,11 +33,12 @@ const COLUMNS: [Column; 8] = [
 /// List boxes, the oldest first
 ///
 /// The state of a box is starting, running, paused, stopping, exited or stuck. --all shows boxes
-/// that have ended, until they are removed or their retention passes.
+/// that have ended, until they are removed or their retention passes, and the API key that each box
+/// belongs to; boxes of the command line have none.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct LsArgs {
-    /// Include boxes that have ended
+    /// Include boxes that have ended, and show the API key of each box
     #[arg(short, long)]
     all: bool,
 
@@ -79,16 +81,23 @@ fn render(args: &LsArgs, boxes: &[Status]) -> String {
         (false, true) => boxes.iter().map(|status| format!("{}\n", status.id)).collect(),
         (false, false) => {
             let now = Timestamp::now();
-            let rows: Vec<_> = boxes.iter().map(|status| row(status, now)).collect();
-            table::render(&COLUMNS, &rows, table::columns_of_stdout())
+            let rows = boxes.iter().map(|status| row(status, now));
+            let width = table::columns_of_stdout();
+            if args.all {
+                table::render(&COLUMNS, &rows.collect::<Vec<_>>(), width)
+            } else {
+                let rows: Vec<_> = rows.map(without_key).collect();
+                table::render(&without_key(COLUMNS), &rows, width)
+            }
         }
     }
 }
 
-fn row(status: &Status, now: Timestamp) -> [String; 8] {
+fn row(status: &Status, now: Timestamp) -> [String; 9] {
     [
         status.id.to_string(),
         format::text(status.name.as_deref()),
+        format::text(status.key.as_deref()),
         state(status),
         format::time(now.since(status.created_at)),
         lease(status, now),
@@ -96,6 +105,11 @@ fn row(status: &Status, now: Timestamp) -> [String; 8] {
         format::count(status.pids),
         format::size(status.memory_bytes),
     ]
+}
+
+fn without_key<T>(cells: [T; 9]) -> [T; 8] {
+    let [id, name, _key, state, age, lease, command, processes, memory] = cells;
+    [id, name, state, age, lease, command, processes, memory]
 }
 
 /// Of a box without one, what a server runs in it.
@@ -193,14 +207,24 @@ mod tests {
 
     #[test]
     fn a_row_has_what_people_look_for() {
-        let rows: Vec<_> = boxes().iter().map(|status| row(status, now())).collect();
+        let mut boxes = boxes();
+        boxes[1].key = Some("ci".to_owned());
+        let rows: Vec<_> = boxes.iter().map(|status| row(status, now())).collect();
+        let expected = "\
+ID            NAME  KEY  STATE        AGE  LEASE  COMMAND      PROCESSES  MEMORY
+aaaaaaaaaaaa  web   -    running      5m   2h     sleep '1 h'  2          3 MiB
+bbbbbbbbbbbb  -     ci   exited(137)  5m   -      sleep '1 h'  -          -
+cccccccccccc  -     -    stuck        5m   2h     sleep '1 h'  2          3 MiB
+";
+        assert_eq!(table::render(&COLUMNS, &rows, None), expected);
+        let rows: Vec<_> = rows.into_iter().map(without_key).collect();
         let expected = "\
 ID            NAME  STATE                AGE  LEASE  COMMAND      PROCESSES  MEMORY
 aaaaaaaaaaaa  web   running              5m   2h     sleep '1 h'  2          3 MiB
 bbbbbbbbbbbb  -     exited(137, killed)  5m   -      sleep '1 h'  -          -
 cccccccccccc  -     stuck                5m   2h     sleep '1 h'  2          3 MiB
 ";
-        assert_eq!(table::render(&COLUMNS, &rows, None), expected);
+        assert_eq!(table::render(&without_key(COLUMNS), &rows, None), expected);
     }
 
     #[test]
@@ -230,6 +254,7 @@ cccccccccccc  -     stuck                5m   2h     sleep '1 h'  2          3 M
         for key in [
             "id",
             "name",
+            "key",
             "state",
             "created_at",
             "lease_ends_at",

@@ -33,16 +33,20 @@ pub enum Place {
 }
 
 /// Reads SRC or DST. A text with a colon is a path in a box, unless it begins with a dot or a
-/// slash, or has a slash before the colon.
+/// slash, or has a slash before the colon. The box can be `KEY:NAME` if the path begins with a
+/// slash.
 pub fn parse(text: &OsStr) -> Result<Place, Error> {
     let bytes = text.as_bytes();
-    let colon = bytes.iter().position(|byte| *byte == b':');
+    let colon = position_of_colon(bytes);
     let (reference, path) = match (bytes, colon) {
         (b"", _) => return Err(bad("a path is empty", "name a file or a directory")),
         (b"-", _) => return Ok(Place::Stream),
         ([b'.' | b'/', ..], _) | (_, None) => return Ok(Place::Host(text.into())),
         (_, Some(colon)) if bytes[..colon].contains(&b'/') => return Ok(Place::Host(text.into())),
-        (_, Some(colon)) => (&bytes[..colon], &bytes[colon + 1..]),
+        (_, Some(colon)) => {
+            let end = colon + name_after(&bytes[colon + 1..]).map_or(0, |length| length + 1);
+            (&bytes[..end], &bytes[end + 1..])
+        }
     };
     match (std::str::from_utf8(reference), path) {
         (Ok(reference), [_, ..]) if !reference.is_empty() => Ok(Place::Box {
@@ -54,6 +58,17 @@ pub fn parse(text: &OsStr) -> Result<Place, Error> {
             "write BOX:PATH, such as web:/work, or ./ before a path of the host",
         )),
     }
+}
+
+fn position_of_colon(bytes: &[u8]) -> Option<usize> {
+    bytes.iter().position(|byte| *byte == b':')
+}
+
+/// The length of NAME in what follows `KEY:`, if that is `NAME:/...`.
+fn name_after(rest: &[u8]) -> Option<usize> {
+    let length = position_of_colon(rest)?;
+    let is_name = length > 0 && !rest[..length].contains(&b'/');
+    (is_name && rest[length + 1..].starts_with(b"/")).then_some(length)
 }
 
 /// The thing that is copied.
@@ -157,6 +172,10 @@ mod tests {
             ("web:/work/.", in_box("web", "/work/.")),
             ("web:.", in_box("web", "/.")),
             ("a.b:/", in_box("a.b", "/")),
+            ("ci:web:/work", in_box("ci:web", "/work")),
+            (":web:/a:/b", in_box(":web", "/a:/b")),
+            ("web:a:b", in_box("web", "/a:b")),
+            ("web::/b", in_box("web", "/:/b")),
             ("file", Place::Host("file".into())),
             ("./a:b", Place::Host("./a:b".into())),
             ("/a:b", Place::Host("/a:b".into())),
