@@ -20,6 +20,7 @@ mod readers;
 mod run;
 mod schema;
 mod stopping;
+mod tenants;
 mod terminal;
 mod watching;
 

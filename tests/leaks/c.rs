@@ -517,7 +517,7 @@ fn a_record_that_vanishes_under_the_server_is_dropped_from_every_count() {
     let case = case();
     // The key is `secret`.
     let key = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
-    let text = format!("[[keys]]\nname = 'ci'\nsha256 = '{key}'\nboxes = 1\n");
+    let text = format!("[[keys]]\nname = 'ci'\nsha256 = '{key}'\nboxes = 1\nadmin = true\n");
     let server = Server::start_configured(&case, &text);
     let ask = |method: &str, path: &str, body: &str| {
         let headers = [("Content-Type", "application/json"), ("X-API-Key", "secret")];

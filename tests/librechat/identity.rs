@@ -251,6 +251,35 @@ fn with_tokens_the_native_api_requires_a_key() {
 }
 
 #[test]
+fn boxes_belong_to_the_key_that_was_sent_or_to_librechat() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let token = format!("Bearer {}", ed.token("ann"));
+    let with_tokens = Files::new(&[&ed], KEY);
+    let with_key = TemporaryDirectory::new();
+    let plain = with_key.write("tare.toml", KEY).display().to_string();
+    let request = json!({ "lang": "bash", "code": "true", "runtime_session_hint": "v2:user:1" });
+    for (config, credential, owner, seen) in [
+        (&plain, ("X-API-Key", "native-key"), "native", 1),
+        (&with_tokens.config(), ("Authorization", token.as_str()), "librechat", 0),
+    ] {
+        let server = Server::start(&tare, &["--config", config]);
+        exec(&server, &[credential], &request).was(200);
+        let boxes = tare.list();
+        assert_eq!(boxes.len(), 1, "{boxes:?}");
+        assert_eq!(boxes[0]["key"], owner, "{boxes:?}");
+        let native = [("X-API-Key", "native-key")];
+        let listed = server.ask("GET", "/v1/boxes", &native, b"").was(200).json();
+        assert_eq!(listed["boxes"].as_array().map(Vec::len), Some(seen), "{listed}");
+        // The same session again is the same box.
+        let again = exec(&server, &[credential], &request).was(200).json();
+        assert_eq!(again["runtime_status"], "reused", "{again}");
+        tare.call(["rm", "-f", "--all"]).ok();
+        server.stop().ok();
+    }
+}
+
+#[test]
 fn a_valid_api_key_is_accepted() {
     let tare = tare!();
     let server = Server::start_configured(&tare, KEY);

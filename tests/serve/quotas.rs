@@ -25,7 +25,7 @@ fn a_keys_quota_is_independent_of_other_keys_and_survives_restarts() {
     let create =
         |server: &Server, key: &str| post(server, key, "/v1/boxes", &json!({ "limits": limits }));
     let first = create(&server, "ci-key").was(201).json();
-    assert_eq!(first["labels"]["tare.key"], "ci");
+    assert_eq!(first["key"], "ci");
     let large = json!({ "command": ["true"], "limits": { "memory_bytes": 250 << 20 } });
     let refused = post(&server, "ci-key", "/v1/run", &large).refused(429, "quota_memory_bytes");
     assert!(refused.header("retry-after").is_some());

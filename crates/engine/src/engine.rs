@@ -265,6 +265,12 @@ impl Engine {
         find::find(&self.root, scope, reference, || self.cleaned())
     }
 
+    /// The API key that a box belongs to. `None` for a box of the command line or of a server without
+    /// keys, and if nothing says it.
+    pub fn key_of(&self, id: &BoxId) -> Option<String> {
+        find::tenant_of(&self.root, id)?.key().map(str::to_owned)
+    }
+
     /// Every box, the oldest first.
     pub fn list(&self) -> Result<Vec<Status>, Error> {
         find::list(&self.root)

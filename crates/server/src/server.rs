@@ -150,7 +150,7 @@ async fn live(app: App, librechat: LibreChat, mut inputs: Inputs) -> Result<(), 
         app.http.port.get_or_init(|| port);
     }
     app.journal.record(&LogEvent::Listening { on: &on });
-    record_lowered(&app, &inputs.lowered);
+    record_findings(&app, &inputs.lowered);
     notify::ready();
     tokio::spawn(upkeep::recover(app.clone()));
     tokio::spawn(upkeep::report_ends(app.clone(), inputs.ended));
@@ -182,9 +182,15 @@ async fn live(app: App, librechat: LibreChat, mut inputs: Inputs) -> Result<(), 
     Ok(())
 }
 
-fn record_lowered(app: &App, limits: &[&'static str]) {
-    if !limits.is_empty() {
-        app.journal.record(&LogEvent::LimitsLowered { limits });
+/// Logs what an operator should know about a configuration that was just read.
+fn record_findings(app: &App, lowered: &[&'static str]) {
+    if app.config().lacks_admin() {
+        let hint = "no client can use /metrics, /v1/audit, /v1/sweep and /v1/reload: \
+                    set admin = true for a key, or begin its line in the key file with admin:";
+        app.journal.record(&LogEvent::NoAdmin { hint });
+    }
+    if !lowered.is_empty() {
+        app.journal.record(&LogEvent::LimitsLowered { limits: lowered });
     }
 }
 
@@ -207,7 +213,7 @@ async fn reload(
             librechat.jwt_keys.set(jwt_keys);
             app.configure(config);
             app.journal.record(&LogEvent::Reloaded);
-            record_lowered(app, &lowered);
+            record_findings(app, &lowered);
             Ok(())
         }
         Err(error) => {

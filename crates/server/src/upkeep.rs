@@ -111,7 +111,7 @@ fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
     let limit = |name: &str| spec["limits"][name].as_u64().unwrap_or(0);
     let pids = u32::try_from(limit("pids")).unwrap_or(u32::MAX);
     let need = Need::of_existing(pids, limit("memory_bytes"));
-    app.admission.of_existing(&app.config(), &one.labels, &one.id, need)
+    app.admission.of_existing(&app.config(), one.key.as_deref(), &one.id, need)
 }
 
 /// Finishes and reports each box whose keeper has ended.
@@ -126,7 +126,8 @@ pub async fn report_ends(app: App, mut ended: mpsc::Receiver<BoxId>) {
             // The process that blocked its end has just died.
             app.sweep_wanted.notify_one();
         }
-        let Status { exit_code, cause, .. } = status;
-        app.journal.record(&LogEvent::BoxEnded { box_id: id.as_str(), exit_code, cause });
+        let Status { exit_code, cause, key, .. } = status;
+        let (box_id, key) = (id.as_str(), key.as_deref());
+        app.journal.record(&LogEvent::BoxEnded { box_id, key, exit_code, cause });
     }
 }

@@ -55,11 +55,17 @@ pub fn find<'a>(
 fn is_seen(boxes: BorrowedFd<'_>, scope: &Scope, id: &BoxId) -> bool {
     match scope {
         Scope::All => state_root::is_there(boxes, id),
-        Scope::Tenant(tenant) => {
-            let record = Record::look(boxes, id).ok().flatten();
-            record.is_some_and(|record| record.account.tenant() == Some(tenant))
-        }
+        Scope::Tenant(tenant) => recorded_tenant(boxes, id).as_ref() == Some(tenant),
     }
+}
+
+fn recorded_tenant(boxes: BorrowedFd<'_>, id: &BoxId) -> Option<Tenant> {
+    Record::look(boxes, id).ok()??.account.tenant().cloned()
+}
+
+/// The tenant that a box belongs to.
+pub fn tenant_of(root: &StateRoot, id: &BoxId) -> Option<Tenant> {
+    recorded_tenant(state_root::boxes_if_any(root).ok()??.as_fd(), id)
 }
 
 /// The box with this name.

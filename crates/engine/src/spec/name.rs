@@ -146,6 +146,12 @@ impl Tenant {
     }
 }
 
+impl From<Name> for Tenant {
+    fn from(key: Name) -> Self {
+        Self(key.0)
+    }
+}
+
 /// The command line.
 impl Default for Tenant {
     fn default() -> Self {

@@ -11,26 +11,53 @@ pub mod promise;
 pub mod quota;
 pub mod streams;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tare_engine::BoxId;
-use tare_engine::spec::Spec;
+use tare_engine::spec::{Spec, Tenant};
+use tare_engine::{BoxId, Scope};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::admission::pressure::{Place, Pressure};
 use crate::admission::promise::Promise;
 use crate::admission::quota::{QuotaHold, Quotas};
-use crate::config::{Config, Limits};
+use crate::config::{Config, Key, Limits};
 use crate::error::ServiceError;
 
 /// Who sent a request. Every API makes one from its own kind of authentication.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caller {
-    /// The name of the API key. `None` if the server has no keys, or the API has its own users.
-    pub key: Option<String>,
+    /// Whose boxes the request makes, and whose quota counts.
+    pub tenant: Tenant,
+    /// Whether it sees the boxes of all tenants, and may use the routes for operators.
+    pub is_admin: bool,
     pub request_id: String,
+}
+
+impl Caller {
+    /// A client of a server without keys, which is open to every process of this host.
+    pub fn without_keys() -> Self {
+        Self { is_admin: true, ..Self::default() }
+    }
+
+    pub fn with_key(key: &Key) -> Self {
+        Self { is_admin: key.admin, ..Self::of(key.name.clone().into()) }
+    }
+
+    /// A client that sees the boxes of one tenant.
+    pub fn of(tenant: Tenant) -> Self {
+        Self { tenant, ..Self::default() }
+    }
+
+    /// Which boxes it sees.
+    pub fn scope(&self) -> Scope {
+        if self.is_admin { Scope::All } else { Scope::Tenant(self.tenant.clone()) }
+    }
+
+    /// Whether it sees boxes, and events about boxes, of this key.
+    pub fn sees(&self, key: Option<&str>) -> bool {
+        self.is_admin || key.is_some_and(|key| key == self.tenant.as_str())
+    }
 }
 
 /// What a request needs.
@@ -143,11 +170,11 @@ impl Admission {
     pub fn of_existing(
         &self,
         config: &Config,
-        labels: &BTreeMap<String, String>,
+        key: Option<&str>,
         id: &BoxId,
         need: Need,
     ) -> Admitted {
-        let quota = self.quotas.of_existing(labels, need.memory_bytes);
+        let quota = key.map(|key| self.quotas.of_existing(key, need.memory_bytes));
         let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
         Admitted { turn: None, place, _quota: quota }
     }

@@ -1,6 +1,6 @@
 //! Quotas of keys: boxes, memory, runs per second.
 //!
-//! A label of the box names its key, so the counts survive this server. A box counts from before
+//! The record of a box names its key, so the counts survive this server. A box counts from before
 //! its creation until its end was observed.
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,8 +13,6 @@ use crate::admission::{Caller, Need, Work};
 use crate::config::{Config, Key};
 use crate::error::ServiceError;
 
-/// Which key a box was made with. Nobody else can set it: see [`check_labels`].
-pub const KEY_LABEL: &str = "tare.key";
 /// Labels that begin so are tare's own.
 const RESERVED: &str = "tare.";
 /// How many stops of one key may wait at once. Each has a connection and a pidfd.
@@ -79,13 +77,13 @@ impl Quotas {
         caller: &Caller,
         need: Need,
     ) -> Result<Option<QuotaHold>, ServiceError> {
-        let Some(key) = &caller.key else {
+        let Some(key) = caller.tenant.key() else {
             return Ok(None);
         };
-        let quota = config.keys.iter().find(|one| one.name == *key);
+        let quota = config.keys.iter().find(|one| one.name.as_str() == key);
         let quota = quota.map(Quota::of).unwrap_or_default();
         let mut accounts = self.accounts();
-        let account = accounts.entry(key.clone()).or_default();
+        let account = accounts.entry(key.to_owned()).or_default();
         account.check(&quota, key, need.memory_bytes)?;
         if need.work == Work::Run {
             account.take_run(&quota, key, Instant::now())?;
@@ -94,15 +92,10 @@ impl Quotas {
     }
 
     /// A box that exists already counts for the key that created it.
-    pub fn of_existing(
-        &self,
-        labels: &BTreeMap<String, String>,
-        memory_bytes: u64,
-    ) -> Option<QuotaHold> {
-        let key = labels.get(KEY_LABEL)?;
+    pub fn of_existing(&self, key: &str, memory_bytes: u64) -> QuotaHold {
         let mut accounts = self.accounts();
-        let account = accounts.entry(key.clone()).or_default();
-        Some(self.put(account, key, Need::of_existing(0, memory_bytes)))
+        let account = accounts.entry(key.to_owned()).or_default();
+        self.put(account, key, Need::of_existing(0, memory_bytes))
     }
 
     fn put(&self, account: &mut Account, key: &str, need: Need) -> QuotaHold {
@@ -126,7 +119,7 @@ pub struct StopTurn {
 impl Quotas {
     /// Without keys all callers share one account.
     pub fn begin_stop(&self, caller: &Caller) -> Result<StopTurn, ServiceError> {
-        let key = caller.key.clone().unwrap_or_default();
+        let key = caller.tenant.as_str().to_owned();
         let mut accounts = self.accounts();
         let account = accounts.entry(key.clone()).or_default();
         if account.stops >= STOPS_MAX {
@@ -245,13 +238,13 @@ mod tests {
         let key = Key {
             boxes: quota.boxes,
             memory_bytes: quota.memory_bytes.map(ByteSize),
-            ..Key::of("ci", b"secret")
+            ..Key::named("ci", b"secret")
         };
         Config { keys: vec![key], ..Config::default() }
     }
 
     fn ci() -> Caller {
-        Caller { key: Some("ci".to_owned()), ..Caller::default() }
+        Caller::with_key(&Key::named("ci", b"secret"))
     }
 
     #[test]
@@ -275,9 +268,7 @@ mod tests {
     fn a_box_that_was_there_before_counts_for_its_key() {
         let quotas = Quotas::default();
         let config = config(Quota { boxes: Some(1), ..Quota::default() });
-        let labels = BTreeMap::from([(KEY_LABEL.to_owned(), "ci".to_owned())]);
-        let found = quotas.of_existing(&labels, 1);
-        assert!(found.is_some() && quotas.of_existing(&BTreeMap::new(), 1).is_none());
+        let _found = quotas.of_existing("ci", 1);
         let refused =
             quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
         assert_eq!(refused.expect_err("one is there").code, "quota_boxes");
@@ -288,9 +279,7 @@ mod tests {
     fn an_account_without_boxes_is_forgotten() {
         let quotas = Quotas::default();
         for number in 0..100_000 {
-            let key = format!("key-{number}");
-            let labels = BTreeMap::from([(KEY_LABEL.to_owned(), key)]);
-            drop(quotas.of_existing(&labels, 1));
+            drop(quotas.of_existing(&format!("key-{number}"), 1));
         }
         assert_eq!(quotas.accounts().len(), 0);
     }

@@ -95,7 +95,7 @@ mod tests {
 
     fn config(streams: usize, keys: &[&str]) -> Config {
         let mut config = Config {
-            keys: keys.iter().map(|name| Key::of(name, b"x")).collect(),
+            keys: keys.iter().map(|name| Key::named(name, b"x")).collect(),
             ..Config::default()
         };
         config.limits.streams = Some(streams);

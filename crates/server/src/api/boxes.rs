@@ -135,7 +135,7 @@ pub struct Waited {
 
 /// Create a box
 ///
-/// Answers when its command runs. It belongs to nobody: it outlives this server.
+/// Answers when its command runs. It belongs to the key, and outlives this server.
 ///
 /// With an `Idempotency-Key` the box is made once, however often the request is sent: a
 /// later one is answered with 200 and the box as it is by then, and with 409 after its

@@ -1,11 +1,12 @@
-//! `GET /v1/events`: what happens to all boxes, as it happens.
+//! `GET /v1/events`: what happens to the boxes that a caller can see, as it happens.
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::http::frames::{EventFrame, StreamFormat};
 use crate::http::{Http, request_log};
@@ -16,10 +17,9 @@ const NOT_SHOWN: &str = "request";
 
 /// What happens to boxes
 ///
-/// From now on, what this server does to boxes and what it sees of them, whoever made
-/// them: `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`,
-/// `box_removed`, `run_ended` and more, as in its log, but for requests. As server-sent events,
-/// or with `Accept: application/x-ndjson` a JSON object on each line. A client that is too slow
+/// From now on, what this server does to the boxes of the key, and what it sees of them: `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`,
+/// `box_removed`, `run_ended` and more, as in its log, but for requests. The key of an admin gets
+/// the events of all boxes, and those of gauges and sweeps. As server-sent events, or with `Accept: application/x-ndjson` a JSON object on each line. A client that is too slow
 /// gets `missed` with a number of `events`; `alive` comes now and then while nothing happens.
 #[utoipa::path(
     get,
@@ -29,6 +29,7 @@ const NOT_SHOWN: &str = "request";
 )]
 pub async fn events(
     State(http): State<Http>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Result<Response, ServiceError> {
     request_log::hold_stream(&http)?;
@@ -48,7 +49,7 @@ pub async fn events(
                 }
             };
             match next {
-                Ok(noted) if noted.event() == NOT_SHOWN => {}
+                Ok(noted) if noted.event() == NOT_SHOWN || !caller.sees(noted.key()) => {}
                 Ok(noted) => sender.send(format.frame(noted.event(), noted.to_json())).await,
                 Err(RecvError::Lagged(missed)) => {
                     sender.send(format.frame("missed", json!({ "events": missed }))).await;

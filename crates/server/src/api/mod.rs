@@ -24,6 +24,16 @@ use crate::app::App;
 use crate::error::ServiceError;
 use crate::http::{auth, request_log};
 
+/// Routes about the whole host and the server.
+fn for_operators() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(operate::audit))
+        .routes(routes!(operate::sweep))
+        .routes(routes!(operate::metrics))
+        .routes(routes!(operate::reload))
+        .route_layer(middleware::from_fn(auth::admins_only))
+}
+
 /// All routes: those of the native API, and those of `others`, which have their own ways to
 /// authenticate.
 pub fn router(app: &App, others: Router<App>) -> Router {
@@ -47,12 +57,9 @@ pub fn router(app: &App, others: Router<App>) -> Router {
         .routes(routes!(files::get, files::put, files::delete))
         .routes(routes!(logs::logs))
         .routes(routes!(events::events))
-        .routes(routes!(operate::audit))
-        .routes(routes!(operate::sweep))
         .routes(routes!(operate::health))
         .routes(routes!(operate::ready))
-        .routes(routes!(operate::metrics))
-        .routes(routes!(operate::reload))
+        .merge(for_operators())
         .split_for_parts();
     let api = openapi::complete(api);
     let page = openapi::page(&api);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use tare_engine::spec::Spec;
+use tare_engine::spec::{Spec, Tenant};
 use tare_engine::{AuditedBox, ExecSpec, Finding, Swept};
 use utoipa::{IntoParams, ToSchema};
 
@@ -37,8 +37,8 @@ pub struct Health {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RecoveryHealth {
     pub done: bool,
-    /// How many boxes it found.
-    pub boxes: usize,
+    /// How many boxes it found; null for a key that is not an admin's.
+    pub boxes: Option<usize>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -91,14 +91,18 @@ pub struct SweepQuery {
 
 /// Whether the server answers
 #[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, body = Health)))]
-pub async fn health(State(app): State<App>) -> axum::Json<Health> {
+pub async fn health(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+) -> axum::Json<Health> {
+    let boxes = app.recovery.boxes.load(Ordering::Relaxed);
     axum::Json(Health {
         status: if app.shutdown.is_serving() { "ok" } else { "stopping" },
         version: env!("CARGO_PKG_VERSION"),
         uptime_ms: milliseconds(app.started.elapsed()),
         recovery: RecoveryHealth {
             done: app.recovery.is_done.load(Ordering::Acquire),
-            boxes: app.recovery.boxes.load(Ordering::Relaxed),
+            boxes: caller.is_admin.then_some(boxes),
         },
     })
 }
@@ -122,7 +126,7 @@ pub async fn ready(
 ) -> Result<axum::Json<Readiness>, ServiceError> {
     let progress = Progress::default();
     // The check counts for no key.
-    let caller = Caller { key: None, ..caller };
+    let caller = Caller { tenant: Tenant::default(), ..caller };
     let tried = run_one(&service, &caller, progress.clone());
     let tried = tokio::time::timeout(READY_WITHIN, tried).await;
     tried.unwrap_or_else(|_late| {

@@ -251,7 +251,7 @@ impl LibreChatConfig {
             let hint = "name them in [librechat.jwt], as keys = \"/path/of/jwks.json\"";
             return wrong("LibreChat is to have tokens, and there are no keys for them", hint);
         }
-        if self.anonymous_exec && keys.iter().any(|key| key.name == ANONYMOUS) {
+        if self.anonymous_exec && keys.iter().any(|key| key.name.as_str() == ANONYMOUS) {
             let message = format!("no key can have the name {ANONYMOUS:?}");
             return wrong(&message, "it is that of whoever has none");
         }

@@ -14,7 +14,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::Deserialize;
-use tare_engine::spec::Name;
 use tare_engine::{Error, GaugeSettings, Thresholds};
 
 use crate::config::files::FilesConfig;
@@ -236,14 +235,22 @@ impl Config {
         self.keys.is_empty() && auth == Auth::None && exposure.is_local()
     }
 
-    /// A key's name is a label of its boxes and identifies its quota.
+    /// The name of a key identifies its boxes and its quota. One secret with two names would leave
+    /// open whose boxes a request means.
     fn check_keys(&self) -> Result<(), Error> {
         let wrong = |message| Err(Error::bad_request(message));
         for (place, key) in self.keys.iter().enumerate() {
-            let name = &key.name;
-            Name::parse(name)?;
-            if self.keys[..place].iter().any(|other| other.name == *name) {
-                return wrong(format!("two keys have the name {name:?}"));
+            let name = key.name.as_str();
+            for other in &self.keys[..place] {
+                if other.name == key.name {
+                    return wrong(format!("two keys have the name {name:?}"));
+                }
+                if other.sha256 == key.sha256 {
+                    return wrong(format!(
+                        "the keys {:?} and {name:?} are equal",
+                        other.name.as_str()
+                    ));
+                }
             }
             let rate = key.runs_per_second;
             if rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
@@ -253,6 +260,11 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Whether keys are needed, and none of them may use the routes for operators.
+    pub fn lacks_admin(&self) -> bool {
+        !self.keys.is_empty() && !self.keys.iter().any(|key| key.admin)
     }
 
     /// `descriptors_reserved` is what boxes must leave free.
@@ -372,19 +384,21 @@ mod tests {
 
     #[test]
     fn a_key_needs_a_unique_name_and_a_possible_quota() {
-        let key = |name: &str, quota: &str| {
-            let sha256 = "0".repeat(64);
+        let key = |name: &str, digit: &str, quota: &str| {
+            let sha256 = digit.repeat(64);
             format!("[[keys]]\nname = '{name}'\nsha256 = '{sha256}'\n{quota}\n")
         };
         let is_good = |text: &str| {
-            let config: Config = toml::from_str(text).expect("TOML");
-            config.check().is_ok()
+            let config: Result<Config, _> = toml::from_str(text);
+            config.is_ok_and(|config| config.check().is_ok())
         };
         let quota = "boxes = 3\nruns_per_second = 0.5\nmemory_bytes = '2g'";
-        assert!(is_good(&(key("a", quota) + &key("b", ""))));
-        assert!(!is_good(&(key("a", "") + &key("a", ""))));
-        assert!(!is_good(&key("a b", "")));
-        assert!(!is_good(&key("a", "runs_per_second = 0.0")));
+        assert!(is_good(&(key("a", "0", quota) + &key("b", "1", "admin = true"))));
+        assert!(!is_good(&(key("a", "0", "") + &key("a", "1", ""))));
+        assert!(!is_good(&(key("a", "0", "") + &key("b", "0", ""))));
+        assert!(!is_good(&key("a b", "0", "")));
+        assert!(!is_good(&key("-", "0", "")));
+        assert!(!is_good(&key("a", "0", "runs_per_second = 0.0")));
     }
 
     #[test]
@@ -399,7 +413,7 @@ mod tests {
         for listen in ["0.0.0.0:80", "[::]:80", "192.0.2.1:80"] {
             let mut config = open(listen);
             assert!(config.check().is_err(), "{listen}");
-            config.keys = vec![Key::of("ci", b"secret")];
+            config.keys = vec![Key::named("ci", b"secret")];
             assert!(config.check().is_ok(), "{listen}");
         }
     }

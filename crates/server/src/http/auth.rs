@@ -11,13 +11,14 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::admission::Caller;
 use crate::config::{Config, Exposure, Key};
 use crate::error::ServiceError;
 use crate::http::{Http, ServedAt, request_log};
@@ -28,12 +29,26 @@ const BEARER: &str = "bearer ";
 pub async fn layer(State(http): State<Http>, mut request: Request, next: Next) -> Response {
     let config = http.config();
     match admit(request.headers(), request.uri(), &config, http.served_at()) {
-        Ok(key) => {
-            request.extensions_mut().insert(request_log::caller(key));
+        Ok(caller) => {
+            request.extensions_mut().insert(request_log::of_request(caller));
             next.run(request).await
         }
         Err(error) => error.into_response(),
     }
+}
+
+/// Refuses a request to a route for operators, unless it has the key of an admin.
+pub async fn admins_only(
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if caller.is_admin {
+        return next.run(request).await;
+    }
+    ServiceError::forbidden("admin_only", "this route needs the key of an admin")
+        .with_hint("the operator sets admin = true in [[keys]], or admin: in the key file")
+        .into_response()
 }
 
 fn admit(
@@ -41,7 +56,7 @@ fn admit(
     target: &Uri,
     config: &Config,
     served: ServedAt,
-) -> Result<Option<String>, ServiceError> {
+) -> Result<Caller, ServiceError> {
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
         if !config.allows_anonymous(served.reach) {
@@ -49,11 +64,11 @@ fn admit(
                 .with_hint("name one in [[keys]] of the configuration"));
         }
         check_host(headers, config, served)?;
-        return Ok(None);
+        return Ok(Caller::without_keys());
     }
     let given = given_key(headers)?;
     let found = given.and_then(|given| holder(&config.keys, given));
-    found.map(|key| Some(key.name.clone())).ok_or_else(|| {
+    found.map(Caller::with_key).ok_or_else(|| {
         unauthorized("no valid API key was given")
             .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
     })
@@ -189,7 +204,7 @@ mod tests {
         pairs: &[(&'static str, &'static str)],
         config: &Config,
         reach: Exposure,
-    ) -> Result<Option<String>, u16> {
+    ) -> Result<Caller, u16> {
         let pairs = pairs
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
@@ -200,7 +215,7 @@ mod tests {
     }
 
     fn with_key(key: &str) -> Config {
-        Config { keys: vec![Key::of("ci", key.as_bytes())], ..Config::default() }
+        Config { keys: vec![Key::named("ci", key.as_bytes())], ..Config::default() }
     }
 
     #[test]
@@ -208,7 +223,7 @@ mod tests {
         let config = with_key("secret");
         let code =
             |pairs: &[(&'static str, &'static str)]| admitted(pairs, &config, Exposure::Loopback);
-        let ci = Ok(Some("ci".to_owned()));
+        let ci = Ok(Caller::with_key(&config.keys[0]));
         assert_eq!(code(&[("x-api-key", "secret")]), ci);
         assert_eq!(code(&[("authorization", "Bearer secret")]), ci);
         assert_eq!(code(&[("authorization", "bearer secret")]), ci);

@@ -47,17 +47,16 @@ tokio::task_local! {
     static CURRENT: Arc<RequestContext>;
 }
 
-/// The caller of the current request, which came with the key of this name. The log of the
-/// request names the key from now on.
-pub fn caller(key: Option<String>) -> Caller {
+/// The caller of the current request. The log of the request names its key from now on.
+pub fn of_request(caller: Caller) -> Caller {
     let request_id = CURRENT.try_with(|current| {
-        if let Some(key) = &key {
-            current.key.set(key.clone()).ok();
+        if let Some(key) = caller.tenant.key() {
+            current.key.set(key.to_owned()).ok();
         }
         current.id.clone()
     });
     // Outside of a request, as in a test, there is no id.
-    Caller { key, request_id: request_id.unwrap_or_default() }
+    Caller { request_id: request_id.unwrap_or_default(), ..caller }
 }
 
 /// Holds the memory of the request's body until the request is over.

@@ -8,6 +8,8 @@ use tare_engine::{Cause, Change, STILL_POPULATED, Timestamp};
 
 use crate::error::ServiceError;
 
+/// `key` is the API key that the box belongs to. A client with a plain key gets the events with
+/// its own.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum LogEvent<'a> {
@@ -17,6 +19,10 @@ pub enum LogEvent<'a> {
     /// The host has too few descriptors for the configured limits.
     LimitsLowered {
         limits: &'a [&'static str],
+    },
+    /// No key is an admin, so that no client can use the routes for operators.
+    NoAdmin {
+        hint: &'a str,
     },
     Recovered {
         boxes: usize,
@@ -42,6 +48,7 @@ pub enum LogEvent<'a> {
     RunEnded {
         /// `None` if no box was made.
         box_id: Option<&'a str>,
+        key: Option<&'a str>,
         request_id: Option<&'a str>,
         cause: Cause,
         exit_code: Option<u8>,
@@ -52,28 +59,34 @@ pub enum LogEvent<'a> {
     },
     BoxCreated {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: &'a str,
     },
     BoxRemoved {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: &'a str,
     },
     BoxPaused {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: &'a str,
     },
     BoxResumed {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: &'a str,
     },
     BoxLeaseChanged {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: &'a str,
         /// `None` if the box has no lease.
         lease_ends_at: Option<Timestamp>,
     },
     BoxEnded {
         box_id: &'a str,
+        key: Option<&'a str>,
         exit_code: Option<u8>,
         /// `None` if the box is stuck, and has not ended yet.
         cause: Option<Cause>,
@@ -85,12 +98,14 @@ pub enum LogEvent<'a> {
     /// A box could not be ended in time. Its record stays, and the server tries again.
     TeardownStuck {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: Option<&'a str>,
         why: &'a str,
     },
     /// A box could not be ended in time, because a process in it does not die.
     CgroupStillPopulated {
         box_id: &'a str,
+        key: Option<&'a str>,
         request_id: Option<&'a str>,
         why: &'a str,
     },
@@ -145,11 +160,15 @@ impl<'a> LogEvent<'a> {
     }
 
     /// The event for a box that could not be ended; `why` is the engine's message.
-    pub fn stuck(box_id: &'a str, request_id: Option<&'a str>, why: &'a str) -> Self {
+    pub fn stuck(
+        (box_id, key): (&'a str, Option<&'a str>),
+        request_id: Option<&'a str>,
+        why: &'a str,
+    ) -> Self {
         if why.contains(STILL_POPULATED) {
-            Self::CgroupStillPopulated { box_id, request_id, why }
+            Self::CgroupStillPopulated { box_id, key, request_id, why }
         } else {
-            Self::TeardownStuck { box_id, request_id, why }
+            Self::TeardownStuck { box_id, key, request_id, why }
         }
     }
 }

@@ -98,6 +98,11 @@ impl LogRecord {
         self.fields.get("event").and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// The API key that the event is about.
+    pub fn key(&self) -> Option<&str> {
+        self.fields.get("key").and_then(Value::as_str)
+    }
+
     /// One object: time, name and fields.
     pub fn to_json(&self) -> Value {
         let mut fields = self.fields.clone();
@@ -200,7 +205,7 @@ mod tests {
     #[test]
     fn a_box_whose_processes_do_not_die_causes_its_own_event() {
         let name = |why: &str| {
-            let event = LogEvent::stuck("abc", None, why);
+            let event = LogEvent::stuck(("abc", None), None, why);
             LogRecord::of(&event, Timestamp::from_ms(0)).event().to_owned()
         };
         let populated = format!("cannot empty cgroup /x: {STILL_POPULATED}");

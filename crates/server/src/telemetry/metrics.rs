@@ -210,6 +210,7 @@ impl Metrics {
             }
             LogEvent::Listening { .. }
             | LogEvent::LimitsLowered { .. }
+            | LogEvent::NoAdmin { .. }
             | LogEvent::Recovered { .. }
             | LogEvent::BoxPaused { .. }
             | LogEvent::BoxResumed { .. }

@@ -44,15 +44,16 @@ pub struct BoxPage {
 }
 
 impl Service {
-    /// Lists boxes, the oldest first. `after` is a cursor, or the id of a box.
+    /// Lists the boxes that the caller can see, the oldest first. `after` is a cursor, or the id of a box.
     pub async fn list(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         filter: &BoxFilter,
         after: Option<&str>,
         limit: usize,
     ) -> Result<BoxPage, ServiceError> {
         let mut boxes = self.ask(Engine::list).await?;
+        boxes.retain(|one| caller.sees(one.key.as_deref()));
         if let Some(after) = after {
             let place = Cursor::find(after, &boxes)?;
             boxes.retain(|one| Cursor::of(one) > place);
@@ -101,8 +102,8 @@ impl Service {
     pub async fn pause(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
         let (before, after) = self.change(caller, of, Engine::pause).await?;
         if before.state != State::Paused {
-            let (box_id, request_id) = (after.id.as_str(), &*caller.request_id);
-            self.journal.record(&LogEvent::BoxPaused { box_id, request_id });
+            let (box_id, key, request_id) = named(&after, caller);
+            self.journal.record(&LogEvent::BoxPaused { box_id, key, request_id });
         }
         Ok(after)
     }
@@ -110,8 +111,8 @@ impl Service {
     pub async fn resume(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
         let (before, after) = self.change(caller, of, Engine::resume).await?;
         if before.state == State::Paused {
-            let (box_id, request_id) = (after.id.as_str(), &*caller.request_id);
-            self.journal.record(&LogEvent::BoxResumed { box_id, request_id });
+            let (box_id, key, request_id) = named(&after, caller);
+            self.journal.record(&LogEvent::BoxResumed { box_id, key, request_id });
         }
         Ok(after)
     }
@@ -126,11 +127,10 @@ impl Service {
             engine.update(id, &Changes { lease: Some(Some(lease)), ..Changes::default() })
         };
         let (_, after) = self.change(caller, of, update).await?;
-        self.journal.record(&LogEvent::BoxLeaseChanged {
-            box_id: after.id.as_str(),
-            request_id: &caller.request_id,
-            lease_ends_at: after.lease_ends_at,
-        });
+        let (box_id, key, request_id) = named(&after, caller);
+        let lease_ends_at = after.lease_ends_at;
+        let changed = LogEvent::BoxLeaseChanged { box_id, key, request_id, lease_ends_at };
+        self.journal.record(&changed);
         Ok(after)
     }
 
@@ -169,7 +169,7 @@ impl Service {
         self.until_stopped(&stopping).await?;
         let (id, stopping) = (before.id.clone(), Arc::new(stopping));
         let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
-        self.end_within(caller, &id, end).await?;
+        self.end_within(caller, (&id, before.key.as_deref()), end).await?;
         let after = self.ask(move |engine| match engine.status(&id) {
             Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
             status => status.map(Some),
@@ -197,12 +197,18 @@ impl Service {
         of: String,
         force: bool,
     ) -> Result<(), ServiceError> {
-        let id = self.find(caller, &of).await?;
+        let found_by = caller.clone();
+        let found = self.ask(move |engine| {
+            let id = find(engine, &found_by, &of)?;
+            let key = engine.key_of(&id);
+            Ok((id, key))
+        });
+        let (id, key) = found.await?;
         let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
-        self.end_within(caller, &id, remove).await?;
+        self.end_within(caller, (&id, key.as_deref()), remove).await?;
         self.watch.remove(&id);
         let (box_id, request_id) = (id.as_str(), &*caller.request_id);
-        self.journal.record(&LogEvent::BoxRemoved { box_id, request_id });
+        self.journal.record(&LogEvent::BoxRemoved { box_id, key: key.as_deref(), request_id });
         Ok(())
     }
 
@@ -210,7 +216,7 @@ impl Service {
     async fn end_within(
         &self,
         caller: &Caller,
-        id: &BoxId,
+        (id, key): (&BoxId, Option<&str>),
         end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
     ) -> Result<(), ServiceError> {
         let until = Instant::now() + ENDED_WITHIN;
@@ -223,7 +229,7 @@ impl Service {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || !self.shutdown.is_serving() {
                 let error = ServiceError::from(error);
-                self.note_stuck(caller, id, &error);
+                self.note_stuck(caller, (id, key), &error);
                 return Err(error);
             }
             if let Some(keeper) = keeper {
@@ -264,11 +270,13 @@ impl Service {
     }
 
     /// Logs that a request could not end a box, once for each box.
-    fn note_stuck(&self, caller: &Caller, id: &BoxId, error: &ServiceError) {
+    fn note_stuck(&self, caller: &Caller, of: (&BoxId, Option<&str>), error: &ServiceError) {
+        let (id, key) = of;
         if error.code == STUCK {
             self.stuck.known().insert(id.clone());
             let request_id = Some(&*caller.request_id);
-            self.journal.record(&LogEvent::stuck(id.as_str(), request_id, &error.message));
+            let stuck = LogEvent::stuck((id.as_str(), key), request_id, &error.message);
+            self.journal.record(&stuck);
         }
     }
 
@@ -276,9 +284,15 @@ impl Service {
     pub fn report_stuck(&self, boxes: &[Status]) {
         for one in self.stuck.newly_stuck(boxes) {
             let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-            self.journal.record(&LogEvent::stuck(one.id.as_str(), None, why));
+            let of = (one.id.as_str(), one.key.as_deref());
+            self.journal.record(&LogEvent::stuck(of, None, why));
         }
     }
+}
+
+/// The id and the key of a box, and the request that changed it, as events have them.
+fn named<'a>(of: &'a Status, by: &'a Caller) -> (&'a str, Option<&'a str>, &'a str) {
+    (of.id.as_str(), of.key.as_deref(), &by.request_id)
 }
 
 /// Returns why the box is not ended, with its last process if there is one. `None` if it is.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use tare_engine::spec::Spec;
 use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Started, Status};
 
-use crate::admission::quota::KEY_LABEL;
 use crate::admission::{Admitted, Caller, Need};
 use crate::error::ServiceError;
 use crate::telemetry::LogEvent;
@@ -40,9 +39,7 @@ impl Service {
     ) -> Result<Created, ServiceError> {
         self.shutdown.check_serving()?;
         let CreateRequest { mut spec, options, keyed } = request;
-        if let Some(key) = &caller.key {
-            spec.labels.insert(KEY_LABEL.to_owned(), key.clone());
-        }
+        spec.tenant = caller.tenant.clone();
         if let Some(Keyed { box_id, request }) = keyed {
             spec.labels.insert(REQUEST_LABEL.to_owned(), request);
             return self.create_once(caller, box_id, spec, options).await;
@@ -107,9 +104,10 @@ impl Service {
         mut admitted: Admitted,
     ) -> Result<Status, Error> {
         admitted.box_is_made(&started.id);
-        let (box_id, request_id) = (started.id.as_str(), &*caller.request_id);
+        let (box_id, key) = (started.id.as_str(), caller.tenant.key());
         // Its creation is logged before its end can be.
-        self.journal.record(&LogEvent::BoxCreated { box_id, request_id });
+        let request_id = &*caller.request_id;
+        self.journal.record(&LogEvent::BoxCreated { box_id, key, request_id });
         self.journal.record_box_notes(&started.notes);
         self.watch.add(started.id.clone(), started.keeper, Some(admitted));
         self.engine.status_of_new(&started.id, spec)

@@ -45,8 +45,7 @@ pub fn invalid_key() -> ServiceError {
 /// Two callers may use the same key and mean different boxes.
 fn named(key: &[u8], caller: &Caller) -> BoxId {
     let mut hash = Sha256::new_with_prefix(b"tare box\0");
-    hash.update([u8::from(caller.key.is_some())]);
-    hash.update(caller.key.as_deref().unwrap_or(""));
+    hash.update(caller.tenant.as_str());
     hash.update([0]);
     hash.update(key);
     let digest: [u8; 32] = hash.finalize().into();
@@ -83,10 +82,13 @@ pub fn check_same(found: &Status, spec: &Spec) -> Result<(), ServiceError> {
 
 #[cfg(test)]
 mod tests {
+    use tare_engine::spec::Tenant;
+
     use super::*;
 
     fn keyed(key: &[u8], caller: Option<&str>, body: &str) -> Result<Keyed, &'static str> {
-        let caller = Caller { key: caller.map(str::to_owned), ..Caller::default() };
+        let tenant = caller.map(|key| Tenant::parse(key).expect("a key"));
+        let caller = Caller::of(tenant.unwrap_or_default());
         Keyed::new(key, &caller, body.as_bytes()).map_err(|error| error.code)
     }
 
@@ -107,7 +109,7 @@ mod tests {
         assert_eq!(of(b"a", Some("ci")), of(b"a", Some("ci")));
         assert_ne!(of(b"a", Some("ci")), of(b"b", Some("ci")));
         assert_ne!(of(b"a", Some("ci")), of(b"a", Some("desk")));
-        assert_ne!(of(b"a", Some("")), of(b"a", None));
+        assert_ne!(of(b"a", Some("ci")), of(b"a", None));
     }
 
     #[test]

@@ -210,9 +210,10 @@ impl Service {
     }
 }
 
-/// The one place that decides which boxes a caller can use.
-fn find(engine: &Engine, _caller: &Caller, reference: &str) -> Result<BoxId, Error> {
-    engine.find(reference)
+/// The one place that decides which boxes a caller can use. A box of another tenant does not exist
+/// for it.
+fn find(engine: &Engine, caller: &Caller, reference: &str) -> Result<BoxId, Error> {
+    engine.find_in(&caller.scope(), reference)
 }
 
 impl Deref for Service {

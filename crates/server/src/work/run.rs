@@ -46,7 +46,7 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(30);
 const TRY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Names the program of a box without a command of its own. Arguments and code are private:
-/// every key can list boxes.
+/// operators list the boxes of all keys.
 pub const RUN_LABEL: &str = "tare.run";
 
 /// One command, the box it needs, and the files that go with it.
@@ -180,14 +180,15 @@ impl Service {
         &self,
         caller: &Caller,
         admitted: Admitted,
-        request: RunRequest<T>,
+        mut request: RunRequest<T>,
         sink: OutputSink,
     ) -> Result<RunOutput<T>, ServiceError> {
+        request.spec.tenant = caller.tenant.clone();
         let interrupt = self.shutdown.interrupt();
         let _interrupt_when_dropped = interrupt.clone().drop_guard();
         let steps = Steps {
             service: self.clone(),
-            request_id: caller.request_id.clone(),
+            caller: caller.clone(),
             admitted: Some(admitted),
             interrupt,
             progress: request.progress.clone(),
@@ -201,7 +202,7 @@ impl Service {
 /// What every step of one run needs.
 struct Steps {
     service: Service,
-    request_id: String,
+    caller: Caller,
     /// Released last: a run counts against limits and quotas until its box is gone. `None`
     /// after the keeper watch has taken it for a box that is stuck.
     admitted: Option<Admitted>,
@@ -239,7 +240,8 @@ impl Steps {
         };
         self.service.journal.record(&LogEvent::RunEnded {
             box_id: box_id.as_ref().map(BoxId::as_str),
-            request_id: Some(self.request_id.as_str()).filter(|id| !id.is_empty()),
+            key: self.caller.tenant.key(),
+            request_id: Some(self.caller.request_id.as_str()).filter(|id| !id.is_empty()),
             cause,
             exit_code,
             code: code.filter(|_| cause != Cause::ClientGone),
@@ -466,7 +468,9 @@ impl Steps {
         }
         let error = ServiceError::from(error);
         let why = error.detail.as_deref().unwrap_or(&error.message);
-        self.service.journal.record(&LogEvent::stuck(id.as_str(), Some(&self.request_id), why));
+        let of = (id.as_str(), self.caller.tenant.key());
+        let request_id = Some(&*self.caller.request_id);
+        self.service.journal.record(&LogEvent::stuck(of, request_id, why));
         error
     }
 

@@ -16,7 +16,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tare_engine::spec::Tenant;
 
+use crate::admission::Caller;
 use crate::config::Config;
 use crate::config::librechat::{ANONYMOUS, Auth, JwtConfig};
 use crate::error::{ServiceError, in_full};
@@ -34,16 +36,19 @@ use crate::workers::Workers;
 /// The one route that LibreChat asks without saying who asks, whatever its settings.
 const EXEC: &str = "/v1/exec";
 
-/// The user, and the name of the API key if there is one.
-type Identified = (Principal, Option<String>);
+/// The user, and whose boxes the request makes.
+type Identified = (Principal, Caller);
+
+/// The tenant of boxes for which no API key was sent, on a server with keys or tokens.
+const TENANT: &str = "librechat";
 
 pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match identify(&app, &parts).await {
-        Ok((principal, key)) => {
+        Ok((principal, caller)) => {
             let mut request = Request::from_parts(parts, body);
             request.extensions_mut().insert(principal);
-            request.extensions_mut().insert(request_log::caller(key));
+            request.extensions_mut().insert(request_log::of_request(caller));
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -120,7 +125,13 @@ impl Door<'_> {
         }
         auth::check_host(headers, self.config, self.served)?;
         let principal = Principal { tenant: tenant.to_owned(), user: None };
-        Ok((principal, None))
+        Ok((principal, self.without_key()))
+    }
+
+    fn without_key(&self) -> Caller {
+        let is_open = self.config.keys.is_empty() && self.config.librechat.jwt.is_none();
+        let tenant = Tenant::parse(TENANT).filter(|_| !is_open);
+        Caller::of(tenant.unwrap_or_default())
     }
 
     fn is_heard_without(&self, parts: &Parts) -> bool {
@@ -134,9 +145,9 @@ impl Door<'_> {
             None => return Err(unauthorized("API key is required")),
         };
         let key = auth::holder(&self.config.keys, given);
-        let name = &key.ok_or_else(|| unauthorized("Invalid API key"))?.name;
-        let principal = Principal { tenant: name.clone(), user: None };
-        Ok((principal, Some(name.clone())))
+        let key = key.ok_or_else(|| unauthorized("Invalid API key"))?;
+        let principal = Principal { tenant: key.name.to_string(), user: None };
+        Ok((principal, Caller::with_key(key)))
     }
 
     async fn user(
@@ -153,7 +164,7 @@ impl Door<'_> {
         let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
         let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
-        Ok((principal, None))
+        Ok((principal, self.without_key()))
     }
 }
 
@@ -207,7 +218,8 @@ mod tests {
     use crate::config::{Exposure, Key};
     use crate::http::error::status;
 
-    /// Whoever was heard, as `tenant/user`, or the status and what was said.
+    /// Whoever was heard, as `tenant/user` and the tenant of its boxes, or the status and what was
+    /// said.
     type Heard = Result<String, (u16, String)>;
 
     struct Asked<'a> {
@@ -241,10 +253,10 @@ mod tests {
                 workers: &Workers::start("test", 1).expect("threads"),
             };
             let identified = door.identify(&parts).await.map_err(ServiceError::from);
-            let (principal, key) =
+            let (principal, caller) =
                 identified.map_err(|error| (status(error.kind).as_u16(), error.message))?;
-            let user = principal.user.or(key);
-            Ok(format!("{}/{}", principal.tenant, user.unwrap_or_default()))
+            let user = principal.user.unwrap_or_default();
+            Ok(format!("{}/{user} {}", principal.tenant, caller.tenant.as_str()))
         }
     }
 
@@ -276,7 +288,7 @@ mod tests {
     async fn without_keys_and_tokens_all_on_this_host_are_one() {
         let config = Config::default();
         let asked = asked(&config);
-        let legacy = Ok("legacy/".to_owned());
+        let legacy = Ok("legacy/ -".to_owned());
         assert_eq!(asked.with(&[LOCAL]).await, legacy);
         // Clients that have a key send it to whomever they ask.
         assert_eq!(asked.with(&[LOCAL, ("x-api-key", "any")]).await, legacy);
@@ -310,11 +322,11 @@ mod tests {
     #[tokio::test]
     async fn the_holder_of_a_key_is_a_tenant() {
         let config = Config {
-            keys: vec![Key::of("desk", b"secret"), Key::of("ci", b"other")],
+            keys: vec![Key::named("desk", b"secret"), Key::named("ci", b"other")],
             ..Config::default()
         };
         let asked = asked(&config);
-        let desk = Ok("desk/desk".to_owned());
+        let desk = Ok("desk/ desk".to_owned());
         assert_eq!(asked.with(&[("x-api-key", "secret")]).await, desk);
         let bearer = ("authorization", "Bearer secret");
         assert_eq!(asked.with(&[bearer]).await, desk);
@@ -336,7 +348,7 @@ mod tests {
         for signer in [&ed, &rsa] {
             let bearer = format!("Bearer {}", signer.token("ann"));
             let heard = asked.with(&[("authorization", &bearer)]).await;
-            assert_eq!(heard, Ok("legacy/ann".to_owned()));
+            assert_eq!(heard, Ok("legacy/ann librechat".to_owned()));
             let twice = [("authorization", &*bearer), ("authorization", &*bearer)];
             let ambiguous = refused(400, "Ambiguous authentication headers");
             assert_eq!(asked.with(&twice).await, ambiguous);
@@ -382,7 +394,7 @@ mod tests {
         let ed = Signer::ed25519("ed", 1);
         let (_directory, config) = with_keys(&[&ed], "anonymous_exec = true");
         let exec = Asked { method: Method::POST, path: EXEC, ..asked(&config) };
-        assert_eq!(exec.with(&[LOCAL]).await, Ok("anonymous/".to_owned()));
+        assert_eq!(exec.with(&[LOCAL]).await, Ok("anonymous/ librechat".to_owned()));
         let evil = exec.with(&[("host", "evil.example")]).await;
         assert_eq!(evil.map_err(|it| it.0), Err(403));
         let wrong = exec.with(&[LOCAL, ("authorization", "Bearer x")]).await;

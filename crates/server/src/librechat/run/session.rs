@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tare_engine::spec::{Name, Spec};
-use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, State};
+use tare_engine::{BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Scope, State};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
@@ -218,9 +218,11 @@ async fn find_or_make(
     let name = box_name(lock.session())?;
     let lease = lease(app);
     let (wanted, held) = (name.clone(), Arc::clone(lock));
+    // Also for an admin, who sees other boxes with this name.
+    let own = Scope::Tenant(caller.tenant.clone());
     let found = app.ask(move |engine| {
         let _lock = held;
-        reuse(engine, &wanted, lease)
+        reuse(engine, &own, &wanted, lease)
     });
     if let Some(id) = found.await? {
         return Ok((id, RuntimeStatus::Reused));
@@ -243,8 +245,13 @@ fn box_name(session: &str) -> Result<Name, ServiceError> {
     Ok(Name::parse(&format!("librechat-{session}"))?)
 }
 
-fn reuse(engine: &Engine, name: &Name, lease: Duration) -> Result<Option<BoxId>, Error> {
-    let id = match engine.find(name.as_str()) {
+fn reuse(
+    engine: &Engine,
+    own: &Scope,
+    name: &Name,
+    lease: Duration,
+) -> Result<Option<BoxId>, Error> {
+    let id = match engine.find_in(own, name.as_str()) {
         Ok(id) => id,
         Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(None),
         Err(error) => return Err(error),
