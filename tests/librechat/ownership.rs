@@ -24,7 +24,7 @@ fn every_route_refuses_files_of_another_owner() {
         ];
         for path in paths {
             let answer = chat.server.get(&path).was(403).json();
-            assert_eq!(answer["error"], "This file belongs to somebody else", "{path}");
+            assert_eq!(answer["error"], "This file belongs to another user", "{path}");
         }
         chat.server.delete(&format!("/v1/files/{sent}?{other}")).was(403);
         chat.server.delete(&format!("{object}?{other}")).was(403);

@@ -194,7 +194,7 @@ fn the_maximum_of_live_boxes_is_exact() {
     let (_directory, config) = configured("[limits]\nboxes = 3\n");
     let server = Server::start(&tare, &["--config", &config]);
     let ids: Vec<String> = (0..3).map(|_| id(&create(&server).was(201))).collect();
-    refuses_boxes_for(&server, "boxes is at 3 of 3");
+    refuses_boxes_for(&server, "3 of 3 boxes in use");
     server.post(&format!("/v1/boxes/{}/stop", ids[0]), &json!({})).was(200);
     eventually("the one that ended does not count", || run(&server).status == 200);
     let answers: Vec<u16> = std::thread::scope(|threads| {

@@ -430,7 +430,7 @@ impl Found {
 /// the host.
 fn refused(reading: &Reading) -> ServiceError {
     let Reading { gauge, used, limit, .. } = reading;
-    let message = format!("no room for a new box: {gauge} is at {used} of {limit}");
+    let message = format!("no room for a new box: {used} of {limit} {gauge} in use");
     let mut error = ServiceError::unavailable("pressure", message)
         .with_hint("try again later; boxes that end or are removed make room");
     error.refused_for = Some(gauge.as_str());
@@ -516,7 +516,7 @@ mod tests {
         ]);
         let refusal = found.admits(0).expect_err("two are full");
         assert_eq!(refusal.code, "pressure");
-        assert!(refusal.message.ends_with("disk_bytes is at 99 of 100"));
+        assert!(refusal.message.ends_with("99 of 100 disk_bytes in use"));
         assert!(!refusal.message.contains("secret") && refusal.retry_after_s.is_some());
     }
 

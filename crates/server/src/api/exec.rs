@@ -34,25 +34,25 @@ pub struct ExecRequest {
     #[serde(deserialize_with = "at_most::<_, _, ARGUMENTS_MAX>")]
     #[schema(example = json!(["ls", "-l"]), min_items = 1, max_items = 100_000)]
     pub command: Vec<String>,
-    /// Over the environment of the box.
+    /// Added to the environment of the box.
     #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
     pub env: BTreeMap<String, String>,
-    /// As the box's command if left out.
+    /// By default that of the box's command.
     pub workdir: Option<String>,
-    /// `UID` or `UID:GID`; as the box's command if left out.
+    /// `UID` or `UID:GID`; by default the user of the box's command.
     pub user: Option<String>,
-    /// What it reads; nothing if left out.
+    /// The standard input; by default empty.
     pub stdin: Option<String>,
-    /// After so long it ends with everyone that it started. The operator's default if
-    /// left out; of a detached one there is none then.
+    /// After this time the process and all processes that it started are killed. By default the
+    /// operator's limit; a detached process has none by default.
     #[schema(minimum = 1)]
     pub timeout_ms: Option<u64>,
     /// Pipes if left out. With a terminal all output is `stdout`.
     pub terminal: Option<TerminalSize>,
-    /// How the output is written.
+    /// The encoding of the output.
     #[serde(default)]
     pub encoding: Encoding,
-    /// Whether the answer comes at once, with an id.
+    /// Whether to respond as soon as the process runs, with its id.
     #[serde(default)]
     pub detach: bool,
 }
@@ -66,16 +66,16 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// What came of a process.
+/// The result of a process.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ExecResult {
-    /// Its own, 128+N after signal N, 124 after its timeout.
+    /// The process's own code, 128+N after signal N, 124 after the timeout.
     pub exit_code: u8,
-    /// The signal that ended it.
+    /// The signal that ended the process.
     pub signal: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// Whether some of the output is missing, because it passed its limit.
+    /// Whether output is missing because it exceeded the limit.
     pub truncated: bool,
     /// Why it ended.
     #[schema(value_type = String)]
@@ -85,13 +85,13 @@ pub struct ExecResult {
 
 /// Start a process in a box
 ///
-/// The answer comes when it has ended; what it left running in the background stays, as
-/// part of the box. With `Accept: text/event-stream` or `application/x-ndjson` the
-/// output comes as it is written, and the result last. A client that hangs up ends the
-/// process, and everyone that it started.
+/// Responds when the process has ended. Background processes that it started keep running in the
+/// box. With `Accept: text/event-stream` or `application/x-ndjson`, the output is streamed, and the
+/// result comes last. If the client disconnects, the process and all processes that it started are
+/// killed.
 ///
-/// With `"detach": true` the answer comes when it runs, and the process goes on without
-/// its client, for as long as this server does.
+/// With `"detach": true` the response comes when the process runs. The process needs no client, and
+/// ends with this server.
 #[utoipa::path(
     post,
     path = "/v1/boxes/{id}/exec",
@@ -99,8 +99,8 @@ pub struct ExecResult {
     params(BoxPath),
     request_body = ExecRequest,
     responses(
-        (status = 200, body = ExecResult, description = "It ran, whatever its exit code"),
-        (status = 202, body = ExecStatus, description = "It runs, detached"),
+        (status = 200, body = ExecResult, description = "The process ran, with any exit code"),
+        (status = 202, body = ExecStatus, description = "The process runs, detached"),
     )
 )]
 pub async fn exec(

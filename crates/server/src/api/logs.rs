@@ -27,25 +27,25 @@ pub struct LogsQuery {
     /// On with what the box writes, until it ends.
     #[serde(default)]
     pub follow: bool,
-    /// The last lines, so many; all if left out.
+    /// The number of last lines to return; by default all.
     pub tail: Option<u32>,
-    /// From this time on: `10m` (ago), or `2026-11-15T22:09:05Z`.
+    /// Returns output since this time: `10m` (ago), or `2026-11-15T22:09:05Z`.
     pub since: Option<String>,
-    /// In text: the time before each line.
+    /// Whether text has the time before each line.
     #[serde(default)]
     pub timestamps: bool,
-    /// In frames: how bytes are written.
+    /// The encoding of bytes in frames.
     #[serde(default)]
     #[param(inline)]
     pub encoding: Encoding,
 }
 
-/// What a box has written
+/// The log of a box
 ///
-/// As text, both streams as they came. With `Accept: text/event-stream` or
-/// `application/x-ndjson` in frames: `stdout` and `stderr` with `data` and `time`, `missed`
-/// with a number of `bytes` for which the log had no room, `alive` now and then while
-/// nothing comes, and `end` last.
+/// As text, with both streams in the order of their writes. With `Accept: text/event-stream` or
+/// `application/x-ndjson` in frames: `stdout` and `stderr` with `data` and `time`, `missed` with the
+/// number of `bytes` for which the log had no room, `alive` while the box writes nothing, and `end`
+/// last.
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/logs",
@@ -107,7 +107,7 @@ fn time(text: &str) -> Result<Timestamp, ServiceError> {
     })
 }
 
-/// How the log is written.
+/// The format of the response.
 enum Shown {
     Text {
         timestamps: bool,

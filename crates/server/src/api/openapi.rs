@@ -18,7 +18,7 @@ pub const VARIABLES_MAX: usize = 10_000;
 #[openapi(
     info(
         title = "tare",
-        description = "Runs code that nobody trusts, and leaves nothing behind"
+        description = "Runs untrusted code, and leaves nothing behind"
     ),
     components(schemas(ErrorBody)),
     tags(

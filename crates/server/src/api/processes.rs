@@ -40,16 +40,16 @@ pub struct ExecStatus {
     pub started_at: Timestamp,
     #[schema(value_type = Option<String>)]
     pub ended_at: Option<Timestamp>,
-    /// Its own, 128+N after signal N, 124 after its timeout.
+    /// The process's own code, 128+N after signal N, 124 after the timeout.
     pub exit_code: Option<u8>,
-    /// The signal that ended it.
+    /// The signal that ended the process.
     pub signal: Option<i32>,
-    /// Why it ended; `null` while it runs.
+    /// Why the process ended; `null` while it runs.
     #[schema(value_type = Option<String>)]
     pub cause: Option<Cause>,
-    /// All that it has written.
+    /// The number of bytes that the process has written.
     pub output_bytes: u64,
-    /// What of it is not there any more: the last 256 KiB are.
+    /// The number of those bytes that the server no longer has. It keeps the last 256 KiB.
     pub dropped_bytes: u64,
 }
 
@@ -64,7 +64,7 @@ pub enum ExecState {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StreamQuery {
-    /// How the output is written.
+    /// The encoding of the output.
     #[serde(default)]
     #[param(inline)]
     pub encoding: Encoding,
@@ -128,8 +128,8 @@ impl ExecStatus {
 
 /// A detached process as it is now
 ///
-/// It is remembered for ten minutes after its end, 64 of a box, and by this server
-/// alone: when that ends, so does the process, and nobody knows of it any more.
+/// The server remembers a process for ten minutes after its end, and at most 64 of a box. When the
+/// server exits, its detached processes are killed, and the next server returns 404 for them.
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/execs/{exec}",
@@ -148,10 +148,9 @@ pub async fn inspect(
 
 /// The output of a detached process, and how it ended
 ///
-/// From what is still there of it, the last 256 KiB, on to its end: frames of `stdout`
-/// and `stderr`, `missed` with a number of `bytes` where some are not there any more,
-/// and a `result` last. As server-sent events, or with `Accept: application/x-ndjson` a
-/// JSON object on each line.
+/// Begins with the last 256 KiB and ends with the process: frames `stdout` and `stderr`, `missed` with
+/// the number of `bytes` that the server no longer has, and a `result` last. The frames are
+/// server-sent events, or with `Accept: application/x-ndjson` a JSON object on each line.
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/execs/{exec}/stream",
@@ -192,8 +191,8 @@ pub async fn output(
 
 /// Input for a detached process
 ///
-/// Answers when all of it is on its way. A process that does not read gets nothing: its
-/// client is told after a while.
+/// Responds when all input is sent to the process. If the process does not read, the response is an
+/// error after a time.
 #[utoipa::path(
     post,
     path = "/v1/boxes/{id}/execs/{exec}/stdin",

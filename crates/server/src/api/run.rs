@@ -33,7 +33,7 @@ const FILES_MAX: usize = 10_000;
 /// The hint for a request that names nothing to run, or two things.
 const WHAT_TO_RUN: &str = "send either 'command', or 'language' and 'code'";
 
-/// One command, or some code.
+/// A command or code to run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunBody {
@@ -41,30 +41,30 @@ pub struct RunBody {
     #[serde(default, deserialize_with = "at_most_if_any::<_, _, ARGUMENTS_MAX>")]
     #[schema(example = json!(["echo", "hello"]), max_items = 100_000)]
     pub command: Option<Vec<String>>,
-    /// Code in this language: `python`, `node`, `bash`, and what the host has besides.
+    /// The language of `code`: `python`, `node`, `bash`, and others that the host has.
     #[schema(example = "python")]
     pub language: Option<String>,
     pub code: Option<String>,
-    /// What the command reads; nothing if left out.
+    /// The standard input; by default empty.
     pub stdin: Option<String>,
-    /// Files in its working directory, `/work`.
+    /// Files to put into the working directory, `/work`.
     #[serde(default, deserialize_with = "at_most::<_, _, FILES_MAX>")]
     #[schema(max_items = 10_000)]
     pub files: Vec<FileGiven>,
-    /// Files and directories that come back, as far as they are there.
+    /// Files and directories to return. Missing ones are skipped.
     #[serde(default, deserialize_with = "at_most::<_, _, OUTPUTS_MAX>")]
     #[schema(max_items = 1000)]
     pub outputs: Vec<String>,
     #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
     pub env: BTreeMap<String, String>,
-    /// The operator's default if left out, 30 s unless configured.
+    /// By default the operator's limit, 30 s unless configured.
     #[schema(minimum = 1)]
     pub timeout_ms: Option<u64>,
     #[serde(default)]
     pub limits: LimitsRequest,
     #[serde(default)]
     pub network: NetworkRequest,
-    /// How the output is written.
+    /// The encoding of the output.
     #[serde(default)]
     pub encoding: Encoding,
 }
@@ -72,32 +72,32 @@ pub struct RunBody {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileGiven {
-    /// Below `/work`.
+    /// A path below `/work`.
     pub path: String,
-    /// As text; either this or `content_base64`.
+    /// The content as text; give this or `content_base64`.
     pub content: Option<String>,
     pub content_base64: Option<String>,
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RunResult {
-    /// Of the box, which is gone.
+    /// The id of the box, which no longer exists.
     pub id: String,
-    /// The command's own, 128+N after signal N, 124 after its timeout.
+    /// The command's own code, 128+N after signal N, 124 after the timeout.
     pub exit_code: u8,
-    /// The signal that ended it.
+    /// The signal that ended the command.
     pub signal: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// Whether some of the output is missing, because it passed its limit.
+    /// Whether output is missing because it exceeded the limit.
     pub truncated: bool,
-    /// Why it ended.
+    /// Why the command ended.
     #[schema(value_type = String)]
     pub cause: Cause,
-    /// Whether the kernel killed a process of it for its memory limit.
+    /// Whether the kernel killed a process of the box because of its memory limit.
     pub oom: bool,
-    /// With the making and the removal of its box.
+    /// Includes the creation and the removal of the box.
     pub duration_ms: u64,
     pub files: Vec<FileReturned>,
 }
@@ -111,15 +111,15 @@ pub struct FileReturned {
 
 /// Run a command in a fresh box
 ///
-/// The answer comes when the command has ended and nothing is left of its box. With
-/// `Accept: text/event-stream` or `application/x-ndjson` the output comes as it is
-/// written, and the result last. A client that hangs up ends the command.
+/// Responds when the command has ended and its box is removed. With `Accept: text/event-stream` or
+/// `application/x-ndjson`, the output is streamed, and the result comes last. If the client
+/// disconnects, the command is killed.
 #[utoipa::path(
     post,
     path = "/v1/run",
     tag = "run",
     request_body = RunBody,
-    responses((status = 200, body = RunResult, description = "It ran, whatever its exit code"))
+    responses((status = 200, body = RunResult, description = "The command ran, with any exit code"))
 )]
 pub async fn run(
     State(service): State<Service>,

@@ -98,7 +98,7 @@ pub async fn open(
         .into_response())
 }
 
-/// What the query asks for.
+/// The query of the request.
 #[derive(Debug)]
 struct TerminalQuery {
     command: Vec<String>,
@@ -153,7 +153,7 @@ fn extent(text: &str) -> Option<u16> {
     text.parse().ok().filter(|extent| *extent > 0)
 }
 
-/// What a client says about the terminal.
+/// A text frame of the client.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Control {
@@ -178,14 +178,14 @@ impl Control {
     }
 }
 
-/// From the first frame to the last.
+/// Serves the connection until the process or the client ends it.
 async fn serve_connection(process: Process, socket: WebSocket, client_timeout: Duration) {
     let (sink, chunks) = stream::channel(client_timeout);
     let (input, more) = mpsc::channel(WAITING_MAX);
     let (control, controlled) = mpsc::channel(WAITING_MAX);
     let fed = Input { bytes: Vec::new(), more: Some(more), charge: None };
     let (mut to, from) = socket.split();
-    let (alive, heard) = tokio::sync::watch::channel(());
+    let (alive, activity) = tokio::sync::watch::channel(());
     let running = async {
         let output = process.relay(fed, Some(controlled), &sink).await;
         drop(sink);
@@ -194,7 +194,7 @@ async fn serve_connection(process: Process, socket: WebSocket, client_timeout: D
     let passing = send_output(&mut to, chunks, &alive, client_timeout);
     let hearing = receive(from, &input, &control, &alive, client_timeout);
     let close = tokio::select! {
-        // Everything that it wrote is passed on before its end is told.
+        // The client gets all output before the end of the process.
         (output, passed) = async { tokio::join!(running, passing) } => match passed {
             Ok(()) => last(output),
             Err(Gone) => return,
@@ -203,7 +203,7 @@ async fn serve_connection(process: Process, socket: WebSocket, client_timeout: D
             Some(why) => (None, close(close_code::POLICY, why)),
             None => return,
         },
-        () = idle(heard) => (None, close(close_code::AWAY, "nothing was said for too long")),
+        () = idle(activity) => (None, close(close_code::AWAY, "the connection was idle for too long")),
     };
     let (told, close) = close;
     let farewell = async {
@@ -212,7 +212,7 @@ async fn serve_connection(process: Process, socket: WebSocket, client_timeout: D
         }
         to.send(Message::Close(Some(close))).await
     };
-    // Who does not hear it is gone.
+    // A client that does not read it is gone.
     tokio::time::timeout(client_timeout, farewell).await.ok();
 }
 
@@ -237,7 +237,7 @@ fn last(output: Result<RunOutput, ServiceError>) -> (Option<String>, CloseFrame)
     }
 }
 
-/// Whoever was to be told is not there.
+/// The client is gone.
 struct Gone;
 
 async fn send_output(
@@ -256,7 +256,7 @@ async fn send_output(
     Ok(())
 }
 
-/// Until the client is gone, or says what cannot be heard.
+/// Handles frames until the client is gone. Returns the reason if a frame is refused.
 async fn receive(
     mut from: impl StreamExt<Item = Result<Message, axum::Error>> + Unpin,
     input: &mpsc::Sender<Vec<u8>>,
@@ -266,8 +266,8 @@ async fn receive(
 ) -> Option<&'static str> {
     while let Some(Ok(message)) = from.next().await {
         alive.send_replace(());
-        let heard = match message {
-            // Of a process that is about to end neither is taken any more.
+        let handled = match message {
+            // A process that is about to end takes no input.
             Message::Binary(bytes) => {
                 match input.send_timeout(bytes.to_vec(), client_timeout).await {
                     Ok(()) | Err(SendTimeoutError::Closed(_)) => Ok(()),
@@ -284,16 +284,16 @@ async fn receive(
             Message::Ping(_) | Message::Pong(_) => Ok(()),
             Message::Close(_) => return None,
         };
-        if let Err(why) = heard {
+        if let Err(why) = handled {
             return Some(why);
         }
     }
     None
 }
 
-/// Returns when nobody has said anything for too long.
-async fn idle(mut heard: tokio::sync::watch::Receiver<()>) {
-    while let Ok(Ok(())) = tokio::time::timeout(IDLE_MAX, heard.changed()).await {}
+/// Returns when neither side has sent anything for too long.
+async fn idle(mut activity: tokio::sync::watch::Receiver<()>) {
+    while let Ok(Ok(())) = tokio::time::timeout(IDLE_MAX, activity.changed()).await {}
 }
 
 #[cfg(test)]

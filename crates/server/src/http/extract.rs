@@ -159,7 +159,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut input).map_err(|error| {
         let (path, why) = (error.path().to_string(), error.inner().to_string());
-        // Of what is no JSON the place is not known, and its line is in the reason.
+        // If the body is not JSON there is no path, and the reason contains the line.
         match path.as_str() {
             "." | "?" => invalid(&why),
             path => invalid(&format!("{path}: {why}")),

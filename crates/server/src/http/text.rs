@@ -6,11 +6,11 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-/// How bytes are written in JSON.
+/// The encoding of bytes in JSON.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// As text; what is not UTF-8 is U+FFFD.
+    /// Text. Bytes that are not UTF-8 become U+FFFD.
     #[default]
     Utf8,
     /// Every byte.
@@ -54,7 +54,7 @@ pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
-/// One stream in pieces: a character that is cut in two waits for its other half.
+/// Decodes a stream in pieces. The first bytes of a character wait for the others.
 #[derive(Debug, Default)]
 pub struct Utf8Pieces {
     encoding: Encoding,
@@ -76,7 +76,7 @@ impl Utf8Pieces {
         Encoding::Utf8.whole(bytes)
     }
 
-    /// What never got its other half.
+    /// The bytes of an incomplete character at the end.
     pub fn flush(&mut self) -> String {
         Encoding::Utf8.whole(std::mem::take(&mut self.cut))
     }

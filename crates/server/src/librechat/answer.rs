@@ -1,5 +1,5 @@
-//! What a client gets of an execution, whatever came of it: 200, with the reason on
-//! stderr, which is all that it shows.
+//! The response to an execution. It is 200 even if the program failed: the reason is on stderr, which
+//! is all that some clients show.
 
 use serde::Serialize;
 use tare_engine::Cause;
@@ -18,11 +18,11 @@ pub struct Answer {
     pub stdout: String,
     pub stderr: String,
     pub files: Vec<FileShown>,
-    /// `null` where a signal ended it.
+    /// `null` if a signal ended the program.
     pub code: Option<u8>,
     pub signal: Option<String>,
     pub message: Option<String>,
-    /// `TO` after its time, `SG` for its memory, `OL` for its output.
+    /// `TO` after the timeout, `SG` for the memory limit, `OL` for the output limit.
     pub status: Option<&'static str>,
     /// In milliseconds.
     pub wall_time: u64,
@@ -36,7 +36,7 @@ pub struct Answer {
     pub runtime: Option<Runtime>,
 }
 
-/// Which session it ran in.
+/// The session of the execution.
 #[derive(Debug, Clone, Serialize)]
 pub struct Runtime {
     pub runtime_session_id: String,
@@ -56,7 +56,7 @@ pub struct FileShown {
     pub name: String,
     pub path: String,
     pub storage_session_id: Id,
-    /// The same, for the first clients.
+    /// The same value, for first-generation clients.
     pub session_id: Id,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_from: Option<OriginShown>,
@@ -87,7 +87,7 @@ pub struct Truncation {
     skipped_count: usize,
 }
 
-/// How a program ended, in the client's words.
+/// How a program ended, in LibreChat's terms.
 #[derive(Debug, PartialEq, Eq)]
 struct Verdict {
     code: Option<u8>,

@@ -1,8 +1,7 @@
 //! Errors as LibreChat expects them: a status, and `{"error": ...}`.
 //!
-//! Everything here fails with an [`ServiceError`], as everywhere. Where the contract has a
-//! code of its own, the error has that code and it is what is said; else the sentence
-//! is. A client shows it to a person, or knows the status.
+//! If the contract has a code for an error, `error` is that code. Otherwise it is the message, which
+//! clients show to the user.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use crate::error::{Kind, ServiceError};
 use crate::http::error::{self, ReportedError};
 
-/// Codes that clients know; they stand where a sentence stands otherwise.
+/// Codes that clients know. `error` contains them instead of the message.
 const CODES: [&str; 9] = [
     "execution_cancelled",
     "runtime_session_busy",
@@ -25,11 +24,11 @@ const CODES: [&str; 9] = [
     "rate_limited",
 ];
 
-/// What an error's body has beside its words; in the response's extensions.
+/// Further fields of an error's body, in the response's extensions.
 #[derive(Debug, Clone)]
 pub struct Fields(pub Vec<(&'static str, &'static str)>);
 
-/// Codes whose sentence clients know to the letter; a hint stands beside it.
+/// Codes whose message clients compare. The hint is in a field of its own.
 const SENTENCES: [&str; 3] = ["file_not_found", "file_too_large", "upload_timeout"];
 
 pub async fn layer(request: Request, next: Next) -> Response {
@@ -40,7 +39,7 @@ pub async fn layer(request: Request, next: Next) -> Response {
     }
 }
 
-/// The answer, with the error for the log. What others have said in headers stays.
+/// The response, with the error for the log. The headers stay.
 fn of(error: ServiceError, mut untold: Response) -> Response {
     let mut body = body(&error);
     if let Some(Fields(fields)) = untold.extensions_mut().remove() {

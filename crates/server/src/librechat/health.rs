@@ -1,5 +1,6 @@
-//! Whether LibreChat can ask now. It sends no credential with this request: the answer is a
-//! status alone. `Host` and `Origin` are checked as on the other routes.
+//! `GET /v1/health`: whether an execution would be accepted now. LibreChat sends no credential with
+//! this request, so the response is only a status. `Host` and `Origin` are checked as on the other
+//! routes.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
@@ -9,7 +10,7 @@ use crate::error::ServiceError;
 use crate::http::auth;
 use crate::librechat::state::LibreChat;
 
-/// 503 while a request for a box would be refused.
+/// Returns 503 while a new box would be refused.
 pub async fn health(
     State(app): State<LibreChat>,
     uri: Uri,
@@ -17,7 +18,7 @@ pub async fn health(
 ) -> Result<StatusCode, ServiceError> {
     let config = app.config();
     auth::check_page(&headers, &uri, &config)?;
-    // The other routes check it where they ask for no credential.
+    // With a credential, the other routes do not check it either.
     if config.librechat.auth(&config.keys) == Auth::None {
         auth::check_host(&headers, &config, app.http.served_at())?;
     }

@@ -40,7 +40,7 @@ pub struct OutputFile {
 }
 
 impl InputFile {
-    /// Nothing but names below the working directory.
+    /// A relative path below the working directory.
     pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ServiceError> {
         let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
             "" => path,
@@ -71,7 +71,7 @@ pub fn put(engine: &Engine, id: &BoxId, files: Vec<InputFile>) -> Result<(), Err
     let mut stream = Pipe::of(&copying.stream).context(|| "cannot send files".into())?;
     let sent = send(&mut stream, files);
     drop(stream);
-    // What the box says of it is more telling than a pipe that closed.
+    // The error of the copy process says more than the closed pipe.
     copying.finish()?;
     sent.context(|| format!("cannot send files to box {id}"))
 }
@@ -90,7 +90,7 @@ fn send(stream: &mut dyn Write, files: Vec<InputFile>) -> io::Result<()> {
     archive.finish()
 }
 
-/// What is there of `paths`, files and whole directories.
+/// Reads the files and whole directories in `paths` that exist.
 pub fn collect(
     engine: &Engine,
     id: &BoxId,
@@ -123,7 +123,7 @@ fn collect_one(
     let received = receive(&mut stream, &parent, left, found);
     drop(stream);
     let is_nothing = found.len() == found_before;
-    // What the box says of it is more telling than where its archive ends.
+    // The error of the copy process says more than the end of its archive.
     match (received, copying.finish()) {
         (Err(Broken::TooMuch), _) => Err(too_much()),
         (_, Err(error)) if is_refusal(&error) && is_nothing => Ok(()),

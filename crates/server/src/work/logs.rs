@@ -18,9 +18,9 @@ use crate::watch::followers::Follower;
 use crate::work::relay::Chunk;
 use crate::work::{Service, find};
 
-/// How much is read at a time, in whole records.
+/// The number of bytes that are read at a time, in whole records.
 const PIECE_BYTES: usize = 64 << 10;
-/// A reader hears this often that nothing was written.
+/// A follower gets a sign of life this often while nothing is written.
 pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
 
 /// Which part of a log is read.
@@ -130,7 +130,7 @@ impl LogReader {
                 () = following.follower.written() => {}
                 ended = following.keeper.readable() => {
                     drop(ended.map_err(ServiceError::internal)?);
-                    // What is there now is all.
+                    // The log is complete.
                     self.following = None;
                 }
                 () = tokio::time::sleep(ALIVE_EVERY) => return Ok(LogPart::Alive),

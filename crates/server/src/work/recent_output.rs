@@ -21,15 +21,15 @@ pub struct RecentOutput {
 #[derive(Debug, Default)]
 struct Held {
     chunks: VecDeque<Chunk>,
-    /// Of the first chunk, in all that was ever added.
+    /// The position of the first chunk in the whole output.
     begin: u64,
-    /// Of the next.
+    /// The position of the next chunk.
     end: u64,
     is_over: bool,
 }
 
 impl Held {
-    /// Small ones become one, so that what is held for each is little.
+    /// Joins small chunks, because each chunk takes memory of its own.
     fn put(&mut self, chunk: Chunk) {
         match (self.chunks.back_mut(), chunk) {
             (Some(Chunk::Stdout(last)), Chunk::Stdout(more))
@@ -43,14 +43,14 @@ impl Held {
     }
 }
 
-/// Where somebody has come to.
+/// The position of a reader in the whole output.
 #[derive(Debug, Default)]
 pub struct Position(u64);
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
     Chunk(Chunk),
-    /// So many bytes are not there any more.
+    /// This number of bytes is no longer kept.
     Missed(u64),
     Over,
 }
@@ -70,19 +70,19 @@ impl RecentOutput {
         self.changed.send_replace(());
     }
 
-    /// Nothing comes any more.
+    /// The output is complete.
     pub fn end(&self) {
         self.held().is_over = true;
         self.changed.send_replace(());
     }
 
-    /// All that ever came, and how much of it is not there any more.
+    /// The number of bytes of the whole output, and of those that are no longer kept.
     pub fn counts(&self) -> (u64, u64) {
         let held = self.held();
         (held.end, held.begin)
     }
 
-    /// What comes after this place, as soon as it is there.
+    /// Waits for the output after this position.
     pub async fn next(&self, place: &mut Position) -> Piece {
         let mut changes = self.changed.subscribe();
         loop {

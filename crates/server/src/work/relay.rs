@@ -307,7 +307,7 @@ pub async fn relay(
             },
             () = &mut feeding, if !is_fed => is_fed = true,
             request = next_control(control) => match request {
-                // One that does not arrive is of a process that is about to end.
+                // If it does not arrive, the process is about to end.
                 ProcessControl::Signal(signal) => drop(session.signal(signal)),
                 ProcessControl::Resize { rows, columns } => streams.resize(rows, columns),
             },

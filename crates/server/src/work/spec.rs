@@ -12,11 +12,11 @@ use utoipa::ToSchema;
 use crate::config;
 use crate::error::ServiceError;
 
-/// What a box may use. Each field has a default.
+/// The limits of a box. Each field has a default.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsRequest {
-    /// Of the whole box, in bytes.
+    /// For the whole box, in bytes.
     #[schema(minimum = 6291456, example = 536870912)]
     pub memory_bytes: Option<u64>,
     /// Processors' worth of time, such as 0.5.
@@ -157,7 +157,7 @@ pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, Strin
     labels.map_err(|error| of_field("labels", error))
 }
 
-/// A hundred years: whoever asks for more has miscounted.
+/// A hundred years: more is a mistake.
 const MILLISECONDS_MAX: u64 = 3_155_760_000_000;
 
 /// Nothing is 0: a default is asked for by leaving it out.

@@ -24,16 +24,16 @@ pub struct Listing {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ListingEntry {
-    /// What is not UTF-8 in it is U+FFFD.
+    /// The name as text. Bytes that are not UTF-8 become U+FFFD.
     pub name: String,
-    /// Percent-encoded, as it is in a path: every byte of the name.
+    /// Every byte of the name, percent-encoded for a path.
     pub encoded_name: String,
     pub kind: EntryKind,
     pub size: u64,
     /// Permission bits, in octal.
     #[schema(example = "644")]
     pub mode: String,
-    /// When it was written last.
+    /// The time of the last change.
     #[schema(value_type = String)]
     pub mtime: Timestamp,
 }

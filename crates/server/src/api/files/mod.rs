@@ -23,10 +23,10 @@ use crate::work::Service;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct GetQuery {
-    /// What is in this directory.
+    /// Whether to list this directory.
     #[serde(default)]
     pub list: bool,
-    /// The file or directory, with all that is in it, as a tar archive.
+    /// Whether to return the file or the whole directory as a tar archive.
     #[serde(default)]
     pub tar: bool,
 }
@@ -42,9 +42,9 @@ pub struct PutQuery {
 
 /// A file of a box
 ///
-/// The path is absolute in the box: `/v1/boxes/x/files/work/a.txt` is `/work/a.txt`. Links
-/// lead where they lead for the box itself. With `list` what is in a directory, with
-/// `tar` an archive of a file or a whole directory.
+/// The path is absolute in the box: `/v1/boxes/x/files/work/a.txt` is `/work/a.txt`. Links are
+/// resolved inside the box. `list` lists a directory, and `tar` returns an archive of a file or a
+/// whole directory.
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/files/{*path}",
@@ -76,9 +76,9 @@ pub async fn get(
 
 /// Put a file into a box
 ///
-/// The body becomes the file, and directories that it is in are made. It is there when
-/// all of it has come, in place of whatever file or link was there. With `tar` and
-/// `Content-Type: application/x-tar` the body is unpacked into this directory.
+/// The body becomes the file. Missing directories are created. The file replaces an existing file or
+/// link when the whole body has arrived. With `tar` and `Content-Type: application/x-tar`, the body
+/// is unpacked into this directory.
 #[utoipa::path(
     put,
     path = "/v1/boxes/{id}/files/{*path}",
@@ -111,7 +111,7 @@ pub async fn put(
 
 /// Remove a file of a box, or a directory with all that is in it
 ///
-/// Of a link the link, and not where it leads.
+/// For a link, the link is removed, not its target.
 #[utoipa::path(
     delete,
     path = "/v1/boxes/{id}/files/{*path}",

@@ -13,7 +13,7 @@ use crate::error::ServiceError;
 use crate::http::text::percent_decoded;
 use crate::work::transfer::BoxFile;
 
-/// As the kernel has it (limits.h).
+/// The kernel's limits (limits.h).
 const PATH_BYTES_MAX: usize = 4095;
 const NAME_BYTES_MAX: usize = 255;
 
@@ -57,7 +57,7 @@ fn absolute(path: &str) -> Result<PathBuf, ServiceError> {
     let bad = |code, why: &str| ServiceError::invalid(code, format!("the path {why}"));
     let path =
         percent_decoded(path).ok_or_else(|| bad("invalid_path", "is not percent-encoded"))?;
-    // A slash at the end says nothing that a directory does not.
+    // A slash at the end has no meaning.
     let path = path.strip_suffix(b"/").unwrap_or(&path);
     let mut names = path.split(|byte| *byte == b'/');
     let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);

@@ -23,19 +23,19 @@ const RSA: [u8; 13] =
 /// Reads the only key in a text, or returns what is wrong with it.
 pub fn public_key(text: &str) -> Result<PublicKey, &'static str> {
     if text.contains(PRIVATE) {
-        return Err("that is a private key, which nobody but LibreChat should have");
+        return Err("it is a private key, which only LibreChat should have");
     }
     let inside = text.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
     let Some((inside, after)) = inside else {
-        return Err("there is no public key in it");
+        return Err("it contains no public key");
     };
     if after.contains(BEGIN) {
-        return Err("there is more than one key in it");
+        return Err("it contains more than one key");
     }
     let digits: String = inside.split_ascii_whitespace().collect();
     let der = BASE64_STANDARD.decode(digits);
     let key = der.ok().and_then(|der| of_der(&der));
-    key.ok_or("it has to be of Ed25519, or of RSA with 2048 bits or more")
+    key.ok_or("it is not an Ed25519 key or an RSA key of 2048 bits or more")
 }
 
 /// A SubjectPublicKeyInfo (RFC 5280, 4.1).

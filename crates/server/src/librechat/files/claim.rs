@@ -109,7 +109,7 @@ impl ResourceClaim {
 }
 
 pub fn forbidden() -> ServiceError {
-    let message = "This file belongs to somebody else";
+    let message = "This file belongs to another user";
     ServiceError::forbidden("not_owner", message)
 }
 

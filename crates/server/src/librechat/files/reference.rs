@@ -24,7 +24,7 @@ impl FromRequestParts<LibreChat> for FileAccess {
 
     async fn from_request_parts(parts: &mut Parts, app: &LibreChat) -> Result<Self, ServiceError> {
         let principal = parts.extensions.get::<Principal>().cloned();
-        let unknown = || ServiceError::internal("nobody looked at who asks");
+        let unknown = || ServiceError::internal("the request was not authenticated");
         let said = Query::<ResourceFields>::from_request_parts(parts, app).await;
         Ok(Self { principal: principal.ok_or_else(unknown)?, claim: queried(said)?.claim()? })
     }
@@ -63,5 +63,5 @@ pub fn parsed(id: &str) -> Result<Id, ServiceError> {
 
 pub fn not_found() -> ServiceError {
     ServiceError::not_found("file_not_found", "File not found")
-        .with_hint("it was never there, was removed, or is over its time")
+        .with_hint("it never existed, was removed, or has expired")
 }

@@ -1,4 +1,4 @@
-//! What every box of LibreChat is made with, and what runs in it.
+//! The box of an execution: its limits, environment and packages, and the command that runs in it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,17 +16,17 @@ use crate::work::files::{self, Content, InputFile};
 use crate::work::languages::{Host, PACKAGE_PROGRAMS, PACKAGES};
 use crate::work::spec;
 
-/// Where programs find their files, and leave them.
+/// The directory of the programs' input and output files.
 pub const DATA: &str = "/mnt/data";
-/// Where the code is: beside nothing that is a user's.
+/// The directory of the code. It contains no files of users.
 pub const CODE: &str = "/tmp/code";
 
-/// What is to be run, and in what.
+/// A command, the box that it runs in, and the code.
 pub struct CodeRun {
-    /// Of a box that waits for it.
+    /// The box. It has no command of its own.
     pub spec: Spec,
     pub exec: ExecSpec,
-    /// The code, and what else it is run with.
+    /// The file with the code, and other files in its directory.
     pub code: Vec<InputFile>,
 }
 
@@ -67,7 +67,7 @@ pub fn code_file(name: &str, content: Vec<u8>) -> InputFile {
     }
 }
 
-/// A client that asks for more gets what there is.
+/// Returns the requested timeout, lowered to the operator's limit.
 fn timeout(asked_ms: Option<u64>, limits: &config::Limits) -> Duration {
     let asked = asked_ms.filter(|asked| *asked > 0).map(Duration::from_millis);
     asked.unwrap_or(limits.timeout.0).min(limits.timeout_max.0)
@@ -103,8 +103,8 @@ fn limit<T: PartialEq>(configured: T, usual: T) -> Limit<T> {
     if configured == usual { Limit::Default(configured) } else { Limit::Asked(configured) }
 }
 
-/// Programs that keep things at home do not keep them among the user's files, and what
-/// lies there is found by programs that are elsewhere.
+/// The home directory is not the data directory, so that programs leave no files of their own among
+/// the user's. Python and Node find modules in the data directory.
 fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
     let beside = |own: &[&str], name: &str| {
         let shared = has_packages.then(|| format!("{PACKAGES}/{name}"));
@@ -118,7 +118,7 @@ fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
         ("NODE_PATH", beside(&["/mnt/data/node_modules", DATA], "node_modules")),
         // There is no screen.
         ("MPLBACKEND", "Agg".into()),
-        // What is installed is the box's own, whatever Debian thinks of it.
+        // Debian's pip otherwise refuses to install packages.
         ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
         ("PIP_NO_CACHE_DIR", "1".into()),
     ]);

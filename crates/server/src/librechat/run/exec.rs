@@ -1,4 +1,4 @@
-//! `POST /v1/exec`: some code, with the files that it works on.
+//! `POST /v1/exec`: runs code with the files that it works on.
 
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
@@ -87,7 +87,7 @@ async fn execute(
     }
 }
 
-/// What is to be done, with everything that it needs.
+/// Code to run, with its files.
 pub struct LibreChatRun {
     pub work: CodeRun,
     pub inputs: Inputs,
@@ -95,7 +95,7 @@ pub struct LibreChatRun {
 }
 
 impl LibreChatRun {
-    /// The files that it works on are there and may be used.
+    /// Finds the files that the code works on, and checks that the client may use them.
     pub async fn of(
         app: &LibreChat,
         principal: &Principal,
@@ -114,8 +114,8 @@ impl LibreChatRun {
         Ok(Self { work, inputs, outputs })
     }
 
-    /// In a box of its own, of which nothing is left. Where code may call tools, with the
-    /// calls that nobody has replied to.
+    /// Runs the code in a box of its own, which is removed afterwards. Code that may call tools
+    /// also returns its calls without a result.
     pub async fn run(
         self,
         app: &LibreChat,
@@ -148,7 +148,7 @@ fn collect(
             Some(language) => calls::collect(engine, id, language)?,
             None => Vec::new(),
         };
-        // Of one that is run again nothing is kept.
+        // Code with open calls runs again, and its files are collected then.
         let is_done = end.is_success() && calls.is_empty();
         let collected = if is_done {
             outputs.collect(engine, id, &inputs)

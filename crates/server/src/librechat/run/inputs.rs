@@ -1,5 +1,5 @@
-//! Files that an execution works on: references to what is in the store, and whether
-//! whoever asks may use them.
+//! Files that an execution works on: references to stored files, and whether the client may use
+//! them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,39 +15,39 @@ use crate::store::owner::{Principal, Resource};
 use crate::store::{Object, Store};
 use crate::work::files::{self, Content, InputFile};
 
-/// As clients of all ages write it.
+/// A reference to a stored file, as clients of all ages write it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct FileRef {
     pub id: String,
     pub name: String,
     pub storage_session_id: Option<String>,
-    /// The same, of the first clients.
+    /// `storage_session_id` in requests of first-generation clients.
     pub session_id: Option<String>,
     pub kind: Option<String>,
     pub resource_id: Option<String>,
     pub version: Option<u64>,
-    /// An agent, of the first clients.
+    /// An agent, in requests of first-generation clients.
     pub entity_id: Option<String>,
 }
 
-/// One file on its way into a box.
+/// A file that is copied into a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
-    /// In the box, below its data.
+    /// The path below the box's data directory.
     pub name: String,
     pub object: Object,
-    /// When it was changed last in the box, in seconds since 1970; another time says that
-    /// it was changed since. `None`: so late that what comes after may have the same.
+    /// The time of the last change in the box, in seconds since 1970. A file with another time was
+    /// changed since. `None` if a later change could have the same time.
     pub mtime: Option<i64>,
 }
 
-/// All of them, by name: of two with the same name it is the later.
+/// The inputs by name. If two have the same name, the later one counts.
 pub type Inputs = BTreeMap<String, Input>;
 
-/// A change that is older than this has another time than one that is still to come.
+/// A change that is at least this old has another time than every later change.
 const EARLIER_S: i64 = 2;
 
-/// A time of change, if it tells later ones apart.
+/// Returns the time of a change unless a later change could have the same time.
 pub fn mtime_if_usable(mtime: i64) -> Option<i64> {
     (mtime <= files::now() - EARLIER_S).then_some(mtime)
 }
@@ -100,17 +100,17 @@ fn find_one(
     Ok((reference.name, input))
 }
 
-/// The client shows it as rejected, and sends the file again.
+/// The client shows the file as rejected, and sends it again.
 fn gone(name: &str) -> ServiceError {
     ServiceError::unprocessable(
         "session_input_unavailable",
-        format!("files: {name:?} is not there any more"),
+        format!("files: {name:?} has expired or was removed"),
     )
 }
 
 impl FileRef {
-    /// Of a user it is he who is named as the one that the code is for: what else is in
-    /// the reference may be anything.
+    /// For a file of a user, the user that the code runs for counts: the id in the reference may be
+    /// anything.
     fn claim(&self, user_id: Option<&str>) -> Result<ResourceClaim, ServiceError> {
         let said = ResourceFields {
             kind: self.kind.clone(),
@@ -128,7 +128,7 @@ impl FileRef {
 }
 
 impl Input {
-    /// It is opened when it is its turn; whether it is still there is found out then.
+    /// The file is opened when it is copied. It may have expired by then.
     pub fn file(&self, app: &LibreChat) -> InputFile {
         let (app, object) = (app.clone(), self.object.clone());
         let open = move || {

@@ -1,7 +1,7 @@
-//! Which files of a session's box its client knows, on the disk.
+//! The files of a session's box that its client knows, stored on disk.
 //!
-//! A session is a box, which outlives the server. So does this: a server that did not know
-//! what it gave to a box would put old inputs over the files that the session has changed.
+//! A session's box outlives the server, and so does this list. Without it, the next server would
+//! overwrite files that the session has changed with the old inputs.
 //! The entry names its box. The sweep of files removes it after the box is gone.
 
 use std::sync::Arc;
