@@ -94,6 +94,22 @@ fn sweep_releases_a_name_without_a_box() {
     orphan_is_swept(&tare, "aaaaaaaaaaaa", &["name"]);
 }
 
+/// The names of each API key are in a directory of their own.
+#[test]
+fn a_name_of_an_api_key_without_a_box_is_reported_with_the_key_and_released() {
+    let tare = tare!();
+    tare.run(["--", "true"]).ok();
+    let directory = tare.state_root().join("names/ci");
+    for command in ["sweep", "ls"] {
+        fs::create_dir_all(&directory).expect("the state root is ours");
+        symlink("aaaaaaaaaaaa", directory.join("web")).expect("a new name");
+        let told = tare.call(["audit"]).exited(1).stdout_text();
+        assert!(told.contains("the name ci:web leads to box aaaaaaaaaaaa"), "{told}");
+        tare.call([command]).ok();
+        assert!(!directory.exists(), "{command}");
+    }
+}
+
 #[test]
 fn sweep_ends_a_keeper_without_cgroup_and_record() {
     let tare = unprivileged!();
