@@ -31,4 +31,3 @@ mod workers;
 pub use config::{Config, Key, Listen, LogFormat};
 pub use server::{Options, serve};
 pub use telemetry::hook_runner;
-pub use work::run::RUN_LABEL;

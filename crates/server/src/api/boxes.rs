@@ -229,10 +229,7 @@ pub async fn list(
 
 impl ListQuery {
     fn into_filter(self) -> Result<BoxFilter, ServiceError> {
-        let label = self.label.map(|text| match text.split_once('=') {
-            Some((key, value)) => Condition::Label(key.to_owned(), Some(value.to_owned())),
-            None => Condition::Label(text, None),
-        });
+        let label = self.label.map(|text| Condition::label(&text));
         let state = self.state.as_deref().map(str::parse).transpose()?;
         let name = self.name.map(Condition::Name);
         let conditions = [label, state.map(Condition::State), name].into_iter().flatten();

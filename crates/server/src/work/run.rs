@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, command, name};
-use tare_engine::{BoxId, Cause, End, Engine, Error, Event, ExecSpec, Keeper, Session, Stdin};
+use tare_engine::{
+    BoxId, Cause, End, Engine, Error, Event, ExecSpec, Keeper, RUN_LABEL, Session, Stdin,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
@@ -44,10 +46,6 @@ const SLOT_HELD_MAX: Duration = Duration::from_millis(100);
 const COPY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bounds how long one attempt to end a box holds its thread.
 const TRY_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Names the program of a box without a command of its own. Arguments and code are private:
-/// operators list the boxes of all keys.
-pub const RUN_LABEL: &str = "tare.run";
 
 /// One command, the box it needs, and the files that go with it.
 pub struct RunRequest<T> {
