@@ -112,7 +112,7 @@ fn without_key<T>(cells: [T; 9]) -> [T; 8] {
     [id, name, state, age, lease, command, processes, memory]
 }
 
-/// Of a box without one, what a server runs in it.
+/// The command, or for a box without one the program that a server runs in it.
 fn command(status: &Status) -> String {
     match status.labels.get(RUN_LABEL) {
         Some(program) if status.command.is_empty() => escaped(&format!("({program})")),
@@ -150,9 +150,7 @@ mod tests {
     pub fn status(id: &str, name: Option<&str>, state: State) -> Status {
         let live = state != State::Exited;
         Status {
-            id: BoxId::parse(id).unwrap(),
             name: name.map(str::to_owned),
-            key: None,
             state,
             created_at: now().before(Duration::from_secs(300)),
             lease_ends_at: Some(now().after(Duration::from_secs(7200))),
@@ -161,12 +159,8 @@ mod tests {
             pids: live.then_some(2),
             memory_bytes: live.then_some(3 << 20),
             exit_code: (!live).then_some(137),
-            attached: false,
-            ended_at: None,
-            ended_after: None,
             cause: (!live).then_some(Cause::Killed),
-            oom: false,
-            stuck_on: None,
+            ..Status::unknown(BoxId::parse(id).unwrap())
         }
     }
 

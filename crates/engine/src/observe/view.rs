@@ -100,10 +100,10 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status of a box whose record cannot be read.
-    pub(crate) fn stuck(id: &BoxId, why: String) -> Self {
+    /// The status of a box of which only the id is known.
+    pub fn unknown(id: BoxId) -> Self {
         Self {
-            id: id.clone(),
+            id,
             name: None,
             key: None,
             state: State::Stuck,
@@ -119,7 +119,7 @@ impl Status {
             ended_after: None,
             cause: None,
             oom: false,
-            stuck_on: Some(why),
+            stuck_on: None,
         }
     }
 }

@@ -69,28 +69,14 @@ impl Condition {
 mod tests {
     use super::*;
     use crate::spec::BoxId;
-    use crate::time::Timestamp;
 
     /// A running box `web` with the label `team=blue`.
     fn status() -> Status {
         Status {
-            id: BoxId::parse("aaaaaaaaaaaa").unwrap(),
             name: Some("web".to_owned()),
-            key: None,
             state: State::Running,
-            created_at: Timestamp::now(),
-            lease_ends_at: None,
-            command: Vec::new(),
             labels: [("team".to_owned(), "blue".to_owned())].into(),
-            pids: None,
-            memory_bytes: None,
-            exit_code: None,
-            attached: false,
-            ended_at: None,
-            ended_after: None,
-            cause: None,
-            oom: false,
-            stuck_on: None,
+            ..Status::unknown(BoxId::random())
         }
     }
 

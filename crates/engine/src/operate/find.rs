@@ -119,7 +119,10 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
         match tended(at, boxes.as_fd(), until) {
             Ok(observation) => Some(inspect::status(at, &observation?)),
             // A box that cannot be read is listed all the same.
-            Err(error) => Some(Status::stuck(id, Damage::unreadable(&error).to_string())),
+            Err(error) => Some(Status {
+                stuck_on: Some(Damage::unreadable(&error).to_string()),
+                ..Status::unknown(id.clone())
+            }),
         }
     };
     let mut statuses: Vec<Status> = ids.iter().filter_map(status).collect();

@@ -60,8 +60,7 @@ pub fn status_of_new(at: BoxAt<'_>, spec: &Spec) -> Result<Status, Error> {
             created_at: Timestamp::now(),
             command: texts(&spec.command),
             labels: spec.labels.clone(),
-            stuck_on: None,
-            ..Status::stuck(at.id, String::new())
+            ..Status::unknown(at.id.clone())
         }),
         observation => Ok(status(at, &observation?)),
     }
