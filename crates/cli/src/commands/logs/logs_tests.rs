@@ -55,7 +55,8 @@ impl Drop for Box {
 }
 
 fn printer(stdout: &PipeWriter) -> Printer<'_> {
-    let caller = Caller { stdout: stdout.as_fd(), stderr: stdout.as_fd() };
+    let caller =
+        Caller { stdout: stdout.as_fd(), stderr: stdout.as_fd(), ..Caller::of_this_process() };
     Printer::new(caller, Prefix::None, Controls::VisibleOnTerminals)
 }
 
@@ -94,12 +95,12 @@ fn following_shows_what_was_there_what_comes_and_ends_with_the_box() {
 }
 
 #[test]
-fn following_ends_when_nobody_reads_though_the_box_is_silent() {
+fn following_ends_when_the_reader_is_gone_though_the_box_is_silent() {
     let followed = Box::new();
     let (shown, thread) = following(followed.logs(), followed.process());
     drop(shown);
     let ended = thread.join().unwrap();
-    assert!(matches!(ended, Err(Stop::NobodyReads)), "{ended:?}");
+    assert!(matches!(ended, Err(Stop::ReaderGone)), "{ended:?}");
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::os::fd::BorrowedFd;
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::stdio::{stderr, stdout};
 use tare_engine::logs::Logs;
 use tare_engine::spec::quantity;
 use tare_engine::spec::shown::quoted;
@@ -20,11 +19,12 @@ use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
 use crate::exit::DONE;
+use crate::stdio::Caller;
 
 mod printer;
 mod visible;
 
-use crate::commands::logs::printer::{Caller, Controls, Prefix, Printer};
+use crate::commands::logs::printer::{Controls, Prefix, Printer};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -79,16 +79,15 @@ pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
     if let Some(lines) = args.tail {
         logs.tail(u64::from(lines))?;
     }
-    let caller = Caller { stdout: stdout(), stderr: stderr() };
     let prefix = if args.timestamps { Prefix::Time } else { Prefix::None };
     let controls = if args.raw { Controls::Raw } else { Controls::VisibleOnTerminals };
-    let mut printer = Printer::new(caller, prefix, controls);
+    let mut printer = Printer::new(Caller::of_this_process(), prefix, controls);
     let shown = match (args.follow, keeper) {
         (true, Some(keeper)) => follow(&mut logs, &keeper, &mut printer),
         (true, None) | (false, _) => show(&mut logs, &mut printer),
     };
     match shown {
-        Ok(()) | Err(Stop::NobodyReads) => Ok(DONE),
+        Ok(()) | Err(Stop::ReaderGone) => Ok(DONE),
         Err(Stop::Failed(error)) => Err(error),
     }
 }
@@ -98,7 +97,7 @@ pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
 enum Stop {
     Failed(Error),
     /// The reader of our output is gone, which is not an error.
-    NobodyReads,
+    ReaderGone,
 }
 
 impl From<Error> for Stop {
@@ -110,7 +109,7 @@ impl From<Error> for Stop {
 impl From<Errno> for Stop {
     fn from(errno: Errno) -> Self {
         match errno {
-            Errno::PIPE | Errno::CONNRESET => Self::NobodyReads,
+            Errno::PIPE | Errno::CONNRESET => Self::ReaderGone,
             errno => Self::Failed(Error::failed("cannot pass on the log").caused_by(errno)),
         }
     }
@@ -134,7 +133,7 @@ fn show(logs: &mut Logs, printer: &mut Printer<'_>) -> Result<(), Stop> {
     show_more(logs, printer)
 }
 
-/// Shows everything until the keeper, who alone writes the log, is dead.
+/// Shows everything until the keeper is dead, which alone writes the log.
 fn follow(logs: &mut Logs, keeper: &Process, printer: &mut Printer<'_>) -> Result<(), Stop> {
     // Before the first look, so that nothing falls between the two.
     let watch = logs.watch()?;
@@ -143,7 +142,7 @@ fn follow(logs: &mut Logs, keeper: &Process, printer: &mut Printer<'_>) -> Resul
         match wait(&watch, keeper, printer.stdout()).context(|| "cannot wait for the box".into())? {
             Woken::Written => watch.drain().context(|| "cannot watch the log".into())?,
             Woken::Ended => return show_more(logs, printer),
-            Woken::NobodyReads => return Err(Stop::NobodyReads),
+            Woken::ReaderGone => return Err(Stop::ReaderGone),
         }
     }
 }
@@ -182,20 +181,20 @@ fn gap(missed_bytes: u64) -> String {
 enum Woken {
     Written,
     Ended,
-    NobodyReads,
+    ReaderGone,
 }
 
 fn wait(watch: &Watch, keeper: &Process, stdout: BorrowedFd<'_>) -> Result<Woken, Errno> {
     let mut fds = [
         PollFd::new(watch, PollFlags::IN),
         PollFd::new(keeper, PollFlags::IN),
-        // Only for what is always told: that the reading end is closed (poll(2)).
+        // Only for what poll always reports: that the reading end is closed (poll(2)).
         PollFd::from_borrowed_fd(stdout, PollFlags::empty()),
     ];
     rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
     let [_, ended, unread] = fds.map(|fd| !fd.revents().is_empty());
     Ok(match (ended, unread) {
-        (_, true) => Woken::NobodyReads,
+        (_, true) => Woken::ReaderGone,
         (true, false) => Woken::Ended,
         (false, false) => Woken::Written,
     })

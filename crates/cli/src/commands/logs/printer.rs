@@ -12,6 +12,7 @@ use rustix::termios::isatty;
 use tare_engine::logs::{Record, Stream};
 
 use crate::commands::logs::visible::Visible;
+use crate::stdio::Caller;
 
 /// Enough to make the calls cheap.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
@@ -23,18 +24,11 @@ pub enum Prefix {
     Time,
 }
 
-/// What becomes of characters that could move a cursor (B091).
+/// What becomes of characters that could move a cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controls {
     VisibleOnTerminals,
     Raw,
-}
-
-/// The descriptors that tare was started with.
-#[derive(Debug, Clone, Copy)]
-pub struct Caller<'fd> {
-    pub stdout: BorrowedFd<'fd>,
-    pub stderr: BorrowedFd<'fd>,
 }
 
 #[derive(Debug)]
@@ -139,7 +133,7 @@ fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
         match write(fd, bytes) {
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Others who share the descriptor may have made it so (E034).
+            // Another process that shares the descriptor may have made it non-blocking.
             Err(Errno::AGAIN) => await_room(fd)?,
             Err(errno) => return Err(errno),
         }
@@ -164,7 +158,11 @@ mod tests {
     /// What is written for some records, each of a later millisecond.
     fn printed(prefix: Prefix, records: &[(Stream, &str)]) -> [String; 2] {
         let [(mut out, out_end), (mut err, err_end)] = [(); 2].map(|()| std::io::pipe().unwrap());
-        let caller = Caller { stdout: out_end.as_fd(), stderr: err_end.as_fd() };
+        let caller = Caller {
+            stdout: out_end.as_fd(),
+            stderr: err_end.as_fd(),
+            ..Caller::of_this_process()
+        };
         let mut printer = Printer::new(caller, prefix, Controls::VisibleOnTerminals);
         for (time_ms, (stream, text)) in (TIME..).zip(records) {
             let record = Record {

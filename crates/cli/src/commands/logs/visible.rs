@@ -1,5 +1,5 @@
 //! Control characters made visible, so that what a box wrote an hour ago cannot
-//! move the cursor, set the title or answer for the user now (B091).
+//! move the cursor, set the title or answer for the user now.
 //!
 //! Lines and tabs stay what they are. The rest is shown as `cat -v` would: `^[`
 //! for an escape, `^?` for a delete; those of the second row as `\x9b`.
@@ -64,7 +64,6 @@ mod tests {
         String::from_utf8(whole).unwrap()
     }
 
-    /// B091
     #[test]
     fn nothing_that_moves_a_cursor_gets_through() {
         assert_eq!(shown("\x1b]0;title\x07"), "^[]0;title^G");
