@@ -24,8 +24,6 @@ fn no_command_is_refused() {
     refused(&tare, &["--"], &["COMMAND"]);
     refused(&tare, &["--memory", "64m"], &["COMMAND"]);
 }
-
-/// B001
 #[test]
 fn a_name_that_could_be_mistaken_for_something_else_is_refused() {
     let tare = tare!();
@@ -55,7 +53,6 @@ fn a_name_that_could_be_mistaken_for_something_else_is_refused() {
 }
 
 /// Numbers that are none, for every option that takes one.
-/// B017
 #[test]
 fn a_number_that_is_none_is_refused_and_named() {
     let tare = tare!();
@@ -110,8 +107,6 @@ fn a_number_with_a_foreign_unit_is_refused() {
         }
     }
 }
-
-/// B020
 #[test]
 fn memory_that_no_box_can_live_with_is_refused_with_the_least() {
     let tare = tare!();
@@ -134,8 +129,6 @@ fn too_few_processes_or_descriptors_are_refused_or_work() {
         );
     }
 }
-
-/// B024
 #[test]
 fn an_option_that_can_have_one_value_is_refused_twice() {
     let tare = tare!();
@@ -150,8 +143,6 @@ fn an_option_that_can_have_one_value_is_refused_twice() {
         refused(&tare, &[option, value, option, value, "--", "true"], &[option]);
     }
 }
-
-/// B026
 #[test]
 fn an_unknown_option_is_refused_with_the_nearest_known() {
     let tare = tare!();
@@ -173,8 +164,6 @@ fn a_missing_value_is_refused() {
     refused(&tare, &["--memory"], &["--memory"]);
     refused(&tare, &["-v"], &["-v"]);
 }
-
-/// B033
 #[test]
 fn a_variable_that_is_none_is_refused() {
     let tare = tare!();
@@ -183,7 +172,7 @@ fn a_variable_that_is_none_is_refused() {
     }
 }
 
-/// B033: a shell cannot pass a NUL, a file can.
+/// A shell cannot pass a NUL, a file can.
 #[test]
 fn a_file_of_variables_that_is_none_is_refused() {
     let tare = tare!();
@@ -198,8 +187,6 @@ fn a_file_of_variables_that_is_none_is_refused() {
     refused(&tare, &["--env-file", "/no/such/file", "--", "true"], &["/no/such/file"]);
     refused(&tare, &["--env-file", directory.text(), "--", "true"], &[directory.text()]);
 }
-
-/// B033
 #[test]
 fn more_variables_than_a_program_can_take_are_refused() {
     let tare = tare!();
@@ -209,7 +196,7 @@ fn more_variables_than_a_program_can_take_are_refused() {
     refused(&tare, &["--env-file", file.to_str().unwrap(), "--", "true"], &["too l"]);
 }
 
-/// B033: one string of an environment may have 128 KiB (`MAX_ARG_STRLEN`).
+/// One string of an environment may have 128 KiB (`MAX_ARG_STRLEN`).
 #[test]
 fn one_variable_that_is_too_long_is_refused() {
     let tare = tare!();
@@ -217,8 +204,6 @@ fn one_variable_that_is_too_long_is_refused() {
     let file = directory.write("env", format!("A={}\n", "v".repeat(200_000)));
     refused(&tare, &["--env-file", file.to_str().unwrap(), "--", "true"], &["too l"]);
 }
-
-/// E022
 #[test]
 fn a_home_with_a_line_break_is_refused() {
     let tare = tare!();
@@ -226,16 +211,12 @@ fn a_home_with_a_line_break_is_refused() {
     let output = tare.run(["--", "cat", "/etc/passwd"]).ok();
     assert!(!output.stdout_text().contains("root2"), "{output}");
 }
-
-/// B034
 #[test]
 fn an_empty_program_is_refused() {
     let tare = tare!();
     let output = tare.run(["--", ""]).printed("").said(&["tare: "]);
     assert!([125, 127].contains(&output.code), "{output}");
 }
-
-/// B034
 #[test]
 fn a_hundred_thousand_arguments_pass_or_are_refused_in_words() {
     let tare = tare!();
@@ -250,8 +231,6 @@ fn a_hundred_thousand_arguments_pass_or_are_refused_in_words() {
         }
     }
 }
-
-/// B036
 #[test]
 fn a_working_directory_that_is_none_is_refused_and_named() {
     let tare = tare!();
@@ -259,8 +238,6 @@ fn a_working_directory_that_is_none_is_refused_and_named() {
         refused(&tare, &["-w", directory, "--", "true"], &[directory]);
     }
 }
-
-/// E025
 #[test]
 fn a_working_directory_behind_a_descriptor_is_refused() {
     let tare = tare!();
@@ -270,8 +247,6 @@ fn a_working_directory_behind_a_descriptor_is_refused() {
         assert_eq!(output.code, 125, "{output}");
     }
 }
-
-/// E021
 #[test]
 fn a_user_that_is_none_is_refused() {
     let tare = tare!();
@@ -326,8 +301,6 @@ fn a_volume_that_is_none_is_refused() {
         refused(&tare, &["-v", volume, "--", "true"], &["-v"]);
     }
 }
-
-/// E012
 #[test]
 fn a_volume_behind_a_symbolic_link_is_refused() {
     let tare = tare!();

@@ -162,7 +162,7 @@ fn every_documented_field_is_there_and_of_its_kind() {
     tare.call(["rm", "-f", "--all"]).ok();
 }
 
-/// B067, B091: whatever a command is called, JSON stays JSON and a line a line.
+/// Whatever a command is called, JSON stays JSON and a line a line.
 #[test]
 fn hostile_words_of_a_command_do_no_harm() {
     let tare = tare!();
@@ -410,7 +410,7 @@ fn watching_goes_on_until_it_is_ended() {
     tare.remove(&id);
 }
 
-/// B036: what is no text is shown, and breaks nothing.
+/// What is no text is shown, and breaks nothing.
 #[test]
 fn paths_and_arguments_that_are_no_text_are_listed_and_inspected() {
     use std::ffi::OsString;

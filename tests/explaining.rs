@@ -272,7 +272,7 @@ fn explain_shows_that_the_keeper_was_killed() {
     kill(pid);
     tare.ended(&id);
     assert_story(&tare, "a", &["lost", "emptied"]);
-    says(&tare, "a", "lost", "killed from elsewhere");
+    says(&tare, "a", "lost", "killed by another process");
     assert_eq!(step(&tare, "a", "lost")["exit_code"], 137);
     tare.remove(&id);
 }

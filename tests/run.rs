@@ -120,8 +120,6 @@ fn the_user_is_an_ordinary_one_unless_asked() {
     let tare = tare!();
     tare.run(["--", "sh", "-c", "id -u; id -g; id -G"]).ok().printed("1000\n1000\n1000\n");
 }
-
-/// E021
 #[test]
 fn the_user_is_the_one_asked_for() {
     let tare = tare!();
@@ -157,8 +155,6 @@ fn names_and_labels_are_accepted() {
     let options = ["--name", "web-1.a_b", "--label", "team=red", "--label", "empty="];
     tare.run(options.into_iter().chain(["--", "echo", "up"])).ok().printed("up\n").said_nothing();
 }
-
-/// B087
 #[test]
 fn a_name_belongs_to_one_box_at_a_time() {
     let tare = tare!();
@@ -169,8 +165,6 @@ fn a_name_belongs_to_one_box_at_a_time() {
     first.wait().ok();
     tare.run(["--name", "mine", "--", "true"]).ok();
 }
-
-/// B034
 #[test]
 fn arguments_pass_verbatim() {
     let tare = tare!();
@@ -234,8 +228,6 @@ fn json_tells_the_ways_to_end_apart() {
     assert_eq!(loud["truncated"], true);
     assert_eq!(loud["stdout"].as_str().map(str::len), Some(1 << 20));
 }
-
-/// B067
 #[test]
 fn json_stays_json_whatever_is_printed() {
     let tare = tare!();
