@@ -77,14 +77,14 @@ pub fn to_json_line(value: &impl Serialize) -> String {
     format!("{json}\n")
 }
 
-/// Whether anybody still reads what is printed.
+/// Whether the reader of stdout is still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
     There,
     Gone,
 }
 
-/// As [`print_result`], for what is printed again and again.
+/// Prints like [`print_result`], for views that are printed again and again.
 pub fn print_to_reader(text: &str) -> Result<Reader, Error> {
     let mut stdout = io::stdout();
     let written = stdout.write_all(text.as_bytes());

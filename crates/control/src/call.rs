@@ -117,7 +117,7 @@ pub enum Program {
     Command(#[serde(deserialize_with = "few")] Vec<Vec<u8>>),
     /// Tare's own: writes an archive of this path to its standard output.
     Pack(Vec<u8>),
-    /// Tare's own: the same of the plain files that it can read there.
+    /// Tare's own: writes an archive of the regular files that it can read below this path.
     PackFiles(Vec<u8>),
     /// Tare's own: unpacks its standard input into this directory, or into the
     /// one that the path is in.
@@ -209,7 +209,7 @@ pub enum LaunchStep {
 /// Why a keeper does not do what it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// As many processes as it looks after were started over its socket.
+    /// The keeper runs as many processes for clients as it can.
     Busy,
     /// The command was started without a way to its standard input.
     NoInput,

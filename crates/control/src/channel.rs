@@ -163,7 +163,7 @@ impl Channel {
 
     /// Ends the connection in both directions, also for other holders of the socket.
     pub fn hang_up(&self) {
-        // A connection that is down already is as wanted.
+        // A connection that is closed already needs nothing.
         shutdown(&self.socket, Shutdown::Both).ok();
     }
 

@@ -234,8 +234,8 @@ fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Opti
     }
 }
 
-/// Of a record that does not say which they are, or says what is not so, all that
-/// are the box's.
+/// Releases the names that the record lists. If it lists none, or a wrong one, releases every
+/// name that leads to the box.
 fn release_names(at: BoxAt<'_>, names: &Names, account: &Account) -> Result<(), Error> {
     let Some(tenant) = account.tenant() else {
         return names.release_all(at.id).context(|| cannot_release(at.id));

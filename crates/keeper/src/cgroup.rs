@@ -1,6 +1,6 @@
 //! Stopping the workload where it is.
 //!
-//! It is the keeper who does it, between two processes that it starts: it waits
+//! The keeper freezes the box between two processes that it starts: it waits
 //! for each of them until that has executed (see `launch::until_exec`), and one
 //! that is stopped before would stop the keeper, with all deadlines, too.
 

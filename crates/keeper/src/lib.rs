@@ -122,7 +122,7 @@ impl MadeBox {
         })
     }
 
-    /// `None` when the command could not be started, which the creator was told.
+    /// Returns `None` if the command could not be started. The creator has the report.
     fn start(self, creator: Channel, go: Go) -> Option<Supervisor> {
         let mut supervisor = Supervisor {
             executions: Vec::new(),

@@ -145,6 +145,6 @@ fn kept_by(of: &KeptBy) -> String {
             Duration::ZERO => "retention, until a sweep".to_owned(),
             left => format!("retention, {} left", format::time_left(left)),
         },
-        KeptBy::Nobody => format::NOTHING.to_owned(),
+        KeptBy::Nothing => format::NOTHING.to_owned(),
     }
 }

@@ -131,7 +131,6 @@ mod tests {
         assert_eq!(command(&words), r"sh -c 'echo '\''hi there'\''; ls' '' a=b");
     }
 
-    /// B011
     #[test]
     fn a_command_cannot_disturb_the_terminal() {
         let words = ["printf", "\u{1b}[2J\n"].map(str::to_owned);

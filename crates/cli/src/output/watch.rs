@@ -1,4 +1,4 @@
-//! The same thing shown again and again, for those who watch.
+//! Prints a view again and again (`--watch`).
 
 use std::time::Duration;
 

@@ -54,11 +54,11 @@ pub enum Waiting {
 pub enum Ended {
     /// The source has no more.
     EndOfFile,
-    /// Nobody reads the sink any more.
+    /// The reader of the sink is gone.
     SinkClosed,
     /// The sink cannot be written.
     SinkFailed(Errno),
-    /// It was told to stop.
+    /// The caller stopped it.
     Stopped,
 }
 

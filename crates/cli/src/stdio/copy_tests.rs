@@ -65,7 +65,7 @@ fn feed(mut writer: File, bytes: Vec<u8>) -> std::thread::JoinHandle<()> {
 }
 
 /// Reads small pieces between steps of the stream, all on this one thread: a
-/// step that waited for the reader would wait for ever.
+/// step that waited for the reader would wait forever.
 fn drink_slowly(stream: &mut Stream<'_>, reader: &mut File, length: usize) -> Vec<u8> {
     let mut budget = Budget::unlimited();
     let mut got = Vec::new();
@@ -117,7 +117,6 @@ fn bytes_arrive_in_a_file_from_where_it_was() {
     fs::remove_file(path).unwrap();
 }
 
-/// E033, E034
 #[test]
 fn a_file_opened_for_append_falls_back_to_writing_and_keeps_its_flags() {
     let path = scratch_file("append");
@@ -136,7 +135,6 @@ fn a_file_opened_for_append_falls_back_to_writing_and_keeps_its_flags() {
     fs::remove_file(path).unwrap();
 }
 
-/// B065
 #[test]
 fn a_slow_reader_does_not_block_and_loses_nothing() {
     let (source, box_side) = pipe();
@@ -150,7 +148,7 @@ fn a_slow_reader_does_not_block_and_loses_nothing() {
         assert!(is_ready(&stream, STUCK));
         stream.advance(&mut budget);
     }
-    // Nobody reads: the stream waits for its sink and the call came back.
+    // No process reads: the stream waits for its sink and the call came back.
     assert!(!is_ready(&stream, NOW));
     let got = drink_slowly(&mut stream, &mut reader, bytes.len());
     feeder.join().unwrap();
@@ -196,7 +194,6 @@ fn a_full_disk_is_reported() {
     assert_eq!(ended, Ended::SinkFailed(Errno::NOSPC));
 }
 
-/// B066
 #[test]
 fn output_past_the_limit_is_dropped_and_counted() {
     for limit in [0_u64, 1, 4096, 100_000] {
@@ -215,7 +212,6 @@ fn output_past_the_limit_is_dropped_and_counted() {
     }
 }
 
-/// B066
 #[test]
 fn output_of_exactly_the_limit_is_not_truncated() {
     let (source, mut box_side) = pipe();
@@ -255,7 +251,6 @@ fn memory_keeps_everything_in_order() {
     assert!(stream.into_kept() == bytes);
 }
 
-/// B068
 #[test]
 fn stdin_for_a_command_that_never_reads_is_not_hoarded() {
     let (caller, _writer_kept_full) = {
@@ -354,7 +349,7 @@ fn a_pipe_is_widened_when_much_has_passed_and_not_before() {
 }
 
 #[test]
-fn output_for_nobody_is_counted_and_never_waits() {
+fn output_to_dev_null_is_counted_and_never_waits() {
     let (source, writer) = pipe();
     let sink = OpenOptions::new().write(true).open("/dev/null").unwrap();
     let feeder = feed(writer, pattern(500_000));

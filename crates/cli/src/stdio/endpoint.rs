@@ -2,7 +2,7 @@
 //!
 //! The ends that tare made are its own, and non-blocking. The caller's are
 //! borrowed, and their flags are never changed: other programs share the open
-//! file behind them (E034). So writing to one that could block happens only
+//! file behind them. So writing to one that could block happens only
 //! after `poll` said that it will not.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -93,7 +93,7 @@ impl<'fd> Endpoint<'fd> {
         }
     }
 
-    /// As much as goes without waiting, provided that the end was found ready
+    /// Writes as much as goes without waiting, provided that the end was found ready
     /// where [`Self::never_waits`] is false.
     pub fn write(&self, bytes: &[u8]) -> Result<usize> {
         let safe = if self.never_waits() {

@@ -28,7 +28,7 @@ const DRAIN_SILENCE: Duration = Duration::from_secs(3);
 const LAST_BYTES_MAX: u64 = 2 << 20;
 /// How long a command may run on after the user's terminal has hung up, as with `tare stop`.
 const HANGUP_GRACE: Duration = Duration::from_secs(10);
-/// The silence for a caller who asked twice to stop: what is there at once.
+/// The silence after the second signal of the user: only what is there at once is read.
 const HASTY_SILENCE: Duration = Duration::from_millis(50);
 
 /// Where the command's output goes.
@@ -70,10 +70,10 @@ pub struct Settings {
     pub writers: Writers,
 }
 
-/// Who may still write when the command has ended.
+/// Which processes may still write when the command has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writers {
-    /// Nobody: its box has ended with it.
+    /// None: the box has ended with the command.
     Dead,
     /// What it left in the background. The command's own output is in the pipes
     /// by then; tare does not wait for theirs.
@@ -170,8 +170,8 @@ impl<'fd> Relay<'fd> {
         Ok(())
     }
 
-    /// Passes on what is left in the pipes of a box that has ended. A caller
-    /// who reads slowly is waited for; one more signal stops that.
+    /// Passes on what is left in the pipes of a box that has ended. Waits for a
+    /// slow reader; one more signal stops that.
     pub fn drain(&mut self, hasty: bool, signals: &SignalFd) -> io::Result<()> {
         self.stdin = None;
         if self.writers == Writers::MayLive {
@@ -214,7 +214,7 @@ impl<'fd> Relay<'fd> {
         &self.budget
     }
 
-    /// That output could not be passed on, when that was not its reader's wish.
+    /// Why output could not be passed on, unless its reader closed it.
     pub fn output_failure(&self) -> Option<Error> {
         let failure = |stream: &Stream<'_>| match stream.ended() {
             Some(Ended::SinkFailed(errno)) => Some(errno),
@@ -270,7 +270,7 @@ impl<'fd> Relay<'fd> {
                     if signal == Signal::HUP.as_raw() && self.has_hung_up() {
                         self.kill_at = Some(Instant::now() + HANGUP_GRACE);
                     }
-                    // A box that cannot be told has ended; its event follows.
+                    // A box that does not take the signal has ended; its event follows.
                     let _ = session.signal(signal);
                 }
                 Reaction::EndBox => {

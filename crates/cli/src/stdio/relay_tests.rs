@@ -89,9 +89,8 @@ fn output_past_the_limit_ends_the_box_when_asked_to() {
     assert_eq!(relay.into_kept()[0], b"too");
 }
 
-/// E044
 #[test]
-fn a_pipe_that_somebody_still_holds_does_not_hold_up_the_end() {
+fn a_pipe_that_is_still_open_does_not_delay_the_end() {
     let null = File::open("/dev/null").unwrap();
     let ((stdout, mut out), (stderr, _held)) = (pipe(), pipe());
     out.write_all(b"hi").unwrap();

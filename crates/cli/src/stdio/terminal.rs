@@ -31,7 +31,7 @@ impl<'fd> RawMode<'fd> {
 
 impl Drop for RawMode<'_> {
     fn drop(&mut self) {
-        // `Now`: waiting for output to drain could wait for ever.
+        // `Now`: waiting for output to drain could wait forever.
         let _ = tcsetattr(self.terminal, OptionalActions::Now, &self.former);
     }
 }

@@ -426,7 +426,7 @@ fn bytes_dropped_last_by_a_full_disk_are_reported_once() {
     writer.append_at(3, Stream::Stdout, &[b'x'; 7000]);
     assert_eq!(reader.missed_at_end().unwrap(), 13_000);
     assert_eq!(reader.missed_at_end().unwrap(), 0);
-    // Whoever stops here learns it too, whatever comes later.
+    // A reader that stops here learns it too, whatever comes later.
     let mut reader = disk.reader();
     let end = reader.end().unwrap();
     ftruncate(&disk.ballast, 0).unwrap();

@@ -247,8 +247,8 @@ fn awaits_cleanup(observation: &Observation, found: &Finding) -> bool {
     is_over && observation.record.account.stuck.is_none()
 }
 
-/// What is due to a box with which nothing is wrong: its end is to be recorded, or it was kept for
-/// as long as it was to be.
+/// What is due to a box with which nothing is wrong: its end is to be recorded, or its retention
+/// has passed.
 fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
     if let Some(found) = left_behind(id, observation) {
         let is_due = awaits_cleanup(observation, &found) && !observation.locked;

@@ -53,7 +53,7 @@ pub enum FindingKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Nothing: a user who wants the box's end says so.
+    /// Nothing: only a user may end the box.
     Leave,
     /// Remove what is left.
     Remove,

@@ -22,7 +22,7 @@ use crate::spec::Isolation;
 pub struct Held {
     pub processes: Vec<HeldProcess>,
     pub threads: u64,
-    /// Of all processes together, by kind.
+    /// Descriptors of all processes together, by kind.
     pub descriptors: Option<BTreeMap<&'static str, u64>>,
     /// What the kernel counts for the box.
     pub memory_bytes: Option<u64>,
@@ -34,9 +34,9 @@ pub struct Held {
     pub mounts: Option<u64>,
     /// On the host itself.
     pub host_mounts: Vec<PathBuf>,
-    /// Of the host's network, that it listens on.
+    /// Ports of the host's network on which the box listens.
     pub ports: Vec<HeldPort>,
-    /// As its keeper sees it, or as it was left.
+    /// Used scratch space, as the keeper sees it, or as it was kept.
     pub scratch_bytes: Option<u64>,
 }
 

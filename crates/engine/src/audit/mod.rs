@@ -65,7 +65,7 @@ pub enum KeptBy {
     /// The box is over: its record is kept for its retention.
     Retention { until: Timestamp },
     /// Nothing: only names are left.
-    Nobody,
+    Nothing,
 }
 
 impl Audit {
@@ -176,6 +176,6 @@ fn kept_by(at: BoxAt<'_>, observation: &Observation, held: &Held) -> KeptBy {
         (Some(ended), Some(options)) => {
             KeptBy::Retention { until: ended.at.after(options.retention) }
         }
-        (None, _) | (_, None) => KeptBy::Nobody,
+        (None, _) | (_, None) => KeptBy::Nothing,
     }
 }

@@ -49,7 +49,7 @@ pub enum Goal<'a> {
     End { leave: Leave, reason: Reason },
 }
 
-/// What became of a box that was to be settled.
+/// The result of an attempt to settle a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
@@ -59,7 +59,7 @@ pub enum Outcome {
     Done,
     /// Another process is making, changing or ending it.
     Busy,
-    /// The box may live, or be in order. A user who wants its end says so.
+    /// The box may live, or be in order. Only a user may end it.
     Left,
     /// It could not be done within its bound; it is tried again.
     Stuck { step: String, reason: String },
@@ -164,7 +164,7 @@ fn may_try(stuck: Option<&StuckEntry>, goal: Goal<'_>) -> bool {
     }
 }
 
-/// Whether a process left the box behind, rather than that its time is over.
+/// Whether a process left the box behind. Otherwise its time has passed.
 fn is_leftover(observation: &Observation, reason: Reason) -> bool {
     match observation.ownership {
         Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached => true,

@@ -38,7 +38,7 @@ pub struct BirthOrder<'a> {
     /// start, or to end because its creator was killed: until then the box is busy.
     pub record: BorrowedFd<'a>,
     pub map: IdMap,
-    /// Of the program, which names its box last.
+    /// The box, whose id is the last of the keeper's arguments.
     pub of: Tagged<'a>,
 }
 
@@ -128,7 +128,7 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
 /// The keeper's program is this one, under another name. A box can only reach it
 /// through `/proc/1/exe`, which is closed to it: PID 1 is another user, not
 /// dumpable, and invisible. Where we may make mounts it is also on a mount of its own,
-/// which is read-only for everyone.
+/// which is read-only.
 fn program(host: &Host) -> io::Result<OwnedFd> {
     let opened = step("open the keeper's program", || open_path(CWD, c"/proc/self/exe"))?;
     if !host.is_privileged() {

@@ -25,7 +25,7 @@ use crate::session::{Event, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
 /// How long a box may take to start; a file system of a volume that does not
-/// answer must not hold its creator for ever.
+/// answer must not block its creator forever.
 const START_WITHIN: Duration = Duration::from_secs(60);
 
 /// A box that runs by itself.

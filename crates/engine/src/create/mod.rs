@@ -279,7 +279,7 @@ struct Made {
     cgroups: CgroupHolding,
     claim: OwnedFd,
     streams: Streams,
-    /// Of its uid range, if it has one.
+    /// The first id of its uid range, if it has one.
     first_uid: Option<u32>,
     lease: Lease,
     notes: Vec<String>,

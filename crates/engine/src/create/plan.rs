@@ -158,7 +158,7 @@ fn profile(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Profile {
         identity: (!contained).then_some(Identity { uid: spec.user.uid, gid: spec.user.gid }),
         capabilities: match (contained, spec.privilege) {
             // Without privileges the keeper has capabilities over its own user
-            // namespace that its caller never had; nobody gets those.
+            // namespace that its caller never had. No box gets those.
             (true, _) if host.is_privileged() => Capabilities::Untouched,
             (true, _) | (false, Privilege::Unprivileged) => Capabilities::None,
             (false, Privilege::BoxRoot) => Capabilities::BoxRoot,
@@ -200,7 +200,7 @@ fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
         set.push(limit(Resource::Data, limits.memory_bytes.value()));
     }
     if !cgroups.pids_enforced {
-        // One more for the keeper, who may be the same user.
+        // One more for the keeper, which may run as the same user.
         set.push(limit(Resource::Processes, u64::from(limits.pids.value()) + 1));
     }
     set

@@ -20,12 +20,12 @@ use crate::error::{Context, Error};
 use crate::holdings::{Place, Tree, uids};
 use crate::spec::{Access, User, Volume};
 
-/// Who makes the mounts, and for whom.
+/// Which process makes the mounts, and how ids are mapped in them.
 #[derive(Debug, Clone, Copy)]
 pub enum Mapping {
     /// Root: detached mounts, mapped to the box's uid range that begins here.
     Range { first: u32, user: User },
-    /// Everyone else: the keeper mounts the path by its own rights.
+    /// Without privileges: the keeper mounts the path by its own rights.
     Own,
 }
 
@@ -44,7 +44,7 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
     let whole = Extent { inside: 0, outside: first, count: uids::COUNT };
     let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole))).context(doing).map_err(
         |error| {
-            // tmpfs: from Linux 6.3 on. Unmapped, its files would be nobody's.
+            // tmpfs: from Linux 6.3 on. Unmapped, its files would belong to the overflow id.
             error.with_hint("its file system may not support id-mapped mounts; copy it to a disk")
         },
     )?;
@@ -71,7 +71,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
     };
     if let Some(socket) = live_socket_beneath(path) {
         return Err(Error::bad_request(doing())
-            .caused_by(format!("{} is a socket that somebody listens on", socket.display()))
+            .caused_by(format!("{} is a socket on which a process listens", socket.display()))
             .with_hint(
                 "the box could talk to a service of the host; bind a directory without one",
             ));
@@ -91,7 +91,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
 }
 
 /// The state root is tare's own: a box that could write there would end other
-/// boxes, and one that could read there would know what they were told.
+/// boxes, and one that could read there would know their specs.
 /// The host's whole root holds it too.
 fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Result<(), Error> {
     // By their real names: `..` or a link in either could hide the other.
@@ -152,7 +152,7 @@ fn refused(option: &str, path: &Path, errno: Errno) -> Error {
     }
 }
 
-/// The owner on disk is the box's user, and nobody else is anybody.
+/// Maps the owner on disk to the box's user. All other ids stay unmapped.
 fn owner_map(stat: &Stat, first: u32, user: User) -> (Extent, Extent) {
     let one = |inside: u32, outside: u32| Extent { inside, outside, count: 1 };
     (one(stat.st_uid, first + user.uid), one(stat.st_gid, first + user.gid))

@@ -125,7 +125,7 @@ pub fn pressure(texts: &[String]) -> Option<Value> {
     let averages = lines.find_map(|line| line.strip_prefix("full avg10="))?;
     let (whole, hundredths) = averages.split(' ').next()?.split_once('.')?;
     let (whole, hundredths) = (whole.parse::<u64>().ok()?, hundredths.parse::<u64>().ok()?);
-    let limit_is = "a fixed share of the last ten seconds, in which everybody waited for memory";
+    let limit_is = "a fixed share of the last ten seconds in which all processes waited for memory";
     Some(Value { used: whole * 100 + hundredths, limit: PRESSURE_MAX, limit_is })
 }
 

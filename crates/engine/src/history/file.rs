@@ -1,7 +1,7 @@
 //! The history file: the sources of removed boxes, one line for each box.
 //!
 //! The file is bounded, the oldest lines go first, and a line is kept for as long as the record of
-//! its box was to be kept. A removal adds the line before it removes the record. If another process
+//! its box is kept. A removal adds the line before it removes the record. If another process
 //! holds the file, the history is lost and the removal goes on. tare reserves the space for a line
 //! when it makes the box. The process that holds the lock changes the file in place, so the file
 //! never has a second name. Readers trust nothing in it: a damaged line hides no other, and only
@@ -173,9 +173,9 @@ fn append(file: &File, line: &[u8]) -> io::Result<()> {
         [_] => b"\n",
     };
     let bytes = [separator, line].concat();
-    let written = step("story written", || file.write_all_at(&bytes, end));
+    let written = step("write the history", || file.write_all_at(&bytes, end));
     if written.is_err() {
-        step("half a story taken back", || file.set_len(end))?;
+        step("take back half a line of the history", || file.set_len(end))?;
     }
     written
 }
@@ -186,7 +186,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
         return Ok(());
     }
     let reserve = || fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes);
-    match step("room for stories reserved", reserve) {
+    match step("reserve room for the history", reserve) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

@@ -80,7 +80,7 @@ fn expected(all: &[&Sources]) -> Vec<(BoxId, String)> {
 }
 
 #[test]
-fn stories_are_read_as_they_were_added_and_the_last_of_a_box_counts() {
+fn histories_are_read_in_order_and_the_last_of_a_box_counts() {
     let place = Place::new();
     let path = place.file();
     assert_eq!(read(&path), []);
@@ -93,14 +93,14 @@ fn stories_are_read_as_they_were_added_and_the_last_of_a_box_counts() {
 }
 
 #[test]
-fn a_story_is_kept_for_its_retention_and_not_past_a_boot() {
+fn a_history_is_kept_for_its_retention_and_not_past_a_boot() {
     let place = Place::new();
     let path = place.file();
     history(&path).add(sources("none"), Duration::ZERO).unwrap();
     assert!(!path.exists(), "nothing of it is to be kept");
     history(&path).add(sources("short"), Duration::from_nanos(1)).unwrap();
     assert_eq!(read(&path), []);
-    // The next one lets go of it.
+    // The next line removes it.
     let long = sources("long");
     add(&path, &long, HOUR);
     let text = fs::read_to_string(&path).unwrap();
@@ -126,7 +126,7 @@ fn the_history_file_stays_within_its_limit_and_drops_the_oldest() {
 }
 
 #[test]
-fn a_story_that_is_too_long_is_shortened() {
+fn a_history_that_is_too_long_is_shortened() {
     let place = Place::new();
     let path = place.file();
     let mut long = sources("beginning");
@@ -158,7 +158,7 @@ fn damage_hides_no_other_line() {
     }
 }
 
-/// Whatever bytes of it are others, what is read is harmless.
+/// Whichever bytes are changed, reading yields only visible characters.
 #[test]
 fn a_hostile_file_is_read_in_bounds() {
     let place = Place::new();
@@ -242,7 +242,7 @@ fn concurrent_additions_lose_no_history() {
             scope.spawn(|| {
                 for _ in 0..50 {
                     let one = sources("one of many");
-                    // Who waited for too long tries again: here it is all about it.
+                    // An add that waited too long for the lock is tried again.
                     while history(&path).add(again(&one, "one of many"), HOUR).is_err() {}
                 }
             });

@@ -113,7 +113,7 @@ pub fn reserve(root: &StateRoot) -> Result<(), Error> {
 /// Keeps the history of a box that another process than its creator removes. `oom` says that the
 /// kernel killed a process for memory, if the record does not say it.
 pub fn keep(at: BoxAt<'_>, record: &Record, removal: Removal, oom: bool) {
-    // If not even the creation was recorded, the box never belonged to anyone.
+    // Without even the line of the creation, the box was never announced.
     if record.account.intent.is_none() && record.account.keeper.is_none() {
         return;
     }

@@ -277,7 +277,7 @@ impl History {
 }
 
 /// Steps with their times on the boot clock. All times of a record are of one boot. They are shown
-/// as by a wall clock that was right at the beginning and that nobody set.
+/// in wall-clock time, computed from the creation time, so setting the clock changes nothing.
 struct Steps {
     beginning: Now,
     now: Now,

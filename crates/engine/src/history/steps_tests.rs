@@ -99,8 +99,8 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         (30, "renamed to b"),
         (40, "exec 1 exited with 1"),
         (50, "killed by tare (pid 7): as a user requested"),
-        (54, "seen empty after 3 ms"),
-        (60, "removed by tare (pid 8): it was over, and its retention had passed"),
+        (54, "all processes gone after 3 ms"),
+        (60, "removed by tare (pid 8): it had ended, and its retention had passed"),
     ];
     let steps: Vec<(u64, &str)> =
         story.steps.iter().map(|step| (step.after_ms, step.text.as_str())).collect();

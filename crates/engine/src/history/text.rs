@@ -12,9 +12,9 @@ use crate::spec::quantity;
 use crate::time::Timestamp;
 
 const LOST: &str =
-    "its keeper ended without a word: killed from elsewhere, or by the kernel for memory";
-pub const OOM: &str = "the kernel killed a process of it for memory";
-pub const ABANDONED: &str = "its creator had ended, and it was not to live on";
+    "its keeper ended without a report: killed by another process, or by the kernel for memory";
+pub const OOM: &str = "the kernel killed a process of the box for memory";
+pub const ABANDONED: &str = "its creator had ended before it detached the box";
 
 /// The kernel does not record when a process ended.
 pub fn lost(after: Option<Timestamp>, before: Timestamp) -> String {
@@ -33,11 +33,11 @@ pub fn created(command: &str) -> String {
 }
 
 pub fn go(keeper: i32) -> String {
-    format!("go: its keeper, pid {keeper}, may start the command")
+    format!("keeper started (pid {keeper})")
 }
 
 pub fn emptied(ms: u64) -> String {
-    format!("seen empty after {ms} ms")
+    format!("all processes gone after {ms} ms")
 }
 
 pub fn removed(why: Reason, pid: u32) -> String {
@@ -55,8 +55,8 @@ fn reason(why: Reason) -> &'static str {
         Reason::Requested => "as a user requested",
         Reason::Abandoned => "its creator had ended",
         Reason::Overdue => "its lease had passed, and its keeper was late",
-        Reason::Expired => "it was over, and its retention had passed",
-        Reason::RemoveAfterEnd => "it was over, and was not to be kept (--rm)",
+        Reason::Expired => "it had ended, and its retention had passed",
+        Reason::RemoveAfterEnd => "it had ended, and was to be removed then (--rm)",
         Reason::Rebooted => "the host had been restarted",
     }
 }

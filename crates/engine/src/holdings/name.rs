@@ -195,7 +195,7 @@ fn tenants(names: &OwnedFd) -> Vec<Tenant> {
     entries(names).iter().filter_map(|entry| Tenant::parse(entry.to_str().ok()?)).collect()
 }
 
-/// Lets go of the name if it is this box's. Absent is as wanted.
+/// Releases the name if it leads to this box. A name that is absent is released already.
 pub fn release(layout: &Layout, tenant: &Tenant, name: &Name, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the name {}", name.as_str());
     match Names::lock(layout, LOCK_WITHIN).context(doing)? {

@@ -1,6 +1,6 @@
 //! A scratch space that is kept after its box: in the box's record, where it
-//! outlives every process. Without `--keep` it is the box's own, and nobody has
-//! to release it.
+//! outlives every process. Without `--keep` it is a tmpfs in the box's mount
+//! namespace, which the kernel frees.
 //!
 //! As root it is a tmpfs with the size that was asked for. Without privileges
 //! nothing can be mounted on the host: then it is a directory without a limit.
@@ -117,7 +117,7 @@ fn unmount(layout: &Layout, id: &BoxId) -> io::Result<()> {
     Err(Errno::BUSY.into())
 }
 
-/// One, unless somebody else mounted there too.
+/// One, unless another process mounted there too.
 const STACKED_MAX: usize = 16;
 
 /// EINVAL: nothing is mounted there. EPERM: we may mount nothing, so we have not.

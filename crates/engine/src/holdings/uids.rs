@@ -1,7 +1,7 @@
 //! The uid range of a box: 65,536 host ids that no other box has.
 //!
 //! A claim is a lock on one byte of a file, held by the keeper: it ends with
-//! the box, whoever else dies. Nothing is left to release. The kernel keeps the locks
+//! the box, whichever other process dies. Nothing is left to release. The kernel keeps the locks
 //! of a file in one list, which it walks whenever one of its descriptors is closed: so
 //! that thousands of boxes are not in each other's way there are several files.
 

@@ -82,7 +82,7 @@ impl Layout {
         Self { root, tag }
     }
 
-    /// `/run/tare` for root, a private directory for everyone else.
+    /// `/run/tare` for root, a private directory for other users.
     pub fn default_root(uid: u32, runtime_dir: Option<PathBuf>) -> PathBuf {
         match (uid, runtime_dir) {
             (0, _) => PathBuf::from("/run/tare"),
@@ -119,7 +119,7 @@ impl Layout {
         self.boxes().join(id.as_str()).join(SCRATCH)
     }
 
-    /// The stories of boxes that are gone.
+    /// The histories of removed boxes.
     pub fn history(&self) -> PathBuf {
         self.root.join("history")
     }

@@ -67,7 +67,7 @@ mod tests {
         }
     }
 
-    /// Each waits for the other: one thread alone would wait for ever.
+    /// Each waits for the other: one thread alone would wait forever.
     #[test]
     fn many_are_looked_at_by_more_than_one_thread() {
         if threads_for(1000) < 2 {

@@ -81,7 +81,7 @@ impl Observation {
         let reason = self.reason(now_ns);
         let is_ending = self.record.account.ending.is_some();
         match (self.ownership, &self.keeper) {
-            // It may live, or hold what is to be kept. A user who wants its end says so.
+            // It may live, or hold what is to be kept. Only a user may end it.
             (Ownership::Damaged, _) | (_, KeeperState::Unknown { .. }) => Duty::Leave,
             (
                 Ownership::Unwritten | Ownership::Attached,

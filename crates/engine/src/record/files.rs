@@ -89,7 +89,7 @@ impl Record {
 }
 
 impl Locked {
-    /// The socket of the box, bound; it is the keeper who listens on it.
+    /// Binds the socket of the box. The keeper listens on it.
     pub fn bind_control(&self) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
         // The name gets the mode of the socket (unix(7)).

@@ -18,11 +18,11 @@ pub const VERSION: u32 = 2;
 /// What is written before anything is acquired.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
-    /// Of the record as a whole; see [`VERSION`].
+    /// The version of the whole record; see [`VERSION`].
     pub version: u32,
     pub boot_id: String,
     pub created_at: Timestamp,
-    /// The same on the boot clock, as all times of a record that end in `_ns`.
+    /// The creation on the boot clock. All times of a record that end in `_ns` are.
     pub created_ns: u64,
     pub cgroup_roots: Vec<PathBuf>,
     /// What is read back of it is without the values of the environment.
@@ -31,7 +31,7 @@ pub struct Intent {
     pub detached: Option<DetachOptions>,
 }
 
-/// What proves that a process is the keeper and not someone with its number.
+/// What proves that a process is the keeper, and not another process with its pid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperIdentity {
     pub boot_id: String,
@@ -76,7 +76,7 @@ pub enum Lease {
     Ends {
         /// On the boot clock: this is what counts.
         at_ns: u64,
-        /// The same for people, by the wall clock of when it was given.
+        /// The end for people, by the wall clock at the time when the lease was given.
         at: Timestamp,
     },
 }
@@ -187,8 +187,8 @@ pub struct StuckEntry {
     pub remove: bool,
 }
 
-/// A box that was tried twice in vain is left for this long, then for twice that, and
-/// so on up to the limit: it costs every command that tries it some of its time.
+/// After two failed attempts to end a box, the next one waits for this long, then for twice
+/// that, and so on up to the limit: each attempt takes a command some of its time.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRY_AGAIN_WITHIN: Duration = Duration::from_secs(3600);
 
@@ -222,8 +222,8 @@ impl StuckEntry {
         passed.is_none_or(|passed| passed >= self.pause())
     }
 
-    /// Whether this says nothing new: then no line is added before it is time, so
-    /// that whoever tries often does not fill the record.
+    /// Whether this says nothing new. Then no line is added before the next attempt is due, so
+    /// that frequent attempts do not fill the record.
     pub fn is_said(&self, last: Option<&Self>) -> bool {
         last.is_some_and(|last| {
             let same = (&last.step, &last.why, last.remove) == (&self.step, &self.why, self.remove);
@@ -255,7 +255,7 @@ pub struct EndedEntry {
     pub after: Option<Timestamp>,
     /// On the boot clock: retention counts from here.
     pub at_ns: u64,
-    /// How long it took whoever ended it, or found it over, to see it empty.
+    /// How long it took the process that ended the box, or found it ended, to see it empty.
     pub emptied_ms: u64,
 }
 

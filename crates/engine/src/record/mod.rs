@@ -1,15 +1,15 @@
 //! A box's record: a directory, made first, removed last.
 //!
 //! ```text
-//! boxes/<id>/      locked by whoever changes the box
-//!   record.json    what is known of it, a line for each fact (see `account`)
+//! boxes/<id>/      locked by the process that changes the box
+//!   record.json    what is known of it, a line for each fact (see `lines`)
 //!   control        the socket on which its keeper answers
 //!   journal        of a detached box: what its keeper says about it
 //!   log.0, log.1   of a detached box: the last of its output
 //!   scratch        of a box that keeps it: its scratch space
 //! ```
-//! Nobody reads another's half-made record: the directory is locked from the
-//! moment it is visible, because both happen under the shared lock of `boxes/`.
+//! No process reads a record that another one is still making: the directory is locked from
+//! the moment it is visible, because both happen under the shared lock of `boxes/`.
 
 pub mod damage;
 pub mod files;
@@ -57,7 +57,7 @@ pub struct Record {
     pub damage: Option<Damage>,
 }
 
-/// A record that nobody else changes meanwhile.
+/// A record that this process has locked, so that no other one changes it.
 #[derive(Debug)]
 pub struct Locked(Record);
 
@@ -207,7 +207,7 @@ impl Record {
         fstat(&self.directory).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
-    /// Whether somebody changes the box just now.
+    /// Whether a process is changing the box now.
     pub fn is_busy(&self) -> bool {
         if self.damage.as_ref().is_some_and(Damage::has_no_directory) {
             return false;
@@ -221,7 +221,7 @@ impl Record {
         !free
     }
 
-    /// The same record, once it is ours; `None` when it is gone by then.
+    /// Waits for the lock, and reads the record again. `None` if it is gone by then.
     pub fn lock(
         self,
         boxes: BorrowedFd<'_>,
@@ -307,7 +307,7 @@ impl Locked {
         Self::make(openat(boxes, c".", DIRECTORY, Mode::empty())?, id)
     }
 
-    /// The same in place of what cannot be opened as a record.
+    /// Makes the record of a box in place of what cannot be opened as one.
     fn replace(boxes: BorrowedFd<'_>, id: &BoxId) -> io::Result<Self> {
         let remove = || unlinkat(boxes, id.as_str(), AtFlags::empty());
         match step("no record removed", remove) {
@@ -404,7 +404,7 @@ impl Locked {
         Ok(())
     }
 
-    /// Lets others at it again.
+    /// Unlocks the record for other processes.
     pub fn unlock(self) -> Record {
         // It cannot fail for an open descriptor, and closing it does the same.
         step("record unlocked", || flock(&self.directory, FlockOperation::Unlock)).ok();
@@ -473,8 +473,8 @@ fn open_file(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd
     }
 }
 
-/// Removes a record with everything in it, its account last; absent is as wanted. If the
-/// directory itself cannot be removed, its account is written again.
+/// Removes a record with everything in it, its lines last. A record that is absent is removed
+/// already. If the directory itself cannot be removed, its lines are written again.
 pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot remove the record of box {id}");
     let open = || openat(CWD, layout.boxes(), DIRECTORY, Mode::empty());

@@ -129,7 +129,7 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
         .with_hint(Hint::LeaveUserOut))
 }
 
-/// Who the process is on the host.
+/// The user and group of the process on the host.
 fn owner(record: &Record, user: Option<User>) -> Owner {
     let account = &record.account;
     let first_uid = account.keeper.as_ref().and_then(|keeper| keeper.first_uid);

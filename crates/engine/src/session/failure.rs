@@ -15,7 +15,7 @@ use crate::host::obstacle::{self, Step};
 pub fn birth(step: SpawnStep, error: io::Error) -> Error {
     let doing = match step {
         SpawnStep::JoinCgroup => "cannot move the box into its cgroups",
-        SpawnStep::Abandoned => "the box was given up before it started",
+        SpawnStep::Abandoned => "the creator gave up before the box started",
         SpawnStep::Identity => "cannot take the box's user ids",
         SpawnStep::Descriptors => "cannot arrange the box's descriptors",
         SpawnStep::Execute => "cannot start the keeper",
@@ -61,7 +61,7 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
         SetupStep::Landlock => "cannot restrict the box with Landlock".to_owned(),
         SetupStep::Streams => format!("cannot connect the command's streams ({subject})"),
         SetupStep::Fork => format!("cannot start a process in the box ({subject})"),
-        SetupStep::Detach => "cannot leave the box to itself".to_owned(),
+        SetupStep::Detach => "cannot detach the box".to_owned(),
     }
 }
 

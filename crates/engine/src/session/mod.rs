@@ -70,7 +70,7 @@ pub struct Session {
     over: bool,
     /// How the process ended, as far as this session knows.
     end: Option<End>,
-    /// Of an exec. A run has the cgroups of its box.
+    /// Set for an exec. A run has the cgroups of its box.
     oom: Option<OomWatch>,
     /// `None`: the box belongs to another process.
     owned: Option<Box<OwnedBox>>,

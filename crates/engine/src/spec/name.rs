@@ -227,7 +227,7 @@ pub struct User {
 
 impl User {
     /// Reads `UID[:GID]`. Both are numbers: names are never looked up in a file of the box. Without a
-    /// group, the gid is the number of the uid, so nobody gets group 0 by leaving it out.
+    /// group, the gid is the number of the uid, so leaving the group out never gives group 0.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let (uid, gid) = text.split_once(':').unwrap_or((text, text));
         match (user_id(uid), user_id(gid)) {

@@ -114,7 +114,7 @@ pub fn build(
     Ok(Built { root, settings })
 }
 
-/// Compilers run what they make in `/tmp` and `/work`; nobody runs shared memory.
+/// Compilers run what they make in `/tmp` and `/work`. Shared memory needs no execution.
 fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> std::io::Result<()> {
     if name == SHARED_MEMORY {
         mount::add_attributes(tree, Attributes::MOUNT_ATTR_NOEXEC, Reach::One)?;
@@ -188,8 +188,8 @@ fn host_view(
     Ok(scratch)
 }
 
-/// Binds or links one entry; the current directory is the new root, which holds
-/// nothing yet that anyone else controls.
+/// Binds or links one entry; the current directory is the new root, which contains
+/// nothing yet that another process controls.
 fn show_host_entry(entry: &HostEntry) -> Result<(), Failure> {
     let (path, target) = match entry {
         HostEntry::Directory(path) | HostEntry::File(path) => (path, None),

@@ -98,8 +98,8 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
     Ok(())
 }
 
-/// For all who will ever be born here. Before there is a child: whoever shares memory
-/// with others shares this with them, and to find them the kernel would look at all
+/// For every process that is ever started here. Before there is a child: a process that shares
+/// memory with others shares this with them, and to find them the kernel would look at all
 /// processes of the host.
 fn set_oom_score() {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;

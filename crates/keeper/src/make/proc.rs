@@ -66,7 +66,7 @@ const MASKED_DIRECTORIES: [&CStr; 7] = [
     c"proc/tty",
 ];
 
-/// What a box may read there and nobody in it may write, whoever owns it.
+/// What a box may read there and no process in it may write, whatever its user.
 const READ_ONLY: [&CStr; 3] = [c"proc/sys", c"proc/irq", c"proc/pressure"];
 
 const NOTHING: Attributes = Attributes::MOUNT_ATTR_NOSUID
@@ -78,8 +78,8 @@ pub fn mount_plain() -> io::Result<OwnedFd> {
     mount::filesystem(c"proc", &[], NOTHING)
 }
 
-/// Mounts `/proc` in a root that is the current directory. Returns its `sys` as
-/// nobody in the box will see it: writable.
+/// Mounts `/proc` in a root that is the current directory. Returns its `sys`
+/// while it is still writable; the box sees it read-only.
 pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
         .failing(SetupStep::Proc, "/proc")?;
@@ -101,7 +101,7 @@ pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
 }
 
 /// Covers each name with a file or directory that was made for this box and
-/// that nobody can write. For the time being they lie on the host's `/proc` in
+/// that no process can write. For the time being they lie on the host's `/proc` in
 /// this namespace, which goes with the old root.
 fn mask(masks: BorrowedFd<'_>) -> io::Result<()> {
     mount::add_attributes(masks, NOTHING | Attributes::MOUNT_ATTR_RDONLY, Reach::One)?;

@@ -31,7 +31,7 @@ pub fn pack(path: &[u8]) -> u8 {
     conclude(try_pack(path, tare_archive::pack))
 }
 
-/// The same of the plain files that are there.
+/// Packs the regular files below this path.
 pub fn pack_files(path: &[u8]) -> u8 {
     conclude(try_pack(path, tare_archive::pack_files))
 }

@@ -13,7 +13,7 @@ const CONNECTIONS_MAX: usize = 256;
 const PENDING_BYTES_MAX: usize = 8 * CALL_BYTES_MAX;
 /// How long a connection may take for its first frame.
 const CALL_WITHIN_NS: u64 = 10_000_000_000;
-/// The same when others want its place.
+/// How long a connection has for its call when other clients wait for its place.
 const CROWDED_CALL_WITHIN_NS: u64 = 100_000_000;
 
 /// A connection whose call is not complete yet.

@@ -70,7 +70,7 @@ enum Source {
 
 impl Supervisor {
     /// Starts the command as the first execution. Without one the box waits for calls.
-    /// `false` when it could not be started, which the creator was told.
+    /// Returns false if it could not be started. The creator has the report.
     pub fn start_command(&mut self, mut creator: Channel, exec: Option<Exec>) -> bool {
         // Listens first: a client that has seen the command's output can call the box.
         let listening =
@@ -307,7 +307,7 @@ impl Supervisor {
         let outlive = || rustix::process::set_parent_process_death_signal(None);
         let alone = step("outlive the creator", outlive).and_then(|()| journal.detached());
         if let Err(errno) = alone {
-            // The box ends with its creator, which is told why.
+            // The box ends with its creator, which gets the reason.
             return creator.report(&Report::SetupFailed {
                 step: SetupStep::Detach,
                 subject: String::new(),

@@ -1,6 +1,6 @@
 //! One loop between the log of a box and its caller: output, input, signals.
 //!
-//! One `poll`, and nothing in it that waits for anybody else; the caller's
+//! One `poll`, and nothing in the loop waits for another process; the caller's
 //! descriptors stay as they are, as in `relay`.
 
 use std::os::fd::AsFd;
@@ -56,7 +56,7 @@ enum Passed {
     Some,
     /// There is more, once the reader has made room.
     Blocked,
-    /// Nobody reads it any more.
+    /// The reader is gone.
     Gone,
 }
 
@@ -67,7 +67,7 @@ enum Ready {
     Ended,
     Log,
     Output(usize),
-    NobodyReads,
+    ReaderGone,
     Input,
 }
 
@@ -151,8 +151,8 @@ impl<'a> Wire<'a> {
         let mut asked = vec![
             (readable(signals.as_fd()), Ready::Signal),
             (readable(self.watch.as_fd()), Ready::Log),
-            // Only for what is always told: that the reading end is closed.
-            (PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()), Ready::NobodyReads),
+            // Only for what poll always reports: that the reading end is closed.
+            (PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()), Ready::ReaderGone),
         ];
         if let (Some(keeper), false) = (&self.keeper, ended) {
             asked.push((readable(keeper.as_fd()), Ready::Ended));
@@ -183,7 +183,7 @@ impl<'a> Wire<'a> {
                 let gone = is_gone(self.outputs[index].advance())?;
                 return Ok(gone.then_some(Left::Detached));
             }
-            Ready::NobodyReads => return Ok(Some(Left::Detached)),
+            Ready::ReaderGone => return Ok(Some(Left::Detached)),
             Ready::Input => return self.take_input(),
         }
         Ok(None)
@@ -224,7 +224,7 @@ impl<'a> Wire<'a> {
                 if asks(signal) {
                     self.asked = Some(signal);
                 }
-                // A box that cannot be told has ended, which follows.
+                // A box that does not take the signal has ended, which follows.
                 let _ = (self.tell)(signal);
             }
             Reaction::EndBox => return Some(Left::Interrupted(signal)),

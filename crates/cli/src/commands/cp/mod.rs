@@ -160,7 +160,7 @@ fn stream_out(copying: Copy) -> Result<(), Error> {
         Ok(io::copy(&mut from, &mut to))
     })?;
     match copied {
-        // Who reads only a part of it has what was wanted.
+        // A reader that closes the pipe early has what it wants.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         copied => both_sides(copied.map(drop), copying, || {
             "cannot copy the stream out of the box".to_owned()

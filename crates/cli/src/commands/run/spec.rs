@@ -47,7 +47,7 @@ impl Surroundings {
         })
     }
 
-    /// As seen from where tare was started.
+    /// Makes a path absolute, from the directory in which tare was started.
     fn resolve(&self, path: &Path) -> Result<PathBuf, Error> {
         if path.is_absolute() { Ok(path.to_owned()) } else { Ok(self.current_dir()?.join(path)) }
     }
@@ -135,7 +135,7 @@ fn seccomp(args: &RunArgs) -> SeccompProfile {
     }
 }
 
-/// Nobody may be looking at a detached box yet: its terminal has a size anyway.
+/// The terminal of a detached box has a default size: no client may be attached yet.
 fn terminal(args: &RunArgs, around: &Surroundings) -> Result<Terminal, Error> {
     let unseen = args.detached.detach.then_some(stdio::WINDOW_DEFAULT);
     args.process.terminal(around.window.or(unseen))

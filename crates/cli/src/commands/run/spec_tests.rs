@@ -53,7 +53,6 @@ fn env_of(request: &Request) -> Vec<String> {
     pairs.map(show).collect()
 }
 
-/// B001, B017, B020, B033
 #[test]
 fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
     for (words, expected) in [
@@ -117,7 +116,6 @@ fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
     }
 }
 
-/// B001
 #[test]
 fn a_name_of_five_thousand_bytes_does_not_flood_the_terminal() {
     let line = refusal(&["--name", &"n".repeat(5000)]);
@@ -145,7 +143,6 @@ fn every_other_value_is_refused_by_its_option_too() {
     }
 }
 
-/// B034
 #[test]
 fn a_command_that_is_an_empty_word_is_refused() {
     let mut args = args(&[]);
