@@ -75,46 +75,42 @@ pub fn updated(update: &Update) -> String {
 
 /// Returns the kind and the text of the end of a box, as its keeper wrote it.
 pub fn box_ended(end: End) -> (StepKind, String) {
-    let limit = match end.cause {
-        Cause::Timeout => "its timeout passed",
-        Cause::Lease => "its lease passed",
-        Cause::OutputLimit => "its output passed the limit",
-        Cause::Stopped if end.signal() == Some(SIGKILL) => "it had not stopped within its grace",
-        Cause::Exited
-        | Cause::Signalled
-        | Cause::Memory
-        | Cause::Stopped
-        | Cause::Killed
-        | Cause::ClientGone
-        | Cause::ServerStopping
-        | Cause::KeeperLost
-        | Cause::StartFailed => {
-            return (StepKind::CommandEnded, format!("its command {}", result(end)));
-        }
-    };
-    (StepKind::Killed, format!("killed by its keeper: {limit}"))
+    match why_killed(end) {
+        Some(why) => (StepKind::Killed, format!("killed by its keeper: {why}")),
+        None => (StepKind::CommandEnded, format!("its command {}", result(end))),
+    }
 }
-
-const SIGKILL: i32 = 9;
 
 /// How an exec or a copy ended.
 fn exec_ended(end: End) -> String {
-    const KILLED: &str = "was killed, with all that it started";
+    match why_killed(end) {
+        Some(why) => format!("was killed, with all that it started: {why}"),
+        None => result(end),
+    }
+}
+
+/// Why the keeper killed it, if it did.
+fn why_killed(end: End) -> Option<&'static str> {
     match end.cause {
-        Cause::Timeout => format!("{KILLED}: its timeout passed"),
-        Cause::ClientGone => format!("{KILLED}: its client was gone"),
+        Cause::Timeout => Some("its timeout passed"),
+        Cause::Lease => Some("its lease passed"),
+        Cause::OutputLimit => Some("its output passed the limit"),
+        Cause::ClientGone => Some("its client was gone"),
+        Cause::Stopped if end.signal() == Some(SIGKILL) => {
+            Some("it had not stopped within its grace")
+        }
         Cause::Exited
         | Cause::Signalled
         | Cause::Memory
-        | Cause::Lease
-        | Cause::OutputLimit
         | Cause::Stopped
         | Cause::Killed
         | Cause::ServerStopping
         | Cause::KeeperLost
-        | Cause::StartFailed => result(end),
+        | Cause::StartFailed => None,
     }
 }
+
+const SIGKILL: i32 = 9;
 
 /// The exit code or the signal of a command.
 fn result(end: End) -> String {

@@ -129,19 +129,12 @@ impl Verdict {
             status: Some(status),
             message: Some(message.to_owned()),
         };
-        match output.end.cause {
-            Cause::Timeout => killed("TO", "Time limit exceeded"),
-            Cause::OutputLimit => killed("OL", "stdout length exceeded"),
-            Cause::Exited
-            | Cause::Signalled
-            | Cause::Lease
-            | Cause::Memory
-            | Cause::Stopped
-            | Cause::Killed
-            | Cause::ClientGone
-            | Cause::ServerStopping
-            | Cause::KeeperLost
-            | Cause::StartFailed => Self::of_exit(output),
+        if output.end.cause == Cause::Timeout {
+            killed("TO", "Time limit exceeded")
+        } else if output.end.cause == Cause::OutputLimit {
+            killed("OL", "stdout length exceeded")
+        } else {
+            Self::of_exit(output)
         }
     }
 

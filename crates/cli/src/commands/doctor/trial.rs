@@ -81,20 +81,13 @@ fn make_and_end(context: &Context) -> Result<(), Error> {
 }
 
 fn judge(end: End) -> Result<(), Error> {
-    let why = match end.cause {
-        Cause::Exited if end.is_success() => return Ok(()),
-        Cause::Timeout => format!("it did not end within {}", quantity::show_duration(BOX_WITHIN)),
-        Cause::Exited
-        | Cause::Signalled
-        | Cause::Lease
-        | Cause::Memory
-        | Cause::OutputLimit
-        | Cause::Stopped
-        | Cause::Killed
-        | Cause::ClientGone
-        | Cause::ServerStopping
-        | Cause::KeeperLost
-        | Cause::StartFailed => format!("it ended with {} ({})", end.code(), end.cause),
+    if end.is_success() {
+        return Ok(());
+    }
+    let why = if end.cause == Cause::Timeout {
+        format!("it did not end within {}", quantity::show_duration(BOX_WITHIN))
+    } else {
+        format!("it ended with {} ({})", end.code(), end.cause)
     };
     Err(Error::failed("cannot run 'true' in a box").caused_by(why))
 }
