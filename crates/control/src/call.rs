@@ -1,7 +1,7 @@
 //! What is asked of a keeper, and what it reports.
 //!
 //! ```text
-//! creator ─ plan, go, Request ─▶ keeper over the socket that the keeper is born with
+//! creator ─ plan, go, Request ─▶ keeper over the socket that the keeper inherits
 //! client  ── Call, Request ──▶ keeper   over a connection to the box's own socket
 //!         ◀───── Report ──────
 //! ```
@@ -21,7 +21,7 @@ pub enum Request {
     Go(Box<Go>),
     /// Send this signal to the command, or to the process of this connection.
     Signal(i32),
-    /// The creator leaves, and the box goes on without it.
+    /// The box no longer depends on its creator.
     Detach,
 }
 
@@ -86,9 +86,9 @@ pub enum Call {
     Stop { grace_ns: u64 },
     /// End the box at this boot-clock time, or at none.
     Lease { ends_ns: Option<u64> },
-    /// What does the box use that only its keeper can see?
+    /// Report the usage that only the keeper can see.
     Usage,
-    /// The way to the command's standard input comes with the answer.
+    /// Send the descriptor of the command's standard input with the report.
     Input,
     /// Freeze every process of the workload.
     Freeze,
@@ -108,7 +108,7 @@ pub struct Exec {
     /// `None`: as the box's command.
     pub identity: Option<Identity>,
     pub streams: ExecStreams,
-    /// After so long its whole process tree ends.
+    /// The timeout, after which its whole process tree is killed.
     pub timeout_ns: Option<u64>,
 }
 
@@ -124,11 +124,11 @@ pub enum Program {
     Unpack(Vec<u8>),
     /// Tare's own: writes the file at this path to its standard output.
     Read(Vec<u8>),
-    /// Tare's own: writes what is in the directory at this path to its standard output.
+    /// Tare's own: lists the directory at this path on its standard output.
     List(Vec<u8>),
-    /// Tare's own: makes a file at this path of its standard input.
+    /// Tare's own: writes its standard input to a file at this path.
     Write(Vec<u8>),
-    /// Tare's own: removes what is at this path.
+    /// Tare's own: removes the file or directory at this path.
     Remove(Vec<u8>),
 }
 
@@ -169,7 +169,7 @@ pub enum ExecStreams {
     /// The box's log; the process does not need its client. The input of the box's
     /// command may stay open for clients that attach.
     Log { keep_stdin: bool },
-    /// Those that the keeper was born with. For the box's command only.
+    /// Those that the keeper inherited. For the box's command only.
     Inherited,
 }
 
@@ -206,7 +206,7 @@ pub enum LaunchStep {
     Exec,
 }
 
-/// Why a keeper does not do what it was asked for.
+/// Why a keeper refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// The keeper runs as many processes for clients as it can.
@@ -215,17 +215,17 @@ pub enum Refusal {
     NoInput,
     /// The box has no log: its output goes to its creator.
     NoLog,
-    /// The frame or its descriptors make no sense.
+    /// The frame or its descriptors are invalid.
     Malformed,
     /// The box is paused: a new process would not begin to run.
     Paused,
     /// The workload has no cgroup of its own.
     NoFreezer,
-    /// The journal, from which others learn that the box is paused, cannot be written.
+    /// The journal cannot be written, so other commands would not learn that the box is paused.
     NoJournal,
 }
 
-/// What only a keeper can see.
+/// Usage that only the keeper can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperUsage {
     /// `None`: it has no scratch space of its own.
@@ -251,14 +251,14 @@ pub enum Report {
         step: LaunchStep,
         errno: i32,
     },
-    /// It runs: its `execve` has succeeded.
+    /// The process runs: its `execve` has succeeded.
     Started,
     /// It ended; if it was the box's command, the box ends with it. After its timeout,
     /// every process that it started has been killed.
     Ended(End),
-    /// The box goes on without its creator.
+    /// The box is detached.
     Detached,
-    /// What was asked for is done.
+    /// The call succeeded.
     Done,
     Usage(KeeperUsage),
     /// The command's standard input travels with this frame.

@@ -103,13 +103,13 @@ impl From<Resource> for rustix::process::Resource {
 pub enum Capabilities {
     /// None, and no way to regain one.
     None,
-    /// Those that `--root` names.
+    /// The capabilities of `--root`.
     BoxRoot,
-    /// As they are: containment only.
+    /// Unchanged: containment only.
     Untouched,
 }
 
-/// What all processes of the workload have in common.
+/// The settings of every process of the workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// `KEY=VALUE` each. An [`Exec`](crate::Exec) can replace them.
@@ -154,7 +154,7 @@ pub struct VolumePlan {
     pub writable: bool,
 }
 
-/// Where everything writable is.
+/// Where the writable files of the box are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScratchPlan {
     /// A tmpfs of the box's own, gone with it.

@@ -22,7 +22,7 @@ const LAST_ROUNDS_MAX: usize = 64;
 /// What becomes descriptors 0, 1 and 2 of a process.
 #[derive(Debug)]
 pub enum Streams {
-    /// Those that the keeper was born with.
+    /// Those that the keeper inherited.
     Keepers,
     /// A terminal, which also controls the process.
     Terminal(OwnedFd),

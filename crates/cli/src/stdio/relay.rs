@@ -61,7 +61,7 @@ impl Caller<'static> {
     }
 }
 
-/// What becomes of the output, and how much of it.
+/// Where the output goes, and how much of it.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     pub output: Output,

@@ -5,15 +5,15 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// More gain little: they meet at the kernel's own locks.
+/// More threads gain little: they wait for the kernel's own locks.
 const THREADS_MAX: usize = 8;
-/// For fewer no other thread is worth its start.
+/// For fewer items, starting another thread costs more than it saves.
 const EACH_MIN: usize = 64;
 /// What a thread takes at a time: one that meets a slow box holds up no other.
 const SHARE: usize = 16;
 
-/// What `look` says of each, in their order. Where no other thread is to be had,
-/// the one that asks looks at them all.
+/// Returns what `look` returns for each item, in their order. If no other thread can be started,
+/// the calling thread does all of it.
 pub fn look_at_each<T: Sync, R: Send>(all: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let others = threads_for(all.len()).saturating_sub(1);
     if others == 0 {

@@ -234,5 +234,8 @@ fn said(root: &StateRoot, watch: &EndWatch) -> Option<End> {
 fn removed(id: &BoxId) -> Error {
     Error::failed(format!("box {id} was removed while it was waited for"))
         .caused_by("its exit code was not kept")
-        .with_hint("only the 'tare run' of an attached box gets its code; without --rm it is kept")
+        .with_hint(
+            "only the creator of an attached box gets its exit code; a detached box keeps it, \
+             unless it is removed at its end",
+        )
 }

@@ -134,7 +134,7 @@ pub fn read_journal(file: BorrowedFd<'_>) -> io::Result<Journal> {
     Ok(Journal::read(&read_start(file, JOURNAL_BYTES)?))
 }
 
-/// What there is of the first bytes of a file that may be written meanwhile.
+/// Reads the first bytes of a file that may be written meanwhile.
 fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
     let mut content = vec![0; bytes];
     let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;

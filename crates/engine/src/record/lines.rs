@@ -11,11 +11,11 @@ use tare_kernel::clock::boot_ns;
 use crate::spec::{Cpus, DetachOptions, Limit, Name, Spec, Tenant};
 use crate::time::{Timestamp, from_now};
 
-/// How records are written. One of a greater version may mean something else by the
-/// same words.
+/// The version of the format. A record of another version is not interpreted: the same words
+/// may mean something else in it.
 pub const VERSION: u32 = 2;
 
-/// What is written before anything is acquired.
+/// The first line, written before anything is acquired.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
     /// The version of the whole record; see [`VERSION`].
@@ -25,9 +25,9 @@ pub struct Intent {
     /// The creation on the boot clock. All times of a record that end in `_ns` are.
     pub created_ns: u64,
     pub cgroup_roots: Vec<PathBuf>,
-    /// What is read back of it is without the values of the environment.
+    /// The spec that is read back has no values of the environment.
     pub spec: Spec,
-    /// `None`: it lives as long as its creator.
+    /// `None`: the box is attached.
     pub detached: Option<DetachOptions>,
 }
 
@@ -105,7 +105,7 @@ impl Lease {
     }
 }
 
-/// Another name.
+/// A rename of the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renaming {
     pub name: Name,
@@ -172,17 +172,17 @@ impl EndingEntry {
     }
 }
 
-/// The last try to end it failed.
+/// The last attempt to end the box failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StuckEntry {
-    /// What was being done.
+    /// The step that failed.
     pub step: String,
-    /// Why that failed.
+    /// Why it failed.
     pub why: String,
-    /// How often by now.
+    /// How many attempts have failed.
     pub tries: u32,
     pub at_ns: u64,
-    /// Whether the record was to go too, as `tare rm` asks for.
+    /// Whether the record was to be removed too, as by `tare rm`.
     #[serde(default)]
     pub remove: bool,
 }
@@ -193,7 +193,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRY_AGAIN_WITHIN: Duration = Duration::from_secs(3600);
 
 impl StuckEntry {
-    /// One more try has failed.
+    /// The line for one more failed attempt.
     pub fn after(last: Option<&Self>, step: String, why: String) -> Self {
         Self {
             step,
@@ -204,8 +204,7 @@ impl StuckEntry {
         }
     }
 
-    /// What is missing to the next try; nothing after the first, which may have
-    /// failed by chance.
+    /// The time until the next attempt: none after the first failure, which may be chance.
     fn pause(&self) -> Duration {
         match self.tries.checked_sub(2) {
             None => Duration::ZERO,
@@ -216,7 +215,7 @@ impl StuckEntry {
         }
     }
 
-    /// Whether it is time to try again. One that lies ahead is of an earlier boot.
+    /// Whether the next attempt is due. A line of the future is of an earlier boot.
     pub fn is_due(&self) -> bool {
         let passed = boot_ns().checked_sub(self.at_ns).map(Duration::from_nanos);
         passed.is_none_or(|passed| passed >= self.pause())
@@ -242,7 +241,7 @@ impl std::fmt::Display for StuckEntry {
     }
 }
 
-/// How a detached box ended; everything of it but the record is gone.
+/// How a detached box ended. Only its record is left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedEntry {
     #[serde(flatten)]
@@ -328,7 +327,7 @@ impl Entry {
     }
 }
 
-/// The lines that say something.
+/// Returns the lines that can be read.
 pub fn entries(text: &str) -> impl Iterator<Item = Entry> {
     let lines = text.lines();
     lines.filter_map(|line| serde_json::from_str(line).ok())
@@ -352,7 +351,7 @@ pub fn merge_updates(text: &str) -> serde_json::Result<String> {
     Ok(kept)
 }
 
-/// All lines together.
+/// What all lines together say.
 #[derive(Debug, Default)]
 pub struct Account {
     /// Set if a tare of another version wrote the record.
@@ -374,7 +373,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// A line that is cut off or damaged says nothing, and hides no other.
+    /// Reads all lines. A line that is cut off or damaged is skipped.
     pub fn read(text: &str) -> Self {
         let mut account = Self::default();
         for line in text.lines() {
@@ -460,7 +459,7 @@ impl Account {
     }
 }
 
-/// The version of a first line that says more, or less, than this tare understands.
+/// The version of a first line that this tare cannot read.
 fn other_version(line: &str) -> Option<u32> {
     #[derive(Deserialize)]
     struct Versioned {

@@ -420,7 +420,7 @@ fn ends_a_line(file: &fs::File, bytes: u64) -> io::Result<bool> {
     Ok(last == *b"\n")
 }
 
-/// What another user could have written says nothing.
+/// Reads the lines. A file that another user could have written is damaged.
 fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Damage> {
     let unreadable = |error: io::Error| Damage::unreadable(&error);
     check_owner(directory)?;

@@ -17,8 +17,8 @@ use crate::error::{Context, Error};
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 
-/// What of a box is on its scratch space, and where there; an overlay's changes
-/// are all the rest.
+/// Paths of a box that are on its scratch space, and where they are there. All other changes are
+/// in the overlay.
 const PLACES: [(&str, &str); 3] = [("/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "dev/shm")];
 const OVERLAY: &str = "upper";
 

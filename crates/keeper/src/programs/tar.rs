@@ -120,7 +120,7 @@ fn open_directory(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// What was done to what, and why it failed.
+/// The operation, its object, and why it failed.
 fn sentence(error: tare_archive::Error) -> Failure {
     match error.source() {
         Some(why) => format!("{error}: {why}"),

@@ -84,7 +84,7 @@ impl Rule {
         }
     }
 
-    /// What keeps set-id programs from a volume: no profile does without.
+    /// Whether the rule keeps set-id programs off a volume. Every profile has these rules.
     fn guards_set_id_bits(self) -> bool {
         matches!(self, Self::FileMode(_) | Self::OpenMode(_) | Self::OpenHow | Self::Ring)
     }
