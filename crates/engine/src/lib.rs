@@ -1,6 +1,6 @@
 //! Boxes: what they are, how they are made, how they end.
 //!
-//! The engine is a library with two faces (the command line, later HTTP). It
+//! The engine is a library with two faces (the command line and HTTP). It
 //! never prints, keeps no state of its own beside the state root, and ends every
 //! box through one function, whatever happened before.
 

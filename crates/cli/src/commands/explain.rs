@@ -21,7 +21,7 @@ Examples:
 ///
 /// Lists every step from the creation of the box to its removal, with the time since the creation:
 /// which commands ran and how they ended, what stopped, paused, changed or killed the box, how long
-/// its processes took to end, and what removed it and why. The times come from the monotonic clock.
+/// its processes took to end, and what removed it and why. The times come from the boot clock.
 /// tare keeps the last 60 events of the keeper. After the removal, the history stays for the
 /// --retention of the box, at most 1 MiB for all boxes. A box without -d has a history only if its
 /// 'tare run' was killed.

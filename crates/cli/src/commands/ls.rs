@@ -200,15 +200,15 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_what_people_look_for() {
+    fn the_key_column_is_shown_only_with_all() {
         let mut boxes = boxes();
         boxes[1].key = Some("ci".to_owned());
         let rows: Vec<_> = boxes.iter().map(|status| row(status, now())).collect();
         let expected = "\
-ID            NAME  KEY  STATE        AGE  LEASE  COMMAND      PROCESSES  MEMORY
-aaaaaaaaaaaa  web   -    running      5m   2h     sleep '1 h'  2          3 MiB
-bbbbbbbbbbbb  -     ci   exited(137)  5m   -      sleep '1 h'  -          -
-cccccccccccc  -     -    stuck        5m   2h     sleep '1 h'  2          3 MiB
+ID            NAME  KEY  STATE                AGE  LEASE  COMMAND      PROCESSES  MEMORY
+aaaaaaaaaaaa  web   -    running              5m   2h     sleep '1 h'  2          3 MiB
+bbbbbbbbbbbb  -     ci   exited(137, killed)  5m   -      sleep '1 h'  -          -
+cccccccccccc  -     -    stuck                5m   2h     sleep '1 h'  2          3 MiB
 ";
         assert_eq!(table::render(&COLUMNS, &rows, None), expected);
         let rows: Vec<_> = rows.into_iter().map(without_key).collect();

@@ -75,7 +75,7 @@ pub fn scratch_inodes(bytes: u64) -> u64 {
 
 fn cannot_limit() -> Error {
     Error::new(ErrorKind::Unsupported, "cannot enforce --scratch with --keep on this host")
-        .caused_by("without privileges nothing of a size can be mounted for it")
+        .caused_by("without root, tare cannot mount a file system with a size limit")
         .with_hint("run as root, or leave one of the two out")
 }
 

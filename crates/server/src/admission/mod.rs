@@ -221,7 +221,7 @@ impl Counted {
         Some(self.turn(permit))
     }
 
-    /// QueuePlace for a permit, in the order of calls.
+    /// Waits for a permit, in the order of calls.
     pub async fn next(&self) -> Turn {
         let permit = Arc::clone(&self.free).acquire_owned().await;
         self.turn(permit.expect("the semaphore is never closed"))

@@ -30,11 +30,11 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BoxRequest {
-    /// Without one the box waits for what is executed in it.
+    /// Without a command, the box waits for execs.
     #[serde(default, deserialize_with = "at_most::<_, _, ARGUMENTS_MAX>")]
     #[schema(max_items = 100_000)]
     pub command: Vec<String>,
-    /// Of no other box.
+    /// Unique among the boxes of the key.
     #[schema(pattern = "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")]
     pub name: Option<String>,
     #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
@@ -46,16 +46,16 @@ pub struct BoxRequest {
     pub limits: LimitsRequest,
     #[serde(default)]
     pub network: NetworkRequest,
-    /// It ends after so long; if left out, as configured: 24 h.
+    /// Lease in milliseconds. Default: `[limits] lease`, 24 h.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: Option<u64>,
-    /// Its record, exit code and log stay so long after its end, 24 h if left out.
+    /// For how long record, exit code and log are kept after the end. Default: 24 h.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub retention_ms: Option<u64>,
-    /// Whether what it wrote is kept as long as its record.
+    /// Whether the files that the box wrote are kept as long as its record.
     #[serde(default)]
     pub keep: bool,
-    /// Whether nothing of it is kept after its end.
+    /// Whether nothing is kept after the end.
     #[serde(default)]
     pub remove: bool,
 }
@@ -118,14 +118,14 @@ pub struct LeaseRequest {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct WaitQuery {
-    /// So long at most. The operator's default if left out, 30 s unless configured.
+    /// How long to wait at most. Default: as configured, 30 s.
     #[param(minimum = 1)]
     pub timeout_ms: Option<u64>,
 }
 
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct Waited {
-    /// `false`: it had not in that time.
+    /// False if the box was still running after `timeout_ms`.
     pub ended: bool,
     pub exit_code: Option<u8>,
     #[schema(value_type = Option<String>)]
@@ -135,11 +135,11 @@ pub struct Waited {
 
 /// Create a box
 ///
-/// Answers when its command runs. It belongs to the key, and outlives this server.
+/// Responds when the command runs. The box belongs to the key, and outlives this server.
 ///
-/// With an `Idempotency-Key` the box is made once, however often the request is sent: a
-/// later one is answered with 200 and the box as it is by then, and with 409 after its
-/// removal, for as long as its story is kept. With another request it is refused with 422.
+/// With an `Idempotency-Key` the box is created once. A repeated request gets 200 and the
+/// box's current state; after its removal 409, while tare keeps its history. Another request
+/// with the same key gets 422.
 #[utoipa::path(
     post,
     path = "/v1/boxes",
@@ -271,7 +271,7 @@ pub async fn stats(
 
 /// Wait for the end of a box
 ///
-/// Answers when it has ended, how; also of one of which nothing is left by then.
+/// Responds with how the box ended, even if it has been removed since.
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/wait",

@@ -201,7 +201,7 @@ pub async fn reload(State(app): State<App>) -> Result<StatusCode, ServiceError> 
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What every box holds, what is nobody's, and what is missing
+/// Audit: what each box holds, leftovers, and what is missing
 ///
 /// Changes nothing.
 #[utoipa::path(
@@ -224,7 +224,7 @@ pub async fn audit(
 
 /// Do what an audit finds, and finish every box that is over
 ///
-/// Nobody has to: this server does it all the time.
+/// Optional: the server sweeps by itself.
 #[utoipa::path(
     post,
     path = "/v1/sweep",

@@ -239,7 +239,7 @@ impl LibreChatConfig {
     pub fn check(&self, keys: &[Key], listen: &Listen) -> Result<(), Error> {
         let wrong = |message: &str, hint: &str| Err(Error::bad_request(message).with_hint(hint));
         if self.is_open(keys, listen.exposure()) {
-            let message = format!("refusing to run what anybody sends to {listen}");
+            let message = format!("refusing to run code without authentication on {listen}");
             let hint = "under [librechat] say auth = \"key\" or \"jwt\", or allow_anonymous = true";
             return wrong(&message, hint);
         }
@@ -253,7 +253,7 @@ impl LibreChatConfig {
         }
         if self.anonymous_exec && keys.iter().any(|key| key.name.as_str() == ANONYMOUS) {
             let message = format!("no key can have the name {ANONYMOUS:?}");
-            return wrong(&message, "it is that of whoever has none");
+            return wrong(&message, "tare uses this name for requests without a credential");
         }
         self.boxes.check()?;
         if self.profiles.is_empty() {

@@ -60,7 +60,7 @@ fn admit(
     check_page(headers, target, config)?;
     if config.keys.is_empty() {
         if !config.allows_anonymous(served.reach) {
-            return Err(unauthorized("this server has no API key that would be heard here")
+            return Err(unauthorized("the native API needs an API key, and none is configured")
                 .with_hint("name one in [[keys]] of the configuration"));
         }
         check_host(headers, config, served)?;

@@ -280,10 +280,10 @@ fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 11
         ("files_bytes", "What the files of clients take on the disk", scrape.files_bytes),
         (
             "log_lines_dropped",
-            "Lines of the log that found no room, because nobody took them",
+            "Log lines dropped because the reader was too slow",
             scrape.log_lines_dropped,
         ),
-        ("uptime_seconds", "How long the server is there", scrape.uptime.as_secs()),
+        ("uptime_seconds", "Seconds since the server started", scrape.uptime.as_secs()),
     ]
 }
 

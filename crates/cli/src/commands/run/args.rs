@@ -170,7 +170,7 @@ pub struct IsolationArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Box")]
 pub struct BoxArgs {
-    /// Name of the box; no other box may have it
+    /// Name of the box; no other box of the command line may have it
     #[arg(long, value_name = "NAME", value_parser = Name::parse)]
     pub name: Option<Name>,
 
