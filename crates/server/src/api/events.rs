@@ -17,10 +17,12 @@ const NOT_SHOWN: &str = "request";
 
 /// What happens to boxes
 ///
-/// From now on, what this server does to the boxes of the key, and what it sees of them: `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`,
-/// `box_removed`, `run_ended` and more, as in its log, but for requests. The key of an admin gets
-/// the events of all boxes, and those of gauges and sweeps. As server-sent events, or with `Accept: application/x-ndjson` a JSON object on each line. A client that is too slow
-/// gets `missed` with a number of `events`; `alive` comes now and then while nothing happens.
+/// From now on, what this server does to the boxes of the key, and what it sees of them:
+/// `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`, `box_removed`,
+/// `run_ended` and the other events of its log except `request`. The key of an admin gets the
+/// events of all boxes, and those of gauges and sweeps. As server-sent events, or with `Accept:
+/// application/x-ndjson` a JSON object on each line. A client that is too slow gets `missed` with a
+/// number of `events`. The server sends `alive` while nothing happens.
 #[utoipa::path(
     get,
     path = "/v1/events",
