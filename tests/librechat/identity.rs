@@ -303,7 +303,7 @@ fn anonymous_requests_from_other_hosts_need_allow_anonymous() {
     write(&format!("{KEY}[librechat]\nauth = 'none'\n"));
     tare.call(["serve", "--listen", "0.0.0.0:0", "--config", &files.config()])
         .exited(1)
-        .said(&["anybody", "allow_anonymous"]);
+        .said(&["without authentication", "allow_anonymous"]);
     write("[librechat]\nallow_anonymous = true\n");
     let server = files.start_for_all(&tare);
     heard(server.get(ASKED));

@@ -17,10 +17,10 @@ use crate::work::Service;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
-pub struct App(Arc<Shared>);
+pub struct AppState(Arc<Parts>);
 
 #[derive(Debug)]
-pub struct Shared {
+pub struct Parts {
     pub service: Service,
     pub http: Http,
     pub hook: Hook,
@@ -40,14 +40,14 @@ pub struct Recovery {
     pub boxes: AtomicUsize,
 }
 
-impl App {
+impl AppState {
     pub fn new(
         service: Service,
         http: Http,
         files: Files,
         reloads: mpsc::Sender<ReloadRequest>,
     ) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Parts {
             service,
             http,
             hook: Hook::default(),
@@ -78,28 +78,28 @@ impl Recovery {
     }
 }
 
-impl FromRef<App> for Service {
-    fn from_ref(app: &App) -> Self {
+impl FromRef<AppState> for Service {
+    fn from_ref(app: &AppState) -> Self {
         app.service.clone()
     }
 }
 
-impl FromRef<App> for Http {
-    fn from_ref(app: &App) -> Self {
+impl FromRef<AppState> for Http {
+    fn from_ref(app: &AppState) -> Self {
         app.http.clone()
     }
 }
 
-impl Deref for App {
-    type Target = Shared;
+impl Deref for AppState {
+    type Target = Parts;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &Parts {
         &self.0
     }
 }
 
 /// Everything that an API does to boxes goes through the service.
-impl Deref for Shared {
+impl Deref for Parts {
     type Target = Service;
 
     fn deref(&self) -> &Service {

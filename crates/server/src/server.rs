@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
-use crate::app::{App, ReloadRequest};
+use crate::app::{AppState, ReloadRequest};
 use crate::config::current::CurrentConfig;
 use crate::config::{Config, Key, Listen, LogFormat};
 use crate::error::ServiceError;
@@ -120,7 +120,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let (reloads, reload_requests) = mpsc::channel(1);
     let librechat = LibreChat::new(service.clone(), http.clone(), files.clone());
     librechat.jwt_keys.set(jwt_keys);
-    let app = App::new(service, http, files, reloads);
+    let app = AppState::new(service, http, files, reloads);
     let inputs = Inputs { ended, changes, reload_requests, lowered, options: Arc::new(options) };
     let result = runtime.block_on(live(app, librechat, inputs));
     journal.flush();
@@ -138,7 +138,7 @@ struct Inputs {
     options: Arc<Options>,
 }
 
-async fn live(app: App, librechat: LibreChat, mut inputs: Inputs) -> Result<(), Error> {
+async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result<(), Error> {
     let failed = || "cannot wait for signals".to_owned();
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
@@ -183,7 +183,7 @@ async fn live(app: App, librechat: LibreChat, mut inputs: Inputs) -> Result<(), 
 }
 
 /// Logs what an operator should know about a configuration that was just read.
-fn record_findings(app: &App, lowered: &[&'static str]) {
+fn record_findings(app: &AppState, lowered: &[&'static str]) {
     if app.config().lacks_admin() {
         let hint = "no client can use /metrics, /v1/audit, /v1/sweep and /v1/reload: \
                     set admin = true for a key, or begin its line in the key file with admin:";
@@ -196,14 +196,14 @@ fn record_findings(app: &App, lowered: &[&'static str]) {
 
 /// Reads the configuration again. One that cannot be used changes nothing.
 async fn reload(
-    app: &App,
+    app: &AppState,
     librechat: &LibreChat,
     options: &Arc<Options>,
 ) -> Result<(), ServiceError> {
     let options = Arc::clone(options);
     // The listener stays as it was at the start.
     let reach = app.http.reach;
-    let read = app.ask(move |_| {
+    let read = app.call(move |_| {
         let loaded = options.load()?;
         loaded.config.check_host_network(reach)?;
         Ok(loaded)
@@ -224,7 +224,7 @@ async fn reload(
 }
 
 /// Begins nothing new, waits for what runs, and kills it when the bound has passed.
-async fn drain(app: &App) {
+async fn drain(app: &AppState) {
     app.journal.record(&LogEvent::Draining);
     notify::stopping();
     app.shutdown.drain();

@@ -10,7 +10,7 @@ use tare_engine::{BoxId, Change, Engine, Level, State, Status, Timestamp};
 use tokio::sync::mpsc;
 
 use crate::admission::{Admitted, Need};
-use crate::app::App;
+use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::librechat;
 use crate::telemetry::LogEvent;
@@ -19,7 +19,7 @@ use crate::telemetry::LogEvent;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Looks after boxes and files of earlier servers, while the server already answers.
-pub async fn recover(app: App) {
+pub async fn recover(app: AppState) {
     let started = Instant::now();
     sweep(&app).await;
     let boxes = watch_all(&app).await.unwrap_or(0);
@@ -29,7 +29,7 @@ pub async fn recover(app: App) {
 }
 
 /// Sweeps boxes and files, and watches boxes that other processes created.
-pub async fn sweep_periodically(app: App) {
+pub async fn sweep_periodically(app: AppState) {
     // `recover` looks at what is there at start.
     let first = tokio::time::Instant::now() + SWEEP_INTERVAL;
     let mut interval = tokio::time::interval_at(first, SWEEP_INTERVAL);
@@ -43,7 +43,7 @@ pub async fn sweep_periodically(app: App) {
 }
 
 /// Records each change of a gauge, calls the hook, and sweeps when a resource runs out.
-pub async fn watch_gauges(app: App, mut changes: mpsc::Receiver<Change>) {
+pub async fn watch_gauges(app: AppState, mut changes: mpsc::Receiver<Change>) {
     while let Some(change) = changes.recv().await {
         let record = app.journal.record(&LogEvent::gauge_changed(&change));
         app.hook.call(&app.config().hooks, record);
@@ -54,7 +54,7 @@ pub async fn watch_gauges(app: App, mut changes: mpsc::Receiver<Change>) {
 }
 
 /// Sweeps when asked to. A request that comes during a sweep starts another one.
-pub async fn sweep_when_wanted(app: App) {
+pub async fn sweep_when_wanted(app: AppState) {
     loop {
         app.sweep_wanted.notified().await;
         sweep(&app).await;
@@ -62,12 +62,12 @@ pub async fn sweep_when_wanted(app: App) {
 }
 
 /// Removes leftovers. The engine reports each one. If the sweep fails, the next one tries again.
-async fn sweep(app: &App) {
-    app.ask(Engine::sweep).await.ok();
+async fn sweep(app: &AppState) {
+    app.call(Engine::sweep).await.ok();
 }
 
 /// Removes expired files, and what was saved of sessions whose box is gone.
-async fn sweep_files(app: &App) {
+async fn sweep_files(app: &AppState) {
     let engine = Arc::clone(&app.engine);
     let swept = app.files.call_if_any(&app.workers, move |store| {
         let removed = store.remove_known(|known| librechat::is_over(&engine, known));
@@ -85,9 +85,9 @@ async fn sweep_files(app: &App) {
 }
 
 /// Watches every running box, whichever process created it. Returns the number of boxes.
-async fn watch_all(app: &App) -> Result<usize, ServiceError> {
+async fn watch_all(app: &AppState) -> Result<usize, ServiceError> {
     let server = app.clone();
-    let looked = app.ask(move |engine| {
+    let looked = app.call(move |engine| {
         let boxes = engine.list()?;
         // The creator of an attached box watches it.
         let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
@@ -106,7 +106,7 @@ async fn watch_all(app: &App) -> Result<usize, ServiceError> {
 }
 
 /// A box that exists already counts, and for the key that created it.
-fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
+fn admitted(engine: &Engine, app: &AppState, one: &Status) -> Admitted {
     let spec = engine.details(&one.id).map(|details| details.spec).unwrap_or_default();
     let limit = |name: &str| spec["limits"][name].as_u64().unwrap_or(0);
     let pids = u32::try_from(limit("pids")).unwrap_or(u32::MAX);
@@ -115,11 +115,11 @@ fn admitted(engine: &Engine, app: &App, one: &Status) -> Admitted {
 }
 
 /// Finishes and reports each box whose keeper has ended.
-pub async fn report_ends(app: App, mut ended: mpsc::Receiver<BoxId>) {
+pub async fn report_ends(app: AppState, mut ended: mpsc::Receiver<BoxId>) {
     while let Some(id) = ended.recv().await {
         let of = id.clone();
         // This fails if the box is already removed.
-        let Ok(status) = app.ask(move |engine| engine.status(&of)).await else {
+        let Ok(status) = app.call(move |engine| engine.status(&of)).await else {
             continue;
         };
         if status.state == State::Stuck {

@@ -67,7 +67,7 @@ pub struct ListQuery {
     /// Boxes in this state; without it all that have not ended.
     #[param(value_type = Option<String>)]
     pub state: Option<String>,
-    /// Those that have ended, too.
+    /// Whether to include boxes that have ended.
     #[serde(default)]
     pub all: bool,
     /// The box with this name.
@@ -86,7 +86,7 @@ pub struct ListQuery {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct BoxList {
     pub boxes: Vec<Status>,
-    /// For `after`, if there are more. Opaque.
+    /// The value of `after` for the next page, if there is one.
     pub next: Option<String>,
 }
 
@@ -94,7 +94,7 @@ pub struct BoxList {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RemoveQuery {
-    /// Also if it runs.
+    /// Whether to remove a running box.
     #[serde(default)]
     pub force: bool,
 }
@@ -102,7 +102,7 @@ pub struct RemoveQuery {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StopRequest {
-    /// For its command to stop, 10 s if left out.
+    /// The time for the command to stop; by default 10 s.
     pub grace_ms: Option<u64>,
 }
 
@@ -253,7 +253,7 @@ pub async fn inspect(
     Ok(axum::Json(service.inspect(&caller, id).await?))
 }
 
-/// What a live box uses now, and what it may
+/// The resource use of a running box, and its limits
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/stats",

@@ -15,7 +15,7 @@ use crate::work::logs::ALIVE_EVERY;
 /// The log has a line for every request, which is no event of a box.
 const NOT_SHOWN: &str = "request";
 
-/// What happens to boxes
+/// Events of boxes
 ///
 /// From now on, what this server does to the boxes of the key, and what it sees of them:
 /// `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`, `box_removed`,

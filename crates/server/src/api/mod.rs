@@ -20,12 +20,12 @@ use axum::{Router, middleware};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::app::App;
+use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::http::{auth, request_log};
 
 /// Routes about the whole host and the server.
-fn for_operators() -> OpenApiRouter<App> {
+fn for_operators() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(operate::audit))
         .routes(routes!(operate::sweep))
@@ -36,7 +36,7 @@ fn for_operators() -> OpenApiRouter<App> {
 
 /// All routes: those of the native API, and those of `others`, which have their own ways to
 /// authenticate.
-pub fn router(app: &App, others: Router<App>) -> Router {
+pub fn router(app: &AppState, others: Router<AppState>) -> Router {
     let (routes, api) = OpenApiRouter::with_openapi(openapi::description())
         .routes(routes!(run::run))
         .routes(routes!(boxes::create, boxes::list))

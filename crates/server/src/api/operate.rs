@@ -11,7 +11,7 @@ use tare_engine::{AuditedBox, ExecSpec, Finding, Swept};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
-use crate::app::App;
+use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::http::extract::Query;
 use crate::telemetry::metrics::Scrape;
@@ -33,7 +33,7 @@ pub struct Health {
     pub recovery: RecoveryHealth,
 }
 
-/// The look at what was there before this server.
+/// The recovery of boxes that existed before this server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RecoveryHealth {
     pub done: bool,
@@ -44,7 +44,7 @@ pub struct RecoveryHealth {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Readiness {
     pub status: &'static str,
-    /// What a box took, from its making to its removal.
+    /// The time from the creation of a box to its removal.
     pub duration_ms: u64,
 }
 
@@ -53,7 +53,7 @@ pub struct Readiness {
 pub struct AuditAnswer {
     /// Whether records and host agree.
     pub clean: bool,
-    /// Each with all that it holds, the oldest first.
+    /// Each box with everything that it holds, the oldest first.
     #[schema(value_type = Vec<Object>)]
     pub boxes: Vec<AuditedBox>,
     /// On the host, and in no record.
@@ -84,7 +84,7 @@ pub struct AuditQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SweepQuery {
-    /// Whether it is only said.
+    /// Whether to only report what a sweep would do.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -92,7 +92,7 @@ pub struct SweepQuery {
 /// Whether the server answers
 #[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, body = Health)))]
 pub async fn health(
-    State(app): State<App>,
+    State(app): State<AppState>,
     Extension(caller): Extension<Caller>,
 ) -> axum::Json<Health> {
     let boxes = app.recovery.boxes.load(Ordering::Relaxed);
@@ -111,9 +111,9 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether it can run a box: it runs one
+/// Whether the server can run a box: it runs one
 ///
-/// Answers within 10 s: a box that takes longer gets 503 with the step that it waits at.
+/// Responds within 10 s. If the box takes longer, the response is 503 with the step that it waits at.
 #[utoipa::path(
     get,
     path = "/ready",
@@ -166,14 +166,14 @@ async fn run_one(
     }
 }
 
-/// What is counted and measured, for Prometheus
+/// Metrics for Prometheus
 #[utoipa::path(
     get,
     path = "/metrics",
     tag = "server",
     responses((status = 200, body = String, content_type = "application/openmetrics-text"))
 )]
-pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1], String) {
+pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue); 1], String) {
     let measured = app.admission.pressure.found();
     let text = app.metrics.text(&Scrape {
         readings: &measured.readings,
@@ -194,9 +194,9 @@ pub async fn metrics(State(app): State<App>) -> ([(HeaderName, HeaderValue); 1],
 
 /// Read the configuration again
 ///
-/// As SIGHUP does. One that cannot be used is refused, and the old one stays.
+/// Does what SIGHUP does. If the configuration cannot be used, the old one stays.
 #[utoipa::path(post, path = "/v1/reload", tag = "server", responses((status = 204)))]
-pub async fn reload(State(app): State<App>) -> Result<StatusCode, ServiceError> {
+pub async fn reload(State(app): State<AppState>) -> Result<StatusCode, ServiceError> {
     app.reload().await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -222,7 +222,7 @@ pub async fn audit(
     Ok(axum::Json(AuditAnswer { clean, boxes: audit.boxes, orphans, lost }))
 }
 
-/// Do what an audit finds, and finish every box that is over
+/// Remove what an audit finds, and finish every box that has ended
 ///
 /// Optional: the server sweeps by itself.
 #[utoipa::path(

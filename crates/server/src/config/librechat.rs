@@ -245,11 +245,11 @@ impl LibreChatConfig {
         }
         if self.auth == Some(Auth::Key) && keys.is_empty() {
             let hint = "give --api-key-file, or [[keys]] in the configuration";
-            return wrong("LibreChat is to have a key, and there is none", hint);
+            return wrong("auth = \"key\" needs an API key, and there is none", hint);
         }
         if self.auth == Some(Auth::Jwt) && self.jwt.is_none() {
             let hint = "name them in [librechat.jwt], as keys = \"/path/of/jwks.json\"";
-            return wrong("LibreChat is to have tokens, and there are no keys for them", hint);
+            return wrong("auth = \"jwt\" needs the keys that sign tokens", hint);
         }
         if self.anonymous_exec && keys.iter().any(|key| key.name.as_str() == ANONYMOUS) {
             let message = format!("no key can have the name {ANONYMOUS:?}");

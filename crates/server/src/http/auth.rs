@@ -1,12 +1,12 @@
-//! Who may ask at all: a key where keys are in force, and never a web page in the
+//! Authentication of the native API: an API key if keys are configured, and never a web page in the
 //! operator's browser.
 //!
-//! A page can send requests to this host, and read the answers of a name of its own
-//! that it makes point here. So a request with a foreign `Origin` is refused whatever it
-//! asks, and without keys so is one for a host name that is not this server's, unless it
-//! came through a socket in the file system, which no page reaches.
+//! A web page can send requests to this host, and can read the responses through a name of its own
+//! that it makes point here. So a request with a foreign `Origin` is refused. Without keys, so is a
+//! request for a host name that is not this server's, unless it came through a socket in the file
+//! system, which no page reaches.
 //!
-//! LibreChat's routes have other ways to say who asks, and the same eye on pages
+//! LibreChat's routes have their own authentication, with the same checks of web pages
 //! ([`crate::librechat`]).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -66,8 +66,8 @@ fn admit(
         check_host(headers, config, served)?;
         return Ok(Caller::without_keys());
     }
-    let given = given_key(headers)?;
-    let found = given.and_then(|given| holder(&config.keys, given));
+    let given = presented_key(headers)?;
+    let found = given.and_then(|given| key_for(&config.keys, given));
     found.map(Caller::with_key).ok_or_else(|| {
         unauthorized("no valid API key was given")
             .with_hint("send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'")
@@ -78,13 +78,13 @@ fn unauthorized(message: &str) -> ServiceError {
     ServiceError::unauthorized("unauthorized", message)
 }
 
-/// Whatever else a request has to prove.
+/// Refuses requests of web pages, whatever their credential.
 pub fn check_page(headers: &HeaderMap, target: &Uri, config: &Config) -> Result<(), ServiceError> {
     check_one_host(headers, target)?;
     check_origin(headers, config)
 }
 
-/// Whoever stands before this server must not have read another host than it does.
+/// Refuses a request that names two hosts: a proxy could have checked the other one.
 fn check_one_host(headers: &HeaderMap, target: &Uri) -> Result<(), ServiceError> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().map(|host| host.as_bytes());
@@ -164,12 +164,11 @@ fn split_port(host: &str) -> (&str, &str) {
     }
 }
 
-/// The one key that was given. Two of them may be two callers.
-fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
-    let mut given =
-        headers.get_all(API_KEY).iter().map(|value| value.as_bytes()).chain(
-            headers.get_all(header::AUTHORIZATION).iter().map(|value| bearer(value.as_bytes())),
-        );
+/// Returns the only key of a request. Two keys could belong to two clients.
+fn presented_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
+    let mut given = headers.get_all(API_KEY).iter().map(|value| value.as_bytes()).chain(
+        headers.get_all(header::AUTHORIZATION).iter().map(|value| bearer_token(value.as_bytes())),
+    );
     match (given.next(), given.next()) {
         (first, None) => Ok(first),
         (_, Some(_)) => {
@@ -178,16 +177,16 @@ fn given_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
     }
 }
 
-/// Empty, which is nobody's key, for another scheme.
-pub fn bearer(value: &[u8]) -> &[u8] {
+/// Returns the token of a `Bearer` header. For another scheme it is empty, which no key is.
+pub fn bearer_token(value: &[u8]) -> &[u8] {
     match value.split_at_checked(BEARER.len()) {
         Some((scheme, key)) if scheme.eq_ignore_ascii_case(BEARER.as_bytes()) => key,
         Some(_) | None => b"",
     }
 }
 
-/// All are compared, each in constant time: how long it takes says nothing.
-pub fn holder<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
+/// Compares all keys, each in constant time, so that the time says nothing about them.
+pub fn key_for<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
     let given: [u8; 32] = Sha256::digest(given).into();
     let matches = |key: &Key| bool::from(key.sha256.ct_eq(&given));
     keys.iter().fold(None, |found, key| if matches(key) { Some(key) } else { found })

@@ -52,7 +52,7 @@ impl Service {
         after: Option<&str>,
         limit: usize,
     ) -> Result<BoxPage, ServiceError> {
-        let mut boxes = self.ask(Engine::list).await?;
+        let mut boxes = self.call(Engine::list).await?;
         boxes.retain(|one| caller.sees(one.key.as_deref()));
         if let Some(after) = after {
             let place = Cursor::find(after, &boxes)?;
@@ -83,11 +83,11 @@ impl Service {
     ) -> Result<Option<End>, ServiceError> {
         let until = Instant::now() + within;
         let caller = caller.clone();
-        let opened = self.ask(move |engine| engine.watch_end(&find(engine, &caller, &of)?));
+        let opened = self.call(move |engine| engine.watch_end(&find(engine, &caller, &of)?));
         let watch = Arc::new(opened.await?);
         while self.shutdown.is_serving() {
             let watched = Arc::clone(&watch);
-            let looked = self.ask(move |engine| engine.look_for_end(&watched)).await?;
+            let looked = self.call(move |engine| engine.look_for_end(&watched)).await?;
             let left = until.saturating_duration_since(Instant::now());
             match looked {
                 Looked::Ended(end) => return Ok(Some(end)),
@@ -159,7 +159,7 @@ impl Service {
     ) -> Result<Status, ServiceError> {
         let _turn = self.admission.quotas.begin_stop(caller)?;
         let named_by = caller.clone();
-        let begun = self.ask_to_end(move |engine| {
+        let begun = self.call_to_end(move |engine| {
             let id = find(engine, &named_by, &of)?;
             let before = engine.status(&id)?;
             let stopping = engine.begin_stop(&id, grace)?;
@@ -170,7 +170,7 @@ impl Service {
         let (id, stopping) = (before.id.clone(), Arc::new(stopping));
         let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
         self.end_within(caller, (&id, before.key.as_deref()), end).await?;
-        let after = self.ask(move |engine| match engine.status(&id) {
+        let after = self.call(move |engine| match engine.status(&id) {
             Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
             status => status.map(Some),
         });
@@ -198,7 +198,7 @@ impl Service {
         force: bool,
     ) -> Result<(), ServiceError> {
         let found_by = caller.clone();
-        let found = self.ask(move |engine| {
+        let found = self.call(move |engine| {
             let id = find(engine, &found_by, &of)?;
             let key = engine.key_of(&id);
             Ok((id, key))
@@ -222,7 +222,7 @@ impl Service {
         let until = Instant::now() + ENDED_WITHIN;
         loop {
             let (of, end) = (id.clone(), end.clone());
-            let tried = self.ask_to_end(move |engine| try_end(engine, &of, &end)).await?;
+            let tried = self.call_to_end(move |engine| try_end(engine, &of, &end)).await?;
             let Some((error, keeper)) = tried else {
                 return Ok(());
             };
@@ -260,13 +260,13 @@ impl Service {
     pub async fn audit(&self, wait: bool) -> Result<Audit, ServiceError> {
         let _turn = self.whole_host.lock().await;
         let audit = if wait { Engine::audit_until_clean } else { Engine::audit };
-        self.ask(audit).await
+        self.call(audit).await
     }
 
     /// Finishes boxes that are over, and removes leftovers; with `dry_run`, only lists them.
     pub async fn sweep(&self, dry_run: bool) -> Result<Vec<Swept>, ServiceError> {
         let _turn = self.whole_host.lock().await;
-        self.ask(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() }).await
+        self.call(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() }).await
     }
 
     /// Logs that a request could not end a box, once for each box.

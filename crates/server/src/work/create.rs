@@ -50,7 +50,7 @@ impl Service {
             let started = engine.start(&spec, &options)?;
             service.watch_new(&caller, started, &spec, admitted)
         };
-        let status = self.ask_to_create(start).await?;
+        let status = self.call_to_create(start).await?;
         Ok(Created { status, existed: false })
     }
 
@@ -66,7 +66,7 @@ impl Service {
         let until = Instant::now() + MADE_WITHIN;
         loop {
             let of = id.clone();
-            match self.ask(move |engine| look(engine, &of)).await? {
+            match self.call(move |engine| look(engine, &of)).await? {
                 Found::Whole(status) => {
                     check_same(&status, &spec)?;
                     return Ok(Created { status: *status, existed: true });
@@ -81,7 +81,7 @@ impl Service {
                         let watch = |it| service.watch_new(&caller, it, &spec, admitted);
                         started.map(watch).transpose()
                     };
-                    if let Some(status) = self.ask_to_create(start).await? {
+                    if let Some(status) = self.call_to_create(start).await? {
                         return Ok(Created { status, existed: false });
                     }
                 }

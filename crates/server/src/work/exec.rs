@@ -74,7 +74,7 @@ impl Service {
         };
         let started = Instant::now();
         let of = box_id.clone();
-        let session = self.ask_in_box(move |engine| engine.exec(&of, &spec, stdin));
+        let session = self.call_in_box(move |engine| engine.exec(&of, &spec, stdin));
         let mut session = session.await?;
         let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
         let late = |_| {
@@ -137,7 +137,7 @@ impl Process {
             }
         }
         let session = self.session;
-        let end = self.service.call(move || session.end()).await?;
+        let end = self.service.workers.call(move || session.end()).await?;
         self.counted.cause = end.cause;
         if end.cause == Cause::ServerStopping {
             return Err(ServiceError::stopping());

@@ -1,9 +1,8 @@
-//! `Idempotency-Key`: a request that is sent again costs nothing.
+//! `Idempotency-Key`: a request that is sent twice creates one box.
 //!
-//! Nothing is stored but with the box. Its id is made of the key and of whose key it is,
-//! and its record, of which there is one, says whether it is there, and as a label what
-//! was asked for; that holds for several servers at once, and for one that was killed in
-//! between.
+//! The id of the box is derived from the idempotency key and the API key, and a label of the box has
+//! the hash of the request. Nothing else is stored, so this works with several servers at once, and
+//! after a server was killed.
 
 use sha2::{Digest, Sha256};
 use tare_engine::spec::Spec;
@@ -14,14 +13,14 @@ use crate::error::ServiceError;
 
 const KEY_BYTES_MAX: usize = 255;
 
-/// Which request a box was made for.
+/// The label with the hash of the request that created a box.
 pub const REQUEST_LABEL: &str = "tare.request";
 
-/// What a key stands for.
+/// The box and the request of an idempotency key.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Keyed {
     pub box_id: BoxId,
-    /// The same for the same request and key, and tells nothing of either.
+    /// A hash of the request and the key.
     pub request: String,
 }
 
@@ -53,13 +52,13 @@ fn named(key: &[u8], caller: &Caller) -> BoxId {
     BoxId::from_bytes(*first)
 }
 
-/// With the key in it nobody who reads the label can try what the request may have been.
+/// The hash includes the key, so that a reader of the label cannot guess the request.
 fn request(key: &[u8], body: &[u8]) -> String {
     let sorted = serde_json::from_slice(body).map(|body: serde_json::Value| body.to_string());
     let mut hash = Sha256::new_with_prefix(b"tare request\0");
     hash.update(key);
     hash.update([0]);
-    // It was read before; what cannot be is itself.
+    // A body that is not JSON was refused before.
     hash.update(sorted.as_deref().map_or(body, str::as_bytes));
     let digest: [u8; 32] = hash.finalize().into();
     digest[..REQUEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()

@@ -76,7 +76,7 @@ impl Service {
         range: LogRange,
     ) -> Result<LogReader, ServiceError> {
         let caller = caller.clone();
-        let opened = self.ask(move |engine| open(engine, &caller, &of, range));
+        let opened = self.call(move |engine| open(engine, &caller, &of, range));
         let (logs, keeper) = opened.await?;
         // Before the first read, so that no write falls between the two.
         let following = keeper.map(|keeper| self.follow(&logs, &keeper)).transpose()?;
@@ -143,7 +143,7 @@ impl LogReader {
         let Some(mut logs) = self.logs.take() else {
             return Ok((Vec::new(), 0));
         };
-        let read = self.service.ask(move |_| {
+        let read = self.service.call(move |_| {
             let records = piece(&mut logs)?;
             let missed = if records.is_empty() { logs.missed_at_end()? } else { 0 };
             Ok((logs, records, missed))

@@ -1,4 +1,4 @@
-//! The service layer: everything that an API can ask for. Every API calls [`Service`].
+//! The service layer: everything that an API can do. Every API calls [`Service`].
 //!
 //! It contains no HTTP type, no JSON shape and no authentication. An API turns its requests
 //! into the types of this folder, and the results into its own responses.
@@ -144,32 +144,28 @@ impl Service {
     /// Returns the box that a caller names by id, by the beginning of an id, or by name.
     pub async fn find(&self, caller: &Caller, reference: &str) -> Result<BoxId, ServiceError> {
         let (caller, reference) = (caller.clone(), reference.to_owned());
-        self.ask(move |engine| find(engine, &caller, &reference)).await
+        self.call(move |engine| find(engine, &caller, &reference)).await
     }
 
     /// Calls the engine on a worker thread. Not for boxes of runs: see [`crate::workers`].
-    pub async fn ask<T: Send + 'static>(
+    pub async fn call<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let engine = Arc::clone(&self.engine);
-        Ok(self.call(move || ask(&engine)).await?)
+        Ok(self.workers.call(move || call(&engine)).await?)
     }
 
-    /// Calls a function that blocks on a worker thread.
-    pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
-        self.workers.call(call).await
-    }
-
-    /// Calls the engine where it waits for a keeper, or for a program of ours in a box.
-    pub async fn ask_in_box<T: Send + 'static>(
+    /// Calls the engine on a worker thread where it waits for a keeper, or for a program of ours in a box.
+    pub async fn call_in_box<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        self.ask_in(&self.shares.in_boxes, ask).await
+        self.call_in_share(&self.shares.in_boxes, call).await
     }
 
-    /// The same, with the box that a caller names.
+    /// Calls the engine with the box that a caller names, where it waits for a keeper or for a
+    /// program of ours in the box.
     pub async fn in_box<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -177,34 +173,34 @@ impl Service {
         act: impl FnOnce(&Engine, &BoxId) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let caller = caller.clone();
-        self.ask_in_box(move |engine| act(engine, &find(engine, &caller, &reference)?)).await
+        self.call_in_box(move |engine| act(engine, &find(engine, &caller, &reference)?)).await
     }
 
-    async fn ask_to_create<T: Send + 'static>(
+    async fn call_to_create<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        self.ask_in(&self.shares.creating, ask).await
+        self.call_in_share(&self.shares.creating, call).await
     }
 
-    async fn ask_to_end<T: Send + 'static>(
+    async fn call_to_end<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        self.ask_in(&self.shares.ending, ask).await
+        self.call_in_share(&self.shares.ending, call).await
     }
 
-    async fn ask_in<T: Send + 'static>(
+    async fn call_in_share<T: Send + 'static>(
         &self,
         share: &Arc<Semaphore>,
-        ask: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let turn = Arc::clone(share).acquire_owned().await;
         let turn = turn.expect("the semaphore is never closed");
-        self.ask(move |engine| {
+        self.call(move |engine| {
             // Until the thread is free, even if the client is gone.
             let _turn = turn;
-            ask(engine)
+            call(engine)
         })
         .await
     }

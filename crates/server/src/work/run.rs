@@ -306,17 +306,17 @@ impl Steps {
         if !request.files.is_empty() {
             let (of, inputs) = (id.clone(), std::mem::take(&mut request.files));
             let service = self.service.clone();
-            let put = service.ask(move |engine| files::put(engine, &of, inputs));
+            let put = service.call(move |engine| files::put(engine, &of, inputs));
             self.copy(session, put).await?;
         }
         let (of, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
-        let mut exec = self.service.ask(move |engine| engine.exec(&of, &exec, stdin)).await?;
+        let mut exec = self.service.call(move |engine| engine.exec(&of, &exec, stdin)).await?;
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
         drop(exec);
         let collected = match request.collect {
             Some(collect) if end.cause != Cause::KeeperLost => {
                 let service = self.service.clone();
-                let collect = service.ask(move |engine| collect(engine, &id, end));
+                let collect = service.call(move |engine| collect(engine, &id, end));
                 let collected = self.copy(session, collect).await;
                 Some(collected.map_err(|failed| failed.after(end))?)
             }
@@ -480,6 +480,7 @@ impl Steps {
 
 async fn try_end(service: &Service, mut session: Session) -> (Session, Result<End, Error>) {
     service
+        .workers
         .call(move || {
             let ended = session.try_end(TRY_TIMEOUT);
             (session, ended)

@@ -185,7 +185,7 @@ impl Service {
         sent: Result<(), SendError>,
         completion: Completion,
     ) -> Result<(), ServiceError> {
-        let finished = self.ask_in_box(move |_| Ok(completion.finish())).await?;
+        let finished = self.call_in_box(move |_| Ok(completion.finish())).await?;
         match sent {
             Err(SendError::Body(error)) => Err(error),
             // The box's own error says more than a pipe that closed.
@@ -233,7 +233,7 @@ impl BoxStream {
 
     async fn finish(&mut self) -> io::Result<()> {
         if let Some(completion) = self.completion.take() {
-            let finished = self.service.ask_in_box(move |_| completion.finish()).await;
+            let finished = self.service.call_in_box(move |_| completion.finish()).await;
             finished.map_err(|error| io::Error::other(error.message))?;
         }
         match self.left {

@@ -1,8 +1,8 @@
-//! Who asks: nobody in particular, the holder of a key, or a user with a token.
+//! Authentication of LibreChat's routes: no credential, an API key, or a user's token.
 //!
-//! In the place of [`guard`] for LibreChat's routes, with the same eye on web pages.
-//! Whoever is heard is a [`Principal`] in the request's extensions, and a `Caller`
-//! whose quota counts.
+//! Replaces [`crate::http::auth::layer`] on these routes, with the same checks of web pages. An
+//! accepted request gets a [`Principal`], the owner of its files, and a [`Caller`], whose boxes and
+//! quota it uses.
 
 mod keys;
 mod pem;
@@ -33,7 +33,7 @@ use crate::store::owner::Principal;
 use crate::telemetry::LogEvent;
 use crate::workers::Workers;
 
-/// The one route that LibreChat asks without saying who asks, whatever its settings.
+/// The only route that LibreChat calls without a credential, whatever its settings.
 const EXEC: &str = "/v1/exec";
 
 /// The user, and whose boxes the request makes.
@@ -57,27 +57,27 @@ pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -
 
 async fn identify(app: &LibreChat, parts: &Parts) -> Result<Identified, ServiceError> {
     let config = app.config();
-    let door = Door {
+    let authenticator = Authenticator {
         config: &config,
         served: app.http.served_at(),
         now: now(),
         keys: &app.jwt_keys,
         workers: &app.workers,
     };
-    let identified = door.identify(parts).await;
-    if let Err(Refused::Unread(why)) = &identified {
+    let identified = authenticator.identify(parts).await;
+    if let Err(AuthError::KeysNotRead(why)) = &identified {
         app.journal.record(&LogEvent::KeysNotRead { why });
     }
     identified.map_err(ServiceError::from)
 }
 
 fn now() -> Duration {
-    // Before 1970 every token is one of the future.
+    // Before 1970, no token is valid yet.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// What decides, with nothing of the server in it.
-struct Door<'a> {
+/// Decides who sent a request. Knows nothing else of the server, so tests can make one.
+struct Authenticator<'a> {
     config: &'a Config,
     served: ServedAt,
     now: Duration,
@@ -86,39 +86,38 @@ struct Door<'a> {
     workers: &'a Workers,
 }
 
-/// Why somebody is not heard.
+/// Why a request is refused.
 #[derive(Debug)]
-enum Refused {
-    Said(ServiceError),
-    /// His key may be in a file that cannot be used; that is for the log.
-    Unread(String),
+enum AuthError {
+    Refused(ServiceError),
+    /// The key of the token may be in a file that cannot be read. The log gets the reason.
+    KeysNotRead(String),
 }
 
-/// What a request has to say who asks.
+/// The credential of a request.
 enum Credential<'a> {
     ApiKey(&'a [u8]),
     /// Empty for another scheme.
     Bearer(&'a [u8]),
 }
 
-impl Door<'_> {
-    async fn identify(&self, parts: &Parts) -> Result<Identified, Refused> {
+impl Authenticator<'_> {
+    async fn identify(&self, parts: &Parts) -> Result<Identified, AuthError> {
         let headers = &parts.headers;
         auth::check_page(headers, &parts.uri, self.config)?;
         let auth = self.config.librechat.auth(&self.config.keys);
         if auth == Auth::None {
-            return Ok(self.anybody(headers, LEGACY)?);
+            return Ok(self.anonymous(headers, LEGACY)?);
         }
         match (credential(headers)?, auth, &self.config.librechat.jwt) {
-            (None, _, _) if self.is_heard_without(parts) => Ok(self.anybody(headers, ANONYMOUS)?),
+            (None, _, _) if self.allows_anonymous(parts) => Ok(self.anonymous(headers, ANONYMOUS)?),
             (credential, Auth::Jwt, Some(jwt)) => self.user(credential, jwt).await,
-            (credential, _, _) => Ok(self.holder(credential)?),
+            (credential, _, _) => Ok(self.key_holder(credential)?),
         }
     }
 
-    /// Without a credential nothing tells a page in a browser from anybody else but the
-    /// name that it has for this host.
-    fn anybody(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ServiceError> {
+    /// Without a credential, only the `Host` header distinguishes a web page from other clients.
+    fn anonymous(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ServiceError> {
         let librechat = &self.config.librechat;
         if librechat.is_open(&self.config.keys, self.served.reach) {
             return Err(unauthorized("API key is required"));
@@ -134,17 +133,17 @@ impl Door<'_> {
         Caller::of(tenant.unwrap_or_default())
     }
 
-    fn is_heard_without(&self, parts: &Parts) -> bool {
+    fn allows_anonymous(&self, parts: &Parts) -> bool {
         let is_exec = parts.method == Method::POST && parts.uri.path() == EXEC;
         is_exec && self.config.librechat.anonymous_exec
     }
 
-    fn holder(&self, credential: Option<Credential<'_>>) -> Result<Identified, ServiceError> {
+    fn key_holder(&self, credential: Option<Credential<'_>>) -> Result<Identified, ServiceError> {
         let given = match credential {
             Some(Credential::ApiKey(given) | Credential::Bearer(given)) => given,
             None => return Err(unauthorized("API key is required")),
         };
-        let key = auth::holder(&self.config.keys, given);
+        let key = auth::key_for(&self.config.keys, given);
         let key = key.ok_or_else(|| unauthorized("Invalid API key"))?;
         let principal = Principal { tenant: key.name.to_string(), user: None };
         Ok((principal, Caller::with_key(key)))
@@ -154,26 +153,26 @@ impl Door<'_> {
         &self,
         credential: Option<Credential<'_>>,
         jwt: &JwtConfig,
-    ) -> Result<Identified, Refused> {
+    ) -> Result<Identified, AuthError> {
         let token = match credential {
             Some(Credential::Bearer(token)) if !token.is_empty() => token,
             Some(_) | None => return Err(unauthorized("Bearer token is required").into()),
         };
         let token = Token::parse(token).map_err(invalid)?;
         let key = self.keys.find(token.kid(), &jwt.keys, self.workers).await;
-        let key = key.map_err(|error| Refused::Unread(in_full(&error)))?;
+        let key = key.map_err(|error| AuthError::KeysNotRead(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
-        let principal = token.holder(&key, jwt, self.now).map_err(invalid)?;
+        let principal = token.principal(&key, jwt, self.now).map_err(invalid)?;
         Ok((principal, self.without_key()))
     }
 }
 
-/// The one that there is. Two of them may be two callers.
+/// Returns the only credential. Two credentials could belong to two users.
 fn credential(headers: &HeaderMap) -> Result<Option<Credential<'_>>, ServiceError> {
     let keys = headers.get_all(API_KEY).iter();
     let keys = keys.map(|value| Credential::ApiKey(value.as_bytes()));
     let bearers = headers.get_all(header::AUTHORIZATION).iter();
-    let bearers = bearers.map(|value| Credential::Bearer(auth::bearer(value.as_bytes())));
+    let bearers = bearers.map(|value| Credential::Bearer(auth::bearer_token(value.as_bytes())));
     let mut all = keys.chain(bearers);
     match (all.next(), all.next()) {
         (one, None) => Ok(one),
@@ -187,23 +186,23 @@ fn unauthorized(message: &str) -> ServiceError {
     ServiceError::unauthorized("unauthorized", message)
 }
 
-fn invalid(why: token::Refusal) -> Refused {
-    Refused::Said(ServiceError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
+fn invalid(why: token::Refusal) -> AuthError {
+    AuthError::Refused(ServiceError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
 }
 
 const INVALID: &str = "Invalid bearer token";
 
-impl From<ServiceError> for Refused {
+impl From<ServiceError> for AuthError {
     fn from(error: ServiceError) -> Self {
-        Self::Said(error)
+        Self::Refused(error)
     }
 }
 
-impl From<Refused> for ServiceError {
-    fn from(refused: Refused) -> Self {
+impl From<AuthError> for ServiceError {
+    fn from(refused: AuthError) -> Self {
         match refused {
-            Refused::Said(error) => error,
-            Refused::Unread(why) => Self { detail: Some(why), ..unauthorized(INVALID) },
+            AuthError::Refused(error) => error,
+            AuthError::KeysNotRead(why) => Self { detail: Some(why), ..unauthorized(INVALID) },
         }
     }
 }
@@ -218,9 +217,8 @@ mod tests {
     use crate::config::{Exposure, Key};
     use crate::http::error::status;
 
-    /// Whoever was heard, as `tenant/user` and the tenant of its boxes, or the status and what was
-    /// said.
-    type Heard = Result<String, (u16, String)>;
+    /// The client as `tenant/user` and the tenant of its boxes, or the status and the message.
+    type Outcome = Result<String, (u16, String)>;
 
     struct Asked<'a> {
         config: &'a Config,
@@ -238,21 +236,21 @@ mod tests {
             keys
         }
 
-        async fn with(&self, headers: &[(&'static str, &str)]) -> Heard {
+        async fn with(&self, headers: &[(&'static str, &str)]) -> Outcome {
             let mut request =
                 Request::builder().method(self.method.clone()).uri(Uri::from_static(self.path));
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
             let (parts, ()) = request.body(()).expect("a request").into_parts();
-            let door = Door {
+            let authenticator = Authenticator {
                 config: self.config,
                 served: ServedAt { reach: self.reach, port: Some(8080) },
                 now: now(),
                 keys: &self.keys(),
                 workers: &Workers::start("test", 1).expect("threads"),
             };
-            let identified = door.identify(&parts).await.map_err(ServiceError::from);
+            let identified = authenticator.identify(&parts).await.map_err(ServiceError::from);
             let (principal, caller) =
                 identified.map_err(|error| (status(error.kind).as_u16(), error.message))?;
             let user = principal.user.unwrap_or_default();
@@ -264,7 +262,7 @@ mod tests {
         Asked { config, reach: Exposure::Loopback, method: Method::GET, path: "/v1/files/x" }
     }
 
-    fn refused(status: u16, message: &str) -> Heard {
+    fn refused(status: u16, message: &str) -> Outcome {
         Err((status, message.to_owned()))
     }
 
@@ -290,7 +288,7 @@ mod tests {
         let asked = asked(&config);
         let legacy = Ok("legacy/ -".to_owned());
         assert_eq!(asked.with(&[LOCAL]).await, legacy);
-        // Clients that have a key send it to whomever they ask.
+        // Clients that have a key send it to every server.
         assert_eq!(asked.with(&[LOCAL, ("x-api-key", "any")]).await, legacy);
         let evil = ("host", "evil.example");
         assert_eq!(asked.with(&[evil]).await.map_err(|it| it.0), Err(403));
@@ -310,12 +308,12 @@ mod tests {
         config.librechat.allow_anonymous = true;
         config.allowed_hosts = vec!["tare".to_owned()];
         for name in ["192.0.2.1:8080", "[2001:db8::1]:80", "tare:8080", "localhost"] {
-            let heard = from_afar(&config).with(&[("host", name)]).await;
-            assert!(heard.is_ok(), "{name}");
+            let outcome = from_afar(&config).with(&[("host", name)]).await;
+            assert!(outcome.is_ok(), "{name}");
         }
         for name in ["evil.example", "192.0.2.1.evil.example", "192.0.2.1:x", ""] {
-            let heard = from_afar(&config).with(&[("host", name)]).await;
-            assert_eq!(heard.map_err(|it| it.0), Err(403), "{name}");
+            let outcome = from_afar(&config).with(&[("host", name)]).await;
+            assert_eq!(outcome.map_err(|it| it.0), Err(403), "{name}");
         }
     }
 
@@ -347,8 +345,8 @@ mod tests {
         let asked = asked(&config);
         for signer in [&ed, &rsa] {
             let bearer = format!("Bearer {}", signer.token("ann"));
-            let heard = asked.with(&[("authorization", &bearer)]).await;
-            assert_eq!(heard, Ok("legacy/ann librechat".to_owned()));
+            let outcome = asked.with(&[("authorization", &bearer)]).await;
+            assert_eq!(outcome, Ok("legacy/ann librechat".to_owned()));
             let twice = [("authorization", &*bearer), ("authorization", &*bearer)];
             let ambiguous = refused(400, "Ambiguous authentication headers");
             assert_eq!(asked.with(&twice).await, ambiguous);
@@ -359,8 +357,8 @@ mod tests {
         assert_eq!(asked.with(&[]).await, required);
         assert_eq!(asked.with(&[("x-api-key", "x")]).await, required);
         for nothing in ["Bearer", "Bearer ", "Basic YTpi", ""] {
-            let heard = asked.with(&[("authorization", nothing)]).await;
-            assert_eq!(heard, required, "{nothing:?}");
+            let outcome = asked.with(&[("authorization", nothing)]).await;
+            assert_eq!(outcome, required, "{nothing:?}");
         }
     }
 
@@ -384,8 +382,8 @@ mod tests {
             headed(&ed, json!({ "alg": "EdDSA" })),
         ] {
             let bearer = format!("Bearer {wrong}");
-            let heard = asked(&config).with(&[("authorization", &bearer)]).await;
-            assert_eq!(heard, refused(401, "Invalid bearer token"), "{wrong}");
+            let outcome = asked(&config).with(&[("authorization", &bearer)]).await;
+            assert_eq!(outcome, refused(401, "Invalid bearer token"), "{wrong}");
         }
     }
 

@@ -89,7 +89,7 @@ impl<'a> Token<'a> {
     }
 
     /// Verifies the token and returns its user.
-    pub fn holder(
+    pub fn principal(
         &self,
         key: &PublicKey,
         expected: &JwtConfig,
@@ -187,7 +187,7 @@ mod tests {
     fn judged_at(token: &str, time: i64) -> Result<Principal, Refusal> {
         let time = Duration::from_secs(time.try_into().expect("after 1970"));
         let token = Token::parse(token.as_bytes())?;
-        token.holder(&key(&ed()), &config(), time)
+        token.principal(&key(&ed()), &config(), time)
     }
 
     fn judged_now(token: &str) -> Result<Principal, Refusal> {

@@ -59,7 +59,7 @@ fn body(app: LibreChat, file: File, size: u64, transfer: TransferPermit) -> Body
             if count == 0 {
                 return None;
             }
-            let piece = app.call(move || piece(&file, from, count)).await;
+            let piece = app.workers.call(move || piece(&file, from, count)).await;
             Some((piece, (from + count, transfer)))
         }
     });

@@ -73,7 +73,7 @@ pub async fn find(
         let find = |reference| find_one(&store, &principal, reference, user_id.as_deref());
         references.into_iter().map(find).collect()
     };
-    app.ask(move |_| Ok(find_all())).await?
+    app.call(move |_| Ok(find_all())).await?
 }
 
 fn find_one(

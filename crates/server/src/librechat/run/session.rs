@@ -1,9 +1,9 @@
-//! Sessions: whoever says the same hint reaches the same box, with its files, what is
-//! installed in it and what runs in it, until nobody has used it for a while.
+//! Sessions: executions of one user with the same hint run in the same box. Files, installed packages
+//! and processes stay until the session was unused for a while.
 //!
-//! A session is a box that lives on, found by its name, which derives from the principal and
-//! the hint. So it outlives this server, and its lease ends it with no tare alive. Which
-//! files the client knows of is on the disk too ([`Known`]).
+//! A session is a detached box. Its name is derived from the principal and the hint, so a later
+//! server finds it, and its lease ends it even if no tare process runs. The list of files that the
+//! client knows is on disk ([`Known`]).
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,10 +28,10 @@ use crate::work::files::{self, InputFile};
 use crate::work::relay::{Input, OutputSink, PastLimit};
 
 const HINT_BYTES_MAX: usize = 128;
-/// What a lease is longer than the time of an execution.
+/// How much longer a lease is than an execution may take.
 const LEASE_MARGIN: Duration = Duration::from_secs(60);
 
-/// What a client says to come to the same box.
+/// The client's name for a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hint(String);
 
@@ -45,12 +45,12 @@ impl Hint {
         } else {
             Err(ServiceError::invalid(
                 "invalid_hint",
-                "runtime_session_hint: it has 1 to 128 of A-Z a-z 0-9 . _ : -",
+                "runtime_session_hint: write 1 to 128 characters of A-Z a-z 0-9 . _ : -",
             ))
         }
     }
 
-    /// The same for the same hint of the same principal, and for nobody else's.
+    /// A name that only this hint of this principal has.
     fn session_of(&self, principal: &Principal) -> String {
         let user = principal.user.as_deref().unwrap_or_default();
         let mut hash = Sha256::new();
@@ -79,7 +79,7 @@ impl Sessions {
         if !self.busy().insert(session.clone()) {
             return Err(ServiceError::conflict(
                 "runtime_session_busy",
-                "this session runs something already",
+                "this session is already running code",
             ));
         }
         let sessions = self.clone();
@@ -103,7 +103,7 @@ impl Drop for SessionLock {
     }
 }
 
-/// Runs it in the box of this session, which is made if there is none.
+/// Runs code in the box of the session, and creates the box if there is none.
 pub async fn run(
     app: &LibreChat,
     principal: &Principal,
@@ -170,7 +170,7 @@ async fn copy_into(
     put: Vec<InputFile>,
 ) -> Result<(), ServiceError> {
     let (id, lock) = (id.clone(), Arc::clone(lock));
-    let put = app.ask_in_box(move |engine| {
+    let put = app.call_in_box(move |engine| {
         let _lock = lock;
         let put = files::put(engine, &id, put);
         // A box that cannot be ended now is stuck, and on record.
@@ -188,7 +188,7 @@ async fn collect(
     known: &mut Known,
 ) -> Result<Collected, ServiceError> {
     let (id, lock, before) = (id.clone(), Arc::clone(lock), known.files().clone());
-    let collect = app.ask_in_box(move |engine| {
+    let collect = app.call_in_box(move |engine| {
         let _lock = lock;
         Ok(outputs.collect(engine, &id, &before))
     });
@@ -198,7 +198,7 @@ async fn collect(
     Ok(collected)
 }
 
-/// What the client has heard of, now.
+/// The files that the client knows after the execution.
 fn now_known(collected: &Collected) -> Inputs {
     let input = |left: &OutputFile| match left {
         OutputFile::Inherited(input) | OutputFile::Kept(input) => {
@@ -208,7 +208,7 @@ fn now_known(collected: &Collected) -> Inputs {
     collected.left.iter().map(input).collect()
 }
 
-/// One that has ended is replaced: nothing of it is kept.
+/// Replaces a box that has ended. Nothing of it is kept.
 async fn find_or_make(
     app: &LibreChat,
     caller: &Caller,
@@ -220,7 +220,7 @@ async fn find_or_make(
     let (wanted, held) = (name.clone(), Arc::clone(lock));
     // Also for an admin, who sees other boxes with this name.
     let own = Scope::Tenant(caller.tenant.clone());
-    let found = app.ask(move |engine| {
+    let found = app.call(move |engine| {
         let _lock = held;
         reuse(engine, &own, &wanted, lease)
     });
@@ -273,12 +273,12 @@ fn lease(app: &LibreChat) -> Duration {
     config.librechat.boxes.session_idle.0.max(longest)
 }
 
-/// From now on it is not used.
+/// Starts the idle time of the session.
 async fn renew(app: &LibreChat, lock: &Arc<SessionLock>, id: BoxId) -> Result<(), ServiceError> {
     let idle = app.config().librechat.boxes.session_idle.0;
     let lock = Arc::clone(lock);
     // A box that has ended meanwhile is replaced by the next request.
-    let renewed = app.ask(move |engine| {
+    let renewed = app.call(move |engine| {
         let _lock = lock;
         Ok(renew_lease(engine, &id, idle).ok())
     });

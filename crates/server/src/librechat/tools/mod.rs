@@ -382,7 +382,7 @@ impl Execution {
         if calls.is_empty() || answer.status.is_some() {
             return Ok(ToolResponse::of(answer, self.calls_made));
         }
-        let tool_calls = self.ask(calls)?;
+        let tool_calls = self.request_results(calls)?;
         let token = lock.waits(self)?;
         Ok(ToolResponse::ToolCallRequired {
             continuation_token: token,
@@ -405,12 +405,12 @@ impl Execution {
         task.run(app, caller, Some(self.start.language)).await
     }
 
-    fn ask(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
+    fn request_results(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
         self.calls_made += calls.len();
         // The code chooses the key of a call, and the server stores it.
         self.bytes += calls.iter().map(|call| call.key.len()).sum::<usize>();
         self.check_bytes()?;
-        let ask = |call: Call| {
+        let request = |call: Call| {
             let id = format!("call_{}", Id::random());
             let name = self.start.tool(&call.name).ok_or_else(|| {
                 ServiceError::invalid("invalid_tool", format!("there is no tool {:?}", call.name))
@@ -418,7 +418,7 @@ impl Execution {
             self.asked.insert(id.clone(), call.key);
             Ok(ToolCall { id, name: name.to_owned(), input: call.input })
         };
-        calls.into_iter().map(ask).collect()
+        calls.into_iter().map(request).collect()
     }
 
     /// The code to run, with the results so far.
