@@ -35,6 +35,7 @@ mod limits;
 mod log;
 mod network;
 mod no_collateral;
+mod parents;
 mod pausing;
 mod proofs;
 mod rootless;

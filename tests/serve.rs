@@ -27,7 +27,7 @@ mod watching;
 use tare_harness::TemporaryDirectory;
 
 /// A configuration in a directory of its own.
-fn configured(text: &str) -> (TemporaryDirectory, String) {
+pub fn configured(text: &str) -> (TemporaryDirectory, String) {
     let directory = TemporaryDirectory::new();
     let path = directory.path().join("tare.toml");
     std::fs::write(&path, text).expect("a file");

@@ -221,8 +221,13 @@ fn systemd_accepts_the_packaged_unit() {
     let (directory, _) = configured("");
     let path = directory.path().join("tare.service");
     fs::write(&path, unit.replace("/usr/local/bin/tare", &program)).expect("a file");
+    let slice = directory.path().join("tare.slice");
+    fs::copy(packaging.join("systemd/tare.slice"), &slice).expect("a slice");
+    let settings = fs::read_to_string(packaging.join("systemd/tare.toml")).expect("settings");
+    assert!(unit.contains("\nSlice=tare.slice\n"), "{unit}");
+    assert!(settings.contains("\ncgroup_parent = \"tare.slice\"\n"), "{settings}");
     let mut verify = std::process::Command::new("systemd-analyze");
-    let Ok(verified) = verify.arg("verify").arg(&path).output() else {
+    let Ok(verified) = verify.arg("verify").arg(&path).arg(&slice).output() else {
         skip!("there is no systemd-analyze here");
     };
     let said = String::from_utf8_lossy(&verified.stderr).into_owned();

@@ -68,8 +68,15 @@ fn recovers(server: &Server) {
 }
 
 fn serve(tare: &Tare, before: &str) -> Server {
-    let script = format!("{before} \"$TARE\" serve --listen 127.0.0.1:0");
-    Server::start_command(tare, tare.shell_command(&script))
+    serve_with(tare, before, "")
+}
+
+fn serve_with(tare: &Tare, before: &str, config: &str) -> Server {
+    let (directory, config) = configured(config);
+    let script = format!("{before} \"$TARE\" serve --listen 127.0.0.1:0 --config {config}");
+    let server = Server::start_command(tare, tare.shell_command(&script));
+    drop(directory);
+    server
 }
 
 #[test]
@@ -119,7 +126,8 @@ fn at_241_of_300_processes_the_gauge_alerts_and_at_285_boxes_are_refused() {
     let Some(around) = Around::new("300") else {
         skip!("no cgroup with a limit of processes can be made here");
     };
-    let server = serve(&tare, &format!("{}; exec", around.enter()));
+    let config = "[admission]\npids_share = 0\n";
+    let server = serve_with(&tare, &format!("{}; exec", around.enter()), config);
     let ids = [id(&create(&server).was(201)), id(&create(&server).was(201))];
     let sleepers = around.fill(&tare, 241);
     eventually("it is told", || {
@@ -155,6 +163,47 @@ fn on_a_full_disk_boxes_are_refused_and_other_requests_succeed() {
     cares_for(&server, &ids);
     fs::remove_file(&filling).expect("it is ours");
     recovers(&server);
+    server.stop().ok();
+}
+
+/// With a share of 1, no run starts that then lacks processes.
+#[test]
+fn with_300_processes_40_runs_of_20_complete_or_are_refused_with_the_reason() {
+    let tare = tare!();
+    let Some(around) = Around::new("300") else {
+        skip!("no cgroup with a limit of processes can be made here");
+    };
+    let config = "[admission]\npids_share = 1\n";
+    let server = serve_with(&tare, &format!("{}; exec", around.enter()), config);
+    let script = "i=1; while [ $i -lt 20 ]; do sleep 0.5 & i=$((i+1)); done; wait; echo all";
+    let body = json!({ "command": ["sh", "-c", script], "limits": { "pids": 24 } });
+    let mut most = 0;
+    let answers = std::thread::scope(|threads| {
+        let clients: Vec<_> =
+            (0..40).map(|_| threads.spawn(|| server.post("/v1/run", &body))).collect();
+        while clients.iter().any(|client| !client.is_finished()) {
+            most = most.max(around.current());
+            std::thread::yield_now();
+        }
+        let answers = clients.into_iter().map(|client| client.join());
+        answers.map(|answer| answer.expect("an answer")).collect::<Vec<_>>()
+    });
+    for answer in &answers {
+        if answer.status == 200 {
+            let ran = answer.json();
+            assert_eq!([&ran["stdout"], &ran["stderr"]], ["all\n", ""], "{ran}");
+        } else {
+            assert_eq!(answer.status, 503, "{}", answer.text());
+            assert!(answer.text().contains("pids_cgroup"), "{}", answer.text());
+        }
+    }
+    let ran = answers.iter().filter(|answer| answer.status == 200).count();
+    assert!(ran >= 10, "{ran} of 40 ran");
+    assert!(most > 100, "boxes do not count in the server's cgroup: at most {most} processes");
+    let too_many = json!({ "command": ["true"], "limits": { "pids": 300 } });
+    let refused = server.post("/v1/run", &too_many).refused(503, "pressure");
+    assert!(refused.text().contains("pids_cgroup"), "{}", refused.text());
+    server.post("/v1/run", &body).was(200);
     server.stop().ok();
 }
 

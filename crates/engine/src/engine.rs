@@ -17,6 +17,8 @@ use crate::create::{self, detach};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation};
+use crate::holdings::cgroup;
+use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
 use crate::host::state_root;
 use crate::host::tag::Tag;
@@ -119,6 +121,14 @@ impl Engine {
         self
     }
 
+    /// Makes boxes below this cgroup: detached ones, and attached ones that cannot have limits below
+    /// the cgroup of this process. Fails if boxes cannot be made there.
+    pub fn below(mut self, parent: CgroupParent) -> Result<Self, Error> {
+        self.root.cgroup_parent = Some(parent);
+        cgroup::check_parent(&self.root, &self.root.parents_of_detached())?;
+        Ok(self)
+    }
+
     fn new(state_root: Option<PathBuf>, access: Access) -> Result<Self, Error> {
         let host = Host::probe();
         if host.boot_id.is_empty() {
@@ -143,6 +153,7 @@ impl Engine {
                 layout: Layout::new(root, tag),
                 host,
                 access,
+                cgroup_parent: None,
                 on_reclaimed: OnReclaimed::default(),
             },
             end_within: OWN_WITHIN,
@@ -161,6 +172,12 @@ impl Engine {
 
     fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
         self.root.at(id)
+    }
+
+    /// The directories in which the cgroups of new boxes are made: of attached boxes, and of
+    /// detached ones.
+    pub fn cgroup_parents(&self) -> [CgroupRoots; 2] {
+        [self.root.parents_of_attached(), self.root.parents_of_detached()]
     }
 
     // Making boxes.
@@ -424,7 +441,7 @@ impl Engine {
         let root = self.root.layout.root().display();
         let boxes = state_root::open_all(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
-        Ok(Gauges::open(boxes, &self.root.host, settings))
+        Ok(Gauges::open(boxes, &self.root, settings))
     }
 
     /// Explains what happened to the box with this id, this name, or an id that begins so. A box on

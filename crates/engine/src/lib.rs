@@ -35,6 +35,7 @@ pub use gauge::{Thresholds, Unit};
 pub use history::Explanation;
 pub use history::steps::{History, Step, StepKind};
 pub use holdings::cgroup::STILL_POPULATED;
+pub use host::cgroups::CgroupParent;
 pub use host::{CgroupRoots, Host};
 pub use observe::view::{Cause, Details, End, GaugedUse, Holding, State, Status, Usage};
 pub use operate::change::Changes;

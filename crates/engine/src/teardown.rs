@@ -135,7 +135,7 @@ fn found_keeper(at: BoxAt<'_>, record: &Record) -> Result<Option<Process>, Error
         // Its creator died before it recorded the keeper. Without a cgroup, only its arguments
         // tell which box it belongs to.
         KeeperState::NotRecorded => {
-            let inside = CgroupReader::at(at).tree().members;
+            let inside = CgroupReader::new(at, record).tree().members;
             let anywhere = || {
                 let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
                 candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)

@@ -86,6 +86,10 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let descriptors = DescriptorBudget::make();
     let Loaded { config, jwt_keys, lowered } = options.load()?;
     let engine = Engine::open(options.state_root.clone(), OpenOptions::SERVE)?;
+    let engine = match &config.boxes.cgroup_parent {
+        Some(parent) => engine.below(parent.clone())?,
+        None => engine,
+    };
     let creators = Creators::start().context(no_threads)?;
     let workers = Workers::start("worker", descriptors.calls()).context(no_threads)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();

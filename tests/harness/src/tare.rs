@@ -21,7 +21,9 @@ const UNPRIVILEGED_ID: u32 = 65533;
 
 /// The names that tare keeps in a state root without boxes. `history` contains the histories of
 /// removed boxes.
-const FIXED_NAMES: [&str; 4] = ["boxes", "names", CLAIMS, "history"];
+const FIXED_NAMES: [&str; 5] = ["boxes", "names", PARENTS, CLAIMS, "history"];
+/// A link for each cgroup below which there may be boxes.
+const PARENTS: &str = "parents";
 /// At most sixteen, empty.
 const CLAIMS: &str = "claims";
 
@@ -256,8 +258,8 @@ fn reachable_copy(program: &Path, home: &TemporaryDirectory, state_root: &Path) 
     copy
 }
 
-/// Whether the path is one of the fixed names of a state root, or below `claims`.
+/// Whether the path is one of the fixed names of a state root, or below `claims` or `parents`.
 fn is_fixed(inside: &Path) -> bool {
-    let is_claims = inside.parent() == Some(Path::new(CLAIMS));
-    is_claims || FIXED_NAMES.iter().any(|name| inside == *name)
+    let is_below = |name: &str| inside.parent() == Some(Path::new(name));
+    is_below(CLAIMS) || is_below(PARENTS) || FIXED_NAMES.iter().any(|name| inside == *name)
 }

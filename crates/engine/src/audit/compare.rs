@@ -208,7 +208,9 @@ fn may_be_new(boxes: BorrowedFd<'_>, observation: &Observation) -> bool {
 fn lacks_cgroup(at: BoxAt<'_>, observation: &Observation) -> bool {
     let identity = observation.record.account.keeper.as_ref();
     let had_one = identity.is_some_and(|identity| identity.cgroup_inode.is_some());
-    had_one && observation.keeper().is_some() && !CgroupReader::at(at).exists()
+    had_one
+        && observation.keeper().is_some()
+        && !CgroupReader::new(at, &observation.record).exists()
 }
 
 fn lacks_scratch(at: BoxAt<'_>, observation: &Observation) -> bool {

@@ -78,7 +78,7 @@ struct Seen {
 /// What the box holds on the host now.
 pub fn held_by(at: BoxAt<'_>, observation: &Observation, processes: &Processes) -> Held {
     let mut held = Held::default();
-    let cgroup = CgroupReader::at(at);
+    let cgroup = CgroupReader::new(at, &observation.record);
     let tree = cgroup.tree();
     let mut seen = Seen::default();
     let keeper = observation.keeper().map(|keeper| keeper.pid());
@@ -96,15 +96,15 @@ pub fn held_by(at: BoxAt<'_>, observation: &Observation, processes: &Processes) 
     if keeper.is_none() && has_scratch(observation) {
         held.scratch_bytes = mounted.as_ref().and_then(|it| used(statfs(it).ok()?));
     }
-    held.cgroups = unified_directories(at, &tree);
+    held.cgroups = unified_directories(&cgroup, &tree);
     held.host_mounts = mounted.into_iter().collect();
     held.ports = ports(&seen, &tree, &processes.listening);
     held.take(seen);
     held
 }
 
-fn unified_directories(at: BoxAt<'_>, tree: &CgroupTree) -> Vec<PathBuf> {
-    let unified = at.root.host.cgroups.unified.as_deref();
+fn unified_directories(cgroup: &CgroupReader<'_>, tree: &CgroupTree) -> Vec<PathBuf> {
+    let unified = cgroup.unified_parent();
     let directories = tree.directories.iter();
     directories.filter_map(|it| Some(unified?.join(&it.path))).collect()
 }

@@ -2,19 +2,21 @@
 //! Only reads, and counts only objects that bear the tag of the state root.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use tare_kernel::cgroup::Cgroup;
 use tare_kernel::process::Process;
 use tare_kernel::procfs::Procfs;
 use tare_kernel::program;
 
-use crate::holdings::cgroup::CgroupReader;
 use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::parallel::look_at_each;
+use crate::host::parents;
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::tag::{Tag, Tagged};
 use crate::observe::identity;
@@ -52,7 +54,7 @@ impl HostObjects {
         let candidates = || by_box(keeper_candidates(&self.pids, tag));
         let its = self.candidates.get_or_init(candidates).get(at.id);
         its.is_some_and(|its| identity::find_unrecorded(at, its.iter().copied()).is_some())
-            || CgroupReader::at(at).is_populated().unwrap_or(true)
+            || self.cgroups.get(at.id).into_iter().flatten().any(|it| may_be_populated(it))
     }
 
     pub fn strays(&self) -> &[Process] {
@@ -84,22 +86,28 @@ fn by_box(candidates: Vec<(BoxId, i32)>) -> Candidates {
     found
 }
 
-/// The directories of boxes in every cgroup hierarchy, by box.
+/// A directory that is gone, or in a v1 hierarchy, says nothing: the v2 one does.
+fn may_be_populated(cgroup: &Path) -> bool {
+    let is_populated = Cgroup::open(cgroup).and_then(|cgroup| cgroup.is_populated());
+    is_populated.unwrap_or_else(|error| error.kind() != io::ErrorKind::NotFound)
+}
+
+/// The directories of boxes in every cgroup in which there may be some, by box.
 fn cgroups(root: &StateRoot) -> BTreeMap<BoxId, Vec<PathBuf>> {
     let tag = root.layout.tag();
     let mut found: BTreeMap<BoxId, Vec<PathBuf>> = BTreeMap::new();
-    for hierarchy in root.host.cgroups.all() {
-        for id in boxes_in(hierarchy, tag) {
-            let path = layout::cgroup(hierarchy, Tagged { tag, id: &id });
+    for parent in parents::all(root) {
+        for id in boxes_in(&parent, tag) {
+            let path = layout::cgroup(&parent, Tagged { tag, id: &id });
             found.entry(id).or_default().push(path);
         }
     }
     found
 }
 
-fn boxes_in(hierarchy: &Path, tag: &Tag) -> Vec<BoxId> {
+pub fn boxes_in(parent: &Path, tag: &Tag) -> Vec<BoxId> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let entries = openat(CWD, hierarchy, flags, Mode::empty()).and_then(rustix::fs::Dir::new);
+    let entries = openat(CWD, parent, flags, Mode::empty()).and_then(rustix::fs::Dir::new);
     let entries = entries.into_iter().flatten().filter_map(Result::ok);
     let id = |entry: rustix::fs::DirEntry| layout::box_of(entry.file_name().to_str().ok()?, tag);
     entries.filter_map(id).collect()

@@ -4,6 +4,7 @@
 //! again and tears it down. Tending, sweep, `stop` and `rm` all call it. This folder never decides
 //! by itself what is due: `duty` does.
 
+pub mod parents;
 pub mod sweep;
 pub mod tend;
 
@@ -19,6 +20,7 @@ use crate::audit::findings::{Action, action_about};
 use crate::audit::host_objects::HostObjects;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::name;
+use crate::host;
 use crate::host::layout::{self, BoxAt};
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::state_root;
@@ -205,12 +207,12 @@ fn observe_settled(at: BoxAt<'_>, boxes: BorrowedFd<'_>) -> Result<Option<Observ
 
 /// Whether anything of a box is on the host, apart from its record and names.
 fn has_remains(at: BoxAt<'_>) -> bool {
-    let mut roots = at.root.host.cgroups.all().into_iter();
+    let mut roots = host::parents::all(at.root).into_iter();
     let candidates = || {
         let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
         candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)
     };
-    roots.any(|root| layout::cgroup(root, at.tagged()).is_dir())
+    roots.any(|root| layout::cgroup(&root, at.tagged()).is_dir())
         || identity::find_unrecorded(at, candidates()).is_some()
 }
 

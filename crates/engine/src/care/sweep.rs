@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::audit::compare::compare;
 use crate::audit::findings::{Action, FindingKind};
 use crate::audit::host_objects::{self, HostObjects};
+use crate::care::parents::{Forget, forget_parents};
 use crate::care::{Effort, Goal, Outcome, settle};
 use crate::error::{Context, Error};
 use crate::host::layout::StateRoot;
@@ -94,6 +95,7 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
 pub fn sweep(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let mut plan = plan(root)?;
     if plan.iter().all(|one| one.action == Action::Leave) {
+        forget_parents(root, Forget::Unused);
         return Ok(plan);
     }
     state_root::prepare(&root.layout)?;
@@ -106,6 +108,7 @@ pub fn sweep(root: &StateRoot) -> Result<Vec<Swept>, Error> {
             one.sweep(root, PATIENT_WITHIN);
         }
     }
+    forget_parents(root, Forget::Unused);
     Ok(plan)
 }
 

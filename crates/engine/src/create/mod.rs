@@ -1,7 +1,7 @@
 //! Makes a box from a spec, in steps. A step that fails is rolled back by teardown.
 //!
 //! ```text
-//! record ─▶ name ─▶ uid range ─▶ cgroups ─▶ scratch ─▶ trees ─▶ socket   (acquire)
+//! record ─▶ name ─▶ uid range ─▶ parents listed ─▶ cgroups ─▶ scratch ─▶ trees ─▶ socket   (acquire)
 //!     ─▶ keeper ─▶ plan ─▶ identity on record                            (prepare)
 //!     ─▶ go ─▶ command                                                   (go)
 //! ```
@@ -28,6 +28,7 @@ use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::spawn::{Child, Namespaces};
 
+use crate::care::parents::{Forget, forget_parents};
 use crate::care::tend;
 use crate::create::birth::{BirthOrder, CreateFailed, IdMap};
 use crate::create::endow::Endowment;
@@ -37,9 +38,9 @@ use crate::error::{Context, Error, Hint, LimitName};
 use crate::holdings::cgroup::{self, CgroupHolding, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{Tree, name, scratch, uids};
-use crate::host::Host;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::obstacle::{Step, explained};
+use crate::host::{Host, parents};
 use crate::record::Locked;
 use crate::record::files::DetachedFiles;
 use crate::record::lines::{KeeperIdentity, Lease};
@@ -129,7 +130,12 @@ fn record(
     options: Option<&DetachOptions>,
     tend: &dyn Fn(),
 ) -> Result<Locked, Error> {
-    let made = Locked::create(&at.root.layout, at.id, &at.root.host, spec, options);
+    let parents = match options {
+        None => at.root.parents_of_attached(),
+        Some(_) => at.root.parents_of_detached(),
+    };
+    let of_host = (&at.root.host, &parents);
+    let made = Locked::create(&at.root.layout, at.id, of_host, spec, options);
     made.map_err(|error| {
         tend();
         explained(error, Step::StateRoot)
@@ -193,7 +199,11 @@ fn acquire(at: BoxAt<'_>, record: &Locked, new: NewBox<'_>) -> Result<Acquired, 
     let range = uids::acquire(layout).map_err(in_state_root)?;
     let map = id_map(spec, host, range.first);
     let workload = workload_cgroup(mode);
-    let cgroups = cgroup::acquire(host, at.tagged(), &spec.limits, workload, map.first_uid())?;
+    let is_new = parents::list(at.root, &cgroup::parents_of(at, record)).map_err(in_state_root)?;
+    if is_new {
+        forget_parents(at.root, Forget::Gone);
+    }
+    let cgroups = cgroup::acquire(at, record, &spec.limits, workload, map.first_uid())?;
     check_scratch(spec, &cgroups)?;
     let scratch = kept_scratch(at, record, new, map)?;
     Ok(Acquired {

@@ -19,7 +19,8 @@ use crate::gauge::reading::{Counts, Gauge, Reading};
 use crate::gauge::reserve::OpenFile;
 use crate::gauge::sources::pressure;
 use crate::host::CgroupRoots;
-use crate::host::cgroups::reclaimable;
+use crate::host::cgroups::{own_cgroup, reclaimable, shown_at};
+use crate::host::layout::StateRoot;
 
 /// How many cgroups are measured, from the nearest one up. Service managers do not nest deeper, and
 /// each cgroup costs descriptors.
@@ -28,7 +29,9 @@ const DEPTH_MAX: usize = 8;
 /// The cgroups of this process, with their files open.
 #[derive(Debug)]
 pub struct OwnCgroups {
-    boxes: CgroupRoots,
+    roots: CgroupRoots,
+    /// Where detached boxes are made.
+    detached: CgroupRoots,
     /// The text of `/proc/self/cgroup` when the cgroups were found; empty if they were not.
     found_for: String,
     own: Option<OpenFile>,
@@ -51,10 +54,10 @@ struct LimitedCgroup {
 }
 
 impl OwnCgroups {
-    /// `boxes` are the directories in which boxes are made.
-    pub fn open(boxes: CgroupRoots) -> Self {
+    pub fn open(root: &StateRoot) -> Self {
         let mut cgroups = Self {
-            boxes,
+            roots: root.host.cgroups.clone(),
+            detached: root.parents_of_detached(),
             found_for: String::new(),
             own: OpenFile::open("/proc/self/cgroup"),
             pids: Vec::new(),
@@ -91,14 +94,16 @@ impl OwnCgroups {
         let Some(mounted) = mounted() else {
             return;
         };
-        let boxes = self.boxes.pids.as_deref().or(self.boxes.unified.as_deref());
+        let attached = self.roots.of_caller(&now, self.detached.clone());
+        let parents = [&attached, &self.detached];
+        let boxes = parents.map(|it| it.pids.as_deref().or(it.unified.as_deref()));
         let files = |_| ["pids.current", "pids.max", ""];
         self.pids = open_all(&around(&now, &mounted, "pids"), boxes, files);
         let memory = around(&now, &mounted, "memory");
         let nearest = memory.first();
         self.memory_pressure =
             nearest.and_then(|(_, nearest)| OpenFile::open(nearest.join("memory.pressure")));
-        let boxes = self.boxes.memory.as_deref().or(self.boxes.unified.as_deref());
+        let boxes = parents.map(|it| it.memory.as_deref().or(it.unified.as_deref()));
         self.memory = open_all(&memory, boxes, |version| match version {
             Version::V1 => ["memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat"],
             Version::V2 => ["memory.current", "memory.max", "memory.stat"],
@@ -108,25 +113,24 @@ impl OwnCgroups {
 }
 
 /// Opens the cgroups that count. The root of a hierarchy does not count, nor does a cgroup without
-/// the controller. `boxes` is where boxes are made, `files` names the files of what is used, of the
+/// the controller. `boxes` is where attached and detached boxes are made, `files` names the files of what is used, of the
 /// limit, and of the details.
 fn open_all(
     cgroups: &[(Version, PathBuf)],
-    boxes: Option<&Path>,
+    boxes: [Option<&Path>; 2],
     files: fn(Version) -> [&'static str; 3],
 ) -> Vec<LimitedCgroup> {
     let open = |(version, directory): &(Version, PathBuf)| {
         let [used, limit, stat] = files(*version);
+        let [attached, detached] =
+            boxes.map(|parent| parent.is_some_and(|it| it.starts_with(directory)));
         Some(LimitedCgroup {
             version: *version,
             used: OpenFile::open(directory.join(used))?,
             limit: OpenFile::open(directory.join(limit))?,
             stat: if stat.is_empty() { None } else { OpenFile::open(directory.join(stat)) },
             limit_is: format!("{limit} of the cgroup {}", directory.display()),
-            counts: {
-                let counts = boxes.is_some_and(|boxes| boxes.starts_with(directory));
-                Counts { attached: counts, detached: counts }
-            },
+            counts: Counts { attached, detached },
         })
     };
     cgroups.iter().filter_map(open).take(DEPTH_MAX).collect()
@@ -167,7 +171,7 @@ fn visible(all: Vec<Hierarchy>) -> Vec<Hierarchy> {
 
 /// Returns the cgroups that this process is in, in the hierarchy of this controller, nearest first.
 fn around(own_text: &str, mounted: &[Hierarchy], controller: &str) -> Vec<(Version, PathBuf)> {
-    let Some((version, path)) = own(own_text, controller) else {
+    let Some((version, path)) = own_cgroup(own_text, controller) else {
         return Vec::new();
     };
     let of_it = mounted.iter().filter(|one| {
@@ -181,43 +185,18 @@ fn around(own_text: &str, mounted: &[Hierarchy], controller: &str) -> Vec<(Versi
     chain.into_iter().map(|directory| (version, directory)).collect()
 }
 
-/// Returns the path of the process in the hierarchy that has this controller, by the text of
-/// `/proc/self/cgroup` (cgroups(7)).
-fn own<'a>(own_text: &'a str, controller: &str) -> Option<(Version, &'a str)> {
-    let lines = || own_text.lines().filter_map(|line| line.split_once(':'));
-    let v1 = lines().find_map(|(_, rest)| {
-        let (controllers, path) = rest.split_once(':')?;
-        let is_bound = controllers.split(',').any(|it| it == controller);
-        is_bound.then_some((Version::V1, path))
-    });
-    let v2 = || {
-        let of_v2 =
-            lines().find_map(|(number, rest)| rest.strip_prefix(':').filter(|_| number == "0"));
-        of_v2.map(|path| (Version::V2, path))
-    };
-    v1.or_else(v2)
-}
-
 /// Returns the directories of a cgroup and of those around it, as far as this mount shows them.
 fn chain(hierarchy: &Hierarchy, path: &str) -> Vec<PathBuf> {
-    let path = Path::new(path);
-    // A cgroup outside of our cgroup namespace has a path with `..`, and is not visible.
-    let is_outside = |path: &Path| path.components().any(|it| it.as_os_str() == "..");
-    if is_outside(path) || is_outside(&hierarchy.root) {
-        return Vec::new();
-    }
-    let Ok(below) = path.strip_prefix(&hierarchy.root) else {
+    let Some(own) = shown_at(hierarchy, path) else {
         return Vec::new();
     };
-    let ancestors = below.ancestors();
-    ancestors.map(|it| hierarchy.mount.join(it)).collect()
+    let ancestors = own.ancestors().take_while(|it| it.starts_with(&hierarchy.mount));
+    ancestors.map(Path::to_owned).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HYBRID: &str = "8:pids:/a/b\n5:cpu,memory:/m\n0::/u/v\n";
 
     fn at(mount: &str, root: &str) -> Hierarchy {
         Hierarchy {
@@ -226,15 +205,6 @@ mod tests {
             controllers: Vec::new(),
             version: Version::V2,
         }
-    }
-
-    #[test]
-    fn a_controller_of_v1_is_where_it_is_bound_and_any_other_is_in_v2() {
-        assert_eq!(own(HYBRID, "pids"), Some((Version::V1, "/a/b")));
-        assert_eq!(own(HYBRID, "memory"), Some((Version::V1, "/m")));
-        assert_eq!(own(HYBRID, "io"), Some((Version::V2, "/u/v")));
-        assert_eq!(own("0::/with:colon\n", "pids"), Some((Version::V2, "/with:colon")));
-        assert_eq!(own("3:cpu:/\n", "pids"), None);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 
 use crate::gauge::cgroups::OwnCgroups;
 use crate::gauge::sources::{HostFiles, OwnDescriptors, StateRootGauges, UserPids};
-use crate::host::Host;
+use crate::host::layout::StateRoot;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GaugeSettings {
@@ -70,11 +70,11 @@ impl std::error::Error for NoRoom {}
 impl Gauges {
     /// Opens everything that the gauges of this process and of one state root need, and measures
     /// nothing yet. `boxes` is the directory of the records.
-    pub(crate) fn open(boxes: OwnedFd, host: &Host, settings: GaugeSettings) -> Self {
+    pub(crate) fn open(boxes: OwnedFd, root: &StateRoot, settings: GaugeSettings) -> Self {
         let sources = Sources {
-            cgroups: OwnCgroups::open(host.cgroups.clone()),
+            cgroups: OwnCgroups::open(root),
             host: HostFiles::open(),
-            user_pids: UserPids::open(host.is_in_first_user_namespace()),
+            user_pids: UserPids::open(root.host.is_in_first_user_namespace()),
             own_descriptors: OwnDescriptors::open(),
             state_root: StateRootGauges { boxes, boxes_max: None, boxes_live: None },
         };

@@ -7,8 +7,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::host::Host;
+use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::tag::{Tag, Tagged};
+use crate::host::{Host, read};
 use crate::spec::BoxId;
 
 /// One state root on this host, and what this process may do there.
@@ -17,6 +18,9 @@ pub struct StateRoot {
     pub layout: Layout,
     pub host: Host,
     pub access: Access,
+    /// The cgroup below which boxes are made that the user chose; `None`: the root of each
+    /// hierarchy.
+    pub cgroup_parent: Option<CgroupParent>,
     pub on_reclaimed: OnReclaimed,
 }
 
@@ -43,6 +47,18 @@ impl fmt::Debug for OnReclaimed {
 impl StateRoot {
     pub fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
         BoxAt { root: self, id }
+    }
+
+    /// The directories in which a new detached box gets its cgroups.
+    pub fn parents_of_detached(&self) -> CgroupRoots {
+        let roots = &self.host.cgroups;
+        self.cgroup_parent.as_ref().map_or_else(|| roots.clone(), |parent| roots.below(parent))
+    }
+
+    /// The directories in which a new attached box gets its cgroups: those of this process, where
+    /// boxes can have limits there.
+    pub fn parents_of_attached(&self) -> CgroupRoots {
+        self.host.cgroups.of_caller(&read("/proc/self/cgroup"), self.parents_of_detached())
     }
 }
 
@@ -119,6 +135,11 @@ impl Layout {
         self.boxes().join(id.as_str()).join(SCRATCH)
     }
 
+    /// One symbolic link for each cgroup below which boxes are made.
+    pub fn parents(&self) -> PathBuf {
+        self.root.join("parents")
+    }
+
     /// The histories of removed boxes.
     pub fn history(&self) -> PathBuf {
         self.root.join("history")
@@ -130,7 +151,7 @@ impl Layout {
     }
 }
 
-/// A box's directory in a cgroup hierarchy. It lies directly under its root, so
+/// A box's directory in a cgroup hierarchy. It lies directly under a cgroup that exists already, so
 /// that no parent has to be made, shared and removed.
 pub fn cgroup(root: &Path, of: Tagged<'_>) -> PathBuf {
     root.join(format!("tare-{}-{}", of.tag, of.id))

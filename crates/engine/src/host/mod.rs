@@ -1,10 +1,11 @@
 //! What this host offers, and the names that tare uses on it. Never changes the host, except
-//! for creating a state root.
+//! for creating a state root and the list of cgroup parents in it.
 
 pub mod cgroups;
 pub mod layout;
 pub mod obstacle;
 pub mod parallel;
+pub mod parents;
 pub mod processes;
 pub mod state_root;
 pub mod tag;

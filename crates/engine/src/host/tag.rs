@@ -31,8 +31,7 @@ impl Tag {
 
     fn from(path: &[u8], device: u64) -> Self {
         let hash = hash(path.iter().chain(&device.to_le_bytes()));
-        let character = |at: usize| char::from(ALPHABET[(hash >> (5 * at)) as usize % 32]);
-        Self((0..LENGTH).map(character).collect())
+        Self(characters(hash, LENGTH))
     }
 
     pub fn as_str(&self) -> &str {
@@ -44,6 +43,18 @@ impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// A file name for a path: different paths have different names.
+pub fn name_of(path: &Path) -> String {
+    characters(hash(path.as_os_str().as_bytes().iter()), NAME_LENGTH)
+}
+
+/// All that a hash of 64 bits has.
+const NAME_LENGTH: usize = 12;
+
+fn characters(hash: u64, count: usize) -> String {
+    (0..count).map(|at| char::from(ALPHABET[(hash >> (5 * at)) as usize % 32])).collect()
 }
 
 /// A box as the host knows it: its id, and the tag of its state root.

@@ -13,6 +13,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -22,6 +23,7 @@ use tare_kernel::fds::peer_pid;
 use tare_kernel::process::Process;
 use tare_kernel::program;
 
+use crate::holdings::cgroup;
 use crate::host::layout::{self, BoxAt};
 use crate::record::Record;
 use crate::record::lines::KeeperIdentity;
@@ -80,7 +82,7 @@ impl KeeperState {
 /// own socket: a box that answers is not dead, even if a damaged or copied record says so.
 pub fn find(at: BoxAt<'_>, record: &Record) -> KeeperState {
     let (checked, otherwise) = match record.account.keeper.as_ref() {
-        Some(identity) => (check(at, identity), KeeperState::Dead),
+        Some(identity) => (check(at, record, identity), KeeperState::Dead),
         None => (Ok(None), KeeperState::NotRecorded),
     };
     match checked {
@@ -106,7 +108,7 @@ pub fn find_unrecorded(at: BoxAt<'_>, pids: impl IntoIterator<Item = i32>) -> Op
 ///
 /// Opening the pidfd first pins the pid. If the process is still alive after a read of
 /// `/proc/PID`, the data read was its own. An error, such as EMFILE, proves nothing.
-fn check(at: BoxAt<'_>, identity: &KeeperIdentity) -> io::Result<Option<Keeper>> {
+fn check(at: BoxAt<'_>, record: &Record, identity: &KeeperIdentity) -> io::Result<Option<Keeper>> {
     // A record of another boot names a dead process.
     if identity.boot_id != at.root.host.boot_id {
         return Ok(None);
@@ -121,7 +123,10 @@ fn check(at: BoxAt<'_>, identity: &KeeperIdentity) -> io::Result<Option<Keeper>>
             process.inode()? == Some(recorded) && process.is_first_of_namespace()?,
             Proof::PidfdInode,
         ),
-        (None, Some(recorded)) => (is_first_in_cgroup(at, &process, recorded)?, Proof::CgroupInode),
+        (None, Some(recorded)) => {
+            let parent = cgroup::parents_of(at, record).unified;
+            (is_first_in_cgroup(at, parent.as_deref(), &process, recorded)?, Proof::CgroupInode)
+        }
         // Before Linux 6.9 and without a cgroup, only the box's socket is a proof.
         (None, None) => return Ok(None),
     };
@@ -145,8 +150,13 @@ fn open_process(pid: i32) -> io::Result<Option<Process>> {
 ///
 /// The cgroup's path is derived from the box id, and the directory must have the recorded inode.
 /// A directory with the same name that was created later proves nothing.
-fn is_first_in_cgroup(at: BoxAt<'_>, process: &Process, recorded: u64) -> io::Result<bool> {
-    let Some(root) = &at.root.host.cgroups.unified else {
+fn is_first_in_cgroup(
+    at: BoxAt<'_>,
+    parent: Option<&Path>,
+    process: &Process,
+    recorded: u64,
+) -> io::Result<bool> {
+    let Some(root) = parent else {
         return Ok(false);
     };
     let cgroup = match Cgroup::open(&layout::cgroup(root, at.tagged())) {

@@ -93,7 +93,7 @@ fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
         locked: locking == Locking::Probe && !has_ended && !lives_alone && record.is_busy(),
         paused: lives_alone
             && journal.paused
-            && CgroupReader::at(at).is_frozen(WorkloadCgroup::Own),
+            && CgroupReader::new(at, &record).is_frozen(WorkloadCgroup::Own),
         is_of_earlier_boot: intent.is_some_and(|intent| intent.boot_id != at.root.host.boot_id),
         occupied: false,
         record,
@@ -157,7 +157,7 @@ impl Observation {
     pub fn await_change(&self, at: BoxAt<'_>, until: Instant) -> bool {
         if self.occupied {
             let until = until.min(Instant::now() + EMPTY_WITHIN);
-            while CgroupReader::at(at).is_populated().unwrap_or(false) {
+            while CgroupReader::new(at, &self.record).is_populated().unwrap_or(false) {
                 if Instant::now() >= until {
                     break;
                 }
@@ -208,7 +208,7 @@ impl Observation {
             KeeperState::Alive(_) => !is_recorded(&self.keeper, &self.record),
             KeeperState::Unknown { .. } => false,
             KeeperState::NotRecorded | KeeperState::Dead => {
-                match CgroupReader::at(at).is_populated() {
+                match CgroupReader::new(at, &self.record).is_populated() {
                     Ok(is_populated) => self.occupied = is_populated,
                     Err(error) => self.keeper = KeeperState::Unknown { why: error.to_string() },
                 }

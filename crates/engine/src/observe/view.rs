@@ -164,6 +164,8 @@ pub struct Details {
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub spec: serde_json::Value,
     pub usage: Option<Usage>,
+    /// The cgroups below which it is made, one in each hierarchy.
+    pub cgroup_parents: Vec<String>,
     pub holdings: Vec<Holding>,
 }
 

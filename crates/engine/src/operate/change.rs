@@ -51,11 +51,11 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
     }
     // Never while a process is started: the keeper waits for that.
     link::call_done(&record, at.id, &Call::Freeze)?;
-    cgroup::freeze(&at.root.host.cgroups, at.tagged(), true)?;
+    cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), true)?;
     match at_large(at, &observation) {
         None => Ok(()),
         Some(pid) => {
-            cgroup::freeze(&at.root.host.cgroups, at.tagged(), false)?;
+            cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), false)?;
             link::call_done(&record, at.id, &Call::Resumed).ok();
             Err(moved_away(at.id, pid))
         }
@@ -73,7 +73,7 @@ pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
         }
         State::Exited => return Err(has_ended(at.id)),
     }
-    cgroup::freeze(&at.root.host.cgroups, at.tagged(), false)?;
+    cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), false)?;
     if observation.paused {
         // It goes on whether or not its keeper notes that.
         link::call_done(&observation.record, at.id, &Call::Resumed).ok();
@@ -150,7 +150,7 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
         pids: changes.pids.is_some(),
         cpu: changes.cpus.is_some(),
     };
-    cgroup::change(&at.root.host.cgroups, at.tagged(), &limits, which)?;
+    cgroup::change(&cgroup::parents_of(at, &record), at.tagged(), &limits, which)?;
     let lease = changes.lease.map(Lease::of);
     if let Some(lease) = lease {
         let ends_ns = lease.ends_ns();

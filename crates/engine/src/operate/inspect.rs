@@ -1,6 +1,7 @@
 //! What `ls`, `inspect` and `stats` say about a box.
 
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -12,8 +13,10 @@ use crate::error::{Error, ErrorKind};
 use crate::holdings::cgroup::{CgroupReader, CgroupUsage};
 use crate::holdings::{HOLDINGS, name};
 use crate::host::layout::BoxAt;
+use crate::host::state_root;
 use crate::observe::view::{Details, GaugedUse, Holding, State, Status, Usage, has_ended};
 use crate::observe::{Observation, Ownership};
+use crate::record::Record;
 use crate::session::link;
 use crate::spec::{Isolation, Limits, Root, Spec, Tenant, Terminal, Volume};
 use crate::time::Timestamp;
@@ -24,8 +27,11 @@ pub const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     let account = &observation.record.account;
     let spec = observation.spec();
-    let used =
-        if observation.is_live() { CgroupReader::at(at).usage() } else { CgroupUsage::default() };
+    let used = if observation.is_live() {
+        CgroupReader::new(at, &observation.record).usage()
+    } else {
+        CgroupUsage::default()
+    };
     let ended = observation.ended(at);
     let ended = ended.as_ref();
     let intent = account.intent.as_ref();
@@ -74,6 +80,11 @@ pub fn announced(at: BoxAt<'_>) -> Result<Option<Status>, Error> {
     Ok(is_detached.then(|| status(at, &observation)))
 }
 
+fn record(at: BoxAt<'_>) -> Option<Record> {
+    let boxes = state_root::boxes(at.root).ok()?;
+    Record::look(boxes.as_fd(), at.id).ok().flatten()
+}
+
 /// Everything that is known of a box.
 pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
     let observation = observe_tended(at)?;
@@ -83,8 +94,15 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
         status: status(at, &observation),
         spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observation)),
         usage: observation.is_live().then(|| usage_of(at, &observation, until)),
+        cgroup_parents: cgroup_parents(&observation.record),
         holdings: holdings(at, &observation),
     })
+}
+
+/// The cgroups below which it is made.
+fn cgroup_parents(record: &Record) -> Vec<String> {
+    let recorded = record.account.intent.iter().flat_map(|intent| &intent.cgroup_roots);
+    recorded.map(|parent| parent.display().to_string()).collect()
 }
 
 /// What a live box uses. After `until` its keeper is not asked any more.
@@ -98,7 +116,10 @@ pub fn usage(at: BoxAt<'_>, until: Instant) -> Result<Usage, Error> {
 }
 
 pub fn gauged_use(at: BoxAt<'_>) -> GaugedUse {
-    let cgroup = CgroupReader::at(at);
+    let Some(record) = record(at) else {
+        return GaugedUse::default();
+    };
+    let cgroup = CgroupReader::new(at, &record);
     GaugedUse {
         pids: cgroup.pids().unwrap_or(0),
         memory_bytes: cgroup.memory_in_use().unwrap_or(0),
@@ -106,7 +127,7 @@ pub fn gauged_use(at: BoxAt<'_>) -> GaugedUse {
 }
 
 fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
-    let used = CgroupReader::at(at).usage_with_cpu();
+    let used = CgroupReader::new(at, &observation.record).usage_with_cpu();
     let spec = observation.spec();
     let limits = spec.map(|spec| &spec.limits);
     // Containment has no scratch space of its own.

@@ -123,7 +123,7 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
     if !observation.paused {
         return Ok(());
     }
-    match cgroup::freeze(&at.root.host.cgroups, at.tagged(), false) {
+    match cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), false) {
         // Its cgroups are gone by now: another command ended it.
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
         thawed => thawed,

@@ -35,9 +35,9 @@ use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::error::{Context, Error, ErrorKind};
-use crate::host::Host;
 use crate::host::layout::Layout;
 use crate::host::state_root::open_boxes;
+use crate::host::{CgroupRoots, Host};
 use crate::record::damage::Damage;
 use crate::record::files::{CONTROL, JOURNAL};
 use crate::record::lines::{
@@ -270,11 +270,12 @@ impl std::ops::Deref for Locked {
 }
 
 impl Locked {
-    /// Makes the record of a new box; nothing of the box exists yet.
+    /// Makes the record of a new box, whose cgroups will be in `parents`; nothing of the box exists
+    /// yet.
     pub fn create(
         layout: &Layout,
         id: &BoxId,
-        host: &Host,
+        (host, parents): (&Host, &CgroupRoots),
         spec: &Spec,
         detached: Option<&DetachOptions>,
     ) -> Result<Self, Error> {
@@ -287,7 +288,7 @@ impl Locked {
             boot_id: host.boot_id.clone(),
             created_at: Timestamp::now(),
             created_ns: boot_ns(),
-            cgroup_roots: host.cgroups.all().into_iter().map(Path::to_owned).collect(),
+            cgroup_roots: parents.all().into_iter().map(Path::to_owned).collect(),
             spec: spec.clone(),
             detached: detached.cloned(),
         };

@@ -13,8 +13,8 @@ mod units;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use serde::Deserialize;
-use tare_engine::{Error, GaugeSettings, Thresholds};
+use serde::{Deserialize, Deserializer};
+use tare_engine::{CgroupParent, Error, GaugeSettings, Thresholds};
 
 use crate::config::files::FilesConfig;
 use crate::config::hook::HookConfig;
@@ -40,6 +40,7 @@ pub struct Config {
     pub files: FilesConfig,
     pub gauges: Levels,
     pub admission: PromisedShares,
+    pub boxes: Boxes,
     /// Overrides the built-in languages.
     pub languages: Languages,
     pub hooks: HookConfig,
@@ -100,6 +101,19 @@ impl PromisedShares {
     }
 }
 
+/// Where boxes are made.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Boxes {
+    /// The cgroup of detached boxes, and of runs that cannot have limits below the server's own.
+    #[serde(deserialize_with = "cgroup_parent")]
+    pub cgroup_parent: Option<CgroupParent>,
+}
+
+fn cgroup_parent<'de, D: Deserializer<'de>>(input: D) -> Result<Option<CgroupParent>, D::Error> {
+    units::parsed(input, "tare.slice", CgroupParent::parse).map(Some)
+}
+
 /// What the server does at once, and what one request may ask for.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -156,6 +170,7 @@ impl Default for Config {
             files: FilesConfig::default(),
             gauges: Levels::default(),
             admission: PromisedShares::default(),
+            boxes: Boxes::default(),
             languages: Languages::default(),
             hooks: HookConfig::default(),
             librechat: LibreChatConfig::default(),
@@ -328,6 +343,7 @@ mod tests {
         assert!(wrong("listen = '8080'").contains("ADDRESS:PORT"));
         assert!(wrong("[gauges]\nwran = 50").contains("wran"));
         assert!(wrong("[files]\nttl = 'soon'").contains("ttl"));
+        assert!(wrong("[boxes]\ncgroup_parent = '../x'").contains("tare.slice"));
         assert!(wrong("[[keys]]\nname = 'a'\nsha256 = '00'").contains("64 hexadecimal"));
     }
 

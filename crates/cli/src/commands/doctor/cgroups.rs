@@ -30,6 +30,31 @@ pub fn check(roots: &CgroupRoots) -> Check {
     Check::new("cgroups", Status::Warn, found, how)
 }
 
+/// Where new boxes are made. `own` is `/proc/self/cgroup`.
+pub fn parents(roots: &CgroupRoots, own: &str) -> Check {
+    let attached = roots.of_caller(own, roots.clone());
+    let (own_cgroups, known) = (attached.all(), roots.all());
+    let own_cgroups: Vec<String> = own_cgroups
+        .into_iter()
+        .filter(|it| !known.contains(it))
+        .map(|it| it.display().to_string())
+        .collect();
+    let is_in_root = own.lines().all(|line| line.ends_with(":/"));
+    let (found, how) = if !own_cgroups.is_empty() {
+        let found = format!("attached boxes are made below {}", own_cgroups.join(", "));
+        (found, "they count where this process counts")
+    } else if is_in_root {
+        ("at the root of each hierarchy".to_owned(), "this process has no cgroup of its own")
+    } else {
+        (
+            "at the root of each hierarchy".to_owned(),
+            "boxes cannot have limits below the cgroup of this process",
+        )
+    };
+    let how = format!("{how}; detached boxes are made at the root, or below --cgroup-parent");
+    Check::new("cgroup parent", Status::Ok, found, &how)
+}
+
 /// The limit on processes of the cgroup that this process is in. `own` is `/proc/self/cgroup`.
 pub fn pids_max(roots: &CgroupRoots, own: &str) -> Option<u64> {
     let (root, controller) = match &roots.pids {
@@ -145,6 +170,30 @@ mod tests {
         assert_eq!(limits("1\n7", ""), "pure v2, no controller for boxes");
         assert_eq!(limits("1\n7", "pids"), "pure v2, pids can be limited");
         assert_eq!(limits("", ""), "pure v2, memory, pids, cpu can be limited");
+    }
+
+    #[test]
+    fn only_a_cgroup_whose_children_can_have_limits_is_a_parent() {
+        let directory = TemporaryDirectory::new();
+        for below in ["unified/a", "memory/b", "pids/c", "cpu"] {
+            fs::create_dir_all(directory.join(below)).unwrap();
+        }
+        let root = |name: &str| Some(directory.join(name));
+        let roots = CgroupRoots {
+            unified: root("unified"),
+            memory: root("memory"),
+            pids: root("pids"),
+            cpu: root("cpu"),
+        };
+        let hybrid = parents(&roots, "4:memory:/b\n3:pids:/c\n2:cpu:/\n0::/a");
+        let below = ["memory/b", "pids/c", "unified/a"];
+        assert!(below.iter().all(|it| hybrid.found.contains(it)), "{}", hybrid.found);
+        assert!(!hybrid.found.contains("cpu"), "{}", hybrid.found);
+        let pure = CgroupRoots { unified: root("unified"), ..NONE };
+        let own = parents(&pure, "0::/a");
+        assert_eq!(own.found, "at the root of each hierarchy");
+        assert!(own.tare.starts_with("boxes cannot have limits"));
+        assert!(parents(&pure, "0::/").tare.starts_with("this process has no cgroup"));
     }
 
     #[test]

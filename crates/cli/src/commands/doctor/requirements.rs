@@ -26,6 +26,7 @@ pub fn checks(host: &Host) -> Vec<Check> {
         user_namespaces(&engine),
         seccomp(host),
         cgroups::check(&engine.cgroups),
+        cgroups::parents(&engine.cgroups, &host.read("/proc/self/cgroup").unwrap_or_default()),
         landlock(tare_kernel::landlock::abi()),
         pidfd(),
         overlayfs(host),

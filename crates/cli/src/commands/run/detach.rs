@@ -6,7 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::{Limit, defaults, quantity};
-use tare_engine::{BoxId, Context as _, DetachOptions, End, Engine, Error, ErrorKind};
+use tare_engine::{
+    BoxId, CgroupParent, Context as _, DetachOptions, End, Engine, Error, ErrorKind,
+};
 use tare_kernel::signals::SignalFd;
 
 use crate::commands::lease::{self, Lease};
@@ -42,6 +44,11 @@ pub struct DetachArgs {
     /// [default: 24h]
     #[arg(long, requires = "detach", value_name = "DURATION", value_parser = quantity::duration)]
     pub retention: Option<Duration>,
+
+    /// Make the box below this cgroup, which must exist, such as tare.slice
+    /// [default: the root of each hierarchy]
+    #[arg(long, requires = "detach", value_name = "PATH", value_parser = CgroupParent::parse)]
+    pub cgroup_parent: Option<CgroupParent>,
 }
 
 /// The object that `--detach --json` prints.

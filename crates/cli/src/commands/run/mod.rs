@@ -35,6 +35,10 @@ pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
     signals::fail_past_file_limit();
     let engine = context.engine(Purpose::CreateOrEnd)?;
     if args.detached.detach {
+        let engine = match &args.detached.cgroup_parent {
+            Some(parent) => engine.below(parent.clone())?,
+            None => engine,
+        };
         return detach::start(&engine, args, &request, &taken);
     }
     let started = Instant::now();

@@ -13,15 +13,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tare_kernel::cgroup::{self, Cgroup, Version};
+use tare_kernel::cgroup::{self, Cgroup, Version, version_at};
 
 pub use usage::{CgroupReader, CgroupUsage, OomWatch, oom_kills};
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Holding, ReleaseAt};
-use crate::host::layout::{self, BoxAt};
+use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::tag::Tagged;
-use crate::host::{CgroupRoots, Host};
+use crate::host::{CgroupRoots, parents};
 use crate::record::Record;
 use crate::spec::Limits;
 use settings::{CONTROLLERS, Controller};
@@ -66,16 +66,19 @@ impl CgroupHolding {
 /// workload's own cgroup. After an error the caller tears the box down: the names of the
 /// directories are derived from its id.
 pub fn acquire(
-    host: &Host,
-    of: Tagged<'_>,
+    at: BoxAt<'_>,
+    record: &Record,
     limits: &Limits,
     workload: WorkloadCgroup,
     keeper_uid: Option<u32>,
 ) -> Result<CgroupHolding, Error> {
+    let of = at.tagged();
+    let parents = parents_of(at, record);
+    check_parent(at.root, &parents)?;
     let mut holding = CgroupHolding::default();
     let mut on_unified = Vec::new();
-    if let Some(root) = &host.cgroups.unified
-        && let Some(unified) = make(root, of)?
+    if let Some(root) = &parents.unified
+        && let Some(unified) = make(at, root)?
     {
         bound_nesting(&unified);
         if workload == WorkloadCgroup::Own {
@@ -89,7 +92,7 @@ pub fn acquire(
         let enforced = if on_unified.contains(&controller) {
             holding.enforce_v2(controller, limits)?
         } else {
-            holding.enforce_v1(controller, limits, &host.cgroups, of)?
+            holding.enforce_v1(controller, limits, &parents, at)?
         };
         if !enforced && controller.is_explicit(limits) {
             return Err(controller.cannot_enforce());
@@ -120,11 +123,11 @@ impl CgroupHolding {
         &mut self,
         controller: Controller,
         limits: &Limits,
-        roots: &CgroupRoots,
-        of: Tagged<'_>,
+        parents: &CgroupRoots,
+        at: BoxAt<'_>,
     ) -> Result<bool, Error> {
-        let root = controller.v1_root(roots).filter(|_| self.unified.is_some());
-        let Some(cgroup) = root.map(|root| make(root, of)).transpose()?.flatten() else {
+        let root = controller.v1_root(parents).filter(|_| self.unified.is_some());
+        let Some(cgroup) = root.map(|root| make(at, root)).transpose()?.flatten() else {
             return Ok(false);
         };
         controller.set(&cgroup, Version::V1, limits)?;
@@ -150,11 +153,14 @@ fn bound_nesting(unified: &Cgroup) {
 }
 
 /// Makes a directory. `None` if we may not write the hierarchy.
-fn make(root: &Path, of: Tagged<'_>) -> Result<Option<Cgroup>, Error> {
+fn make(at: BoxAt<'_>, parent: &Path) -> Result<Option<Cgroup>, Error> {
     use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
-    let path = layout::cgroup(root, of);
+    let path = layout::cgroup(parent, at.tagged());
     match Cgroup::create(&path) {
         Ok(cgroup) => Ok(Some(cgroup)),
+        Err(error) if error.kind() == NotFound && !at.root.host.cgroups.all().contains(&parent) => {
+            Err(no_parent(parent))
+        }
         Err(error) if matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | NotFound) => {
             Ok(None)
         }
@@ -192,6 +198,44 @@ fn unified_controllers(root: &Path) -> Vec<Controller> {
 fn may_enable(cgroup: &Cgroup) -> bool {
     let is_root = cgroup.read("cgroup.type").is_err();
     is_root || cgroup.read("cgroup.procs").is_ok_and(|pids| pids.is_empty())
+}
+
+/// Checks the cgroup that the user chose for boxes, as far as these are directories of it: it must
+/// exist in every hierarchy, and its children must be able to have limits.
+pub fn check_parent(root: &StateRoot, parents: &CgroupRoots) -> Result<(), Error> {
+    if root.cgroup_parent.is_none() {
+        return Ok(());
+    }
+    if let Some(missing) = parents.all().into_iter().find(|it| version_at(it).is_none()) {
+        return Err(no_parent(missing));
+    }
+    let chosen =
+        root.parents_of_detached().unified.filter(|it| parents.unified.as_ref() == Some(it));
+    let Some(unified) = chosen else {
+        return Ok(());
+    };
+    let is_offered = |file: &Path| {
+        let offered = fs::read_to_string(file).unwrap_or_default();
+        CONTROLLERS
+            .iter()
+            .filter(|one| offered.split_whitespace().any(|it| it == one.name()))
+            .count()
+    };
+    if unified_controllers(&unified).len() == is_offered(&unified.join("cgroup.controllers")) {
+        return Ok(());
+    }
+    Err(cannot_use_parent(&unified)
+        .caused_by("it has processes of its own, so boxes below it cannot have limits")
+        .with_hint("choose a cgroup without processes, such as a slice of systemd"))
+}
+
+fn no_parent(parent: &Path) -> Error {
+    let hint = format!("make it first: 'mkdir {}', or a slice of systemd", parent.display());
+    cannot_use_parent(parent).caused_by("there is no such cgroup").with_hint(hint)
+}
+
+fn cannot_use_parent(parent: &Path) -> Error {
+    Error::failed(format!("cannot make boxes below the cgroup {}", parent.display()))
 }
 
 /// Which limits to change.
@@ -306,22 +350,33 @@ fn set_frozen(cgroups: &[PathBuf], frozen: bool) -> io::Result<bool> {
 pub const HOLDING: Holding = Holding {
     kind: "cgroup",
     release_at: ReleaseAt::End,
-    probe: |at, _| {
-        let roots = at.root.host.cgroups.all().into_iter();
-        let paths = roots.map(|root| layout::cgroup(root, at.tagged()));
+    probe: |at, record| {
+        let roots = roots_of(at, record).into_iter();
+        let paths = roots.map(|root| layout::cgroup(&root, at.tagged()));
         paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect()
     },
     release: |at, record, within| release(&roots_of(at, record), at.tagged(), within),
 };
 
-/// The hierarchies in which the box may have a directory: as its record says, or all.
+/// The directories in which the box may have a cgroup: as its record says, or all.
 pub fn roots_of(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
     let intent = record.account.intent.as_ref();
     let recorded = intent.map(|intent| intent.cgroup_roots.clone());
-    recorded.unwrap_or_else(|| {
-        let roots = at.root.host.cgroups.all().into_iter();
-        roots.map(Path::to_owned).collect()
-    })
+    recorded.unwrap_or_else(|| parents::all(at.root))
+}
+
+/// The directory of each hierarchy in which the box has its cgroup: as its record says, or where a
+/// cgroup of it is found.
+pub fn parents_of(at: BoxAt<'_>, record: &Record) -> CgroupRoots {
+    let known = &at.root.host.cgroups;
+    match &record.account.intent {
+        Some(intent) => known.recorded(&intent.cgroup_roots),
+        None => {
+            let has_box = |parent: &PathBuf| layout::cgroup(parent, at.tagged()).is_dir();
+            let found: Vec<PathBuf> = parents::all(at.root).into_iter().filter(has_box).collect();
+            known.recorded(&found)
+        }
+    }
 }
 
 /// Returns whether a path in the hierarchy is the cgroup of a box, and not one below it.

@@ -1,7 +1,7 @@
 //! Reads the cgroups of a box: what it uses, which processes are in it, whether it is frozen.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, statat};
@@ -10,11 +10,11 @@ use tare_kernel::cgroup::{Cgroup, Version, keyed_number};
 use tare_kernel::cgroup_tree::{self, CgroupTree, Members};
 use tare_kernel::fds::{open_file, read_text};
 
-use super::WorkloadCgroup;
-use crate::host::Host;
-use crate::host::cgroups::{OpenRoot, OpenRoots, reclaimable};
+use super::{WorkloadCgroup, parents_of};
+use crate::host::cgroups::{CgroupRoots, OpenRoot, OpenRoots, reclaimable};
 use crate::host::layout::{self, BoxAt};
 use crate::host::tag::Tagged;
+use crate::record::Record;
 
 /// What the kernel has counted; `None` where it does not count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,73 +26,81 @@ pub struct CgroupUsage {
 }
 
 /// Reads the cgroups of one box.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct CgroupReader<'a> {
-    roots: &'a OpenRoots,
+    open: &'a OpenRoots,
+    /// Where the box has its cgroups.
+    parents: CgroupRoots,
     of: Tagged<'a>,
 }
 
 impl<'a> CgroupReader<'a> {
-    pub fn new(host: &'a Host, of: Tagged<'a>) -> Self {
-        Self { roots: &host.open_cgroups, of }
-    }
-
-    pub fn at(at: BoxAt<'a>) -> Self {
-        Self::new(&at.root.host, at.tagged())
+    pub fn new(at: BoxAt<'a>, record: &Record) -> Self {
+        let parents = parents_of(at, record);
+        Self { open: &at.root.host.open_cgroups, parents, of: at.tagged() }
     }
 
     /// Returns its number of processes and the memory that they use.
-    pub fn usage(self) -> CgroupUsage {
+    pub fn usage(&self) -> CgroupUsage {
         CgroupUsage { memory_bytes: self.memory(), pids: self.pids(), cpu_us: None }
     }
 
     /// Adds the processor time, which v2 counts even without a controller.
-    pub fn usage_with_cpu(self) -> CgroupUsage {
-        let text = self.read(&self.roots.unified, "cpu.stat").unwrap_or_default();
+    pub fn usage_with_cpu(&self) -> CgroupUsage {
+        let text = self.read_unified("cpu.stat").unwrap_or_default();
         CgroupUsage { cpu_us: keyed_number(&text, "usage_usec"), ..self.usage() }
     }
 
     /// Includes the keeper.
-    pub fn pids(self) -> Option<u64> {
-        self.number(&self.roots.pids, "pids.current", "pids.current")
+    pub fn pids(&self) -> Option<u64> {
+        let text = match &self.parents.pids {
+            Some(v1) => self.read(&self.open.pids, v1, "pids.current"),
+            None => self.read_unified("pids.current"),
+        };
+        text.ok()?.trim().parse().ok()
     }
 
     /// Returns the memory that the kernel cannot reclaim at once, as a gauge counts it.
-    pub fn memory_in_use(self) -> Option<u64> {
-        let (version, root) = if self.roots.memory.exists() {
-            (Version::V1, &self.roots.memory)
-        } else {
-            (Version::V2, &self.roots.unified)
+    pub fn memory_in_use(&self) -> Option<u64> {
+        let (version, stat) = match &self.parents.memory {
+            Some(v1) => (Version::V1, self.read(&self.open.memory, v1, "memory.stat")),
+            None => (Version::V2, self.read_unified("memory.stat")),
         };
-        let stat = self.read(root, "memory.stat").ok()?;
-        Some(self.memory()?.saturating_sub(reclaimable(version, &stat)))
+        Some(self.memory()?.saturating_sub(reclaimable(version, &stat.ok()?)))
     }
 
-    pub fn memory(self) -> Option<u64> {
-        self.number(&self.roots.memory, "memory.usage_in_bytes", "memory.current")
+    pub fn memory(&self) -> Option<u64> {
+        let text = match &self.parents.memory {
+            Some(v1) => self.read(&self.open.memory, v1, "memory.usage_in_bytes"),
+            None => self.read_unified("memory.current"),
+        };
+        text.ok()?.trim().parse().ok()
     }
 
     /// Returns its v2 cgroup with everything below it. Empty if there is none.
-    pub fn tree(self) -> CgroupTree {
-        let Ok(root) = self.roots.unified.open() else {
-            return CgroupTree::default();
-        };
+    pub fn tree(&self) -> CgroupTree {
         let name = self.name();
         let name = name.to_str().unwrap_or_default();
-        let read = cgroup_tree::read(root, name, layout::WORKLOAD_CGROUP, Members::Read);
-        read.unwrap_or_default()
+        self.with_unified(|root| {
+            cgroup_tree::read(root, name, layout::WORKLOAD_CGROUP, Members::Read)
+        })
+        .unwrap_or_default()
+    }
+
+    /// Returns the directory that the paths of [`Self::tree`] are relative to.
+    pub fn unified_parent(&self) -> Option<&Path> {
+        self.parents.unified.as_deref()
     }
 
     /// Returns whether the box has a v2 cgroup.
-    pub fn exists(self) -> bool {
-        let root = self.roots.unified.open();
-        root.is_ok_and(|root| statat(root, self.name(), AtFlags::empty()).is_ok())
+    pub fn exists(&self) -> bool {
+        self.with_unified(|root| Ok(statat(root, self.name(), AtFlags::empty())?)).is_ok()
     }
 
     /// Returns whether a process lives in its v2 cgroup; false if there is no such cgroup. An
     /// error means that the cgroup cannot be read.
-    pub fn is_populated(self) -> io::Result<bool> {
-        match self.read(&self.roots.unified, "cgroup.events") {
+    pub fn is_populated(&self) -> io::Result<bool> {
+        match self.read_unified("cgroup.events") {
             Ok(text) => Ok(keyed_number(&text, "populated") == Some(1)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             // The directory was removed while the file was open.
@@ -102,29 +110,29 @@ impl<'a> CgroupReader<'a> {
     }
 
     /// Returns whether the workload is frozen or being frozen; false without a cgroup.
-    pub fn is_frozen(self, workload: WorkloadCgroup) -> bool {
+    pub fn is_frozen(&self, workload: WorkloadCgroup) -> bool {
         let file = match workload {
             WorkloadCgroup::Shared => "cgroup.freeze".to_owned(),
             WorkloadCgroup::Own => format!("{}/cgroup.freeze", layout::WORKLOAD_CGROUP),
         };
-        self.read(&self.roots.unified, &file).is_ok_and(|text| text.trim() == "1")
+        self.read_unified(&file).is_ok_and(|text| text.trim() == "1")
     }
 
-    /// The v1 file on a host that has the v1 hierarchy, otherwise the v2 file.
-    fn number(self, v1_root: &OpenRoot, v1_file: &str, v2_file: &str) -> Option<u64> {
-        let text = if v1_root.exists() {
-            self.read(v1_root, v1_file)
-        } else {
-            self.read(&self.roots.unified, v2_file)
-        };
-        text.ok()?.trim().parse().ok()
+    fn read_unified(&self, file: &str) -> io::Result<String> {
+        let parent = self.parents.unified.as_deref().ok_or(io::ErrorKind::NotFound)?;
+        self.read(&self.open.unified, parent, file)
     }
 
-    fn read(self, root: &OpenRoot, file: &str) -> io::Result<String> {
-        read_text(open_file(root.open()?, self.name().join(file))?.as_fd())
+    fn read(&self, root: &OpenRoot, parent: &Path, file: &str) -> io::Result<String> {
+        root.with(parent, |open| read_text(open_file(open, self.name().join(file))?.as_fd()))
     }
 
-    fn name(self) -> PathBuf {
+    fn with_unified<T>(&self, read: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+        let parent = self.parents.unified.as_deref().ok_or(io::ErrorKind::NotFound)?;
+        self.open.unified.with(parent, read)
+    }
+
+    fn name(&self) -> PathBuf {
         layout::cgroup(Path::new(""), self.of)
     }
 }

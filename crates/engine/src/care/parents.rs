@@ -1,0 +1,58 @@
+//! Takes cgroups off the list of parents that no box needs any more.
+//!
+//! A box has its record, which names its parents, before it lists them. So while no record is
+//! being made, a parent that no record names and that has no cgroup of a box in it is not in use.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use crate::audit::host_objects::boxes_in;
+use crate::host::layout::StateRoot;
+use crate::host::{parents, state_root};
+use crate::record::Record;
+
+/// Which parents may be forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forget {
+    /// Those that do not exist any more.
+    Gone,
+    /// Also those in which there is no box.
+    Unused,
+}
+
+/// Takes parents off the list. What is not done now is done by a later call: another process may
+/// be making a record.
+pub fn forget_parents(root: &StateRoot, which: Forget) {
+    let tag = root.layout.tag();
+    let is_over = |parent: &PathBuf| match which {
+        Forget::Gone => !parent.exists(),
+        Forget::Unused => boxes_in(parent, tag).is_empty(),
+    };
+    let mut over: Vec<PathBuf> = parents::listed(&root.layout);
+    over.retain(is_over);
+    if over.is_empty() {
+        return;
+    }
+    let Ok(Some(boxes)) = state_root::boxes_if_any(root) else {
+        return;
+    };
+    if state_root::pause_creation(boxes.as_fd()) {
+        if let Some(used) = recorded(boxes.as_fd()) {
+            for parent in over.iter().filter(|it| !used.contains(it)) {
+                parents::remove(&root.layout, parent).ok();
+            }
+        }
+        state_root::resume_creation(boxes.as_fd());
+    }
+}
+
+/// The parents that records name. `None` if a record does not say them.
+fn recorded(boxes: std::os::fd::BorrowedFd<'_>) -> Option<Vec<PathBuf>> {
+    let mut used = Vec::new();
+    for id in state_root::ids(boxes).ok()? {
+        if let Some(record) = Record::look(boxes, &id).ok()? {
+            used.extend(record.account.intent?.cgroup_roots);
+        }
+    }
+    Some(used)
+}

@@ -1,0 +1,86 @@
+//! The list of cgroups below which boxes are made: `STATE/parents`, one link for each directory.
+//!
+//! A box may be made below any cgroup. Its record says where. The list is for what no record says:
+//! an audit and a sweep look for leftovers in every listed directory. A directory is listed before
+//! the first box is made in it. The directories of [`CgroupRoots`] that every tare finds by itself
+//! are not listed. tare never makes a parent, and never removes one.
+
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::io::Errno;
+use tare_kernel::step::step;
+
+use crate::error::{Context, Error};
+use crate::host::cgroups::CgroupRoots;
+use crate::host::layout::{Layout, StateRoot};
+use crate::host::state_root::make_private;
+use crate::host::tag::name_of;
+
+/// Lists the parents of a box. Returns whether one of them is new to the list.
+pub fn list(root: &StateRoot, parents: &CgroupRoots) -> Result<bool, Error> {
+    let known = root.host.cgroups.all();
+    let mut is_new = false;
+    for parent in parents.all() {
+        if !known.contains(&parent) {
+            is_new |= add(&root.layout, parent).context(|| {
+                format!("cannot list the cgroup {} in the state root", parent.display())
+            })?;
+        }
+    }
+    Ok(is_new)
+}
+
+fn add(layout: &Layout, parent: &Path) -> io::Result<bool> {
+    let link = layout.parents().join(name_of(parent));
+    let add = || step("parent listed", || symlinkat(parent, CWD, &link));
+    let added = add().or_else(|errno| match errno {
+        Errno::NOENT => {
+            make_private(&layout.parents())?;
+            add()
+        }
+        other => Err(other),
+    });
+    match added {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Returns every directory in which this state root may have boxes, each once.
+pub fn all(root: &StateRoot) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = root.host.cgroups.all().into_iter().map(Path::to_owned).collect();
+    for parent in listed(&root.layout) {
+        if !all.contains(&parent) {
+            all.push(parent);
+        }
+    }
+    all
+}
+
+/// Returns the directories on the list. A list that cannot be read is empty.
+pub fn listed(layout: &Layout) -> Vec<PathBuf> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = openat(CWD, layout.parents(), flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    let entries = Dir::read_from(&directory).into_iter().flatten().filter_map(Result::ok);
+    let target = |entry: rustix::fs::DirEntry| {
+        let target = readlinkat(&directory, entry.file_name(), Vec::new()).ok()?;
+        let target = PathBuf::from(std::ffi::OsString::from_vec(target.into_bytes()));
+        target.is_absolute().then_some(target)
+    };
+    entries.filter_map(target).collect()
+}
+
+/// Takes a directory off the list.
+pub fn remove(layout: &Layout, parent: &Path) -> io::Result<()> {
+    let link = layout.parents().join(name_of(parent));
+    match step("parent unlisted", || unlinkat(CWD, &link, AtFlags::empty())) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
