@@ -444,13 +444,13 @@ impl Engine {
         Ok(Gauges::open(boxes, &self.root, settings))
     }
 
-    /// Explains what happened to the box with this id, this name, or an id that begins so. A box on
-    /// record comes before removed ones, and the last one removed before earlier ones.
+    /// Explains what happened to the box with this id, this name, or an id that begins so. A present
+    /// name comes before former ones. Of several boxes that had a name, the last one counts.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
         match self.find_recorded(&Scope::All, reference)? {
             Some(id) if !self.cleaned().contains(&id) => history::explain_recorded(self.at(&id)),
-            Some(id) => history::explain_removed(&self.root, id.as_str()),
-            None => history::explain_removed(&self.root, reference),
+            Some(id) => history::explain_former(&self.root, id.as_str()),
+            None => history::explain_former(&self.root, reference),
         }
     }
 }

@@ -45,7 +45,7 @@ pub struct Explanation {
 pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     let boxes = state_root::boxes(at.root)?;
     let Ok(Some(record)) = Record::look(boxes.as_fd(), at.id) else {
-        return explain_removed(at.root, at.id.as_str());
+        return explain_former(at.root, at.id.as_str());
     };
     let observation = observe(at, record);
     let record = &observation.record;
@@ -60,20 +60,21 @@ pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     Ok(Explanation { state: Some(observation.state()), history })
 }
 
-/// Explains a removed box by its id, its last name, an earlier name (also as `KEY:NAME`), or the
-/// beginning of its id. If
-/// several boxes had the name, this function explains the one that was removed last.
-pub fn explain_removed(root: &StateRoot, reference: &str) -> Result<Explanation, Error> {
+/// Explains a box that no present id or name refers to: by the id of a removed box, by a former name
+/// (also as `KEY:NAME`), or by the beginning of a removed box's id. Of several boxes that had the
+/// name, this function explains the one that had it last.
+pub fn explain_former(root: &StateRoot, reference: &str) -> Result<Explanation, Error> {
     let known = removed(root)?;
+    let recorded = recorded(root)?;
     let (tenant, name) = with_key(reference);
-    let is_its = |it: &Sources| tenant.is_none() || it.tenant() == tenant.as_ref();
+    let had_name_until = |it: &Sources| {
+        let is_its = tenant.is_none() || it.tenant() == tenant.as_ref();
+        it.had_name_until(name).filter(|_| is_its)
+    };
+    let holders = known.iter().chain(&recorded).filter(|it| had_name_until(it).is_some());
+    let exact = known.iter().find(|it| it.id.as_str() == reference);
+    let exact = exact.or_else(|| holders.max_by_key(|it| had_name_until(it)));
     let begins = |it: &&Sources| !reference.is_empty() && it.id.as_str().starts_with(reference);
-    let ranks: [&dyn Fn(&&Sources) -> bool; 3] = [
-        &|it| it.id.as_str() == reference,
-        &|it| is_its(it) && it.names().next_back() == Some(name),
-        &|it| is_its(it) && it.names().any(|it| it == name),
-    ];
-    let exact = ranks.iter().find_map(|rank| known.iter().rev().find(rank));
     let found = match (exact, known.iter().filter(begins).count()) {
         (Some(exact), _) => Some(exact),
         (None, 0 | 1) => known.iter().find(begins),
@@ -84,6 +85,9 @@ pub fn explain_removed(root: &StateRoot, reference: &str) -> Result<Explanation,
         }
     };
     let sources = found.ok_or_else(|| no_box(reference).with_hint(UNKNOWN))?;
+    if recorded.iter().any(|it| it.id == sources.id) {
+        return explain_recorded(root.at(&sources.id));
+    }
     Ok(Explanation { state: None, history: steps::tell(sources, Now::read()) })
 }
 
@@ -91,6 +95,19 @@ pub fn explain_removed(root: &StateRoot, reference: &str) -> Result<Explanation,
 pub fn end_of_removed(root: &StateRoot, id: &BoxId) -> Option<End> {
     let removed = removed(root).ok()?;
     removed.iter().find(|sources| sources.id == *id)?.end()
+}
+
+/// Reads the sources of all boxes that have a record.
+fn recorded(root: &StateRoot) -> Result<Vec<Sources>, Error> {
+    let Some(boxes) = state_root::boxes_if_any(root)? else {
+        return Ok(Vec::new());
+    };
+    let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let sources = |id: &BoxId| {
+        let record = Record::look(boxes.as_fd(), id).ok().flatten()?;
+        Some(Sources::read(id, &record))
+    };
+    Ok(ids.iter().filter_map(sources).collect())
 }
 
 /// Reads the sources of all removed boxes that are still kept.

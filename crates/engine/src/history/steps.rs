@@ -167,6 +167,19 @@ impl Sources {
         self.entries.iter().filter_map(Entry::name).map(|name| name.as_str())
     }
 
+    /// Returns until when the box had this name, on the boot clock. `None`: it never had the name.
+    pub fn had_name_until(&self, name: &str) -> Option<u64> {
+        let mut until = self.removal.map_or(u64::MAX, |removal| removal.at_ns);
+        for entry in self.entries.iter().rev() {
+            match entry.name() {
+                Some(own) if own.as_str() == name => return Some(until),
+                Some(_) => until = entry.at_ns(),
+                None => {}
+            }
+        }
+        None
+    }
+
     /// Drops what a history can do without: first the details of the request, then the middle of
     /// the lines and events. Returns false if nothing is left to drop.
     pub fn shorten(&mut self) -> bool {
