@@ -29,8 +29,8 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Where boxes are recorded [env: TARE_STATE_ROOT] [default: /run/tare, or
-    /// a private directory of the user]
+    /// Where boxes are recorded [env: TARE_STATE_ROOT] [default: /run/tare;
+    /// without root $XDG_RUNTIME_DIR/tare, or /tmp/tare-UID]
     #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
     pub state_root: Option<PathBuf>,
 }

@@ -84,6 +84,11 @@ pub fn option(command: &Command, word: &str) -> Option<String> {
     nearest.or_else(extended).map(str::to_owned)
 }
 
+/// The value that is nearest to `word`.
+pub fn value(word: &str, known: &[String]) -> Option<String> {
+    nearest(word, known.iter().map(|it| (it.as_str(), it.as_str()))).map(str::to_owned)
+}
+
 /// What the candidate with the fewest typing errors leads to: one error is allowed, or two in
 /// words of six letters or more. The first of several equally near ones wins.
 fn nearest<'a>(

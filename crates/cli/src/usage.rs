@@ -49,7 +49,10 @@ pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
     let suggestion = match (unknown_command, unknown_option) {
         (Some(word), _) => suggest::command(&tare, &word),
         (None, Some(word)) => suggest::option(command.unwrap_or(&tare), &word),
-        (None, None) => word(ContextKind::SuggestedValue),
+        (None, None) => {
+            let value = word(ContextKind::InvalidValue);
+            value.and_then(|value| suggest::value(&value, &texts(error, ContextKind::ValidValue)))
+        }
     };
     let hint = match suggestion {
         Some(nearest) => format!("did you mean {nearest}? {help}"),
@@ -83,7 +86,10 @@ fn message(error: &clap::Error) -> String {
             format!("bad value for {}: {} is not one of {known}", flag_of(argument), quoted(value))
         }
         (Clap::MissingRequiredArgument, [argument]) if argument == "--detach" => {
-            "--lease, --keep and --retention need --detach".to_owned()
+            let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+            let needs_it = |option: &&str| usage.contains(option);
+            let given = ["--lease", "--keep", "--retention"].into_iter().find(needs_it);
+            format!("{} needs --detach", given.unwrap_or("this option"))
         }
         (Clap::MissingRequiredArgument, [argument]) => format!("{} is missing", any_of(argument)),
         (Clap::MissingRequiredArgument, [_, _, ..]) => {
@@ -161,6 +167,16 @@ mod tests {
                 "bad value for --net: 'bridge' is not one of none, host (try 'tare run --help')",
             ),
             (
+                &["tare", "completion", "bahs"],
+                "bad value for SHELL: 'bahs' is not one of bash, zsh, fish (did you mean bash? try \
+                 'tare completion --help')",
+            ),
+            (
+                &["tare", "completion", "tcsh"],
+                "bad value for SHELL: 'tcsh' is not one of bash, zsh, fish (try 'tare completion \
+                 --help')",
+            ),
+            (
                 &["tare", "run", "--contain", "--rootfs", "/x", "true"],
                 "--contain cannot be used with --rootfs (try 'tare run --help')",
             ),
@@ -191,7 +207,11 @@ mod tests {
         for (line, expected) in [
             (
                 &["tare", "run", "--lease", "1h", "true"][..],
-                "--lease, --keep and --retention need --detach (try 'tare run --help')",
+                "--lease needs --detach (try 'tare run --help')",
+            ),
+            (
+                &["tare", "run", "--keep", "true"],
+                "--keep needs --detach (try 'tare run --help')",
             ),
             (&["tare", "exec"], "BOX and COMMAND are missing (try 'tare exec --help')"),
             (&["tare", "rm"], "BOX is missing (try 'tare rm --help')"),

@@ -183,7 +183,8 @@ pub struct BoxArgs {
     pub quiet: bool,
 
     /// Print one JSON object with the output at the end, or with --detach one
-    /// with the id and name of the box
+    /// with the id and name of the box; if the command cannot be started, print
+    /// only the error
     #[arg(long, conflicts_with = "tty")]
     pub json: bool,
 }
