@@ -119,7 +119,7 @@ fn a_reload_with_an_invalid_configuration_keeps_the_old_one() {
         let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &config]);
         refused.exited(1).said(&[key]);
     }
-    write("[limits]\ntimeout_max = '1s'\n");
+    write("[limits]\ntimeout_max = '1s'\ntimeout = '1s'\n");
     let server = Server::start(&tare, &["--config", &config]);
     let two_seconds = json!({ "command": ["true"], "timeout_ms": 2000 });
     server.post("/v1/run", &two_seconds).refused(400, "invalid");

@@ -77,10 +77,10 @@ impl Thresholds {
         if warn < alert && alert < full && full <= 100 && margin < warn {
             return Ok(Self { warn, alert, full, margin, full_margin: margin });
         }
-        let given = format!("warn {warn}, alert {alert}, full {full}, margin {margin}");
-        let message = format!("cannot use these thresholds in percent: {given}");
-        Err(Error::bad_request(message)
-            .caused_by("they must rise up to 100, and the margin be less than the first"))
+        let message = format!("cannot use the levels warn {warn}, alert {alert}, full {full}");
+        Err(Error::bad_request(message).caused_by(format!(
+            "each must be above the one before, warn above {margin}, and full at most 100"
+        )))
     }
 
     /// Returns the thresholds for a maximum that the operator chose: it may be reached, and one less

@@ -245,11 +245,11 @@ impl LibreChatConfig {
         }
         if self.auth == Some(Auth::Key) && keys.is_empty() {
             let hint = "give --api-key-file, or [[keys]] in the configuration";
-            return wrong("auth = \"key\" needs an API key, and there is none", hint);
+            return wrong("[librechat] auth = \"key\" needs a key", hint);
         }
         if self.auth == Some(Auth::Jwt) && self.jwt.is_none() {
-            let hint = "name them in [librechat.jwt], as keys = \"/path/of/jwks.json\"";
-            return wrong("auth = \"jwt\" needs the keys that sign tokens", hint);
+            let hint = "name the keys of the tokens there, as keys = \"/path/of/jwks.json\"";
+            return wrong("[librechat] auth = \"jwt\" needs [librechat.jwt]", hint);
         }
         if self.anonymous_exec && keys.iter().any(|key| key.name.as_str() == ANONYMOUS) {
             let message = format!("no key can have the name {ANONYMOUS:?}");
@@ -302,7 +302,8 @@ mod tests {
         assert_eq!(checked(&named("key")), Ok(Auth::Key));
         assert_eq!(checked(&named("none")), Ok(Auth::None));
         assert!(checked("[librechat]\nauth = 'key'").is_err());
-        assert!(checked("[librechat]\nauth = 'jwt'").is_err());
+        let refused = checked("[librechat]\nauth = 'jwt'").expect_err("no keys");
+        assert!(refused.starts_with("[librechat] auth = \"jwt\" needs [librechat.jwt]"), "{refused}");
     }
 
     #[test]

@@ -60,9 +60,14 @@ impl FromStr for Listen {
             return Ok(Self::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)));
         }
         text.parse().map(Self::Tcp).map_err(|_| {
-            Error::bad_request(format!("{text:?} is not an address to listen on")).with_hint(
-                "write ADDRESS:PORT, such as 127.0.0.1:8080, localhost:PORT or unix:PATH",
-            )
+            let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<u64>().ok());
+            let hint = match port {
+                Some(port) if port > u16::MAX.into() => "a port is at most 65535",
+                Some(_) | None => {
+                    "write ADDRESS:PORT, such as 127.0.0.1:8080, localhost:PORT or unix:PATH"
+                }
+            };
+            Error::bad_request(format!("{text:?} is not an address to listen on")).with_hint(hint)
         })
     }
 }
@@ -105,5 +110,7 @@ mod tests {
             let refused = listen(wrong).expect_err(wrong).to_string();
             assert!(refused.contains("not an address to listen on"), "{refused}");
         }
+        let refused = listen("127.0.0.1:99999").expect_err("a port of 99999");
+        assert_eq!(refused.hint(), Some("a port is at most 65535"));
     }
 }

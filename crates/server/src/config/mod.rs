@@ -297,8 +297,21 @@ impl Limits {
         self.streams.unwrap_or((self.connections / 2).max(1))
     }
 
-    /// With a limit of 0, every request would wait forever.
     fn check(&self) -> Result<(), Error> {
+        let maxima = [
+            ("timeout", self.timeout, self.timeout_max),
+            ("lease", self.lease, self.lease_max),
+        ];
+        if let Some((name, default, max)) = maxima.into_iter().find(|(_, it, max)| it > max) {
+            let [default, max] = [default, max].map(|Period(it)| quantity::show_duration(it));
+            let message = format!("[limits] {name} = {default} is above {name}_max = {max}");
+            return Err(Error::bad_request(message).with_hint("lower the one, or raise the other"));
+        }
+        self.check_counts()
+    }
+
+    /// With a limit of 0, every request would wait forever.
+    fn check_counts(&self) -> Result<(), Error> {
         let named = [
             ("connections", self.connections),
             ("streams", self.streams.unwrap_or(1)),
@@ -327,6 +340,7 @@ fn in_a_line(text: &str, error: &toml::de::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::in_full;
 
     #[test]
     fn everything_has_a_default() {
@@ -370,9 +384,22 @@ mod tests {
     }
 
     #[test]
+    fn a_default_above_its_maximum_is_refused() {
+        for (limits, said) in [
+            ("timeout = '20m'", "[limits] timeout = 20m is above timeout_max = 10m"),
+            ("timeout_max = '10s'", "[limits] timeout = 30s is above timeout_max = 10s"),
+            ("lease = '60d'", "[limits] lease = 60d is above lease_max = 30d"),
+        ] {
+            let config: Config = toml::from_str(&format!("[limits]\n{limits}")).expect("TOML");
+            assert_eq!(config.check().expect_err(limits).to_string(), said);
+        }
+    }
+
+    #[test]
     fn equal_gauge_levels_are_refused() {
         let config: Config = toml::from_str("[gauges]\nwarn = 90").expect("TOML");
-        assert!(config.check().is_err());
+        let refused = config.check().expect_err("warn is above alert");
+        assert!(!in_full(&refused).contains("margin"), "{}", in_full(&refused));
         let config: Config = toml::from_str("[gauges]\nwarn = 50").expect("TOML");
         assert!(config.check().is_ok());
     }

@@ -57,7 +57,7 @@ impl Listener {
             Listen::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
             Listen::Unix(path) => bind_unix(path).map(Self::Unix),
         };
-        let hint = "another place is named with --listen, or with 'listen' in the configuration";
+        let hint = "choose another with --listen, or with 'listen' in the configuration";
         bound
             .context(|| format!("cannot listen on {listen}"))
             .map_err(|error| error.with_hint(hint))

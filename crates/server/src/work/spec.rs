@@ -175,14 +175,14 @@ pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, Service
 pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
         Some(asked) => at_most("timeout_ms", asked, limits.timeout_max.0),
-        None => Ok(limits.timeout.0.min(limits.timeout_max.0)),
+        None => Ok(limits.timeout.0),
     }
 }
 
 pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
         Some(asked) => at_most("lease_ms", asked, limits.lease_max.0),
-        None => Ok(limits.lease.0.min(limits.lease_max.0)),
+        None => Ok(limits.lease.0),
     }
 }
 
@@ -250,17 +250,9 @@ mod tests {
     }
 
     #[test]
-    fn default_limits_do_not_exceed_the_operators_maxima() {
-        let short = Duration::from_secs(5);
+    fn the_default_memory_limit_does_not_exceed_the_operators_maximum() {
         let little = 64 << 20;
-        let limits = config::Limits {
-            timeout_max: Period(short),
-            lease_max: Period(short),
-            memory_max: ByteSize(little),
-            ..config::Limits::default()
-        };
-        assert_eq!(timeout(None, &limits).expect("a timeout"), short);
-        assert_eq!(lease(None, &limits).expect("a lease"), short);
+        let limits = config::Limits { memory_max: ByteSize(little), ..config::Limits::default() };
         let spec = BoxFields::default().into_spec(&limits).expect("a box");
         assert_eq!(spec.limits.memory_bytes, Limit::Default(little));
     }

@@ -77,22 +77,25 @@ impl JwtKeys {
 /// Reads all keys. If one file is invalid, there is none.
 pub fn read(source: &KeySource) -> Result<Keys, Error> {
     match source {
-        KeySource::Jwks(path) => with_path(path, of_jwks),
+        KeySource::Jwks(path) => with_path(path, JWKS_FORM, of_jwks),
         KeySource::Files(files) => of_files(files),
     }
 }
 
+const JWKS_FORM: &str =
+    "[librechat.jwt] keys names a file with a JSON Web Key Set, such as {\"keys\": [...]}";
+const PEM_FORM: &str = "'openssl pkey -in PRIVATE -pubout' writes a public key";
+
 /// Adds the path of the file to an error.
 fn with_path<T>(
     path: &Path,
+    hint: &'static str,
     parse: impl FnOnce(&str) -> Result<T, Box<dyn std::error::Error + Send + Sync>>,
 ) -> Result<T, Error> {
     let text = text_of(path).map_err(Into::into);
     text.and_then(|text| parse(&text)).map_err(|why| {
         let message = format!("cannot use the keys in {}", path.display());
-        Error::bad_request(message)
-            .caused_by(why)
-            .with_hint("'openssl pkey -in PRIVATE -pubout' writes a public key")
+        Error::bad_request(message).caused_by(why).with_hint(hint)
     })
 }
 
@@ -110,7 +113,7 @@ fn of_files(files: &[KeyFile]) -> Result<Keys, Error> {
     let mut keys = Keys::new();
     for KeyFile { kid, file } in files {
         let add = |text: &str| add(&mut keys, kid, pem::public_key(text)?);
-        with_path(file, add)?;
+        with_path(file, PEM_FORM, add)?;
     }
     Ok(keys)
 }
