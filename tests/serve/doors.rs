@@ -80,6 +80,13 @@ fn an_unknown_route_gets_404_with_a_hint() {
     let server = Server::start(&tare, &[]);
     server.get("/v2/run").refused(404, "no_such_route");
     server.get("/v1/run").refused(405, "method_not_allowed");
+    for route in ["/v1/exec", "/v1/upload"] {
+        let answer = server.get(route).was(405).json();
+        assert_eq!(answer["code"], "method_not_allowed", "{route}: {answer}");
+    }
+    let headers = [("Content-Type", "application/json")];
+    let answer = server.ask("POST", "/v1/exec", &headers, b"{bad").was(400).text();
+    assert!(!answer.contains("openapi"), "{answer}");
     for id in ["..%2f..%2fetc", "%00", "%2e%2e", &"a".repeat(10_000)] {
         let answer = server.get(&format!("/v1/boxes/{id}"));
         assert!([400, 404].contains(&answer.status), "{id:.20}: {}", answer.status);

@@ -30,6 +30,8 @@ pub enum Kind {
     Forbidden,
     NotFound,
     Conflict,
+    /// The route exists, and does not have this method.
+    WrongMethod,
     /// The client did not send or read in time.
     TooSlow,
     TooLarge,
@@ -85,6 +87,11 @@ impl ServiceError {
 
     pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(Kind::Conflict, code, message)
+    }
+
+    pub fn wrong_method() -> Self {
+        let message = "this route does not have that method";
+        Self::new(Kind::WrongMethod, "method_not_allowed", message)
     }
 
     pub fn too_slow(code: &'static str, message: impl Into<String>) -> Self {

@@ -13,7 +13,6 @@ mod run;
 mod stream;
 mod terminal;
 
-use axum::http::StatusCode;
 use axum::response::Html;
 use axum::routing::get;
 use axum::{Router, middleware};
@@ -73,10 +72,7 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
                 .with_hint("GET /openapi.json describes what there is")
         })
         .method_not_allowed_fallback(async || {
-            let message = "this route does not have that method";
-            let error = ServiceError::invalid("method_not_allowed", message)
-                .with_hint("GET /openapi.json describes what can");
-            (StatusCode::METHOD_NOT_ALLOWED, error)
+            ServiceError::wrong_method().with_hint("GET /openapi.json describes what can")
         })
         .layer(middleware::from_fn_with_state(app.http.clone(), auth::layer))
         .merge(others)

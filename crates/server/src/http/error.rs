@@ -38,6 +38,7 @@ pub fn status(kind: Kind) -> StatusCode {
         Kind::Forbidden => StatusCode::FORBIDDEN,
         Kind::NotFound => StatusCode::NOT_FOUND,
         Kind::Conflict => StatusCode::CONFLICT,
+        Kind::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
         Kind::TooSlow => StatusCode::REQUEST_TIMEOUT,
         Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Kind::WrongType => StatusCode::UNSUPPORTED_MEDIA_TYPE,

@@ -162,6 +162,10 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
         // If the body is not JSON there is no path, and the reason contains the line.
         match path.as_str() {
             "." | "?" => invalid(&why),
+            // A command line in one string is the usual mistake.
+            "command" if why.starts_with("invalid type: string") => {
+                invalid("command: expected a list of strings, such as [\"ls\", \"-la\"]")
+            }
             path => invalid(&format!("{path}: {why}")),
         }
     })?;
@@ -272,6 +276,7 @@ mod tests {
     #[test]
     fn an_invalid_body_is_reported_with_its_place() {
         assert!(refusal(r#"{"command":["a",1]}"#).contains("command[1]"));
+        assert!(refusal(r#"{"command":"ls -la"}"#).ends_with(r#"such as ["ls", "-la"]"#));
         assert!(refusal(r#"{"command":[],"env":{"A":null}}"#).contains("env.A"));
         assert!(refusal(r#"{"command":[],"commnad":1}"#).contains("commnad"));
         assert!(refusal(r#"{"command":[],"command":[]}"#).contains("duplicate field"));

@@ -56,7 +56,8 @@ fn of(error: ServiceError, mut untold: Response) -> Response {
 }
 
 fn body(error: &ServiceError) -> Value {
-    let hint = error::hint(error);
+    // The description of the native API does not contain these routes.
+    let hint = error::hint(error).filter(|hint| !hint.contains("/openapi.json"));
     let message = match error.code {
         "stopping" => "Service is shutting down".to_owned(),
         _ => error.message.clone(),

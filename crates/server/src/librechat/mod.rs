@@ -20,6 +20,7 @@ mod tools;
 use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
 
+use crate::error::ServiceError;
 pub use crate::librechat::auth::{Keys, read_keys};
 pub use crate::librechat::run::known::is_over;
 pub use crate::librechat::state::LibreChat;
@@ -30,6 +31,7 @@ pub fn router<S: Clone + Send + Sync + 'static>(app: &LibreChat) -> Router<S> {
         .merge(stored())
         .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
         .route("/v1/health", get(health::health))
+        .method_not_allowed_fallback(async || ServiceError::wrong_method())
         .layer(middleware::from_fn_with_state(app.clone(), profile::layer))
         .layer(middleware::from_fn(errors::layer))
         .with_state(app.clone())
