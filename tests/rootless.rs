@@ -113,6 +113,8 @@ fn a_default_limit_that_cannot_be_enforced_is_a_note_that_quiet_hides() {
     let output = tare.run(["--", "true"]).ok().printed("");
     let note = output.stderr_text();
     assert!(note.contains("memory") && note.contains("cgroup"), "{output}");
+    // This one is enforced.
+    assert!(!note.contains("processes"), "{output}");
     assert!(note.lines().all(|line| line.starts_with("tare: ")), "{output}");
     tare.run(["--quiet", "--", "true"]).ok().printed("").said_nothing();
 }
@@ -121,6 +123,9 @@ fn a_default_limit_that_cannot_be_enforced_is_a_note_that_quiet_hides() {
 fn rootless_limits_without_cgroups_are_enforced() {
     let tare = unprivileged!();
     tare.run(["--quiet", "--nofile", "64", "--", "sh", "-c", "ulimit -n"]).ok().printed("64\n");
+    let script = "for i in 1 2 3 4 5 6; do sleep 1000 & done";
+    let output = tare.run(["--quiet", "--pids", "5", "--", "sh", "-c", script]);
+    assert!(output.stderr_text().contains("Cannot fork"), "{output}");
     let script = "head -c 32m /dev/zero > /tmp/fill";
     let output = tare.run(["--quiet", "--scratch", "16m", "--", "sh", "-c", script]);
     assert_ne!(output.code, 0, "{output}");

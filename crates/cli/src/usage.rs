@@ -209,10 +209,7 @@ mod tests {
                 &["tare", "run", "--lease", "1h", "true"][..],
                 "--lease needs --detach (try 'tare run --help')",
             ),
-            (
-                &["tare", "run", "--keep", "true"],
-                "--keep needs --detach (try 'tare run --help')",
-            ),
+            (&["tare", "run", "--keep", "true"], "--keep needs --detach (try 'tare run --help')"),
             (&["tare", "exec"], "BOX and COMMAND are missing (try 'tare exec --help')"),
             (&["tare", "rm"], "BOX is missing (try 'tare rm --help')"),
             (

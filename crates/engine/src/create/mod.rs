@@ -411,8 +411,8 @@ fn notes(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Vec<String> {
     let mut notes = Vec::new();
     if !cgroups.memory_enforced {
         notes.push(
-            "no writable cgroup here: the default limits on memory and processes hold for \
-             each process and user, not for the box as a whole"
+            "no writable cgroup here: the default memory limit holds for each process, not for \
+             the box as a whole"
                 .to_owned(),
         );
     }

@@ -303,7 +303,10 @@ mod tests {
         assert_eq!(checked(&named("none")), Ok(Auth::None));
         assert!(checked("[librechat]\nauth = 'key'").is_err());
         let refused = checked("[librechat]\nauth = 'jwt'").expect_err("no keys");
-        assert!(refused.starts_with("[librechat] auth = \"jwt\" needs [librechat.jwt]"), "{refused}");
+        assert!(
+            refused.starts_with("[librechat] auth = \"jwt\" needs [librechat.jwt]"),
+            "{refused}"
+        );
     }
 
     #[test]

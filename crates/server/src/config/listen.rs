@@ -111,6 +111,6 @@ mod tests {
             assert!(refused.contains("not an address to listen on"), "{refused}");
         }
         let refused = listen("127.0.0.1:99999").expect_err("a port of 99999");
-        assert_eq!(refused.hint(), Some("a port is at most 65535"));
+        assert_eq!(refused.hint(), Some(&"a port is at most 65535".into()));
     }
 }

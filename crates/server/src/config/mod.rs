@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::{Deserialize, Deserializer};
+use tare_engine::spec::quantity;
 use tare_engine::{CgroupParent, Error, GaugeSettings, Thresholds};
 
 use crate::config::files::FilesConfig;
@@ -298,10 +299,8 @@ impl Limits {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let maxima = [
-            ("timeout", self.timeout, self.timeout_max),
-            ("lease", self.lease, self.lease_max),
-        ];
+        let maxima =
+            [("timeout", self.timeout, self.timeout_max), ("lease", self.lease, self.lease_max)];
         if let Some((name, default, max)) = maxima.into_iter().find(|(_, it, max)| it > max) {
             let [default, max] = [default, max].map(|Period(it)| quantity::show_duration(it));
             let message = format!("[limits] {name} = {default} is above {name}_max = {max}");

@@ -209,7 +209,7 @@ mod tests {
     use utoipa::PartialSchema;
 
     use super::*;
-    use crate::config::{ByteSize, Period};
+    use crate::config::ByteSize;
 
     #[test]
     fn the_least_that_is_described_is_the_least_that_is_taken() {

@@ -95,7 +95,7 @@ pub fn acquire(
             holding.enforce_v1(controller, limits, &parents, at)?
         };
         if !enforced && controller.is_explicit(limits) {
-            return Err(controller.cannot_enforce());
+            return Err(controller.cannot("enforce"));
         }
         holding.memory_enforced |= enforced && controller == Controller::Memory;
         holding.pids_enforced |= enforced && controller == Controller::Pids;
@@ -266,7 +266,7 @@ pub fn change(
         }
         match open(roots.unified.as_deref()).filter(|cgroup| controller.is_in(cgroup)) {
             Some(cgroup) => controller.reset(&cgroup, Version::V2, limits)?,
-            None => return Err(controller.cannot_enforce()),
+            None => return Err(controller.cannot("change")),
         }
     }
     Ok(())

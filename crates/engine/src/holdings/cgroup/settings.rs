@@ -148,14 +148,15 @@ impl Controller {
         Ok(())
     }
 
-    pub fn cannot_enforce(self) -> Error {
+    /// The error for a limit that only a cgroup can `what`: enforce or change.
+    pub fn cannot(self, what: &str) -> Error {
         let name = self.name();
         let limit = match self {
             Self::Memory => LimitName::Memory,
             Self::Pids => LimitName::Pids,
             Self::Cpu => LimitName::Cpus,
         };
-        Error::new(ErrorKind::Unsupported, format!("cannot enforce the {name} limit on this host"))
+        Error::new(ErrorKind::Unsupported, format!("cannot {what} the {name} limit on this host"))
             .caused_by(format!("no writable cgroup with the {name} controller"))
             .with_hint(Hint::LeaveLimitOut(limit))
     }
