@@ -137,6 +137,31 @@ fn events_report_the_life_of_every_box() {
 }
 
 #[test]
+fn events_and_metrics_report_a_box_that_keeps_nothing() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let lines = [("Accept", "application/x-ndjson")];
+    let mut events = server.send("GET", "/v1/events", &lines, b"");
+    read_until(&mut events, "alive");
+    let create = |command: &str| {
+        let request = json!({ "name": "brief", "command": ["sh", "-c", command], "remove": true });
+        server.post("/v1/boxes", &request).was(201)
+    };
+    create("exit 7");
+    let seen = read_until(&mut events, "box_removed");
+    assert!(seen.contains("box_ended") && seen.contains("\"exit_code\":7"), "{seen}");
+    create("sleep 1000");
+    server.post("/v1/boxes/brief/stop", &json!({})).was(200);
+    let seen = read_until(&mut events, "box_removed");
+    assert!(seen.contains("box_ended") && seen.contains("\"cause\":\"stopped\""), "{seen}");
+    let metrics = server.get("/metrics").was(200).text();
+    for series in ["tare_boxes_ended_total 2", "tare_boxes_removed_total 2"] {
+        assert!(metrics.contains(series), "{metrics}");
+    }
+    server.stop().ok();
+}
+
+#[test]
 fn audit_works_over_http() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);

@@ -16,7 +16,7 @@ use crate::create::detach::Started;
 use crate::create::{self, detach};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
-use crate::history::{self, Explanation};
+use crate::history::{self, Explanation, RemovedBox};
 use crate::holdings::cgroup;
 use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
@@ -442,6 +442,16 @@ impl Engine {
         let boxes = state_root::open_all(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
         Ok(Gauges::open(boxes, &self.root, settings))
+    }
+
+    /// Whether the record of a box stays after its end.
+    pub fn is_kept(&self, id: &BoxId) -> Result<bool, Error> {
+        Ok(self.observe(id)?.record.is_kept())
+    }
+
+    /// How a box ended and why it was removed, while its history is kept.
+    pub fn removed(&self, id: &BoxId) -> Option<RemovedBox> {
+        history::removed_box(&self.root, id)
     }
 
     /// Explains what happened to the box with this id, this name, or an id that begins so. A present

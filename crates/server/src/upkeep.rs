@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Change, Engine, Level, State, Status, Timestamp};
+use tare_engine::{BoxId, Change, Engine, Level, RemovedBox, State, Status, Timestamp};
 use tokio::sync::mpsc;
 
 use crate::admission::{Admitted, Need};
@@ -14,6 +14,7 @@ use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::librechat;
 use crate::telemetry::LogEvent;
+use crate::work::boxes::{ENDED_WITHIN, TRY_AGAIN};
 
 /// How often the server looks for boxes and leftovers of other processes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
@@ -118,16 +119,46 @@ fn admitted(engine: &Engine, app: &AppState, one: &Status) -> Admitted {
 pub async fn report_ends(app: AppState, mut ended: mpsc::Receiver<BoxId>) {
     while let Some(id) = ended.recv().await {
         let of = id.clone();
-        // This fails if the box is already removed.
-        let Ok(status) = app.call(move |engine| engine.status(&of)).await else {
-            continue;
-        };
-        if status.state == State::Stuck {
-            // The process that blocked its end has just died.
-            app.sweep_wanted.notify_one();
+        let looked = app.call(move |engine| Ok((engine.status(&of)?, engine.is_kept(&of)?))).await;
+        match looked {
+            Ok((status, is_kept)) if is_kept || status.state != State::Exited => {
+                report_end(&app, &status);
+            }
+            Ok(_) | Err(_) => drop(tokio::spawn(report_removed(app.clone(), id))),
         }
-        let Status { exit_code, cause, key, .. } = status;
-        let (box_id, key) = (id.as_str(), key.as_deref());
+    }
+}
+
+fn report_end(app: &AppState, status: &Status) {
+    if status.state == State::Stuck {
+        // The process that blocked its end has just died.
+        app.sweep_wanted.notify_one();
+    }
+    app.journal.record(&LogEvent::BoxEnded {
+        box_id: status.id.as_str(),
+        key: status.key.as_deref(),
+        exit_code: status.exit_code,
+        cause: status.cause,
+    });
+}
+
+/// Reports the end and the removal of a box that keeps nothing. A request may be removing it now.
+/// A request that asked for the removal reports it itself.
+async fn report_removed(app: AppState, id: BoxId) {
+    let until = Instant::now() + ENDED_WITHIN;
+    let is_there = || {
+        let of = id.clone();
+        app.call(move |engine| engine.status(&of))
+    };
+    while is_there().await.is_ok() && Instant::now() < until {
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
+    let (of, box_id) = (id.clone(), id.as_str());
+    let removed = app.call(move |engine| Ok(engine.removed(&of))).await;
+    if let Ok(Some(RemovedBox { end, key, is_requested: false })) = removed {
+        let (key, exit_code) = (key.as_deref(), end.map(|end| end.code()));
+        let cause = end.map(|end| end.cause);
         app.journal.record(&LogEvent::BoxEnded { box_id, key, exit_code, cause });
+        app.journal.record(&LogEvent::BoxRemoved { box_id, key, request_id: None });
     }
 }

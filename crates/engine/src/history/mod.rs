@@ -21,7 +21,7 @@ use crate::host::state_root;
 use crate::observe::observe;
 use crate::observe::view::{State, no_box};
 use crate::record::Record;
-use crate::record::lines::Entry;
+use crate::record::lines::{Entry, Reason};
 use crate::spec::BoxId;
 use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
@@ -91,10 +91,24 @@ pub fn explain_former(root: &StateRoot, reference: &str) -> Result<Explanation, 
     Ok(Explanation { state: None, history: steps::tell(sources, Now::read()) })
 }
 
-/// How a removed box ended, while its history is kept.
-pub fn end_of_removed(root: &StateRoot, id: &BoxId) -> Option<End> {
+/// A removed box whose history is kept.
+#[derive(Debug)]
+pub struct RemovedBox {
+    /// `None`: its end is not known.
+    pub end: Option<End>,
+    /// The API key that it belonged to.
+    pub key: Option<String>,
+    /// A user removed or killed it. Otherwise it was removed because it had ended.
+    pub is_requested: bool,
+}
+
+/// Returns `None` if the box has no history, or the history cannot be read.
+pub fn removed_box(root: &StateRoot, id: &BoxId) -> Option<RemovedBox> {
     let removed = removed(root).ok()?;
-    removed.iter().find(|sources| sources.id == *id)?.end()
+    let sources = removed.iter().find(|sources| sources.id == *id)?;
+    let is_requested = sources.removal.is_some_and(|it| it.why == Reason::Requested);
+    let key = sources.tenant().and_then(|tenant| tenant.key().map(str::to_owned));
+    Some(RemovedBox { end: sources.end(), key, is_requested })
 }
 
 /// Reads the sources of all boxes that have a record.

@@ -227,7 +227,7 @@ fn kill_attached(
 fn said(root: &StateRoot, watch: &EndWatch) -> Option<End> {
     let journal = read_journal(watch.journal.as_ref()?.as_fd()).ok()?;
     let ended = journal.ended.map(|ended| ended.end);
-    let end = ended.or_else(|| history::end_of_removed(root, &watch.id));
+    let end = ended.or_else(|| history::removed_box(root, &watch.id)?.end);
     journal.detached.then(|| end.unwrap_or(End::killed(Cause::Killed)))
 }
 

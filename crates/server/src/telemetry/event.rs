@@ -65,7 +65,8 @@ pub enum LogEvent<'a> {
     BoxRemoved {
         box_id: &'a str,
         key: Option<&'a str>,
-        request_id: &'a str,
+        /// `None` if the box was removed because it had ended.
+        request_id: Option<&'a str>,
     },
     BoxPaused {
         box_id: &'a str,

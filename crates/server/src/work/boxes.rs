@@ -207,7 +207,7 @@ impl Service {
         let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
         self.end_within(caller, (&id, key.as_deref()), remove).await?;
         self.watch.remove(&id);
-        let (box_id, request_id) = (id.as_str(), &*caller.request_id);
+        let (box_id, request_id) = (id.as_str(), Some(&*caller.request_id));
         self.journal.record(&LogEvent::BoxRemoved { box_id, key: key.as_deref(), request_id });
         Ok(())
     }
