@@ -365,6 +365,8 @@ fn a_box_that_somebody_is_attached_to_is_listed_too() {
     let listed = tare.list();
     assert_eq!(listed.len(), 1, "{listed:?}");
     assert_eq!(listed[0]["attached"], true, "{listed:?}");
+    let refused = tare.call(["attach", "a"]).exited(125).printed("");
+    refused.said(&["cannot attach to box a: another tare holds its terminal"]);
     assert_eq!(listed[0]["state"], "running", "{listed:?}");
     assert_eq!(tare.json(["inspect", "a"])[0]["name"], "a");
     tare.call(["logs", "a"]).exited(1).printed("").said(&["a"]);

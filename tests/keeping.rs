@@ -56,6 +56,15 @@ fn cp_reads_kept_files_by_their_names_in_the_box() {
     tare.remove(&id);
 }
 
+#[test]
+fn cp_from_an_ended_box_without_kept_files_names_keep() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "true"]);
+    tare.ended(&id);
+    tare.call(["cp", "a:/work", "/nowhere"]).exited(1).said(&["its files are gone", "--keep"]);
+    tare.remove(&id);
+}
+
 /// A link that the box left leads nowhere on the host.
 #[test]
 fn cp_copies_a_kept_symlink_and_never_follows_it() {

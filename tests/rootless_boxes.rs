@@ -141,8 +141,11 @@ fn cp_works_without_root() {
 fn features_that_need_root_are_refused_with_the_reason() {
     let tare = unprivileged!();
     let id = start(&tare, &[], "sleep 1000");
-    for call in [&["pause", "a"][..], &["update", "--memory", "64m", "a"]] {
-        tare.call(call).exited(1).printed("").said(&["cgroup"]);
+    for (call, said) in [
+        (&["pause", "a"][..], "box a cannot be paused: this host gives you no cgroup"),
+        (&["update", "--memory", "64m", "a"], "cannot change the memory limit on this host"),
+    ] {
+        tare.call(call).exited(1).printed("").said(&[said]);
     }
     assert_eq!(tare.state(&id), "running");
     let owner = tare.record(&id).metadata().unwrap().uid();

@@ -19,6 +19,7 @@ pub fn words(hint: &Hint) -> String {
         }
         Hint::CreateDetached(purpose) => return format!("start it with 'tare run -d' {purpose}"),
         Hint::PassLargeDataOtherwise => "pass large data through stdin, 'tare cp' or a volume",
+        Hint::KeepFiles => "'tare run -d --keep' keeps the files of a box after its end",
         Hint::MoreScratch => "its scratch space has a size: --scratch of 'tare run'",
         Hint::TooSmall(limits) => {
             let options: Vec<&str> = limits.iter().copied().map(option).collect();

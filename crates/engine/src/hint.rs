@@ -31,6 +31,8 @@ pub enum Hint {
     CreateDetached(&'static str),
     /// Pass large data in another way than in the command and its environment.
     PassLargeDataOtherwise,
+    /// Create a box that keeps its files after its end.
+    KeepFiles,
     /// Give the box more scratch space.
     MoreScratch,
     /// One of these limits may be too small.

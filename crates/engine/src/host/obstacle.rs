@@ -126,6 +126,11 @@ fn likely(step: Step, errno: Errno, facts: &Facts) -> Option<String> {
 
 fn state_root(errno: Errno) -> Option<&'static str> {
     match errno {
+        // As in /proc.
+        Errno::NOENT => Some(
+            "no directory can be made there: name another one with --state-root or \
+             TARE_STATE_ROOT",
+        ),
         Errno::ROFS => Some(
             "the state root is on a read-only file system: name a writable directory with \
              --state-root or TARE_STATE_ROOT",
@@ -200,6 +205,7 @@ mod tests {
         for (step, errno, facts, expected) in [
             (Step::StateRoot, Errno::ROFS, &none, Some("read-only")),
             (Step::StateRoot, Errno::DQUOT, &none, Some("full")),
+            (Step::StateRoot, Errno::NOENT, &none, Some("--state-root")),
             (Step::StateRoot, Errno::NOSYS, &none, None),
             (Step::Keeper, Errno::NOSYS, &none, Some("Linux 6.1")),
             (Step::Keeper, Errno::NOSYS, &filtered, Some("seccomp")),

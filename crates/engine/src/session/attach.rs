@@ -38,6 +38,11 @@ pub fn logs(at: BoxAt<'_>) -> Result<(Logs, Option<Process>), Error> {
 pub fn attach(at: BoxAt<'_>) -> Result<Attachment, Error> {
     let record = awake(at)?;
     let observed = observe_tended(at)?;
+    if observed.is_attached() {
+        return Err(Error::bad_request(format!("cannot attach to box {}", at.id))
+            .caused_by("another tare holds its terminal")
+            .with_hint(Hint::CreateDetached("to attach to it")));
+    }
     let mut logs = open_logs(&observed, at.id)?;
     logs.tail(0)?;
     let (input, is_terminal) = match link::call(&record, at.id, &Call::Input) {

@@ -81,7 +81,8 @@ pub struct PendingFile {
 /// A path that is missing is an error. An ended box has what it kept.
 pub fn copy_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
     let scratch = at.root.layout.scratch(at.id);
-    if !observe_tended(at)?.is_live() && scratch.is_dir() {
+    let observation = observe_tended(at)?;
+    if !observation.is_live() && scratch.is_dir() {
         let packing = kept::pack(&scratch, at.id, path)?;
         return Ok(Copy {
             stream: packing.stream,
@@ -89,6 +90,10 @@ pub fn copy_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
             peer: CopyPeer::Kept(packing.packer),
             id: at.id.clone(),
         });
+    }
+    if observation.has_ended() {
+        let message = format!("box {} has ended, and its files are gone", at.id);
+        return Err(Error::conflict(message).with_hint(Hint::KeepFiles));
     }
     copy(at, Program::Pack(bytes(path)), Stdin::Empty)
 }

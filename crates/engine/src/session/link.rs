@@ -123,6 +123,11 @@ pub fn call_done(record: &Record, id: &BoxId, what: &Call) -> Result<(), Error> 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
     let error = Error::conflict(format!("box {id} does not do what was asked for"));
     let (why, hint) = match refusal {
+        Refusal::NoFreezer => {
+            return Error::conflict(format!("box {id} cannot be paused"))
+                .caused_by("this host gives you no cgroup")
+                .with_hint("see 'tare doctor'");
+        }
         Refusal::Paused => return error.caused_by("it is paused").with_hint(Hint::Resume),
         Refusal::Busy => {
             ("it runs as many processes for others as it can", "try again when one has ended")
@@ -135,7 +140,6 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
             "it is attached to the tare that started it and has no log",
             "leave -d out, or start the box with 'tare run -d'",
         ),
-        Refusal::NoFreezer => ("it has no cgroup to be paused in", "see 'tare doctor'"),
         Refusal::NoJournal => {
             ("its keeper cannot write its journal", "does the disk of the state root work?")
         }

@@ -21,6 +21,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::TriedAgain => "a process in it may hang in the kernel; the server tries again",
         Hint::CreateDetached(purpose) => return format!("make it with POST /v1/boxes {purpose}"),
         Hint::PassLargeDataOtherwise => "pass large data through stdin or in a file",
+        Hint::KeepFiles => "with \"keep\": true, a box keeps its files after its end",
         Hint::MoreScratch => "its scratch space has a size: limits.scratch_bytes",
         Hint::TooSmall(limits) => {
             let fields: Vec<&str> = limits.iter().copied().map(field).collect();
