@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, Timestamp};
+use tare_engine::{
+    Action, Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, Timestamp,
+};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -111,7 +113,9 @@ fn verdict(audit: &Audit) -> String {
         }
         some => {
             let differences = counted(some, "difference", "differences");
-            format!("{boxes}, {differences}. Run 'tare sweep' to clean up.\n")
+            let is_swept = audit.findings.iter().any(|it| it.action != Action::Leave);
+            let remedy = if is_swept { " Run 'tare sweep' to clean up." } else { "" };
+            format!("{boxes}, {differences}.{remedy}\n")
         }
     }
 }

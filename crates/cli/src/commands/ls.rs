@@ -93,13 +93,21 @@ fn render(args: &LsArgs, boxes: &[Status]) -> String {
     }
 }
 
+/// A damaged record does not say when its box was created.
+fn age(status: &Status, now: Timestamp) -> String {
+    if status.created_at == Timestamp::from_ms(0) {
+        return format::NOTHING.to_owned();
+    }
+    format::time(now.since(status.created_at))
+}
+
 fn row(status: &Status, now: Timestamp) -> [String; 9] {
     [
         status.id.to_string(),
         format::text(status.name.as_deref()),
         format::text(status.key.as_deref()),
         state(status),
-        format::time(now.since(status.created_at)),
+        age(status, now),
         lease(status, now),
         command(status),
         format::count(status.pids),
@@ -203,12 +211,13 @@ mod tests {
     fn the_key_column_is_shown_only_with_all() {
         let mut boxes = boxes();
         boxes[1].key = Some("ci".to_owned());
+        boxes[2].created_at = Timestamp::from_ms(0);
         let rows: Vec<_> = boxes.iter().map(|status| row(status, now())).collect();
         let expected = "\
 ID            NAME  KEY  STATE                AGE  LEASE  COMMAND      PROCESSES  MEMORY
 aaaaaaaaaaaa  web   -    running              5m   2h     sleep '1 h'  2          3 MiB
 bbbbbbbbbbbb  -     ci   exited(137, killed)  5m   -      sleep '1 h'  -          -
-cccccccccccc  -     -    stuck                5m   2h     sleep '1 h'  2          3 MiB
+cccccccccccc  -     -    stuck                -    2h     sleep '1 h'  2          3 MiB
 ";
         assert_eq!(table::render(&COLUMNS, &rows, None), expected);
         let rows: Vec<_> = rows.into_iter().map(without_key).collect();
@@ -216,7 +225,7 @@ cccccccccccc  -     -    stuck                5m   2h     sleep '1 h'  2        
 ID            NAME  STATE                AGE  LEASE  COMMAND      PROCESSES  MEMORY
 aaaaaaaaaaaa  web   running              5m   2h     sleep '1 h'  2          3 MiB
 bbbbbbbbbbbb  -     exited(137, killed)  5m   -      sleep '1 h'  -          -
-cccccccccccc  -     stuck                5m   2h     sleep '1 h'  2          3 MiB
+cccccccccccc  -     stuck                -    2h     sleep '1 h'  2          3 MiB
 ";
         assert_eq!(table::render(&without_key(COLUMNS), &rows, None), expected);
     }
