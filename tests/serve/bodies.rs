@@ -1,4 +1,4 @@
-//! Request bodies share one memory budget, and the memory returns to the system.
+//! Requests and responses share one memory budget, and the memory returns to the system.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -188,5 +188,93 @@ fn the_input_of_a_detached_process_is_charged_until_it_is_read() {
     assert!(held(&server) >= 10 * MIB);
     server.delete("/v1/boxes/web?force=true").was(204);
     eventually("nothing is held", || held(&server) == 0);
+    server.stop().ok();
+}
+
+/// Requests whose responses nobody reads, and how far the memory rose.
+#[track_caller]
+fn unread(server: &Server, clients: usize, method: &str, path: &str, body: &str) -> u64 {
+    forget_peak(server);
+    let before = server.vitals().resident_bytes;
+    let done_before = done(server, path);
+    let json = [("Content-Type", "application/json")];
+    let clients: Vec<_> =
+        (0..clients).map(|_| server.send(method, path, &json, body.as_bytes())).collect();
+    eventually("all are answered", || done(server, path) >= done_before + clients.len());
+    let rose = peak_bytes(server).saturating_sub(before);
+    drop(clients);
+    eventually("nothing is held", || held(server) == 0);
+    eventually("the memory is back", || server.vitals().resident_bytes <= before + STAYS_BYTES);
+    rose
+}
+
+/// How many requests of this path are over.
+fn done(server: &Server, path: &str) -> usize {
+    let named = format!("path={path:?}");
+    server.log().lines().filter(|line| line.contains(&named)).count()
+}
+
+/// A control character takes six bytes in JSON.
+const CONTROL: &str = "head -c 1000000 /dev/zero | tr '\\0' '\\1' | tee /dev/stderr";
+
+#[test]
+fn responses_that_nobody_reads_stay_within_the_budget() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '64m'\n");
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    let command = json!({ "command": ["sh", "-c", CONTROL] });
+    for path in ["/v1/run", "/v1/boxes/web/exec"] {
+        server.post(path, &command).was(200);
+        let rose = unread(&server, 24, "POST", path, &command.to_string());
+        assert!(rose <= 64 * MIB + SLACK_BYTES, "{path}: {rose} bytes at the peak");
+    }
+    let log = server.log();
+    assert!(log.contains("code=\"bodies_full\""), "{log}");
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn a_response_is_held_until_it_is_read_and_others_get_503() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '24m'\n");
+    let body = json!({ "command": ["sh", "-c", CONTROL] }).to_string();
+    let json = [("Content-Type", "application/json")];
+    let mut first = server.send("POST", "/v1/run", &json, body.as_bytes());
+    eventually("the response is held", || held(&server) >= 11 * MIB);
+    let refused = run(&server, &body).refused(503, "bodies_full");
+    assert!(refused.header("retry-after").is_some());
+    run(&server, &reading(100)).was(200);
+    let mut answer = vec![0; 12_000_000];
+    first.read_exact(&mut answer).expect("the first response");
+    eventually("nothing is held", || held(&server) == 0);
+    run(&server, &body).was(200);
+    server.stop().ok();
+}
+
+#[test]
+fn a_list_of_boxes_with_long_commands_is_small() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let mut command = vec!["sleep".to_owned(), "1000".to_owned()];
+    command.extend(vec!["0".repeat(100_000); 9]);
+    let request = json!({ "command": &command }).to_string();
+    let json = [("Content-Type", "application/json")];
+    for _box in 0..8 {
+        server.ask("POST", "/v1/boxes", &json, request.as_bytes()).was(201);
+    }
+    let boxes = server.get("/v1/boxes").was(200).json()["boxes"].clone();
+    let shown = boxes[0]["command"].as_array().expect("a list").clone();
+    assert_eq!(shown[..2], ["sleep", "1000"].map(serde_json::Value::from));
+    let last = shown.last().and_then(|last| last.as_str()).expect("a text");
+    assert!(last.len() <= 4096 && last.ends_with("0…"), "{last}");
+    let whole = server.get(&format!("/v1/boxes/{}", boxes[0]["id"].as_str().expect("an id")));
+    assert_eq!(whole.was(200).json()["command"], json!(command));
+    let rose = unread(&server, 30, "GET", "/v1/boxes", "");
+    assert!(rose <= SLACK_BYTES, "{rose} bytes at the peak");
+    for one in boxes.as_array().expect("a list") {
+        let id = one["id"].as_str().expect("an id");
+        server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
+    }
     server.stop().ok();
 }

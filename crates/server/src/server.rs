@@ -109,7 +109,6 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let pressure = Pressure::start(Arc::clone(&engine), settings, tell)?;
     let files = Files::new(&config.files, options.state_root.as_deref());
     let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
-    let http = Http::new(config.clone(), Arc::clone(&journal), shutdown.clone());
     let service = Service::new(Foundation {
         engine,
         creators,
@@ -118,9 +117,11 @@ pub fn serve(options: Options) -> Result<(), Error> {
         pressure,
         journal: Arc::clone(&journal),
         metrics,
-        shutdown,
-        config,
+        shutdown: shutdown.clone(),
+        config: config.clone(),
     });
+    let bodies = service.admission.bodies.clone();
+    let http = Http::new(config, Arc::clone(&journal), shutdown, bodies);
     let (reloads, reload_requests) = mpsc::channel(1);
     let librechat = LibreChat::new(service.clone(), http.clone(), files.clone());
     librechat.jwt_keys.set(jwt_keys);

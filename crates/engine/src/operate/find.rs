@@ -13,6 +13,7 @@ use crate::observe::view::Status;
 use crate::operate::inspect;
 use crate::record::Record;
 use crate::record::damage::Damage;
+use crate::spec::command;
 use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
 use crate::spec::{BoxId, Name, Tenant};
@@ -107,7 +108,7 @@ fn not_unique(name: &Name, several: &[(Tenant, BoxId)]) -> Error {
         .with_hint("write KEY:NAME, or :NAME for a box of the command line")
 }
 
-/// Every box, the oldest first.
+/// Every box, the oldest first, with the beginning of its command.
 pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     let Some(boxes) = state_root::boxes_if_any(root)? else {
         return Ok(Vec::new());
@@ -117,7 +118,11 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     let status = |id: &BoxId| {
         let at = root.at(id);
         match tended(at, boxes.as_fd(), until) {
-            Ok(observation) => Some(inspect::status(at, &observation?)),
+            Ok(observation) => {
+                let mut status = inspect::status(at, &observation?);
+                command::shorten(&mut status.command);
+                Some(status)
+            }
             // A box that cannot be read is listed all the same.
             Err(error) => Some(Status {
                 stuck_on: Some(Damage::unreadable(&error).to_string()),

@@ -19,6 +19,8 @@ pub type Variable = (OsString, OsString);
 pub const ARGUMENTS_BYTES_MAX: usize = 2 << 20;
 /// The kernel's `MAX_ARG_STRLEN`, with the terminating NUL.
 pub const ARGUMENT_BYTES_MAX: usize = 128 << 10;
+/// How much of each command a list shows.
+const LISTED_BYTES_MAX: usize = 4 << 10;
 /// Each string also costs its NUL and a pointer.
 const OVERHEAD_BYTES: usize = 1 + size_of::<usize>();
 
@@ -54,6 +56,25 @@ fn check_size(command: &[OsString], env: &[Variable]) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Cuts a command to 4 KiB, so that a list of many boxes stays small. A cut command ends with `…`.
+pub fn shorten(command: &mut Vec<String>) {
+    let mut left = LISTED_BYTES_MAX;
+    let is_too_long = |word: &String| match left.checked_sub(word.len() + 1) {
+        Some(rest) => {
+            left = rest;
+            false
+        }
+        None => true,
+    };
+    if let Some(place) = command.iter().position(is_too_long) {
+        let cut = &command[place];
+        let cut = format!("{}…", &cut[..cut.floor_char_boundary(left)]);
+        command.truncate(place);
+        command.push(cut);
+        command.shrink_to_fit();
+    }
 }
 
 fn too_large(message: String) -> Error {
@@ -162,6 +183,22 @@ mod tests {
 
     fn refusal(command: &[OsString], env: &[Variable]) -> String {
         check(command, env).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_list_shows_the_first_4_kib_of_a_command() {
+        let shortened = |words: &[&str]| {
+            let mut command: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            shorten(&mut command);
+            command
+        };
+        let fits = "x".repeat(4096 - 1 - 3);
+        assert_eq!(shortened(&["ls", &fits]), ["ls", &fits]);
+        assert_eq!(shortened(&["ls", &fits, "more"]), ["ls", &fits, "…"]);
+        let long = "é".repeat(3000);
+        let half = format!("{}…", "é".repeat(2046));
+        assert_eq!(shortened(&["ls", &long, "more"]), ["ls", &half]);
+        assert_eq!(shortened(&[""; 100_000]).len(), 4097);
     }
 
     #[test]

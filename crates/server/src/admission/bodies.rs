@@ -1,14 +1,15 @@
-//! Memory for request bodies: all of them share one budget, `[limits] bodies_bytes`.
+//! Memory for the bodies of requests and responses: all share one budget, `[limits] bodies_bytes`.
 //!
-//! A body is charged for its bytes as they arrive, and for its parsed values. The charge lasts
-//! until the request ends. Bodies that are streamed to a box or to the store are not charged.
+//! A request's body is charged for its bytes as they arrive, and for its parsed values. The charge
+//! lasts until the request ends. Output that is kept for a response is charged as it is read, and
+//! the response until its last byte is sent. Bodies that are streamed are not charged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tare_engine::spec::quantity;
 
-use crate::error::ServiceError;
+use crate::error::{Kind, ServiceError};
 
 /// A body up to this size may use the whole budget, a larger one all but a part of it:
 /// ordinary requests still come through when large ones have used up their share.
@@ -26,7 +27,7 @@ pub struct Bodies {
 }
 
 /// The memory that one body uses, until this is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Charge {
     bodies: Bodies,
     budget: u64,
@@ -88,6 +89,21 @@ impl Charge {
             Err(used) => Err(full(used, self.budget)),
         }
     }
+
+    /// The same for a response, or for output that is kept for one.
+    pub fn hold_response(&mut self, length: usize) -> Result<(), ServiceError> {
+        match self.hold(length as u64, length) {
+            Err(error) if error.kind == Kind::TooLarge => {
+                Err(response_too_large(length, self.budget))
+            }
+            held => held,
+        }
+    }
+}
+
+/// Returns whether a response is so small that the limit of connections bounds the memory of all.
+pub fn is_small(length: u64) -> bool {
+    length <= SMALL_BYTES
 }
 
 impl Drop for Charge {
@@ -105,9 +121,16 @@ fn too_large(wanted: u64, most: u64) -> ServiceError {
     ServiceError::too_large("too_large", message).with_hint(HINT)
 }
 
+/// The error for a response that is larger than the whole budget.
+fn response_too_large(length: usize, budget: u64) -> ServiceError {
+    let (needed, budget) = (quantity::show_bytes(length as u64), quantity::show_bytes(budget));
+    let message = format!("the response needs {needed} of the {budget} of memory for bodies");
+    ServiceError::unprocessable("response_too_large", message).with_hint(HINT)
+}
+
 fn full(used: u64, budget: u64) -> ServiceError {
     let (used, budget) = (quantity::show_bytes(used), quantity::show_bytes(budget));
-    let message = format!("server busy: request bodies hold {used} of {budget} of memory");
+    let message = format!("server busy: requests and responses hold {used} of {budget} of memory");
     ServiceError::unavailable("bodies_full", message).with_hint(HINT)
 }
 
@@ -151,6 +174,18 @@ mod tests {
         let mut charge = Bodies::default().charge(BUDGET);
         let refused = charge.hold(BUDGET, LARGE).expect_err("more than its share");
         assert_eq!(refused.code, "too_large");
+    }
+
+    #[test]
+    fn a_response_that_never_fits_is_not_the_fault_of_the_request() {
+        let bodies = Bodies::default();
+        let mut charge = bodies.charge(BUDGET);
+        let refused = charge.hold_response(BUDGET as usize).expect_err("more than its share");
+        assert_eq!(refused.code, "response_too_large");
+        charge.hold_response(LARGE).expect("there is room");
+        let mut another = bodies.charge(BUDGET);
+        let refused = another.hold_response(BUDGET as usize - LARGE).expect_err("too much");
+        assert_eq!(refused.code, "bodies_full");
     }
 
     #[test]

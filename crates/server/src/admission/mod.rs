@@ -18,6 +18,7 @@ use tare_engine::spec::{Spec, Tenant};
 use tare_engine::{BoxId, Scope};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::admission::bodies::Bodies;
 use crate::admission::pressure::{Place, Pressure};
 use crate::admission::promise::Promise;
 use crate::admission::quota::{QuotaHold, Quotas};
@@ -103,6 +104,7 @@ pub struct Admission {
     runs: RunQueue,
     pub pressure: Pressure,
     pub quotas: Quotas,
+    pub bodies: Bodies,
 }
 
 /// The right to have one box, until it is dropped.
@@ -129,7 +131,12 @@ impl Admitted {
 
 impl Admission {
     pub fn new(limits: &Limits, pressure: Pressure) -> Self {
-        Self { runs: RunQueue::new(limits), pressure, quotas: Quotas::default() }
+        Self {
+            runs: RunQueue::new(limits),
+            pressure,
+            quotas: Quotas::default(),
+            bodies: Bodies::default(),
+        }
     }
 
     /// Waits for the turn of a run, unless too many runs wait already. Then checks whether the

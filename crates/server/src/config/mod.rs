@@ -132,7 +132,7 @@ pub struct Limits {
     /// Boxes at once.
     pub boxes: usize,
     pub body_bytes: ByteSize,
-    /// Memory for all request bodies together.
+    /// Memory for the bodies of all requests and responses together.
     pub bodies_bytes: ByteSize,
     /// The largest file or archive that can be uploaded into a box.
     pub upload_bytes: ByteSize,

@@ -48,13 +48,18 @@ pub struct ServedAt {
 }
 
 impl Http {
-    pub fn new(config: CurrentConfig, journal: Arc<Journal>, shutdown: Shutdown) -> Self {
+    pub fn new(
+        config: CurrentConfig,
+        journal: Arc<Journal>,
+        shutdown: Shutdown,
+        bodies: Bodies,
+    ) -> Self {
         let reach = config.get().listen.exposure();
         Self(Arc::new(Parts {
             config,
             journal,
             shutdown,
-            bodies: Bodies::default(),
+            bodies,
             streams: Streams::default(),
             reach,
             port: OnceLock::new(),

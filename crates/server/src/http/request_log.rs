@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
@@ -15,7 +15,7 @@ use hyper::body::{Frame, SizeHint};
 use tare_engine::BoxId;
 
 use crate::admission::Caller;
-use crate::admission::bodies::Charge;
+use crate::admission::bodies::{self, Charge};
 use crate::admission::streams::Stream;
 use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
@@ -40,7 +40,21 @@ struct RequestContext {
 #[derive(Debug, Default)]
 struct Held {
     body: Option<Charge>,
+    answer: Option<Charge>,
     stream: Option<Stream>,
+}
+
+impl Held {
+    /// Holds the memory of an answer that is not a stream.
+    fn hold_answer(&mut self, http: &Http, answer: &Body) -> Result<(), ServiceError> {
+        let Some(length) = answer.size_hint().exact().filter(|length| !bodies::is_small(*length))
+        else {
+            return Ok(());
+        };
+        let charge = http.bodies.charge(http.config().limits.bodies_bytes.0);
+        let charge = self.answer.insert(charge);
+        charge.hold_response(usize::try_from(length).unwrap_or(usize::MAX))
+    }
 }
 
 tokio::task_local! {
@@ -99,9 +113,15 @@ pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Re
         Some(error) => error.into_response(),
     };
     let told = response.extensions_mut().remove::<ReportedError>();
-    let untold = response.extensions_mut().remove::<ServiceError>();
+    let mut held = std::mem::take(&mut *log.current.held());
+    let untold = match held.hold_answer(&log.http, response.body()) {
+        Ok(()) => response.extensions_mut().remove::<ServiceError>(),
+        Err(error) => {
+            response = error.clone().into_response();
+            Some(error)
+        }
+    };
     let id = log.current.id.clone();
-    let held = std::mem::take(&mut *log.current.held());
     if let Some(error) = &untold {
         response = error::response(response.status(), error, &id);
     }
@@ -112,15 +132,27 @@ pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Re
     headers.insert(REQUEST_ID, value);
     keep_from_browsers(headers);
     match held {
-        Held { body: None, stream: None } => response,
-        held => response.map(|body| Body::new(Holding { body, _held: held })),
+        Held { body: None, answer: None, stream: None } => response,
+        held => response.map(|body| Body::new(Holding { body, held: Arc::new(held) })),
     }
 }
 
 /// The body of an answer, with what is held until it is sent or its client is gone.
 struct Holding {
     body: Body,
-    _held: Held,
+    held: Arc<Held>,
+}
+
+/// Bytes of an answer. The connection drops the body before it has sent the last of them.
+struct Unsent {
+    bytes: Bytes,
+    _held: Arc<Held>,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl HttpBody for Holding {
@@ -131,7 +163,10 @@ impl HttpBody for Holding {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let held = &self.held;
+        let hold = |bytes| Bytes::from_owner(Unsent { bytes, _held: Arc::clone(held) });
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(hold))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -276,7 +276,11 @@ fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 11
         ("runs_running", "One-shots that run", scrape.runs_running),
         ("runs_waiting", "One-shots that wait for their turn", scrape.runs_waiting),
         ("streams_open", "Clients that only listen", scrape.streams_open),
-        ("bodies_bytes", "Memory that request bodies hold", scrape.bodies_bytes),
+        (
+            "bodies_bytes",
+            "Memory that the bodies of requests and responses hold",
+            scrape.bodies_bytes,
+        ),
         ("files_bytes", "What the files of clients take on the disk", scrape.files_bytes),
         (
             "log_lines_dropped",

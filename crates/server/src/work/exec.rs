@@ -81,7 +81,8 @@ impl Service {
             ServiceError::unavailable("not_started", "the box did not start the process in time")
         };
         let terminal = begun.map_err(late)??;
-        let streams = Streams::new(session.streams(), terminal, bytes_max)?;
+        let pipes = session.streams();
+        let streams = Streams::new(pipes, terminal, bytes_max, || self.charge())?;
         let (service, box_id) = (self.clone(), box_id.clone());
         let counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
         Ok(Process { service, box_id, session, streams, started, counted, _permit: permit })
@@ -146,7 +147,7 @@ impl Process {
             return Err(ServiceError::internal("the client did not read the output"));
         }
         self.streams.read_left(sink).await;
-        let [stdout, stderr] = self.streams.into_captured();
+        let [stdout, stderr] = self.streams.into_captured()?;
         let (id, duration) = (self.box_id, self.started.elapsed());
         Ok(RunOutput { id, end, stdout, stderr, collected: None, duration })
     }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use tare_engine::{BoxId, Engine, Error};
 use tokio::sync::{Mutex, Notify, Semaphore};
 
+use crate::admission::bodies::Charge;
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
 use crate::admission::{Admission, Admitted, Caller, Need};
@@ -134,6 +135,11 @@ impl Service {
         let reserved = DescriptorBudget::found().reserved();
         self.admission.pressure.configure(config.gauge_settings(reserved));
         self.config.set(config);
+    }
+
+    /// The memory of output that is kept for a response.
+    pub fn charge(&self) -> Charge {
+        self.admission.bodies.charge(self.config().limits.bodies_bytes.0)
     }
 
     /// Waits for the right to have one more box.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tare_engine::spec::command;
 use tare_engine::{BoxId, End, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -35,6 +36,7 @@ pub struct ExecProcess {
     /// Random, as a box's.
     pub id: String,
     pub box_id: BoxId,
+    /// Its beginning.
     pub command: Vec<String>,
     pub started_at: Timestamp,
     pub output: Arc<RecentOutput>,
@@ -179,10 +181,11 @@ fn forget_one(
 impl ExecProcess {
     pub fn new(
         box_id: BoxId,
-        command: Vec<String>,
+        mut command: Vec<String>,
         control: mpsc::Sender<ProcessControl>,
         input: Option<mpsc::Sender<Vec<u8>>>,
     ) -> Self {
+        command::shorten(&mut command);
         Self {
             id: BoxId::random().to_string(),
             box_id,

@@ -137,6 +137,7 @@ impl Streams {
         streams: tare_engine::Streams,
         terminal: Option<OwnedFd>,
         bytes_max: u64,
+        charge: impl Fn() -> Charge,
     ) -> Result<Self, ServiceError> {
         let watched = |fd: Option<OwnedFd>, interest| {
             let fd = fd.map(|fd| fd::watched(fd, interest)).transpose();
@@ -145,7 +146,7 @@ impl Streams {
         };
         let pipe = |from, make| OutputPipe {
             from,
-            captured: Captured::default(),
+            captured: Captured::new(charge()),
             left: bytes_max,
             past_limit: PastLimit::Truncate,
             make,
@@ -180,8 +181,13 @@ impl Streams {
         tokio::time::timeout(REST_WITHIN, left).await.ok();
     }
 
-    pub fn into_captured(self) -> [Captured; 2] {
-        [self.stdout.captured, self.stderr.captured]
+    /// Fails if the server had no memory for all of it.
+    pub fn into_captured(self) -> Result<[Captured; 2], ServiceError> {
+        let mut captured = [self.stdout.captured, self.stderr.captured];
+        match captured.iter_mut().find_map(|one| one.refused.take()) {
+            Some(error) => Err(error),
+            None => Ok(captured),
+        }
     }
 
     fn resize(&self, rows: u16, columns: u16) {
@@ -208,8 +214,8 @@ fn read_chunk(fd: &OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 impl OutputPipe {
-    /// Reads until the end, or until the command must end for this cause. Nothing is lost if this future is dropped: the place for the bytes
-    /// is reserved before they are read.
+    /// Reads until the end, or until the command must end for this cause. Nothing is lost if
+    /// this future is dropped: the place for the bytes is reserved before they are read.
     async fn read(&mut self, output: &OutputSink) -> Result<(), Cause> {
         while let Some(from) = self.from.clone() {
             let place = output.place().await?;
@@ -218,7 +224,8 @@ impl OutputPipe {
                 Ok(bytes) if !bytes.is_empty() => self.take(bytes, output, place),
                 Ok(_) | Err(_) => self.from = None,
             }
-            if self.captured.truncated && self.past_limit == PastLimit::Kill {
+            let is_past_limit = self.captured.truncated && self.past_limit == PastLimit::Kill;
+            if is_past_limit || self.captured.refused.is_some() {
                 return Err(Cause::OutputLimit);
             }
         }
@@ -258,7 +265,7 @@ impl OutputPipe {
         match place {
             _ if bytes.is_empty() => {}
             Some(place) => place.send((self.make)(bytes)),
-            None => self.captured.bytes.extend_from_slice(&bytes),
+            None => self.captured.add(&bytes),
         }
     }
 }

@@ -285,7 +285,8 @@ impl Steps {
         let of_box = torn_down.map_err(|error| Failed::from(error).after(end))?;
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
-        let [stdout, stderr] = streams.into_captured();
+        let captured = streams.into_captured();
+        let [stdout, stderr] = captured.map_err(|error| Failed::from(error).after(end))?;
         let end = end.with_oom(of_box.oom);
         Ok(RunOutput { id, end, stdout, stderr, collected, duration: Duration::ZERO })
     }
@@ -382,7 +383,8 @@ impl Steps {
         request: &mut RunRequest<T>,
         sink: &OutputSink,
     ) -> Result<(End, Streams), Failed> {
-        let mut streams = Streams::new(session.streams(), None, request.output_bytes_max)?;
+        let (pipes, most) = (session.streams(), request.output_bytes_max);
+        let mut streams = Streams::new(pipes, None, most, || self.service.charge())?;
         streams.set_past_limit(request.past_limit);
         if let Some(admitted) = &mut self.admitted {
             admitted.box_is_made(session.id());
